@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -38,15 +38,14 @@ impl Map {
                 None => rustix::mm::mmap_anonymous(null_mut(), len, prot, MapFlags::PRIVATE),
             }
         };
-        match ptr {
-            Ok(ptr) => Ok(Map { ptr, len }),
-            Err(errno) => Err(Error::Os {
-                what: "mmap",
-                len,
-                errno,
-            }),
-        }
+        let ptr = ptr.map_err(os("mmap", len))?;
+        Ok(Map { ptr, len })
     }
+}
+
+/// The error of a refusal by the operating system.
+fn os(what: &'static str, len: usize) -> impl FnOnce(rustix::io::Errno) -> Error {
+    move |errno| Error::Os { what, len, errno }
 }
 
 impl Drop for Map {
@@ -94,13 +93,11 @@ impl Backing {
         const WHAT: &str = "device memory";
         let size = round(len).ok_or(Error::BadLength { what: WHAT, len })?;
         let share = budget.take(WHAT, size)?;
-        let os = |what| move |errno| Error::Os { what, len, errno };
-        let fd =
-            rustix::fs::memfd_create("softgpu", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-                .map_err(os("memfd_create"))?;
-        rustix::fs::ftruncate(&fd, size as u64).map_err(os("ftruncate"))?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("softgpu", flags).map_err(os("memfd_create", len))?;
+        rustix::fs::ftruncate(&fd, size as u64).map_err(os("ftruncate", len))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&fd, seals).map_err(os("F_ADD_SEALS"))?;
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(os("F_ADD_SEALS", len))?;
         Ok(Backing {
             _share: Some(share),
             ..Backing::mapped_twice(fd, len, size, key)?
@@ -113,34 +110,16 @@ impl Backing {
             what: "imported memory",
             len,
         })?;
+        let refuse = |why| Err(Error::BadImport { why });
         // A file that could shrink would turn accesses into SIGBUS.
         match rustix::fs::fcntl_get_seals(&fd) {
             Ok(s) if s.contains(SealFlags::SHRINK) => {}
-            Ok(_) => {
-                return Err(Error::BadImport {
-                    why: "the file may shrink",
-                });
-            }
-            Err(_) => {
-                return Err(Error::BadImport {
-                    why: "not a memory file",
-                });
-            }
+            Ok(_) => return refuse("the file may shrink"),
+            Err(_) => return refuse("not a memory file"),
         }
-        let held = match rustix::fs::fstat(&fd) {
-            Ok(stat) => u64::try_from(stat.st_size).unwrap_or(0),
-            Err(errno) => {
-                return Err(Error::Os {
-                    what: "fstat",
-                    len,
-                    errno,
-                });
-            }
-        };
-        if held < size as u64 {
-            return Err(Error::BadImport {
-                why: "the memory is shorter than told",
-            });
+        let stat = rustix::fs::fstat(&fd).map_err(os("fstat", len))?;
+        if u64::try_from(stat.st_size).unwrap_or(0) < size as u64 {
+            return refuse("the memory is shorter than told");
         }
         Backing::mapped_twice(fd, len, size, key)
     }
@@ -155,11 +134,7 @@ impl Backing {
         let alias = Map::new(Some(&fd), size)?;
         if let Some(key) = key {
             // SAFETY: the mapping is new, and accessed by kernels alone.
-            unsafe { key.protect(device.ptr, size) }.map_err(|errno| Error::Os {
-                what: "pkey_mprotect",
-                len,
-                errno,
-            })?;
+            unsafe { key.protect(device.ptr, size) }.map_err(os("pkey_mprotect", len))?;
         }
         Ok(Backing {
             addr: DevAddr::from_raw(device.ptr as u64),
@@ -229,11 +204,8 @@ impl Backing {
     /// Another descriptor of the memory file.
     pub(crate) fn export(&self) -> Result<OwnedFd, Error> {
         match &self.kind {
-            Kind::Device { fd, .. } => fd.as_fd().try_clone_to_owned().map_err(|e| Error::Os {
-                what: "duplicating a memory file",
-                len: self.span.len(),
-                errno: rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::INVAL),
-            }),
+            Kind::Device { fd, .. } => rustix::io::fcntl_dupfd_cloexec(fd, 0)
+                .map_err(os("duplicating a memory file", self.span.len())),
             _ => Err(Error::Unsupported {
                 what: "export of host memory",
             }),

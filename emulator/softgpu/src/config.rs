@@ -65,7 +65,7 @@ pub struct Config {
     /// Bytes of device and pinned memory that can be allocated at a time. By default as many as
     /// the machine has.
     pub memory: usize,
-    /// Unfinished submissions a stream holds; an enqueue past it blocks (or is refused).
+    /// Unfinished submissions a stream holds; an enqueue past it blocks.
     pub stream_bound: usize,
     /// Hardware channels: when this many streams stand at a wait, every other stream of the
     /// GPU stands still too.

@@ -74,14 +74,6 @@ pub enum Error {
         /// The length.
         len: usize,
     },
-    /// The stream holds as many unfinished submissions, or items, as it can.
-    #[error("stream {stream} is full: it holds at most {bound} submissions")]
-    StreamFull {
-        /// The stream.
-        stream: u64,
-        /// Its bound.
-        bound: usize,
-    },
     /// The stream is capturing, which no operation here supports. Nothing was recorded.
     #[error("stream {stream} is capturing")]
     Capturing {

@@ -1,6 +1,5 @@
 //! Events: marks in a stream that the host and other streams wait for.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::op::Op;
@@ -8,11 +7,11 @@ use crate::queue::Ring;
 
 /// A mark in a stream. Names the newest [`record`](crate::Stream::record) at any time; clones
 /// share. Never recorded, it counts as complete. Has no time stamp.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Event(Arc<Mutex<Option<Mark>>>);
 
 /// The place in a stream that an event marks.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mark {
     /// The stream's ring.
     pub(crate) ring: Arc<Ring<Op>>,
@@ -46,13 +45,5 @@ impl Event {
 
     pub(crate) fn set(&self, mark: Mark) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
-    }
-}
-
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event")
-            .field("complete", &self.query())
-            .finish()
     }
 }

@@ -20,24 +20,15 @@ pub enum Cond {
 }
 
 impl Cond {
-    /// Whether a 32-bit wait is over when memory holds `word`.
+    /// Whether a wait is over when memory holds `word`. The words have 64 bits if they are `wide`,
+    /// else the upper halves do not count.
     #[inline]
-    pub fn holds32(self, word: u32, value: u32, mask: u32) -> bool {
-        let v = word & mask;
+    pub fn holds(self, word: u64, value: u64, mask: u64, wide: bool) -> bool {
+        let bits = if wide { u64::MAX } else { u32::MAX.into() };
+        let (v, value, mask) = (word & mask & bits, value & bits, mask & bits);
         match self {
-            Cond::Geq => v.wrapping_sub(value).cast_signed() >= 0,
-            Cond::Eq => v == value,
-            Cond::And => v & value != 0,
-            Cond::Nor => !(v | value) & mask != 0,
-        }
-    }
-
-    /// Whether a 64-bit wait is over when memory holds `word`.
-    #[inline]
-    pub fn holds64(self, word: u64, value: u64, mask: u64) -> bool {
-        let v = word & mask;
-        match self {
-            Cond::Geq => v.wrapping_sub(value).cast_signed() >= 0,
+            // The sign of the difference: its uppermost bit.
+            Cond::Geq => v.wrapping_sub(value) & (bits ^ bits >> 1) == 0,
             Cond::Eq => v == value,
             Cond::And => v & value != 0,
             Cond::Nor => !(v | value) & mask != 0,
@@ -100,39 +91,19 @@ impl std::fmt::Debug for InlineData {
 /// itself sees its own writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemOp {
-    /// Stores a 32-bit word.
-    Write32 {
+    /// Stores a word.
+    Write {
         /// Where.
         addr: DevAddr,
-        /// What.
-        value: u32,
-        /// Everything before is visible before this is.
-        fenced: bool,
-    },
-    /// Stores a 64-bit word. Under weak memory and not `fenced`, the halves may come apart.
-    Write64 {
-        /// Where.
-        addr: DevAddr,
-        /// What.
+        /// What: all of it if the word is wide, else the lower half.
         value: u64,
+        /// A word of 64 bits, not 32. Under weak memory and not `fenced`, its halves may come apart.
+        wide: bool,
         /// Everything before is visible before this is.
         fenced: bool,
     },
-    /// Holds the stream until a 32-bit word fulfils a condition.
-    Wait32 {
-        /// Where.
-        addr: DevAddr,
-        /// What the word is compared with.
-        value: u32,
-        /// Which bits of the word count.
-        mask: u32,
-        /// How they are compared.
-        cond: Cond,
-        /// What NICs wrote before to device memory is visible to what follows.
-        flush: bool,
-    },
-    /// Holds the stream until a 64-bit word fulfils a condition.
-    Wait64 {
+    /// Holds the stream until a word fulfils a condition.
+    Wait {
         /// Where.
         addr: DevAddr,
         /// What the word is compared with.
@@ -141,6 +112,8 @@ pub enum MemOp {
         mask: u64,
         /// How they are compared.
         cond: Cond,
+        /// A word of 64 bits, not 32.
+        wide: bool,
         /// What NICs wrote before to device memory is visible to what follows.
         flush: bool,
     },
@@ -248,39 +221,45 @@ mod tests {
     use super::Cond::{And, Eq, Geq, Nor};
     use super::*;
 
+    fn narrow(cond: Cond, word: u32, value: u32, mask: u32) -> bool {
+        // What stands above the word does not count.
+        let above = |half: u32| 0xdead_beef << 32 | u64::from(half);
+        cond.holds(above(word), above(value), above(mask), false)
+    }
+
     #[test]
     fn geq_is_cyclic() {
-        assert!(Geq.holds32(5, 5, !0));
-        assert!(Geq.holds32(6, 5, !0));
-        assert!(!Geq.holds32(4, 5, !0));
-        assert!(Geq.holds32(1, u32::MAX - 3, !0), "past the wrap");
-        assert!(!Geq.holds32(u32::MAX, 1, !0), "before the wrap");
-        assert!(Geq.holds32(0x8000_0004, 5, !0), "half the range ahead");
-        assert!(!Geq.holds32(0x8000_0005, 5, !0));
-        assert!(Geq.holds64(1, u64::MAX, !0));
-        assert!(!Geq.holds64(u64::from(u32::MAX), 1 << 32, !0));
+        assert!(narrow(Geq, 5, 5, !0));
+        assert!(narrow(Geq, 6, 5, !0));
+        assert!(!narrow(Geq, 4, 5, !0));
+        assert!(narrow(Geq, 1, u32::MAX - 3, !0), "past the wrap");
+        assert!(!narrow(Geq, u32::MAX, 1, !0), "before the wrap");
+        assert!(narrow(Geq, 0x8000_0004, 5, !0), "half the range ahead");
+        assert!(!narrow(Geq, 0x8000_0005, 5, !0));
+        assert!(Geq.holds(1, u64::MAX, !0, true));
+        assert!(!Geq.holds(u32::MAX.into(), 1 << 32, !0, true));
         // An mlx5 completion entry: op_own 0xf0 is negative, 0x00 is not.
-        assert!(!Geq.holds32(0xf000_0000, 0, !0));
-        assert!(Geq.holds32(0x0012_3456, 0, !0));
+        assert!(!narrow(Geq, 0xf000_0000, 0, !0));
+        assert!(narrow(Geq, 0x0012_3456, 0, !0));
     }
 
     #[test]
     fn eq_and_nor_and_masks() {
-        assert!(Eq.holds32(0xab12, 0x12, 0xff));
-        assert!(!Eq.holds32(0xab12, 0x12, !0));
-        assert!(And.holds32(0b110, 0b010, !0));
-        assert!(!And.holds32(0b101, 0b010, !0));
-        assert!(!And.holds32(0b110, 0b010, 0b100), "the bit is masked out");
+        assert!(narrow(Eq, 0xab12, 0x12, 0xff));
+        assert!(!narrow(Eq, 0xab12, 0x12, !0));
+        assert!(narrow(And, 0b110, 0b010, !0));
+        assert!(!narrow(And, 0b101, 0b010, !0));
+        assert!(!narrow(And, 0b110, 0b010, 0b100), "the bit is masked out");
         // The owner bit: over when it is clear.
-        assert!(Nor.holds32(0xfeff_ffff, !0x0100_0000, !0));
-        assert!(!Nor.holds32(0x0100_0000, !0x0100_0000, !0));
-        assert!(!Nor.holds32(!0, 0, !0), "no bit is clear");
-        assert!(Nor.holds64(0, 0, 1 << 40));
+        assert!(narrow(Nor, 0xfeff_ffff, !0x0100_0000, !0));
+        assert!(!narrow(Nor, 0x0100_0000, !0x0100_0000, !0));
+        assert!(!narrow(Nor, !0, 0, !0), "no bit is clear");
+        assert!(Nor.holds(0, 0, 1 << 40, true));
         assert!(
-            !Nor.holds64(1 << 40, 0, 1 << 40),
+            !Nor.holds(1 << 40, 0, 1 << 40, true),
             "bits outside of the mask do not count"
         );
-        assert!(Eq.holds64(1 << 63 | 7, 1 << 63, 1 << 63));
+        assert!(Eq.holds(1 << 63 | 7, 1 << 63, 1 << 63, true));
     }
 
     #[test]

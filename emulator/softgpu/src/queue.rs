@@ -155,11 +155,6 @@ impl<T, F: Family> Ring<T, F> {
         self.retired.0.load(Ordering::Acquire)
     }
 
-    /// How many items the ring holds at most.
-    pub fn capacity(&self) -> usize {
-        self.slots.len()
-    }
-
     fn slot(&self, number: u64) -> &F::Slot<T> {
         &self.slots[number as usize & (self.slots.len() - 1)]
     }

@@ -99,6 +99,38 @@ impl Span {
     }
 }
 
+/// Loads a word, of 64 bits if it is `wide`, else of 32, with acquire ordering.
+///
+/// # Safety
+/// It is aligned, mapped, and accessed by others only atomically.
+#[inline]
+pub(crate) unsafe fn load(ptr: *const u8, wide: bool) -> u64 {
+    let ptr = ptr.cast_mut();
+    if wide {
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU64::from_ptr(ptr.cast()) }.load(Ordering::Acquire)
+    } else {
+        // SAFETY: the caller's promise.
+        let word = unsafe { AtomicU32::from_ptr(ptr.cast()) }.load(Ordering::Acquire);
+        word.into()
+    }
+}
+
+/// Stores a word, or the lower half of `value` as one.
+///
+/// # Safety
+/// As for [`load`].
+#[inline]
+pub(crate) unsafe fn store(ptr: *mut u8, value: u64, wide: bool, order: Ordering) {
+    if wide {
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU64::from_ptr(ptr.cast()) }.store(value, order);
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU32::from_ptr(ptr.cast()) }.store(value as u32, order);
+    }
+}
+
 /// Copies `len` bytes in ascending order by relaxed atomic accesses, eight bytes at a time
 /// where the addresses allow.
 ///

@@ -1,8 +1,13 @@
 //! Weak memory of a stream: stores that were made and are not visible to others yet.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use fastrand::Rng;
+
+use crate::span;
+
+// Bytes of a word are counted from its least significant one.
+const _: () = assert!(cfg!(target_endian = "little"));
 
 /// Stores held back at most; one more pushes some other out.
 const MOST: usize = 64;
@@ -78,6 +83,16 @@ impl StoreBuffer {
         }
     }
 
+    /// Holds a word back, of 64 bits if it is `wide`, else the lower half of `value`.
+    ///
+    /// # Safety
+    /// As for [`store`](Self::store).
+    pub(crate) unsafe fn store_word(&mut self, ptr: *mut u8, value: u64, wide: bool, tear: bool) {
+        let (word, half) = (value.to_le_bytes(), (value as u32).to_le_bytes());
+        // SAFETY: the caller's promise.
+        unsafe { self.store(ptr, if wide { &word } else { &half }, tear) };
+    }
+
     /// Makes everything visible, in order.
     pub(crate) fn drain(&mut self) {
         for store in self.stores.drain(..) {
@@ -103,32 +118,20 @@ impl StoreBuffer {
     /// What the stream itself reads: memory, and its own stores on top.
     ///
     /// # Safety
-    /// `ptr` is aligned to `len`, 4 or 8, and valid for an atomic load.
-    pub(crate) unsafe fn load(&self, ptr: *const u8, len: usize) -> u64 {
-        let mut bytes = [0; 8];
-        if len == 4 {
-            // SAFETY: the caller's promise.
-            let v = unsafe { AtomicU32::from_ptr(ptr.cast_mut().cast()) }.load(Ordering::Acquire);
-            bytes[..4].copy_from_slice(&v.to_ne_bytes());
-        } else {
-            // SAFETY: the caller's promise.
-            let v = unsafe { AtomicU64::from_ptr(ptr.cast_mut().cast()) }.load(Ordering::Acquire);
-            bytes = v.to_ne_bytes();
-        }
+    /// The word is aligned and valid for an atomic load.
+    pub(crate) unsafe fn load(&self, ptr: *const u8, wide: bool) -> u64 {
+        // SAFETY: the caller's promise.
+        let mut word = unsafe { span::load(ptr, wide) };
+        let len = if wide { 8 } else { 4 };
         for s in self.stores.iter().filter(|s| s.overlaps(ptr, len)) {
             for (i, byte) in s.data[..s.len].iter().enumerate() {
                 let at = (s.ptr.addr() + i).wrapping_sub(ptr.addr());
                 if at < len {
-                    bytes[at] = *byte;
+                    word = word & !(0xff << (8 * at)) | u64::from(*byte) << (8 * at);
                 }
             }
         }
-        if len == 4 {
-            let [a, b, c, d, ..] = bytes;
-            u64::from(u32::from_ne_bytes([a, b, c, d]))
-        } else {
-            u64::from_ne_bytes(bytes)
-        }
+        word
     }
 
     /// Makes a store visible that no older one to the same bytes stands before.
@@ -152,15 +155,9 @@ impl StoreBuffer {
 /// Writes a store to memory, as one access where it is a word.
 fn commit(store: Store) {
     let Store { ptr, len, data } = store;
-    let [a, b, c, d, ..] = data;
-    if len == 8 && ptr.addr().is_multiple_of(8) {
+    if matches!(len, 4 | 8) && ptr.addr().is_multiple_of(len) {
         // SAFETY: `StoreBuffer::store` was promised a valid pointer; aligned here.
-        unsafe { AtomicU64::from_ptr(ptr.cast()) }
-            .store(u64::from_ne_bytes(data), Ordering::Release);
-    } else if len == 4 && ptr.addr().is_multiple_of(4) {
-        let word = u32::from_ne_bytes([a, b, c, d]);
-        // SAFETY: as above.
-        unsafe { AtomicU32::from_ptr(ptr.cast()) }.store(word, Ordering::Release);
+        unsafe { span::store(ptr, u64::from_le_bytes(data), len == 8, Ordering::Release) };
     } else {
         for (i, byte) in data[..len].iter().enumerate() {
             // SAFETY: as above, byte by byte.
@@ -190,11 +187,11 @@ mod tests {
                 b.store(word.wrapping_add(4), &3_u32.to_ne_bytes(), false);
                 b.store(word.wrapping_add(6), &[9], false);
                 let whole = 2 | (3 | 9 << 16) << 32;
-                assert_eq!(b.load(word, 8), whole);
-                assert_eq!(b.load(word, 4), 2);
+                assert_eq!(b.load(word, true), whole);
+                assert_eq!(b.load(word, false), 2);
                 while !b.is_empty() {
                     b.pass_time();
-                    assert_eq!(b.load(word, 8), whole);
+                    assert_eq!(b.load(word, true), whole);
                 }
             }
             assert_eq!(mem, [2 | (3 | 9 << 16) << 32, 0]);

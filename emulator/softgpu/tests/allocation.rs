@@ -46,9 +46,9 @@ fn no_allocation_in_steady_state() {
     let event = softgpu::Event::new();
     let data = InlineData::new(&[1; 64]).unwrap();
     let round = |n: u32| {
-        a.submit(&[wait32(pin.addr(), n), write32(dev.addr(), n)])
+        a.submit([wait32(pin.addr(), n), write32(dev.addr(), n)])
             .unwrap();
-        a.submit(&[
+        a.submit([
             MemOp::Copy {
                 addr: dev.addr() + 64,
                 data,

@@ -3,11 +3,6 @@
 
 GDS_DEVICE unsigned global_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
-struct Nothing {
-    uint64_t unused;
-};
-GDS_KERNEL(softgpu_test_empty, Nothing, p) {}
-
 struct Vectors {
     const float* a;
     const float* b;

@@ -77,7 +77,7 @@ fn threads_share_a_stream_and_block_on_its_bound() {
                         for n in 0..500_u32 {
                             let write = write32(word, n + 1);
                             // The stream sees its own writes, so no wait holds it for ever.
-                            stream.submit(&[wait32(word, n), write]).unwrap();
+                            stream.submit([wait32(word, n), write]).unwrap();
                         }
                         assert_eq!(stream.synchronize(None), Ok(true));
                     });
@@ -101,7 +101,7 @@ fn a_cpu_thread_answers_a_stream() {
             let done = Event::new();
             for n in 1..=50 {
                 stream
-                    .submit(&[write32(pin.addr(), n), wait32(pin.addr() + 64, n)])
+                    .submit([write32(pin.addr(), n), wait32(pin.addr() + 64, n)])
                     .unwrap();
                 stream.copy(dev.addr() + 4, pin.addr() + 128, 4).unwrap();
             }

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Changed, rig, sync, unfenced32, unfenced64, wait32, wait64, weak, write32};
+use common::{
+    Changed, flushing, rig, sync, unfenced32, unfenced64, wait, wait32, wait64, weak, write32,
+};
 use softgpu::{Cond, Config, DevAddr, InlineData, MemOp};
 
 const SEEDS: u64 = 200;
@@ -13,7 +15,7 @@ fn watch(seed: u64, ops: impl Fn(DevAddr) -> Vec<MemOp>, mut look: impl FnMut([u
     let pin = gpu.alloc_pinned(64).unwrap();
     let window = pin.window();
     let stream = gpu.stream().unwrap();
-    stream.submit(&ops(pin.addr())).unwrap();
+    stream.submit(ops(pin.addr())).unwrap();
     while !stream.query() {
         look([0, 4, 8, 12].map(|at| window.load32(at).unwrap()));
         env.step();
@@ -44,10 +46,9 @@ fn a_flag_overtakes_its_data_unless_fenced() {
             |a| {
                 let mut ops = vec![unfenced32(a, 1)];
                 ops.extend(&between);
-                ops.push(MemOp::Write32 {
-                    addr: a + 4,
-                    value: 1,
-                    fenced,
+                ops.push(match fenced {
+                    true => write32(a + 4, 1),
+                    false => unfenced32(a + 4, 1),
                 });
                 ops
             },
@@ -80,9 +81,10 @@ fn an_inline_copy_is_as_weak_as_a_write() {
 fn a_wide_write_tears_unless_fenced() {
     let write = |fenced| {
         move |addr| {
-            vec![MemOp::Write64 {
+            vec![MemOp::Write {
                 addr,
                 value: !0,
+                wide: true,
                 fenced,
             }]
         }
@@ -136,9 +138,9 @@ fn copies_and_events_put_writes_in_order() {
         let window = pin.window();
         let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let event = softgpu::Event::new();
-        a.submit(&[unfenced32(pin.addr(), 5)]).unwrap();
+        a.submit([unfenced32(pin.addr(), 5)]).unwrap();
         a.copy(pin.addr() + 8, pin.addr(), 4).unwrap();
-        a.submit(&[unfenced32(pin.addr() + 16, 6)]).unwrap();
+        a.submit([unfenced32(pin.addr() + 16, 6)]).unwrap();
         a.record(&event).unwrap();
         b.wait_event(&event).unwrap();
         b.copy(pin.addr() + 24, pin.addr() + 16, 4).unwrap();
@@ -166,17 +168,12 @@ fn stale_payloads(completion_in_device: bool, flush: bool, flush_op: bool) -> u6
             (pin.addr() + 2048, pin.window())
         };
         let stream = gpu.stream().unwrap();
-        let mut ops = vec![MemOp::Wait32 {
-            addr: word,
-            value: 1,
-            mask: !0,
-            cond: Cond::Geq,
-            flush,
-        }];
+        let plain = wait(word, Cond::Geq, 1, !0, false);
+        let mut ops = vec![if flush { flushing(plain) } else { plain }];
         if flush_op {
             ops.push(MemOp::FlushRemote);
         }
-        stream.submit(&ops).unwrap();
+        stream.submit(ops).unwrap();
         stream.copy(pin.addr(), dev.addr(), 1500).unwrap();
         env.steps(5);
         dev.window().write(0, &[0xaa; 1500]).unwrap();
@@ -206,7 +203,7 @@ fn what_a_nic_wrote_arrives_in_order_and_before_what_it_reads() {
     for seed in 0..SEEDS {
         let (env, gpu) = rig(weak(seed));
         let dev = gpu.alloc_device(64).unwrap();
-        let (nic, cpu) = (dev.window(), dev.map_cpu().unwrap());
+        let (nic, cpu) = (dev.window(), dev.map_cpu());
         nic.store32(0, 1).unwrap();
         nic.write(4, &2_u32.to_ne_bytes()).unwrap();
         nic.store32(8, 3).unwrap();
@@ -262,7 +259,7 @@ fn ordered_writes_arrive_in_order_wherever_they_go() {
             gpu.alloc_device(4096).unwrap(),
             gpu.alloc_pinned(64).unwrap(),
         );
-        let cpu = dev.map_cpu().unwrap();
+        let cpu = dev.map_cpu();
         dev.window().write(0, &[7; 4096]).unwrap();
         pin.window().store32(0, 1).unwrap();
         // SAFETY: the memory lives; the NIC's store is an atomic one.
@@ -294,9 +291,10 @@ fn weak_memory_changes_when_not_what() {
                         let fenced = rng.u8(..4) == 0;
                         match rng.u8(..8) {
                             0 => MemOp::Fence,
-                            1..4 => MemOp::Write64 {
+                            1..4 => MemOp::Write {
                                 addr: word,
                                 value,
+                                wide: true,
                                 fenced,
                             },
                             4 => {
@@ -306,15 +304,16 @@ fn weak_memory_changes_when_not_what() {
                                     data: InlineData::new(&data[..rng.usize(1..24)]).unwrap(),
                                 }
                             }
-                            _ => MemOp::Write32 {
+                            _ => MemOp::Write {
                                 addr: word + 4 * rng.u64(..2),
-                                value: value as u32,
+                                value,
+                                wide: false,
                                 fenced,
                             },
                         }
                     })
                     .collect();
-                stream.submit(&ops).unwrap();
+                stream.submit(ops).unwrap();
                 stream
                     .copy(pin.addr() + 100, pin.addr() + rng.u64(..64), 28)
                     .unwrap();

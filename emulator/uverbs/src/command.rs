@@ -7,6 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::abi::core::{CmdHdr, ExCmdHdr, command};
 use crate::user::User;
 
+/// What comes of a command that answers into the process.
+pub(crate) type Done = Result<(), Errno>;
+
 /// How large the fixed parts of a command are, in bytes without headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -181,7 +184,7 @@ impl<'a> Call<'a> {
     }
 
     /// Answers: as much as there is room for, the rest of the room becomes zero.
-    pub fn answer<T: IntoBytes + Immutable>(&self, value: &T) -> Result<(), Errno> {
+    pub fn answer<T: IntoBytes + Immutable>(&self, value: &T) -> Done {
         self.core_out.fill(self.user, value.as_bytes())
     }
 
@@ -191,13 +194,13 @@ impl<'a> Call<'a> {
     }
 
     /// Answers for the driver, likewise.
-    pub fn driver_answer<T: IntoBytes + Immutable + ?Sized>(&self, value: &T) -> Result<(), Errno> {
+    pub fn driver_answer<T: IntoBytes + Immutable + ?Sized>(&self, value: &T) -> Done {
         self.driver_out.fill(self.user, value.as_bytes())
     }
 }
 
 /// What a newer library says beyond what is known here must say nothing.
-fn nothing_new(beyond: &[u8]) -> Result<(), Errno> {
+fn nothing_new(beyond: &[u8]) -> Done {
     if beyond.iter().any(|&b| b != 0) {
         return Err(Errno::OPNOTSUPP);
     }
@@ -205,7 +208,7 @@ fn nothing_new(beyond: &[u8]) -> Result<(), Errno> {
 }
 
 impl Room {
-    fn fill(self, user: &dyn User, value: &[u8]) -> Result<(), Errno> {
+    fn fill(self, user: &dyn User, value: &[u8]) -> Done {
         let here = self.len.min(value.len());
         if here > 0 {
             user.write(self.addr, &value[..here])?;

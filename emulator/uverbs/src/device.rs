@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use gds_step::Shared;
 use rustix::io::Errno;
-use vmlx5::Nic;
+use vmlx5::{Nic, NicError};
 use zerocopy::IntoBytes;
 
 use crate::abi::core::{
@@ -12,7 +12,7 @@ use crate::abi::core::{
 };
 use crate::abi::mlx5;
 use crate::address::{Fabric, LinkLayer, Place};
-use crate::command::Call;
+use crate::command::{Call, Done};
 use crate::directory::Directory;
 use crate::error::errno;
 use crate::event::lock;
@@ -95,6 +95,23 @@ impl Device {
         lock(&self.targets).remove(owner)
     }
 
+    /// Runs `f` on the NIC.
+    ///
+    /// # Errors
+    /// What the NIC refuses, as the errors of a kernel.
+    pub(crate) fn with_nic<R>(
+        &self,
+        f: impl FnOnce(&mut Nic) -> Result<R, NicError>,
+    ) -> Result<R, Errno> {
+        self.nic.with(f).map_err(errno)
+    }
+
+    /// A port of the device.
+    pub(crate) fn place(&self, port: u8) -> Place {
+        let device = self.config.index;
+        Place { device, port }
+    }
+
     /// True while there are objects that events may speak of.
     pub fn has_targets(&self) -> bool {
         !lock(&self.targets).is_empty()
@@ -139,11 +156,11 @@ impl Device {
         }
     }
 
-    pub(crate) fn query(&self, call: &Call<'_>) -> Result<(), Errno> {
+    pub(crate) fn query(&self, call: &Call<'_>) -> Done {
         call.answer(&self.attributes())
     }
 
-    pub(crate) fn query_extended(&self, call: &Call<'_>) -> Result<(), Errno> {
+    pub(crate) fn query_extended(&self, call: &Call<'_>) -> Done {
         let ask: ExQueryDevice = call.input()?;
         if ask.comp_mask != 0 || ask.reserved != 0 {
             return Err(Errno::INVAL);
@@ -163,7 +180,7 @@ impl Device {
         call.driver_answer(&[0, length as u32])
     }
 
-    pub(crate) fn query_port(&self, call: &Call<'_>) -> Result<(), Errno> {
+    pub(crate) fn query_port(&self, call: &Call<'_>) -> Done {
         let ask: QueryPort = call.input()?;
         call.answer(&self.port(ask.port_num)?)
     }
@@ -174,14 +191,11 @@ impl Device {
     /// `EINVAL`: there is none of the number.
     pub(crate) fn port(&self, number: u8) -> Result<QueryPortResp, Errno> {
         let fabric = &self.config.fabric;
-        let place = Place {
-            device: self.config.index,
-            port: number,
-        };
+        let place = self.place(number);
         if place.port == 0 || place.port > fabric.ports {
             return Err(Errno::INVAL);
         }
-        let up = self.nic.with(|nic| nic.port(place.port)).map_err(errno)?;
+        let up = self.with_nic(|nic| nic.port(place.port))?;
         let infiniband = fabric.link == LinkLayer::InfiniBand;
         Ok(QueryPortResp {
             // A communication manager; on Ethernet GIDs made of IP addresses.

@@ -16,7 +16,6 @@ use vmlx5::UarId;
 
 use crate::abi::mlx5::{AllocUcontextReqV2, lib_cap, map};
 use crate::device::{Device, UarMode};
-use crate::error::errno;
 
 /// Most registers that a library may ask for.
 const MAX_REGISTERS: u32 = 512;
@@ -78,8 +77,7 @@ impl Doorbells {
             Entry::Occupied(page) => Ok(page.into_mut()),
             Entry::Vacant(place) => {
                 let page = device.user.doorbell_page()?;
-                let uar = device.nic.with(|nic| nic.alloc_uar(page.memory, 0));
-                let uar = uar.map_err(errno)?;
+                let uar = device.with_nic(|nic| nic.alloc_uar(page.memory, 0))?;
                 let file = page.file;
                 Ok(place.insert(Page { uar, file }))
             }
@@ -103,10 +101,7 @@ impl Doorbells {
     /// `EBUSY`: queue pairs are bound to it.
     pub fn free(&mut self, device: &Device, index: u32) -> Result<(), Errno> {
         if let Some(page) = self.pages.get(&index) {
-            device
-                .nic
-                .with(|nic| nic.free_uar(page.uar))
-                .map_err(errno)?;
+            device.with_nic(|nic| nic.free_uar(page.uar))?;
             self.pages.remove(&index);
         }
         Ok(())

@@ -28,7 +28,7 @@ mod trace;
 mod transitions;
 mod user;
 
-pub use context::{Context, Mapping, invoked};
+pub use context::{Context, invoked};
 pub use device::{Device, DeviceConfig, FIRMWARE, PART, UarMode, VENDOR};
 pub use trace::name_of;
 pub use user::{DoorbellPage, User};

@@ -5,17 +5,8 @@ use std::ffi::c_int;
 
 use crate::files::{self, File};
 use crate::guard;
-use crate::interpose::next;
-use crate::sys::{result, syscall};
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    files::remove(fd);
-    // SAFETY: what the caller asked for.
-    result(unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) }) as c_int
-}
+use crate::interpose::interpose;
+use crate::sys::{next, result, syscall};
 
 /// A new descriptor of an open file is one of ours if the old one is.
 fn duplicated(old: c_int, new: c_int) -> c_int {
@@ -28,85 +19,55 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
     new
 }
 
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup(old: c_int) -> c_int {
-    // SAFETY: what the caller asked for.
-    let new = unsafe { syscall(libc::SYS_dup, [old as usize, 0, 0, 0, 0, 0]) };
-    duplicated(old, result(new) as c_int)
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    let args = [old as usize, new as usize, 0, 0, 0, 0];
-    // SAFETY: what the caller asked for.
-    duplicated(
-        old,
-        result(unsafe { syscall(libc::SYS_dup2, args) }) as c_int,
-    )
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    let args = [old as usize, new as usize, flags as usize, 0, 0, 0];
-    // SAFETY: what the caller asked for.
-    duplicated(
-        old,
-        result(unsafe { syscall(libc::SYS_dup3, args) }) as c_int,
-    )
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
+unsafe fn close_all(first: u32, last: u32, flags: c_int) -> c_int {
     const CLOEXEC: c_int = 1 << 2;
     if flags & CLOEXEC == 0 && first <= last {
         files::remove_range(first, last);
     }
-    let args = [first as usize, last as usize, flags as usize, 0, 0, 0];
-    // SAFETY: what the caller asked for.
+    let args = [first as usize, last as usize, flags as usize];
+    // SAFETY: what the caller of `close_range` asked for.
     result(unsafe { syscall(libc::SYS_close_range, args) }) as c_int
 }
 
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn closefrom(first: c_int) {
-    type Closefrom = unsafe extern "C" fn(c_int);
-    files::remove_range(first.max(0) as u32, u32::MAX);
-    if let Some(closefrom) = next!(closefrom as Closefrom) {
-        // SAFETY: the caller's promise.
-        unsafe { closefrom(first) };
+type Closefrom = unsafe extern "C" fn(c_int);
+type Control = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
+
+/// `next` is the next library's function. The third argument is always there: passed on as it
+/// came, it is not looked at where the command has none.
+unsafe fn control(next: Option<Control>, fd: c_int, command: c_int, argument: usize) -> c_int {
+    let Some(next) = next else {
+        return guard::missing();
+    };
+    // SAFETY: the promise of the caller of `fcntl`.
+    let done = unsafe { next(fd, command, argument) };
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        return duplicated(fd, done);
     }
+    done
 }
 
-macro_rules! controls {
-    ($($name:ident)*) => {$(
-        /// The third argument is always there: passed on as it came, it is not looked at where
-        /// the command has none.
-        ///
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: usize) -> c_int {
-            type Control = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
-            let Some(control) = next!($name as Control) else {
-                return guard::missing();
-            };
-            // SAFETY: the caller's promise.
-            let done = unsafe { control(fd, command, argument) };
-            if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-                return duplicated(fd, done);
-            }
-            done
+interpose! {
+    close: fn(fd: c_int) -> c_int = {
+        files::remove(fd);
+        result(syscall(libc::SYS_close, [fd as usize])) as c_int
+    };
+    dup: fn(old: c_int) -> c_int =
+        duplicated(old, result(syscall(libc::SYS_dup, [old as usize])) as c_int);
+    dup2: fn(old: c_int, new: c_int) -> c_int =
+        duplicated(old, result(syscall(libc::SYS_dup2, [old as usize, new as usize])) as c_int);
+    dup3: fn(old: c_int, new: c_int, flags: c_int) -> c_int = {
+        let args = [old as usize, new as usize, flags as usize];
+        duplicated(old, result(syscall(libc::SYS_dup3, args)) as c_int)
+    };
+    close_range: fn(first: u32, last: u32, flags: c_int) -> c_int = close_all(first, last, flags);
+    closefrom: fn(first: c_int) -> () = {
+        files::remove_range(first.max(0) as u32, u32::MAX);
+        if let Some(closefrom) = next!(closefrom as Closefrom) {
+            closefrom(first);
         }
-    )*};
+    };
+    fcntl: fn(fd: c_int, command: c_int, argument: usize) -> c_int =
+        control(next!(fcntl as Control), fd, command, argument);
+    fcntl64: fn(fd: c_int, command: c_int, argument: usize) -> c_int =
+        control(next!(fcntl64 as Control), fd, command, argument);
 }
-
-controls! { fcntl fcntl64 }

@@ -252,7 +252,7 @@ fn prefer() {
     };
     for nice in [(now - 10).max(-20), now] {
         attr.nice = nice;
-        let args = [0, &raw const attr as usize, 0, 0, 0, 0];
+        let args = [0, &raw const attr as usize];
         // SAFETY: sets how this thread is scheduled, from a structure that says its size.
         if unsafe { crate::sys::syscall(libc::SYS_sched_setattr, args) } == 0 {
             return;

@@ -5,14 +5,33 @@
 //! there they are called the same way on this architecture.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use libc::{mode_t, off_t, size_t, ssize_t};
 
 use crate::config::{self, Abi};
 use crate::files::{self, File};
-use crate::sys::{fail, result, syscall};
+use crate::sys::{fail, next, result, syscall};
 use crate::{engine, guard, process, trace};
+
+/// Defines functions of the C library, each under all the names that it has there.
+macro_rules! interpose {
+    ($($($name:ident),+: fn $args:tt -> $result:ty = $body:expr;)*) => {$(
+        $(interpose! { @one $name $args -> $result = $body })+
+    )*};
+    (@one $name:ident ($($arg:ident: $type:ty),*) -> $result:ty = $body:expr) => {
+        /// # Safety
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+            // SAFETY: what the caller asked for, with the caller's promise.
+            unsafe { $body }
+        }
+    };
+}
+
+pub(crate) use interpose;
 
 const DEVICE: &[u8] = b"/dev/infiniband/uverbs";
 const CLASS: &[u8] = b"/sys/class/infiniband";
@@ -84,14 +103,7 @@ const NULL: &CStr = c"/dev/null";
 /// Opens a path as it is meant.
 unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     let open = |dir: c_int, path: *const c_char| {
-        let args = [
-            dir as usize,
-            path as usize,
-            flags as usize,
-            mode as usize,
-            0,
-            0,
-        ];
+        let args = [dir as usize, path as usize, flags as usize, mode as usize];
         // SAFETY: what the caller of `open` asked for, or a path of ours.
         result(unsafe { syscall(libc::SYS_openat, args) }) as c_int
     };
@@ -113,67 +125,6 @@ unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -
     }
 }
 
-macro_rules! opens {
-    ($($name:ident)*) => {$(
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: the caller's promise.
-            unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
-        }
-    )*};
-}
-
-opens! { open open64 }
-
-macro_rules! opens_at {
-    ($($name:ident)*) => {$(
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            dir: c_int,
-            path: *const c_char,
-            flags: c_int,
-            mode: mode_t,
-        ) -> c_int {
-            // SAFETY: the caller's promise.
-            unsafe { open_at(dir, path, flags, mode) }
-        }
-    )*};
-}
-
-opens_at! { openat openat64 }
-
-macro_rules! checked_opens {
-    ($($name:ident)*) => {$(
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: the caller's promise.
-            unsafe { open_at(libc::AT_FDCWD, path, flags, 0) }
-        }
-    )*};
-}
-
-checked_opens! { __open_2 __open64_2 }
-
-macro_rules! checked_opens_at {
-    ($($name:ident)*) => {$(
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: the caller's promise.
-            unsafe { open_at(dir, path, flags, 0) }
-        }
-    )*};
-}
-
-checked_opens_at! { __openat_2 __openat64_2 }
-
 /// `newfstatat` on a path as it is meant.
 unsafe fn stat_at(dir: c_int, path: *const c_char, at: *mut c_void, flags: c_int) -> c_int {
     // SAFETY: the caller of `stat` gave a C string, and room for the answer.
@@ -183,150 +134,79 @@ unsafe fn stat_at(dir: c_int, path: *const c_char, at: *mut c_void, flags: c_int
         Path::Tree(place) => (libc::AT_FDCWD, place.as_ptr().cast()),
         Path::Device(_) => (libc::AT_FDCWD, NULL.as_ptr()),
     };
-    let args = [
-        dir as usize,
-        path as usize,
-        at as usize,
-        flags as usize,
-        0,
-        0,
-    ];
+    let args = [dir as usize, path as usize, at as usize, flags as usize];
     // SAFETY: as above.
     result(unsafe { syscall(libc::SYS_newfstatat, args) }) as c_int
 }
 
-macro_rules! stats {
-    ($($name:ident($flags:expr))*) => {$(
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(path: *const c_char, at: *mut c_void) -> c_int {
-            // SAFETY: the caller's promise.
-            unsafe { stat_at(libc::AT_FDCWD, path, at, $flags) }
-        }
-    )*};
-}
-
-stats! {
-    stat(0)
-    stat64(0)
-    lstat(libc::AT_SYMLINK_NOFOLLOW)
-    lstat64(libc::AT_SYMLINK_NOFOLLOW)
-}
-
-macro_rules! old_stats {
-    ($($name:ident($flags:expr))*) => {$(
-        /// # Safety
-        /// As the C library's, before version 2.33.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(_: c_int, path: *const c_char, at: *mut c_void) -> c_int {
-            // SAFETY: the caller's promise.
-            unsafe { stat_at(libc::AT_FDCWD, path, at, $flags) }
-        }
-    )*};
-}
-
-old_stats! {
-    __xstat(0)
-    __xstat64(0)
-    __lxstat(libc::AT_SYMLINK_NOFOLLOW)
-    __lxstat64(libc::AT_SYMLINK_NOFOLLOW)
-}
-
-macro_rules! stats_at {
-    ($($name:ident)*) => {$(
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            dir: c_int,
-            path: *const c_char,
-            at: *mut c_void,
-            flags: c_int,
-        ) -> c_int {
-            // SAFETY: the caller's promise.
-            unsafe { stat_at(dir, path, at, flags) }
-        }
-    )*};
-}
-
-stats_at! { fstatat fstatat64 }
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+/// `access` to a path as it is meant.
+unsafe fn access_to(path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: the caller of `access` gave a C string.
     let meant = unsafe { Path::of(path) };
     let path = match &meant {
         Path::Plain => path,
         Path::Tree(place) => place.as_ptr().cast(),
         Path::Device(_) => NULL.as_ptr(),
     };
-    let args = [path as usize, mode as usize, 0, 0, 0, 0];
     // SAFETY: as above.
-    result(unsafe { syscall(libc::SYS_access, args) }) as c_int
+    result(unsafe { syscall(libc::SYS_access, [path as usize, mode as usize]) }) as c_int
 }
 
-/// The function of that name in the libraries after this one.
-macro_rules! next {
-    ($name:ident as $type:ty) => {{
-        static FOUND: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-        // Relaxed: the same is found whoever looks.
-        let mut at = FOUND.load(std::sync::atomic::Ordering::Relaxed);
-        if at == 0 {
-            let name = concat!(stringify!($name), "\0");
-            // SAFETY: looks up a name that ends with a zero.
-            at = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) } as usize;
-            FOUND.store(at, std::sync::atomic::Ordering::Relaxed);
-        }
-        // SAFETY: the C library's function of that name has that type.
-        (at != 0).then(|| unsafe { std::mem::transmute::<usize, $type>(at) })
-    }};
-}
-
-pub(crate) use next;
-
-macro_rules! streams {
-    ($($name:ident)*) => {$(
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut c_void {
-            type Open = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut c_void;
-            let Some(open) = next!($name as Open) else {
-                guard::missing();
-                return std::ptr::null_mut();
-            };
-            // SAFETY: the caller's promise.
-            unsafe {
-                match Path::of(path) {
-                    Path::Tree(place) => open(place.as_ptr().cast(), mode),
-                    _ => open(path, mode),
-                }
-            }
-        }
-    )*};
-}
-
-streams! { fopen fopen64 }
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn opendir(path: *const c_char) -> *mut c_void {
-    type Open = unsafe extern "C" fn(*const c_char) -> *mut c_void;
-    let Some(open) = next!(opendir as Open) else {
+/// Opens a path as it is meant, by a function of the next library.
+unsafe fn open_by<F>(
+    next: Option<F>,
+    path: *const c_char,
+    open: impl FnOnce(F, *const c_char) -> *mut c_void,
+) -> *mut c_void {
+    let Some(next) = next else {
         guard::missing();
         return std::ptr::null_mut();
     };
     // SAFETY: the caller's promise.
-    unsafe {
-        match Path::of(path) {
-            Path::Tree(place) => open(place.as_ptr().cast()),
-            _ => open(path),
-        }
+    match unsafe { Path::of(path) } {
+        Path::Tree(place) => open(next, place.as_ptr().cast()),
+        _ => open(next, path),
     }
+}
+
+type Fopen = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut c_void;
+type Opendir = unsafe extern "C" fn(*const c_char) -> *mut c_void;
+
+interpose! {
+    open, open64: fn(path: *const c_char, flags: c_int, mode: mode_t) -> c_int =
+        open_at(libc::AT_FDCWD, path, flags, mode);
+    openat, openat64: fn(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int =
+        open_at(dir, path, flags, mode);
+    __open_2, __open64_2: fn(path: *const c_char, flags: c_int) -> c_int =
+        open_at(libc::AT_FDCWD, path, flags, 0);
+    __openat_2, __openat64_2: fn(dir: c_int, path: *const c_char, flags: c_int) -> c_int =
+        open_at(dir, path, flags, 0);
+
+    stat, stat64: fn(path: *const c_char, at: *mut c_void) -> c_int =
+        stat_at(libc::AT_FDCWD, path, at, 0);
+    lstat, lstat64: fn(path: *const c_char, at: *mut c_void) -> c_int =
+        stat_at(libc::AT_FDCWD, path, at, libc::AT_SYMLINK_NOFOLLOW);
+    fstatat, fstatat64: fn(
+        dir: c_int, path: *const c_char, at: *mut c_void, flags: c_int
+    ) -> c_int = stat_at(dir, path, at, flags);
+    // Before version 2.33 of the C library.
+    __xstat, __xstat64: fn(_version: c_int, path: *const c_char, at: *mut c_void) -> c_int =
+        stat_at(libc::AT_FDCWD, path, at, 0);
+    __lxstat, __lxstat64: fn(_version: c_int, path: *const c_char, at: *mut c_void) -> c_int =
+        stat_at(libc::AT_FDCWD, path, at, libc::AT_SYMLINK_NOFOLLOW);
+
+    access: fn(path: *const c_char, mode: c_int) -> c_int = access_to(path, mode);
+
+    fopen: fn(path: *const c_char, mode: *const c_char) -> *mut c_void =
+        open_by(next!(fopen as Fopen), path, |fopen, path| fopen(path, mode));
+    fopen64: fn(path: *const c_char, mode: *const c_char) -> *mut c_void =
+        open_by(next!(fopen64 as Fopen), path, |fopen, path| fopen(path, mode));
+    opendir: fn(path: *const c_char) -> *mut c_void =
+        open_by(next!(opendir as Opendir), path, |opendir, path| opendir(path));
+
+    mmap, mmap64: fn(
+        at: *mut c_void, len: size_t, rights: c_int, flags: c_int, fd: c_int, offset: off_t
+    ) -> *mut c_void = map(at, len, rights, flags, fd, offset);
 }
 
 /// # Safety
@@ -335,9 +215,8 @@ pub unsafe extern "C" fn opendir(path: *const c_char) -> *mut c_void {
 pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     match files::find(fd) {
         None => {
-            let args = [fd as usize, from as usize, len, 0, 0, 0];
             // SAFETY: what the caller asked for.
-            result(unsafe { syscall(libc::SYS_write, args) })
+            result(unsafe { syscall(libc::SYS_write, [fd as usize, from as usize, len]) })
         }
         Some(File::Dead) => fail(libc::EIO),
         Some(File::Ours(context)) => {
@@ -366,7 +245,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> s
 pub unsafe extern "C" fn ioctl(fd: c_int, request: u64, arg: *mut c_void) -> c_int {
     match files::find(fd) {
         None => {
-            let args = [fd as usize, request as usize, arg as usize, 0, 0, 0];
+            let args = [fd as usize, request as usize, arg as usize];
             // SAFETY: what the caller asked for.
             result(unsafe { syscall(libc::SYS_ioctl, args) }) as c_int
         }
@@ -405,27 +284,6 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: u64, arg: *mut c_void) -> c_i
     }
 }
 
-macro_rules! maps {
-    ($($name:ident)*) => {$(
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            at: *mut c_void,
-            len: size_t,
-            rights: c_int,
-            flags: c_int,
-            fd: c_int,
-            offset: off_t,
-        ) -> *mut c_void {
-            // SAFETY: the caller's promise.
-            unsafe { map(at, len, rights, flags, fd, offset) }
-        }
-    )*};
-}
-
-maps! { mmap mmap64 }
-
 unsafe fn map(
     at: *mut c_void,
     len: size_t,
@@ -462,11 +320,10 @@ unsafe fn map(
             ));
             match mapping {
                 Err(errno) => fail(errno.raw_os_error()) as *mut c_void,
-                Ok(mapping) => {
-                    let fd = std::os::fd::AsRawFd::as_raw_fd(&mapping.file);
-                    let at = map(fd, mapping.offset as off_t);
+                Ok(page) => {
+                    let at = map(page.as_raw_fd(), 0);
                     if at != libc::MAP_FAILED {
-                        let args = [at as usize, len, libc::MADV_DONTFORK as usize, 0, 0, 0];
+                        let args = [at as usize, len, libc::MADV_DONTFORK as usize];
                         // SAFETY: the new mapping, which a child is not to have, as with a
                         // kernel's.
                         unsafe { syscall(libc::SYS_madvise, args) };
@@ -487,7 +344,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
         process::say_what_is_hidden();
         return fail(libc::EPROTONOSUPPORT) as c_int;
     }
-    let args = [domain as usize, kind as usize, protocol as usize, 0, 0, 0];
+    let args = [domain as usize, kind as usize, protocol as usize];
     // SAFETY: what the caller asked for.
     result(unsafe { syscall(libc::SYS_socket, args) }) as c_int
 }
@@ -523,7 +380,8 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
         return guard::handlers::set(signal, action).sa_sigaction;
     }
     type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
-    match next!(signal as Signal) {
+    // SAFETY: the C library's `signal` is of that type.
+    match unsafe { next!(signal as Signal) } {
         // SAFETY: the caller's promise.
         Some(real) => unsafe { real(signal, handler) },
         None => {

@@ -1,16 +1,18 @@
 //! System calls as they are, without the C library: its functions are the ones that are
-//! interposed.
+//! interposed. And those functions, as the next library has them.
 
 use std::arch::asm;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Carries out a system call. The result is what the kernel returned: an error number negated,
-/// if it is between -4095 and -1.
+/// Carries out a system call of at most six arguments. The result is what the kernel returned: an
+/// error number negated, if it is between -4095 and -1.
 ///
 /// # Safety
 /// What the kernel does with the arguments must be sound: the caller passes on what it was
 /// called with, or knows the call.
 #[inline]
-pub unsafe fn syscall(number: i64, args: [usize; 6]) -> isize {
+pub unsafe fn syscall<const N: usize>(number: i64, args: [usize; N]) -> isize {
+    let arg = |n: usize| args.get(n).copied().unwrap_or(0);
     let result: isize;
     // SAFETY: the kernel's calling convention; it changes rcx and r11 besides the result. What
     // the call does to memory is the caller's promise.
@@ -18,12 +20,12 @@ pub unsafe fn syscall(number: i64, args: [usize; 6]) -> isize {
         asm!(
             "syscall",
             inlateout("rax") number as isize => result,
-            in("rdi") args[0],
-            in("rsi") args[1],
-            in("rdx") args[2],
-            in("r10") args[3],
-            in("r8") args[4],
-            in("r9") args[5],
+            in("rdi") arg(0),
+            in("rsi") arg(1),
+            in("rdx") arg(2),
+            in("r10") arg(3),
+            in("r8") arg(4),
+            in("r9") arg(5),
             lateout("rcx") _,
             lateout("r11") _,
             options(nostack),
@@ -48,4 +50,29 @@ pub fn fail(errno: i32) -> isize {
     // SAFETY: the C library's `errno` of this thread.
     unsafe { *libc::__errno_location() = errno };
     -1
+}
+
+/// The function of a name in the libraries after this one, if there is one. Unsafe: the C
+/// library's function of that name has that type.
+macro_rules! next {
+    ($name:ident as $type:ty) => {{
+        static FOUND: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        let at = $crate::sys::find_next(&FOUND, concat!(stringify!($name), "\0"));
+        std::mem::transmute::<usize, Option<$type>>(at)
+    }};
+}
+
+pub(crate) use next;
+
+/// The address of a function of the next library, looked up once; zero if there is none. `name`
+/// ends with a zero.
+pub fn find_next(found: &AtomicUsize, name: &'static str) -> usize {
+    // Relaxed: the same is found whoever looks.
+    let mut at = found.load(Ordering::Relaxed);
+    if at == 0 {
+        // SAFETY: looks up a name that ends with a zero.
+        at = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) } as usize;
+        found.store(at, Ordering::Relaxed);
+    }
+    at
 }

@@ -1,7 +1,7 @@
 //! A stream as the engine sees it: what it is doing, and one bounded piece of it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
 use gds_step::Time;
 
@@ -37,16 +37,8 @@ enum Current {
     /// An unsatisfied wait.
     Wait(Wait),
     Event(Mark),
-    Copy {
-        to: Target,
-        from: Target,
-        left: usize,
-    },
-    Fill {
-        to: Target,
-        left: usize,
-        byte: u8,
-    },
+    /// The rest of an [`Op::Copy`] or [`Op::Fill`].
+    Moving(Op),
     Grid(Grid),
 }
 
@@ -85,7 +77,7 @@ impl Lane {
     pub(crate) fn is_ready(&self) -> bool {
         match self.current {
             Current::Nothing => !self.queue.is_empty(),
-            Current::Copy { .. } | Current::Fill { .. } => true,
+            Current::Moving(_) => true,
             _ => false,
         }
     }
@@ -149,7 +141,7 @@ impl Lane {
                     self.finish();
                     true
                 }
-                Current::Copy { .. } | Current::Fill { .. } => {
+                Current::Moving(_) => {
                     self.move_chunk();
                     return Ran::Something;
                 }
@@ -188,34 +180,15 @@ impl Lane {
             }
             Op::FlushRemote => self.pass(true, cx),
             Op::Record => self.finish(),
-            Op::Copy { to, from, len } => {
-                self.current = Current::Copy {
-                    to,
-                    from,
-                    left: len,
-                };
-            }
-            Op::Fill { to, len, byte } => {
-                self.current = Current::Fill {
-                    to,
-                    left: len,
-                    byte,
-                };
-            }
+            Op::Copy { .. } | Op::Fill { .. } => self.current = Current::Moving(op),
             Op::Launch(launch) => {
                 self.shared.set_kernel(launch.kernel.name());
                 let context = KernelContext {
                     hook: Arc::clone(&self.memory) as _,
                     config: cx.kernels.clone(),
                 };
-                match Grid::new(&launch.kernel, launch.dims, &launch.args, context) {
-                    Ok(grid) => self.current = Current::Grid(grid),
-                    // The arguments' length was checked when it was enqueued.
-                    Err(refused) => {
-                        debug_assert!(false, "{refused}");
-                        self.finish();
-                    }
-                }
+                let grid = Grid::new(&launch.kernel, launch.dims, &launch.args, context);
+                self.current = Current::Grid(grid);
                 cx.core.launches.put(launch);
             }
             Op::WaitEvent { ring, upto } => {
@@ -235,21 +208,11 @@ impl Lane {
     #[inline]
     fn write(&mut self, at: Target, value: u64, wide: bool, fenced: bool) {
         match self.memory.weak() {
-            None if wide => {
-                // SAFETY: see `Target`; alignment was checked when it was enqueued. Release, as
-                // memory operations of strong memory are all ordered.
-                unsafe { AtomicU64::from_ptr(at.0.cast()) }.store(value, Ordering::Release);
-            }
-            None => {
-                // SAFETY: as above.
-                unsafe { AtomicU32::from_ptr(at.0.cast()) }.store(value as u32, Ordering::Release);
-            }
-            Some(mut buffer) => {
-                let (word, half) = (value.to_ne_bytes(), (value as u32).to_ne_bytes());
-                let bytes: &[u8] = if wide { &word } else { &half };
-                // SAFETY: see `Target`; the submission retires with an empty buffer.
-                unsafe { buffer.store(at.0, bytes, !fenced) };
-            }
+            // SAFETY: see `Target`; alignment was checked when it was enqueued. Release, as
+            // memory operations of strong memory are all ordered.
+            None => unsafe { span::store(at.0, value, wide, Ordering::Release) },
+            // SAFETY: see `Target`; the submission retires with an empty buffer.
+            Some(mut buffer) => unsafe { buffer.store_word(at.0, value, wide, !fenced) },
         }
         self.finish();
     }
@@ -277,21 +240,13 @@ impl Lane {
             ..
         } = wait;
         let word = match self.memory.weak() {
-            // SAFETY: see `Target`; alignment was checked when it was enqueued. Acquire pairs
+            // SAFETY: see `Target`; alignment was checked when it was enqueued. The acquire pairs
             // with the release store of whoever fulfils the wait.
-            None if wide => unsafe { AtomicU64::from_ptr(at.0.cast()) }.load(Ordering::Acquire),
+            None => unsafe { span::load(at.0, wide) },
             // SAFETY: as above.
-            None => unsafe { AtomicU32::from_ptr(at.0.cast()) }
-                .load(Ordering::Acquire)
-                .into(),
-            // SAFETY: as above.
-            Some(buffer) => unsafe { buffer.load(at.0, if wide { 8 } else { 4 }) },
+            Some(buffer) => unsafe { buffer.load(at.0, wide) },
         };
-        if wide {
-            cond.holds64(word, value, mask)
-        } else {
-            cond.holds32(word as u32, value as u32, mask as u32)
-        }
+        cond.holds(word, value, mask, wide)
     }
 
     /// Passes a wait.
@@ -343,28 +298,29 @@ impl Lane {
 
     /// Does a chunk of a copy or fill.
     fn move_chunk(&mut self) {
-        let left = match &mut self.current {
-            Current::Copy { to, from, left } => {
-                let n = (*left).min(CHUNK);
+        let Current::Moving(op) = &mut self.current else {
+            return;
+        };
+        let (to, left) = match op {
+            Op::Copy { to, from, len } => {
+                let n = (*len).min(CHUNK);
                 // SAFETY: see `Target`; both ranges were checked when the copy was enqueued,
                 // and do not overlap.
                 unsafe { span::copy(to.0, from.0, n) };
-                to.0 = to.0.wrapping_add(n);
                 from.0 = from.0.wrapping_add(n);
-                *left -= n;
-                *left
+                (to, len)
             }
-            Current::Fill { to, left, byte } => {
-                let n = (*left).min(CHUNK);
+            Op::Fill { to, len, byte } => {
                 // SAFETY: see `Target`; the range was checked when the fill was enqueued.
-                unsafe { span::fill(to.0, *byte, n) };
-                to.0 = to.0.wrapping_add(n);
-                *left -= n;
-                *left
+                unsafe { span::fill(to.0, *byte, (*len).min(CHUNK)) };
+                (to, len)
             }
             _ => return,
         };
-        if left == 0 {
+        let n = (*left).min(CHUNK);
+        to.0 = to.0.wrapping_add(n);
+        *left -= n;
+        if *left == 0 {
             self.finish();
         }
     }

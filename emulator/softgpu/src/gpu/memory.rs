@@ -36,10 +36,6 @@ impl Known {
             unused: false,
         })
     }
-
-    fn window(&self) -> Window {
-        Window::new(Arc::clone(&self.memory), self.core.posted.as_ref())
-    }
 }
 
 impl Drop for Known {
@@ -64,60 +60,11 @@ pub struct PinnedMemory(Known);
 #[derive(Debug)]
 pub struct HostRegistration(Known);
 
-impl DeviceMemory {
-    pub(crate) fn new(core: &Arc<Core>, memory: Backing) -> Result<DeviceMemory, Error> {
-        Known::new(core, memory).map(DeviceMemory)
-    }
-
-    /// Where the GPU sees it.
-    pub fn addr(&self) -> DevAddr {
-        self.0.memory.addr()
-    }
-
-    /// The length in bytes, as asked for.
-    // Memory is never empty.
-    #[allow(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        self.0.memory.span().len()
-    }
-
-    /// A mapping for the CPU, as gdrcopy makes one.
-    ///
-    /// # Errors
-    /// None today: the mapping exists already.
-    pub fn map_cpu(&self) -> Result<CpuView, Error> {
-        Ok(CpuView {
-            span: self.0.memory.span(),
-            _memory: Arc::clone(&self.0.memory),
-        })
-    }
-
-    /// A descriptor by which another process can [import](crate::Gpu::import) the memory, which
-    /// lives as long as any process has it.
-    ///
-    /// # Errors
-    /// The process has no descriptor left.
-    pub fn export(&self) -> Result<OwnedFd, Error> {
-        self.0.memory.export()
-    }
-
-    /// What a device on the bus sees of it.
-    pub fn window(&self) -> Window {
-        self.0.window()
-    }
-}
-
-macro_rules! host_memory {
-    ($name:ident) => {
+macro_rules! known {
+    ($($name:ident)*) => {$(
         impl $name {
             pub(crate) fn new(core: &Arc<Core>, memory: Backing) -> Result<$name, Error> {
                 Known::new(core, memory).map($name)
-            }
-
-            /// Where the host sees it. Others write it at any time: access it atomically, or
-            /// by volatile accesses, unless the GPU and NICs are known not to.
-            pub fn as_ptr(&self) -> *mut u8 {
-                self.0.memory.span().ptr()
             }
 
             /// Where the GPU sees it.
@@ -134,14 +81,40 @@ macro_rules! host_memory {
 
             /// What a device on the bus sees of it.
             pub fn window(&self) -> Window {
-                self.0.window()
+                Window::new(Arc::clone(&self.0.memory), self.0.core.posted.as_ref())
             }
         }
-    };
+    )*};
 }
 
-host_memory!(PinnedMemory);
-host_memory!(HostRegistration);
+known! { DeviceMemory PinnedMemory HostRegistration }
+
+impl DeviceMemory {
+    /// A mapping for the CPU, as gdrcopy makes one.
+    pub fn map_cpu(&self) -> CpuView {
+        CpuView {
+            span: self.0.memory.span(),
+            _memory: Arc::clone(&self.0.memory),
+        }
+    }
+
+    /// A descriptor by which another process can [import](crate::Gpu::import) the memory, which
+    /// lives as long as any process has it.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn export(&self) -> Result<OwnedFd, Error> {
+        self.0.memory.export()
+    }
+}
+
+impl PinnedMemory {
+    /// Where the host sees it. Others write it at any time: access it atomically, or by volatile
+    /// accesses, unless the GPU and NICs are known not to.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.memory.span().ptr()
+    }
+}
 
 impl HostRegistration {
     /// Ends the registration at once, whatever streams have still to run.
@@ -183,14 +156,6 @@ impl CpuView {
         self.span.read(offset, data)
     }
 
-    /// Writes bytes, ascending.
-    ///
-    /// # Errors
-    /// They lie outside of the memory; nothing was written.
-    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Fault> {
-        self.span.write(offset, data)
-    }
-
     /// Loads a word with acquire ordering.
     ///
     /// # Errors
@@ -205,23 +170,5 @@ impl CpuView {
     /// It lies outside of the memory or is not aligned.
     pub fn load64(&self, offset: u64) -> Result<u64, Fault> {
         Ok(self.span.word64(offset)?.load(Ordering::Acquire))
-    }
-
-    /// Stores a word with release ordering.
-    ///
-    /// # Errors
-    /// It lies outside of the memory or is not aligned.
-    pub fn store32(&self, offset: u64, value: u32) -> Result<(), Fault> {
-        self.span.word32(offset)?.store(value, Ordering::Release);
-        Ok(())
-    }
-
-    /// Stores a word with release ordering.
-    ///
-    /// # Errors
-    /// It lies outside of the memory or is not aligned.
-    pub fn store64(&self, offset: u64, value: u64) -> Result<(), Fault> {
-        self.span.word64(offset)?.store(value, Ordering::Release);
-        Ok(())
     }
 }

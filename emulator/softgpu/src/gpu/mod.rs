@@ -345,43 +345,24 @@ impl Gpu {
         PinnedMemory::new(&self.0.core, Backing::pinned(len, &self.0.core.budget)?)
     }
 
-    /// Lets the GPU see host memory of the caller's.
+    /// Lets the GPU see host memory of the caller's, and keeps `owner` alive until nothing can
+    /// touch it any more.
     ///
     /// # Errors
     /// The range is empty, null, or overlaps memory that this GPU knows.
     ///
     /// # Safety
-    /// Until the registration and every window of it are dropped *and* all that was enqueued
-    /// before has completed, the memory stays valid and is accessed by others only atomically,
-    /// or while neither this GPU nor a NIC does.
+    /// While `owner` lives, the memory stays valid and is accessed by others only atomically, or
+    /// while neither this GPU nor a NIC does. Without an owner this is so until the registration
+    /// and every window of it are dropped *and* all that was enqueued before has completed.
     pub unsafe fn register_host(
         &self,
         ptr: *mut u8,
         len: usize,
+        owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<HostRegistration, Error> {
         // SAFETY: the caller's promise.
-        HostRegistration::new(&self.0.core, unsafe {
-            Backing::registered(ptr, len, None)
-        }?)
-    }
-
-    /// Like [`register_host`](Self::register_host), and keeps `owner` alive until nothing can
-    /// touch the memory any more.
-    ///
-    /// # Errors
-    /// As for [`register_host`](Self::register_host).
-    ///
-    /// # Safety
-    /// While `owner` lives, the memory stays valid and is accessed by others only atomically,
-    /// or while neither this GPU nor a NIC does.
-    pub unsafe fn register_host_owned(
-        &self,
-        ptr: *mut u8,
-        len: usize,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> Result<HostRegistration, Error> {
-        // SAFETY: the caller's promise.
-        let memory = unsafe { Backing::registered(ptr, len, Some(owner)) }?;
+        let memory = unsafe { Backing::registered(ptr, len, owner) }?;
         HostRegistration::new(&self.0.core, memory)
     }
 

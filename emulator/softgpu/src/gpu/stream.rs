@@ -11,7 +11,7 @@ use crate::event::{Event, Mark};
 use crate::op::{DATA, Op, Target, Wait};
 use crate::queue::{Line, Producer, Ring, Submission};
 use crate::table::Cache;
-use crate::{DevAddr, Dims, Error, Kernel, LaunchError, MemOp, Object};
+use crate::{Cond, DevAddr, Dims, Error, Kernel, MemOp, Object};
 
 /// A queue of operations that the GPU runs in order. Clones share; when the last is dropped,
 /// what is enqueued still runs.
@@ -95,6 +95,8 @@ impl Shared {
     }
 }
 
+const WIDE: &str = "64-bit memory operations";
+
 /// Checks operands of one submission and finds where they are.
 struct Operands<'a> {
     core: &'a Core,
@@ -111,17 +113,17 @@ impl Operands<'_> {
     }
 
     #[inline]
-    fn word(&mut self, n: usize, addr: DevAddr, len: usize) -> Result<Target, Error> {
+    fn word(&mut self, n: usize, addr: DevAddr, wide: bool) -> Result<Target, Error> {
         let object = Object::MemOp(n);
-        if !addr.raw().is_multiple_of(len as u64) {
-            let align = len;
+        let align = if wide { 8 } else { 4 };
+        if addr.raw() & (align as u64 - 1) != 0 {
             return Err(Error::Misaligned {
                 object,
                 addr,
                 align,
             });
         }
-        self.bytes(object, addr, len)
+        self.bytes(object, addr, align)
     }
 
     /// Puts the `n`th memory operation of a submission into the ring.
@@ -135,71 +137,42 @@ impl Operands<'_> {
                 Err(Error::Unsupported { what })
             }
         };
-        let wait = |cond: crate::Cond, flush: bool| {
-            need(
-                caps.nor || cond != crate::Cond::Nor,
-                "waits with the condition NOR",
-            )?;
-            need(caps.flush || !flush, "waits that flush")
-        };
-        let wide = "64-bit memory operations";
         // Each arm writes its item where it belongs, not by way of the stack.
         match *op {
-            MemOp::Write32 {
+            MemOp::Write {
                 addr,
                 value,
-                fenced,
-            } => to.push(Op::Write {
-                at: self.word(n, addr, 4)?,
-                value: value.into(),
-                wide: false,
-                fenced,
-            }),
-            MemOp::Write64 {
-                addr,
-                value,
+                wide,
                 fenced,
             } => {
-                need(caps.memops64, wide)?;
+                need(caps.memops64 || !wide, WIDE)?;
                 to.push(Op::Write {
-                    at: self.word(n, addr, 8)?,
+                    at: self.word(n, addr, wide)?,
                     value,
-                    wide: true,
+                    wide,
                     fenced,
                 });
             }
-            MemOp::Wait32 {
+            MemOp::Wait {
                 addr,
                 value,
                 mask,
                 cond,
+                wide,
                 flush,
             } => {
-                wait(cond, flush)?;
+                need(caps.memops64 || !wide, WIDE)?;
+                need(
+                    caps.nor || cond != Cond::Nor,
+                    "waits with the condition NOR",
+                )?;
+                need(caps.flush || !flush, "waits that flush")?;
                 to.push(Op::Wait(Wait {
-                    at: self.word(n, addr, 4)?,
-                    value: value.into(),
-                    mask: mask.into(),
-                    cond,
-                    wide: false,
-                    flush,
-                }));
-            }
-            MemOp::Wait64 {
-                addr,
-                value,
-                mask,
-                cond,
-                flush,
-            } => {
-                need(caps.memops64, wide)?;
-                wait(cond, flush)?;
-                to.push(Op::Wait(Wait {
-                    at: self.word(n, addr, 8)?,
+                    at: self.word(n, addr, wide)?,
                     value,
                     mask,
                     cond,
-                    wide: true,
+                    wide,
                     flush,
                 }));
             }
@@ -250,50 +223,26 @@ impl Stream {
         &self.0.gpu
     }
 
-    /// Enqueues memory operations as one submission, all or nothing. Waits while the stream
-    /// is full. Nothing to do is no submission.
+    /// Enqueues memory operations as one submission, all or nothing. Waits while the stream is
+    /// full. Nothing to do is no submission. They may be made as they are enqueued: no list of
+    /// them has to exist.
     ///
     /// # Errors
     /// Too many operations; an operation that the GPU lacks; an address that is misaligned or
     /// lies in no live memory; the stream is capturing; the GPU has stopped.
-    pub fn submit(&self, ops: &[MemOp]) -> Result<(), Error> {
-        self.submit_ops(ops.iter().copied(), true)
-    }
-
-    /// Like [`submit`](Self::submit), for operations that are made as they are enqueued: no
-    /// list of them has to exist.
-    ///
-    /// # Errors
-    /// As for [`submit`](Self::submit).
     #[inline]
-    pub fn submit_each(
+    pub fn submit(
         &self,
-        ops: impl ExactSizeIterator<Item = MemOp> + Clone,
+        ops: impl IntoIterator<Item = MemOp, IntoIter: ExactSizeIterator + Clone>,
     ) -> Result<(), Error> {
-        self.submit_ops(ops, true)
-    }
-
-    /// Like [`submit`](Self::submit), but does not wait.
-    ///
-    /// # Errors
-    /// [`Error::StreamFull`], and those of [`submit`](Self::submit).
-    pub fn try_submit(&self, ops: &[MemOp]) -> Result<(), Error> {
-        self.submit_ops(ops.iter().copied(), false)
-    }
-
-    #[inline]
-    fn submit_ops(
-        &self,
-        ops: impl ExactSizeIterator<Item = MemOp> + Clone,
-        block: bool,
-    ) -> Result<(), Error> {
+        let ops = ops.into_iter();
         let limit = self.0.gpu.core().caps.batch_limit;
         if ops.len() > limit {
             let (stream, ops) = (self.id(), ops.len());
             return Err(Error::BatchTooLong { stream, ops, limit });
         }
         let n = ops.clone().map(|op| items(&op)).sum();
-        self.enqueue(n, block, |submission, operands| {
+        self.enqueue(n, |submission, operands| {
             for (n, op) in ops.clone().enumerate() {
                 operands.push(submission, n, &op)?;
             }
@@ -315,7 +264,7 @@ impl Stream {
         if dst.raw().abs_diff(src.raw()) < len as u64 {
             return Err(Error::Overlap { dst, src, len });
         }
-        self.enqueue(1, true, |submission, operands| {
+        self.enqueue(1, |submission, operands| {
             let to = operands.bytes(Object::CopyTo, dst, len)?;
             let from = operands.bytes(Object::CopyFrom, src, len)?;
             submission.push(Op::Copy { to, from, len });
@@ -332,7 +281,7 @@ impl Stream {
         if len == 0 {
             return self.check();
         }
-        self.enqueue(1, true, |submission, operands| {
+        self.enqueue(1, |submission, operands| {
             let to = operands.bytes(Object::Fill, dst, len)?;
             submission.push(Op::Fill { to, len, byte });
             Ok(())
@@ -346,24 +295,9 @@ impl Stream {
     /// # Errors
     /// `args` are not of the kernel's size; otherwise as for [`submit`](Self::submit).
     pub fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<(), Error> {
-        let (kernel_name, want, got) = (kernel.name(), kernel.args_len(), args.len());
-        if want > crate::MAX_ARGS {
-            return Err(LaunchError::ArgsTooLarge {
-                kernel: kernel_name,
-                want,
-            }
-            .into());
-        }
-        if want != got {
-            return Err(LaunchError::ArgsLength {
-                kernel: kernel_name,
-                want,
-                got,
-            }
-            .into());
-        }
+        kernel.check_args(args.len())?;
         let mut launch = Some(self.0.gpu.core().launches.take(kernel, dims, args));
-        self.enqueue(1, true, |submission, _| {
+        self.enqueue(1, |submission, _| {
             if let Some(launch) = launch.take() {
                 submission.push(Op::Launch(launch));
             }
@@ -377,7 +311,7 @@ impl Stream {
     /// # Errors
     /// As for [`submit`](Self::submit).
     pub fn record(&self, event: &Event) -> Result<(), Error> {
-        let upto = self.enqueue(1, true, |submission, _| {
+        let upto = self.enqueue(1, |submission, _| {
             submission.push(Op::Record);
             Ok(())
         })?;
@@ -396,7 +330,7 @@ impl Stream {
         let Some(mark) = event.mark().filter(|m| !Arc::ptr_eq(&m.ring, own)) else {
             return self.check();
         };
-        self.enqueue(1, true, |submission, _| {
+        self.enqueue(1, |submission, _| {
             submission.push(Op::WaitEvent {
                 ring: Arc::clone(&mark.ring),
                 upto: mark.upto,
@@ -492,7 +426,6 @@ impl Stream {
     fn enqueue(
         &self,
         items: usize,
-        block: bool,
         mut fill: impl FnMut(&mut Submission<'_, Op>, &mut Operands<'_>) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         let shared = &*self.0.shared;
@@ -515,10 +448,6 @@ impl Stream {
             if let Some(submitted) = submitted {
                 env.ring();
                 return Ok(submitted);
-            }
-            if !block {
-                let (stream, bound) = (shared.id, core.stream_bound);
-                return Err(Error::StreamFull { stream, bound });
             }
             // No lock is held while others step.
             env.wait_until(None, &mut || {

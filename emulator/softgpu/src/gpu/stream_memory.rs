@@ -1,11 +1,12 @@
 //! The memory of a stream as the device functions of its kernels see it: strong, or held back in
 //! a store buffer.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Core;
 use crate::kernel::StoreHook;
+use crate::span;
 use crate::store_buffer::StoreBuffer;
 
 /// Memory and clock of a stream.
@@ -47,45 +48,25 @@ impl StreamMemory {
 }
 
 impl StoreHook for StreamMemory {
-    unsafe fn store32(&self, ptr: *mut u32, value: u32) {
-        match self.held_back(ptr as u64, 4) {
-            // SAFETY: the alias is the same memory and lies in a live allocation, which is not
-            // unmapped before this stream's launch has retired with an empty buffer.
-            Some((mut buffer, alias)) => unsafe {
-                buffer.store(alias, &value.to_ne_bytes(), false);
-            },
-            // SAFETY: the caller's promise.
-            None => unsafe { AtomicU32::from_ptr(ptr) }.store(value, Ordering::Relaxed),
-        }
-    }
-
-    unsafe fn store64(&self, ptr: *mut u64, value: u64) {
-        match self.held_back(ptr as u64, 8) {
+    unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool) {
+        match self.held_back(ptr as u64, if wide { 8 } else { 4 }) {
             Some((mut buffer, alias)) => {
-                let tear = !buffer.just_fenced();
-                // SAFETY: as in `store32`.
-                unsafe { buffer.store(alias, &value.to_ne_bytes(), tear) };
+                let tear = wide && !buffer.just_fenced();
+                // SAFETY: the alias is the same memory and lies in a live allocation, which is not
+                // unmapped before this stream's launch has retired with an empty buffer.
+                unsafe { buffer.store_word(alias, value, wide, tear) };
             }
             // SAFETY: the caller's promise.
-            None => unsafe { AtomicU64::from_ptr(ptr) }.store(value, Ordering::Relaxed),
+            None => unsafe { span::store(ptr, value, wide, Ordering::Relaxed) },
         }
     }
 
-    unsafe fn load32(&self, ptr: *const u32) -> u32 {
-        match self.held_back(ptr as u64, 4) {
+    unsafe fn load(&self, ptr: *const u8, wide: bool) -> u64 {
+        match self.held_back(ptr as u64, if wide { 8 } else { 4 }) {
             // SAFETY: the alias is the same memory, as aligned as the pointer.
-            Some((buffer, alias)) => (unsafe { buffer.load(alias, 4) }) as u32,
+            Some((buffer, alias)) => unsafe { buffer.load(alias, wide) },
             // SAFETY: the caller's promise.
-            None => unsafe { AtomicU32::from_ptr(ptr.cast_mut()) }.load(Ordering::Acquire),
-        }
-    }
-
-    unsafe fn load64(&self, ptr: *const u64) -> u64 {
-        match self.held_back(ptr as u64, 8) {
-            // SAFETY: as in `load32`.
-            Some((buffer, alias)) => unsafe { buffer.load(alias, 8) },
-            // SAFETY: the caller's promise.
-            None => unsafe { AtomicU64::from_ptr(ptr.cast_mut()) }.load(Ordering::Acquire),
+            None => unsafe { span::load(ptr, wide) },
         }
     }
 

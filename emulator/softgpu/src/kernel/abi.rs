@@ -165,7 +165,7 @@ unsafe extern "C" fn softgpu_trap() -> ! {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn softgpu_store32(p: *mut u32, value: u32) {
     // SAFETY: the caller's promise, for the hook and for the pointer.
-    unsafe { thread().hook().store32(p, value) }
+    unsafe { thread().hook().store(p.cast(), value.into(), false) }
 }
 
 /// # Safety
@@ -173,7 +173,7 @@ unsafe extern "C" fn softgpu_store32(p: *mut u32, value: u32) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn softgpu_store64(p: *mut u64, value: u64) {
     // SAFETY: the caller's promise, for the hook and for the pointer.
-    unsafe { thread().hook().store64(p, value) }
+    unsafe { thread().hook().store(p.cast(), value, true) }
 }
 
 /// # Safety
@@ -181,7 +181,7 @@ unsafe extern "C" fn softgpu_store64(p: *mut u64, value: u64) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn softgpu_load32(p: *const u32) -> u32 {
     // SAFETY: the caller's promise, for the hook and for the pointer.
-    unsafe { thread().hook().load32(p) }
+    unsafe { thread().hook().load(p.cast(), false) as u32 }
 }
 
 /// # Safety
@@ -189,7 +189,7 @@ unsafe extern "C" fn softgpu_load32(p: *const u32) -> u32 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn softgpu_load64(p: *const u64) -> u64 {
     // SAFETY: the caller's promise, for the hook and for the pointer.
-    unsafe { thread().hook().load64(p) }
+    unsafe { thread().hook().load(p.cast(), true) }
 }
 
 /// # Safety

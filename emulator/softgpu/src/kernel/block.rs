@@ -9,8 +9,9 @@ use super::shared::Shared;
 use super::warp::{WARP, Warp, WarpCall, lanes};
 
 /// A barrier of the whole block; the numbers are those of `softgpu_barrier_kind`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum BarrierKind {
+    #[default]
     Sync,
     Or,
     And,
@@ -35,6 +36,7 @@ pub(super) type FiberId = u32;
 pub(super) type Released = Vec<(FiberId, u64)>;
 
 /// The state of a block that runs.
+#[derive(Default)]
 pub(super) struct Block {
     pub(super) index: [u32; 3],
     /// Counted rather than boxed, since its threads point to it too; the count stays one.
@@ -58,26 +60,6 @@ pub(super) struct Block {
 unsafe impl Send for Block {}
 
 impl Block {
-    pub(super) fn new() -> Block {
-        Block {
-            index: [0; 3],
-            shared: Rc::new(Shared::new()),
-            order: Order {
-                threads: 0,
-                step: 1,
-                offset: 0,
-            },
-            next: 0,
-            live: 0,
-            parked: 0,
-            barrier: BarrierKind::Sync,
-            votes: 0,
-            arrived: Vec::new(),
-            warps: Vec::new(),
-            by_thread: Vec::new(),
-        }
-    }
-
     /// Makes it a new block, none of whose threads has started.
     pub(super) fn reset(&mut self, index: [u32; 3], order: Order, dynamic_shared: u32) {
         let threads = order.threads;

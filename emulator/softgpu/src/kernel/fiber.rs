@@ -70,7 +70,7 @@ pub(super) struct Job {
 }
 
 /// The order in which the threads of a block start: `(step * position + offset) % threads`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Order {
     pub(super) threads: u32,
     /// Has no divisor in common with `threads`.
@@ -218,11 +218,7 @@ impl Fiber {
                 block_idx: [0; 3],
                 block_dim: [1; 3],
                 grid_dim: [1; 3],
-                order: Order {
-                    threads: 1,
-                    step: 1,
-                    offset: 0,
-                },
+                order: Order::default(),
             }),
             at: Cell::new(0),
             end: Cell::new(0),

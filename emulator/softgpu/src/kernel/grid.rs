@@ -11,7 +11,7 @@ use super::fiber::{Job, Misuse, Order, Request};
 use super::hook::{KernelContext, StoreHook};
 use super::pool::Lease;
 use super::work::BlockId;
-use super::{Dims, Fault, Kernel, LaunchError, MAX_ARGS};
+use super::{Dims, Fault, Kernel};
 
 /// In order, every so many turns one goes to a thread that spins, and, more rarely, since
 /// each takes stacks, to threads not yet started and to the next block, even while others
@@ -64,34 +64,14 @@ enum Turn {
 }
 
 impl Grid {
-    /// Prepares a launch; no thread runs yet.
-    ///
-    /// # Errors
-    /// The parameters are not of the kernel's size, or too large for any launch.
-    pub(crate) fn new(
-        kernel: &Kernel,
-        dims: Dims,
-        args: &[u8],
-        context: KernelContext,
-    ) -> Result<Grid, LaunchError> {
-        let name = kernel.name;
-        let want = kernel.args_len;
-        if want > MAX_ARGS {
-            return Err(LaunchError::ArgsTooLarge { kernel: name, want });
-        }
-        if args.len() != want {
-            let got = args.len();
-            return Err(LaunchError::ArgsLength {
-                kernel: name,
-                want,
-                got,
-            });
-        }
+    /// Prepares a launch with parameters of the kernel's size; no thread runs yet.
+    pub(crate) fn new(kernel: &Kernel, dims: Dims, args: &[u8], context: KernelContext) -> Grid {
+        debug_assert_eq!(kernel.check_args(args.len()), Ok(()));
         let KernelContext { hook, config } = context;
         let by_threads = config.resident_threads / dims.threads();
         let mut lease = config.pool.lease(config.stack_bytes);
         lease.set_args(args);
-        Ok(Grid {
+        Grid {
             lease,
             hook,
             kernel: *kernel,
@@ -102,7 +82,7 @@ impl Grid {
             turns: 0,
             rng: config.seed.map(Rng::with_seed),
             fault: None,
-        })
+        }
     }
 
     /// Stacks that the grid holds.

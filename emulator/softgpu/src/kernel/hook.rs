@@ -10,31 +10,20 @@ use super::GridConfig;
 /// The memory and clock that the device functions use. Called only while the grid runs, on
 /// the thread that steps the engine.
 pub(crate) trait StoreHook: Send + Sync {
-    /// Stores four bytes; visible to others at once, or late if memory is weak.
+    /// Stores a word, of 64 bits if it is `wide`, else of 32; visible to others at once, or late if
+    /// memory is weak. The halves of a wide one may become visible apart, unless a fence came just
+    /// before.
     ///
     /// # Safety
     /// `ptr` is aligned and valid for an atomic store, as a kernel sees memory, until the
     /// grid is done.
-    unsafe fn store32(&self, ptr: *mut u32, value: u32);
+    unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool);
 
-    /// Stores eight bytes; if memory is weak and no fence came just before, the two halves may
-    /// become visible apart.
+    /// Loads a word with acquire ordering; the stream's own held-back stores are seen.
     ///
     /// # Safety
-    /// As for [`store32`](Self::store32).
-    unsafe fn store64(&self, ptr: *mut u64, value: u64);
-
-    /// Loads four bytes with acquire ordering; the stream's own held-back stores are seen.
-    ///
-    /// # Safety
-    /// As for [`store32`](Self::store32), for a load.
-    unsafe fn load32(&self, ptr: *const u32) -> u32;
-
-    /// Loads eight bytes with acquire ordering; the stream's own held-back stores are seen.
-    ///
-    /// # Safety
-    /// As for [`store32`](Self::store32), for a load.
-    unsafe fn load64(&self, ptr: *const u64) -> u64;
+    /// As for [`store`](Self::store), for a load.
+    unsafe fn load(&self, ptr: *const u8, wide: bool) -> u64;
 
     /// Before an atomic operation on `len` bytes at `ptr`: makes the stream's own held-back
     /// stores to them visible.

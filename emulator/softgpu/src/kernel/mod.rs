@@ -70,6 +70,18 @@ impl Kernel {
     pub const fn args_len(&self) -> usize {
         self.args_len
     }
+
+    /// Checks the number of bytes that a launch gives as parameters.
+    pub(crate) fn check_args(&self, got: usize) -> Result<(), LaunchError> {
+        let (kernel, want) = (self.name, self.args_len);
+        if want > MAX_ARGS {
+            return Err(LaunchError::ArgsTooLarge { kernel, want });
+        }
+        if want != got {
+            return Err(LaunchError::ArgsLength { kernel, want, got });
+        }
+        Ok(())
+    }
 }
 
 /// The shape of a launch, within the limits of a GPU.

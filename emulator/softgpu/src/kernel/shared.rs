@@ -33,6 +33,7 @@ pub(super) enum SharedError {
 
 /// Storage that the threads of one block share: dynamic memory first, then variables, each
 /// known by the address of its declaration's key.
+#[derive(Default)]
 pub(super) struct Shared {
     /// Allocated when the block first asks for any, kept for the blocks after it.
     base: Cell<Option<NonNull<u8>>>,
@@ -43,14 +44,6 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new() -> Shared {
-        Shared {
-            base: Cell::new(None),
-            used: Cell::new(0),
-            names: RefCell::new(Vec::with_capacity(MAX_NAMES)),
-        }
-    }
-
     /// Makes it a new block's, with `dynamic` bytes of dynamic memory.
     pub(super) fn reset(&self, dynamic: u32) {
         let dynamic = dynamic as usize;

@@ -26,6 +26,7 @@ pub(super) struct Slot {
 }
 
 /// See the module.
+#[derive(Default)]
 pub(super) struct Work {
     stack_bytes: usize,
     pub(super) fibers: Vec<Slot>,
@@ -50,17 +51,7 @@ impl Work {
     pub(super) fn new(stack_bytes: usize) -> Work {
         Work {
             stack_bytes,
-            fibers: Vec::new(),
-            idle: Vec::new(),
-            ready: VecDeque::new(),
-            spinning: VecDeque::new(),
-            polled: VecDeque::new(),
-            sleeping: Vec::new(),
-            blocks: Vec::new(),
-            free_blocks: Vec::new(),
-            starting: VecDeque::new(),
-            released: Vec::new(),
-            args: Vec::new(),
+            ..Work::default()
         }
     }
 
@@ -105,7 +96,7 @@ impl Work {
     /// A block without threads, a new one if need be.
     pub(super) fn free_block(&mut self) -> BlockId {
         self.free_blocks.pop().unwrap_or_else(|| {
-            self.blocks.push(Block::new());
+            self.blocks.push(Block::default());
             (self.blocks.len() - 1) as BlockId
         })
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gds_step::{Env, Machine, Step, Time};
-use softgpu::{Config, DevAddr, Engine, Gpu, MemOp, Stream, Weak};
+use softgpu::{Cond, Config, DevAddr, Engine, Gpu, MemOp, Stream, Weak};
 
 /// A value that differs from another in a field or two.
 pub trait Changed: Sized {
@@ -124,51 +124,53 @@ pub fn weak(seed: u64) -> Config {
     Config::default().changed(|c| c.weak = Some(Weak::seeded(seed)))
 }
 
-pub fn write32(addr: DevAddr, value: u32) -> MemOp {
-    let fenced = true;
-    MemOp::Write32 {
+fn write(addr: DevAddr, value: u64, wide: bool, fenced: bool) -> MemOp {
+    MemOp::Write {
         addr,
         value,
+        wide,
         fenced,
     }
+}
+
+pub fn write32(addr: DevAddr, value: u32) -> MemOp {
+    write(addr, value.into(), false, true)
 }
 
 pub fn unfenced32(addr: DevAddr, value: u32) -> MemOp {
-    let fenced = false;
-    MemOp::Write32 {
-        addr,
-        value,
-        fenced,
-    }
+    write(addr, value.into(), false, false)
 }
 
 pub fn unfenced64(addr: DevAddr, value: u64) -> MemOp {
-    let fenced = false;
-    MemOp::Write64 {
+    write(addr, value, true, false)
+}
+
+/// Until the word fulfils the condition, without a flush.
+pub fn wait(addr: DevAddr, cond: Cond, value: u64, mask: u64, wide: bool) -> MemOp {
+    MemOp::Wait {
         addr,
         value,
-        fenced,
+        mask,
+        cond,
+        wide,
+        flush: false,
     }
+}
+
+/// The same, and what NICs wrote is visible then.
+pub fn flushing(mut wait: MemOp) -> MemOp {
+    if let MemOp::Wait { flush, .. } = &mut wait {
+        *flush = true;
+    }
+    wait
 }
 
 pub fn wait32(addr: DevAddr, value: u32) -> MemOp {
-    MemOp::Wait32 {
-        addr,
-        value,
-        mask: !0,
-        cond: softgpu::Cond::Eq,
-        flush: false,
-    }
+    wait(addr, Cond::Eq, value.into(), !0, false)
 }
 
 pub fn wait64(addr: DevAddr, value: u64) -> MemOp {
-    MemOp::Wait64 {
-        addr,
-        value,
-        mask: !0,
-        cond: softgpu::Cond::Eq,
-        flush: false,
-    }
+    wait(addr, Cond::Eq, value, !0, true)
 }
 
 /// Waits for the stream, without a deadline.

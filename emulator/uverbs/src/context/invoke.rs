@@ -9,29 +9,28 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::abi::core::{IoctlAttr, IoctlHdr, command};
-use crate::command::{Call, Pieces};
+use crate::command::{Call, Done, Pieces};
 use crate::context::Context;
+use crate::context::request::Request;
 use crate::user::User;
 
 /// The object and the method of an ioctl.
-pub(crate) const INVOKE_WRITE: (u16, u16) = (0, 0);
+pub(crate) const METHOD: (u16, u16) = (0, 0);
 
 const CORE_IN: u16 = 0;
 const CORE_OUT: u16 = 1;
 const WRITE_CMD: u16 = 2;
 const DRIVER_IN: u16 = 0x1000;
 const DRIVER_OUT: u16 = 0x1001;
-/// An attribute that must be understood.
-const MANDATORY: u16 = 1;
 /// Most attributes that are looked at.
-const MAX_ATTRS: usize = 16;
+pub(crate) const MAX_ATTRS: usize = 16;
 
 /// The number of the command that the ioctl whose header lies at `arg` carries out, if it is of
 /// that kind.
 pub fn invoked(user: &dyn User, arg: u64) -> Option<u32> {
     let mut hdr = IoctlHdr::default();
     user.read(arg, hdr.as_mut_bytes()).ok()?;
-    if (hdr.object_id, hdr.method_id) != INVOKE_WRITE {
+    if (hdr.object_id, hdr.method_id) != METHOD {
         return None;
     }
     let mut attrs = vec![IoctlAttr::default(); usize::from(hdr.num_attrs).min(MAX_ATTRS)];
@@ -42,20 +41,11 @@ pub fn invoked(user: &dyn User, arg: u64) -> Option<u32> {
 }
 
 impl Context {
-    /// Carries out the command in the `count` attributes at `at` in the process.
-    pub(crate) fn invoke(&self, at: u64, count: usize) -> Result<(), Errno> {
-        if count > MAX_ATTRS {
-            return Err(Errno::INVAL);
-        }
-        let user = &*self.device().user;
-        let mut attrs = vec![IoctlAttr::default(); count];
-        user.read(at, attrs.as_mut_bytes())?;
-        let known = [CORE_IN, CORE_OUT, WRITE_CMD, DRIVER_IN, DRIVER_OUT];
-        let foreign = |a: &IoctlAttr| a.flags & MANDATORY != 0 && !known.contains(&a.attr_id);
-        if attrs.iter().any(foreign) {
-            return Err(Errno::PROTONOSUPPORT);
-        }
-        let find = |id| attrs.iter().find(|a| a.attr_id == id);
+    /// Carries out the command in the attributes of a call.
+    pub(crate) fn invoke(&self, ask: &Request<'_>) -> Done {
+        ask.only_if(|id| matches!(id, CORE_IN..=WRITE_CMD | DRIVER_IN..=DRIVER_OUT))?;
+        let user = &*self.device.user;
+        let find = |id| ask.attrs.iter().find(|a| a.attr_id == id);
         let word = find(WRITE_CMD).ok_or(Errno::INVAL)?.data;
         let word = u32::try_from(word).map_err(|_| Errno::OPNOTSUPP)?;
         if word & !(command::EXTENDED | command::MASK) != 0 {

@@ -6,16 +6,16 @@
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::invoke::INVOKE_WRITE;
 use super::request::{Method, Request};
-use super::{Context, Object, Open, devx, dmabuf, queries};
+use super::{Context, Object, Open, devx, dmabuf, invoke, queries};
 use crate::abi::core::{IoctlAttr, IoctlHdr};
 use crate::abi::mlx5::ioctl::*;
-use crate::device::Device;
+use crate::command::Done;
 use crate::doorbells::{Doorbell, Doorbells};
 
 /// Most attributes of a call.
 const MAX_ATTRS: usize = 64;
+
 impl Context {
     /// Carries out the ioctl whose header lies at `arg` in the process.
     ///
@@ -33,54 +33,50 @@ impl Context {
         }
         let at = arg + size_of::<IoctlHdr>() as u64;
         let (object, method) = (hdr.object_id, hdr.method_id);
-        let run: Method = match (object, method) {
-            INVOKE_WRITE => return self.invoke(at, count),
-            (OBJECT_UAR, UAR_OBJ_ALLOC) => alloc_uar,
-            (OBJECT_UAR, UAR_OBJ_DESTROY) => destroy_uar,
-            _ => [devx::method, dmabuf::method, queries::method]
-                .into_iter()
-                .find_map(|of| of(object, method))
-                .ok_or(Errno::PROTONOSUPPORT)?,
+        let run: Option<Method> = match (object, method) {
+            invoke::METHOD => None,
+            (OBJECT_UAR, UAR_OBJ_ALLOC) => Some(alloc_uar),
+            (OBJECT_UAR, UAR_OBJ_DESTROY) => Some(destroy_uar),
+            _ => Some(
+                [devx::method, dmabuf::method, queries::method]
+                    .into_iter()
+                    .find_map(|of| of(object, method))
+                    .ok_or(Errno::PROTONOSUPPORT)?,
+            ),
         };
-        if count > MAX_ATTRS {
+        let most = run.map_or(invoke::MAX_ATTRS, |_| MAX_ATTRS);
+        if count > most {
             return Err(Errno::INVAL);
         }
         let mut attrs = vec![IoctlAttr::default(); count];
         user.read(at, attrs.as_mut_bytes())?;
-        self.with(|device, open| run(device, open, &Request { device, at, attrs }))
+        let device = &self.device;
+        let ask = Request { device, at, attrs };
+        match run {
+            None => self.invoke(&ask),
+            Some(run) => self.with(|open| run(open, &ask)),
+        }
     }
 }
 
 /// A doorbell page of one's own. Both types, for BlueFlame and not, are the same memory here.
-fn alloc_uar(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[
-        UAR_HANDLE,
-        UAR_TYPE,
-        UAR_MMAP_OFFSET,
-        UAR_MMAP_LENGTH,
-        UAR_PAGE_ID,
-    ])?;
+fn alloc_uar(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(UAR_HANDLE..=UAR_PAGE_ID)?;
     if ask.small(UAR_TYPE)? as u32 > 1 {
         return Err(Errno::INVAL);
     }
     let page = open.doorbells.allocate(ask.device)?;
     let index = page.index;
-    let handle = open.objects.insert(Object::Uar(page));
-    let answered = ask
-        .answer(UAR_MMAP_OFFSET, &Doorbells::offset(index).to_ne_bytes())
-        .and_then(|()| ask.answer(UAR_MMAP_LENGTH, &4096_u32.to_ne_bytes()))
-        .and_then(|()| ask.answer(UAR_PAGE_ID, &index.to_ne_bytes()))
-        .and_then(|()| ask.answer_handle(UAR_HANDLE, handle));
-    if answered.is_err() {
-        open.objects.remove(handle);
-        // Nobody knows it, so nobody uses it.
-        let _ = open.doorbells.free(ask.device, index);
-    }
-    answered
+    open.keep(ask.device, Object::Uar(page), |handle| {
+        ask.answer(UAR_MMAP_OFFSET, &Doorbells::offset(index).to_ne_bytes())?;
+        ask.answer(UAR_MMAP_LENGTH, &4096_u32.to_ne_bytes())?;
+        ask.answer(UAR_PAGE_ID, &index.to_ne_bytes())?;
+        ask.answer_handle(UAR_HANDLE, handle)
+    })
 }
 
-fn destroy_uar(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[UAR_HANDLE])?;
+fn destroy_uar(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(UAR_HANDLE..=UAR_HANDLE)?;
     let handle = ask.handle(UAR_HANDLE)?;
     let index = open.objects.doomed::<Doorbell>(handle)?.index;
     open.doorbells.free(ask.device, index)?;

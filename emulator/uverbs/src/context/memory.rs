@@ -5,12 +5,11 @@ use vmlx5::{Access, MrAttr, MrKeys, PdId};
 
 use crate::abi::core::*;
 use crate::abi::mlx5;
-use crate::address::{LinkLayer, Place};
-use crate::command::Call;
+use crate::address::LinkLayer;
+use crate::command::{Call, Done};
 use crate::context::Open;
-use crate::context::{AddressHandle, Object, Region};
+use crate::context::{AddressHandle, Object, Region, Registration};
 use crate::device::Device;
-use crate::error::errno;
 
 /// What a change of a region names.
 mod rereg {
@@ -21,144 +20,127 @@ mod rereg {
 
 const PAGE: u64 = 4096;
 
-/// What is to be registered.
-struct Wanted {
-    start: u64,
-    length: u64,
-    hca_va: u64,
-    pd: u32,
-    access: u32,
-}
-
 impl Open {
-    pub fn alloc_pd(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
-        let pd = device.nic.with(|nic| nic.alloc_pd()).map_err(errno)?;
-        let pd_handle = open.objects.insert(Object::Pd(pd));
-        let pdn = pd.number();
-        let answered = call
-            .driver_answer(&mlx5::AllocPdResp { pdn })
-            .and_then(|()| call.answer(&AllocPdResp { pd_handle }));
-        if answered.is_err() {
-            open.objects.remove(pd_handle);
-            // Nobody knows it, so nobody uses it.
-            let _ = device.nic.with(|nic| nic.dealloc_pd(pd));
-        }
-        answered
+    pub fn alloc_pd(&mut self, device: &Device, call: &Call<'_>) -> Done {
+        let pd = device.with_nic(|nic| nic.alloc_pd())?;
+        self.keep(device, Object::Pd(pd), |pd_handle| {
+            call.driver_answer(&mlx5::AllocPdResp { pdn: pd.number() })?;
+            call.answer(&AllocPdResp { pd_handle })
+        })
     }
 
-    pub fn dealloc_pd(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn dealloc_pd(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let handle = call.input::<Handle>()?.handle;
-        let pd = *open.objects.doomed::<PdId>(handle)?;
+        let pd = *self.objects.doomed::<PdId>(handle)?;
         // The NIC knows nothing of these.
         let uses = |object: &Object| matches!(object, Object::Ah(ah) if ah.pd == pd);
-        if open.objects.each().any(uses) {
+        if self.objects.each().any(uses) {
             return Err(Errno::BUSY);
         }
-        device.nic.with(|nic| nic.dealloc_pd(pd)).map_err(errno)?;
-        open.objects.remove(handle);
+        device.with_nic(|nic| nic.dealloc_pd(pd))?;
+        self.objects.remove(handle);
         Ok(())
     }
 
-    fn register(&self, device: &Device, want: &Wanted) -> Result<MrKeys, Errno> {
-        if want.start % PAGE != want.hca_va % PAGE {
+    /// Registers a region.
+    pub fn register(&self, device: &Device, of: Registration) -> Result<Region, Errno> {
+        if of.start % PAGE != of.hca_va % PAGE {
             return Err(Errno::INVAL);
         }
-        let rights = rights(want.access)?;
-        let ends = want.start.checked_add(want.length);
-        if want.length == 0 || ends.is_none() || want.hca_va.checked_add(want.length).is_none() {
+        let access = rights(of.access)?;
+        let ends = |start: u64| start.checked_add(of.length).is_some();
+        if of.length == 0 || !ends(of.start) || !ends(of.hca_va) {
             return Err(Errno::INVAL);
         }
-        let pd = *self.objects.get::<PdId>(want.pd)?;
-        let writable = rights.contains(Access::LOCAL_WRITE);
+        let pd = *self.objects.get::<PdId>(of.pd)?;
+        let writable = access.contains(Access::LOCAL_WRITE);
         let attr = MrAttr {
             pd,
-            va: want.hca_va,
-            len: want.length,
-            access: rights,
-            mem: device.user.memory(want.start, want.length, writable)?,
+            va: of.hca_va,
+            len: of.length,
+            access,
+            mem: match of.file {
+                Some(fd) => device.user.dmabuf(fd, of.start, of.length, writable)?,
+                None => device.user.memory(of.start, of.length, writable)?,
+            },
             mem_offset: 0,
         };
-        device.nic.with(|nic| nic.reg_mr(attr)).map_err(errno)
+        let keys = device.with_nic(|nic| nic.reg_mr(attr))?;
+        Ok(Region { keys, of })
     }
 
-    pub fn reg_mr(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn reg_mr(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: RegMr = call.input()?;
-        let want = Wanted {
+        let of = Registration {
             start: ask.start,
             length: ask.length,
             hca_va: ask.hca_va,
             pd: ask.pd_handle,
             access: ask.access_flags,
+            file: None,
         };
-        let keys = open.register(device, &want)?;
-        let mr_handle = open.objects.insert(Object::Mr(region(&want, keys)));
-        let answered = call.answer(&RegMrResp {
-            mr_handle,
-            lkey: keys.lkey,
-            rkey: keys.rkey,
-        });
-        if answered.is_err() {
-            open.objects.remove(mr_handle);
-            let _ = device.nic.with(|nic| nic.dereg_mr(keys.lkey));
-        }
-        answered
+        let region = self.register(device, of)?;
+        let MrKeys { lkey, rkey } = region.keys;
+        self.keep(device, Object::Mr(region), |mr_handle| {
+            call.answer(&RegMrResp {
+                mr_handle,
+                lkey,
+                rkey,
+            })
+        })
     }
 
     /// Registers a region anew, under new keys, and forgets the old registration.
-    pub fn rereg_mr(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn rereg_mr(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: ReregMr = call.input()?;
         let all = rereg::TRANSLATION | rereg::PD | rereg::ACCESS;
         if ask.flags == 0 || ask.flags & !all != 0 {
             return Err(Errno::INVAL);
         }
-        let moved = ask.flags & rereg::TRANSLATION != 0;
-        if moved && ask.start % PAGE != ask.hca_va % PAGE {
+        let has = |flag| ask.flags & flag != 0;
+        if has(rereg::TRANSLATION) && ask.start % PAGE != ask.hca_va % PAGE {
             return Err(Errno::INVAL);
         }
-        let old = open.objects.get::<Region>(ask.mr_handle)?;
-        if !old.own {
+        let region = self.objects.get::<Region>(ask.mr_handle)?;
+        let mut of = region.of;
+        if of.file.is_some() {
             return Err(Errno::OPNOTSUPP);
         }
-        let pick = |flag, new, old| if ask.flags & flag != 0 { new } else { old };
-        let want = Wanted {
-            start: if moved { ask.start } else { old.start },
-            length: if moved { ask.length } else { old.length },
-            hca_va: if moved { ask.hca_va } else { old.hca_va },
-            pd: pick(rereg::PD, ask.pd_handle, old.pd),
-            access: pick(rereg::ACCESS, ask.access_flags, old.access),
-        };
-        let former = old.keys.lkey;
-        let keys = open.register(device, &want)?;
-        *open.objects.get_mut::<Region>(ask.mr_handle)? = region(&want, keys);
-        let _ = device.nic.with(|nic| nic.dereg_mr(former));
-        call.answer(&ReregMrResp {
-            lkey: keys.lkey,
-            rkey: keys.rkey,
-        })
+        if has(rereg::TRANSLATION) {
+            (of.start, of.length, of.hca_va) = (ask.start, ask.length, ask.hca_va);
+        }
+        if has(rereg::PD) {
+            of.pd = ask.pd_handle;
+        }
+        if has(rereg::ACCESS) {
+            of.access = ask.access_flags;
+        }
+        let former = region.keys.lkey;
+        let region = self.register(device, of)?;
+        let MrKeys { lkey, rkey } = region.keys;
+        *self.objects.get_mut::<Region>(ask.mr_handle)? = region;
+        let _ = device.with_nic(|nic| nic.dereg_mr(former));
+        call.answer(&ReregMrResp { lkey, rkey })
     }
 
-    pub fn dereg_mr(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn dereg_mr(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let handle = call.input::<Handle>()?.handle;
-        let lkey = open.objects.doomed::<Region>(handle)?.keys.lkey;
-        device.nic.with(|nic| nic.dereg_mr(lkey)).map_err(errno)?;
-        open.objects.remove(handle);
+        let lkey = self.objects.doomed::<Region>(handle)?.keys.lkey;
+        device.with_nic(|nic| nic.dereg_mr(lkey))?;
+        self.objects.remove(handle);
         Ok(())
     }
 
     /// An address handle of Ethernet: the address of the next hop belongs to it, which a kernel
     /// finds out. Those of InfiniBand are made by the library alone.
-    pub fn create_ah(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn create_ah(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: CreateAh = call.input()?;
-        let pd = *open.objects.get::<PdId>(ask.pd_handle)?;
+        let pd = *self.objects.get::<PdId>(ask.pd_handle)?;
         let fabric = &device.config.fabric;
-        let port = ask.attr.port_num;
-        if port == 0 || port > fabric.ports {
+        let place = device.place(ask.attr.port_num);
+        if place.port == 0 || place.port > fabric.ports {
             return Err(Errno::INVAL);
         }
-        let place = Place {
-            device: device.config.index,
-            port,
-        };
         let gids = fabric.gids(place).len();
         let global = ask.attr.is_global != 0;
         if global && usize::from(ask.attr.grh.sgid_index) >= gids {
@@ -174,38 +156,17 @@ impl Open {
             say.dmac = fabric.mac(to);
         }
         say.response_length = call.driver_room().min(size_of_val(&say)) as u32;
-        let ah_handle = open.objects.insert(Object::Ah(AddressHandle { pd }));
-        let answered = call
-            .driver_answer(&say)
-            .and_then(|()| call.answer(&CreateAhResp { ah_handle }));
-        if answered.is_err() {
-            open.objects.remove(ah_handle);
-        }
-        answered
+        self.keep(device, Object::Ah(AddressHandle { pd }), |ah_handle| {
+            call.driver_answer(&say)?;
+            call.answer(&CreateAhResp { ah_handle })
+        })
     }
 
-    pub fn destroy_ah(_: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn destroy_ah(&mut self, _: &Device, call: &Call<'_>) -> Done {
         let handle = call.input::<Handle>()?.handle;
-        open.objects.doomed::<AddressHandle>(handle)?;
-        open.objects.remove(handle);
+        self.objects.doomed::<AddressHandle>(handle)?;
+        self.objects.remove(handle);
         Ok(())
-    }
-
-    /// There are no multicast groups, and datagrams of other kinds than those may not join one.
-    pub fn mcast(_: &Device, _: &mut Open, _: &Call<'_>) -> Result<(), Errno> {
-        Err(Errno::INVAL)
-    }
-}
-
-fn region(want: &Wanted, keys: MrKeys) -> Region {
-    Region {
-        keys,
-        start: want.start,
-        length: want.length,
-        hca_va: want.hca_va,
-        pd: want.pd,
-        access: want.access,
-        own: true,
     }
 }
 

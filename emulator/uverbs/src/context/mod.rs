@@ -26,7 +26,7 @@ use vmlx5::{MrKeys, PdId};
 
 use crate::abi::core::*;
 use crate::abi::mlx5;
-use crate::command::{Call, Shape, number};
+use crate::command::{Call, Done, Shape, number};
 use crate::device::{COMP_VECTORS, Device};
 use crate::doorbells::{DYNAMIC_REGISTERS, Doorbell, Doorbells};
 use crate::event::{EventFile, lock};
@@ -35,21 +35,8 @@ use crate::targets::Target;
 /// An open device file. Dropped, it is closed: its objects are gone.
 pub struct Context {
     pub(crate) device: Arc<Device>,
-    state: Mutex<State>,
-}
-
-/// A page to map: a memory file, and the bytes to map of it.
-pub struct Mapping {
-    /// A copy of the file's descriptor.
-    pub file: OwnedFd,
-    /// Where in the file the page lies.
-    pub offset: u64,
-}
-
-/// What lies behind the file.
-#[derive(Default)]
-struct State {
-    open: Option<Open>,
+    /// What the first command made.
+    open: Mutex<Option<Open>>,
 }
 
 /// A context after its first command.
@@ -72,23 +59,19 @@ pub(crate) struct Channel {
 }
 
 /// How a command is carried out.
-type Run = fn(&Device, &mut Open, &Call<'_>) -> Result<(), Errno>;
+type Run = fn(&mut Open, &Device, &Call<'_>) -> Done;
 
 impl Device {
     /// Opens the device file.
     pub fn open(self: &Arc<Device>) -> Context {
-        Context::new(Arc::clone(self))
+        Context {
+            device: Arc::clone(self),
+            open: Mutex::default(),
+        }
     }
 }
 
 impl Context {
-    pub(crate) fn new(device: Arc<Device>) -> Context {
-        Context {
-            device,
-            state: Mutex::default(),
-        }
-    }
-
     /// The device that was opened.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -117,46 +100,46 @@ impl Context {
         command: u32,
         extended: bool,
         call: impl FnOnce(Shape) -> Result<Call<'a>, Errno>,
-    ) -> Result<(), Errno> {
+    ) -> Done {
         let Some((shape, run)) = find(command, extended) else {
             return Err(Errno::OPNOTSUPP);
         };
         let call = call(shape)?;
-        let mut state = lock(&self.state);
-        match run {
-            None => state.open(&self.device, &call),
-            Some(run) => {
-                let open = state.open.as_mut().ok_or(Errno::INVAL)?;
-                run(&self.device, open, &call)
-            }
+        if let Some(run) = run {
+            return self.with(|open| run(open, &self.device, &call));
         }
+        let mut open = lock(&self.open);
+        if open.is_some() {
+            return Err(Errno::INVAL);
+        }
+        *open = Some(Open::new(&self.device, &call)?);
+        Ok(())
     }
 
-    /// The memory file behind an offset of `mmap` on the file.
+    /// The memory file of the page behind an offset of `mmap` on the file: all of it is to be
+    /// mapped.
     ///
     /// # Errors
     /// The error that `mmap` gives.
-    pub fn map(&self, offset: u64, len: usize) -> Result<Mapping, Errno> {
-        let mut state = lock(&self.state);
-        let open = state.open.as_mut().ok_or(Errno::INVAL)?;
-        let file = open.doorbells.map(&self.device, offset, len)?;
-        let file = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
-        Ok(Mapping { file, offset: 0 })
+    pub fn map(&self, offset: u64, len: usize) -> Result<OwnedFd, Errno> {
+        self.with(|open| {
+            let file = open.doorbells.map(&self.device, offset, len)?;
+            rustix::io::fcntl_dupfd_cloexec(file, 0)
+        })
     }
 
     /// Runs `f` on what the first command made.
     pub(crate) fn with<R>(
         &self,
-        f: impl FnOnce(&Device, &mut Open) -> Result<R, Errno>,
+        f: impl FnOnce(&mut Open) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
-        let mut state = lock(&self.state);
-        f(&self.device, state.open.as_mut().ok_or(Errno::INVAL)?)
+        f(lock(&self.open).as_mut().ok_or(Errno::INVAL)?)
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if let Some(mut open) = lock(&self.state).open.take() {
+        if let Some(mut open) = lock(&self.open).take() {
             for object in open.objects.drain() {
                 open.discard(&self.device, object);
             }
@@ -166,12 +149,9 @@ impl Drop for Context {
     }
 }
 
-impl State {
+impl Open {
     /// The first command.
-    fn open(&mut self, device: &Device, call: &Call<'_>) -> Result<(), Errno> {
-        if self.open.is_some() {
-            return Err(Errno::INVAL);
-        }
+    fn new(device: &Device, call: &Call<'_>) -> Result<Open, Errno> {
         let least = size_of::<mlx5::AllocUcontextReq>();
         let ask: mlx5::AllocUcontextReqV2 = call.driver_input(least)?;
         if ask.comp_mask != 0 || ask.reserved0 != 0 || ask.reserved1 != 0 || ask.reserved2 != 0 {
@@ -212,19 +192,16 @@ impl State {
         let _ = fd.into_raw_fd();
         let events = Arc::new(events);
         lock(&device.targets).add_context(&events);
-        self.open = Some(Open {
+        Ok(Open {
             objects: Handles::default(),
             doorbells,
             channels: Vec::new(),
             devx: ask.flags & mlx5::context_flag::DEVX != 0,
             umem_ids: devx::FIRST_ID,
             events,
-        });
-        Ok(())
+        })
     }
-}
 
-impl Open {
     /// What the events of an object must carry as its owner: those of completions are told on
     /// `channel`, all others on the context's file, with the user's name of it.
     pub fn track(&self, device: &Device, handle: u64, channel: Option<Arc<EventFile>>) -> u64 {
@@ -242,111 +219,117 @@ impl Open {
         channel.map(|c| Arc::clone(&c.file)).ok_or(Errno::BADF)
     }
 
-    fn create_channel(_: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    fn create_channel(&mut self, _: &Device, call: &Call<'_>) -> Done {
         let (file, fd) = EventFile::new()?;
         let raw = fd.as_raw_fd();
         call.answer(&CreateCompChannelResp { fd: raw as u32 })?;
         let raw = fd.into_raw_fd();
         // Those that the user has closed. Queues that tell events there hold them.
-        open.channels
+        self.channels
             .retain(|c| c.fd != raw && c.file.is_known_by(c.fd));
-        open.channels.push(Channel {
+        self.channels.push(Channel {
             fd: raw,
             file: Arc::new(file),
         });
         Ok(())
     }
 
-    /// Does away with an object when its file is closed.
+    /// Gives an object a handle, which `answer` tells the user; one that the user does not hear
+    /// of is discarded.
+    pub fn keep(
+        &mut self,
+        device: &Device,
+        object: Object,
+        answer: impl FnOnce(u32) -> Done,
+    ) -> Done {
+        let handle = self.objects.insert(object);
+        let answered = answer(handle);
+        if answered.is_err()
+            && let Some(object) = self.objects.remove(handle)
+        {
+            self.discard(device, object);
+        }
+        answered
+    }
+
+    /// Does away with an object that nothing uses: what used it was discarded before, or the user
+    /// does not know it. So the NIC has no reason to refuse.
     fn discard(&mut self, device: &Device, object: Object) {
-        match &object {
-            Object::Qp(qp) => {
-                self.drop_qp(device, qp);
-            }
+        let _ = match object {
+            Object::Pd(pd) => device.with_nic(|nic| nic.dealloc_pd(pd)),
+            Object::Mr(mr) => device.with_nic(|nic| nic.dereg_mr(mr.keys.lkey)),
             Object::Cq(cq) => {
                 device.untrack(cq.owner);
+                device.with_nic(|nic| nic.destroy_cq(cq.cqn))
             }
             Object::Srq(srq) => {
                 device.untrack(srq.owner);
+                device.with_nic(|nic| nic.destroy_srq(srq.srqn))
             }
-            _ => {}
-        }
-        if let Object::Devx(made) = &object {
-            let _ = made.remove(device);
-        }
-        // What used it was discarded before, so the NIC has no reason to refuse.
-        let _ = device.nic.with(|nic| match object {
-            Object::Pd(pd) => nic.dealloc_pd(pd),
-            Object::Mr(mr) => nic.dereg_mr(mr.keys.lkey),
-            Object::Cq(cq) => nic.destroy_cq(cq.cqn),
-            Object::Srq(srq) => nic.destroy_srq(srq.srqn),
-            Object::Qp(_) | Object::Ah(_) | Object::Uar(_) => Ok(()),
-            Object::Umem(_) | Object::Devx(_) => Ok(()),
-        });
-    }
-}
-
-/// The shape of a command with input `I` and answer `A`; `true`: its input starts with the
-/// address of the answer.
-const fn shape<I, A>(addressed: bool) -> Shape {
-    Shape {
-        input: size_of::<I>(),
-        answer: size_of::<A>(),
-        addressed,
+            Object::Qp(qp) => {
+                self.drop_qp(device, &qp);
+                Ok(())
+            }
+            Object::Uar(page) => self.doorbells.free(device, page.index),
+            Object::Devx(made) => made.remove(device),
+            Object::Ah(_) | Object::Umem(_) => Ok(()),
+        };
     }
 }
 
 /// How a command is carried out; without a function it is the first one.
 fn find(number: u32, extended: bool) -> Option<(Shape, Option<Run>)> {
     use command::*;
-    let (shape, run): (Shape, Run) = match (number, extended) {
-        (GET_CONTEXT, false) => return Some((shape::<GetContext, GetContextResp>(true), None)),
-        (QUERY_DEVICE, false) => (shape::<QueryDevice, QueryDeviceResp>(true), |d, _, c| {
-            d.query(c)
-        }),
-        (QUERY_DEVICE, true) => (shape::<ExQueryDevice, u64>(false), |d, _, c| {
-            d.query_extended(c)
-        }),
-        (QUERY_PORT, false) => (shape::<QueryPort, QueryPortResp>(true), |d, _, c| {
-            d.query_port(c)
-        }),
-        (ALLOC_PD, false) => (shape::<AllocPd, AllocPdResp>(true), Open::alloc_pd),
-        (DEALLOC_PD, false) => (shape::<Handle, ()>(false), Open::dealloc_pd),
-        (CREATE_AH, false) => (shape::<CreateAh, CreateAhResp>(true), Open::create_ah),
-        (DESTROY_AH, false) => (shape::<Handle, ()>(false), Open::destroy_ah),
-        (REG_MR, false) => (shape::<RegMr, RegMrResp>(true), Open::reg_mr),
-        (REREG_MR, false) => (shape::<ReregMr, ReregMrResp>(true), Open::rereg_mr),
-        (DEREG_MR, false) => (shape::<Handle, ()>(false), Open::dereg_mr),
-        (CREATE_COMP_CHANNEL, false) => (
-            shape::<CreateCompChannel, CreateCompChannelResp>(true),
-            Open::create_channel,
-        ),
-        (CREATE_CQ, false) => (shape::<CreateCq, CreateCqResp>(true), Open::create_cq),
-        (CREATE_CQ, true) => (
-            shape::<ExCreateCq, ExCreateCqResp>(false),
-            Open::create_cq_extended,
-        ),
-        (DESTROY_CQ, false) => (shape::<DestroyCq, DestroyCqResp>(true), Open::destroy_cq),
-        (CREATE_QP, false) => (shape::<CreateQp, CreateQpResp>(true), Open::create_qp),
-        (CREATE_QP, true) => (
-            shape::<ExCreateQp, ExCreateQpResp>(false),
-            Open::create_qp_extended,
-        ),
-        (QUERY_QP, false) => (shape::<QueryQp, QueryQpResp>(true), Open::query_qp),
-        (MODIFY_QP, false) => (shape::<ModifyQp, ()>(false), Open::modify_qp),
-        (MODIFY_QP, true) => (
-            shape::<ModifyQp, ExModifyQpResp>(false),
-            Open::modify_qp_extended,
-        ),
-        (DESTROY_QP, false) => (shape::<DestroyQp, DestroyQpResp>(true), Open::destroy_qp),
-        (CREATE_SRQ, false) => (shape::<CreateSrq, CreateSrqResp>(true), Open::create_srq),
-        (MODIFY_SRQ, false) => (shape::<ModifySrq, ()>(false), Open::modify_srq),
-        (QUERY_SRQ, false) => (shape::<QuerySrq, QuerySrqResp>(true), Open::query_srq),
-        (DESTROY_SRQ, false) => (shape::<DestroySrq, DestroySrqResp>(true), Open::destroy_srq),
-        (ATTACH_MCAST | DETACH_MCAST, false) => (shape::<McastAttach, ()>(false), Open::mcast),
+    /// An input of type `I` and an answer of type `A`.
+    const fn shape<I, A>(addressed: bool) -> Shape {
+        Shape {
+            input: size_of::<I>(),
+            answer: size_of::<A>(),
+            addressed,
+        }
+    }
+    /// A command whose input says where its answer goes.
+    fn asks<I, A>(run: Run) -> (Shape, Option<Run>) {
+        (shape::<I, A>(true), Some(run))
+    }
+    /// A command that is extended, or is not answered.
+    fn tells<I, A>(run: Run) -> (Shape, Option<Run>) {
+        (shape::<I, A>(false), Some(run))
+    }
+    Some(match (number, extended) {
+        (GET_CONTEXT, false) => (shape::<GetContext, GetContextResp>(true), None),
+        (QUERY_DEVICE, false) => asks::<QueryDevice, QueryDeviceResp>(|_, d, c| d.query(c)),
+        (QUERY_DEVICE, true) => tells::<ExQueryDevice, u64>(|_, d, c| d.query_extended(c)),
+        (QUERY_PORT, false) => asks::<QueryPort, QueryPortResp>(|_, d, c| d.query_port(c)),
+        (ALLOC_PD, false) => asks::<AllocPd, AllocPdResp>(Open::alloc_pd),
+        (DEALLOC_PD, false) => tells::<Handle, ()>(Open::dealloc_pd),
+        (CREATE_AH, false) => asks::<CreateAh, CreateAhResp>(Open::create_ah),
+        (DESTROY_AH, false) => tells::<Handle, ()>(Open::destroy_ah),
+        (REG_MR, false) => asks::<RegMr, RegMrResp>(Open::reg_mr),
+        (REREG_MR, false) => asks::<ReregMr, ReregMrResp>(Open::rereg_mr),
+        (DEREG_MR, false) => tells::<Handle, ()>(Open::dereg_mr),
+        (CREATE_COMP_CHANNEL, false) => {
+            asks::<CreateCompChannel, CreateCompChannelResp>(Open::create_channel)
+        }
+        (CREATE_CQ, false) => asks::<CreateCq, CreateCqResp>(Open::create_cq),
+        (CREATE_CQ, true) => tells::<ExCreateCq, ExCreateCqResp>(Open::create_cq_extended),
+        (DESTROY_CQ, false) => asks::<DestroyCq, DestroyCqResp>(Open::destroy_cq),
+        (CREATE_QP, false) => asks::<CreateQp, CreateQpResp>(Open::create_qp),
+        (CREATE_QP, true) => tells::<ExCreateQp, ExCreateQpResp>(Open::create_qp_extended),
+        (QUERY_QP, false) => asks::<QueryQp, QueryQpResp>(Open::query_qp),
+        (MODIFY_QP, false) => tells::<ModifyQp, ()>(Open::modify_qp),
+        (MODIFY_QP, true) => tells::<ModifyQp, ExModifyQpResp>(Open::modify_qp_extended),
+        (DESTROY_QP, false) => asks::<DestroyQp, DestroyQpResp>(Open::destroy_qp),
+        (CREATE_SRQ, false) => asks::<CreateSrq, CreateSrqResp>(Open::create_srq),
+        (MODIFY_SRQ, false) => tells::<ModifySrq, ()>(Open::modify_srq),
+        (QUERY_SRQ, false) => asks::<QuerySrq, QuerySrqResp>(Open::query_srq),
+        (DESTROY_SRQ, false) => asks::<DestroySrq, DestroySrqResp>(Open::destroy_srq),
+        // There are no multicast groups, and connections may not join one.
+        (ATTACH_MCAST | DETACH_MCAST, false) => {
+            tells::<McastAttach, ()>(|_, _, _| Err(Errno::INVAL))
+        }
         _ => return None,
-    };
-    Some((shape, Some(run)))
+    })
 }
 
 /// An object of a context.
@@ -371,13 +354,19 @@ pub(crate) struct AddressHandle {
 pub(crate) struct Region {
     pub keys: MrKeys,
     /// As registered, for a change of parts of it.
+    pub of: Registration,
+}
+
+/// What is registered.
+#[derive(Clone, Copy)]
+pub(crate) struct Registration {
     pub start: u64,
     pub length: u64,
     pub hca_va: u64,
     pub pd: u32,
     pub access: u32,
-    /// Its memory is the process's own, and not that of a file.
-    pub own: bool,
+    /// The descriptor of the file whose memory it is; without one it is the process's own.
+    pub file: Option<i32>,
 }
 
 /// The kinds of objects that have an own type here.

@@ -6,31 +6,26 @@ use vmlx5::{Access, AttrChange, Modify, Mtu, Path, Qpn, Service};
 
 use crate::abi::core::*;
 use crate::abi::mlx5;
-use crate::address::{LinkLayer, Place};
-use crate::command::Call;
+use crate::address::LinkLayer;
+use crate::command::{Call, Done};
 use crate::context::Open;
 use crate::context::queues::QueuePair;
 use crate::device::{Device, MAX_RD_ATOMIC};
-use crate::error::errno;
 use crate::event::lock;
 use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
 
 impl Open {
-    pub fn modify_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn modify_qp(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: ModifyQp = call.input()?;
-        open.modify(device, &ask)
+        self.modify(device, &ask)
     }
 
-    pub fn modify_qp_extended(
-        device: &Device,
-        open: &mut Open,
-        call: &Call<'_>,
-    ) -> Result<(), Errno> {
+    pub fn modify_qp_extended(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: ModifyQp = call.input()?;
         if ask.attr_mask & attr::RATE_LIMIT != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        open.modify(device, &ask)?;
+        self.modify(device, &ask)?;
         call.answer(&ExModifyQpResp {
             comp_mask: 0,
             response_length: size_of::<ExModifyQpResp>() as u32,
@@ -40,9 +35,9 @@ impl Open {
         call.driver_answer(&own)
     }
 
-    fn modify(&mut self, device: &Device, ask: &ModifyQp) -> Result<(), Errno> {
+    fn modify(&mut self, device: &Device, ask: &ModifyQp) -> Done {
         let qp = self.objects.get_mut::<Box<QueuePair>>(ask.qp_handle)?;
-        let info = device.nic.with(|nic| nic.query_qp(qp.qpn)).map_err(errno)?;
+        let info = device.with_nic(|nic| nic.query_qp(qp.qpn))?;
         let now = transitions::number(info.state);
         let has = |bit| ask.attr_mask & bit != 0;
         let from = if has(attr::CUR_STATE) {
@@ -101,8 +96,7 @@ impl Open {
         };
         let also = (also != AttrChange::default()).then_some(Modify::Attr(also));
         for change in [first, change, also].into_iter().flatten() {
-            let done = device.nic.with(|nic| nic.modify_qp(qp.qpn, change));
-            done.map_err(errno)?;
+            device.with_nic(|nic| nic.modify_qp(qp.qpn, change))?;
             device.user.ring();
         }
         qp.set = if to == RESET {
@@ -165,7 +159,7 @@ fn merge(before: &ModifyQp, ask: &ModifyQp) -> ModifyQp {
 }
 
 /// Checks the values that a modification names.
-fn check_values(device: &Device, ask: &ModifyQp) -> Result<(), Errno> {
+fn check_values(device: &Device, ask: &ModifyQp) -> Done {
     let has = |bit| ask.attr_mask & bit != 0;
     let fabric = &device.config.fabric;
     let ports = 1..=fabric.ports;
@@ -185,11 +179,7 @@ fn check_values(device: &Device, ask: &ModifyQp) -> Result<(), Errno> {
         return Err(Errno::INVAL);
     }
     if has(attr::AV) {
-        let place = Place {
-            device: device.config.index,
-            port: ask.dest.port_num,
-        };
-        let gids = fabric.gids(place).len();
+        let gids = fabric.gids(device.place(ask.dest.port_num)).len();
         let global = ask.dest.is_global != 0;
         let needs_global = fabric.link == LinkLayer::Ethernet;
         if global && usize::from(ask.dest.sgid_index) >= gids || needs_global && !global {

@@ -6,7 +6,8 @@ use zerocopy::IntoBytes;
 
 use crate::abi::core::ioctl::*;
 use crate::abi::core::{GidEntry, QueryPortRespEx};
-use crate::address::{GidType, LinkLayer, Place};
+use crate::address::{GidType, LinkLayer};
+use crate::command::Done;
 use crate::context::Open;
 use crate::context::Region;
 use crate::context::request::{Method, Request};
@@ -23,11 +24,11 @@ pub(crate) fn method(object: u16, method: u16) -> Option<Method> {
     })
 }
 
-fn port(device: &Device, _: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[QUERY_PORT_NUM, QUERY_PORT_RESP])?;
+fn port(_: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(QUERY_PORT_NUM..=QUERY_PORT_RESP)?;
     let number = u8::try_from(ask.small(QUERY_PORT_NUM)?).map_err(|_| Errno::INVAL)?;
     let say = QueryPortRespEx {
-        legacy_resp: device.port(number)?,
+        legacy_resp: ask.device.port(number)?,
         ..QueryPortRespEx::default()
     };
     ask.answer(QUERY_PORT_RESP, say.as_bytes())
@@ -36,10 +37,6 @@ fn port(device: &Device, _: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
 /// The GIDs of a port.
 fn gids(device: &Device, port: u8) -> Vec<GidEntry> {
     let fabric = &device.config.fabric;
-    let place = Place {
-        device: device.config.index,
-        port,
-    };
     let entry = |(index, (gid, kind)): (usize, ([u8; 16], GidType))| GidEntry {
         gid,
         gid_index: index as u32,
@@ -51,25 +48,20 @@ fn gids(device: &Device, port: u8) -> Vec<GidEntry> {
         },
         netdev_ifindex: 0,
     };
-    let all = fabric.gids(place).into_iter().enumerate();
+    let all = fabric.gids(device.place(port)).into_iter().enumerate();
     all.map(entry).collect()
 }
 
 /// All GIDs of all ports, as far as there is room.
-fn gid_table(device: &Device, _: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[
-        GID_TABLE_ENTRY_SIZE,
-        GID_TABLE_FLAGS,
-        GID_TABLE_RESP_ENTRIES,
-        GID_TABLE_RESP_NUM,
-    ])?;
+fn gid_table(_: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(GID_TABLE_ENTRY_SIZE..=GID_TABLE_RESP_NUM)?;
     let size = ask.small(GID_TABLE_ENTRY_SIZE)? as usize;
     if ask.small(GID_TABLE_FLAGS)? != 0 || size < size_of::<GidEntry>() {
         return Err(Errno::INVAL);
     }
     let room = ask.room(GID_TABLE_RESP_ENTRIES, 0)? / size;
-    let ports = 1..=device.config.fabric.ports;
-    let all: Vec<GidEntry> = ports.flat_map(|port| gids(device, port)).collect();
+    let ports = 1..=ask.device.config.fabric.ports;
+    let all: Vec<GidEntry> = ports.flat_map(|port| gids(ask.device, port)).collect();
     if all.len() > room {
         return Err(Errno::INVAL);
     }
@@ -83,35 +75,24 @@ fn gid_table(device: &Device, _: &mut Open, ask: &Request<'_>) -> Result<(), Err
     ask.answer(GID_TABLE_RESP_NUM, &number.to_ne_bytes())
 }
 
-fn gid_entry(device: &Device, _: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[
-        GID_ENTRY_PORT,
-        GID_ENTRY_INDEX,
-        GID_ENTRY_FLAGS,
-        GID_ENTRY_RESP,
-    ])?;
+fn gid_entry(_: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(GID_ENTRY_PORT..=GID_ENTRY_RESP)?;
     let port = u8::try_from(ask.small(GID_ENTRY_PORT)?).map_err(|_| Errno::INVAL)?;
-    let ports = 1..=device.config.fabric.ports;
+    let ports = 1..=ask.device.config.fabric.ports;
     if ask.small(GID_ENTRY_FLAGS)? != 0 || !ports.contains(&port) {
         return Err(Errno::INVAL);
     }
     let index = usize::try_from(ask.small(GID_ENTRY_INDEX)?).map_err(|_| Errno::INVAL)?;
-    let all = gids(device, port);
+    let all = gids(ask.device, port);
     let entry = all.get(index).ok_or(Errno::INVAL)?;
     ask.answer(GID_ENTRY_RESP, entry.as_bytes())
 }
 
-fn region(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[
-        QUERY_MR_HANDLE,
-        QUERY_MR_LKEY,
-        QUERY_MR_RKEY,
-        QUERY_MR_LENGTH,
-        QUERY_MR_IOVA,
-    ])?;
+fn region(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(QUERY_MR_HANDLE..=QUERY_MR_IOVA)?;
     let region = open.objects.get::<Region>(ask.handle(QUERY_MR_HANDLE)?)?;
     ask.answer(QUERY_MR_LKEY, &region.keys.lkey.to_ne_bytes())?;
     ask.answer(QUERY_MR_RKEY, &region.keys.rkey.to_ne_bytes())?;
-    ask.answer(QUERY_MR_LENGTH, &region.length.to_ne_bytes())?;
-    ask.answer(QUERY_MR_IOVA, &region.hca_va.to_ne_bytes())
+    ask.answer(QUERY_MR_LENGTH, &region.of.length.to_ne_bytes())?;
+    ask.answer(QUERY_MR_IOVA, &region.of.hca_va.to_ne_bytes())
 }

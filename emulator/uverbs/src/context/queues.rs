@@ -9,13 +9,12 @@ use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, Scatter, Service, SqAttr, Ua
 
 use crate::abi::core::*;
 use crate::abi::mlx5::{self, cq_flag, qp_flag};
-use crate::command::Call;
+use crate::command::{Call, Done};
 use crate::context::Object;
 use crate::context::Open;
 use crate::context::shared_receives::SharedReceives;
 use crate::device::{COMP_VECTORS, Device, MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WQE};
 use crate::doorbells::Doorbells;
-use crate::error::errno;
 use crate::transitions;
 
 /// A completion queue of a context.
@@ -45,33 +44,20 @@ mod ex_cq_flag {
     pub const IGNORE_OVERRUN: u32 = 1 << 1;
 }
 
-/// What both ways to create a completion queue say.
-struct CqAsk {
-    user_handle: u64,
-    cqe: u32,
-    comp_vector: u32,
-    channel: i32,
-    ignore_overrun: bool,
-}
-
 impl Open {
-    pub fn create_cq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn create_cq(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: CreateCq = call.input()?;
-        let ask = CqAsk {
+        let ask = ExCreateCq {
             user_handle: ask.user_handle,
             cqe: ask.cqe,
             comp_vector: ask.comp_vector,
-            channel: ask.comp_channel,
-            ignore_overrun: false,
+            comp_channel: ask.comp_channel,
+            ..ExCreateCq::default()
         };
-        open.make_cq(device, call, &ask, |say| call.answer(say))
+        self.make_cq(device, call, &ask, |say| call.answer(say))
     }
 
-    pub fn create_cq_extended(
-        device: &Device,
-        open: &mut Open,
-        call: &Call<'_>,
-    ) -> Result<(), Errno> {
+    pub fn create_cq_extended(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: ExCreateCq = call.input()?;
         if ask.comp_mask != 0 || ask.reserved != 0 {
             return Err(Errno::INVAL);
@@ -79,14 +65,7 @@ impl Open {
         if ask.flags & !(ex_cq_flag::TIMESTAMP | ex_cq_flag::IGNORE_OVERRUN) != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        let ask = CqAsk {
-            user_handle: ask.user_handle,
-            cqe: ask.cqe,
-            comp_vector: ask.comp_vector,
-            channel: ask.comp_channel,
-            ignore_overrun: ask.flags & ex_cq_flag::IGNORE_OVERRUN != 0,
-        };
-        open.make_cq(device, call, &ask, |&base| {
+        self.make_cq(device, call, &ask, |&base| {
             call.answer(&ExCreateCqResp {
                 base,
                 comp_mask: 0,
@@ -99,9 +78,9 @@ impl Open {
         &mut self,
         device: &Device,
         call: &Call<'_>,
-        ask: &CqAsk,
-        answer: impl FnOnce(&CreateCqResp) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
+        ask: &ExCreateCq,
+        answer: impl FnOnce(&CreateCqResp) -> Done,
+    ) -> Done {
         // An older library says nothing of the page.
         let least = std::mem::offset_of!(mlx5::CreateCq, uar_page_index) - 4;
         let own: mlx5::CreateCq = call.driver_input(least)?;
@@ -117,7 +96,7 @@ impl Open {
         let named = own.flags & cq_flag::UAR_PAGE_INDEX != 0;
         let named = named.then_some(own.uar_page_index.into());
         let page = self.doorbells.of_queues(device, named)?;
-        let channel = match ask.channel {
+        let channel = match ask.comp_channel {
             fd if fd >= 0 => Some(self.channel(fd)?),
             _ => None,
         };
@@ -133,60 +112,49 @@ impl Open {
         let owner = self.track(device, ask.user_handle, channel);
         let attr = CqAttr {
             record: Some((record, 0)),
-            ignore_overrun: ask.ignore_overrun,
+            ignore_overrun: ask.flags & ex_cq_flag::IGNORE_OVERRUN != 0,
             owner,
             events,
             ..CqAttr::new(mem, 0, log_entries)
         };
-        let created = device.nic.with(|nic| nic.create_cq(attr));
-        let cqn = created.map_err(errno).inspect_err(|_| {
+        let created = device.with_nic(|nic| nic.create_cq(attr));
+        let cqn = created.inspect_err(|_| {
             device.untrack(owner);
         })?;
         let cq = CompletionQueue { cqn, owner };
-        let cq_handle = self.objects.insert(Object::Cq(cq));
-        let driver = mlx5::CreateCqResp {
-            cqn: cqn.0,
-            reserved: 0,
-        };
-        let say = CreateCqResp {
-            cq_handle,
-            cqe: entries - 1,
-        };
-        let answered = call.driver_answer(&driver).and_then(|()| answer(&say));
-        if answered.is_err()
-            && let Some(Object::Cq(cq)) = self.objects.remove(cq_handle)
-        {
-            let _ = device.nic.with(|nic| nic.destroy_cq(cqn));
-            device.untrack(cq.owner);
-        }
-        answered
+        self.keep(device, Object::Cq(cq), |cq_handle| {
+            call.driver_answer(&mlx5::CreateCqResp {
+                cqn: cqn.0,
+                reserved: 0,
+            })?;
+            answer(&CreateCqResp {
+                cq_handle,
+                cqe: entries - 1,
+            })
+        })
     }
 
-    pub fn destroy_cq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn destroy_cq(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: DestroyCq = call.input()?;
-        let cq = open.objects.doomed::<CompletionQueue>(ask.cq_handle)?;
+        let cq = self.objects.doomed::<CompletionQueue>(ask.cq_handle)?;
         let (cqn, owner) = (cq.cqn, cq.owner);
-        device.nic.with(|nic| nic.destroy_cq(cqn)).map_err(errno)?;
+        device.with_nic(|nic| nic.destroy_cq(cqn))?;
         let read = device.untrack(owner);
-        open.objects.remove(ask.cq_handle);
+        self.objects.remove(ask.cq_handle);
         call.answer(&DestroyCqResp {
             comp_events_reported: read.completions,
             async_events_reported: read.asynchronous,
         })
     }
 
-    pub fn create_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn create_qp(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: CreateQp = call.input()?;
-        open.make_qp(device, call, &ask.init, ask.user_handle, |say| {
+        self.make_qp(device, call, &ask.init, ask.user_handle, |say| {
             call.answer(say)
         })
     }
 
-    pub fn create_qp_extended(
-        device: &Device,
-        open: &mut Open,
-        call: &Call<'_>,
-    ) -> Result<(), Errno> {
+    pub fn create_qp_extended(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: ExCreateQp = call.input()?;
         if ask.comp_mask != 0 {
             return Err(Errno::INVAL);
@@ -194,7 +162,7 @@ impl Open {
         if ask.create_flags != 0 || ask.source_qpn != 0 || ask.rwq_ind_tbl_handle != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        open.make_qp(device, call, &ask.init, ask.user_handle, |&base| {
+        self.make_qp(device, call, &ask.init, ask.user_handle, |&base| {
             call.answer(&ExCreateQpResp {
                 base,
                 comp_mask: 0,
@@ -209,8 +177,8 @@ impl Open {
         call: &Call<'_>,
         init: &QpInit,
         handle: u64,
-        answer: impl FnOnce(&CreateQpResp) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
+        answer: impl FnOnce(&CreateQpResp) -> Done,
+    ) -> Done {
         let service = transitions::service(init.qp_type)?;
         // What older libraries say ends here.
         let least = std::mem::offset_of!(mlx5::CreateQp, bfreg_index);
@@ -223,8 +191,8 @@ impl Open {
         let (attr, register) = self.qp_attr(device, service, init, &own)?;
         let owner = self.track(device, handle, None);
         let attr = QpAttr { owner, ..attr };
-        let created = device.nic.with(|nic| nic.create_qp(attr));
-        let qpn = created.map_err(errno).inspect_err(|_| {
+        let created = device.with_nic(|nic| nic.create_qp(attr));
+        let qpn = created.inspect_err(|_| {
             device.untrack(owner);
             self.release(register);
         })?;
@@ -237,28 +205,22 @@ impl Open {
             receives,
             set: ModifyQp::default(),
         };
-        let qp_handle = self.objects.insert(Object::Qp(Box::new(qp)));
-        let driver = mlx5::CreateQpResp {
-            bfreg_index: register.map_or(own.bfreg_index, Doorbells::called),
-            ..mlx5::CreateQpResp::default()
-        };
-        let say = CreateQpResp {
-            qp_handle,
-            qpn: qpn.0,
-            max_send_wr: init.max_send_wr,
-            max_recv_wr: receives,
-            max_send_sge: init.max_send_sge,
-            max_recv_sge: init.max_recv_sge,
-            max_inline_data: init.max_inline_data,
-            reserved: 0,
-        };
-        let answered = call.driver_answer(&driver).and_then(|()| answer(&say));
-        if answered.is_err()
-            && let Some(Object::Qp(qp)) = self.objects.remove(qp_handle)
-        {
-            self.drop_qp(device, &qp);
-        }
-        answered
+        self.keep(device, Object::Qp(Box::new(qp)), |qp_handle| {
+            call.driver_answer(&mlx5::CreateQpResp {
+                bfreg_index: register.map_or(own.bfreg_index, Doorbells::called),
+                ..mlx5::CreateQpResp::default()
+            })?;
+            answer(&CreateQpResp {
+                qp_handle,
+                qpn: qpn.0,
+                max_send_wr: init.max_send_wr,
+                max_recv_wr: receives,
+                max_send_sge: init.max_send_sge,
+                max_recv_sge: init.max_recv_sge,
+                max_inline_data: init.max_inline_data,
+                reserved: 0,
+            })
+        })
     }
 
     /// What the NIC is to make, and the register that was taken for it.
@@ -366,10 +328,10 @@ impl Open {
         Ok(self.objects.get::<CompletionQueue>(handle)?.cqn)
     }
 
-    pub fn query_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn query_qp(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: QueryQp = call.input()?;
-        let qp = open.objects.get::<Box<QueuePair>>(ask.qp_handle)?;
-        let info = device.nic.with(|nic| nic.query_qp(qp.qpn)).map_err(errno)?;
+        let qp = self.objects.get::<Box<QueuePair>>(ask.qp_handle)?;
+        let info = device.with_nic(|nic| nic.query_qp(qp.qpn))?;
         let state = transitions::number(info.state);
         let set = &qp.set;
         call.answer(&QueryQpResp {
@@ -406,12 +368,12 @@ impl Open {
         })
     }
 
-    pub fn destroy_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn destroy_qp(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: DestroyQp = call.input()?;
-        open.objects.doomed::<Box<QueuePair>>(ask.qp_handle)?;
+        self.objects.doomed::<Box<QueuePair>>(ask.qp_handle)?;
         let mut events_reported = 0;
-        if let Some(Object::Qp(qp)) = open.objects.remove(ask.qp_handle) {
-            events_reported = open.drop_qp(device, &qp);
+        if let Some(Object::Qp(qp)) = self.objects.remove(ask.qp_handle) {
+            events_reported = self.drop_qp(device, &qp);
         }
         call.answer(&DestroyQpResp { events_reported })
     }
@@ -438,7 +400,7 @@ fn scatter(service: Service, init: &QpInit, flags: u32) -> Scatter {
     }
 }
 
-pub(crate) fn aligned(addr: u64, to: usize) -> Result<(), Errno> {
+pub(crate) fn aligned(addr: u64, to: usize) -> Done {
     if addr.is_multiple_of(to as u64) {
         Ok(())
     } else {

@@ -1,16 +1,19 @@
 //! A call by ioctl, taken apart: its attributes, and answers into them.
 
+use std::ops::RangeInclusive;
+
 use rustix::io::Errno;
 
 use super::Open;
 use crate::abi::core::IoctlAttr;
+use crate::command::Done;
 use crate::device::Device;
 
 /// An attribute that must be understood.
 const MANDATORY: u16 = 1;
 
 /// How a method is carried out.
-pub(crate) type Method = fn(&Device, &mut Open, &Request<'_>) -> Result<(), Errno>;
+pub(crate) type Method = fn(&mut Open, &Request<'_>) -> Done;
 
 /// A call taken apart.
 pub(crate) struct Request<'a> {
@@ -26,12 +29,17 @@ impl Request<'_> {
     }
 
     /// Refuses attributes that must be understood and are not.
-    pub fn only(&self, known: &[u16]) -> Result<(), Errno> {
-        let foreign = |a: &&IoctlAttr| a.flags & MANDATORY != 0 && !known.contains(&a.attr_id);
-        match self.attrs.iter().find(foreign) {
-            Some(_) => Err(Errno::PROTONOSUPPORT),
-            None => Ok(()),
+    pub fn only(&self, known: RangeInclusive<u16>) -> Done {
+        self.only_if(|id| known.contains(&id))
+    }
+
+    /// Likewise, of those that are not in one range.
+    pub fn only_if(&self, known: impl Fn(u16) -> bool) -> Done {
+        let foreign = |a: &IoctlAttr| a.flags & MANDATORY != 0 && !known(a.attr_id);
+        if self.attrs.iter().any(foreign) {
+            return Err(Errno::PROTONOSUPPORT);
         }
+        Ok(())
     }
 
     /// An input of at most eight bytes, which stand in the attribute itself.
@@ -73,7 +81,7 @@ impl Request<'_> {
     }
 
     /// An answer into memory.
-    pub fn answer(&self, id: u16, bytes: &[u8]) -> Result<(), Errno> {
+    pub fn answer(&self, id: u16, bytes: &[u8]) -> Done {
         let (_, attr) = self.find(id)?;
         if usize::from(attr.len) < bytes.len() {
             return Err(Errno::NOSPC);
@@ -87,7 +95,7 @@ impl Request<'_> {
     }
 
     /// Answers with a new handle.
-    pub fn answer_handle(&self, id: u16, handle: u32) -> Result<(), Errno> {
+    pub fn answer_handle(&self, id: u16, handle: u32) -> Done {
         let (i, _) = self.find(id)?;
         let data = i * size_of::<IoctlAttr>() + std::mem::offset_of!(IoctlAttr, data);
         let at = self.at + data as u64;

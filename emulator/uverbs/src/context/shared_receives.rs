@@ -5,12 +5,11 @@ use vmlx5::{PdId, SrqAttr, Srqn};
 
 use crate::abi::core::*;
 use crate::abi::mlx5;
-use crate::command::Call;
+use crate::command::{Call, Done};
 use crate::context::Object;
 use crate::context::Open;
 use crate::context::queues::aligned;
 use crate::device::{Device, MAX_SRQ_SGE, MAX_WQE};
-use crate::error::errno;
 
 /// A shared receive queue of a context.
 pub(crate) struct SharedReceives {
@@ -32,7 +31,7 @@ mod srq_attr {
 const SEGMENT: u32 = mlx5_prm::wqe::SEGMENT as u32;
 
 impl Open {
-    pub fn create_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn create_srq(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: CreateSrq = call.input()?;
         // An older library says nothing of the index.
         let least = std::mem::offset_of!(mlx5::CreateSrq, uidx) - 4;
@@ -40,7 +39,7 @@ impl Open {
         if own.flags != 0 || own.reserved0 != 0 || own.reserved1 != 0 || own.uidx >> 24 != 0 {
             return Err(Errno::INVAL);
         }
-        let pd = *open.objects.get::<PdId>(ask.pd_handle)?;
+        let pd = *self.objects.get::<PdId>(ask.pd_handle)?;
         if ask.max_wr >= MAX_WQE || ask.max_sge > MAX_SRQ_SGE {
             return Err(Errno::INVAL);
         }
@@ -54,7 +53,7 @@ impl Open {
         let bytes = u64::from(entries) * u64::from(stride);
         let mem = device.user.memory(own.buf_addr, bytes, false)?;
         let record = device.user.memory(own.db_addr, 8, false)?;
-        let owner = open.track(device, ask.user_handle, None);
+        let owner = self.track(device, ask.user_handle, None);
         let attr = SrqAttr {
             pd,
             mem,
@@ -66,8 +65,8 @@ impl Open {
             limit: 0,
             owner,
         };
-        let created = device.nic.with(|nic| nic.create_srq(attr));
-        let srqn = created.map_err(errno).inspect_err(|_| {
+        let created = device.with_nic(|nic| nic.create_srq(attr));
+        let srqn = created.inspect_err(|_| {
             device.untrack(owner);
         })?;
         let (max_wr, max_sge) = (entries - 1, ask.max_sge);
@@ -77,12 +76,11 @@ impl Open {
             max_wr,
             max_sge,
         };
-        let srq_handle = open.objects.insert(Object::Srq(srq));
-        let driver = mlx5::CreateSrqResp {
-            srqn: srqn.0,
-            reserved: 0,
-        };
-        let answered = call.driver_answer(&driver).and_then(|()| {
+        self.keep(device, Object::Srq(srq), |srq_handle| {
+            call.driver_answer(&mlx5::CreateSrqResp {
+                srqn: srqn.0,
+                reserved: 0,
+            })?;
             call.answer(&CreateSrqResp {
                 srq_handle,
                 max_wr,
@@ -90,19 +88,12 @@ impl Open {
                 // Meant for other kinds of queues.
                 srqn: 0,
             })
-        });
-        if answered.is_err() {
-            open.objects.remove(srq_handle);
-            // Nobody knows it, so nobody uses it.
-            let _ = device.nic.with(|nic| nic.destroy_srq(srqn));
-            device.untrack(owner);
-        }
-        answered
+        })
     }
 
-    pub fn modify_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn modify_srq(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: ModifySrq = call.input()?;
-        let srq = open.objects.get::<SharedReceives>(ask.srq_handle)?;
+        let srq = self.objects.get::<SharedReceives>(ask.srq_handle)?;
         // No resizing.
         if ask.attr_mask & srq_attr::MAX_WR != 0 {
             return Err(Errno::INVAL);
@@ -114,19 +105,16 @@ impl Open {
             return Err(Errno::INVAL);
         }
         let limit = ask.srq_limit as u16;
-        let armed = device.nic.with(|nic| nic.modify_srq(srq.srqn, limit));
+        let armed = device.with_nic(|nic| nic.modify_srq(srq.srqn, limit));
         // It may have something to tell at once.
         device.user.ring();
-        armed.map_err(errno)
+        armed
     }
 
-    pub fn query_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn query_srq(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: QuerySrq = call.input()?;
-        let srq = open.objects.get::<SharedReceives>(ask.srq_handle)?;
-        let info = device
-            .nic
-            .with(|nic| nic.query_srq(srq.srqn))
-            .map_err(errno)?;
+        let srq = self.objects.get::<SharedReceives>(ask.srq_handle)?;
+        let info = device.with_nic(|nic| nic.query_srq(srq.srqn))?;
         call.answer(&QuerySrqResp {
             max_wr: srq.max_wr,
             max_sge: srq.max_sge,
@@ -135,15 +123,12 @@ impl Open {
         })
     }
 
-    pub fn destroy_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+    pub fn destroy_srq(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: DestroySrq = call.input()?;
-        let srq = open.objects.doomed::<SharedReceives>(ask.srq_handle)?;
+        let srq = self.objects.doomed::<SharedReceives>(ask.srq_handle)?;
         let (srqn, owner) = (srq.srqn, srq.owner);
-        device
-            .nic
-            .with(|nic| nic.destroy_srq(srqn))
-            .map_err(errno)?;
-        open.objects.remove(ask.srq_handle);
+        device.with_nic(|nic| nic.destroy_srq(srqn))?;
+        self.objects.remove(ask.srq_handle);
         let events_reported = device.untrack(owner).asynchronous;
         call.answer(&DestroySrqResp { events_reported })
     }

@@ -3,10 +3,10 @@
 
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::routines::{vmlx5_guard_begin, vmlx5_guard_end, vmlx5_guard_fault};
+use crate::sys::next;
 
 /// True once faults come to [`on_fault`]. Set once before `main`.
 pub static OURS: AtomicBool = AtomicBool::new(false);
@@ -42,14 +42,8 @@ type Sigaction =
 
 /// The C library's `sigaction`.
 pub fn real_sigaction() -> Option<Sigaction> {
-    static REAL: OnceLock<Option<Sigaction>> = OnceLock::new();
-    *REAL.get_or_init(|| {
-        // SAFETY: looks up a name; what is found is the C library's function of that name.
-        unsafe {
-            let found = libc::dlsym(libc::RTLD_NEXT, c"sigaction".as_ptr());
-            (!found.is_null()).then(|| std::mem::transmute::<*mut libc::c_void, Sigaction>(found))
-        }
-    })
+    // SAFETY: the C library's `sigaction` is of that type.
+    unsafe { next!(sigaction as Sigaction) }
 }
 
 /// Takes over the signals of faults; false if that cannot be.

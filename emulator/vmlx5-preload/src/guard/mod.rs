@@ -33,14 +33,7 @@ pub fn start(guard: Guard) {
 fn by_syscall(number: i64, ours: u64, theirs: u64, len: u64) -> Result<(), Fault> {
     let (ours, theirs) = ([ours, len], [theirs, len]);
     let pid = std::process::id() as usize;
-    let args = [
-        pid,
-        ours.as_ptr() as usize,
-        1,
-        theirs.as_ptr() as usize,
-        1,
-        0,
-    ];
+    let args = [pid, ours.as_ptr() as usize, 1, theirs.as_ptr() as usize, 1];
     // SAFETY: copies between a buffer of the caller's and memory that may be there or not.
     match unsafe { syscall(number, args) } {
         done if done == len as isize => Ok(()),

@@ -144,7 +144,7 @@ impl Backing for Memory {
     fn map(&self) -> Result<View> {
         const OPERATION: &str = "map device memory for the CPU";
         let memory = self.device(OPERATION)?;
-        let view = memory.map_cpu().map_err(|e| system(OPERATION, &e))?;
+        let view = memory.map_cpu();
         let base = pointer(view.as_ptr())?;
         Ok(View {
             // SAFETY: the view maps at least `len` bytes and lives as long as this value, whose
@@ -299,14 +299,10 @@ impl Runtime for SoftRuntime {
         len: usize,
         owner: Option<Owner>,
     ) -> Result<Allocation> {
+        let owner = owner.map(|owner| Arc::new(owner) as _);
         // SAFETY: the caller promises that the memory outlives its owner.
-        let memory = unsafe {
-            match owner {
-                Some(owner) => self.gpu.register_host_owned(ptr, len, Arc::new(owner)),
-                None => self.gpu.register_host(ptr, len),
-            }
-        }
-        .map_err(|e| system("register host memory", &e))?;
+        let memory = unsafe { self.gpu.register_host(ptr, len, owner) }
+            .map_err(|e| system("register host memory", &e))?;
         let base = pointer(ptr)?;
         Ok(Allocation {
             addr: DevicePtr(memory.addr().raw()),
@@ -385,7 +381,7 @@ impl EventHandle for softgpu::Event {
 
 impl StreamHandle for softgpu::Stream {
     fn submit(&self, ops: &[Op]) -> Result<()> {
-        self.submit_each(ops.iter().map(translate))
+        softgpu::Stream::submit(self, ops.iter().map(translate))
             .map_err(|e| system("submit batch", &e))
     }
 
@@ -451,17 +447,11 @@ fn translate(op: &Op) -> softgpu::MemOp {
             at,
             value,
             fenced,
-        } => match width {
-            Width::Bits32 => softgpu::MemOp::Write32 {
-                addr: addr(at),
-                value: value as u32,
-                fenced,
-            },
-            Width::Bits64 => softgpu::MemOp::Write64 {
-                addr: addr(at),
-                value,
-                fenced,
-            },
+        } => softgpu::MemOp::Write {
+            addr: addr(at),
+            value,
+            wide: width == Width::Bits64,
+            fenced,
         },
         Op::Wait {
             width,
@@ -470,21 +460,13 @@ fn translate(op: &Op) -> softgpu::MemOp {
             mask,
             condition,
             flush,
-        } => match width {
-            Width::Bits32 => softgpu::MemOp::Wait32 {
-                addr: addr(at),
-                value: value as u32,
-                mask: mask as u32,
-                cond: cond(condition),
-                flush,
-            },
-            Width::Bits64 => softgpu::MemOp::Wait64 {
-                addr: addr(at),
-                value,
-                mask,
-                cond: cond(condition),
-                flush,
-            },
+        } => softgpu::MemOp::Wait {
+            addr: addr(at),
+            value,
+            mask,
+            cond: cond(condition),
+            wide: width == Width::Bits64,
+            flush,
         },
         Op::WaitEntry(_) => unreachable!("no batch is legal that has one"),
         Op::Copy { at, data } => softgpu::MemOp::Copy {
@@ -517,12 +499,10 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         | E::BadConfig { .. }
         | E::BadImport { .. }
         | E::AlreadyRegistered { .. } => Kind::Invalid,
-        E::StreamFull { .. } => Kind::QueueFull,
         _ => Kind::System,
     };
     let limit = match e {
         E::BatchTooLong { limit, .. } | E::InlineTooLong { limit, .. } => Some(*limit),
-        E::StreamFull { bound, .. } => Some(*bound),
         E::BadConfig { max, .. } => Some(*max),
         E::OutOfMemory { limit, .. } => Some(*limit),
         _ => None,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::*;
+use crate::span;
 
 mod run;
 mod sync;
@@ -13,8 +14,8 @@ mod wait;
 /// What a hook was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    Store32(usize, u32),
-    Store64(usize, u64),
+    /// Where, what, and whether it is wide.
+    Store(usize, u64, bool),
     Settle(usize, usize),
     Fence,
 }
@@ -37,26 +38,15 @@ impl Plain {
 }
 
 impl StoreHook for Plain {
-    unsafe fn store32(&self, ptr: *mut u32, value: u32) {
-        self.note(Asked::Store32(ptr as usize, value));
+    unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool) {
+        self.note(Asked::Store(ptr as usize, value, wide));
         // SAFETY: the caller's promise.
-        unsafe { AtomicU32::from_ptr(ptr) }.store(value, Ordering::Release);
+        unsafe { span::store(ptr, value, wide, Ordering::Release) };
     }
 
-    unsafe fn store64(&self, ptr: *mut u64, value: u64) {
-        self.note(Asked::Store64(ptr as usize, value));
+    unsafe fn load(&self, ptr: *const u8, wide: bool) -> u64 {
         // SAFETY: the caller's promise.
-        unsafe { AtomicU64::from_ptr(ptr) }.store(value, Ordering::Release);
-    }
-
-    unsafe fn load32(&self, ptr: *const u32) -> u32 {
-        // SAFETY: the caller's promise.
-        unsafe { AtomicU32::from_ptr(ptr.cast_mut()) }.load(Ordering::Acquire)
-    }
-
-    unsafe fn load64(&self, ptr: *const u64) -> u64 {
-        // SAFETY: the caller's promise.
-        unsafe { AtomicU64::from_ptr(ptr.cast_mut()) }.load(Ordering::Acquire)
+        unsafe { span::load(ptr, wide) }
     }
 
     fn settle(&self, ptr: *const u8, len: usize) {
@@ -123,7 +113,6 @@ macro_rules! kernels {
 }
 
 kernels! {
-    EMPTY: softgpu_test_empty, 8;
     ADD: softgpu_test_add, 32;
     WHERE: softgpu_test_where, 8;
     REDUCE: softgpu_test_reduce, 16;
@@ -171,23 +160,14 @@ struct Launch {
     hook: Arc<Plain>,
 }
 
-fn try_launch(
-    kernel: &Kernel,
-    dims: Dims,
-    args: &[u8],
-    config: &GridConfig,
-) -> Result<Launch, LaunchError> {
+fn launch(kernel: &Kernel, dims: Dims, args: &[u8], config: &GridConfig) -> Launch {
     let hook = Arc::<Plain>::default();
     let context = KernelContext {
         hook: hook.clone(),
         config: config.clone(),
     };
-    let grid = Grid::new(kernel, dims, args, context)?;
-    Ok(Launch { grid, hook })
-}
-
-fn launch(kernel: &Kernel, dims: Dims, args: &[u8], config: &GridConfig) -> Launch {
-    try_launch(kernel, dims, args, config).unwrap()
+    let grid = Grid::new(kernel, dims, args, context);
+    Launch { grid, hook }
 }
 
 impl Launch {

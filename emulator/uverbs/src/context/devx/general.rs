@@ -2,7 +2,7 @@
 
 use super::mailbox::{Mailbox, Refusal};
 use crate::abi::prm::{cap, input, output, roce_address};
-use crate::address::{GidType, LOG_QPS, LinkLayer, Place};
+use crate::address::{GidType, LOG_QPS, LinkLayer};
 use crate::device::{Device, MAX_CQE, MAX_RD_ATOMIC, MAX_WQE};
 
 /// Bytes of a doorbell register: two halves of 256.
@@ -30,15 +30,11 @@ pub(super) fn query_hca_cap(
         }
         cap::ROCE if device.config.fabric.link == LinkLayer::Ethernet => {
             use cap::roce::*;
-            let place = Place {
-                device: device.config.index,
-                port: 1,
-            };
             VERSION.set(caps, V1_AND_V2);
             DEST_UDP_PORT.set(caps, ROCE_PORT);
             MIN_SRC_UDP_PORT.set(caps, 0xc000);
             MAX_SRC_UDP_PORT.set(caps, 0xffff);
-            let gids = device.config.fabric.gids(place).len();
+            let gids = device.config.fabric.gids(device.place(1)).len();
             ADDRESS_TABLE_SIZE.set(caps, gids as u64);
         }
         _ => {}
@@ -89,11 +85,8 @@ pub(super) fn query_roce_address(
     use roce_address::{GID, MAC, OUT, input, output};
     command.lengths(crate::abi::prm::input::HEADER, answer, OUT)?;
     let fabric = &device.config.fabric;
-    let place = Place {
-        device: device.config.index,
-        // One that is not said is the first.
-        port: command.get8(input::VHCA_PORT_NUM).max(1),
-    };
+    // One that is not said is the first.
+    let place = device.place(command.get8(input::VHCA_PORT_NUM).max(1));
     if place.port > fabric.ports || fabric.link != LinkLayer::Ethernet {
         return Err(command.wrong(input::VHCA_PORT_NUM));
     }

@@ -18,11 +18,11 @@ use vmlx5::{Cqn, PdId, Srqn, UarId};
 
 use crate::abi::mlx5::ioctl::*;
 use crate::abi::prm::{Field, input, opcode, output};
+use crate::command::Done;
 use crate::context::Object;
 use crate::context::Open;
 use crate::context::request::{Method, Request};
 use crate::device::{COMP_VECTORS, Device};
-use crate::error::errno;
 use cq::CompletionQueue;
 use mailbox::{Mailbox, Refusal};
 use qp::QueuePair;
@@ -75,8 +75,8 @@ impl Devx {
     }
 
     /// Removes it from the NIC.
-    pub fn remove(&self, device: &Device) -> Result<(), vmlx5::NicError> {
-        device.nic.with(|nic| match self {
+    pub fn remove(&self, device: &Device) -> Done {
+        device.with_nic(|nic| match self {
             Devx::Pd(pd) => nic.dealloc_pd(*pd),
             Devx::Cq(cq) => nic.destroy_cq(cq.cqn),
             Devx::Qp(qp) => nic.destroy_qp(qp.qpn),
@@ -143,29 +143,29 @@ fn answer<T>(
 }
 
 /// A command that belongs to no object.
-fn other(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[OTHER_CMD_IN, OTHER_CMD_OUT])?;
+fn other(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(OTHER_CMD_IN..=OTHER_CMD_OUT)?;
     let (input, mut out) = mailboxes(open, ask, [OTHER_CMD_IN, OTHER_CMD_OUT])?;
     let command = Mailbox::new(&input);
     let done = match command.opcode() {
-        opcode::QUERY_HCA_CAP => general::query_hca_cap(device, command, &mut out),
-        opcode::QUERY_ROCE_ADDRESS => general::query_roce_address(device, command, &mut out),
+        opcode::QUERY_HCA_CAP => general::query_hca_cap(ask.device, command, &mut out),
+        opcode::QUERY_ROCE_ADDRESS => general::query_roce_address(ask.device, command, &mut out),
         _ => return Err(Errno::INVAL),
     };
     answer(ask, OTHER_CMD_OUT, &mut out, done)
 }
 
 /// The device's number of the page of a register: they are the same here.
-fn query_uar(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[QUERY_UAR_USER_IDX, QUERY_UAR_DEV_IDX])?;
+fn query_uar(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(QUERY_UAR_USER_IDX..=QUERY_UAR_DEV_IDX)?;
     let register = ask.small(QUERY_UAR_USER_IDX)? as u32;
     let page = open.doorbells.page_of(register)?;
     ask.answer(QUERY_UAR_DEV_IDX, &page.to_ne_bytes())
 }
 
 /// The event queue of a completion vector.
-fn query_eqn(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[QUERY_EQN_USER_VEC, QUERY_EQN_DEV_EQN])?;
+fn query_eqn(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(QUERY_EQN_USER_VEC..=QUERY_EQN_DEV_EQN)?;
     let vector = ask.small(QUERY_EQN_USER_VEC)?;
     if !open.devx || vector >= COMP_VECTORS.into() {
         return Err(Errno::INVAL);
@@ -174,19 +174,18 @@ fn query_eqn(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno
     ask.answer(QUERY_EQN_DEV_EQN, &number.to_ne_bytes())
 }
 
-fn create(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[DEVX_OBJ_HANDLE, DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+fn create(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_CMD_OUT)?;
     let (input, mut out) = mailboxes(open, ask, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
     ask.find(DEVX_OBJ_HANDLE)?;
     let command = Mailbox::new(&input);
     let made = match command.opcode() {
-        opcode::CREATE_CQ => cq::create(device, open, command).map(Devx::Cq),
-        opcode::CREATE_QP => qp::create(device, open, command).map(Devx::Qp),
-        opcode::ALLOC_PD => device
-            .nic
-            .with(|nic| nic.alloc_pd())
-            .map(Devx::Pd)
-            .map_err(Refusal::from),
+        opcode::CREATE_CQ => cq::create(ask.device, open, command).map(Devx::Cq),
+        opcode::CREATE_QP => qp::create(ask.device, open, command).map(Devx::Qp),
+        opcode::ALLOC_PD => {
+            let pd = ask.device.nic.with(|nic| nic.alloc_pd());
+            pd.map(Devx::Pd).map_err(Refusal::from)
+        }
         _ => return Err(Errno::INVAL),
     };
     let made = match made {
@@ -194,29 +193,23 @@ fn create(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Err
         Err(refusal) => return answer(ask, DEVX_OBJ_CMD_OUT, &mut out, Err(refusal)),
     };
     output::NUMBER.set(&mut out, made.number().into());
-    let handle = open.objects.insert(Object::Devx(made));
-    let told = answer(ask, DEVX_OBJ_CMD_OUT, &mut out, Ok(()))
-        .and_then(|()| ask.answer_handle(DEVX_OBJ_HANDLE, handle));
-    if told.is_err()
-        && let Some(Object::Devx(made)) = open.objects.remove(handle)
-    {
-        // Nobody knows it, so nobody uses it.
-        let _ = made.remove(device);
-    }
-    told
+    open.keep(ask.device, Object::Devx(made), |handle| {
+        answer(ask, DEVX_OBJ_CMD_OUT, &mut out, Ok(()))?;
+        ask.answer_handle(DEVX_OBJ_HANDLE, handle)
+    })
 }
 
-fn destroy(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[DEVX_OBJ_HANDLE])?;
+fn destroy(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_HANDLE)?;
     let handle = ask.handle(DEVX_OBJ_HANDLE)?;
     let object = open.objects.doomed::<Devx>(handle)?;
-    object.remove(device).map_err(errno)?;
+    object.remove(ask.device)?;
     open.objects.remove(handle);
     Ok(())
 }
 
 /// Checks that a command is for the object whose handle comes with it.
-fn same(command: Mailbox<'_>, number: u32) -> Result<(), Errno> {
+fn same(command: Mailbox<'_>, number: u32) -> Done {
     if command.get32(input::NUMBER) == number {
         Ok(())
     } else {
@@ -224,8 +217,8 @@ fn same(command: Mailbox<'_>, number: u32) -> Result<(), Errno> {
     }
 }
 
-fn modify(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[DEVX_OBJ_HANDLE, DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+fn modify(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_CMD_OUT)?;
     let (input, mut out) = mailboxes(open, ask, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
     let command = Mailbox::new(&input);
     let object = open.objects.get_mut::<Devx>(ask.handle(DEVX_OBJ_HANDLE)?)?;
@@ -236,23 +229,23 @@ fn modify(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Err
         return Err(Errno::INVAL);
     }
     same(command, qp.qpn.0)?;
-    let done = qp.modify(device, command, &out);
+    let done = qp.modify(ask.device, command, &out);
     answer(ask, DEVX_OBJ_CMD_OUT, &mut out, done)
 }
 
-fn query(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[DEVX_OBJ_HANDLE, DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+fn query(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_CMD_OUT)?;
     let (input, mut out) = mailboxes(open, ask, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
     let command = Mailbox::new(&input);
     let object = open.objects.get::<Devx>(ask.handle(DEVX_OBJ_HANDLE)?)?;
     let done = match (object, command.opcode()) {
         (Devx::Cq(cq), opcode::QUERY_CQ) => {
             same(command, cq.cqn.0)?;
-            cq.query(device, command, &mut out)
+            cq.query(ask.device, command, &mut out)
         }
         (Devx::Qp(qp), opcode::QUERY_QP) => {
             same(command, qp.qpn.0)?;
-            qp.query(device, command, &mut out)
+            qp.query(ask.device, command, &mut out)
         }
         _ => return Err(Errno::INVAL),
     };

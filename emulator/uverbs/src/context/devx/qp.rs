@@ -11,7 +11,7 @@ use super::umem::ring_at;
 use crate::abi::core::{ModifyQp, QpDest};
 use crate::abi::prm::qpc::{self, create, modify, opt, path};
 use crate::abi::prm::{Field, input, opcode, output, status};
-use crate::address::{LinkLayer, Place};
+use crate::address::LinkLayer;
 use crate::context::Open;
 use crate::device::{Device, MAX_RD_ATOMIC, MAX_WQE};
 
@@ -216,10 +216,7 @@ impl QueuePair {
         command.lengths(least, answer, output::HEADER)?;
         let info = device.nic.with(|nic| nic.query_qp(self.qpn))?;
         let may = match (code, info.state) {
-            (TO_RST_QP, _) => {
-                self.change(device, &[Modify::Reset])?;
-                return Ok(());
-            }
+            (TO_RST_QP, _) => return self.change(device, &[Modify::Reset]),
             // Nothing can fail in a queue pair that was never set up.
             (TO_ERR_QP, QpState::Reset | QpState::Err) => return Ok(()),
             (TO_ERR_QP, _) => return self.change(device, &[Modify::Error]),
@@ -350,11 +347,7 @@ fn check(device: &Device, ask: Mailbox<'_>, code: u16) -> Result<(), Refusal> {
             return Err(ask.wrong(qpc::MTU));
         }
         ask.at_most(qpc::LOG_RRA_MAX, most)?;
-        let place = Place {
-            device: device.config.index,
-            port: port.max(1),
-        };
-        let gids = fabric.gids(place).len() as u64;
+        let gids = fabric.gids(device.place(port.max(1))).len() as u64;
         ask.at_most(path::SRC_ADDR_INDEX, gids - 1)?;
     }
     if code == opcode::RTR2RTS_QP {

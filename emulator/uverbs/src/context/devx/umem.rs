@@ -9,10 +9,10 @@ use super::mailbox::{Mailbox, Refusal};
 use crate::abi::core::access;
 use crate::abi::mlx5::ioctl::*;
 use crate::abi::prm::Field;
+use crate::command::Done;
 use crate::context::Object;
 use crate::context::Open;
 use crate::context::request::Request;
-use crate::device::Device;
 
 /// Registered memory. Objects on it hold it too.
 pub(crate) struct Umem {
@@ -27,16 +27,8 @@ const RIGHTS: u32 = 7;
 const LOCAL_WRITE: u32 = 1;
 const REMOTE_WRITE: u32 = 2;
 
-pub(super) fn register(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[
-        UMEM_HANDLE,
-        UMEM_ADDR,
-        UMEM_LEN,
-        UMEM_ACCESS,
-        UMEM_OUT_ID,
-        UMEM_PGSZ_BITMAP,
-        UMEM_DMABUF_FD,
-    ])?;
+pub(super) fn register(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(UMEM_HANDLE..=UMEM_DMABUF_FD)?;
     let (addr, len) = (ask.small(UMEM_ADDR)?, ask.small(UMEM_LEN)?);
     let rights = ask.optional(UMEM_ACCESS)?.unwrap_or(0) as u32;
     let unknown = rights & !(RIGHTS | access::OPTIONAL) != 0;
@@ -47,8 +39,8 @@ pub(super) fn register(device: &Device, open: &mut Open, ask: &Request<'_>) -> R
     }
     let writable = rights & LOCAL_WRITE != 0;
     let memory = match ask.optional(UMEM_DMABUF_FD)? {
-        Some(fd) => device.user.dmabuf(fd as i32, addr, len, writable)?,
-        None => device.user.memory(addr, len, writable)?,
+        Some(fd) => ask.device.user.dmabuf(fd as i32, addr, len, writable)?,
+        None => ask.device.user.memory(addr, len, writable)?,
     };
     ask.find(UMEM_HANDLE)?;
     let id = open.umem_ids;
@@ -57,23 +49,20 @@ pub(super) fn register(device: &Device, open: &mut Open, ask: &Request<'_>) -> R
         memory,
         writable,
     };
-    let handle = open.objects.insert(Object::Umem(Arc::new(umem)));
-    let answered = ask
-        .answer(UMEM_OUT_ID, &id.to_ne_bytes())
-        .and_then(|()| ask.answer_handle(UMEM_HANDLE, handle));
-    match answered {
-        // Numbers are not used twice, so that none is mistaken for a later one.
-        Ok(()) => open.umem_ids = id.checked_add(1).unwrap_or(FIRST_ID),
-        Err(_) => drop(open.objects.remove(handle)),
-    }
-    answered
+    open.keep(ask.device, Object::Umem(Arc::new(umem)), |handle| {
+        ask.answer(UMEM_OUT_ID, &id.to_ne_bytes())?;
+        ask.answer_handle(UMEM_HANDLE, handle)
+    })?;
+    // Numbers are not used twice, so that none is mistaken for a later one.
+    open.umem_ids = id.checked_add(1).unwrap_or(FIRST_ID);
+    Ok(())
 }
 
 /// The first number of a context's memory: no field that was left out names it.
 pub(crate) const FIRST_ID: u32 = 1;
 
-pub(super) fn deregister(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
-    ask.only(&[UMEM_HANDLE])?;
+pub(super) fn deregister(open: &mut Open, ask: &Request<'_>) -> Done {
+    ask.only(UMEM_HANDLE..=UMEM_HANDLE)?;
     let handle = ask.handle(UMEM_HANDLE)?;
     let umem = open.objects.doomed::<Arc<Umem>>(handle)?;
     if Arc::strong_count(umem) > 1 {
