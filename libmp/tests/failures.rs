@@ -278,7 +278,7 @@ fn dies(rank: &Rank, death: Death, phase: &Phase, proxy: bool) {
             }
             rank.barrier();
             rank.pass(millis(50));
-            death.end(rank, &place, ctx, 3);
+            death.end(rank, ctx, 3);
         }
         FRIEND => {
             talk(&ctx, 0, 7);

@@ -54,7 +54,7 @@ fn what_had_come_is_received_by_whoever_asks() {
                     sent.wait(LIMIT).unwrap();
                 }
                 rank.barrier();
-                return death.end(rank, &place, ctx, 2);
+                return death.end(rank, ctx, 2);
             }
             rank.barrier();
             rank.pass(millis(50));
@@ -106,7 +106,7 @@ fn the_first_use_of_a_rank_that_is_dead_names_it() {
                 rank.barrier();
                 let slice = memory(&ctx, SMALL).all();
                 match rank.me {
-                    VICTIM => return death.end(rank, &place, ctx, 3),
+                    VICTIM => return death.end(rank, ctx, 3),
                     FRIEND => {
                         ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
                         return rank.until("the end", || rank.has_come(0, 3));
@@ -150,7 +150,7 @@ fn calls_that_wait_are_told() {
                 if rank.me == VICTIM {
                     rank.barrier();
                     rank.pass(millis(100));
-                    return death.end(rank, &place, ctx, 2);
+                    return death.end(rank, ctx, 2);
                 }
                 let stream = ctx.gpu().stream().unwrap();
                 let sent = ctx.isend_on(&stream, VICTIM, 1, &slice).unwrap();
@@ -199,7 +199,7 @@ fn an_announcement_of_the_dead_is_no_message() {
                 assert!(announced.test().unwrap().is_none());
                 rank.barrier();
                 drop(announced);
-                return death.end(rank, &place, ctx, 3);
+                return death.end(rank, ctx, 3);
             }
             rank.barrier();
             if rank.me == FRIEND {
