@@ -7,7 +7,8 @@ mod sim;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::{Builder, Context, Error, Full, Kind, Progress, RecvOp, Request, SendOp, Source};
-use sim::{Death, Gate, LARGE, LIMIT, Rank, SMALL, millis, pair, peer_failed, play};
+use sim::gate::Gate;
+use sim::{Death, LARGE, LIMIT, Rank, SMALL, millis, pair, peer_failed, play};
 use sim::{recv, recv_on, secs, send, slice};
 
 const DEPTH: u32 = 2;

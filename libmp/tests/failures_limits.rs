@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use gdsync::{Status, Stream};
 use mp::{Builder, Context, Kind, RecvOp, Request, SendOp, Source};
-use sim::{Gate, LARGE, LIMIT, SMALL, Witness, millis, pair, play};
+use sim::gate::Gate;
+use sim::{LARGE, LIMIT, SMALL, Witness, millis, pair, play};
 use sim::{recv, recv_on, secs, send, slice};
 
 /// Rounds of the background work and of streams take their time.

@@ -23,6 +23,8 @@ use vmlx5::fabric::hub::{Hub, HubConfig};
 
 #[path = "alarm.rs"]
 mod alarm;
+#[path = "gate.rs"]
+pub mod gate;
 
 pub use alarm::Warnings;
 
@@ -362,32 +364,6 @@ pub fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
         let recv = ctx.irecv(with, tag, &into).unwrap();
         ctx.isend(with, tag, &data).unwrap().wait(LIMIT).unwrap();
         recv.wait(LIMIT).unwrap();
-    }
-}
-
-/// A word that a stream waits for until it is opened.
-pub struct Gate(gdsync::gpu::Word64);
-
-impl Gate {
-    pub fn new(gpu: &Gpu) -> Gate {
-        let region: Region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        Gate(region.word64(0).unwrap())
-    }
-
-    /// Has a stream wait.
-    pub fn hold(&self, stream: &Stream) {
-        let wait = gdsync::rdma::Descriptor::WaitValue64 {
-            word: &self.0,
-            condition: gdsync::gpu::Condition::Geq,
-            value: 1,
-            flush: false,
-        };
-        gdsync::rdma::post_on(stream, &mut [], &[wait]).unwrap();
-    }
-
-    pub fn open(&self) {
-        self.0.store(1).unwrap();
-        self.0.region().gpu().host().ring();
     }
 }
 
