@@ -7,10 +7,11 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
+use common::gate::Gate;
 use common::{LIMIT, ranks_with};
 use gds_step::{ThreadTime, thread_times};
-use gdsync::gpu::{Condition, MemoryKind};
-use gdsync::rdma::{Descriptor, QpConfig, post_on};
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::QpConfig;
 use mp::{Full, Progress};
 
 const MESSAGES: usize = 200;
@@ -69,15 +70,8 @@ fn messages_move_while_everybody_sleeps() {
             together.wait();
 
             // Until this opens the stream does nothing: what is enqueued has no help from the CPU.
-            let gate = ctx.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
-            let gate = gate.word32(0).unwrap();
-            let hold = Descriptor::WaitValue32 {
-                word: &gate,
-                condition: Condition::Geq,
-                value: 1,
-                flush: false,
-            };
-            post_on(&stream, &mut [], &[hold]).unwrap();
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&stream);
             let requests: Vec<_> = (0..MESSAGES).map(exchange).collect();
             let region = into.region();
             let words: Vec<_> = (0..MESSAGES)
@@ -91,7 +85,7 @@ fn messages_move_while_everybody_sleeps() {
             together.wait();
 
             // From here on, no call into mp.
-            gate.store(1).unwrap();
+            gate.open();
             let mut naps = 0;
             loop {
                 sleep(NAP);

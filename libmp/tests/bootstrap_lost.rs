@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gdsync::Gpu;
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Error, Kind, Result, Source};
-use sim::{LIMIT, Rank, SMALL, millis, play, secs, slice, talk};
+use sim::{LIMIT, Rank, SMALL, millis, play, recv, secs, send, slice, talk};
 
 /// The store that the ranks share, and how often each asked which ranks are gone.
 #[derive(Clone, Debug, Default)]
@@ -54,10 +54,8 @@ impl Store {
 
     /// The bootstrap of a rank at this store.
     fn of(&self, rank: &Rank) -> Arc<dyn Bootstrap> {
-        Arc::new(AtStore {
-            inner: rank.bootstrap(),
-            store: self.clone(),
-        })
+        let (inner, store) = (rank.bootstrap(), self.clone());
+        Arc::new(AtStore { inner, store })
     }
 
     fn open(&self, rank: &Rank, build: impl FnOnce(Builder) -> Builder) -> Context {
@@ -135,10 +133,8 @@ fn open_peers_and_tags_stay_usable_and_close_ends_in_order() {
             // The receiver cannot tell the sender that the message was too long.
             let (short, long) = (slice(&ctx, SMALL), slice(&ctx, 2 * SMALL));
             let recv = ctx.irecv(rank.peer(), 1, &short).unwrap();
-            ctx.isend(rank.peer(), 1, &long)
-                .unwrap()
-                .wait(LIMIT)
-                .unwrap();
+            let send = ctx.isend(rank.peer(), 1, &long).unwrap();
+            send.wait(LIMIT).unwrap();
             assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
             talk(&ctx, rank.peer(), 1);
             talk(&ctx, rank.peer(), 2);
@@ -223,14 +219,12 @@ fn tags_stay_open_when_nobody_can_be_asked_to_retire_them() {
         mp::wait_all(&sends, LIMIT).unwrap();
         // None of them is idle before it is received.
         lose(rank, &store);
-        for tag in 0..TAGS {
-            ctx.irecv(peer, tag, &small).unwrap().wait(LIMIT).unwrap();
-        }
+        (0..TAGS).for_each(|tag| recv(&ctx, peer, tag, SMALL));
         rank.pass(millis(100));
         rank.barrier();
         for tag in 0..TAGS {
             let recv = ctx.irecv(peer, tag, &small).unwrap();
-            ctx.isend(peer, tag, &small).unwrap().wait(LIMIT).unwrap();
+            send(&ctx, peer, tag, SMALL);
             recv.wait(LIMIT).unwrap();
         }
         ctx.close(LIMIT).unwrap();
@@ -251,8 +245,7 @@ fn what_could_not_be_said_is_said_when_the_way_is_back() {
             let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
             assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
         } else {
-            let long = slice(&ctx, 2 * SMALL);
-            ctx.isend(0, 1, &long).unwrap().wait(LIMIT).unwrap();
+            send(&ctx, 0, 1, 2 * SMALL);
         }
         rank.barrier();
         assert_eq!(ctx.error().is_some(), rank.me == 0);
@@ -263,14 +256,7 @@ fn what_could_not_be_said_is_said_when_the_way_is_back() {
         talk(&ctx, rank.peer(), 3);
         // The receiver has taken its failure; the sender's request was dropped before it failed.
         let closed = ctx.close(LIMIT).map_err(|e| e.kind());
-        assert_eq!(
-            closed,
-            if rank.me == 0 {
-                Ok(())
-            } else {
-                Err(Kind::Truncated)
-            }
-        );
+        assert_eq!(closed, [Ok(()), Err(Kind::Truncated)][rank.me as usize]);
         rank.barrier();
     });
 }
@@ -306,29 +292,6 @@ fn on_threads(store: &Store) -> Vec<Context> {
     });
     let ranks: Vec<_> = ranks.collect();
     ranks.into_iter().map(|r| r.join().unwrap()).collect()
-}
-
-/// On real threads: the bootstrap stands for a file system that does not answer.
-#[test]
-fn a_look_for_gone_ranks_that_takes_long_holds_up_no_call() {
-    let store = Store::default();
-    let ranks = on_threads(&store);
-    store.gate.closed.store(true, Ordering::Relaxed);
-    while !store.gate.reached.load(Ordering::Relaxed) {
-        std::thread::sleep(millis(1));
-    }
-    let (done, wait) = std::sync::mpsc::channel();
-    let caller = std::thread::spawn({
-        let ranks = ranks.clone();
-        move || {
-            let stuck: Vec<_> = ranks.iter().flat_map(Context::stuck).collect();
-            done.send(stuck.len()).unwrap();
-        }
-    });
-    let answered = wait.recv_timeout(secs(10));
-    store.gate.closed.store(false, Ordering::Relaxed);
-    caller.join().unwrap();
-    assert_eq!(answered, Ok(0), "a call waited for the look");
 }
 
 #[test]
@@ -376,6 +339,32 @@ fn receives_from_anybody_match_without_a_bootstrap() {
     });
 }
 
+/// What `call` answers while a look for gone ranks does not return: it waits for none.
+fn meanwhile<T: Send + 'static>(store: &Store, call: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, answer) = std::sync::mpsc::channel();
+    let caller = std::thread::spawn(move || done.send(call()).unwrap());
+    let answered = answer.recv_timeout(secs(10));
+    store.gate.closed.store(false, Ordering::Relaxed);
+    caller.join().unwrap();
+    answered.expect("a call waited for the look")
+}
+
+/// On real threads: the bootstrap stands for a file system that does not answer.
+#[test]
+fn a_look_for_gone_ranks_that_takes_long_holds_up_no_call() {
+    let store = Store::default();
+    let ranks = on_threads(&store);
+    store.gate.closed.store(true, Ordering::Relaxed);
+    while !store.gate.reached.load(Ordering::Relaxed) {
+        std::thread::sleep(millis(1));
+    }
+    let called = ranks.clone();
+    let stuck = meanwhile(&store, move || {
+        called.iter().flat_map(Context::stuck).count()
+    });
+    assert_eq!(stuck, 0);
+}
+
 /// The text of an error says whether the peer lives: that is no reason to hold up other calls.
 #[test]
 fn a_look_for_the_text_of_an_error_holds_up_no_call() {
@@ -386,11 +375,6 @@ fn a_look_for_the_text_of_an_error_holds_up_no_call() {
     store.gate.closed.store(true, Ordering::Relaxed);
     let late = std::thread::spawn(move || drop(recv.wait(millis(10)).unwrap_err()));
     std::thread::sleep(millis(300));
-    let (done, wait) = std::sync::mpsc::channel();
-    let caller = std::thread::spawn(move || done.send(ctx.word_order(1).is_some()).unwrap());
-    let answered = wait.recv_timeout(secs(5));
-    store.gate.closed.store(false, Ordering::Relaxed);
+    assert!(meanwhile(&store, move || ctx.word_order(1).is_some()));
     late.join().unwrap();
-    caller.join().unwrap();
-    assert_eq!(answered, Ok(true), "a call waited for the look");
 }

@@ -4,7 +4,7 @@
 #[path = "common/jobs.rs"]
 mod jobs;
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{DirBuilder, File};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use jobs::until;
+use jobs::{Place, until};
 use libtest_mimic::{Arguments, Trial};
 use mp::bootstrap::{Bootstrap, from_env};
 
@@ -121,49 +121,33 @@ fn die(rank: &dyn Bootstrap) {
 
 // --- tests -------------------------------------------------------------------------------------
 
-/// A private folder of its own, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let name = format!("mp-processes-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        DirBuilder::new().mode(0o700).create(&path).unwrap();
-        Folder(path)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.0).unwrap();
-        let name = |e: std::io::Result<fs::DirEntry>| e.unwrap().file_name();
-        entries.map(|e| name(e).into_string().unwrap()).collect()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// A private folder.
+fn folder(name: &str) -> Place {
+    let place = Place::new(name);
+    DirBuilder::new().mode(0o700).create(&place.0).unwrap();
+    place
 }
 
 fn own() -> PathBuf {
     std::env::current_exe().unwrap()
 }
 
-/// A rank with these variables and no others that say who it is.
-fn start(part: &str, variables: &[(&str, &str)]) -> Child {
-    let mut command = Command::new(own());
-    command
-        .env_clear()
-        .envs(std::env::var_os("PATH").map(|p| ("PATH", p)));
-    command
-        .envs(variables.iter().copied())
-        .arg(format!("as:{part}"));
-    command.stdout(Stdio::piped()).spawn().unwrap()
+/// So many ranks, with these variables and no others that say who they are.
+fn start(part: &str, size: u32, [rank, of]: [&str; 2], more: &[(&str, &str)]) -> Vec<Child> {
+    let start = |me: u32| {
+        let mut command = Command::new(own());
+        let path = std::env::var_os("PATH").map(|path| ("PATH", path));
+        command.env_clear().envs(path).envs(more.iter().copied());
+        if size > 1 {
+            command.env(rank, me.to_string()).env(of, size.to_string());
+        }
+        command.arg(format!("as:{part}")).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    (0..size).map(start).collect()
 }
+
+const EXPLICIT: [&str; 2] = ["MP_RANK", "MP_SIZE"];
 
 /// What ranks print, all having succeeded.
 fn outputs(ranks: Vec<Child>) -> Vec<String> {
@@ -184,26 +168,24 @@ fn expect_ring(ranks: Vec<Child>) {
 }
 
 fn launchers() {
-    let folder = Folder::new("runtime");
-    let place = ("XDG_RUNTIME_DIR", folder.path());
+    let folder = folder("runtime");
+    let place = ("XDG_RUNTIME_DIR", folder.0.to_str().unwrap());
     // Names of rank and size, and what else each launcher says.
-    type Launcher<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
-    let launchers: [Launcher<'_>; 6] = [
-        ("MP_RANK", "MP_SIZE", &[("MP_JOB", "test")]),
-        ("RANK", "WORLD_SIZE", &[("LOCAL_WORLD_SIZE", "3")]),
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", &[]),
-        ("PMIX_RANK", "SLURM_NTASKS", &[("PMIX_NAMESPACE", "7")]),
-        ("PMI_RANK", "PMI_SIZE", &[]),
-        ("SLURM_PROCID", "SLURM_NTASKS", &[("SLURM_STEP_ID", "0")]),
+    let launchers = [
+        (EXPLICIT, Some(("MP_JOB", "test"))),
+        (["RANK", "WORLD_SIZE"], Some(("LOCAL_WORLD_SIZE", "3"))),
+        (["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"], None),
+        (["PMIX_RANK", "SLURM_NTASKS"], Some(("PMIX_NAMESPACE", "7"))),
+        (["PMI_RANK", "PMI_SIZE"], None),
+        (
+            ["SLURM_PROCID", "SLURM_NTASKS"],
+            Some(("SLURM_STEP_ID", "0")),
+        ),
     ];
-    for (rank_name, size_name, more) in launchers {
-        let ranks = (0..3).map(|rank| {
-            let rank = rank.to_string();
-            let who = [(rank_name, rank.as_str()), (size_name, "3"), place];
-            start("ring", &[&who[..], more].concat())
-        });
-        expect_ring(ranks.collect());
-        assert!(folder.names().is_empty(), "{:?}", folder.names());
+    for (names, more) in launchers {
+        let more: Vec<_> = more.into_iter().chain([place]).collect();
+        expect_ring(start("ring", 3, names, &more));
+        assert_eq!(folder.names(), [""; 0]);
     }
 }
 
@@ -220,58 +202,44 @@ fn free_port() -> u16 {
     })
 }
 
+/// Three ranks that meet at a store.
+fn at_store(part: &str, store: &str) -> Vec<Child> {
+    start(part, 3, EXPLICIT, &[("MP_STORE", store), SECRET])
+}
+
 fn hosted() {
     let port = free_port().to_string();
-    let store = format!("tcp://127.0.0.1:{port}");
-    let ranks = ["0", "1", "2"].map(|rank| {
-        let who = [
-            ("MP_RANK", rank),
-            ("MP_SIZE", "3"),
-            ("MP_STORE", &store),
-            SECRET,
-        ];
-        start("ring", &who)
-    });
-    expect_ring(ranks.into());
+    expect_ring(at_store("ring", &format!("tcp://127.0.0.1:{port}")));
     // As if on several hosts.
-    let ranks = ["0", "1", "2"].map(|rank| {
-        let who = [
-            ("RANK", rank),
-            ("WORLD_SIZE", "3"),
-            ("LOCAL_WORLD_SIZE", "1"),
-            SECRET,
-        ];
-        let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
-        start("ring", &[&who[..], &master].concat())
-    });
-    expect_ring(ranks.into());
+    let spread = [
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", &port),
+        SECRET,
+    ];
+    expect_ring(start("ring", 3, ["RANK", "WORLD_SIZE"], &spread));
 }
 
 /// Three ranks that meet in a folder.
-fn in_folder(part: &str, folder: &Folder) -> Vec<Child> {
-    let store = format!("file://{}", folder.path());
-    let start = |rank| {
-        let who = [("MP_RANK", rank), ("MP_SIZE", "3"), ("MP_STORE", &store)];
-        start(part, &who)
-    };
-    ["0", "1", "2"].map(start).into()
+fn in_folder(part: &str, folder: &Place) -> Vec<Child> {
+    at_store(part, &format!("file://{}", folder.0.display()))
 }
 
 fn directory() {
-    let folder = Folder::new("directory");
+    let folder = folder("directory");
     for _ in 0..2 {
         expect_ring(in_folder("ring", &folder));
-        assert!(folder.names().is_empty(), "{:?}", folder.names());
+        assert_eq!(folder.names(), [""; 0]);
     }
 }
 
 fn forked() {
-    let folder = Folder::new("forked");
+    let folder = folder("forked");
     expect_ring(in_folder("fork", &folder));
 }
 
 fn killed() {
-    let folder = Folder::new("killed");
+    let folder = folder("killed");
     let survive = |mut ranks: Vec<Child>| {
         let status = ranks.remove(1).wait().unwrap();
         assert_eq!(status.signal(), Some(libc::SIGKILL));
@@ -284,24 +252,15 @@ fn killed() {
     expect_ring(in_folder("ring", &folder));
 
     let store = format!("tcp://127.0.0.1:{}", free_port());
-    let ranks = ["0", "1", "2"].map(|rank| {
-        let who = [
-            ("MP_RANK", rank),
-            ("MP_SIZE", "3"),
-            ("MP_STORE", &store),
-            SECRET,
-        ];
-        start("die", &who)
-    });
-    survive(ranks.into());
+    survive(at_store("die", &store));
 }
 
 fn alone() {
-    expect_ring(vec![start("ring", &[])]);
+    expect_ring(start("ring", 1, EXPLICIT, &[]));
 }
 
 fn by_mpirun() {
-    let folder = Folder::new("mpirun");
+    let folder = folder("mpirun");
     let mut command = Command::new("mpirun");
     command
         .args(["--oversubscribe", "-n", "4"])
@@ -311,7 +270,7 @@ fn by_mpirun() {
     command
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    command.env("XDG_RUNTIME_DIR", folder.path());
+    command.env("XDG_RUNTIME_DIR", &folder.0);
     let output = command.output().unwrap();
     println!("{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success());
@@ -320,5 +279,5 @@ fn by_mpirun() {
     lines.sort_unstable();
     let told = |me| format!("rank {me} of 4 is done with {}", (me + 3) % 4);
     assert_eq!(lines, [0, 1, 2, 3].map(told));
-    assert!(folder.names().is_empty(), "{:?}", folder.names());
+    assert_eq!(folder.names(), [""; 0]);
 }

@@ -4,7 +4,7 @@
 mod jobs;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use jobs::{Job, LONG, next, until};
@@ -30,20 +30,32 @@ fn a_receive_returns_room_to_the_sender_at_once() {
     until(|| ranks[0].send(1, 0, &block).ok());
 }
 
-#[test]
-fn a_late_rank_and_a_late_store_are_waited_for() {
-    let secret = Secret::random().unwrap();
-    // A port that is free now.
-    let address = std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|l| l.local_addr())
-        .unwrap();
-    let join = |rank| Join {
-        store: address.to_string(),
-        rank,
-        size: 2,
+/// The only rank of a job without a name at the store at this address.
+fn lone(store: impl ToString, secret: &Secret) -> Join {
+    Join {
+        store: store.to_string(),
+        rank: 0,
+        size: 1,
         secret: secret.clone(),
         name: String::new(),
         limit: LONG,
+    }
+}
+
+/// Of this host, where nobody listens.
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+#[test]
+fn a_late_rank_and_a_late_store_are_waited_for() {
+    let (secret, address) = (Secret::random().unwrap(), free_address());
+    let (size, join) = (2, lone(address, &secret));
+    let join = |rank| Join {
+        rank,
+        size,
+        ..join.clone()
     };
     std::thread::scope(|s| {
         let early = s.spawn(|| Tcp::join(&join(1)).unwrap());
@@ -105,16 +117,10 @@ fn missing_ranks_are_named() {
 
 #[test]
 fn a_store_that_is_not_there_is_said_so() {
-    let address = std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|l| l.local_addr())
-        .unwrap();
+    let (secret, address) = (Secret::random().unwrap(), free_address());
     let join = |store: String| Join {
-        store,
-        rank: 0,
-        size: 2,
-        secret: Secret::random().unwrap(),
-        name: String::new(),
         limit: Duration::from_millis(100),
+        ..lone(store, &secret)
     };
     let e = Tcp::join(&join(address.to_string())).unwrap_err();
     assert_eq!((e.kind(), e.limit_value()), (Kind::Absent, Some(100)));
@@ -122,7 +128,7 @@ fn a_store_that_is_not_there_is_said_so() {
     let e = Tcp::join(&join("no port in here".into())).unwrap_err();
     assert_eq!(e.kind(), Kind::Absent);
     // Something listens, and says nothing.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = silent.local_addr().unwrap().to_string();
     let e = Tcp::join(&join(store)).unwrap_err();
     assert_eq!((e.kind(), e.limit_value()), (Kind::Absent, Some(100)));
@@ -130,16 +136,11 @@ fn a_store_that_is_not_there_is_said_so() {
     let e = std::thread::scope(|s| {
         s.spawn(|| {
             let (mut stream, _) = silent.accept().unwrap();
-            drop(
-                silent
-                    .accept()
-                    .map(|(mut s, _)| s.write_all(b"HTTP/1.1 400 Bad\r\n\r\n")),
-            );
+            let answer = |mut s: TcpStream| s.write_all(b"HTTP/1.1 400 Bad\r\n\r\n");
+            drop(silent.accept().map(|(s, _)| answer(s)));
             let _ = stream.read(&mut [0; 100]);
         });
-        let mut join = join(silent.local_addr().unwrap().to_string());
-        join.limit = LONG;
-        Tcp::join(&join).unwrap_err()
+        Tcp::join(&lone(silent.local_addr().unwrap(), &secret)).unwrap_err()
     });
     assert_eq!(e.kind(), Kind::Protocol, "{e}");
 }
@@ -153,19 +154,16 @@ fn who_does_not_belong_is_refused_and_harms_nobody() {
         change(&mut join);
         join
     };
-    let cases = [
-        (
-            wrong(|j| j.secret = Secret::random().unwrap()),
-            "does not know the job's secret",
-        ),
-        (
-            wrong(|j| j.size = 3),
-            "thinks there are 3 ranks, there are 2",
-        ),
-        (wrong(|j| (j.rank, j.size) = (2, 3)), "thinks there are 3"),
-        (wrong(|j| j.name = "other".into()), "a job of another name"),
+    type Case = (fn(&mut Join), &'static str);
+    let no_secret = "does not know the job's secret";
+    let cases: [Case; 4] = [
+        (|j| j.secret = Secret::random().unwrap(), no_secret),
+        (|j| j.size = 3, "thinks there are 3 ranks, there are 2"),
+        (|j| (j.rank, j.size) = (2, 3), "thinks there are 3"),
+        (|j| j.name = "other".into(), "a job of another name"),
     ];
-    for (join, word) in cases {
+    for (change, word) in cases {
+        let join = wrong(change);
         let e = Tcp::join(&join).unwrap_err();
         assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(join.rank)));
         assert!(e.to_string().contains(word), "{e}");
@@ -204,31 +202,24 @@ fn strangers_get_nothing_and_stop_nobody() {
         for i in 0..40 {
             let mut stream = TcpStream::connect(job.server.address()).unwrap();
             stream.set_read_timeout(Some(LONG)).unwrap();
-            let mut bytes = (0..rng.usize(..2000))
-                .map(|_| rng.u8(..))
-                .collect::<Vec<_>>();
+            let len = rng.usize(..2000);
+            let mut bytes: Vec<_> = (0..len).map(|_| rng.u8(..)).collect();
             if i % 2 == 0 {
                 // The length of a frame that fits, so that it looks at the rest.
                 bytes.splice(0..bytes.len().min(4), [40, 0, 0, 0]);
                 bytes.resize(bytes.len().max(100), 0);
             }
-            match stream.write_all(&bytes) {
-                Ok(()) => {}
-                Err(e) => assert!(matches!(
-                    e.kind(),
-                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
-                )),
+            if let Err(e) = stream.write_all(&bytes) {
+                let closed = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
+                assert!(closed.contains(&e.kind()), "{e}");
             }
             if i % 4 == 0 {
                 // It is told why and closed.
                 let mut answer = Vec::new();
                 let end = stream.read_to_end(&mut answer);
-                if let Ok(Some((wire::Frame::Refused { why }, _))) =
-                    wire::decode(&answer, wire::MAX_FRAME)
-                {
-                    assert!(!why.is_empty());
-                } else {
-                    assert!(end.is_err() || answer.is_empty(), "{answer:?}");
+                match wire::decode(&answer, wire::MAX_FRAME) {
+                    Ok(Some((wire::Frame::Refused { why }, _))) => assert!(!why.is_empty()),
+                    _ => assert!(end.is_err() || answer.is_empty(), "{answer:?}"),
                 }
             } else {
                 keep.push(stream);
@@ -254,38 +245,23 @@ fn silent_connections_keep_no_rank_from_joining() {
 #[test]
 fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
     let secret = Secret::random().unwrap();
-    let fake = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let fake = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = fake.local_addr().unwrap();
-    let join = Join {
-        store: address.to_string(),
-        rank: 0,
-        size: 1,
-        secret: secret.clone(),
-        name: String::new(),
-        limit: LONG,
-    };
+    let join = lone(address, &secret);
     std::thread::scope(|s| {
         let joining = s.spawn(|| Tcp::join(&join));
         fake.set_nonblocking(true).unwrap();
         for _ in 0..3 {
-            until(|| {
-                fake.accept()
-                    .is_ok()
-                    .then_some(())
-                    .or(joining.is_finished().then_some(()))
-            });
+            until(|| (fake.accept().is_ok() || joining.is_finished()).then_some(()));
         }
         drop(fake);
         let _server = until(|| Server::start(address, &secret, "", 1).ok());
         assert_eq!(joining.join().unwrap().unwrap().size(), 1);
     });
     // In the end it says what happened.
-    let fake = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let fake = TcpListener::bind("127.0.0.1:0").unwrap();
     fake.set_nonblocking(true).unwrap();
-    let join = Join {
-        store: fake.local_addr().unwrap().to_string(),
-        ..join
-    };
+    let join = lone(fake.local_addr().unwrap(), &secret);
     std::thread::scope(|s| {
         let joining = s.spawn(|| {
             give_up(&join, |e| match e.kind() {

@@ -7,12 +7,13 @@ use mp::bootstrap::wire::{Frame, Hello, MAX_FRAME, MAX_LISTED, VERSION, decode};
 use mp::bootstrap::{MAX_MESSAGE, WINDOW};
 use proptest::prelude::*;
 
+fn coded(frame: Frame<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes);
+    bytes
+}
+
 fn frames() -> impl Strategy<Value = Vec<u8>> {
-    fn coded(frame: Frame<'_>) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        frame.encode(&mut bytes);
-        bytes
-    }
     let nonce = any::<[u8; 32]>();
     prop_oneof![
         (any::<(u32, u32, u64, u64)>(), nonce).prop_map(|((rank, size, name, host), nonce)| coded(
@@ -79,9 +80,7 @@ proptest! {
     fn frames_come_back_whole_and_never_early(bytes in frames()) {
         let (frame, len) = decode(&bytes, MAX_FRAME).unwrap().expect("a whole frame");
         prop_assert_eq!(len, bytes.len());
-        let mut again = Vec::new();
-        frame.encode(&mut again);
-        prop_assert_eq!(&again, &bytes);
+        prop_assert_eq!(&coded(frame), &bytes);
         for end in 0..bytes.len() {
             prop_assert_eq!(decode(&bytes[..end], MAX_FRAME), Ok(None));
         }
@@ -134,17 +133,22 @@ proptest! {
 #[test]
 fn garbage_is_refused_in_words() {
     let word = |e: &[u8]| decode(e, MAX_FRAME).unwrap_err().to_string();
-    assert_eq!(word(&[0, 0, 0, 0]), "an empty frame");
-    assert_eq!(word(&[255; 8]), "a frame that is too long");
-    assert_eq!(word(&[1, 0, 0, 0, 77]), "a frame of no known kind");
-    assert_eq!(
-        word(&[2, 0, 0, 0, 7, 0]),
-        "a frame with something behind it"
-    );
-    assert_eq!(word(&[2, 0, 0, 0, 10, 0]), "a short frame");
+    for (bytes, text) in [
+        (&[0, 0, 0, 0][..], "an empty frame"),
+        (&[255; 8], "a frame that is too long"),
+        (&[1, 0, 0, 0, 77], "a frame of no known kind"),
+        (&[2, 0, 0, 0, 7, 0], "a frame with something behind it"),
+        (&[2, 0, 0, 0, 10, 0], "a short frame"),
+        (
+            b"\x0d\0\0\0\x01GET / HTTP/1",
+            "not a greeting of this protocol",
+        ),
+    ] {
+        assert_eq!(word(bytes), text);
+    }
     // A reason is cut between two characters.
-    let (why, mut bytes) = ("x".to_owned() + &"\u{e9}".repeat(200), Vec::new());
-    Frame::Refused { why: &why }.encode(&mut bytes);
+    let why = &("x".to_owned() + &"\u{e9}".repeat(200));
+    let bytes = coded(Frame::Refused { why });
     assert!(decode(&bytes, MAX_FRAME).unwrap().is_some());
     // Frames that are short enough, with a message or a list that is not.
     let long = |kind, len: usize| {
@@ -161,10 +165,6 @@ fn garbage_is_refused_in_words() {
         let over = 4 + (MAX_LISTED + 1) * item;
         assert_eq!(word(&long(kind, over)), "a list of another length");
     }
-    assert_eq!(
-        word(b"\x0d\0\0\0\x01GET / HTTP/1"),
-        "not a greeting of this protocol"
-    );
 }
 
 #[test]
@@ -195,14 +195,8 @@ fn a_slow_rank_stalls_its_senders_only_towards_itself() {
 #[test]
 fn a_rank_that_sends_more_than_the_window_is_cut_off() {
     let mut world = World::started(3);
-    let mut frame = Vec::new();
-    let bytes = vec![0; MAX_MESSAGE];
-    Frame::Message {
-        peer: 1,
-        topic: 0,
-        bytes: &bytes,
-    }
-    .encode(&mut frame);
+    let (peer, topic, bytes) = (1, 0, &vec![0; MAX_MESSAGE]);
+    let frame = coded(Frame::Message { peer, topic, bytes });
     for _ in 0..=WINDOW as usize / MAX_MESSAGE {
         world.say(0, &frame);
     }

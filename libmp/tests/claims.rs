@@ -6,9 +6,8 @@ mod sim;
 
 use std::time::Duration;
 
-use gdsync::gpu::MemoryKind;
-use mp::{Builder, Context, Full, Kind, Slice};
-use sim::{LIMIT, Rank, millis, play, secs};
+use mp::{Builder, Context, Full, Kind};
+use sim::{LIMIT, Rank, SMALL, millis, peer_failed, play, recv, secs, slice};
 
 const T: Duration = secs(4);
 /// Rounds of the background work take their time.
@@ -18,14 +17,10 @@ fn build(builder: Builder) -> Builder {
     builder.timeout(T).depth(4)
 }
 
-fn slice(ctx: &Context) -> Slice {
-    ctx.alloc(MemoryKind::Pinned, 8).unwrap().all()
-}
-
 /// Rank 1: sends the message by which both know each other, and does nothing from then on.
 fn sends_and_stops(rank: &Rank) -> Context {
     let ctx = rank.open_manual(build);
-    let first = ctx.isend(0, 1, &slice(&ctx)).unwrap();
+    let first = ctx.isend(0, 1, &slice(&ctx, SMALL)).unwrap();
     first.wait(LIMIT).unwrap();
     rank.barrier();
     ctx
@@ -34,8 +29,7 @@ fn sends_and_stops(rank: &Rank) -> Context {
 /// Rank 0: receives it.
 fn receives(rank: &Rank, full: Full) -> Context {
     let ctx = rank.open(|b| build(b).full(full));
-    let first = ctx.irecv(1, 1, &slice(&ctx)).unwrap();
-    first.wait(LIMIT).unwrap();
+    recv(&ctx, 1, 1, SMALL);
     rank.barrier();
     ctx
 }
@@ -47,12 +41,12 @@ fn a_silent_rank_is_waited_for_once_and_named() {
             if rank.me == 1 {
                 let ctx = sends_and_stops(rank);
                 rank.barrier();
-                drop(ctx.isend(0, 1, &slice(&ctx)).unwrap());
+                drop(ctx.isend(0, 1, &slice(&ctx, SMALL)).unwrap());
                 return rank.progress_until(&ctx, "the other", || rank.has_come(0, 3));
             }
             let ctx = receives(rank, full);
             let stream = ctx.gpu().stream().unwrap();
-            let recv = ctx.irecv(1, 1, &slice(&ctx)).unwrap();
+            let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
             let before = rank.host.now();
             let e = recv.wait_on(&stream).unwrap_err();
             let took = rank.host.now().since(before);
@@ -80,12 +74,11 @@ fn a_rank_that_dies_meanwhile_is_not_waited_for() {
         }
         let ctx = receives(rank, Full::Wait);
         let stream = ctx.gpu().stream().unwrap();
-        let recv = ctx.irecv(1, 1, &slice(&ctx)).unwrap();
+        let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
         let before = rank.host.now();
         let e = recv.wait_on(&stream).unwrap_err();
         let took = rank.host.now().since(before);
-        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
-        assert_eq!(e.rank(), Some(1), "{e}");
+        peer_failed(&e, 1);
         assert!((secs(1)..secs(1) + SLACK).contains(&took), "{took:?}");
         assert!(stream.is_idle().unwrap());
     });

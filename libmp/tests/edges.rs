@@ -6,20 +6,48 @@ mod sim;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Context, Full, Kind, Progress, Source};
-use sim::{Death, Gate, LARGE, LIMIT, SMALL, millis, play, secs, slice};
+use mp::{Builder, Context, Error, Full, Kind, Progress, RecvOp, Request, SendOp, Source};
+use sim::gate::Gate;
+use sim::{Death, LARGE, LIMIT, Rank, SMALL, millis, pair, peer_failed, play};
+use sim::{recv, recv_on, secs, send, slice};
 
 const DEPTH: u32 = 2;
 /// As the library's limit of messages that are not taken: words hold 16 bits of a number.
 const WINDOW: u64 = 8192;
 
+fn build(builder: Builder) -> Builder {
+    builder.timeout(secs(5))
+}
+
+/// With few slots, and time for the other rank to come.
+fn slots(builder: Builder) -> Builder {
+    builder.depth(DEPTH).timeout(secs(20))
+}
+
+/// With few channels, which tags take in turn.
+fn channels(builder: Builder) -> Builder {
+    builder.channels(4).timeout(secs(50))
+}
+
+/// Posts until that is refused, which names the limit.
+fn refused_at(limit: u64, mut post: impl FnMut() -> mp::Result<Request>) -> Vec<Request> {
+    let mut posted = Vec::new();
+    let e = loop {
+        match post() {
+            Ok(request) => posted.push(request),
+            Err(e) => break e,
+        }
+        assert!(posted.len() as u64 <= limit);
+    };
+    assert_eq!((e.kind(), e.limit_value()), (Kind::QueueFull, Some(limit)));
+    posted
+}
+
 #[test]
 fn sends_are_refused_while_a_window_of_messages_is_not_taken() {
     play(1, 2, |rank| {
         if rank.me == 1 {
-            let ctx = rank.open(|b| b);
-            let into = slice(&ctx, SMALL);
-            ctx.irecv(0, 1, &into).unwrap().wait(LIMIT).unwrap();
+            recv(&rank.open(|b| b), 0, 1, SMALL);
             return rank.barrier();
         }
         let ctx = rank.open_manual(|b| b.full(Full::Fail));
@@ -28,84 +56,92 @@ fn sends_are_refused_while_a_window_of_messages_is_not_taken() {
         rank.progress_until(&ctx, "the first message", || {
             first.test().unwrap().is_some()
         });
-        let mut sent = Vec::new();
-        let e = loop {
-            match ctx.isend(1, 1, &data) {
-                Ok(send) => sent.push(send),
-                Err(e) => break e,
-            }
-            assert!(sent.len() as u64 <= WINDOW);
-        };
-        assert_eq!((e.kind(), e.limit_value()), (Kind::QueueFull, Some(WINDOW)));
+        refused_at(WINDOW, || ctx.isend(1, 1, &data));
         rank.barrier();
     });
 }
 
 #[test]
 fn receives_are_refused_while_the_ring_is_full_of_pending_ones() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.full(Full::Fail).depth(DEPTH));
-        let memory = slice(&ctx, SMALL);
-        if rank.me == 0 {
-            let posted = [(); DEPTH as usize].map(|()| ctx.irecv(1, 1, &memory).unwrap());
-            let e = ctx.irecv(1, 1, &memory).unwrap_err();
-            assert_eq!(
-                (e.kind(), e.limit_value()),
-                (Kind::QueueFull, Some(DEPTH.into()))
-            );
+    let build = |b: Builder| b.full(Full::Fail).depth(DEPTH);
+    pair(build, |rank, ctx| {
+        if rank.me == 1 {
             rank.barrier();
-            for recv in &posted {
-                recv.wait(LIMIT).unwrap();
-            }
-        } else {
-            rank.barrier();
-            for _ in 0..DEPTH {
-                ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
-            }
+            return (0..DEPTH).for_each(|_| send(ctx, 0, 1, SMALL));
         }
+        let memory = slice(ctx, SMALL);
+        let posted = refused_at(DEPTH.into(), || ctx.irecv(1, 1, &memory));
+        assert_eq!(posted.len(), DEPTH as usize);
+        rank.barrier();
+        mp::wait_all(&posted, LIMIT).unwrap();
+    });
+}
+
+/// A receive that a stream waits for leaves its place in the ring to the next one.
+#[test]
+fn receives_on_a_stream_are_refused_while_a_window_of_messages_is_not_taken() {
+    play(1, 2, |rank| {
+        if rank.me == 1 {
+            let _ctx = rank.open(|b| b);
+            return rank.barrier();
+        }
+        let options = SoftOptions {
+            stream_bound: 4 * WINDOW as usize,
+            ..SoftOptions::default()
+        };
+        let place = rank.place(options, false);
+        let ctx = rank.open_at(&place, |b| b.full(Full::Fail).progress(Progress::Manual));
+        let memory = slice(&ctx, SMALL);
+        let stream = ctx.gpu().stream().unwrap();
+        refused_at(WINDOW, || {
+            let recv = ctx.irecv_on(&stream, 1, 1, &memory)?;
+            recv.wait_on(&stream).unwrap();
+            Ok(recv)
+        });
         rank.barrier();
     });
 }
 
 #[test]
 fn receive_from_a_rank_is_refused_while_one_from_any_rank_is_pending() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(secs(5)));
-        let memory = slice(&ctx, SMALL);
-        if rank.me == 0 {
-            let any = ctx.irecv(Source::Any, 1, &memory).unwrap();
-            let e = ctx.irecv(1, 1, &memory).unwrap_err();
-            assert_eq!((e.kind(), e.rank()), (Kind::Busy, Some(1)));
-            // Other tags are not affected.
-            ctx.irecv(1, 2, &memory).unwrap().wait(LIMIT).unwrap();
+    pair(build, |rank, ctx| {
+        if rank.me == 1 {
+            send(ctx, 0, 2, SMALL);
             rank.barrier();
-            any.wait(LIMIT).unwrap();
-        } else {
-            ctx.isend(0, 2, &memory).unwrap().wait(LIMIT).unwrap();
-            rank.barrier();
-            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
+            return send(ctx, 0, 1, SMALL);
         }
+        let memory = slice(ctx, SMALL);
+        let any = ctx.irecv(Source::Any, 1, &memory).unwrap();
+        let e = ctx.irecv(1, 1, &memory).unwrap_err();
+        assert_eq!((e.kind(), e.rank()), (Kind::Busy, Some(1)));
+        // Other tags are not affected.
+        recv(ctx, 1, 2, SMALL);
         rank.barrier();
+        any.wait(LIMIT).unwrap();
     });
 }
 
 #[test]
 fn large_message_one_byte_too_long_is_truncated_and_writes_nothing() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(secs(5)));
+    pair(build, |rank, ctx| {
         let memory = ctx.alloc(MemoryKind::Pinned, LARGE + 1).unwrap();
         memory.write(0, &[rank.me as u8; LARGE + 1]).unwrap();
         let request = match rank.me {
             0 => ctx.irecv(1, 1, &memory.slice(0, LARGE).unwrap()),
             _ => ctx.isend(0, 1, &memory.all()),
         };
-        let e = request.unwrap().wait(LIMIT).unwrap_err();
-        assert_eq!(e.kind(), Kind::Truncated);
+        truncated(&request.unwrap());
         let mut bytes = [0; LARGE + 1];
         memory.read(0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == rank.me as u8));
-        rank.barrier();
     });
+}
+
+#[track_caller]
+fn truncated(request: &Request) -> Error {
+    let e = request.wait(LIMIT).unwrap_err();
+    assert_eq!(e.kind(), Kind::Truncated);
+    e
 }
 
 #[test]
@@ -113,8 +149,7 @@ fn receive_whose_message_has_arrived_cannot_be_cancelled() {
     play(1, 2, |rank| {
         if rank.me == 1 {
             let ctx = rank.open(|b| b);
-            let data = slice(&ctx, SMALL);
-            ctx.isend(0, 1, &data).unwrap().wait(LIMIT).unwrap();
+            send(&ctx, 0, 1, SMALL);
             rank.barrier();
             return rank.barrier();
         }
@@ -131,23 +166,16 @@ fn receive_whose_message_has_arrived_cannot_be_cancelled() {
 #[test]
 fn receive_from_a_lost_rank_is_refused_when_its_messages_are_taken() {
     play(1, 2, |rank| {
-        let place = rank.place(SoftOptions::default(), true);
-        let ctx = rank.open_at(&place, |b| b.depth(DEPTH).timeout(secs(5)));
-        let memory = slice(&ctx, SMALL);
-        for _ in 0..2 * DEPTH {
-            let request = match rank.me {
-                0 => ctx.irecv(1, 1, &memory),
-                _ => ctx.isend(0, 1, &memory),
-            };
-            request.unwrap().wait(LIMIT).unwrap();
-        }
-        rank.barrier();
+        let ctx = rank.open(slots);
         if rank.me == 1 {
-            return Death::Leaves.end(rank, &place, ctx, 2);
+            (0..2 * DEPTH).for_each(|_| send(&ctx, 0, 1, SMALL));
+            rank.barrier();
+            return Death::Leaves.end(rank, ctx, 2);
         }
+        (0..2 * DEPTH).for_each(|_| recv(&ctx, 1, 1, SMALL));
+        rank.barrier();
         rank.pass(secs(1));
-        let e = ctx.irecv(1, 1, &memory).unwrap_err();
-        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+        peer_failed(&ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap_err(), 1);
         rank.barrier();
     });
 }
@@ -156,18 +184,13 @@ fn receive_from_a_lost_rank_is_refused_when_its_messages_are_taken() {
 #[test]
 fn stream_receives_a_message_of_a_lost_rank_into_a_larger_segment() {
     play(1, 2, |rank| {
-        let place = rank.place(SoftOptions::default(), true);
-        let ctx = rank.open_at(&place, |b| b.timeout(secs(5)));
-        let memory = slice(&ctx, LARGE);
-        let small = slice(&ctx, SMALL);
-        let stream = ctx.gpu().stream().unwrap();
+        let ctx = rank.open(build);
         if rank.me == 1 {
-            for _ in 0..2 {
-                ctx.isend(0, 1, &small).unwrap().wait(LIMIT).unwrap();
-            }
+            (0..2).for_each(|_| send(&ctx, 0, 1, SMALL));
             rank.barrier();
-            return Death::Leaves.end(rank, &place, ctx, 2);
+            return Death::Leaves.end(rank, ctx, 2);
         }
+        let (memory, stream) = (slice(&ctx, LARGE), ctx.gpu().stream().unwrap());
         let recv = || ctx.irecv_on(&stream, 1, 1, &memory).unwrap();
         recv().wait(LIMIT).unwrap();
         rank.barrier();
@@ -180,17 +203,15 @@ fn stream_receives_a_message_of_a_lost_rank_into_a_larger_segment() {
 #[test]
 fn rank_that_leaves_after_its_messages_arrived_sets_no_error() {
     play(1, 2, |rank| {
-        let place = rank.place(SoftOptions::default(), true);
-        let ctx = rank.open_at(&place, |b| b.timeout(secs(5)));
-        let memory = slice(&ctx, SMALL);
+        let ctx = rank.open(build);
         if rank.me == 1 {
-            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
+            send(&ctx, 0, 1, SMALL);
             rank.barrier();
-            return Death::Leaves.end(rank, &place, ctx, 2);
+            return Death::Leaves.end(rank, ctx, 2);
         }
         let stream = ctx.gpu().stream().unwrap();
         // The message is taken in only when the receive is waited for.
-        let recv = ctx.irecv_on(&stream, 1, 1, &memory).unwrap();
+        let recv = ctx.irecv_on(&stream, 1, 1, &slice(&ctx, SMALL)).unwrap();
         rank.barrier();
         rank.pass(secs(1));
         assert_eq!(ctx.error(), None);
@@ -202,53 +223,62 @@ fn rank_that_leaves_after_its_messages_arrived_sets_no_error() {
 #[test]
 fn tag_of_a_pending_receive_is_not_retired() {
     const TAGS: u32 = 8;
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.channels(4).timeout(secs(50)));
-        let memory = slice(&ctx, SMALL);
-        let say = |tag| ctx.isend(1, tag, &memory).unwrap().wait(LIMIT).unwrap();
-        let hear = |tag| ctx.irecv(0, tag, &memory).unwrap();
+    pair(channels, |rank, ctx| {
         if rank.me == 0 {
-            say(0);
+            send(ctx, 1, 0, SMALL);
             rank.barrier();
             for tag in 1..TAGS {
-                say(tag);
+                send(ctx, 1, tag, SMALL);
                 rank.pass(millis(50));
             }
-            say(0);
+            send(ctx, 1, 0, SMALL);
         } else {
-            hear(0).wait(LIMIT).unwrap();
-            let last = hear(0);
+            recv(ctx, 0, 0, SMALL);
+            let last = ctx.irecv(0, 0, &slice(ctx, SMALL)).unwrap();
             rank.barrier();
-            for tag in 1..TAGS {
-                hear(tag).wait(LIMIT).unwrap();
-            }
+            (1..TAGS).for_each(|tag| recv(ctx, 0, tag, SMALL));
             last.wait(LIMIT).unwrap();
         }
-        rank.barrier();
     });
+}
+
+/// Rank 0's error of a receive with this limit.
+fn timed_out(ctx: &Context, seconds: u64) -> String {
+    let segments = [slice(ctx, SMALL)];
+    let recv = RecvOp::new(1, 1, &segments).timeout(secs(seconds));
+    let e = ctx.post_recv(&recv).unwrap().wait(LIMIT).unwrap_err();
+    e.to_string()
 }
 
 /// A message that arrived before the wait began does not prove that its sender is alive.
 #[test]
 fn rank_not_heard_since_the_wait_began_is_not_reported_alive() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(secs(60)));
-        let memory = slice(&ctx, SMALL);
+    pair(slots, |rank, ctx| {
         if rank.me == 1 {
-            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
-            return rank.barrier();
+            return send(ctx, 0, 1, SMALL);
         }
-        ctx.irecv(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
+        recv(ctx, 1, 1, SMALL);
         rank.pass(secs(1));
-        let segments = [memory.clone()];
-        let recv = mp::RecvOp::new(Source::Rank(1), 1, &segments).timeout(secs(1));
-        let text = ctx
-            .post_recv(&recv)
-            .unwrap()
-            .wait(LIMIT)
-            .unwrap_err()
-            .to_string();
+        let text = timed_out(ctx, 1);
         assert!(text.contains("whether rank 1 lives is not known"), "{text}");
+    });
+}
+
+#[test]
+fn old_answer_does_not_report_a_rank_alive() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(2)));
+        if rank.me == 1 {
+            send(&ctx, 0, 1, SMALL);
+            rank.barrier();
+            // Rank 0 asks after a second, and this rank answers.
+            rank.pass(millis(1500));
+            return Death::Freezes.end(rank, ctx, 2);
+        }
+        recv(&ctx, 1, 1, SMALL);
+        rank.barrier();
+        let text = timed_out(&ctx, 10);
+        assert!(text.contains("rank 1 was asked"), "{text}");
         rank.barrier();
     });
 }
@@ -258,34 +288,30 @@ fn rank_not_heard_since_the_wait_began_is_not_reported_alive() {
 #[test]
 fn receives_of_one_slot_on_two_streams_write_ready_words_in_order() {
     const COUNT: usize = 2 * DEPTH as usize;
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.depth(DEPTH).timeout(secs(5)));
+    pair(slots, |rank, ctx| {
         let memory = ctx.alloc(MemoryKind::Pinned, COUNT * LARGE).unwrap();
         let place = |n: usize| memory.slice(n * LARGE, LARGE).unwrap();
-        if rank.me == 0 {
-            let streams = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+        if rank.me == 1 {
+            rank.barrier();
             for n in 0..COUNT {
-                let recv = ctx.irecv_on(&streams[0], 1, 1, &place(n)).unwrap();
-                recv.wait_on(&streams[1]).unwrap();
-            }
-            rank.pass(secs(1));
-            rank.barrier();
-            ctx.synchronize(&streams[1], LIMIT).unwrap();
-        } else {
-            rank.barrier();
-        }
-        for n in 0..COUNT {
-            let bytes = [n as u8 + 1; LARGE];
-            if rank.me == 0 {
-                let mut got = [0; LARGE];
-                memory.read(n * LARGE, &mut got).unwrap();
-                assert!(got == bytes, "message {n}");
-            } else {
-                memory.write(n * LARGE, &bytes).unwrap();
+                memory.write(n * LARGE, &[n as u8 + 1; LARGE]).unwrap();
                 ctx.isend(0, 1, &place(n)).unwrap().wait(LIMIT).unwrap();
             }
+            return;
         }
+        let streams = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+        for n in 0..COUNT {
+            let recv = ctx.irecv_on(&streams[0], 1, 1, &place(n)).unwrap();
+            recv.wait_on(&streams[1]).unwrap();
+        }
+        rank.pass(secs(1));
         rank.barrier();
+        ctx.synchronize(&streams[1], LIMIT).unwrap();
+        for n in 0..COUNT {
+            let mut got = [0; LARGE];
+            memory.read(n * LARGE, &mut got).unwrap();
+            assert!(got == [n as u8 + 1; LARGE], "message {n}");
+        }
     });
 }
 
@@ -294,7 +320,7 @@ fn receives_of_one_slot_on_two_streams_write_ready_words_in_order() {
 fn message_whose_receive_has_ended_is_not_written_to_the_next_receive() {
     play(1, 2, |rank| {
         if rank.me == 1 {
-            let ctx = rank.open_manual(|b| b.depth(DEPTH).timeout(secs(20)));
+            let ctx = rank.open_manual(slots);
             let data = slice(&ctx, LARGE);
             rank.progress_until(&ctx, "the receives", || rank.has_come(0, 1));
             rank.barrier();
@@ -311,7 +337,7 @@ fn message_whose_receive_has_ended_is_not_written_to_the_next_receive() {
             }
             return rank.barrier();
         }
-        let ctx = rank.open(|b| b.depth(DEPTH).timeout(secs(20)));
+        let ctx = rank.open(slots);
         let streams = [(); 2].map(|()| ctx.gpu().stream().unwrap());
         for _ in 0..DEPTH {
             let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
@@ -333,89 +359,28 @@ fn message_whose_receive_has_ended_is_not_written_to_the_next_receive() {
     });
 }
 
-#[test]
-fn old_answer_does_not_report_a_rank_alive() {
-    play(1, 2, |rank| {
-        let place = rank.place(SoftOptions::default(), true);
-        let ctx = rank.open_at(&place, |b| b.timeout(secs(2)));
-        let memory = slice(&ctx, SMALL);
-        if rank.me == 1 {
-            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
-            rank.barrier();
-            // Rank 0 asks after a second, and this rank answers.
-            rank.pass(millis(1500));
-            return Death::Freezes.end(rank, &place, ctx, 2);
-        }
-        ctx.irecv(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
-        rank.barrier();
-        let segments = [memory.clone()];
-        let recv = mp::RecvOp::new(Source::Rank(1), 1, &segments).timeout(secs(10));
-        let e = ctx.post_recv(&recv).unwrap().wait(LIMIT).unwrap_err();
-        assert!(e.to_string().contains("rank 1 was asked"), "{e}");
-        rank.barrier();
-    });
-}
-
-/// A receive that a stream waits for leaves its place in the ring to the next one.
-#[test]
-fn receives_on_a_stream_are_refused_while_a_window_of_messages_is_not_taken() {
-    play(1, 2, |rank| {
-        if rank.me == 1 {
-            let _ctx = rank.open(|b| b);
-            return rank.barrier();
-        }
-        let options = SoftOptions {
-            stream_bound: 4 * WINDOW as usize,
-            ..SoftOptions::default()
-        };
-        let place = rank.place(options, false);
-        let ctx = rank.open_at(&place, |b| b.full(Full::Fail).progress(Progress::Manual));
-        let memory = slice(&ctx, SMALL);
-        let stream = ctx.gpu().stream().unwrap();
-        let mut posted = Vec::new();
-        let e = loop {
-            match ctx.irecv_on(&stream, 1, 1, &memory) {
-                Ok(recv) => {
-                    recv.wait_on(&stream).unwrap();
-                    posted.push(recv);
-                }
-                Err(e) => break e,
-            }
-            assert!(posted.len() as u64 <= WINDOW);
-        };
-        assert_eq!((e.kind(), e.limit_value()), (Kind::QueueFull, Some(WINDOW)));
-        rank.barrier();
-    });
-}
-
 /// Numbers start anew when a retired tag is used again.
 #[test]
 fn refusal_under_a_reopened_tag_does_not_end_an_old_request() {
     const TAGS: u32 = 8;
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.channels(4).timeout(secs(50)));
-        let memory = slice(&ctx, SMALL);
+    pair(channels, |rank, ctx| {
         if rank.me == 1 {
-            for tag in 0..TAGS {
-                ctx.irecv(0, tag, &memory).unwrap().wait(LIMIT).unwrap();
-            }
-            let recv = ctx.irecv(0, 0, &slice(&ctx, 1)).unwrap();
-            assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
-            return rank.barrier();
+            (0..TAGS).for_each(|tag| recv(ctx, 0, tag, SMALL));
+            truncated(&ctx.irecv(0, 0, &slice(ctx, 1)).unwrap());
+            return;
         }
-        let send = |tag| ctx.isend(1, tag, &memory).unwrap();
-        let old = send(0);
+        let memory = slice(ctx, SMALL);
+        let old = ctx.isend(1, 0, &memory).unwrap();
         old.wait(LIMIT).unwrap();
         for tag in 1..TAGS {
             rank.pass(millis(50));
-            send(tag).wait(LIMIT).unwrap();
+            send(ctx, 1, tag, SMALL);
         }
-        let new = send(0);
+        let new = ctx.isend(1, 0, &memory).unwrap();
         rank.until("the refusal", || ctx.error().is_some());
         let e = new.test().unwrap_err();
         assert_eq!((e.kind(), e.number()), (Kind::Truncated, Some(0)));
         old.test().unwrap();
-        rank.barrier();
     });
 }
 
@@ -424,27 +389,21 @@ fn refusal_under_a_reopened_tag_does_not_end_an_old_request() {
 fn send_dropped_before_it_was_posted_sets_no_error_at_its_rank() {
     play(1, 2, |rank| {
         if rank.me == 1 {
-            let ctx = rank.open_manual(|b| b.depth(DEPTH).timeout(secs(20)));
+            let ctx = rank.open_manual(slots);
             let stream = ctx.gpu().stream().unwrap();
-            let recvs = [(); DEPTH as usize + 1].map(|()| {
-                let recv = ctx.irecv_on(&stream, 0, 1, &slice(&ctx, SMALL)).unwrap();
-                recv.wait_on(&stream).unwrap();
-                recv
-            });
+            let recvs = [(); DEPTH as usize + 1]
+                .map(|()| recv_on(&ctx, &stream, 0, 1, &slice(&ctx, SMALL)));
             rank.progress_until(&ctx, "the sends", || rank.has_come(0, 1));
             rank.barrier();
             rank.barrier();
-            let [first, others @ ..] = &recvs;
-            assert_eq!(first.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
-            for recv in others {
-                recv.wait(LIMIT).unwrap();
-            }
+            truncated(&recvs[0]);
+            mp::wait_all(&recvs[1..], LIMIT).unwrap();
             rank.barrier();
             return rank.barrier();
         }
-        let ctx = rank.open(|b| b.depth(DEPTH).timeout(secs(20)));
+        let ctx = rank.open(slots);
         let segments = [slice(&ctx, SMALL)];
-        let send = mp::SendOp::new(1, 1, &segments);
+        let send = SendOp::new(1, 1, &segments);
         let dropped = ctx.prepare_send(&send).unwrap();
         let others = [(); DEPTH as usize].map(|()| ctx.prepare_send(&send).unwrap());
         drop(dropped);
@@ -465,20 +424,18 @@ fn send_dropped_before_it_was_posted_sets_no_error_at_its_rank() {
 /// that the message was too long.
 #[test]
 fn error_of_a_refused_and_dropped_long_send_is_returned_once() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(secs(50)));
+    pair(channels, |rank, ctx| {
         if rank.me == 1 {
             let stream = ctx.gpu().stream().unwrap();
             let gate = Gate::new(ctx.gpu());
             gate.hold(&stream);
-            let recv = ctx.irecv_on(&stream, 0, 1, &slice(&ctx, SMALL)).unwrap();
-            recv.wait_on(&stream).unwrap();
+            let recv = recv_on(ctx, &stream, 0, 1, &slice(ctx, SMALL));
             rank.barrier();
             gate.open();
-            assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            truncated(&recv);
             return rank.barrier();
         }
-        drop(ctx.isend(1, 1, &slice(&ctx, LARGE)).unwrap());
+        drop(ctx.isend(1, 1, &slice(ctx, LARGE)).unwrap());
         rank.until("the refusal", || ctx.error().is_some());
         let e = ctx.take_error().unwrap();
         assert_eq!((e.kind(), e.number()), (Kind::Truncated, Some(0)));
@@ -491,113 +448,86 @@ fn error_of_a_refused_and_dropped_long_send_is_returned_once() {
 
 #[test]
 fn stream_that_is_late_for_an_arrived_message_causes_no_warning() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(secs(5)));
-        let memory = slice(&ctx, SMALL);
+    pair(build, |rank, ctx| {
         if rank.me == 1 {
             rank.pass(secs(2));
-            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
-            rank.barrier();
+            send(ctx, 0, 1, SMALL);
             return rank.barrier();
         }
         let stream = ctx.gpu().stream().unwrap();
         let gate = Gate::new(ctx.gpu());
         gate.hold(&stream);
-        let recv = ctx.irecv_on(&stream, 1, 1, &memory).unwrap();
-        recv.wait_on(&stream).unwrap();
+        let recv = recv_on(ctx, &stream, 1, 1, &slice(ctx, SMALL));
         rank.barrier();
         rank.pass(secs(10));
         assert!(rank.warnings.all().is_empty(), "{:?}", rank.warnings.all());
         gate.open();
         recv.wait(LIMIT).unwrap();
-        ctx.isend(1, 2, &memory).unwrap().wait(LIMIT).unwrap();
-        rank.barrier();
+        send(ctx, 1, 2, SMALL);
     });
 }
 
-/// More than one round takes in.
-const REFUSED: usize = 200;
-
-/// Has rank 1 refuse so many messages of rank 0, which does not listen, and leave.
-fn refuses_and_leaves(rank: &sim::Rank) -> Option<(Context, Vec<mp::Request>)> {
-    let place = rank.place(SoftOptions::default(), true);
-    let build = |b: mp::Builder| b.depth(256).timeout(secs(5));
-    if rank.me == 1 {
-        let ctx = rank.open_at(&place, build);
-        let into = slice(&ctx, SMALL - 1);
-        rank.barrier();
-        for _ in 0..REFUSED {
-            let e = ctx.irecv(0, 1, &into).unwrap().wait(LIMIT).unwrap_err();
-            assert_eq!(e.kind(), Kind::Truncated);
+/// Has rank 1 refuse more messages of rank 0 than one round takes in, while rank 0 does not
+/// listen, and leave. Rank 0 then finds that it is gone, and that all were refused.
+fn refuses_and_leaves(finds: fn(&Rank, &Context, &[Request])) {
+    const REFUSED: usize = 200;
+    let build = |b: Builder| build(b).depth(256);
+    play(1, 2, move |rank| {
+        if rank.me == 1 {
+            let ctx = rank.open(build);
+            let into = slice(&ctx, SMALL - 1);
+            rank.barrier();
+            for _ in 0..REFUSED {
+                truncated(&ctx.irecv(0, 1, &into).unwrap());
+            }
+            drop(into);
+            return Death::Leaves.end(rank, ctx, 2);
         }
-        Death::Leaves.end(rank, &place, ctx, 2);
-        return None;
-    }
-    let ctx = rank.open_manual(build);
-    let data = slice(&ctx, SMALL);
-    let sends = (0..REFUSED).map(|_| ctx.isend(1, 1, &data).unwrap());
-    let sends: Vec<_> = sends.collect();
-    rank.progress_until(&ctx, "the sends", || {
-        sends.iter().all(|send| send.test().unwrap().is_some())
-    });
-    rank.barrier();
-    rank.until("rank 1 leaves", || rank.has_come(1, 2));
-    rank.pass(secs(1));
-    Some((ctx, sends))
-}
-
-#[test]
-fn all_refusals_of_a_rank_that_left_are_heard() {
-    play(1, 2, |rank| {
-        let Some((ctx, sends)) = refuses_and_leaves(rank) else {
-            return;
-        };
-        rank.progress_until(&ctx, "the end", || {
-            ctx.isend(1, 1, &slice(&ctx, 1)).is_err()
+        let ctx = rank.open_manual(build);
+        let data = slice(&ctx, SMALL);
+        let sends = (0..REFUSED).map(|_| ctx.isend(1, 1, &data).unwrap());
+        let sends: Vec<_> = sends.collect();
+        rank.progress_until(&ctx, "the sends", || {
+            sends.iter().all(|send| send.test().unwrap().is_some())
         });
+        rank.barrier();
+        rank.until("rank 1 leaves", || rank.has_come(1, 2));
+        rank.pass(secs(1));
+        finds(rank, &ctx, &sends);
         for send in &sends {
             assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
         }
         rank.barrier();
     });
+}
+
+fn is_gone(rank: &Rank, ctx: &Context) {
+    rank.progress_until(ctx, "the end", || ctx.isend(1, 1, &slice(ctx, 1)).is_err());
+}
+
+#[test]
+fn all_refusals_of_a_rank_that_left_are_heard() {
+    refuses_and_leaves(|rank, ctx, _| is_gone(rank, ctx));
 }
 
 /// The bootstrap tells that it is gone when something is to be said to it.
 #[test]
 fn refusals_of_a_rank_that_left_are_heard_before_it_is_found_gone() {
-    play(1, 2, |rank| {
-        let Some((ctx, sends)) = refuses_and_leaves(rank) else {
-            return;
-        };
-        let e = ctx.isend(1, 2, &slice(&ctx, 1)).unwrap_err();
-        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
-        for send in &sends {
-            assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
-        }
-        rank.barrier();
+    refuses_and_leaves(|_, ctx, _| {
+        peer_failed(&ctx.isend(1, 2, &slice(ctx, 1)).unwrap_err(), 1);
     });
 }
 
 /// The NIC finds that it is gone before the bootstrap is asked.
 #[test]
 fn refusals_of_a_rank_that_the_nic_found_gone_are_heard() {
-    play(1, 2, |rank| {
-        let Some((ctx, sends)) = refuses_and_leaves(rank) else {
-            return;
-        };
-        let last = ctx.isend(1, 1, &slice(&ctx, SMALL)).unwrap();
+    refuses_and_leaves(|rank, ctx, sends| {
+        let last = ctx.isend(1, 1, &slice(ctx, SMALL)).unwrap();
         rank.pass(secs(4));
-        rank.progress_until(&ctx, "the end", || {
-            ctx.isend(1, 1, &slice(&ctx, 1)).is_err()
-        });
-        let e = last.wait(LIMIT).unwrap_err();
-        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
-        rank.progress_until(&ctx, "all refusals", || {
+        is_gone(rank, ctx);
+        peer_failed(&last.wait(LIMIT).unwrap_err(), 1);
+        rank.progress_until(ctx, "all refusals", || {
             sends.iter().all(|send| send.test().is_err())
         });
-        for send in &sends {
-            assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
-        }
-        rank.barrier();
     });
 }

@@ -4,81 +4,55 @@
 #[path = "common/sim.rs"]
 mod sim;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use gdsync::Status;
-use gdsync::gpu::MemoryKind;
-use gdsync::gpu::soft::SoftOptions;
-use mp::{Context, Kind};
-use sim::{Death, LIMIT, Rank, SMALL, millis, play, secs, slice};
+use gdsync::gpu::{MemoryKind, Stream};
+use mp::{Builder, Context, Error, Kind, RecvOp, Request, SendOp, Source};
+use sim::{Death, LIMIT, Rank, SMALL, millis, pair, play, recv, recv_on, secs, send, slice};
 
 const LARGE: usize = 1 << 20;
 const TIMEOUT: Duration = secs(2);
 
-/// The program of the README between two ranks, with the receive's tag and length given.
-fn readme(rank: &Rank, tag: u32, room: usize) -> (Context, mp::Error) {
-    let ctx = rank.open(|b| b.timeout(TIMEOUT));
-    let stream = ctx.gpu().stream().unwrap();
-    let (data, into) = (slice(&ctx, LARGE), slice(&ctx, room));
-    let recv = ctx.irecv_on(&stream, rank.peer(), tag, &into).unwrap();
-    let send = ctx.isend_on(&stream, rank.peer(), 7, &data).unwrap();
-    recv.wait_on(&stream).unwrap();
-    drop(send);
-    assert!(stream.synchronize(LIMIT).unwrap());
-    let e = ctx.close(LIMIT).expect_err("the message was lost");
-    rank.barrier();
-    drop(recv);
-    (ctx, e)
+fn limited(builder: Builder) -> Builder {
+    builder.timeout(TIMEOUT)
+}
+
+fn with_tags(builder: Builder) -> Builder {
+    builder.channels(256)
 }
 
 #[test]
-fn close_returns_truncation_of_readme_program() {
-    play(1, 2, |rank| {
-        let (_ctx, e) = readme(rank, 7, LARGE / 2);
-        assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(rank.peer())));
-    });
-}
-
-#[test]
-fn close_returns_timeout_of_crossed_tags() {
-    play(1, 2, |rank| {
-        let (_ctx, e) = readme(rank, 8 + rank.me, LARGE);
-        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
-    });
-}
-
-#[test]
-fn timeout_of_receive_says_what_did_not_come_and_that_peer_is_alive() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(TIMEOUT));
-        if rank.me == 1 {
-            return rank.barrier();
-        }
-        let stream = ctx.gpu().stream().unwrap();
-        let recv = ctx.irecv_on(&stream, 1, 2, &slice(&ctx, SMALL)).unwrap();
-        recv.wait_on(&stream).unwrap();
-        let e = recv.wait(LIMIT).unwrap_err();
-        assert_eq!(e.kind(), Kind::PeerFailed(Status::TIMEOUT));
-        assert_eq!(
-            e.to_string(),
-            "wait for request: receive from rank 1, tag 2, message 0: no message in 2 s \
-             (Builder::timeout); rank 1 is alive. Do both ranks use the same tags in the same order?"
-        );
-        rank.pass(millis(1));
-        rank.barrier();
-    });
+fn close_returns_failures_of_the_readme_program() {
+    for crossed in [false, true] {
+        pair(limited, move |rank, ctx| {
+            let (tag, room) = match crossed {
+                true => (8 + rank.me, LARGE),
+                false => (7, LARGE / 2),
+            };
+            let stream = ctx.gpu().stream().unwrap();
+            let (data, into) = (slice(ctx, LARGE), slice(ctx, room));
+            let recv = ctx.irecv_on(&stream, rank.peer(), tag, &into).unwrap();
+            let send = ctx.isend_on(&stream, rank.peer(), 7, &data).unwrap();
+            recv.wait_on(&stream).unwrap();
+            drop(send);
+            assert!(stream.synchronize(LIMIT).unwrap());
+            let e = ctx.close(LIMIT).expect_err("the message was lost");
+            match crossed {
+                true => assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}"),
+                false => assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(rank.peer()))),
+            }
+            rank.barrier();
+        });
+    }
 }
 
 #[test]
 fn a_failure_is_returned_once() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b);
-        let (a, b) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
-        let data = slice(&ctx, SMALL);
+    pair(with_tags, |rank, ctx| {
         if rank.me == 1 {
-            for tag in 1..=4 {
-                drop(ctx.isend(0, tag, &data).unwrap());
-            }
+            send_and_drop(ctx, 1..5);
             rank.barrier();
             // The receiver's word of a short message comes when the send has ended.
             let e = ctx.close(LIMIT).unwrap_err();
@@ -89,15 +63,11 @@ fn a_failure_is_returned_once() {
                 "close context: send of 8 bytes to rank 0, tag 1, message 0: the message is \
                  longer than its receive (3 other requests failed as well)"
             );
-            ctx.close(LIMIT).unwrap();
-            return rank.barrier();
+            return ctx.close(LIMIT).unwrap();
         }
-        let short = slice(&ctx, 1);
-        let on = |stream, tag| {
-            let recv = ctx.irecv_on(stream, 1, tag, &short).unwrap();
-            recv.wait_on(stream).unwrap();
-            recv
-        };
+        let (a, b) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
+        let short = slice(ctx, 1);
+        let on = |stream, tag| recv_on(ctx, stream, 1, tag, &short);
         let recvs = [on(&a, 1), on(&b, 2), on(&b, 3), on(&a, 4)];
         // By the request.
         let e = recvs[3].wait(LIMIT).unwrap_err();
@@ -108,18 +78,14 @@ fn a_failure_is_returned_once() {
         );
         // By its stream, which knows nothing of another.
         let e = ctx.synchronize(&a, LIMIT).unwrap_err();
-        assert_eq!(
-            (e.kind(), e.rank(), e.tag()),
-            (Kind::Truncated, Some(1), Some(1))
-        );
+        assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(1)));
+        assert_eq!(e.tag(), Some(1));
         assert!(!e.to_string().contains("failed as well"), "{e}");
         ctx.synchronize(&a, LIMIT).unwrap();
         let e = ctx.synchronize(&b, LIMIT).unwrap_err();
         assert_eq!(e.tag(), Some(2));
-        assert!(
-            e.to_string().contains("(1 other request failed as well)"),
-            "{e}"
-        );
+        let others = "(1 other request failed as well)";
+        assert!(e.to_string().contains(others), "{e}");
         ctx.close(LIMIT).unwrap();
         // The handles still answer, and the word stays.
         assert!(recvs.iter().all(|recv| recv.test().is_err()));
@@ -127,110 +93,95 @@ fn a_failure_is_returned_once() {
         drop(recvs);
         ctx.close(LIMIT).unwrap();
         rank.barrier();
-        rank.barrier();
     });
+}
+
+/// Sends a short message to rank 0 under each tag.
+fn send_and_drop(ctx: &Context, tags: Range<u32>) {
+    let data = slice(ctx, SMALL);
+    for tag in tags {
+        drop(ctx.isend(0, tag, &data).unwrap());
+    }
 }
 
 #[test]
 fn failures_of_dropped_requests_are_logged_and_bounded() {
     const MANY: u32 = 100;
-    let run = play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.channels(256));
-        let data = slice(&ctx, SMALL);
+    let run = pair(with_tags, |rank, ctx| {
         if rank.me == 1 {
-            for tag in 0..MANY {
-                drop(ctx.isend(0, tag, &data).unwrap());
-            }
-            rank.barrier();
+            send_and_drop(ctx, 0..MANY);
             return rank.barrier();
         }
-        let short = slice(&ctx, 1);
+        let short = slice(ctx, 1);
         for tag in 0..MANY {
             drop(ctx.irecv(1, tag, &short).unwrap());
         }
         rank.barrier();
         let e = ctx.close(LIMIT).unwrap_err();
-        assert_eq!(
-            (e.kind(), e.rank(), e.number()),
-            (Kind::Truncated, Some(1), Some(0))
-        );
+        assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(1)));
+        assert_eq!(e.number(), Some(0));
         assert!(e.to_string().contains("(99 other requests failed"), "{e}");
         assert!(ctx.take_error().is_none());
         ctx.close(LIMIT).unwrap();
-        rank.barrier();
     });
     let all = run.warnings.all();
-    let of = |rank: u32| {
+    let texts = [
+        "receive from rank 1, tag 7, message 0: the message has 8 bytes, the receive room for 1",
+        "send of 8 bytes to rank 0, tag 7, message 0: the message is longer than its receive",
+    ];
+    for (rank, text) in texts.into_iter().enumerate() {
         let who = format!("rank {rank}: a request that was dropped failed: ");
-        all.iter().filter(move |line| line.starts_with(&who))
-    };
-    assert_eq!((of(0).count(), of(1).count()), (64, 64), "{all:#?}");
+        let mine = all.iter().filter(|line| line.starts_with(&who));
+        assert_eq!(mine.clone().count(), 64, "{all:#?}");
+        assert!(mine.clone().any(|line| line.ends_with(text)), "{all:#?}");
+    }
     let last = |line: &&String| line.contains("are counted, not named");
     assert_eq!(all.iter().filter(last).count(), 2, "{all:#?}");
     assert_eq!(all.len(), 130, "{all:#?}");
-    assert!(of(0).any(|line| {
-        line.ends_with(
-            "receive from rank 1, tag 7, message 0: the message has 8 bytes, the receive room for 1",
-        )
-    }));
-    assert!(of(1).any(|line| {
-        line.ends_with(
-            "send of 8 bytes to rank 0, tag 7, message 0: the message is longer than its receive",
-        )
-    }));
 }
 
 #[test]
 fn synchronize_names_what_the_stream_waits_for() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(secs(30)));
-        if rank.me == 1 {
+    pair(
+        |b| b.timeout(secs(30)),
+        |rank, ctx| {
+            if rank.me == 1 {
+                rank.barrier();
+                return send(ctx, 0, 3, SMALL);
+            }
+            let stream = ctx.gpu().stream().unwrap();
+            let _recv = recv_on(ctx, &stream, 1, 3, &slice(ctx, SMALL));
+            let e = ctx.synchronize(&stream, secs(8)).unwrap_err();
+            assert_eq!(e.kind(), Kind::Timeout);
+            assert_eq!(
+                e.to_string(),
+                format!(
+                    "synchronize stream: stream {} has not ended in 8 s: receive from rank 1, tag \
+                     3, message 0: no message; rank 1 is alive. Do both ranks use the same tags \
+                     in the same order?",
+                    stream.id()
+                )
+            );
             rank.barrier();
-            ctx.isend(0, 3, &slice(&ctx, SMALL))
-                .unwrap()
-                .wait(LIMIT)
-                .unwrap();
-            return rank.barrier();
-        }
-        let stream = ctx.gpu().stream().unwrap();
-        let recv = ctx.irecv_on(&stream, 1, 3, &slice(&ctx, SMALL)).unwrap();
-        recv.wait_on(&stream).unwrap();
-        let e = ctx.synchronize(&stream, secs(8)).unwrap_err();
-        assert_eq!(e.kind(), Kind::Timeout);
-        assert_eq!(
-            e.to_string(),
-            format!(
-                "synchronize stream: stream {} has not ended in 8 s: receive from rank 1, tag 3, \
-                 message 0: no message; rank 1 is alive. Do both ranks use the same tags in the \
-                 same order?",
-                stream.id()
-            )
-        );
-        rank.barrier();
-        ctx.synchronize(&stream, LIMIT).unwrap();
-        ctx.close(LIMIT).unwrap();
-        rank.barrier();
-    });
+            ctx.synchronize(&stream, LIMIT).unwrap();
+            ctx.close(LIMIT).unwrap();
+        },
+    );
 }
 
 #[test]
 fn timeout_of_long_send_says_that_no_receive_was_posted() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(TIMEOUT));
+    pair(limited, |rank, ctx| {
         if rank.me == 1 {
-            return rank.barrier();
+            return;
         }
         let stream = ctx.gpu().stream().unwrap();
-        let data = slice(&ctx, LARGE);
+        let data = slice(ctx, LARGE);
         let send = ctx.isend_on(&stream, 1, 1, &data).unwrap();
-        let behind = ctx.irecv_on(&stream, 1, 1, &data).unwrap();
-        behind.wait_on(&stream).unwrap();
+        let behind = recv_on(ctx, &stream, 1, 1, &data);
         let e = ctx.synchronize(&stream, LIMIT).unwrap_err();
-        assert_eq!(
-            (e.kind(), e.rank()),
-            (Kind::PeerFailed(Status::TIMEOUT), Some(1))
-        );
-        assert_eq!((e.tag(), e.number()), (Some(1), Some(0)));
+        assert_eq!(e.kind(), Kind::PeerFailed(Status::TIMEOUT));
+        assert_eq!((e.rank(), e.tag(), e.number()), (Some(1), Some(1), Some(0)));
         let text = "send of 1048576 bytes to rank 1, tag 1, message 0: rank 1 posted no receive \
                     in 2 s (Builder::timeout); rank 1 is alive. Messages above the eager limit \
                     (4096) hold their stream until then: post receives first";
@@ -249,27 +200,21 @@ fn timeout_of_long_send_says_that_no_receive_was_posted() {
         assert_eq!(e.to_string(), format!("open connection: {given_up} {text}"));
         ctx.close(LIMIT).unwrap();
         drop(send);
-        rank.barrier();
     });
 }
 
 #[test]
 fn timeout_of_short_send_says_how_many_messages_were_taken() {
-    for (seed, taken, count) in [(1, 0, "none"), (2, 5, "5")] {
-        play(seed, 2, move |rank| {
-            let ctx = rank.open(|b| b.timeout(TIMEOUT));
-            let data = slice(&ctx, SMALL);
+    for (taken, count) in [(0, "none"), (5, "5")] {
+        pair(limited, move |rank, ctx| {
+            let data = slice(ctx, SMALL);
             if rank.me == 1 {
                 // All but the first.
-                let first = ctx
-                    .prepare_recv(&mp::RecvOp::new(0, 1, std::slice::from_ref(&data)))
-                    .unwrap();
-                for _ in 0..taken {
-                    ctx.irecv(0, 1, &data).unwrap().wait(LIMIT).unwrap();
-                }
+                let segments = [data];
+                let first = ctx.prepare_recv(&RecvOp::new(0, 1, &segments)).unwrap();
+                (0..taken).for_each(|_| recv(ctx, 0, 1, SMALL));
                 rank.barrier();
-                drop(first);
-                return;
+                return drop(first);
             }
             let stream = ctx.gpu().stream().unwrap();
             let sends = [(); 17].map(|()| ctx.isend_on(&stream, 1, 1, &data).unwrap());
@@ -289,74 +234,75 @@ fn timeout_of_short_send_says_how_many_messages_were_taken() {
 
 #[test]
 fn timeout_of_receive_from_any_rank_says_so() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b);
+    pair(limited, |rank, ctx| {
         if rank.me == 1 {
             return;
         }
-        let into = [slice(&ctx, SMALL)];
-        let recv = mp::RecvOp::new(mp::Source::Any, 5, &into).timeout(millis(2500));
-        let recv = ctx.post_recv(&recv).unwrap();
+        let into = [slice(ctx, SMALL)];
+        let recv = RecvOp::new(Source::Any, 5, &into).timeout(millis(2500));
+        let _recv = ctx.post_recv(&recv).unwrap();
         rank.pass(secs(3));
         let e = ctx.close(LIMIT).unwrap_err();
-        assert_eq!(
-            (e.kind(), e.rank(), e.tag()),
-            (Kind::Failed(Status::TIMEOUT), None, Some(5))
-        );
+        assert_eq!(e.kind(), Kind::Failed(Status::TIMEOUT));
+        assert_eq!((e.rank(), e.tag()), (None, Some(5)));
         assert_eq!(
             e.to_string(),
             "close context: receive from any rank, tag 5: no message in 2.5 s (RecvOp::timeout). \
              Does a rank send under this tag?"
         );
-        drop(recv);
     });
 }
 
-/// The error of a stream that waits for a message, by how the peer ended.
+/// The errors of a stream that waits for a message and of its receive, by how the peer ended.
 #[test]
 fn dead_peers_have_other_texts_than_living_ones() {
     let texts = [
         (
             None,
-            "receive from rank 1, tag 2, message 0: no message in 2 s (Builder::timeout); rank 1 \
-             is alive. Do both ranks use the same tags in the same order?",
+            "no message in 2 s (Builder::timeout); rank 1 is alive. Do both ranks use the same \
+             tags in the same order?",
         ),
         (
             Some(Death::Freezes),
-            "receive from rank 1, tag 2, message 0: no message in 2 s (Builder::timeout); rank 1 \
-             was asked",
+            "no message in 2 s (Builder::timeout); rank 1 was asked",
         ),
         (
             Some(Death::Leaves),
-            "receive from rank 1, tag 2, message 0: rank 1 dropped its context, or gave this rank \
-             up after a request of its own failed",
+            "rank 1 dropped its context, or gave this rank up after a request of its own failed",
         ),
     ];
     for (death, text) in texts {
         play(1, 2, move |rank| {
-            let place = rank.place(SoftOptions::default(), true);
-            let ctx = rank.open_at(&place, |b| b.timeout(TIMEOUT));
+            let ctx = rank.open(limited);
             if rank.me == 1 {
                 rank.barrier();
                 return match death {
-                    Some(death) => death.end(rank, &place, ctx, 2),
+                    Some(death) => death.end(rank, ctx, 2),
                     None => rank.barrier(),
                 };
             }
             let stream = ctx.gpu().stream().unwrap();
-            let recv = ctx.irecv_on(&stream, 1, 2, &slice(&ctx, SMALL)).unwrap();
-            recv.wait_on(&stream).unwrap();
+            let recv = recv_on(&ctx, &stream, 1, 2, &slice(&ctx, SMALL));
             rank.barrier();
-            let e = ctx.synchronize(&stream, LIMIT).unwrap_err();
-            assert_eq!(e.rank(), Some(1));
-            let said = e.to_string();
-            assert!(
-                said.strip_prefix("synchronize stream: ")
-                    .unwrap()
-                    .starts_with(text),
-                "{said}"
-            );
-            assert_eq!(said.contains("is alive"), death.is_none(), "{said}");
+            let errors = [
+                ctx.synchronize(&stream, LIMIT).unwrap_err(),
+                recv.wait(LIMIT).unwrap_err(),
+            ];
+            for (e, call) in errors
+                .iter()
+                .zip(["synchronize stream", "wait for request"])
+            {
+                assert_eq!(e.rank(), Some(1));
+                let text = format!("{call}: receive from rank 1, tag 2, message 0: {text}");
+                let said = e.to_string();
+                match death {
+                    Some(_) => assert!(said.starts_with(&text), "{said}"),
+                    None => assert_eq!(said, text),
+                }
+                assert_eq!(said.contains("is alive"), death.is_none(), "{said}");
+                let timeout = Kind::PeerFailed(Status::TIMEOUT);
+                assert_eq!(e.kind() == timeout, death != Some(Death::Leaves), "{e:?}");
+            }
             rank.barrier();
         });
     }
@@ -365,19 +311,14 @@ fn dead_peers_have_other_texts_than_living_ones() {
 #[test]
 fn send_to_a_nic_that_does_not_answer_says_that_retries_are_exhausted() {
     play(1, 2, |rank| {
-        let place = rank.place(SoftOptions::default(), true);
-        let ctx = rank.open_at(&place, |b| b.timeout(secs(20)));
+        let ctx = rank.open(|b| b.timeout(secs(20)));
         if rank.me == 1 {
-            ctx.irecv(0, 3, &slice(&ctx, SMALL))
-                .unwrap()
-                .wait(LIMIT)
-                .unwrap();
-            return Death::Freezes.end(rank, &place, ctx, 1);
+            recv(&ctx, 0, 3, SMALL);
+            return Death::Freezes.end(rank, ctx, 1);
         }
-        let data = slice(&ctx, SMALL);
-        ctx.isend(1, 3, &data).unwrap().wait(LIMIT).unwrap();
+        send(&ctx, 1, 3, SMALL);
         rank.pass(secs(1));
-        drop(ctx.isend(1, 3, &data).unwrap());
+        drop(ctx.isend(1, 3, &slice(&ctx, SMALL)).unwrap());
         let e = ctx.close(LIMIT).unwrap_err();
         assert_eq!(e.kind(), Kind::PeerFailed(Status::TRANSPORT_RETRY), "{e}");
         assert_eq!((e.rank(), e.tag(), e.number()), (Some(1), Some(3), Some(1)));
@@ -393,99 +334,97 @@ fn send_to_a_nic_that_does_not_answer_says_that_retries_are_exhausted() {
 #[test]
 fn connection_that_nobody_answers_says_what_to_check() {
     play(1, 2, |rank| {
-        if rank.me == 1 {
-            return rank.barrier();
+        if rank.me == 0 {
+            let ctx = rank.open(limited);
+            let e = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap_err();
+            assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)));
+            assert_eq!(
+                e.to_string(),
+                "open connection: rank 1 has not answered in 2 s (Builder::timeout): has it built \
+                 a context named \"mp\", and does it call progress() if it does so itself \
+                 (Progress::Manual)?"
+            );
         }
-        let ctx = rank.open(|b| b.timeout(TIMEOUT));
-        let e = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap_err();
-        assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)));
-        assert_eq!(
-            e.to_string(),
-            "open connection: rank 1 has not answered in 2 s (Builder::timeout): has it built a \
-             context named \"mp\", and does it call progress() if it does so itself \
-             (Progress::Manual)?"
-        );
         rank.barrier();
     });
 }
 
-#[test]
-fn close_returns_failure_of_request_that_was_tested_before_it_was_posted() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b);
-        if rank.me == 1 {
-            drop(ctx.isend(0, 1, &slice(&ctx, SMALL)).unwrap());
-            return rank.barrier();
-        }
-        let segments = [slice(&ctx, 1)];
-        let recv = ctx.prepare_recv(&mp::RecvOp::new(1, 1, &segments)).unwrap();
+/// A request of rank 0 that fails as its receive is too short, what rank 1 does for that, and the
+/// call that returns the failure.
+type Unnamed = (fn(&Context), fn(&Rank, &Context) -> Error);
+
+fn sends(ctx: &Context) {
+    drop(ctx.isend(0, 1, &slice(ctx, SMALL)).unwrap());
+}
+
+const UNNAMED: [Unnamed; 3] = [
+    // One that was tested before it was posted, by `close`.
+    (sends, |rank, ctx| {
+        let segments = [slice(ctx, 1)];
+        let recv = ctx.prepare_recv(&RecvOp::new(1, 1, &segments)).unwrap();
         assert_eq!(recv.test().unwrap_err().kind(), Kind::NoSuchRequest);
         recv.post().unwrap();
         drop(recv);
         rank.until("it did not end", || ctx.error().is_some());
-        let e = ctx.close(LIMIT).expect_err("the failure is not returned");
-        assert_eq!(e.kind(), Kind::Truncated, "{e}");
-        rank.barrier();
-    });
-}
-
-#[test]
-fn synchronize_returns_failure_of_send_that_another_stream_posted() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b);
-        if rank.me == 1 {
-            let recv = ctx.irecv(0, 1, &slice(&ctx, SMALL)).unwrap();
-            recv.wait(LIMIT).unwrap_err();
-            return rank.barrier();
-        }
-        let (poster, waiter) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
-        let send = ctx.isend_on(&poster, 1, 1, &slice(&ctx, LARGE)).unwrap();
-        send.wait_on(&waiter).unwrap();
-        let e = ctx.synchronize(&waiter, LIMIT).expect_err("it failed");
-        assert_eq!((e.kind(), e.tag()), (Kind::Truncated, Some(1)), "{e}");
-        drop(send);
-        rank.barrier();
-    });
-}
-
-#[test]
-fn synchronize_returns_failure_of_receive_from_any_rank() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b);
-        if rank.me == 1 {
-            drop(ctx.isend(0, 1, &slice(&ctx, SMALL)).unwrap());
-            return rank.barrier();
-        }
+        ctx.close(LIMIT).expect_err("the failure is not returned")
+    }),
+    // A receive from any rank, by `synchronize`.
+    (sends, |rank, ctx| {
         let stream = ctx.gpu().stream().unwrap();
-        let any = mp::Source::Any;
-        let recv = ctx.irecv_on(&stream, any, 1, &slice(&ctx, 1)).unwrap();
+        let any = ctx.irecv_on(&stream, Source::Any, 1, &slice(ctx, 1));
+        let _recv: Request = any.unwrap();
         rank.until("it did not end", || ctx.error().is_some());
-        let e = ctx.synchronize(&stream, LIMIT).expect_err("it failed");
-        assert_eq!(e.kind(), Kind::Truncated, "{e}");
-        drop(recv);
-        rank.barrier();
-    });
+        ctx.synchronize(&stream, LIMIT).expect_err("it failed")
+    }),
+    // A send that another stream posted, by `synchronize` of the one that waits.
+    (
+        |ctx| {
+            let recv = ctx.irecv(0, 1, &slice(ctx, SMALL)).unwrap();
+            recv.wait(LIMIT).unwrap_err();
+        },
+        |_, ctx| {
+            let (poster, waiter) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
+            let send = ctx.isend_on(&poster, 1, 1, &slice(ctx, LARGE)).unwrap();
+            send.wait_on(&waiter).unwrap();
+            let e = ctx.synchronize(&waiter, LIMIT).expect_err("it failed");
+            assert_eq!(e.tag(), Some(1));
+            e
+        },
+    ),
+];
+
+#[test]
+fn failures_that_no_call_has_returned_are_returned_by_the_next() {
+    for (peer, fails) in UNNAMED {
+        pair(with_tags, move |rank, ctx| match rank.me {
+            0 => {
+                let e = fails(rank, ctx);
+                assert_eq!(e.kind(), Kind::Truncated, "{e}");
+            }
+            _ => peer(ctx),
+        });
+    }
+}
+
+/// Fails receives of short messages on a stream, one under each tag.
+fn fail(rank: &Rank, ctx: &Context, stream: &Stream, tags: Range<u32>) {
+    let short = slice(ctx, 1);
+    for tag in tags {
+        drop(recv_on(ctx, stream, 1, tag, &short));
+    }
+    assert!(stream.synchronize(LIMIT).unwrap());
+    rank.pass(millis(100));
 }
 
 /// A stream's failures may take all places for those of dropped requests.
 #[test]
 fn close_returns_failures_that_were_counted_only() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.channels(256));
-        let data = slice(&ctx, SMALL);
+    pair(with_tags, |rank, ctx| {
         if rank.me == 1 {
-            for tag in 0..70 {
-                drop(ctx.isend(0, tag, &data).unwrap());
-            }
-            return rank.barrier();
+            return send_and_drop(ctx, 0..70);
         }
-        let (short, stream) = (slice(&ctx, 1), ctx.gpu().stream().unwrap());
-        for tag in 0..64 {
-            let recv = ctx.irecv_on(&stream, 1, tag, &short).unwrap();
-            recv.wait_on(&stream).unwrap();
-        }
-        assert!(stream.synchronize(LIMIT).unwrap());
-        rank.pass(millis(100));
+        let (short, stream) = (slice(ctx, 1), ctx.gpu().stream().unwrap());
+        fail(rank, ctx, &stream, 0..64);
         for tag in 64..70 {
             drop(ctx.irecv(1, tag, &short).unwrap());
         }
@@ -496,45 +435,28 @@ fn close_returns_failures_that_were_counted_only() {
         assert!(e.tag() >= Some(64), "{e}");
         assert!(e.to_string().contains("(5 other requests failed"), "{e}");
         ctx.close(LIMIT).unwrap();
-        rank.barrier();
     });
 }
 
 /// Past the failures that are kept, each stream still has its own.
 #[test]
 fn synchronize_returns_failures_of_its_stream_that_were_counted_only() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.channels(256));
-        let data = slice(&ctx, SMALL);
+    pair(with_tags, |rank, ctx| {
         if rank.me == 1 {
-            for tag in 0..76 {
-                drop(ctx.isend(0, tag, &data).unwrap());
-            }
-            return rank.barrier();
+            return send_and_drop(ctx, 0..76);
         }
-        let short = slice(&ctx, 1);
-        let streams = [(); 3].map(|()| ctx.gpu().stream().unwrap());
-        let fail = |stream, tags: std::ops::Range<u32>| {
-            for tag in tags {
-                let recv = ctx.irecv_on(stream, 1, tag, &short).unwrap();
-                recv.wait_on(stream).unwrap();
-            }
-            assert!(stream.synchronize(LIMIT).unwrap());
-            rank.pass(millis(100));
-        };
-        let [a, b, c] = &streams;
-        fail(a, 0..64);
-        fail(b, 64..70);
-        fail(c, 70..76);
+        let [a, b, c] = [(); 3].map(|()| ctx.gpu().stream().unwrap());
+        fail(rank, ctx, &a, 0..64);
+        fail(rank, ctx, &b, 64..70);
+        fail(rank, ctx, &c, 70..76);
         for (stream, tags) in [(b, 64..70), (c, 70..76), (a, 0..64)] {
-            let e = ctx.synchronize(stream, LIMIT).unwrap_err();
+            let e = ctx.synchronize(&stream, LIMIT).unwrap_err();
             assert!(e.tag().is_some_and(|tag| tags.contains(&tag)), "{e}");
             let text = format!("({} other requests failed", tags.len() - 1);
             assert!(e.to_string().contains(&text), "{e}");
-            ctx.synchronize(stream, LIMIT).unwrap();
+            ctx.synchronize(&stream, LIMIT).unwrap();
         }
         ctx.close(LIMIT).unwrap();
-        rank.barrier();
     });
 }
 
@@ -543,24 +465,14 @@ fn synchronize_returns_failures_of_its_stream_that_were_counted_only() {
 fn synchronize_returns_a_counted_failure_of_each_of_many_streams() {
     const STREAMS: u32 = 70;
     const KEPT: u32 = 64;
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.channels(256));
-        let data = slice(&ctx, SMALL);
+    pair(with_tags, |rank, ctx| {
         if rank.me == 1 {
-            for tag in 0..KEPT + STREAMS {
-                drop(ctx.isend(0, tag, &data).unwrap());
-            }
-            return rank.barrier();
+            return send_and_drop(ctx, 0..KEPT + STREAMS);
         }
-        let short = slice(&ctx, 1);
         let streams: Vec<_> = (0..=STREAMS).map(|_| ctx.gpu().stream().unwrap()).collect();
         for tag in 0..KEPT + STREAMS {
             let stream = &streams[(tag + 1).saturating_sub(KEPT) as usize];
-            let recv = ctx.irecv_on(stream, 1, tag, &short).unwrap();
-            recv.wait_on(stream).unwrap();
-            drop(recv);
-            assert!(stream.synchronize(LIMIT).unwrap());
-            rank.pass(millis(2));
+            fail(rank, ctx, stream, tag..tag + 1);
         }
         for (i, stream) in streams.iter().enumerate() {
             let Err(e) = ctx.synchronize(stream, LIMIT) else {
@@ -570,16 +482,14 @@ fn synchronize_returns_a_counted_failure_of_each_of_many_streams() {
             ctx.synchronize(stream, LIMIT).unwrap();
         }
         ctx.close(LIMIT).unwrap();
-        rank.barrier();
     });
 }
 
 #[test]
 fn send_that_is_longer_than_its_segment_is_returned_once() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b);
+    pair(with_tags, |rank, ctx| {
         if rank.me == 1 {
-            let recv = ctx.irecv(0, 1, &slice(&ctx, 100)).unwrap();
+            let recv = ctx.irecv(0, 1, &slice(ctx, 100)).unwrap();
             recv.wait(LIMIT).unwrap_err();
             return rank.barrier();
         }
@@ -591,8 +501,8 @@ fn send_that_is_longer_than_its_segment_is_returned_once() {
             len: &word,
             offset: None,
         };
-        let segments = [slice(&ctx, 100)];
-        let send = mp::SendOp::new(1, 1, &segments).on(&stream).size(size);
+        let segments = [slice(ctx, 100)];
+        let send = SendOp::new(1, 1, &segments).on(&stream).size(size);
         drop(ctx.post_send(&send).unwrap());
         rank.barrier();
         rank.pass(secs(1));

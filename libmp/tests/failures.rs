@@ -10,10 +10,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use gdsync::Status;
-use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Builder, Context, Kind, Memory, RecvOp, Request, SendOp, Slice, Source};
-use sim::{Death, LARGE, LIMIT, Rank, SMALL, Witness, millis, play, secs, talk, talk_on};
+use sim::{Death, LARGE, LIMIT, Rank, SMALL, Witness, millis, peer_failed, play, secs, send};
+use sim::{slice, talk, talk_on};
 
 const TIMEOUT: Duration = secs(2);
 const DEPTH: usize = 4;
@@ -98,146 +98,104 @@ impl Survivor<'_> {
 
 /// A phase of requests: what the survivor does before the other dies, and how many small messages
 /// the other sends before.
-struct Phase {
-    name: &'static str,
-    sent: usize,
-    make: fn(&Survivor<'_>),
-}
+type Phase = (&'static str, usize, fn(&Survivor<'_>));
 
 const PHASES: &[Phase] = &[
-    Phase {
-        name: "a send of the CPU's without room",
-        sent: 0,
-        make: |s| {
-            for _ in 0..DEPTH {
-                let sent = s.isend(SMALL);
-                sent.wait(LIMIT).unwrap();
-                s.gets(sent, SMALL);
-            }
-            s.loses(s.isend(SMALL));
-            s.loses(s.isend(LARGE));
-        },
-    },
-    Phase {
-        name: "a send of the CPU's that was announced",
-        sent: 0,
-        make: |s| s.loses(s.isend(LARGE)),
-    },
-    Phase {
-        name: "a stream that waits for the result of a send of the CPU's",
-        sent: 0,
-        make: |s| s.waits(s.isend(LARGE)),
-    },
-    Phase {
-        name: "a stream that stands at a send without room",
-        sent: 0,
-        make: |s| {
-            for _ in 0..DEPTH {
-                s.gets(s.isend_on(SMALL), SMALL);
-            }
+    ("a send of the CPU's without room", 0, |s| {
+        for _ in 0..DEPTH {
+            let sent = s.isend(SMALL);
+            sent.wait(LIMIT).unwrap();
+            s.gets(sent, SMALL);
+        }
+        s.loses(s.isend(SMALL));
+        s.loses(s.isend(LARGE));
+    }),
+    ("a send of the CPU's that was announced", 0, |s| {
+        s.loses(s.isend(LARGE))
+    }),
+    (
+        "a stream that waits for the result of a send of the CPU's",
+        0,
+        |s| s.waits(s.isend(LARGE)),
+    ),
+    ("a stream that stands at a send without room", 0, |s| {
+        for _ in 0..DEPTH {
+            s.gets(s.isend_on(SMALL), SMALL);
+        }
+        s.waits(s.isend_on(SMALL));
+    }),
+    (
+        "a stream that stands at a send that was announced",
+        0,
+        |s| s.waits(s.isend_on(LARGE)),
+    ),
+    ("sends of a stream over several laps", 0, |s| {
+        for _ in 0..DEPTH {
+            s.gets(s.isend_on(SMALL), SMALL);
+        }
+        for _ in 0..3 * DEPTH {
             s.waits(s.isend_on(SMALL));
-        },
-    },
-    Phase {
-        name: "a stream that stands at a send that was announced",
-        sent: 0,
-        make: |s| s.waits(s.isend_on(LARGE)),
-    },
-    Phase {
-        name: "sends of a stream over several laps",
-        sent: 0,
-        make: |s| {
-            for _ in 0..DEPTH {
-                s.gets(s.isend_on(SMALL), SMALL);
-            }
-            for _ in 0..3 * DEPTH {
-                s.waits(s.isend_on(SMALL));
-                s.loses(s.isend_on(LARGE));
-            }
-        },
-    },
-    Phase {
-        name: "receives of the CPU's",
-        sent: 0,
-        make: |s| {
-            s.loses(s.irecv(SMALL));
-            s.loses(s.irecv(LARGE));
-        },
-    },
-    Phase {
-        name: "receives of the CPU's, one of which got its message",
-        sent: 1,
-        make: |s| {
+            s.loses(s.isend_on(LARGE));
+        }
+    }),
+    ("receives of the CPU's", 0, |s| {
+        s.loses(s.irecv(SMALL));
+        s.loses(s.irecv(LARGE));
+    }),
+    (
+        "receives of the CPU's, one of which got its message",
+        1,
+        |s| {
             s.gets(s.irecv(SMALL), SMALL);
             s.loses(s.irecv(SMALL));
         },
-    },
-    Phase {
-        name: "a receive that a stream posted",
-        sent: 0,
-        make: |s| {
-            let into = [s.slice(LARGE)];
-            let recv = RecvOp::new(VICTIM, 1, &into).on(s.stream).timeout(TIMEOUT);
-            s.loses(s.ctx.post_recv(&recv).unwrap());
-        },
-    },
-    Phase {
-        name: "a stream that stands at a small receive",
-        sent: 0,
-        make: |s| s.waits(s.irecv_on(SMALL)),
-    },
-    Phase {
-        name: "a stream that stands at a large receive",
-        sent: 0,
-        make: |s| s.waits(s.irecv_on(LARGE)),
-    },
-    Phase {
-        name: "a stream that stands at a large receive of the CPU's",
-        sent: 0,
-        make: |s| s.waits(s.irecv(LARGE)),
-    },
-    Phase {
-        name: "a stream that stands at the second receive",
-        sent: 1,
-        make: |s| {
-            for i in 0..3 {
-                let recv = s.irecv_on(SMALL);
-                match i {
-                    0 => {
-                        recv.wait_on(s.stream).unwrap();
-                        s.gets(recv, SMALL);
-                    }
-                    _ => s.waits(recv),
+    ),
+    ("a receive that a stream posted", 0, |s| {
+        let into = [s.slice(LARGE)];
+        let recv = RecvOp::new(VICTIM, 1, &into).on(s.stream).timeout(TIMEOUT);
+        s.loses(s.ctx.post_recv(&recv).unwrap());
+    }),
+    ("a stream that stands at a small receive", 0, |s| {
+        s.waits(s.irecv_on(SMALL))
+    }),
+    ("a stream that stands at a large receive", 0, |s| {
+        s.waits(s.irecv_on(LARGE))
+    }),
+    (
+        "a stream that stands at a large receive of the CPU's",
+        0,
+        |s| s.waits(s.irecv(LARGE)),
+    ),
+    ("a stream that stands at the second receive", 1, |s| {
+        for i in 0..3 {
+            let recv = s.irecv_on(SMALL);
+            match i {
+                0 => {
+                    recv.wait_on(s.stream).unwrap();
+                    s.gets(recv, SMALL);
                 }
+                _ => s.waits(recv),
             }
-        },
-    },
-    Phase {
-        name: "receives of a stream over several laps",
-        sent: DEPTH,
-        make: |s| {
-            for i in 0..3 * DEPTH {
-                let recv = s.irecv_on(if i % 3 == 2 { LARGE } else { SMALL });
-                match i < DEPTH {
-                    true => {
-                        recv.wait_on(s.stream).unwrap();
-                        s.gets(recv, SMALL);
-                    }
-                    false => s.waits(recv),
+        }
+    }),
+    ("receives of a stream over several laps", DEPTH, |s| {
+        for i in 0..3 * DEPTH {
+            let recv = s.irecv_on(if i % 3 == 2 { LARGE } else { SMALL });
+            match i < DEPTH {
+                true => {
+                    recv.wait_on(s.stream).unwrap();
+                    s.gets(recv, SMALL);
                 }
+                false => s.waits(recv),
             }
-        },
-    },
-    Phase {
-        name: "both ways at once",
-        sent: 0,
-        make: |s| {
-            let recv = s.irecv_on(LARGE);
-            let send = s.isend_on(LARGE);
-            s.waits(recv);
-            s.waits(send);
-        },
-    },
+        }
+    }),
+    ("both ways at once", 0, |s| {
+        let recv = s.irecv_on(LARGE);
+        let send = s.isend_on(LARGE);
+        s.waits(recv);
+        s.waits(send);
+    }),
 ];
 
 #[test]
@@ -259,7 +217,7 @@ fn whatever_phase_a_request_is_in() {
                 assert_eq!(run.warnings.alarms(), [""; 0], "the watchdog has 10 s");
             };
             if catch_unwind(AssertUnwindSafe(run)).is_err() {
-                failed.push(format!("{death:?}, by proxy {proxy}: {}", phase.name));
+                failed.push(format!("{death:?}, by proxy {proxy}: {}", phase.0));
             }
         }
     }
@@ -267,35 +225,29 @@ fn whatever_phase_a_request_is_in() {
 }
 
 fn dies(rank: &Rank, death: Death, phase: &Phase, proxy: bool) {
-    let place = rank.place(SoftOptions::default(), true);
-    let ctx = rank.open_at(&place, build);
+    let ctx = rank.open(build);
+    let &(_, sent, make) = phase;
     match rank.me {
         VICTIM => {
-            let memory = ctx.alloc(MemoryKind::Pinned, SMALL).unwrap();
-            for _ in 0..phase.sent {
-                let sent = ctx.isend(0, 1, &memory.all()).unwrap();
-                sent.wait(LIMIT).unwrap();
-            }
+            (0..sent).for_each(|_| send(&ctx, 0, 1, SMALL));
             rank.barrier();
             rank.pass(millis(50));
-            death.end(rank, &place, ctx, 3);
+            death.end(rank, ctx, 3);
         }
         FRIEND => {
             talk(&ctx, 0, 7);
             rank.barrier();
             rank.barrier();
-            let data = ctx.alloc(MemoryKind::Pinned, SMALL).unwrap().all();
-            let sent = ctx.isend(0, 70, &data).unwrap();
-            sent.wait(LIMIT).unwrap();
+            send(&ctx, 0, 70, SMALL);
             talk(&ctx, 0, 7);
             ctx.close(LIMIT).unwrap();
             rank.barrier();
         }
-        _ => survives(rank, &ctx, phase, proxy),
+        _ => survives(rank, &ctx, make, proxy),
     }
 }
 
-fn survives(rank: &Rank, ctx: &Context, phase: &Phase, proxy: bool) {
+fn survives(rank: &Rank, ctx: &Context, make: fn(&Survivor<'_>), proxy: bool) {
     let stream = ctx.gpu().stream().unwrap();
     let survivor = Survivor {
         ctx,
@@ -319,9 +271,8 @@ fn survives(rank: &Rank, ctx: &Context, phase: &Phase, proxy: bool) {
         ctx.prepare_send(&SendOp::new(VICTIM, 54, &data).on(&spare)),
     ];
     let prepared = prepared.map(Result::unwrap);
-    (phase.make)(&survivor);
-    let into = ctx.alloc(MemoryKind::Pinned, SMALL).unwrap().all();
-    let any = ctx.irecv(Source::Any, 70, &into).unwrap();
+    make(&survivor);
+    let any = ctx.irecv(Source::Any, 70, &slice(ctx, SMALL)).unwrap();
     rank.barrier();
     let start = rank.host.now();
     assert!(
@@ -329,9 +280,7 @@ fn survives(rank: &Rank, ctx: &Context, phase: &Phase, proxy: bool) {
         "the stream is not released"
     );
     for request in survivor.lost.borrow().iter() {
-        let e = request.wait(LIMIT).unwrap_err();
-        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
-        assert_eq!(e.rank(), Some(VICTIM), "{e}");
+        peer_failed(&request.wait(LIMIT).unwrap_err(), VICTIM);
     }
     let took = rank.host.now().since(start);
     assert!(took < TIMEOUT + millis(100), "it took {took:?}");

@@ -6,10 +6,10 @@ mod sim;
 
 use std::time::Duration;
 
-use gdsync::gpu::MemoryKind;
-use gdsync::gpu::soft::SoftOptions;
-use mp::{Builder, Context, Kind, Memory, RecvOp, Request, Source};
-use sim::{Death, LARGE, LIMIT, SMALL, millis, play, secs};
+use mp::{Builder, Kind, RecvOp, Request, Source};
+use sim::{
+    Death, LARGE, LIMIT, SMALL, millis, peer_failed, play, recv, recv_on, secs, send, slice,
+};
 
 const TIMEOUT: Duration = secs(2);
 const SLACK: Duration = millis(100);
@@ -22,15 +22,10 @@ fn build(builder: Builder) -> Builder {
     builder.timeout(TIMEOUT).depth(8)
 }
 
-fn memory(ctx: &Context, len: usize) -> Memory {
-    ctx.alloc(MemoryKind::Pinned, len).unwrap()
-}
-
 /// The error of a rank that is dead or does not answer.
 fn names_the_victim(e: &mp::Error) {
     assert_eq!(e.rank(), Some(VICTIM), "{e:?}");
-    let kind = e.kind();
-    let known = matches!(kind, Kind::PeerFailed(_) | Kind::Timeout);
+    let known = matches!(e.kind(), Kind::PeerFailed(_) | Kind::Timeout);
     assert!(known, "{e:?}");
 }
 
@@ -38,45 +33,38 @@ fn names_the_victim(e: &mp::Error) {
 fn what_had_come_is_received_by_whoever_asks() {
     for death in Death::ALL {
         play(3, 2, move |rank| {
-            let place = rank.place(SoftOptions::default(), true);
-            let ctx = rank.open_at(&place, build);
-            let into = memory(&ctx, SMALL);
+            let ctx = rank.open(build);
+            let slice = slice(&ctx, SMALL);
+            let into = slice.memory();
             let stream = ctx.gpu().stream().unwrap();
             // A stream's first use of a rank needs that rank's answer.
-            let recv = ctx.irecv_on(&stream, rank.peer(), 2, &into.all());
-            let sent = ctx.isend_on(&stream, rank.peer(), 2, &into.all());
+            let recv = ctx.irecv_on(&stream, rank.peer(), 2, &slice);
+            let sent = ctx.isend_on(&stream, rank.peer(), 2, &slice);
             sent.unwrap().wait(LIMIT).unwrap();
             recv.unwrap().wait(LIMIT).unwrap();
             if rank.me == VICTIM {
                 for i in 0..6 {
                     into.write(0, &[i; SMALL]).unwrap();
-                    let sent = ctx.isend(0, 1, &into.all()).unwrap();
-                    sent.wait(LIMIT).unwrap();
+                    ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
                 }
                 rank.barrier();
-                return death.end(rank, &place, ctx, 2);
+                return death.end(rank, ctx, 2);
             }
             rank.barrier();
             rank.pass(millis(50));
-            let slice = into.all();
             let one = [slice.clone()];
+            let waits = |from: Source| {
+                let recv = recv_on(&ctx, &stream, from, 1, &slice);
+                assert!(stream.synchronize(LIMIT).unwrap());
+                Ok(recv)
+            };
             let receive = |how: usize| -> mp::Result<Request> {
                 match how {
                     0 => ctx.irecv(VICTIM, 1, &slice),
-                    1 => {
-                        let recv = ctx.irecv_on(&stream, VICTIM, 1, &slice)?;
-                        recv.wait_on(&stream)?;
-                        assert!(stream.synchronize(LIMIT).unwrap());
-                        Ok(recv)
-                    }
+                    1 => waits(VICTIM.into()),
                     2 => ctx.irecv(Source::Any, 1, &slice),
                     3 => ctx.irecv_on(&stream, VICTIM, 1, &slice),
-                    4 => {
-                        let recv = ctx.irecv_on(&stream, Source::Any, 1, &slice)?;
-                        recv.wait_on(&stream)?;
-                        assert!(stream.synchronize(LIMIT).unwrap());
-                        Ok(recv)
-                    }
+                    4 => waits(Source::Any),
                     _ => ctx.post_recv(&RecvOp::new(VICTIM, 1, &one).timeout(TIMEOUT)),
                 }
             };
@@ -99,24 +87,22 @@ fn what_had_come_is_received_by_whoever_asks() {
 #[test]
 fn the_first_use_of_a_rank_that_is_dead_names_it() {
     for death in Death::ALL {
-        for send in [false, true] {
+        for sends in [false, true] {
             play(4, 3, move |rank| {
-                let place = rank.place(SoftOptions::default(), true);
-                let ctx = rank.open_at(&place, build);
+                let ctx = rank.open(build);
                 rank.barrier();
-                let slice = memory(&ctx, SMALL).all();
                 match rank.me {
-                    VICTIM => return death.end(rank, &place, ctx, 3),
+                    VICTIM => return death.end(rank, ctx, 3),
                     FRIEND => {
-                        ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
+                        send(&ctx, 0, 1, SMALL);
                         return rank.until("the end", || rank.has_come(0, 3));
                     }
-                    _ => {}
+                    _ => rank.pass(millis(50)),
                 }
-                rank.pass(millis(50));
                 let before = rank.host.now();
+                let slice = slice(&ctx, SMALL);
                 let one = [slice.clone()];
-                let e = match send {
+                let e = match sends {
                     true => ctx.isend(VICTIM, 1, &slice),
                     false => ctx.post_recv(&RecvOp::new(VICTIM, 1, &one).timeout(TIMEOUT)),
                 }
@@ -128,8 +114,7 @@ fn the_first_use_of_a_rank_that_is_dead_names_it() {
                 if death == Death::Leaves {
                     assert!(took < SLACK, "who has left is known: {took:?}");
                 }
-                let recv = ctx.irecv(FRIEND, 1, &slice).unwrap();
-                recv.wait(LIMIT).unwrap();
+                recv(&ctx, FRIEND, 1, SMALL);
                 rank.come();
                 rank.come();
             });
@@ -143,19 +128,16 @@ fn calls_that_wait_are_told() {
     for death in Death::ALL {
         for how in 0..3 {
             play(5, 2, move |rank| {
-                let place = rank.place(SoftOptions::default(), true);
-                let ctx = rank.open_at(&place, build);
-                let slice = memory(&ctx, LARGE).all();
-                let small = slice.memory().slice(0, SMALL).unwrap();
+                let ctx = rank.open(build);
                 if rank.me == VICTIM {
                     rank.barrier();
                     rank.pass(millis(100));
-                    return death.end(rank, &place, ctx, 2);
+                    return death.end(rank, ctx, 2);
                 }
                 let stream = ctx.gpu().stream().unwrap();
-                let sent = ctx.isend_on(&stream, VICTIM, 1, &slice).unwrap();
-                let recv = ctx.irecv_on(&stream, VICTIM, 2, &small).unwrap();
-                recv.wait_on(&stream).unwrap();
+                let (small, large) = (slice(&ctx, SMALL), slice(&ctx, LARGE));
+                let sent = ctx.isend_on(&stream, VICTIM, 1, &large).unwrap();
+                let recv = recv_on(&ctx, &stream, VICTIM, 2, &small);
                 rank.barrier();
                 let before = rank.host.now();
                 match how {
@@ -171,8 +153,7 @@ fn calls_that_wait_are_told() {
                 assert!(took < TIMEOUT + SLACK, "{death:?}, {how}: {took:?}");
                 assert!(stream.synchronize(LIMIT).unwrap());
                 for request in [sent, recv] {
-                    let e = request.wait(LIMIT).unwrap_err();
-                    assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+                    peer_failed(&request.wait(LIMIT).unwrap_err(), VICTIM);
                 }
                 if how == 0 {
                     // Requests that were dropped.
@@ -190,27 +171,24 @@ fn calls_that_wait_are_told() {
 fn an_announcement_of_the_dead_is_no_message() {
     for death in [Death::Leaves, Death::Closes] {
         play(6, 3, move |rank| {
-            let place = rank.place(SoftOptions::default(), true);
-            let ctx = rank.open_at(&place, build);
-            let slice = memory(&ctx, LARGE).all();
+            let ctx = rank.open(build);
             if rank.me == VICTIM {
-                let announced = ctx.isend(0, 1, &slice).unwrap();
+                let announced = ctx.isend(0, 1, &slice(&ctx, LARGE)).unwrap();
                 rank.pass(millis(20));
                 assert!(announced.test().unwrap().is_none());
                 rank.barrier();
                 drop(announced);
-                return death.end(rank, &place, ctx, 3);
+                return death.end(rank, ctx, 3);
             }
             rank.barrier();
             if rank.me == FRIEND {
                 rank.barrier();
-                let sent = ctx.isend(0, 1, &slice).unwrap();
-                sent.wait(LIMIT).unwrap();
+                send(&ctx, 0, 1, LARGE);
                 ctx.close(LIMIT).unwrap();
                 return rank.barrier();
             }
             rank.pass(millis(50));
-            let first = ctx.irecv(Source::Any, 1, &slice).unwrap();
+            let first = ctx.irecv(Source::Any, 1, &slice(&ctx, LARGE)).unwrap();
             rank.barrier();
             let done = first.wait(LIMIT).unwrap();
             assert_eq!((done.source(), done.len), (FRIEND, LARGE as u64));

@@ -6,98 +6,66 @@ mod sim;
 
 use std::time::Duration;
 
-use gdsync::Status;
-use mp::{Builder, Context, Kind, RecvOp, Request, SendOp, Slice, Source};
-use sim::{Gate, LARGE, LIMIT, Rank, SMALL, Witness, millis, play, secs, slice};
+use gdsync::{Status, Stream};
+use mp::{Builder, Context, Kind, RecvOp, Request, SendOp, Source};
+use sim::gate::Gate;
+use sim::{LARGE, LIMIT, SMALL, Witness, millis, pair, play};
+use sim::{recv, recv_on, secs, send, slice};
 
 /// Rounds of the background work and of streams take their time.
 const SLACK: Duration = millis(20);
 
-fn limit(limit: Duration) -> impl Fn(Builder) -> Builder {
+fn limit(limit: Duration) -> impl Fn(Builder) -> Builder + Clone {
     move |builder| builder.timeout(limit).depth(4)
 }
 
-fn timed_out(request: &Request, peer: u32) {
-    let e = request.wait(LIMIT).unwrap_err();
-    assert_eq!(e.kind(), Kind::PeerFailed(Status::TIMEOUT), "{e}");
-    assert_eq!(e.rank(), Some(peer), "{e}");
+/// A request that is never answered, of a stream or of the CPU.
+fn unanswered(ctx: &Context, stream: Option<&Stream>, receives: bool, own: Option<u64>) -> Request {
+    let one = [slice(ctx, LARGE)];
+    let (mut send, mut recv) = (SendOp::new(1, 1, &one), RecvOp::new(1, 1, &one));
+    if let Some(stream) = stream {
+        (send, recv) = (send.on(stream), recv.on(stream));
+    }
+    if let Some(own) = own {
+        (send, recv) = (send.timeout(secs(own)), recv.timeout(secs(own)));
+    }
+    if !receives {
+        return ctx.post_send(&send).unwrap();
+    }
+    let recv = ctx.post_recv(&recv).unwrap();
+    stream.map(|stream| recv.wait_on(stream).unwrap());
+    recv
 }
-
-/// How a request that is never answered comes about.
-type Make = fn(&Context, &gdsync::Stream, &Slice, Option<Duration>) -> Request;
-
-const UNANSWERED: &[(&str, bool, Make)] = &[
-    (
-        "a stream at a receive",
-        true,
-        |ctx, stream, slice, limit| {
-            let one = [slice.clone()];
-            let mut recv = RecvOp::new(1, 1, &one).on(stream);
-            if let Some(limit) = limit {
-                recv = recv.timeout(limit);
-            }
-            let recv = ctx.post_recv(&recv).unwrap();
-            recv.wait_on(stream).unwrap();
-            recv
-        },
-    ),
-    ("a stream at a send", true, |ctx, stream, slice, limit| {
-        let one = [slice.clone()];
-        let mut send = SendOp::new(1, 1, &one).on(stream);
-        if let Some(limit) = limit {
-            send = send.timeout(limit);
-        }
-        ctx.post_send(&send).unwrap()
-    }),
-    ("a send of the CPU's", true, |ctx, _, slice, limit| {
-        let one = [slice.clone()];
-        let mut send = SendOp::new(1, 1, &one);
-        if let Some(limit) = limit {
-            send = send.timeout(limit);
-        }
-        ctx.post_send(&send).unwrap()
-    }),
-    ("a receive of the CPU's", false, |ctx, _, slice, limit| {
-        let one = [slice.clone()];
-        let mut recv = RecvOp::new(1, 1, &one);
-        if let Some(limit) = limit {
-            recv = recv.timeout(limit);
-        }
-        ctx.post_recv(&recv).unwrap()
-    }),
-];
 
 #[test]
 fn a_request_may_have_a_limit_of_its_own() {
-    for (at, (what, contexts, make)) in UNANSWERED.iter().enumerate() {
+    for (on_stream, receives) in [(true, true), (true, false), (false, false), (false, true)] {
         // The context's, a shorter and a longer one.
         for (own, expected) in [(None, 4), (Some(1), 1), (Some(6), 6)] {
-            if own.is_none() && !contexts {
+            if own.is_none() && receives && !on_stream {
                 // Who waits on the CPU says how long.
                 continue;
             }
-            play(at as u64, 2, move |rank| {
-                let ctx = rank.open(limit(secs(4)));
+            pair(limit(secs(4)), move |rank, ctx| {
                 if rank.me == 1 {
-                    return rank.barrier();
+                    return;
                 }
                 let stream = ctx.gpu().stream().unwrap();
-                let slice = slice(&ctx, LARGE);
                 let before = rank.host.now();
-                let request = make(&ctx, &stream, &slice, own.map(secs));
+                let request = unanswered(ctx, on_stream.then_some(&stream), receives, own);
                 // To wait less long has no consequence.
                 let e = request.wait(millis(500)).unwrap_err();
                 assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)), "{e}");
-                timed_out(&request, 1);
-                let took = rank.host.now().since(before);
-                let expected = secs(expected);
+                let e = request.wait(LIMIT).unwrap_err();
+                assert_eq!(e.kind(), Kind::PeerFailed(Status::TIMEOUT), "{e}");
+                assert_eq!(e.rank(), Some(1), "{e}");
+                let (took, expected) = (rank.host.now().since(before), secs(expected));
                 assert!(
                     (expected..expected + SLACK).contains(&took),
-                    "{what}: {took:?} in place of {expected:?}"
+                    "{request:?}: {took:?} in place of {expected:?}"
                 );
                 assert!(stream.synchronize(SLACK).unwrap());
                 assert_eq!(ctx.error(), Some(Status::TIMEOUT));
-                rank.barrier();
             });
         }
     }
@@ -105,21 +73,19 @@ fn a_request_may_have_a_limit_of_its_own() {
 
 #[test]
 fn nothing_ends_before_its_limit() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(limit(secs(1)));
-        let stream = ctx.gpu().stream().unwrap();
-        let slice = slice(&ctx, LARGE);
-        let one = [slice.clone()];
+    pair(limit(secs(1)), |rank, ctx| {
         if rank.me == 1 {
             rank.pass(secs(3));
-            ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
+            send(ctx, 0, 1, LARGE);
             rank.pass(secs(3));
-            ctx.irecv(0, 2, &slice).unwrap().wait(LIMIT).unwrap();
+            recv(ctx, 0, 2, LARGE);
             rank.pass(secs(3));
-            ctx.isend(0, 3, &slice).unwrap().wait(LIMIT).unwrap();
-            ctx.isend(0, 4, &slice).unwrap().wait(LIMIT).unwrap();
-            return rank.barrier();
+            send(ctx, 0, 3, LARGE);
+            return send(ctx, 0, 4, LARGE);
         }
+        let stream = ctx.gpu().stream().unwrap();
+        let slice = slice(ctx, LARGE);
+        let one = [slice.clone()];
         let first = ctx.post_recv(&RecvOp::new(1, 1, &one).on(&stream).timeout(secs(5)));
         let first = first.unwrap();
         first.wait_on(&stream).unwrap();
@@ -131,29 +97,25 @@ fn nothing_ends_before_its_limit() {
         mp::wait_all(&[first, second, third, fourth], LIMIT).unwrap();
         assert_eq!(ctx.error(), None);
         ctx.close(LIMIT).unwrap();
-        rank.barrier();
     });
 }
 
 #[test]
 fn a_receive_from_anybody_ends_alone() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(limit(secs(2)));
-        let (stream, other) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
-        let slice = slice(&ctx, SMALL);
+    pair(limit(secs(2)), |rank, ctx| {
         if rank.me == 1 {
             rank.barrier();
-            ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
-            return rank.barrier();
+            return send(ctx, 0, 1, SMALL);
         }
+        let (stream, other) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
+        let slice = slice(ctx, SMALL);
         let one = [slice.clone()];
         let before = rank.host.now();
         // Its own limit, that of the context as a stream waits, and none.
         let own = ctx.post_recv(&RecvOp::new(Source::Any, 2, &one).timeout(secs(1)));
         let own = own.unwrap();
-        let waited = ctx.irecv_on(&stream, Source::Any, 3, &slice).unwrap();
-        waited.wait_on(&stream).unwrap();
-        let saw = Witness::launch(&stream, &ctx, &waited);
+        let waited = recv_on(ctx, &stream, Source::Any, 3, &slice);
+        let saw = Witness::launch(&stream, ctx, &waited);
         let free = ctx.irecv(Source::Any, 1, &slice).unwrap();
         free.wait_on(&other).unwrap_or_else(|e| panic!("{e}"));
         for (request, limit) in [(&own, secs(1)), (&waited, secs(2))] {
@@ -171,7 +133,6 @@ fn a_receive_from_anybody_ends_alone() {
         rank.barrier();
         assert_eq!(again.wait(LIMIT).unwrap().source(), 1);
         ctx.close(LIMIT).unwrap();
-        rank.barrier();
     });
 }
 
@@ -179,28 +140,20 @@ fn a_receive_from_anybody_ends_alone() {
 /// that is busy with something else is not late with what has come.
 #[test]
 fn the_limit_counts_from_where_a_stream_stands() {
-    let run = play(1, 2, |rank| {
-        let build = |b: Builder| limit(secs(2))(b).watchdog(millis(1500));
-        let ctx = rank.open(build);
-        let stream = ctx.gpu().stream().unwrap();
-        let slice = slice(&ctx, LARGE);
-        let gate = Gate::new(ctx.gpu());
+    let build = |b: Builder| limit(secs(2))(b).watchdog(millis(1500));
+    let run = pair(build, |rank, ctx| {
         if rank.me == 1 {
             for _ in 0..8 {
                 rank.pass(secs(1));
-                ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
+                send(ctx, 0, 1, LARGE);
             }
-            ctx.isend(0, 2, &slice).unwrap().wait(LIMIT).unwrap();
-            return rank.barrier();
+            return send(ctx, 0, 2, LARGE);
         }
+        let stream = ctx.gpu().stream().unwrap();
+        let slice = slice(ctx, LARGE);
+        let gate = Gate::new(ctx.gpu());
         let last = ctx.irecv_on(&stream, 1, 2, &slice).unwrap();
-        let mut all: Vec<_> = (0..8)
-            .map(|_| {
-                let recv = ctx.irecv_on(&stream, 1, 1, &slice).unwrap();
-                recv.wait_on(&stream).unwrap();
-                recv
-            })
-            .collect();
+        let mut all = Vec::from([(); 8].map(|()| recv_on(ctx, &stream, 1, 1, &slice)));
         gate.hold(&stream);
         last.wait_on(&stream).unwrap();
         all.push(last);
@@ -209,27 +162,21 @@ fn the_limit_counts_from_where_a_stream_stands() {
         gate.open();
         mp::wait_all(&all, LIMIT).unwrap();
         ctx.close(LIMIT).unwrap();
-        rank.barrier();
     });
     assert_eq!(run.warnings.all(), [""; 0]);
 }
 
 #[test]
 fn closing_names_what_is_unfinished() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(limit(secs(10)));
-        let stream = ctx.gpu().stream().unwrap();
-        let (small, large) = (slice(&ctx, SMALL), slice(&ctx, LARGE));
+    pair(limit(secs(10)), |rank, ctx| {
         if rank.me == 1 {
             rank.barrier();
-            ctx.isend(0, 3, &small).unwrap().wait(LIMIT).unwrap();
-            let recv = ctx.irecv(0, 4, &large).unwrap();
-            recv.wait(LIMIT).unwrap();
-            rank.until("the end", || rank.has_come(0, 2));
-            return rank.barrier();
+            send(ctx, 0, 3, SMALL);
+            return recv(ctx, 0, 4, LARGE);
         }
-        let claimed = ctx.irecv_on(&stream, 1, 3, &small).unwrap();
-        claimed.wait_on(&stream).unwrap();
+        let stream = ctx.gpu().stream().unwrap();
+        let (small, large) = (slice(ctx, SMALL), slice(ctx, LARGE));
+        let claimed = recv_on(ctx, &stream, 1, 3, &small);
         let sent = ctx.isend(1, 4, &large).unwrap();
         // Nobody waits for this.
         let posted = ctx.irecv(1, 5, &small).unwrap();
@@ -248,7 +195,6 @@ fn closing_names_what_is_unfinished() {
         sent.wait(LIMIT).unwrap();
         ctx.close(LIMIT).unwrap();
         posted.cancel().unwrap();
-        rank.barrier();
     });
 }
 
@@ -266,29 +212,20 @@ fn handles_are_dropped_in_every_phase() {
             let at = |i: usize, len: usize| buffers[i].slice(0, len).unwrap();
             if rank.me == 0 {
                 // Taken back, or to be told of the death.
-                drop(
-                    ctx.prepare_send(&SendOp::new(1, 9, &[at(0, SMALL)]))
-                        .unwrap(),
-                );
-                drop(
-                    ctx.prepare_recv(&RecvOp::new(1, 9, &[at(0, SMALL)]))
-                        .unwrap(),
-                );
-                let any = [at(0, SMALL)];
-                drop(
-                    ctx.prepare_recv(&RecvOp::new(Source::Any, 9, &any))
-                        .unwrap(),
-                );
+                let one = [at(0, SMALL)];
+                for prepared in [
+                    ctx.prepare_send(&SendOp::new(1, 9, &one)),
+                    ctx.prepare_recv(&RecvOp::new(1, 9, &one)),
+                    ctx.prepare_recv(&RecvOp::new(Source::Any, 9, &one)),
+                ] {
+                    drop(prepared.unwrap());
+                }
                 drop(ctx.isend(1, 0, &at(0, SMALL)).unwrap());
                 drop(ctx.isend(1, 1, &at(1, LARGE)).unwrap());
                 drop(ctx.isend_on(&stream, 1, 2, &at(2, SMALL)).unwrap());
                 drop(ctx.isend_on(&stream, 1, 3, &at(3, LARGE)).unwrap());
-                let claimed = ctx.irecv_on(&other, 1, 4, &at(4, SMALL)).unwrap();
-                claimed.wait_on(&other).unwrap();
-                drop(claimed);
-                let claimed = ctx.irecv_on(&other, 1, 5, &at(5, LARGE)).unwrap();
-                claimed.wait_on(&other).unwrap();
-                drop(claimed);
+                drop(recv_on(&ctx, &other, 1, 4, &at(4, SMALL)));
+                drop(recv_on(&ctx, &other, 1, 5, &at(5, LARGE)));
                 drop(ctx.irecv(1, 6, &at(6, SMALL)).unwrap());
                 drop(ctx.irecv(1, 7, &at(7, LARGE)).unwrap());
                 drop(ctx.irecv_on(&other, 1, 8, &at(8, LARGE)).unwrap());
@@ -304,11 +241,7 @@ fn handles_are_dropped_in_every_phase() {
                     return rank.leave();
                 }
                 let answers = [4, 5, 6, 7, 8, 10].map(|tag| {
-                    let len = if tag % 2 == 0 && tag < 8 {
-                        SMALL
-                    } else {
-                        LARGE
-                    };
+                    let len = if [4, 6].contains(&tag) { SMALL } else { LARGE };
                     ctx.isend(0, tag, &at(tag as usize % 10, len)).unwrap()
                 });
                 for tag in [3, 2, 1, 0] {
@@ -328,21 +261,19 @@ fn handles_are_dropped_in_every_phase() {
             for (i, buffer) in buffers.into_iter().enumerate() {
                 // The death of a rank concerns no receive from anybody.
                 let waits = dies && i == 9;
-                match buffer.into_vec(Duration::ZERO) {
-                    Ok(bytes) => {
-                        assert!(!waits);
-                        assert_eq!(bytes.len(), LARGE);
-                        let received = rank.me == 0 && !dies && i >= 4;
-                        let expected = if received {
-                            [4, 5, 6, 7, 8, 0][i - 4] + 1
-                        } else {
-                            (rank.me as usize + i) as u8
-                        };
-                        if rank.me == 0 {
-                            assert_eq!(bytes[0], expected, "buffer {i}");
-                        }
+                let bytes = match buffer.into_vec(Duration::ZERO) {
+                    Ok(bytes) => bytes,
+                    Err((_, e)) => {
+                        assert!(waits, "buffer {i}: {e}");
+                        continue;
                     }
-                    Err((_, e)) => assert!(waits, "buffer {i}: {e}"),
+                };
+                assert!(!waits);
+                assert_eq!(bytes.len(), LARGE);
+                if rank.me == 0 {
+                    let received = [4, 5, 6, 7, 8, 0].get(i.wrapping_sub(4));
+                    let expected = received.filter(|_| !dies).map_or(i, |at| at + 1);
+                    assert_eq!(bytes[0], expected as u8, "buffer {i}");
                 }
             }
             if !dies {
@@ -355,15 +286,13 @@ fn handles_are_dropped_in_every_phase() {
 /// A stream that comes late to the wait for a result finds it, whatever became of the handle.
 #[test]
 fn a_result_is_kept_for_a_stream_that_comes_late() {
-    play(1, 2, |rank: &Rank| {
-        let ctx = rank.open(limit(secs(5)));
-        let (stream, gate) = (ctx.gpu().stream().unwrap(), Gate::new(ctx.gpu()));
-        let slice = slice(&ctx, SMALL);
+    pair(limit(secs(5)), |rank, ctx| {
         if rank.me == 1 {
             rank.barrier();
-            ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
-            return rank.barrier();
+            return send(ctx, 0, 1, SMALL);
         }
+        let (stream, gate) = (ctx.gpu().stream().unwrap(), Gate::new(ctx.gpu()));
+        let slice = slice(ctx, SMALL);
         let any = ctx.irecv(Source::Any, 1, &slice).unwrap();
         gate.hold(&stream);
         any.wait_on(&stream).unwrap();
@@ -377,7 +306,6 @@ fn a_result_is_kept_for_a_stream_that_comes_late() {
         gate.open();
         assert!(stream.synchronize(secs(1)).unwrap(), "it waits for another");
         drop(others);
-        rank.barrier();
     });
 }
 
@@ -385,9 +313,9 @@ fn a_result_is_kept_for_a_stream_that_comes_late() {
 #[test]
 fn tags_that_nothing_is_received_under_pin_bounded_memory() {
     const PLACES: u32 = 16;
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(secs(5)).depth(16).eager_limit(128 << 10));
-        let small = slice(&ctx, SMALL);
+    let build = |b: Builder| b.timeout(secs(5)).depth(16).eager_limit(128 << 10);
+    pair(build, |rank, ctx| {
+        let small = slice(ctx, SMALL);
         let send = |tag| -> mp::Result<()> { ctx.isend(0, tag, &small)?.wait(LIMIT).map(drop) };
         let receive = |from: Source, tag| {
             let recv = ctx.irecv(from, tag, &small).unwrap();
@@ -418,6 +346,5 @@ fn tags_that_nothing_is_received_under_pin_bounded_memory() {
         }
         rank.barrier();
         ctx.close(LIMIT).unwrap();
-        rank.barrier();
     });
 }

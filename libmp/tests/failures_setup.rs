@@ -6,7 +6,6 @@ mod sim;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +14,8 @@ use gdsync::Status;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::{Bootstrap, Builder, Connect, Context, Kind, Result, Source};
-use sim::{LARGE, LIMIT, Place, SMALL, millis, play, secs, slice, talk, talk_on};
+use sim::{LARGE, LIMIT, Place, Rank, SMALL, millis, peer_failed, play, recv_on, secs};
+use sim::{slice, talk, talk_on};
 
 fn build(builder: Builder) -> Builder {
     builder.timeout(secs(5)).depth(4)
@@ -34,20 +34,14 @@ fn another_setup_is_named_on_both_sides() {
                 let builder = Context::builder().bootstrap(rank.bootstrap());
                 let place = rank.place(SoftOptions::default(), true);
                 let builder = build(builder.gpu(&place.gpu).device(&place.device));
-                let builder = match rank.me {
-                    1 => other(builder),
-                    _ => builder,
-                };
+                let differs = usize::from(rank.me == 1);
+                let builder = [build, other][differs](builder);
                 let named = |e: mp::Error, with: u32| {
                     assert_eq!(e.kind(), Kind::Protocol, "{e:?}");
                     assert_eq!(e.rank(), Some(with), "{e:?}");
-                    let text = e.to_string();
-                    let (here, there) = match rank.me {
-                        1 => (words[1], words[0]),
-                        _ => (words[0], words[1]),
-                    };
+                    let (here, there) = (words[differs], words[1 - differs]);
                     let expected = format!("are {there} there, {here} here");
-                    assert!(text.contains(&expected), "{text}");
+                    assert!(e.to_string().contains(&expected), "{e}");
                 };
                 if connect == Connect::UpFront {
                     let e = builder.connect(connect).build().unwrap_err();
@@ -63,15 +57,19 @@ fn another_setup_is_named_on_both_sides() {
                     1 => named(ctx.irecv(0, 1, &slice).unwrap_err(), 0),
                     _ => {}
                 }
-                rank.barrier();
-                // The others fit together.
-                if rank.me != 1 {
-                    talk(&ctx, 2 - rank.me, 2);
-                }
-                rank.barrier();
+                others_talk(rank, &ctx);
             });
         }
     }
+}
+
+/// Ranks 0 and 2, which fit together, still do.
+fn others_talk(rank: &Rank, ctx: &Context) {
+    rank.barrier();
+    if rank.me != 1 {
+        talk(ctx, 2 - rank.me, 5);
+    }
+    rank.barrier();
 }
 
 /// A peer keeps 4096 channels of a direction: half of them may be opened by each side.
@@ -106,7 +104,7 @@ fn a_rank_without_memory_for_a_lane_reports_its_own_failure() {
                 Ok(send) => send.wait(LIMIT).unwrap_err(),
                 Err(e) => e,
             };
-            assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+            peer_failed(&e, 1);
             return rank.barrier();
         }
         let mut held = Vec::new();
@@ -126,7 +124,7 @@ fn a_rank_without_memory_for_a_lane_reports_its_own_failure() {
     });
 }
 
-/// What a bootstrap does to a message; `None`: nothing.
+/// What a bootstrap does to a message.
 type Fault = fn(&mut fastrand::Rng, &[u8]) -> Vec<Vec<u8>>;
 
 /// A bootstrap whose messages to rank 0 arrive as a fault makes them, after the first few.
@@ -135,6 +133,21 @@ struct Corrupt {
     inner: Arc<dyn Bootstrap>,
     state: Mutex<(fastrand::Rng, usize)>,
     fault: Fault,
+}
+
+impl Corrupt {
+    /// The bootstrap of a rank; only that of rank 1 is corrupt.
+    fn of(rank: &Rank, rng: fastrand::Rng, good: usize, fault: Fault) -> Arc<dyn Bootstrap> {
+        let (inner, state) = (rank.bootstrap(), Mutex::new((rng, good)));
+        match rank.me {
+            1 => Arc::new(Corrupt {
+                inner,
+                state,
+                fault,
+            }),
+            _ => inner,
+        }
+    }
 }
 
 impl Bootstrap for Corrupt {
@@ -151,18 +164,13 @@ impl Bootstrap for Corrupt {
     }
 
     fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()> {
-        if to != 0 {
-            return self.inner.send(to, topic, message);
-        }
         let (rng, good) = &mut *self.state.lock().unwrap();
-        if *good > 0 {
-            *good -= 1;
+        if to != 0 || *good > 0 {
+            *good -= usize::from(to == 0);
             return self.inner.send(to, topic, message);
         }
-        for bytes in (self.fault)(rng, message) {
-            self.inner.send(to, topic, &bytes)?;
-        }
-        Ok(())
+        let mut faulty = (self.fault)(rng, message).into_iter();
+        faulty.try_for_each(|bytes| self.inner.send(to, topic, &bytes))
     }
 
     fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>> {
@@ -176,14 +184,13 @@ impl Bootstrap for Corrupt {
     fn gone(&self, rank: u32) -> bool {
         self.inner.gone(rank)
     }
+}
 
-    fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
-        self.inner.send_fd(to, topic, fd)
-    }
-
-    fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
-        self.inner.receive_fd(topic)
-    }
+/// The message with bits of a byte changed.
+fn flipped(message: &[u8], at: usize, bits: u8) -> Vec<u8> {
+    let mut bytes = message.to_vec();
+    bytes[at] ^= bits;
+    bytes
 }
 
 /// Faults that cannot be overlooked: each makes rank 0 give the sender up.
@@ -197,14 +204,10 @@ const FAULTS: &[(&str, Fault)] = &[
     }),
     ("more of it", |_, message| vec![[message, message].concat()]),
     ("another version", |_, message| {
-        let mut bytes = message.to_vec();
-        bytes[4] ^= 0x80;
-        vec![bytes]
+        vec![flipped(message, 4, 0x80)]
     }),
     ("another kind", |_, message| {
-        let mut bytes = message.to_vec();
-        bytes[6] = 0xee;
-        vec![bytes]
+        vec![flipped(message, 6, 0xee ^ message[6])]
     }),
     ("a long one", |rng, message| {
         let mut bytes = message.to_vec();
@@ -212,11 +215,8 @@ const FAULTS: &[(&str, Fault)] = &[
         vec![bytes]
     }),
     ("everything twice, changed", |_, message| {
-        let mut second = message.to_vec();
-        let last = second.len() - 1;
-        second[last] ^= 1;
-        second[20 % message.len()] ^= 1;
-        vec![message.to_vec(), second]
+        let second = flipped(message, message.len() - 1, 1);
+        vec![message.to_vec(), flipped(&second, 20 % message.len(), 1)]
     }),
 ];
 
@@ -225,19 +225,12 @@ fn messages_without_sense_give_up_their_sender_and_nobody_else() {
     for (what, fault) in FAULTS {
         for good in [0, 1, 2] {
             let run = play(good as u64, 3, move |rank| {
-                let inner = rank.bootstrap();
-                let bootstrap: Arc<dyn Bootstrap> = match rank.me {
-                    1 => Arc::new(Corrupt {
-                        inner,
-                        state: Mutex::new((fastrand::Rng::with_seed(9), good)),
-                        fault: *fault,
-                    }),
-                    _ => inner,
-                };
+                let rng = fastrand::Rng::with_seed(9);
+                let bootstrap = Corrupt::of(rank, rng, good, *fault);
                 let ctx = rank.open(|b| build(b).bootstrap(bootstrap));
                 let slice = slice(&ctx, SMALL);
                 if rank.me != 2 {
-                    let with = 1 - rank.me;
+                    let with = rank.peer();
                     // It may connect before, and fail after.
                     let request = match rank.me {
                         0 => ctx.irecv(with, 1, &slice),
@@ -254,15 +247,9 @@ fn messages_without_sense_give_up_their_sender_and_nobody_else() {
                     let late = e.kind() == Kind::Timeout;
                     assert!(protocol || failed || late && rank.me == 1, "{what}: {e:?}");
                 }
-                rank.barrier();
-                match rank.me {
-                    0 | 2 => talk(&ctx, 2 - rank.me, 5),
-                    _ => {}
-                }
-                rank.barrier();
-                match rank.me {
-                    1 | 2 => talk(&ctx, 3 - rank.me, 6),
-                    _ => {}
+                others_talk(rank, &ctx);
+                if rank.me != 0 {
+                    talk(&ctx, 3 - rank.me, 6);
                 }
                 rank.barrier();
             });
@@ -277,30 +264,19 @@ fn messages_without_sense_give_up_their_sender_and_nobody_else() {
 fn flipped_bits_are_survived() {
     gds_sim::seeds(40, |seed| -> std::result::Result<(), String> {
         play(seed, 3, move |rank| {
-            let inner = rank.bootstrap();
             let mut rng = fastrand::Rng::with_seed(seed);
             let good = rng.usize(0..6);
             let flip: Fault = |rng, message| {
-                let mut bytes = message.to_vec();
-                let at = rng.usize(0..bytes.len());
-                bytes[at] ^= 1 << rng.u8(0..8);
-                vec![bytes]
+                let at = rng.usize(0..message.len());
+                vec![flipped(message, at, 1 << rng.u8(0..8))]
             };
-            let bootstrap: Arc<dyn Bootstrap> = match rank.me {
-                1 => Arc::new(Corrupt {
-                    inner,
-                    state: Mutex::new((rng, good)),
-                    fault: flip,
-                }),
-                _ => inner,
-            };
+            let bootstrap = Corrupt::of(rank, rng, good, flip);
             let ctx = rank.open(|b| build(b).timeout(secs(1)).bootstrap(bootstrap));
-            let (small, large) = (slice(&ctx, SMALL), slice(&ctx, LARGE));
             if rank.me != 2 {
                 // It works, or fails with the rank's name.
-                let with = 1 - rank.me;
+                let with = rank.peer();
                 let attempt = || -> Result<()> {
-                    for into in [&small, &large] {
+                    for into in [&slice(&ctx, SMALL), &slice(&ctx, LARGE)] {
                         let recv = ctx.irecv(with, 1, into)?;
                         ctx.isend(with, 1, into)?.wait(secs(3))?;
                         recv.wait(secs(3))?;
@@ -311,12 +287,7 @@ fn flipped_bits_are_survived() {
                     assert_eq!(e.rank(), Some(with), "{e:?}");
                 }
             }
-            rank.barrier();
-            match rank.me {
-                0 | 2 => talk(&ctx, 2 - rank.me, 5),
-                _ => {}
-            }
-            rank.barrier();
+            others_talk(rank, &ctx);
         });
         Ok(())
     });
@@ -352,8 +323,7 @@ fn the_program_does_the_background_work() {
             let recv = recv.and_then(|r| r.wait_on(&stream).map(|()| r));
             rank.progress_until(&ctx, "the end", || stream.is_idle().unwrap());
             let e = recv.and_then(|r| r.wait(LIMIT)).unwrap_err();
-            assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
-            assert_eq!(e.rank(), Some(1));
+            peer_failed(&e, 1);
         });
     }
 }
@@ -384,20 +354,20 @@ fn there_may_be_160_ranks() {
         let send = ctx.isend_on(&stream, next, 1, &out).unwrap();
         recv.wait_on(&stream).unwrap();
         assert!(stream.synchronize(LIMIT).unwrap());
-        recv.wait(LIMIT).unwrap();
-        send.wait(LIMIT).unwrap();
-        let mut got = [0; 4];
-        into.memory().read(0, &mut got).unwrap();
-        assert_eq!(u32::from_le_bytes(got), before);
+        mp::wait_all(&[recv, send], LIMIT).unwrap();
+        let got = || {
+            let mut got = [0; 4];
+            into.memory().read(0, &mut got).unwrap();
+            u32::from_le_bytes(got)
+        };
+        assert_eq!(got(), before);
         // All to one, who asks for nobody in particular.
-        let word = |v: u32| v.to_le_bytes();
         if rank.me == 0 {
             let mut seen = vec![0; N as usize];
             for _ in 1..N {
                 let any = ctx.irecv(Source::Any, 2, &into).unwrap();
                 let from = any.wait(LIMIT).unwrap().source();
-                into.memory().read(0, &mut got).unwrap();
-                assert_eq!(got, word(from));
+                assert_eq!(got(), from);
                 seen[from as usize] += 1;
             }
             assert_eq!(seen[0], 0);
@@ -422,18 +392,14 @@ fn many_receives_from_anybody_match_at_once() {
             // All of them are announced by now.
             rank.barrier();
             rank.pass(millis(20));
-            let all: Vec<_> = (0..2 * MANY)
-                .map(|_| ctx.irecv(Source::Any, 1, &slice).unwrap())
-                .collect();
+            let all = [(); 2 * MANY].map(|()| ctx.irecv(Source::Any, 1, &slice).unwrap());
             let done = mp::wait_all(&all, LIMIT).unwrap();
             for from in [1, 2] {
                 let count = done.iter().filter(|d| d.source() == from).count();
                 assert_eq!(count, MANY);
             }
         } else {
-            let all: Vec<_> = (0..MANY)
-                .map(|_| ctx.isend(0, 1, &slice).unwrap())
-                .collect();
+            let all = [(); MANY].map(|()| ctx.isend(0, 1, &slice).unwrap());
             rank.pass(millis(20));
             rank.barrier();
             mp::wait_all(&all, LIMIT).unwrap();
@@ -459,8 +425,7 @@ fn contexts_of_other_names_are_strangers() {
             rank.barrier();
             drop((stream, small, one));
         } else {
-            let lost = one.irecv_on(&stream, 1, 2, &small).unwrap();
-            lost.wait_on(&stream).unwrap();
+            let lost = recv_on(&one, &stream, 1, 2, &small);
             rank.barrier();
             assert!(stream.synchronize(LIMIT).unwrap());
             let e = lost.wait(LIMIT).unwrap_err();
@@ -507,18 +472,15 @@ fn more_streams_than_lanes() {
             };
             let len = if round % 2 == 0 { SMALL } else { LARGE };
             // Receives first: streams that share a lane post in one order.
-            for at in &order {
-                let into = slice(&ctx, len);
-                let recv = ctx.irecv_on(&streams[*at], rank.peer(), *at as u32, &into);
-                requests.push(recv.unwrap());
-            }
-            for at in &order {
-                let out = slice(&ctx, len);
-                let send = ctx.isend_on(&streams[*at], rank.peer(), *at as u32, &out);
-                requests.push(send.unwrap());
-            }
-            let receives = requests.len() - 2 * STREAMS;
-            for (at, recv) in order.iter().zip(&requests[receives..]) {
+            let peer = rank.peer();
+            let receive =
+                |at: &usize| ctx.irecv_on(&streams[*at], peer, *at as u32, &slice(&ctx, len));
+            let send =
+                |at: &usize| ctx.isend_on(&streams[*at], peer, *at as u32, &slice(&ctx, len));
+            let first = requests.len();
+            requests.extend(order.iter().map(|at| receive(at).unwrap()));
+            requests.extend(order.iter().map(|at| send(at).unwrap()));
+            for (at, recv) in order.iter().zip(&requests[first..]) {
                 recv.wait_on(&streams[*at]).unwrap();
             }
         }

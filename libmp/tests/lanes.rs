@@ -5,42 +5,41 @@
 mod sim;
 
 use gdsync::Stream;
-use gdsync::gpu::MemoryKind;
-use sim::{Rank, play, secs};
+use mp::{Builder, SendOp};
+use sim::{LIMIT, Rank, pair, play, recv, secs, send, slice};
 
 /// More than is sent eagerly: the send holds its stream until its receive is there.
 const LARGE: usize = 64 << 10;
+const SMALL: usize = 64;
 const STREAMS: usize = 7;
+
+fn build(builder: Builder) -> Builder {
+    builder.timeout(secs(5))
+}
 
 /// Two streams of which the first stands at a send whose receive the peer posts only when the
 /// second one's message is there: they must not share a queue pair.
 fn depend(rank: &Rank, ctx: &mp::Context, streams: [&Stream; 2]) {
-    let memory = ctx.alloc(MemoryKind::Pinned, LARGE).unwrap();
-    let (large, small) = (
-        memory.slice(0, LARGE).unwrap(),
-        memory.slice(0, 64).unwrap(),
-    );
     if rank.me == 0 {
-        let first = ctx.isend_on(streams[0], 1, 1, &large).unwrap();
-        let second = ctx.isend_on(streams[1], 1, 2, &small).unwrap();
-        second.wait(secs(60)).unwrap();
-        first.wait(secs(60)).unwrap();
+        let [first, second] = streams;
+        let first = ctx.isend_on(first, 1, 1, &slice(ctx, LARGE)).unwrap();
+        let second = ctx.isend_on(second, 1, 2, &slice(ctx, SMALL)).unwrap();
+        second.wait(LIMIT).unwrap();
+        first.wait(LIMIT).unwrap();
     } else {
-        ctx.irecv(0, 2, &small).unwrap().wait(secs(60)).unwrap();
-        ctx.irecv(0, 1, &large).unwrap().wait(secs(60)).unwrap();
+        recv(ctx, 0, 2, SMALL);
+        recv(ctx, 0, 1, LARGE);
     }
 }
 
 /// One short message of rank 0's on each of the streams.
 fn use_all(rank: &Rank, ctx: &mp::Context, streams: &[Stream]) {
-    let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
-    let small = memory.slice(0, 64).unwrap();
     for stream in streams {
         if rank.me == 0 {
-            let send = ctx.isend_on(stream, 1, 3, &small).unwrap();
-            send.wait(secs(60)).unwrap();
+            let send = ctx.isend_on(stream, 1, 3, &slice(ctx, SMALL)).unwrap();
+            send.wait(LIMIT).unwrap();
         } else {
-            ctx.irecv(0, 3, &small).unwrap().wait(secs(60)).unwrap();
+            recv(ctx, 0, 3, SMALL);
         }
     }
 }
@@ -63,7 +62,7 @@ fn alike(ctx: &mp::Context, other: &Stream) -> Stream {
 fn queue_pairs_of_streams_that_are_gone_are_given_to_others() {
     for seed in 0..4 {
         play(seed, 2, |rank| {
-            let ctx = rank.open(|builder| builder.timeout(secs(5)));
+            let ctx = rank.open(build);
             for _ in 0..3 {
                 let gone = streams(&ctx, STREAMS);
                 use_all(rank, &ctx, &gone);
@@ -73,7 +72,7 @@ fn queue_pairs_of_streams_that_are_gone_are_given_to_others() {
                 depend(rank, &ctx, [&first, &second]);
             }
             rank.barrier();
-            ctx.close(secs(60)).unwrap();
+            ctx.close(LIMIT).unwrap();
         });
     }
 }
@@ -81,17 +80,16 @@ fn queue_pairs_of_streams_that_are_gone_are_given_to_others() {
 /// While seven streams exist, the eighth and the ninth share different queue pairs.
 #[test]
 fn streams_that_share_a_queue_pair_share_the_least_used() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|builder| builder.timeout(secs(5)));
-        let alive = streams(&ctx, STREAMS);
-        use_all(rank, &ctx, &alive);
+    pair(build, |rank, ctx| {
+        let alive = streams(ctx, STREAMS);
+        use_all(rank, ctx, &alive);
         let first = ctx.gpu().stream().unwrap();
-        let second = alike(&ctx, &first);
-        depend(rank, &ctx, [&first, &second]);
+        let second = alike(ctx, &first);
+        depend(rank, ctx, [&first, &second]);
         // Nor does a stream change its queue pair while it lives.
-        depend(rank, &ctx, [&alive[0], &alive[6]]);
+        depend(rank, ctx, [&alive[0], &alive[6]]);
         rank.barrier();
-        ctx.close(secs(60)).unwrap();
+        ctx.close(LIMIT).unwrap();
     });
 }
 
@@ -100,31 +98,27 @@ fn streams_that_share_a_queue_pair_share_the_least_used() {
 fn a_stream_without_handles_that_has_work_keeps_its_queue_pair() {
     for seed in 0..4 {
         play(seed, 2, |rank| {
-            let ctx = rank.open(|builder| builder.timeout(secs(5)));
+            let ctx = rank.open(build);
             let mut gone = streams(&ctx, STREAMS);
             use_all(rank, &ctx, &gone);
             let standing = gone.remove(0);
             drop(gone);
-            let memory = ctx.alloc(MemoryKind::Pinned, LARGE).unwrap();
-            let large = memory.slice(0, LARGE).unwrap();
-            let small = memory.slice(0, 64).unwrap();
             if rank.me == 0 {
-                let first = ctx.isend_on(&standing, 1, 1, &large).unwrap();
+                let first = ctx.isend_on(&standing, 1, 1, &slice(&ctx, LARGE));
+                let first = first.unwrap();
                 drop(standing);
                 for _ in 0..2 * STREAMS {
                     let stream = ctx.gpu().stream().unwrap();
-                    let second = ctx.isend_on(&stream, 1, 2, &small).unwrap();
-                    second.wait(secs(60)).unwrap();
+                    let second = ctx.isend_on(&stream, 1, 2, &slice(&ctx, SMALL));
+                    second.unwrap().wait(LIMIT).unwrap();
                 }
-                first.wait(secs(60)).unwrap();
+                first.wait(LIMIT).unwrap();
             } else {
-                for _ in 0..2 * STREAMS {
-                    ctx.irecv(0, 2, &small).unwrap().wait(secs(60)).unwrap();
-                }
-                ctx.irecv(0, 1, &large).unwrap().wait(secs(60)).unwrap();
+                (0..2 * STREAMS).for_each(|_| recv(&ctx, 0, 2, SMALL));
+                recv(&ctx, 0, 1, LARGE);
             }
             rank.barrier();
-            ctx.close(secs(60)).unwrap();
+            ctx.close(LIMIT).unwrap();
         });
     }
 }
@@ -143,15 +137,13 @@ fn tag_is_not_retired_while_a_receive_is_told_on_another_queue_pair() {
             };
             let place = rank.place_with(Default::default(), true, faults);
             let ctx = rank.open_at(&place, |b| b.channels(8).depth(2).timeout(secs(50)));
-            let memory = ctx.alloc(MemoryKind::Pinned, LARGE).unwrap();
-            let small = memory.slice(0, 64).unwrap();
             let stream = ctx.gpu().stream().unwrap();
             for tag in 0..60 {
                 if rank.me == 1 {
-                    ctx.isend(0, tag, &small).unwrap().wait(secs(60)).unwrap();
+                    send(&ctx, 0, tag, SMALL);
                 } else {
-                    let recv = ctx.irecv_on(&stream, 1, tag, &memory.all()).unwrap();
-                    recv.wait(secs(60)).unwrap();
+                    let recv = ctx.irecv_on(&stream, 1, tag, &slice(&ctx, LARGE));
+                    recv.unwrap().wait(LIMIT).unwrap();
                 }
             }
             rank.barrier();
@@ -165,21 +157,19 @@ fn tag_is_not_retired_while_a_receive_is_told_on_another_queue_pair() {
 /// Nothing can be posted behind a request that is prepared, and one whose stream is gone never is.
 #[test]
 fn a_queue_pair_with_a_request_that_is_not_posted_is_taken_last() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|builder| builder.timeout(secs(5)));
-        let mut streams = streams(&ctx, STREAMS);
-        use_all(rank, &ctx, &streams);
+    pair(build, |rank, ctx| {
+        let mut streams = streams(ctx, STREAMS);
+        use_all(rank, ctx, &streams);
         if rank.me == 0 {
             let gone = streams.remove(0);
-            let segments = [ctx.alloc(MemoryKind::Pinned, 64).unwrap().all()];
-            let send = mp::SendOp::new(1, 4, &segments).on(&gone);
+            let segments = [slice(ctx, SMALL)];
+            let send = SendOp::new(1, 4, &segments).on(&gone);
             let prepared = ctx.prepare_send(&send).unwrap();
             drop(gone);
-            use_all(rank, &ctx, &[ctx.gpu().stream().unwrap()]);
+            use_all(rank, ctx, &[ctx.gpu().stream().unwrap()]);
             drop(prepared);
         } else {
-            use_all(rank, &ctx, &streams[..1]);
+            use_all(rank, ctx, &streams[..1]);
         }
-        rank.barrier();
     });
 }

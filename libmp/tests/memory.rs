@@ -7,9 +7,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use common::gate::Gate;
 use common::{LIMIT, pattern, ranks};
-use gdsync::gpu::{Condition, DevicePtr, MemoryKind, Region, Stream, Word32};
-use gdsync::rdma::{Access, Descriptor, QpConfig};
+use gdsync::gpu::{DevicePtr, MemoryKind, Region, Stream};
+use gdsync::rdma::Access;
 use mp::{Context, Kind, Memory};
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -74,21 +75,17 @@ fn freed(n: usize) {
     }
 }
 
-/// A stream that waits for a word.
-fn held(ctx: &Context) -> (Stream, Word32) {
-    let stream = ctx.gpu().stream().unwrap();
-    let word = ctx.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
-    let word = word.word32(0).unwrap();
-    let wait = Descriptor::WaitValue32 {
-        word: &word,
-        condition: Condition::Geq,
-        value: 1,
-        flush: false,
-    };
-    let pd = ctx.device().alloc_pd().unwrap();
-    let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
-    qp.post_on(&stream, &[wait]).unwrap();
-    (stream, word)
+/// A stream that waits for a gate.
+fn held(ctx: &Context) -> (Stream, Gate) {
+    let (stream, gate) = (ctx.gpu().stream().unwrap(), Gate::new(ctx.gpu()));
+    gate.hold(&stream);
+    (stream, gate)
+}
+
+fn not_given_back(memory: Memory, why: &str) -> Memory {
+    let (memory, e) = memory.into_vec(SHORT).expect_err(why);
+    assert_eq!(e.kind(), Kind::Timeout, "{e}");
+    memory
 }
 
 fn copy(stream: &Stream, to: &Region, from: &Region, len: usize) {
@@ -133,7 +130,7 @@ fn a_registration_keeps_the_buffer_behind_it() {
 #[test]
 fn copies_behind_a_wait_keep_the_buffers_that_they_name() {
     ranks(1, |ctx| {
-        let (stream, word) = held(&ctx);
+        let (stream, gate) = held(&ctx);
         let (from, to) = (adopted(&ctx, 2, 5), adopted(&ctx, 3, 6));
         let other = ctx.alloc(MemoryKind::Device, 4096).unwrap();
         copy(&stream, other.region(), from.region(), 4096);
@@ -141,7 +138,7 @@ fn copies_behind_a_wait_keep_the_buffers_that_they_name() {
         drop((from, to));
         std::thread::sleep(SHORT);
         assert!(lives(2) && lives(3), "freed before the stream's copies");
-        word.store(1).unwrap();
+        gate.open();
         assert!(stream.synchronize(LIMIT).unwrap());
         assert_eq!(read(other.region(), 4096), bytes(5)[..4096]);
         freed(2);
@@ -152,16 +149,13 @@ fn copies_behind_a_wait_keep_the_buffers_that_they_name() {
 #[test]
 fn a_buffer_that_a_stream_still_writes_is_not_given_back() {
     ranks(1, |ctx| {
-        let (stream, word) = held(&ctx);
+        let (stream, gate) = held(&ctx);
         let memory = adopted(&ctx, 4, 7);
         let from = ctx.alloc(MemoryKind::Device, 4096).unwrap();
         from.write(0, &[9; 4096]).unwrap();
         copy(&stream, memory.region(), from.region(), 4096);
-        let (memory, e) = memory
-            .into_vec(SHORT)
-            .expect_err("the stream has yet to write");
-        assert_eq!(e.kind(), Kind::Timeout, "{e}");
-        word.store(1).unwrap();
+        let memory = not_given_back(memory, "the stream has yet to write");
+        gate.open();
         let buffer = memory.into_vec(LIMIT).unwrap();
         assert_eq!(buffer[..4096], [9; 4096]);
         assert_eq!(buffer[4096..], bytes(7)[4096..SIZE + 4]);
@@ -174,7 +168,7 @@ fn a_buffer_that_a_stream_still_writes_is_not_given_back() {
 #[test]
 fn a_buffer_is_given_back_behind_the_work_of_streams_that_never_rest() {
     ranks(1, |ctx| {
-        let (stream, word) = held(&ctx);
+        let (stream, gate) = held(&ctx);
         let memory = adopted(&ctx, 5, 8);
         let other = ctx.alloc(MemoryKind::Device, 4096).unwrap();
         copy(&stream, other.region(), memory.region(), 4096);
@@ -184,13 +178,13 @@ fn a_buffer_is_given_back_behind_the_work_of_streams_that_never_rest() {
             let busy = s.spawn(move || {
                 std::thread::sleep(SHORT);
                 let next = held(ctx);
-                word.store(1).unwrap();
+                gate.open();
                 next
             });
             memory.into_vec(LIMIT).unwrap();
-            let (stream, word) = busy.join().unwrap();
+            let (stream, gate) = busy.join().unwrap();
             assert!(!stream.is_idle().unwrap());
-            word.store(1).unwrap();
+            gate.open();
         });
     });
 }
@@ -202,15 +196,12 @@ fn a_buffer_that_a_handle_reaches_is_not_given_back() {
         let pd = ctx.device().alloc_pd().unwrap();
         let region = memory.region().clone();
         let mr = pd.register(&region, Access::ALL).unwrap();
-        let (memory, e) = memory.into_vec(SHORT).expect_err("a registration is held");
-        assert_eq!(e.kind(), Kind::Timeout, "{e}");
+        let memory = not_given_back(memory, "a registration is held");
         drop(mr);
-        let (memory, e) = memory.into_vec(SHORT).expect_err("a region is held");
-        assert_eq!(e.kind(), Kind::Timeout, "{e}");
+        let memory = not_given_back(memory, "a region is held");
         drop(region);
         let clone = memory.clone();
-        let (memory, e) = memory.into_vec(SHORT).expect_err("another handle is held");
-        assert_eq!(e.kind(), Kind::Timeout, "{e}");
+        let memory = not_given_back(memory, "another handle is held");
         drop(clone);
         memory.into_vec(Duration::ZERO).unwrap();
         let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();

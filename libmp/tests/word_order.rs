@@ -5,7 +5,8 @@ mod sim;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Context, Path, SizeSource, WordOrder};
+use mp::WordOrder::{self, Auto, BehindRead, Plain};
+use mp::{Context, Path, SizeSource};
 use sim::{LIMIT, Rank, play};
 use vmlx5::fabric::faults::Faults;
 
@@ -90,49 +91,30 @@ fn told(seed: u64, ooo: [f64; 2], tell: WordOrder, expected: [WordOrder; 2]) {
 
 #[test]
 fn a_peer_that_keeps_order_is_told_by_a_plain_write() {
-    told(1, [0.0, 0.0], WordOrder::Auto, [WordOrder::Plain; 2]);
+    told(1, [0.0, 0.0], Auto, [Plain; 2]);
 }
 
 #[test]
 fn a_peer_that_places_out_of_order_is_told_behind_a_read() {
-    for seed in 0..10 {
-        told(
-            seed,
-            [0.5, 0.5],
-            WordOrder::Auto,
-            [WordOrder::BehindRead; 2],
-        );
-    }
+    (0..10).for_each(|seed| told(seed, [0.5, 0.5], Auto, [BehindRead; 2]));
 }
 
 /// Each rank decides by the other's NIC.
 #[test]
 fn ranks_may_tell_each_other_differently() {
-    for seed in 0..10 {
-        told(
-            seed,
-            [0.0, 0.5],
-            WordOrder::Auto,
-            [WordOrder::BehindRead, WordOrder::Plain],
-        );
-    }
+    (0..10).for_each(|seed| told(seed, [0.0, 0.5], Auto, [BehindRead, Plain]));
 }
 
 #[test]
 fn what_is_forced_goes_before_what_is_known() {
-    told(
-        1,
-        [0.0, 0.0],
-        WordOrder::BehindRead,
-        [WordOrder::BehindRead; 2],
-    );
+    told(1, [0.0, 0.0], BehindRead, [BehindRead; 2]);
 }
 
 #[test]
 fn a_rank_tells_itself_as_its_own_nic_has_it() {
-    for (ooo, expected) in [(0.0, WordOrder::Plain), (0.9, WordOrder::BehindRead)] {
+    for (ooo, expected) in [(0.0, Plain), (0.9, BehindRead)] {
         play(3, 1, move |rank| {
-            let ctx = open(rank, ooo, WordOrder::Auto);
+            let ctx = open(rank, ooo, Auto);
             let data = ctx.alloc(MemoryKind::Pinned, 5000).unwrap();
             let into = ctx.alloc(MemoryKind::Pinned, 5000).unwrap();
             for round in 1..20 {

@@ -2,13 +2,14 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod alarm;
+pub mod gate;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use gdsync::Gpu;
 use mp::bootstrap::Local;
-use mp::{Builder, Context};
+use mp::{Builder, Context, Memory};
 
 /// After which something that should have happened counts as hung.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -62,4 +63,11 @@ pub fn pattern(rank: u32, i: usize, len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|at| ((at ^ seed).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 56) as u8)
         .collect()
+}
+
+/// What memory holds.
+pub fn read(memory: &Memory, at: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    memory.read(at, &mut bytes).unwrap();
+    bytes
 }

@@ -16,13 +16,15 @@ use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
 use gdsync::rdma::Device;
 use gdsync::{EmulatedOptions, Fabric, Gpu, Status};
 use mp::bootstrap::Local;
-use mp::{Bootstrap, Builder, Context, Progress, Request, Slice};
+use mp::{Bootstrap, Builder, Context, Kind, Progress, Request, Slice, Source};
 use vmlx5::fabric::NodeId;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 #[path = "alarm.rs"]
 mod alarm;
+#[path = "gate.rs"]
+pub mod gate;
 
 pub use alarm::Warnings;
 
@@ -48,6 +50,8 @@ pub struct Rank {
     hub: Hub,
     /// NICs that were opened; they are numbered in that order.
     nodes: Rc<Cell<u64>>,
+    /// What the last context was opened on: its node, and the names of NIC and GPU.
+    place: RefCell<(u64, String, String)>,
     bootstrap: RefCell<Option<Arc<dyn Bootstrap>>>,
     /// How many barriers each rank has come to.
     arrived: Rc<RefCell<Vec<u64>>>,
@@ -119,6 +123,9 @@ impl Rank {
     }
 
     pub fn open_at(&self, place: &Place, build: impl FnOnce(Builder) -> Builder) -> Context {
+        let (nic, gpu) = (place.device.name(), place.gpu.name());
+        let names = (nic.replace("emulated ", ""), gpu.replace("soft ", ""));
+        self.place.replace((place.node, names.0, names.1));
         let builder = Context::builder().bootstrap(self.bootstrap());
         let builder = builder.gpu(&place.gpu).device(&place.device);
         build(builder).build().unwrap()
@@ -177,22 +184,24 @@ impl Rank {
         self.host.wait_until(Some(deadline), &mut || false);
     }
 
-    /// Cuts a NIC off for good: its peers see their links lost.
-    pub fn cut(&self, place: &Place) {
-        assert!(self.hub.kill(NodeId(place.node)));
+    /// Cuts the NIC off for good: its peers see their links lost.
+    fn cut(&self) {
+        assert!(self.hub.kill(NodeId(self.place.borrow().0)));
         self.host.ring();
     }
 
     /// Stops rank and machines for ever, as if the process were stopped: nobody is told.
-    pub fn freeze(&self, place: &Place) {
-        let nic = place.device.name().replace("emulated ", "");
-        let engine = place.gpu.name().replace("soft ", "") + ".engine";
-        let watcher = nic.clone() + ".watcher";
-        let progress = format!("mp{}.progress", self.me);
-        self.never_mind();
-        let myself = format!("rank{}", self.me);
-        for name in [&nic, &engine, &watcher, &progress, &myself] {
-            self.control.kill(name);
+    fn freeze(&self) {
+        let (_, nic, gpu) = self.place.take();
+        let me = self.me;
+        for name in [
+            nic.clone(),
+            gpu + ".engine",
+            nic + ".watcher",
+            format!("mp{me}.progress"),
+            format!("rank{me}"),
+        ] {
+            self.control.kill(&name);
         }
         // The next turn is another's.
         self.pass(secs(1));
@@ -217,22 +226,16 @@ impl Death {
     pub const ALL: [Death; 4] = [Death::Leaves, Death::Closes, Death::IsCut, Death::Freezes];
 
     /// The end of the rank that dies; rank 0, which survives, comes to so many barriers.
-    pub fn end(self, rank: &Rank, place: &Place, ctx: Context, barriers: u64) {
+    pub fn end(self, rank: &Rank, ctx: Context, barriers: u64) {
         rank.never_mind();
         match self {
-            Death::Leaves => {
-                drop(ctx);
-                rank.leave();
-            }
-            Death::Closes => {
-                drop(ctx);
-                rank.until("the end", || rank.has_come(0, barriers));
-            }
-            Death::IsCut => {
-                rank.cut(place);
-                rank.until("the end", || rank.has_come(0, barriers));
-            }
-            Death::Freezes => rank.freeze(place),
+            Death::Freezes => return rank.freeze(),
+            Death::IsCut => rank.cut(),
+            Death::Leaves | Death::Closes => drop(ctx),
+        }
+        match self {
+            Death::Leaves => rank.leave(),
+            _ => rank.until("the end", || rank.has_come(0, barriers)),
         }
     }
 }
@@ -271,6 +274,7 @@ pub fn play(seed: u64, ranks: u32, body: impl Fn(&Rank) + Clone + 'static) -> Ru
             warnings: warnings.clone(),
             hub: hub.clone(),
             nodes: Rc::clone(&nodes),
+            place: RefCell::default(),
             bootstrap: RefCell::new(Some(bootstrap)),
             arrived: Rc::clone(&arrived),
         };
@@ -283,6 +287,18 @@ pub fn play(seed: u64, ranks: u32, body: impl Fn(&Rank) + Clone + 'static) -> Ru
     Run { report, warnings }
 }
 
+/// Runs `body` as each of two ranks, with a context as `build` says; both end together.
+pub fn pair(
+    build: impl Fn(Builder) -> Builder + Clone + 'static,
+    body: impl Fn(&Rank, &Context) + Clone + 'static,
+) -> Run {
+    play(1, 2, move |rank| {
+        let ctx = rank.open(&build);
+        body(rank, &ctx);
+        rank.barrier();
+    })
+}
+
 /// Bytes of a message that is taken at once, and of one that waits for its receive.
 pub const SMALL: usize = 8;
 pub const LARGE: usize = 10_000;
@@ -290,6 +306,38 @@ pub const LARGE: usize = 10_000;
 /// Memory of its own.
 pub fn slice(ctx: &Context, len: usize) -> Slice {
     ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
+}
+
+/// A message to another rank, by the CPU, which has ended well.
+pub fn send(ctx: &Context, to: u32, tag: u32, len: usize) {
+    let sent = ctx.isend(to, tag, &slice(ctx, len)).unwrap();
+    sent.wait(LIMIT).unwrap();
+}
+
+/// A message from another rank, by the CPU, which has come.
+pub fn recv(ctx: &Context, from: impl Into<Source>, tag: u32, len: usize) {
+    let recv = ctx.irecv(from, tag, &slice(ctx, len)).unwrap();
+    recv.wait(LIMIT).unwrap();
+}
+
+/// A receive that `stream` posts and waits for.
+pub fn recv_on(
+    ctx: &Context,
+    stream: &Stream,
+    from: impl Into<Source>,
+    tag: u32,
+    into: &Slice,
+) -> Request {
+    let recv = ctx.irecv_on(stream, from, tag, into).unwrap();
+    recv.wait_on(stream).unwrap();
+    recv
+}
+
+/// The error of a request that failed with its peer.
+#[track_caller]
+pub fn peer_failed(e: &mp::Error, rank: u32) {
+    assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+    assert_eq!(e.rank(), Some(rank), "{e}");
 }
 
 /// As [`talk_on`], on a stream of its own.
@@ -316,32 +364,6 @@ pub fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
         let recv = ctx.irecv(with, tag, &into).unwrap();
         ctx.isend(with, tag, &data).unwrap().wait(LIMIT).unwrap();
         recv.wait(LIMIT).unwrap();
-    }
-}
-
-/// A word that a stream waits for until it is opened.
-pub struct Gate(gdsync::gpu::Word64);
-
-impl Gate {
-    pub fn new(gpu: &Gpu) -> Gate {
-        let region: Region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        Gate(region.word64(0).unwrap())
-    }
-
-    /// Has a stream wait.
-    pub fn hold(&self, stream: &Stream) {
-        let wait = gdsync::rdma::Descriptor::WaitValue64 {
-            word: &self.0,
-            condition: gdsync::gpu::Condition::Geq,
-            value: 1,
-            flush: false,
-        };
-        gdsync::rdma::post_on(stream, &mut [], &[wait]).unwrap();
-    }
-
-    pub fn open(&self) {
-        self.0.store(1).unwrap();
-        self.0.region().gpu().host().ring();
     }
 }
 
