@@ -17,18 +17,13 @@ fn sizes_of_queue_pairs_out_of_range() {
     let pd = device.alloc_pd().unwrap();
     let base = QpConfig::default();
     for n in [0, 1, 2, 3, 5, 255, 32769, 65536, u32::MAX, 1 << 31] {
-        let config = QpConfig {
-            send_blocks: n,
-            ..base.clone()
-        };
-        let names = &["send queue", &n.to_string()];
-        refused(pd.create_qp(&config), Kind::Invalid, Some(32768), names);
-        let config = QpConfig {
-            recv_entries: n,
-            ..base.clone()
-        };
-        let names = &["receive queue", &n.to_string()];
-        refused(pd.create_qp(&config), Kind::Invalid, Some(32768), names);
+        for (queue, config) in [
+            ("send queue", sized(&base, n, base.recv_entries)),
+            ("receive queue", sized(&base, base.send_blocks, n)),
+        ] {
+            let names = &[queue, &n.to_string()];
+            refused(pd.create_qp(&config), Kind::Invalid, Some(32768), names);
+        }
     }
     for n in [0, 17, u32::MAX] {
         let config = QpConfig {
@@ -41,10 +36,8 @@ fn sizes_of_queue_pairs_out_of_range() {
     // Ends of the ranges work, with traffic.
     for (send_blocks, recv_entries, recv_sges) in [(4, 4, 1), (32768, 32768, 16), (4, 8, 3)] {
         let config = QpConfig {
-            send_blocks,
-            recv_entries,
             recv_sges,
-            ..base.clone()
+            ..sized(&base, send_blocks, recv_entries)
         };
         let mut p = Pair::new(&gpu, Net::One, &config);
         p.check("ends of the ranges");
@@ -82,8 +75,7 @@ fn a_kernel_where_none_can_be_launched() {
             // Neither the receive nor the wait was posted: the CPU does it.
             p.a.post_receive(recv).unwrap();
         }
-        let send = p.b.signaled(&Work::send_inline(&[b"x"]));
-        p.b.post_on(&sender, &send_and_wait(send)).unwrap();
+        p.b.start_on(&sender, &Work::send_inline(&[b"x"]));
         finish(&sender, &format!("message {i}"));
         finish(&stream, &format!("message {i}"));
         p.a.wait(recv, LIMIT).unwrap();
@@ -219,13 +211,13 @@ fn peers_that_are_not_there() {
     let gpu = Gpu::soft().unwrap();
     for net in [Net::One, Net::Hub, Net::Host] {
         let mut p = Pair::apart(&gpu, net, &config, &config);
-        let (a, b) = (p.a.address(), p.b.address());
+        let b = p.b.address();
         // A number that no queue pair has; the next attempt may be right.
-        let wide = QpAddress { qpn: 1 << 24, ..b };
-        let limit = Some(0xff_ffff);
-        refused(p.a.connect(&wide), Kind::Invalid, limit, &["qp 0x"]);
-        let wide = QpAddress { psn: u32::MAX, ..b };
-        refused(p.a.connect(&wide), Kind::Invalid, limit, &["qp 0x"]);
+        let (qpn, psn) = (1 << 24, u32::MAX);
+        for wide in [QpAddress { qpn, ..b }, QpAddress { psn, ..b }] {
+            let limit = Some(0xff_ffff);
+            refused(p.a.connect(&wide), Kind::Invalid, limit, &["qp 0x"]);
+        }
         p.connect();
         p.check("after wrong numbers");
         p.recover("after wrong numbers");
@@ -243,9 +235,8 @@ fn peers_that_are_not_there() {
             let mut lost = p.pd_a.create_qp(&config).unwrap();
             lost.connect(&nobody).unwrap();
             let mem = p.mem_a(MemoryKind::Pinned, 64);
-            let send = lost.signaled(&Work::send(&[sge(&mem, 0, 8)]));
             let stream = gpu.stream().unwrap();
-            lost.post_on(&stream, &send_and_wait(send)).unwrap();
+            let send = lost.start_on(&stream, &Work::send(&[sge(&mem, 0, 8)]));
             finish(&stream, "nobody there");
             let expect = Kind::Failed(Status::TRANSPORT_RETRY);
             assert_eq!(kind(lost.wait(send, LIMIT)), Some(expect), "{nobody:?}");
@@ -257,7 +248,6 @@ fn peers_that_are_not_there() {
             let mut peer = p.pd_b.create_qp(&config).unwrap();
             connect(&mut lost, &mut peer);
         }
-        let _ = a;
         p.check("beside lost ones");
     }
 }
@@ -325,27 +315,13 @@ fn records_that_cannot_be_read() {
 fn registrations_that_the_nic_does_not_have_room_for() {
     let gpu = Gpu::soft().unwrap();
     let device = Device::emulated(&gpu).unwrap();
-    let mut pds = Vec::new();
-    let refusal = loop {
-        match device.alloc_pd() {
-            Ok(pd) => pds.push(pd),
-            Err(e) => break e,
-        }
-        assert!(pds.len() < 100_000);
-    };
+    let (mut pds, refusal) = fill(|| device.alloc_pd());
     refused::<()>(Err(refusal), Kind::System, Some(256), &["PD"]);
     pds.pop();
     pds.push(device.alloc_pd().unwrap());
     let pd = pds.swap_remove(0);
-    let mut qps: Vec<Qp> = Vec::new();
     let config = sized(&QpConfig::default(), 4, 4);
-    let refusal = loop {
-        match pd.create_qp(&config) {
-            Ok(qp) => qps.push(qp),
-            Err(e) => break e,
-        }
-        assert!(qps.len() < 100_000);
-    };
+    let (mut qps, refusal) = fill(|| pd.create_qp(&config));
     refused::<()>(Err(refusal), Kind::System, Some(1024), &["limit"]);
     // What was made before the refusal was given back: one goes, one comes, again and again.
     for _ in 0..5 {
@@ -358,8 +334,7 @@ fn registrations_that_the_nic_does_not_have_room_for() {
     let mem = memory(&pd, MemoryKind::Pinned, 64, Access::ALL);
     let list = [sge(&mem, 0, 8)];
     let to = mem.remote().span(8, 8).unwrap();
-    let write = a.start(&Work::write(&list, to));
-    a.wait(write, LIMIT).unwrap();
+    a.complete(&Work::write(&list, to));
 }
 
 /// Runs [`child`] in a process of its own, with one variable set; returns what it wrote.

@@ -8,7 +8,7 @@ mod standin;
 
 use std::ffi::c_void;
 
-use application::{driver, make_current, ok, post, retained};
+use application::{begin_capture, end_capture, make_current, post, retained};
 use common::*;
 use gdsync::Result;
 use gdsync::gpu::{Event, Kernel};
@@ -68,16 +68,22 @@ unsafe extern "C" fn nothing(_: *const c_void) {}
 
 /// Tries every call; returns the failures.
 fn refused(rig: &Rig) -> Vec<String> {
-    let mut wrong = Vec::new();
-    for (what, call) in CALLS {
-        match call(rig) {
-            Ok(()) => wrong.push(format!("{what} was taken")),
-            Err(e) if e.kind() != Kind::Unsupported => wrong.push(format!("{what}: {e:?}")),
-            Err(e) if !e.to_string().contains("captur") => wrong.push(format!("{what}: {e}")),
-            Err(_) => {}
+    let wrong = |(what, call): &(&str, Call)| match call(rig) {
+        Ok(()) => Some(format!("{what} was taken")),
+        Err(e) if e.kind() != Kind::Unsupported => Some(format!("{what}: {e:?}")),
+        Err(e) if !e.to_string().contains("captur") => Some(format!("{what}: {e}")),
+        Err(_) => None,
+    };
+    CALLS.iter().filter_map(wrong).collect()
+}
+
+impl Rig {
+    /// Behind the capture.
+    fn takes_every_call(&self) {
+        for (what, call) in CALLS {
+            call(self).unwrap_or_else(|e| panic!("{what} behind the capture: {e}"));
         }
     }
-    wrong
 }
 
 #[test]
@@ -97,9 +103,7 @@ fn captured_streams_are_refused_on_the_soft_gpu() {
     let wrong = refused(&rig);
     rig.stream.as_soft().unwrap().end_capture().unwrap();
     assert_eq!(wrong, [""; 0]);
-    for (what, call) in CALLS {
-        call(&rig).unwrap_or_else(|e| panic!("{what} behind the capture: {e}"));
-    }
+    rig.takes_every_call();
 }
 
 /// The application's own kernels are captured as it wants; nothing else is.
@@ -120,10 +124,7 @@ fn captured_streams_are_refused_on_cuda() {
         gpu,
     };
     let raw = rig.stream.as_cuda().unwrap().cast();
-    let cuda = driver();
-    let begin = cuda.cuStreamBeginCapture_v2.unwrap();
-    // SAFETY: a live stream of the current context.
-    ok(unsafe { begin(raw, consts::CU_STREAM_CAPTURE_MODE_RELAXED) });
+    begin_capture(raw, consts::CU_STREAM_CAPTURE_MODE_RELAXED);
     control.record(true);
     let wrong = refused(&rig);
     let calls = control.calls();
@@ -132,15 +133,7 @@ fn captured_streams_are_refused_on_cuda() {
         let dims = Dims::linear(1, 32);
         rig.stream.launch(&rig.kernel, dims, &[0; FILL]).unwrap();
     }
-    let mut graph: *mut u64 = std::ptr::null_mut();
-    // SAFETY: the capture begun above; a graph of the stand-in is the count of what it holds.
-    let held = unsafe {
-        ok((cuda.cuStreamEndCapture.unwrap())(
-            raw,
-            (&raw mut graph).cast(),
-        ));
-        *graph
-    };
+    let held = end_capture(raw);
     assert_eq!(wrong, [""; 0]);
     for call in [
         "cuStreamBatchMemOp",
@@ -152,9 +145,5 @@ fn captured_streams_are_refused_on_cuda() {
         assert!(!calls.contains(call), "{call}");
     }
     assert_eq!(held, 1, "the application's kernel alone");
-    // SAFETY: the graph just made.
-    ok(unsafe { (cuda.cuGraphDestroy.unwrap())(graph.cast()) });
-    for (what, call) in CALLS {
-        call(&rig).unwrap_or_else(|e| panic!("{what} behind the capture: {e}"));
-    }
+    rig.takes_every_call();
 }

@@ -102,15 +102,6 @@ fn a_nic_that_was_named_is_not_replaced() {
     assert_eq!(device.name(), "mlx5 mlx5_0:1");
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_variable_that_makes_no_sense_is_an_error() {
-    inside!(&[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")]);
-    let e = Device::from_env(&Gpu::soft().unwrap()).unwrap_err();
-    assert_eq!(e.kind(), Kind::Invalid);
-    assert!(e.to_string().contains("GDS_GID_INDEX=200"), "{e}");
-}
-
 cases! {
     the_environment_forces_the_virtual_one in &[("GDS_PROVIDER", "emulated")] =>
         comes_to(&Gpu::soft().unwrap(), Provider::Emulated, "", &[]);

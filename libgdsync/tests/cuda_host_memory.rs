@@ -9,7 +9,9 @@ mod standin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use application::{driver, make_current, ok, post, retained, writes};
+use application::{
+    begin_capture, driver, end_capture, make_current, ok, post, raw_stream, retained, writes,
+};
 use common::*;
 use gdsync::Result;
 use gdsync::gpu::Word32;
@@ -38,6 +40,19 @@ unsafe fn host(gpu: &Gpu, at: *mut u8, offset: usize, len: usize) -> Result<Regi
     unsafe { gpu.register_host(at.wrapping_add(offset), len) }
 }
 
+/// Holds the stream until 1 is stored to the word.
+fn gate(gpu: &Gpu, stream: &Stream) -> Word32 {
+    let gate = gpu.word();
+    post(gpu, stream, &[geq(&gate, 1)]).unwrap();
+    gate
+}
+
+/// Has the stream write a word of `region`.
+fn write(gpu: &Gpu, stream: &Stream, region: &Region, at: usize, value: u32) {
+    let word = region.word32(at).unwrap();
+    post(gpu, stream, &[write32(&word, value)]).unwrap();
+}
+
 /// Memory of the application, registered several times over, and dropped while a stream waits.
 #[test]
 fn host_memory_that_overlaps() {
@@ -57,14 +72,10 @@ fn host_memory_that_overlaps() {
     .map(|(offset, len)| unsafe { host(&gpu, at, offset, len) }.unwrap())
     .into();
     let stream = gpu.stream().unwrap();
-    let gate = gpu.word();
-    let wait = geq(&gate, 1);
-    post(&gpu, &stream, &[wait]).unwrap();
+    let gate = gate(&gpu, &stream);
     for (value, region) in (1..).zip(&regions[..3]) {
         let offset = if region.len() == 8 { 0 } else { 2 * PAGE - 64 };
-        let word = region.word32(offset).unwrap();
-        let write = write32(&word, value);
-        post(&gpu, &stream, &[write]).unwrap();
+        write(&gpu, &stream, region, offset, value);
     }
     until("it waits", || control.waiting() == 1);
     control.record(true);
@@ -104,18 +115,14 @@ fn host_memory_that_comes_back() {
     let gpu = Gpu::cuda(0).unwrap();
     let at = pages(2);
     let stream = gpu.stream().unwrap();
-    let gate = gpu.word();
     for value in 1..20 {
-        let wait = geq(&gate, value);
-        post(&gpu, &stream, &[wait]).unwrap();
+        let gate = gate(&gpu, &stream);
         for _ in 0..3 {
             // SAFETY: pages that are never freed, and accessed by regions alone.
             let region = unsafe { host(&gpu, at, 0, 2 * PAGE) }.unwrap();
-            let word = region.word32(64).unwrap();
-            let write = write32(&word, value);
-            post(&gpu, &stream, &[write]).unwrap();
+            write(&gpu, &stream, &region, 64, value);
         }
-        gate.store(value).unwrap();
+        gate.store(1).unwrap();
     }
     passes(&stream);
     until("all is given back", || control.live()["registered"] == 0);
@@ -186,19 +193,6 @@ impl Drop for Told {
     }
 }
 
-fn gate(gpu: &Gpu, stream: &Stream) -> Word32 {
-    let gate = gpu.word();
-    let wait = geq(&gate, 1);
-    post(gpu, stream, &[wait]).unwrap();
-    gate
-}
-
-fn write(gpu: &Gpu, stream: &Stream, region: &Region, value: u32) {
-    let word = region.word32(0).unwrap();
-    let write = write32(&word, value);
-    post(gpu, stream, &[write]).unwrap();
-}
-
 /// The owner of the application's memory is dropped when no stream can reach the memory.
 #[test]
 fn an_owner_is_dropped_behind_the_last_use() {
@@ -211,7 +205,7 @@ fn an_owner_is_dropped_behind_the_last_use() {
     let region = unsafe { gpu.register_host_owned(at, 2 * PAGE, owner) }.unwrap();
     let stream = gpu.stream().unwrap();
     let gate = gate(&gpu, &stream);
-    write(&gpu, &stream, &region, 8);
+    write(&gpu, &stream, &region, 0, 8);
     drop(region);
     std::thread::sleep(Duration::from_millis(100));
     assert!(!told.load(Ordering::Acquire), "a stream has yet to write");
@@ -234,7 +228,7 @@ fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
     let region = gpu.adopt_vec(vec![1; 5 * PAGE]).unwrap();
     let stream = gpu.stream().unwrap();
     let first = gate(&gpu, &stream);
-    write(&gpu, &stream, &region, 0x0707_0707);
+    write(&gpu, &stream, &region, 0, 0x0707_0707);
     let taken = region.into_vec(Duration::from_millis(20));
     let (region, e) = taken.expect_err("a stream has yet to write");
     assert_eq!(e.kind(), Kind::Timeout, "{e}");
@@ -300,30 +294,21 @@ fn an_owner_outlives_a_stream_dropped_during_a_capture() {
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     make_current(retained());
-    let (cuda, mut raw) = (driver(), std::ptr::null_mut());
+    let raw = raw_stream();
     // SAFETY: a stream of the current context, which stays.
-    ok(unsafe { (cuda.cuStreamCreate)(&mut raw, consts::CU_STREAM_NON_BLOCKING) });
-    // SAFETY: as above.
     let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
     let told = Arc::new(AtomicBool::new(false));
     let (at, owner) = (pages(2), Box::new(Told(Arc::clone(&told))));
     // SAFETY: pages that are never freed, and accessed by the region alone.
     let region = unsafe { gpu.register_host_owned(at, 2 * PAGE, owner) }.unwrap();
     let gate = gate(&gpu, &stream);
-    write(&gpu, &stream, &region, 8);
-    let begin = cuda.cuStreamBeginCapture_v2.unwrap();
-    // SAFETY: a live stream.
-    ok(unsafe { begin(raw, consts::CU_STREAM_CAPTURE_MODE_RELAXED) });
+    write(&gpu, &stream, &region, 0, 8);
+    begin_capture(raw, consts::CU_STREAM_CAPTURE_MODE_RELAXED);
     drop(stream);
     drop(region);
     std::thread::sleep(Duration::from_millis(100));
     assert!(!told.load(Ordering::Acquire), "the stream has yet to write");
-    let mut graph = std::ptr::null_mut();
-    // SAFETY: the capture begun above, and its graph.
-    unsafe {
-        ok((cuda.cuStreamEndCapture.unwrap())(raw, &mut graph));
-        ok((cuda.cuGraphDestroy.unwrap())(graph));
-    }
+    end_capture(raw);
     gate.store(1).unwrap();
     until("the stream has written", || control.waiting() == 0);
     // The stream can be handed in again.

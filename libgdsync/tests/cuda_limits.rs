@@ -7,12 +7,18 @@ mod application;
 mod common;
 mod standin;
 
-use application::{driver, make_current, ok, post, retained};
+use application::{
+    begin_capture, driver, end_capture, make_current, ok, post, raw_stream, retained,
+};
 use common::*;
 use gdsync::Result;
-use gdsync::gpu::Word64;
+use gdsync::gpu::{KERNELS, Kernel, Word32, Word64};
+use gdsync::kernels::Fill;
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, cases, inside, until};
+
+/// A stream that may not wait now.
+const REFUSED: Option<Kind> = Some(Kind::TooManyWaits);
 
 fn pair() -> Pair {
     let config = by(Lowering::MemOps, Doorbell::Direct);
@@ -22,10 +28,6 @@ fn pair() -> Pair {
 /// What shows that the stream has passed its waits so far.
 fn passed_by(word: &Word64, value: u64) -> Descriptor<'_> {
     Descriptor::PassedBy { word, value }
-}
-
-fn write64(word: &Word64, value: u64) -> Descriptor<'_> {
-    Descriptor::WriteValue64 { word, value }
 }
 
 /// A message by a stream that does not wait, from device memory into device memory.
@@ -77,10 +79,7 @@ fn too_many(streams: usize, limit: usize) {
     let send = r.a.signaled(&Work::send(&[mr.sge(0, 8)]));
     let list = send_and_wait(send);
     let last = all.last().unwrap();
-    assert_eq!(
-        r.a.post_on(last, &list).unwrap_err().kind(),
-        Kind::TooManyWaits
-    );
+    assert_eq!(kind(r.a.post_on(last, &list)), REFUSED);
     assert_eq!(r.a.poll(send).unwrap(), None);
     gate.open_to(2);
     until("all go on", || control.waiting() == 0);
@@ -109,8 +108,7 @@ fn one_channel() {
     let gate = Gate::new(&r.gpu);
     let (first, second) = (r.gpu.stream().unwrap(), r.gpu.stream().unwrap());
     r.a.post_on(&first, &[gate.wait_for(1)]).unwrap();
-    let error = r.a.post_on(&second, &[gate.wait_for(1)]).unwrap_err();
-    assert_eq!(error.kind(), Kind::TooManyWaits);
+    assert_eq!(kind(r.a.post_on(&second, &[gate.wait_for(1)])), REFUSED);
     gate.open_to(1);
     passes(&first);
     r.a.post_on(&second, &[gate.wait_for(1)]).unwrap();
@@ -133,8 +131,10 @@ fn seats_of_streams_that_pass_and_streams_that_are_dropped() {
             });
         }
         let refused = r.gpu.stream().unwrap();
-        let error = r.a.post_on(&refused, &[gate.wait_for(value)]).unwrap_err();
-        assert_eq!(error.kind(), Kind::TooManyWaits);
+        assert_eq!(
+            kind(r.a.post_on(&refused, &[gate.wait_for(value)])),
+            REFUSED
+        );
         gate.open_to(value);
     }
     until("the streams are gone", || control.live()["commands"] == 0);
@@ -197,14 +197,11 @@ fn seats_of_streams_that_are_dropped_during_a_capture() {
     inside!(Variant::default());
     let gpu = Gpu::cuda(0).unwrap();
     make_current(retained());
-    let cuda = driver();
     let gate = Gate::new(&gpu);
     let passed = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
     let word = passed.word64(0).unwrap();
     for value in 1..=20u64 {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: a stream of the current context.
-        ok(unsafe { (cuda.cuStreamCreate)(&mut raw, consts::CU_STREAM_NON_BLOCKING) });
+        let raw = raw_stream();
         // SAFETY: it is destroyed behind its last handle.
         let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
         let word = &word;
@@ -214,16 +211,11 @@ fn seats_of_streams_that_are_dropped_during_a_capture() {
         post(&gpu, &stream, &[behind]).unwrap();
         gate.open_to(1);
         until("it passes", || word.load().unwrap() == value);
-        let begin = cuda.cuStreamBeginCapture_v2.unwrap();
-        let mut graph = std::ptr::null_mut();
-        // SAFETY: a live stream, its capture and graph.
-        unsafe {
-            ok(begin(raw, consts::CU_STREAM_CAPTURE_MODE_RELAXED));
-            drop(stream);
-            ok((cuda.cuStreamEndCapture.unwrap())(raw, &mut graph));
-            ok((cuda.cuGraphDestroy.unwrap())(graph));
-            ok((cuda.cuStreamDestroy_v2)(raw));
-        }
+        begin_capture(raw, consts::CU_STREAM_CAPTURE_MODE_RELAXED);
+        drop(stream);
+        end_capture(raw);
+        // SAFETY: its last handle is dropped.
+        ok(unsafe { (driver().cuStreamDestroy_v2)(raw) });
     }
 }
 
@@ -293,10 +285,8 @@ fn streams_that_pass_by_a_word_of_the_applications() {
             until("and the next", || r.a.post_on(stream, &next).is_ok());
         }
         let refused = r.gpu.stream().unwrap();
-        let error =
-            r.a.post_on(&refused, &[gate.wait_for(value + 1)])
-                .unwrap_err();
-        assert_eq!(error.kind(), Kind::TooManyWaits);
+        let next = [gate.wait_for(value + 1)];
+        assert_eq!(kind(r.a.post_on(&refused, &next)), REFUSED);
         gate.open_to(value);
     }
     gate.open_to(1000);
@@ -397,101 +387,61 @@ fn waits_for_events_count() {
     assert!(event.is_done().unwrap());
 }
 
-/// What enqueues one thing, by number.
-type Enqueue<'a> = &'a mut dyn FnMut(&mut Pair, u32) -> Result<()>;
+/// What things are enqueued with.
+struct Full {
+    pair: Pair,
+    stream: Stream,
+    memory: Region,
+    word: Word32,
+    kernel: Kernel,
+}
 
-/// A waiting stream is given things until it takes no more, which is an error and no blocked
-/// thread; once it goes on, it takes them again.
-fn full(enqueue: impl Fn(&Stream, &Region) -> Box<dyn FnMut(&mut Pair, u32) -> Result<()>>) {
-    let mut r = pair();
+/// A waiting stream is given things, each with a number, until it takes no more, which is an error
+/// and no blocked thread; once it goes on, it takes them again.
+fn full(enqueue: impl Fn(&mut Full, u32) -> Result<()>) {
+    let pair = pair();
     let control = Control::open();
-    let gate = Gate::new(&r.gpu);
-    let stream = r.gpu.stream().unwrap();
-    let memory = r.gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-    let mut enqueue = enqueue(&stream, &memory);
-    let enqueue: Enqueue<'_> = &mut *enqueue;
+    let gate = Gate::new(&pair.gpu);
+    let memory = pair.gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    let module = pair.gpu.load(&KERNELS).unwrap();
+    let mut f = Full {
+        stream: pair.gpu.stream().unwrap(),
+        word: memory.word32(0).unwrap(),
+        kernel: module.kernel("gds_fill").unwrap(),
+        memory,
+        pair,
+    };
     for value in 1..3 {
-        r.a.post_on(&stream, &[gate.wait_for(value)]).unwrap();
-        let mut taken = 0;
-        let error = (0..1500)
-            .find_map(|i| match enqueue(&mut r, i) {
-                Ok(()) => {
-                    taken += 1;
-                    None
-                }
-                Err(e) => Some(e),
-            })
+        f.pair
+            .a
+            .post_on(&f.stream, &[gate.wait_for(value)])
+            .unwrap();
+        let (taken, error) = (0..1500)
+            .find_map(|i| Some((i, enqueue(&mut f, i).err()?)))
             .expect("a thousand submissions and more");
         assert_eq!(error.kind(), Kind::QueueFull, "{error:?}");
         assert!(error.limit_value().is_some());
         assert!(taken >= 100, "refused after {taken}");
         assert_eq!(control.full(), 0, "and nobody stood still before it");
         gate.open_to(value);
-        passes(&stream);
-        enqueue(&mut r, 0).unwrap();
-        passes(&stream);
+        passes(&f.stream);
+        enqueue(&mut f, 0).unwrap();
+        passes(&f.stream);
     }
 }
 
-#[test]
-fn fifteen_hundred_submissions() {
-    inside!(Variant::default());
-    full(|stream, memory| {
-        let (stream, word) = (stream.clone(), memory.word32(0).unwrap());
-        Box::new(move |r, i| r.a.post_on(&stream, &[write32(&word, i)]))
-    });
-}
-
-/// Lists that are each cut into several submissions.
-#[test]
-fn fifteen_hundred_long_lists() {
-    inside!(Variant::default());
-    full(|stream, memory| {
-        let (stream, word) = (stream.clone(), memory.word32(0).unwrap());
-        Box::new(move |r, i| {
-            let list: Vec<Descriptor<'_>> = (0..600).map(|_| write32(&word, i)).collect();
-            r.a.post_on(&stream, &list)
-        })
-    });
-}
-
-#[test]
-fn fifteen_hundred_copies() {
-    inside!(Variant::default());
-    full(|stream, memory| {
-        let stream = stream.clone();
-        let (from, to) = (memory.span(0, 8).unwrap(), memory.span(8, 8).unwrap());
-        Box::new(move |_, _| stream.copy(&to, &from))
-    });
-}
-
-#[test]
-fn fifteen_hundred_events() {
-    inside!(Variant::default());
-    full(|stream, _| {
-        let stream = stream.clone();
-        Box::new(move |_, _| stream.record().map(drop))
-    });
-}
-
-#[test]
-fn fifteen_hundred_launches() {
-    inside!(Variant::default());
-    full(|stream, memory| {
-        use gdsync::gpu::Dims;
-        let stream = stream.clone();
-        let module = stream
-            .gpu()
-            .load_module(gdsync::gpu::KERNELS.ptx().unwrap().as_bytes())
-            .unwrap();
-        let kernel = module.kernel("gds_fill").unwrap();
-        let args = [0; size_of::<gdsync::kernels::Fill>()];
-        let memory = memory.clone();
-        Box::new(move |_, _| {
-            let _kept = &memory;
-            // SAFETY: a fill of no bytes touches nothing.
-            unsafe { stream.launch(&kernel, Dims::linear(1, 32), &args) }
-        })
+cases! {
+    fifteen_hundred_submissions =>
+        full(|f, i| f.pair.a.post_on(&f.stream, &[write32(&f.word, i)]));
+    /// Lists that are each cut into several submissions.
+    fifteen_hundred_long_lists =>
+        full(|f, i| f.pair.a.post_on(&f.stream, &[write32(&f.word, i); 600]));
+    fifteen_hundred_copies =>
+        full(|f, _| f.stream.copy(&f.memory.span(8, 8)?, &f.memory.span(0, 8)?));
+    fifteen_hundred_events => full(|f, _| f.stream.record().map(drop));
+    fifteen_hundred_launches => full(|f, _| {
+        // SAFETY: a fill of no bytes touches nothing.
+        unsafe { f.stream.launch(&f.kernel, Dims::linear(1, 32), Fill::default().bytes()) }
     });
 }
 

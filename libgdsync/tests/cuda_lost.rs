@@ -44,10 +44,8 @@ fn codes_never_seen_before() {
     inside!(Variant::default());
     let mut r = rig(Lowering::MemOps, Doorbell::Direct);
     let control = Control::open();
-    let module = r
-        .gpu
-        .load_module(gdsync::gpu::KERNELS.ptx().unwrap().as_bytes())
-        .unwrap();
+    let image = gdsync::gpu::KERNELS.ptx().unwrap().as_bytes();
+    let module = r.gpu.load_module(image).unwrap();
     let kernel = module.kernel("gds_fill").unwrap();
     let device = r.gpu.alloc(MemoryKind::Device, 64).unwrap();
     let (from, to) = (
@@ -59,108 +57,66 @@ fn codes_never_seen_before() {
     let page = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
     // SAFETY: not empty; leaked, so it lives as long as what is made of it.
     let page = unsafe { std::alloc::alloc_zeroed(page) };
-    type Try<'a> = Box<dyn FnMut(&mut Rig) -> gdsync::Result<()> + 'a>;
-    let tries: Vec<(&str, Try<'_>)> = vec![
-        (
-            "cuStreamBatchMemOp_v2",
-            Box::new(|r| {
-                let write = write32(&word, 1);
-                r.a.post_on(&r.stream, &[write])
-            }),
-        ),
-        (
-            "cuLaunchKernel",
-            Box::new(|r| {
-                let fill = gdsync::kernels::Fill::default();
-                // SAFETY: fills nothing.
-                unsafe { r.stream.launch(&kernel, Dims::linear(1, 32), fill.bytes()) }
-            }),
-        ),
-        ("cuMemcpyAsync", Box::new(|r| r.stream.copy(&to, &from))),
-        (
-            "cuStreamIsCapturing",
-            Box::new(|r| r.stream.is_capturing().map(drop)),
-        ),
-        ("cuStreamQuery", Box::new(|r| r.stream.is_idle().map(drop))),
-        ("cuEventQuery", Box::new(|_| event.is_done().map(drop))),
-        ("cuEventCreate", Box::new(|r| r.stream.record().map(drop))),
-        ("cuEventRecord", Box::new(|r| r.stream.record().map(drop))),
-        (
-            "cuStreamWaitEvent",
-            Box::new(|r| r.stream.wait_event(&event)),
-        ),
-        (
-            "cuStreamCreate",
-            // More than the library makes ahead.
-            Box::new(|r| {
-                let streams = (0..40).map(|_| r.gpu.stream());
-                streams.collect::<gdsync::Result<Vec<_>>>().map(drop)
-            }),
-        ),
-        (
-            "cuMemHostAlloc",
-            Box::new(|r| r.gpu.alloc(MemoryKind::Pinned, 64).map(drop)),
-        ),
-        (
-            "cuMemHostGetDevicePointer_v2",
-            Box::new(|r| r.gpu.alloc(MemoryKind::Pinned, 64).map(drop)),
-        ),
-        (
-            "cuMemsetD8Async",
-            Box::new(|r| r.gpu.alloc(MemoryKind::Device, 64).map(drop)),
-        ),
-        (
-            "cuMemHostRegister_v2",
-            // SAFETY: a page that is never freed.
-            Box::new(|r| unsafe { r.gpu.register_host(page, 4096) }.map(drop)),
-        ),
-        (
-            "cuMemcpyDtoHAsync_v2",
-            Box::new(|_| device.read(0, &mut [0; 64])),
-        ),
-        ("cuCtxPushCurrent_v2", Box::new(|_| device.write(0, &[1]))),
-        (
-            "cuModuleLoadData",
-            Box::new(|r| {
-                let image = gdsync::gpu::KERNELS.ptx().unwrap().as_bytes();
-                r.gpu.load_module(image).map(drop)
-            }),
-        ),
-        (
-            "cuFuncLoad",
-            Box::new(|_| module.kernel("gds_fill").map(drop)),
-        ),
-        (
-            "cuMemCreate",
-            Box::new(|r| r.gpu.alloc_exportable(64).map(drop)),
-        ),
-        (
-            "cuMemMap",
-            Box::new(|r| r.gpu.alloc_exportable(64).map(drop)),
-        ),
-        (
-            "cuMemSetAccess",
-            Box::new(|r| r.gpu.alloc_exportable(64).map(drop)),
-        ),
-        (
-            "cuMemExportToShareableHandle",
-            Box::new(|_| device.share().map(drop)),
-        ),
-        (
-            "cuMemGetHandleForAddressRange",
-            Box::new(|_| device.dma_buf().map(drop)),
-        ),
-    ];
     until("the stream ends", || r.stream.is_idle().unwrap());
     let before = control.live();
-    for (name, mut attempt) in tries {
+    let mut each = |name: &str, attempt: &mut dyn FnMut(&mut Rig) -> gdsync::Result<()>| {
         control.fail(name, 4242, 0);
         let error = attempt(&mut r).expect_err(name);
         assert_eq!(error.kind(), Kind::System, "{name}: {error:?}");
         numbered(&error, 4242);
         control.fail(name, 0, 0);
         attempt(&mut r).unwrap_or_else(|e| panic!("{name}: {e}"));
+    };
+    let write = write32(&word, 1);
+    each("cuStreamBatchMemOp_v2", &mut |r| {
+        r.a.post_on(&r.stream, &[write])
+    });
+    each("cuLaunchKernel", &mut |r| {
+        let fill = gdsync::kernels::Fill::default();
+        // SAFETY: fills nothing.
+        unsafe { r.stream.launch(&kernel, Dims::linear(1, 32), fill.bytes()) }
+    });
+    each("cuMemcpyAsync", &mut |r| r.stream.copy(&to, &from));
+    each("cuStreamIsCapturing", &mut |r| {
+        r.stream.is_capturing().map(drop)
+    });
+    each("cuStreamQuery", &mut |r| r.stream.is_idle().map(drop));
+    each("cuEventQuery", &mut |_| event.is_done().map(drop));
+    each("cuEventCreate", &mut |r| r.stream.record().map(drop));
+    each("cuEventRecord", &mut |r| r.stream.record().map(drop));
+    each("cuStreamWaitEvent", &mut |r| r.stream.wait_event(&event));
+    each("cuStreamCreate", &mut |r| {
+        // More than the library makes ahead.
+        let streams = (0..40).map(|_| r.gpu.stream());
+        streams.collect::<gdsync::Result<Vec<_>>>().map(drop)
+    });
+    for name in ["cuMemHostAlloc", "cuMemHostGetDevicePointer_v2"] {
+        each(name, &mut |r| r.gpu.alloc(MemoryKind::Pinned, 64).map(drop));
     }
+    each("cuMemsetD8Async", &mut |r| {
+        r.gpu.alloc(MemoryKind::Device, 64).map(drop)
+    });
+    // SAFETY: a page that is never freed.
+    each("cuMemHostRegister_v2", &mut |r| {
+        unsafe { r.gpu.register_host(page, 4096) }.map(drop)
+    });
+    each("cuMemcpyDtoHAsync_v2", &mut |_| {
+        device.read(0, &mut [0; 64])
+    });
+    each("cuCtxPushCurrent_v2", &mut |_| device.write(0, &[1]));
+    each("cuModuleLoadData", &mut |r| {
+        r.gpu.load_module(image).map(drop)
+    });
+    each("cuFuncLoad", &mut |_| module.kernel("gds_fill").map(drop));
+    for name in ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] {
+        each(name, &mut |r| r.gpu.alloc_exportable(64).map(drop));
+    }
+    each("cuMemExportToShareableHandle", &mut |_| {
+        device.share().map(drop)
+    });
+    each("cuMemGetHandleForAddressRange", &mut |_| {
+        device.dma_buf().map(drop)
+    });
     until("all that was made is gone", || {
         let live = control.live();
         [
@@ -210,8 +166,7 @@ fn a_reset_waits_for_the_first_half_of_a_list_that_failed() {
         let (gate, other) = (words.word32(0).unwrap(), words.word32(4).unwrap());
         // Posted by the CPU, and matched by nothing.
         let receive = r.a.receive(&[r.mr.sge(0, 8)]);
-        let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled());
-        let send = send.unwrap();
+        let send = r.a.signaled(&Work::send(&[r.mr.sge(0, 8)]));
         let late = r.a.prepare_receive(&[r.mr.sge(0, 8)]).unwrap();
         let mut list = vec![geq(&gate, 1), Descriptor::wait(receive)];
         let write = write32(&other, 1);
@@ -246,8 +201,7 @@ fn long_list(r: &mut Rig) -> gdsync::Result<()> {
         let recv = r.b.prepare_receive(&[r.mr.sge(64, 8)])?;
         r.b.post_receive(recv)?;
         let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled())?;
-        list.push(Descriptor::Send(send));
-        list.push(Descriptor::wait(send));
+        list.extend(send_and_wait(send));
     }
     r.a.post_on(&r.stream, &list)
 }

@@ -4,7 +4,7 @@
 mod standin;
 
 use standin::{Control, Variant, inside, thread, until};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 type Handle = *mut c_void;
@@ -83,6 +83,13 @@ fn write64(at: u64, value: u64) -> [u64; 6] {
     [5, at, value, 0, 0, 0]
 }
 
+/// What a call that succeeds stores.
+fn made(call: impl FnOnce(&mut Handle) -> c_int) -> Handle {
+    let mut handle = std::ptr::null_mut();
+    assert_eq!(call(&mut handle), 0);
+    handle
+}
+
 /// Pinned words, zeroed.
 struct Words(u64);
 
@@ -110,16 +117,39 @@ impl Driver {
     fn open() -> Driver {
         let d = Driver(Control::open());
         assert_eq!(d.init(0), 0);
-        let mut context = std::ptr::null_mut();
-        assert_eq!(d.retain(&mut context, 0), 0);
-        assert_eq!(d.set_current(context), 0);
+        d.enter();
         d
     }
 
+    /// Makes the primary context the calling thread's.
+    fn enter(&self) {
+        let context = made(|out| self.retain(out, 0));
+        assert_eq!(self.set_current(context), 0);
+    }
+
     fn new_stream(&self) -> Handle {
-        let mut stream = std::ptr::null_mut();
-        assert_eq!(self.stream(&mut stream, 1), 0);
-        stream
+        made(|out| self.stream(out, 1))
+    }
+
+    /// Device memory.
+    fn memory(&self, len: usize) -> u64 {
+        let mut at = 0;
+        assert_eq!(self.alloc(&mut at, len), 0);
+        at
+    }
+
+    /// The library's kernels, from its own text.
+    fn kernels(&self) -> Handle {
+        let text = include_str!("../device/ptx/gds_kernels.ptx");
+        let image = CString::new(text).unwrap();
+        made(|out| self.load(out, image.as_ptr().cast()))
+    }
+
+    /// Launches a kernel with these parameters.
+    fn run(&self, kernel: Handle, stream: Handle, params: &[u64]) -> c_int {
+        let mut each = [params.as_ptr().cast::<c_void>()];
+        let (each, extra) = (each.as_mut_ptr(), std::ptr::null_mut());
+        self.launch(kernel, 1, 1, 1, 32, 1, 1, 0, stream, each, extra)
     }
 
     fn words(&self) -> Words {
@@ -202,11 +232,9 @@ fn standin_refuses_what_the_driver_refuses() {
     // No context, and another one.
     assert_eq!(d.set_current(std::ptr::null_mut()), 0);
     assert_eq!(d.submit(stream, &[ok]), 201);
-    let mut other = std::ptr::null_mut();
-    assert_eq!(d.create(&mut other, 0, 0), 0);
+    made(|out| d.create(out, 0, 0));
     assert_eq!(d.submit(stream, &[ok]), 201);
-    let (mut here, own) = (0, d.new_stream());
-    assert_eq!(d.alloc(&mut here, 8), 0);
+    let (here, own) = (d.memory(8), d.new_stream());
     assert_eq!(d.submit(own, &[write32(here, 1)]), 0);
     assert_eq!(
         d.submit(own, &[ok]),
@@ -247,25 +275,21 @@ fn standin_calls_that_block_behind_a_wait_do() {
     inside!(Variant::default());
     let d = Driver::open();
     let (w, stream) = (d.words(), d.new_stream());
-    let mut device = 0;
-    assert_eq!(d.alloc(&mut device, 4096), 0);
+    let device = d.memory(4096);
     assert_eq!(d.submit(stream, &[wait32(w.at(0), 1, EQ)]), 0);
-    let mut context = std::ptr::null_mut();
-    assert_eq!(d.retain(&mut context, 0), 0);
-    let context = context as usize;
     let (done, caller) = (AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|s| {
         s.spawn(|| {
             caller.store(thread() as u32, Ordering::Release);
-            assert_eq!(d.set_current(context as Handle), 0);
+            d.enter();
             assert_eq!(d.free(device), 0);
             done.store(true, Ordering::Release);
         });
         until("the call is counted", || d.0.blocked().len() == 1);
         assert!(!done.load(Ordering::Acquire));
         // These return.
-        let (mut also, other) = (0, d.new_stream());
-        assert_eq!(d.alloc(&mut also, 64), 0);
+        d.memory(64);
+        let other = d.new_stream();
         assert_eq!(d.submit(other, &[write32(w.at(1), 1)]), 0);
         until("another stream goes on", || w.get(1) == 1);
         w.set(0, 1);
@@ -287,8 +311,7 @@ fn standin_waiting_streams_hold_the_channels_of_their_context() {
     }
     until("all wait", || d.0.waiting() == 3);
     assert_eq!(d.submit(other, &[write32(w.at(1), 1)]), 0);
-    let mut context = std::ptr::null_mut();
-    assert_eq!(d.create(&mut context, 0, 0), 0);
+    made(|out| d.create(out, 0, 0));
     let elsewhere = d.new_stream();
     assert_eq!(d.submit(elsewhere, &[write32(w.at(2), 1)]), 0);
     until("another context goes on", || w.get(2) == 1);
@@ -303,13 +326,11 @@ fn standin_a_full_stream_blocks_the_enqueue() {
     let d = Driver::open();
     let (w, stream) = (d.words(), d.new_stream());
     assert_eq!(d.submit(stream, &[wait32(w.at(0), 1, EQ)]), 0);
-    let mut context = std::ptr::null_mut();
-    assert_eq!(d.retain(&mut context, 0), 0);
-    let (context, handle) = (context as usize, stream as usize);
+    let handle = stream as usize;
     let taken = AtomicU32::new(1);
     std::thread::scope(|s| {
         s.spawn(|| {
-            assert_eq!(d.set_current(context as Handle), 0);
+            d.enter();
             for i in 1..1100 {
                 assert_eq!(d.submit(handle as Handle, &[write32(w.at(1), i)]), 0);
                 taken.fetch_add(1, Ordering::AcqRel);
@@ -328,8 +349,7 @@ fn standin_copies_reach_device_memory_that_the_cpu_cannot() {
     inside!(Variant::default());
     let d = Driver::open();
     let (w, stream) = (d.words(), d.new_stream());
-    let mut device = 0;
-    assert_eq!(d.alloc(&mut device, 8192), 0);
+    let device = d.memory(8192);
     let data: Vec<u8> = (0..=255).cycle().take(8192).collect();
     assert_eq!(d.copy_in(device, data.as_ptr(), 8192, stream), 0);
     assert_eq!(
@@ -386,47 +406,20 @@ fn standin_runs_the_library_s_kernels() {
     inside!(Variant::default());
     let d = Driver::open();
     let (w, stream) = (d.words(), d.new_stream());
-    let mut image = include_str!("../device/ptx/gds_kernels.ptx")
-        .as_bytes()
-        .to_vec();
-    image.push(0);
-    let (mut module, mut kernel) = (std::ptr::null_mut(), std::ptr::null_mut());
-    assert_eq!(d.load(&mut module, c"\x7fELF".as_ptr().cast()), 200);
-    assert_eq!(d.load(&mut module, image.as_ptr()), 0);
-    assert_eq!(
-        d.function(&mut kernel, module, c"gds_no_such".as_ptr()),
-        500
-    );
-    assert_eq!(
-        d.function(&mut kernel, module, c"gds_program_40".as_ptr()),
-        0
-    );
+    let mut none = std::ptr::null_mut();
+    assert_eq!(d.load(&mut none, c"\x7fELF".as_ptr().cast()), 200);
+    let module = d.kernels();
+    let lacking = d.function(&mut none, module, c"gds_no_such".as_ptr());
+    assert_eq!(lacking, 500);
+    let kernel = made(|out| d.function(out, module, c"gds_program_40".as_ptr()));
     assert_eq!(d.function_load(kernel), 0);
-    let mut device = 0;
-    assert_eq!(d.alloc(&mut device, 64), 0);
+    let device = d.memory(64);
     let params = program(&[
         &[[3, w.at(0), 5, u64::from(u32::MAX) << 32 | EQ]],
         &[[1, w.at(1), 6, 0], [2, device, 7 << 32 | 8, 0]],
     ]);
-    let launch = |params: &[u64]| {
-        let mut each = [params.as_ptr().cast::<c_void>()];
-        let extra = std::ptr::null_mut();
-        d.launch(
-            kernel,
-            1,
-            1,
-            1,
-            32,
-            1,
-            1,
-            0,
-            stream,
-            each.as_mut_ptr(),
-            extra,
-        )
-    };
     d.0.record(true);
-    assert_eq!(launch(&params), 0);
+    assert_eq!(d.run(kernel, stream, &params), 0);
     drop(params);
     let other = d.new_stream();
     assert_eq!(d.submit(other, &[write32(w.at(2), 1)]), 0);
@@ -450,7 +443,7 @@ fn standin_runs_the_library_s_kernels() {
     // Many barriers, two lanes between each.
     let ops: Vec<[u64; 4]> = (0..40).map(|i| [1, w.at(8 + i), i, 0]).collect();
     let ops: Vec<&[[u64; 4]]> = ops.chunks(2).collect();
-    assert_eq!(launch(&program(&ops)), 0);
+    assert_eq!(d.run(kernel, stream, &program(&ops)), 0);
     d.finish(stream);
     assert!((0..40).all(|i| u64::from(w.get(8 + i)) == i));
 }
@@ -460,38 +453,14 @@ fn standin_a_kernel_not_loaded_stands_still_behind_a_wait() {
     inside!(Variant::default());
     let d = Driver::open();
     let (w, stream, other) = (d.words(), d.new_stream(), d.new_stream());
-    let mut image = include_str!("../device/ptx/gds_kernels.ptx")
-        .as_bytes()
-        .to_vec();
-    image.push(0);
-    let (mut module, mut kernel) = (std::ptr::null_mut(), std::ptr::null_mut());
-    assert_eq!(d.load(&mut module, image.as_ptr()), 0);
-    assert_eq!(
-        d.function(&mut kernel, module, c"gds_program_40".as_ptr()),
-        0
-    );
+    let module = d.kernels();
+    let kernel = made(|out| d.function(out, module, c"gds_program_40".as_ptr()));
     assert_eq!(d.submit(stream, &[wait32(w.at(0), 1, EQ)]), 0);
-    let mut context = std::ptr::null_mut();
-    assert_eq!(d.retain(&mut context, 0), 0);
-    let [context, kernel, other] = [context, kernel, other].map(|h| h as usize);
+    let [kernel, other] = [kernel, other].map(|h| h as usize);
     std::thread::scope(|s| {
         s.spawn(move || {
-            assert_eq!(d.set_current(context as Handle), 0);
-            let params = program(&[]);
-            let mut each = [params.as_ptr().cast::<c_void>()];
-            let code = d.launch(
-                kernel as Handle,
-                1,
-                1,
-                1,
-                32,
-                1,
-                1,
-                0,
-                other as Handle,
-                each.as_mut_ptr(),
-                std::ptr::null_mut(),
-            );
+            d.enter();
+            let code = d.run(kernel as Handle, other as Handle, &program(&[]));
             assert_eq!(code, 0);
         });
         until("it blocks", || {
@@ -508,8 +477,7 @@ fn standin_events_and_captures() {
     inside!(Variant::default());
     let d = Driver::open();
     let (w, first, second) = (d.words(), d.new_stream(), d.new_stream());
-    let mut event = std::ptr::null_mut();
-    assert_eq!(d.event(&mut event, 2), 0);
+    let event = made(|out| d.event(out, 2));
     assert_eq!(d.reached(event), 0, "never recorded");
     assert_eq!(d.submit(first, &[wait32(w.at(0), 1, EQ)]), 0);
     assert_eq!(d.record(event, first), 0);
@@ -529,13 +497,11 @@ fn standin_events_and_captures() {
     d.finish(first);
     assert_eq!(w.get(1), 1, "captured, not run");
     // Another thread spoils it, by what may wait for streams, unless it relaxes its mode.
-    let mut context = std::ptr::null_mut();
-    assert_eq!(d.retain(&mut context, 0), 0);
-    let (context, event) = (context as usize, event as usize);
+    let event = event as usize;
     for (mode, result, end) in [(2, 0, 0), (0, 900, 901)] {
         assert_eq!(d.begin_capture(first, 0), 0);
         std::thread::spawn(move || {
-            assert_eq!(d.set_current(context as Handle), 0);
+            d.enter();
             let mut mode = mode;
             assert_eq!(d.exchange_mode(&mut mode), 0);
             assert_eq!(d.reached(event as Handle), result);

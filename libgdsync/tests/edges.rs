@@ -9,18 +9,13 @@ use gdsync::rdma::{RemoteSpan, Sge};
 /// `a` sends by its stream, which waits; the CPU waits for the receive.
 fn carry(p: &mut Pair, work: &Work<'_>, recv: Option<ReceiveRequest>, what: &str) -> u32 {
     let stream = p.gpu.stream().unwrap();
-    let send = p.a.signaled(work);
-    p.a.post_on(&stream, &send_and_wait(send)).unwrap();
+    let send = p.a.start_on(&stream, work);
     finish(&stream, what);
     assert_eq!(p.a.poll(send).unwrap(), Some(Status::SUCCESS), "{what}");
     let Some(recv) = recv else { return 0 };
     p.b.wait(recv, LIMIT)
         .unwrap_or_else(|e| panic!("{what}: {e:?}"));
     p.b.received(recv).unwrap().len
-}
-
-fn receive(p: &mut Pair, sges: &[Sge<'_>]) -> Option<ReceiveRequest> {
-    Some(p.b.receive(sges))
 }
 
 fn bytes(mr: &Mr, at: usize, len: usize) -> Vec<u8> {
@@ -49,7 +44,7 @@ fn messages_of_no_bytes() {
                     Work::send(&empty).with_imm(7),
                     Work::write(&empty, nowhere).with_imm(7),
                 ] {
-                    let recv = receive(&mut p, receive_list);
+                    let recv = Some(p.b.receive(receive_list));
                     assert_eq!(carry(&mut p, &work, recv, &what), 0, "{what}");
                 }
             }
@@ -101,7 +96,7 @@ fn thirty_segments_and_as_many_inline_bytes_as_fit() {
             let pieces: Vec<Sge<'_>> = (0..16)
                 .map(|i| sge(&far, (i * 300) as u64, piece as u32))
                 .collect();
-            let recv = receive(&mut p, &pieces);
+            let recv = Some(p.b.receive(&pieces));
             let len = carry(&mut p, &Work::send(&list), recv, &what);
             assert_eq!(len as usize, expect.len(), "{what}");
             let got: Vec<u8> = (0..16)
@@ -126,7 +121,7 @@ fn thirty_segments_and_as_many_inline_bytes_as_fit() {
             // 63 segments: one for control, one for the peer's address, 4 bytes for the length.
             let (most, less) = (62 * 16 - 4, 61 * 16 - 4);
             let (head, tail) = data[..most].split_at(333);
-            let recv = receive(&mut p, &[sge(&far, 0, 2000)]);
+            let recv = Some(p.b.receive(&[sge(&far, 0, 2000)]));
             let pieces = [head, &[], tail];
             let len = carry(&mut p, &Work::send_inline(&pieces), recv, &what);
             assert_eq!(len as usize, most, "{what}");
@@ -144,26 +139,13 @@ fn thirty_segments_and_as_many_inline_bytes_as_fit() {
     }
 }
 
-/// Prepares until the queue is full; what was prepared, and the refusal.
-fn fill<T>(mut prepare: impl FnMut() -> gdsync::Result<T>) -> (Vec<T>, gdsync::Error) {
-    let mut all = Vec::new();
-    loop {
-        match prepare() {
-            Ok(one) => all.push(one),
-            Err(e) => return (all, e),
-        }
-    }
-}
-
 #[test]
 fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
     for (path, config) in paths() {
         for (send_blocks, recv_entries) in [(4, 4), (16, 8)] {
             let config = QpConfig {
-                send_blocks,
-                recv_entries,
                 start: 0xfff9,
-                ..config.clone()
+                ..sized(&config, send_blocks, recv_entries)
             };
             let gpu = Gpu::soft().unwrap();
             let mut p = Pair::new(&gpu, Net::One, &config);
@@ -180,20 +162,12 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
                 a.quiet(LIMIT).unwrap();
                 let work = Work::write(&list, to).signaled();
                 let (sends, full) = fill(|| a.prepare(&work));
-                refused::<()>(
-                    Err(full),
-                    Kind::QueueFull,
-                    Some(send_blocks.into()),
-                    &["qp 0x"],
-                );
+                let most = Some(send_blocks.into());
+                refused::<()>(Err(full), Kind::QueueFull, most, &["qp 0x"]);
                 assert!(sends.len() > send_blocks as usize / 2, "{what}");
                 let (receives, full) = fill(|| b.prepare_receive(&[sge(&far, 8, 8)]));
-                refused::<()>(
-                    Err(full),
-                    Kind::QueueFull,
-                    Some(recv_entries.into()),
-                    &["qp 0x"],
-                );
+                let most = Some(recv_entries.into());
+                refused::<()>(Err(full), Kind::QueueFull, most, &["qp 0x"]);
                 assert!(receives.len() > recv_entries as usize / 2, "{what}");
                 largest = largest.max(sends.len());
                 // The last one of each hands over all; streams wait for each.
@@ -229,24 +203,19 @@ fn what_was_aborted_long_ago_has_not_succeeded() {
     for newest in [false, true] {
         let config = sized(&QpConfig::default(), 8, 256);
         let mut p = Pair::new(&gpu, Net::One, &config);
-        let nop = |qp: &mut gdsync::rdma::Qp| qp.signaled(&Work::nop());
-        let done = |qp: &mut gdsync::rdma::Qp, request| {
-            qp.post(request).unwrap();
-            qp.wait(request, LIMIT).unwrap();
-        };
-        let aborted = nop(&mut p.a);
-        let behind = (!newest).then(|| nop(&mut p.a));
+        let aborted = p.a.signaled(&Work::nop());
+        let behind = (!newest).then(|| p.a.signaled(&Work::nop()));
         p.a.abort(aborted).unwrap();
-        behind
-            .into_iter()
-            .for_each(|request| done(&mut p.a, request));
-        let after = nop(&mut p.a);
-        done(&mut p.a, after);
+        if let Some(behind) = behind {
+            p.a.post(behind).unwrap();
+            p.a.wait(behind, LIMIT).unwrap();
+        }
+        let after = p.a.start(&Work::nop());
+        p.a.wait(after, LIMIT).unwrap();
         for _ in 0..20 {
             let status = p.a.poll(aborted);
             assert_ne!(status.ok(), Some(Some(Status::SUCCESS)), "newest: {newest}");
-            let request = nop(&mut p.a);
-            done(&mut p.a, request);
+            p.a.complete(&Work::nop());
         }
         assert_eq!(p.a.poll(aborted).unwrap(), Some(Status::ABORTED));
         assert_eq!(p.a.poll(after).unwrap(), Some(Status::SUCCESS));

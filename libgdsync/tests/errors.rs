@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::witness::Witness;
+use common::witness::{Seen, Witness};
 use common::*;
 use gdsync::gpu::{Word32, Word64};
-use gdsync::rdma::{Field, RemoteSpan, WaitOptions};
+use gdsync::rdma::{Field, RemoteSpan};
 
 /// What the other end makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ struct Case {
     /// What `b` lets its peer do.
     access: Access,
     /// Prepares the request that will fail.
-    make: fn(&mut Scene, bool) -> SendRequest,
+    make: fn(&mut Scene) -> SendRequest,
 }
 
 /// Words that the stream overwrites before it rings for the request, big-endian.
@@ -39,6 +39,8 @@ struct Scene {
     pair: Pair,
     near: Mr,
     far: Mr,
+    /// Whether the request that will fail raises a completion.
+    signaled: bool,
     patches: Vec<Patch>,
     keep: Vec<Mr>,
 }
@@ -49,6 +51,7 @@ impl Scene {
             near: pair.mem_a(MemoryKind::Pinned, 4096),
             far: pair.mem_b(MemoryKind::Device, 4096),
             pair,
+            signaled: true,
             patches: Vec::new(),
             keep: Vec::new(),
         }
@@ -59,23 +62,28 @@ impl Scene {
         self.pair.a.prepare(&work).unwrap()
     }
 
+    /// Prepares the request that will fail.
+    fn bad(&mut self, work: Work<'_>) -> SendRequest {
+        self.prepare(work, self.signaled)
+    }
+
     fn patch(&mut self, request: SendRequest, field: Field, value: u32) {
         let word = self.pair.a.field32(request, field).unwrap();
         self.patches.push(Patch::Narrow(word, value.to_be()));
     }
 
     /// A write of 8 bytes whose local key the stream replaces.
-    fn write_with_key(&mut self, key: u32, signaled: bool) -> SendRequest {
+    fn write_with_key(&mut self, key: u32) -> SendRequest {
         let (near, to) = (self.near.clone(), self.far.remote().span(0, 8).unwrap());
-        let request = self.prepare(Work::write(&[sge(&near, 0, 8)], to), signaled);
+        let request = self.bad(Work::write(&[sge(&near, 0, 8)], to));
         self.patch(request, Field::Key(0), key);
         request
     }
 
     /// A SEND of 8 bytes with another word of its control segment.
-    fn send_with_control(&mut self, word: usize, change: u32, signaled: bool) -> SendRequest {
+    fn send_with_control(&mut self, word: usize, change: u32) -> SendRequest {
         let near = self.near.clone();
-        let request = self.prepare(Work::send(&[sge(&near, 0, 8)]), signaled);
+        let request = self.bad(Work::send(&[sge(&near, 0, 8)]));
         let length = self.pair.a.field32(request, Field::Length(0)).unwrap();
         let ring = length.region().clone();
         // The control segment lies before the only data segment, which begins with its length.
@@ -86,13 +94,13 @@ impl Scene {
         request
     }
 
-    fn write_to(&mut self, to: RemoteSpan, signaled: bool) -> SendRequest {
+    fn write_to(&mut self, to: RemoteSpan) -> SendRequest {
         let near = self.near.clone();
-        self.prepare(Work::write(&[sge(&near, 0, 8)], to), signaled)
+        self.bad(Work::write(&[sge(&near, 0, 8)], to))
     }
 
     /// The kinds of access that a peer grants, on memory or a queue pair that lacks them.
-    fn write_read_atomic(&mut self, which: Access, to: RemoteSpan, signaled: bool) -> SendRequest {
+    fn write_read_atomic(&mut self, which: Access, to: RemoteSpan) -> SendRequest {
         let near = self.near.clone();
         let list = [sge(&near, 0, 8)];
         let work = match which {
@@ -100,7 +108,7 @@ impl Scene {
             Access::REMOTE_READ => Work::read(&list, to),
             _ => Work::fetch_add(&list, to, 1),
         };
-        self.prepare(work, signaled)
+        self.bad(work)
     }
 
     /// Memory of `b` with these rights alone.
@@ -139,157 +147,135 @@ fn cases() -> Vec<Case> {
     let operation = |name, make| local(name, S::LOCAL_QP_OPERATION, make);
     let denied = |name, make| remote(name, S::REMOTE_ACCESS, make);
     vec![
-        protection("unknown local key", |s, signaled| {
+        protection("unknown local key", |s| {
             let key = s.near.lkey() ^ 0x00ab_cd00;
-            s.write_with_key(key, signaled)
+            s.write_with_key(key)
         }),
-        protection("deregistered memory", |s, signaled| {
+        protection("deregistered memory", |s| {
             let key = s.pair.mem_a(MemoryKind::Pinned, 64).lkey();
-            s.write_with_key(key, signaled)
+            s.write_with_key(key)
         }),
-        protection("local key of another PD", |s, signaled| {
+        protection("local key of another PD", |s| {
             let other = s.pair.pd_a.device().alloc_pd().unwrap();
             // Memory of the same addresses: only the domain is wrong.
             let mr = other.register(s.near.region(), Access::ALL).unwrap();
-            let request = s.write_with_key(mr.lkey(), signaled);
+            let request = s.write_with_key(mr.lkey());
             s.keep.push(mr);
             request
         }),
-        protection("beyond the local memory", |s, signaled| {
+        protection("beyond the local memory", |s| {
             let (near, to) = (s.near.clone(), s.far_span());
-            let request = s.prepare(Work::write(&[sge(&near, 4088, 8)], to), signaled);
+            let request = s.bad(Work::write(&[sge(&near, 4088, 8)], to));
             s.patch(request, Field::Length(0), 9);
             request
         }),
-        protection("a READ into memory that is read-only", |s, signaled| {
+        protection("a READ into memory that is read-only", |s| {
             let (near, from) = (s.near.clone(), s.far_span());
-            let request = s.prepare(Work::read(&[sge(&near, 0, 8)], from), signaled);
+            let request = s.bad(Work::read(&[sge(&near, 0, 8)], from));
             let pd = &s.pair.pd_a;
             let mr = pd.register(near.region(), Access::LOCAL_READ).unwrap();
             s.patch(request, Field::Key(0), mr.lkey());
             s.keep.push(mr);
             request
         }),
-        local("an atomic of four bytes", S::LOCAL_LENGTH, |s, signaled| {
+        local("an atomic of four bytes", S::LOCAL_LENGTH, |s| {
             let (near, to) = (s.near.clone(), s.far_span());
-            let request = s.prepare(Work::fetch_add(&[sge(&near, 0, 8)], to, 1), signaled);
+            let request = s.bad(Work::fetch_add(&[sge(&near, 0, 8)], to, 1));
             s.patch(request, Field::Length(0), 4);
             request
         }),
-        local(
-            "a message of more than 2 GiB",
-            S::LOCAL_LENGTH,
-            |s, signaled| {
-                // Thirty pieces of the same 72 MiB, which nobody touches.
-                let mr = s.pair.mem_a(MemoryKind::Device, 72 << 20);
-                let list = [sge(&mr, 0, 72 << 20); 30];
-                let to = s.far_span();
-                s.prepare(Work::write(&list, to), signaled)
-            },
-        ),
-        operation("an opcode that is none", |s, signaled| {
-            s.send_with_control(0, 0x55, signaled)
+        local("a message of more than 2 GiB", S::LOCAL_LENGTH, |s| {
+            // Thirty pieces of the same 72 MiB, which nobody touches.
+            let mr = s.pair.mem_a(MemoryKind::Device, 72 << 20);
+            let list = [sge(&mr, 0, 72 << 20); 30];
+            let to = s.far_span();
+            s.bad(Work::write(&list, to))
         }),
-        operation("the index of another entry", |s, signaled| {
-            s.send_with_control(0, 0x100, signaled)
+        operation("an opcode that is none", |s| s.send_with_control(0, 0x55)),
+        operation("the index of another entry", |s| {
+            s.send_with_control(0, 0x100)
         }),
-        operation("the number of another QP", |s, signaled| {
-            s.send_with_control(1, 0x100, signaled)
+        operation("the number of another QP", |s| {
+            s.send_with_control(1, 0x100)
         }),
-        denied("unknown remote key", |s, signaled| {
+        denied("unknown remote key", |s| {
             let mut to = s.far_span();
             to.rkey ^= 0x00ab_cd00;
-            s.write_to(to, signaled)
+            s.write_to(to)
         }),
-        denied("remote key that the stream patched", |s, signaled| {
+        denied("remote key that the stream patched", |s| {
             let to = s.far_span();
-            let request = s.write_to(to, signaled);
+            let request = s.write_to(to);
             s.patch(request, Field::RemoteKey, to.rkey ^ 0x00ab_cd00);
             request
         }),
-        denied("remote memory deregistered", |s, signaled| {
+        denied("remote memory deregistered", |s| {
             let to = s.pair.mem_b(MemoryKind::Pinned, 64).remote();
-            s.write_to(to.span(0, 8).unwrap(), signaled)
+            s.write_to(to.span(0, 8).unwrap())
         }),
-        denied("remote key of another PD", |s, signaled| {
+        denied("remote key of another PD", |s| {
             let other = s.pair.pd_b.device().alloc_pd().unwrap();
             let mr = other.register(s.far.region(), Access::ALL).unwrap();
             let to = mr.remote().span(0, 8).unwrap();
             s.keep.push(mr);
-            s.write_to(to, signaled)
+            s.write_to(to)
         }),
-        denied("beyond the remote memory", |s, signaled| {
+        denied("beyond the remote memory", |s| {
             let mut to = s.far_span();
             to.addr += 4089;
-            s.write_to(to, signaled)
+            s.write_to(to)
         }),
-        denied("before the remote memory, by the stream", |s, signaled| {
+        denied("before the remote memory, by the stream", |s| {
             let to = s.far_span();
-            let request = s.write_to(to, signaled);
+            let request = s.write_to(to);
             let word = s.pair.a.field64(request, Field::RemoteAddress).unwrap();
             s.patches.push(Patch::Wide(word, (to.addr - 1).to_be()));
             request
         }),
-        denied("memory without remote write", |s, signaled| {
+        denied("memory without remote write", |s| {
             let to = s.far_with(Access::LOCAL_WRITE | Access::REMOTE_READ);
-            s.write_read_atomic(Access::REMOTE_WRITE, to, signaled)
+            s.write_read_atomic(Access::REMOTE_WRITE, to)
         }),
-        denied("memory without remote read", |s, signaled| {
+        denied("memory without remote read", |s| {
             let to = s.far_with(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-            s.write_read_atomic(Access::REMOTE_READ, to, signaled)
+            s.write_read_atomic(Access::REMOTE_READ, to)
         }),
-        denied("memory without remote atomics", |s, signaled| {
+        denied("memory without remote atomics", |s| {
             let to = s.far_with(Access::REMOTE_WRITE | Access::REMOTE_READ);
-            s.write_read_atomic(Access::REMOTE_ATOMIC, to, signaled)
+            s.write_read_atomic(Access::REMOTE_ATOMIC, to)
         }),
-        remote(
-            "misaligned atomic",
-            S::REMOTE_INVALID_REQUEST,
-            |s, signaled| {
-                let (near, mut to) = (s.near.clone(), s.far_span());
-                to.addr += 4;
-                let old = [sge(&near, 0, 8)];
-                s.prepare(Work::compare_swap(&old, to, 0, 1), signaled)
-            },
-        ),
-        granted(
-            "QP without remote write",
-            Access::REMOTE_READ,
-            |s, signaled| {
-                let to = s.far_span();
-                s.write_read_atomic(Access::REMOTE_WRITE, to, signaled)
-            },
-        ),
-        granted("QP without remote read", WRITE_READ, |s, signaled| {
-            let to = s.far_span();
-            s.write_read_atomic(Access::REMOTE_READ, to, signaled)
+        remote("misaligned atomic", S::REMOTE_INVALID_REQUEST, |s| {
+            let (near, mut to) = (s.near.clone(), s.far_span());
+            to.addr += 4;
+            let old = [sge(&near, 0, 8)];
+            s.bad(Work::compare_swap(&old, to, 0, 1))
         }),
-        granted("QP without remote atomics", WRITE_READ, |s, signaled| {
+        granted("QP without remote write", Access::REMOTE_READ, |s| {
             let to = s.far_span();
-            s.write_read_atomic(Access::REMOTE_ATOMIC, to, signaled)
+            s.write_read_atomic(Access::REMOTE_WRITE, to)
+        }),
+        granted("QP without remote read", WRITE_READ, |s| {
+            let to = s.far_span();
+            s.write_read_atomic(Access::REMOTE_READ, to)
+        }),
+        granted("QP without remote atomics", WRITE_READ, |s| {
+            let to = s.far_span();
+            s.write_read_atomic(Access::REMOTE_ATOMIC, to)
         }),
         Case {
             peer: Peer::Victim(S::LOCAL_LENGTH),
-            ..remote(
-                "receive too short",
-                S::REMOTE_INVALID_REQUEST,
-                |s, signaled| {
-                    let near = s.near.clone();
-                    s.prepare(Work::send(&[sge(&near, 0, 17)]), signaled)
-                },
-            )
+            ..remote("receive too short", S::REMOTE_INVALID_REQUEST, |s| {
+                let near = s.near.clone();
+                s.bad(Work::send(&[sge(&near, 0, 17)]))
+            })
         },
         Case {
             peer: Peer::Victim(S::LOCAL_PROTECTION),
-            ..remote(
-                "receive with a bad key",
-                S::REMOTE_OPERATION,
-                |s, signaled| {
-                    spoil_second_receive(s);
-                    let near = s.near.clone();
-                    s.prepare(Work::send(&[sge(&near, 0, 8)]), signaled)
-                },
-            )
+            ..remote("receive with a bad key", S::REMOTE_OPERATION, |s| {
+                spoil_second_receive(s);
+                let near = s.near.clone();
+                s.bad(Work::send(&[sge(&near, 0, 8)]))
+            })
         },
     ]
 }
@@ -324,22 +310,25 @@ fn every_error_is_seen_by_cpu_stream_and_kernel() {
                 for signaled in [true, false] {
                     let what = format!("{path}, {net:?}, {}, signaled {signaled}", case.name);
                     if case.access == Access::ALL {
-                        run(&mut scene, &case, signaled, &what);
+                        scene.signaled = signaled;
+                        run(&mut scene, &case, &what);
                         continue;
                     }
                     let narrow = QpConfig {
                         access: case.access,
                         ..config.clone()
                     };
-                    let pair = Pair::of(&gpu, net, &config, &narrow);
-                    run(&mut Scene::new(pair), &case, signaled, &what);
+                    let mut scene = Scene::new(Pair::of(&gpu, net, &config, &narrow));
+                    scene.signaled = signaled;
+                    run(&mut scene, &case, &what);
                 }
             }
         }
     }
 }
 
-fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
+fn run(s: &mut Scene, case: &Case, what: &str) {
+    let signaled = s.signaled;
     let gpu = s.pair.gpu.clone();
     let (stream, peer_stream) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let (gate, seen) = (Gate::new(&gpu), Flag::new(&gpu));
@@ -359,7 +348,7 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
     let to = far.remote().span(2048, 8).unwrap();
     let good = s.prepare(Work::send(&list), true);
     let silent = s.prepare(Work::nop(), false);
-    let bad = (case.make)(s, signaled);
+    let bad = (case.make)(s);
     let behind = [
         s.prepare(Work::write(&list, to), true),
         s.prepare(Work::write(&list, to), false),
@@ -370,16 +359,12 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
         let post = [Descriptor::Receive(*r)];
         s.pair.b.post_on(&peer_stream, &post).unwrap();
     }
-    let flush = WaitOptions {
-        flush: true,
-        timeout: None,
-    };
-    let wait = [Descriptor::Wait(receives[0].into(), flush)];
+    let wait = [Descriptor::wait_flushed(receives[0])];
     s.pair.b.post_on(&peer_stream, &wait).unwrap();
     let mut peer_saw = Vec::new();
     if case.peer != Peer::Untouched {
         for r in &receives[1..] {
-            let wait = [Descriptor::Wait((*r).into(), flush)];
+            let wait = [Descriptor::wait_flushed(*r)];
             s.pair.b.post_on(&peer_stream, &wait).unwrap();
             peer_saw.push(Witness::launch(&peer_stream, &s.pair.b, *r));
         }
@@ -398,10 +383,7 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
         .iter()
         .map(|patch| match patch {
             Patch::Narrow(word, value) => write32(word, *value),
-            Patch::Wide(word, value) => Descriptor::WriteValue64 {
-                word,
-                value: *value,
-            },
+            Patch::Wide(word, value) => write64(word, *value),
         })
         .collect();
     list.push(Descriptor::Send(bad));
@@ -438,22 +420,11 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
     assert_eq!(kind(a.wait(bad, LIMIT)), Some(expect), "{what}");
     finish(&stream, what);
     assert!(seen.is_set(), "{what}");
-    assert_eq!(
-        saw_bad.seen().error,
-        case.status,
-        "{what}: seen by a kernel"
-    );
-    assert_eq!(
-        saw_bad.seen().status,
-        case.status,
-        "{what}: seen by a kernel"
-    );
-    assert_eq!(
-        saw_last.seen().error,
-        case.status,
-        "{what}: seen by a kernel"
-    );
-    assert_eq!(saw_last.seen().status, Status::FLUSHED, "{what}");
+    for (saw, status) in [(saw_bad, case.status), (saw_last, Status::FLUSHED)] {
+        let error = case.status;
+        let expect = Seen { error, status };
+        assert_eq!(saw.seen(), expect, "{what}: seen by a kernel");
+    }
     assert_eq!(kind(a.wait(good, LIMIT)), None, "{what}");
     assert_eq!(a.poll(silent).unwrap(), Some(Status::SUCCESS), "{what}");
     assert_eq!(a.poll(bad).unwrap(), Some(case.status), "{what}");
@@ -505,8 +476,8 @@ fn check_peer(
         let failed = Some(Kind::Failed(status));
         assert_eq!(kind(b.wait(*r, LIMIT)), failed, "{what}");
         assert_eq!(kind(b.received(*r)), failed, "{what}");
-        assert_eq!(saw.seen().status, status, "{what}: seen by a kernel");
-        assert_eq!(saw.seen().error, error, "{what}: seen by a kernel");
+        let expect = Seen { error, status };
+        assert_eq!(saw.seen(), expect, "{what}: seen by a kernel");
     }
     assert_eq!(b.error(), Some(error), "{what}");
 }

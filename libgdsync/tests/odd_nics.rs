@@ -31,7 +31,9 @@ fn a_nic_that_cannot_be_opened_is_there() {
     let gpu = Gpu::soft().unwrap();
     let e = Device::verbs(&gpu).unwrap_err();
     assert_eq!(e.kind(), Kind::System, "{e}");
-    assert!(e.to_string().contains("Permission denied"), "{e}");
+    for word in ["closed0", "Permission denied"] {
+        assert!(e.to_string().contains(word), "{e}");
+    }
     let device = Device::from_env(&gpu).unwrap();
     assert_eq!(device.provider(), Provider::Emulated);
     let why = &device.passed_over()[1];
@@ -60,10 +62,10 @@ fn a_nic_without_an_identifier_is_passed_over() {
     let gpu = Gpu::soft().unwrap();
     let device = Device::verbs(&gpu).unwrap();
     assert_eq!(device.name(), "verbs roce___0:1");
-    let named = gdsync::rdma::DeviceOptions {
+    let named = DeviceOptions {
         provider: Provider::Verbs,
         nic: Some("iwarp__0".parse().unwrap()),
-        ..Default::default()
+        ..DeviceOptions::default()
     };
     let e = Device::open_with(&gpu, &named).unwrap_err();
     assert_eq!(e.kind(), Kind::Unsupported, "{e}");
@@ -99,6 +101,15 @@ fn a_completion_queue_has_room_for_both_sides() {
     Pair::over(&device, &QpConfig::default());
 }
 
+/// A receive of `b`, posted by a stream that waits for it.
+fn wait_for_a_receive(p: &mut Pair, memory: &Mr, stream: &Stream) -> ReceiveRequest {
+    let receive = p.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
+    let wait = Descriptor::wait_flushed(receive);
+    p.b.post_on(stream, &[Descriptor::Receive(receive), wait])
+        .unwrap();
+    receive
+}
+
 /// Streams that wait for it pass, and all that was posted has failed.
 #[test]
 fn a_nic_that_vanishes_keeps_no_stream() {
@@ -108,12 +119,7 @@ fn a_nic_that_vanishes_keeps_no_stream() {
     let mut p = Pair::over(&device, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let stream = p.gpu.stream().unwrap();
-    let receive = p.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
-    let wait = [
-        Descriptor::Receive(receive),
-        Descriptor::wait_flushed(receive),
-    ];
-    p.b.post_on(&stream, &wait).unwrap();
+    let receive = wait_for_a_receive(&mut p, &memory, &stream);
     let list = [memory.sge(0, 9)];
     let sends = [(); 2].map(|()| p.a.signaled(&Work::send(&list)));
     let other = p.gpu.stream().unwrap();
@@ -123,11 +129,9 @@ fn a_nic_that_vanishes_keeps_no_stream() {
     p.a.post_on(&other, &waits).unwrap();
     passes(&other);
     passes(&stream);
-    let status = |qp: &mut gdsync::rdma::Qp, c: gdsync::rdma::Completion| qp.poll(c).unwrap();
-    let [first, second] = sends.map(|send| status(&mut p.a, send.into()).unwrap());
-    assert_eq!((first, second), (Status::UNKNOWN_SYNDROME, Status::FLUSHED));
-    let received = status(&mut p.b, receive.into());
-    assert_eq!(received, Some(Status::UNKNOWN_SYNDROME));
+    let ends = sends.map(|send| p.a.poll(send).unwrap());
+    assert_eq!(ends, [Status::UNKNOWN_SYNDROME, Status::FLUSHED].map(Some));
+    assert_eq!(p.b.poll(receive).unwrap(), Some(Status::UNKNOWN_SYNDROME));
     // Nothing can be made of it, which is an error and not a wait.
     assert_eq!(p.a.reset().unwrap_err().kind(), Kind::System);
     drop((p, memory));
@@ -144,12 +148,7 @@ fn receives_end_with(event: Status, whole_device: bool) {
     let mut p = Pair::over(&device, &config);
     let memory = p.memory(MemoryKind::Pinned, 64);
     let stream = p.gpu.stream().unwrap();
-    let receive = p.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
-    let wait = [
-        Descriptor::Receive(receive),
-        Descriptor::wait_flushed(receive),
-    ];
-    p.b.post_on(&stream, &wait).unwrap();
+    let receive = wait_for_a_receive(&mut p, &memory, &stream);
     passes(&stream);
     assert_eq!(p.b.poll(receive).unwrap(), Some(event));
     assert_eq!(p.b.error(), Some(event));
@@ -167,18 +166,13 @@ fn receives_end_with(event: Status, whole_device: bool) {
     device.close(LIMIT).unwrap();
 }
 
+/// The NIC is opened anew, and works as before: the stand-in reports again.
 #[test]
-fn a_fatal_error_of_the_nic_ends_waits_for_receives() {
+fn a_fatal_error_of_the_nic_ends_waits_for_receives_each_time_that_it_is_opened() {
     with_nics!("fatal0");
-    receives_end_with(Status::DEVICE_FATAL, true);
-}
-
-/// It is opened anew, and works as before: the stand-in reports again.
-#[test]
-fn a_nic_with_a_fatal_error_is_opened_anew() {
-    with_nics!("fatal0");
-    receives_end_with(Status::DEVICE_FATAL, true);
-    receives_end_with(Status::DEVICE_FATAL, true);
+    for _ in 0..2 {
+        receives_end_with(Status::DEVICE_FATAL, true);
+    }
 }
 
 plain_cases! {
@@ -254,16 +248,11 @@ fn a_stuck_nic_delays_no_other(doorbell: Doorbell) {
     std::mem::forget((stuck, sound));
 }
 
-#[test]
-fn a_driver_call_that_never_returns_delays_no_other_nic() {
-    with_nics!("hang0,roce1");
-    a_stuck_nic_delays_no_other(Doorbell::Direct);
-}
-
-#[test]
-fn a_driver_call_that_never_returns_delays_no_other_nic_with_proxies() {
-    with_nics!("hang0,roce1");
-    a_stuck_nic_delays_no_other(Doorbell::CpuThread);
+plain_cases! {
+    a_driver_call_that_never_returns_delays_no_other_nic =>
+        { with_nics!("hang0,roce1"); a_stuck_nic_delays_no_other(Doorbell::Direct); };
+    a_driver_call_that_never_returns_delays_no_other_nic_with_proxies =>
+        { with_nics!("hang0,roce1"); a_stuck_nic_delays_no_other(Doorbell::CpuThread); };
 }
 
 /// The steps to ready to send of both queue pairs, from a file that the stand-in writes.

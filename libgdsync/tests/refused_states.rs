@@ -37,10 +37,7 @@ macro_rules! refusing {
 }
 
 struct Rig {
-    gpu: Gpu,
-    pd: Pd,
-    a: Qp,
-    b: Qp,
+    pair: Pair,
     memory: Mr,
 }
 
@@ -52,48 +49,42 @@ impl Rig {
             transport,
             ..QpConfig::default()
         };
-        let [a, b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
+        let pair = Pair::of_domain(&pd, &config);
         Rig {
-            memory: memory(&pd, MemoryKind::Pinned, 4096, Access::ALL),
-            gpu,
-            pd,
-            a,
-            b,
+            memory: pair.memory(MemoryKind::Pinned, 4096),
+            pair,
         }
     }
 
     /// Posts two receives of `b`: by the CPU, then by a stream, which is done with it.
-    fn receives(&mut self) -> [gdsync::rdma::ReceiveRequest; 2] {
+    fn receives(&mut self) -> [ReceiveRequest; 2] {
         let list = [0, 1].map(|i| {
             let piece = [self.memory.sge(1024 + 64 * i, 64)];
-            self.b.prepare_receive(&piece).unwrap()
+            self.pair.b.prepare_receive(&piece).unwrap()
         });
-        self.b.post_receive(list[0]).unwrap();
-        let stream = self.gpu.stream().unwrap();
+        self.pair.b.post_receive(list[0]).unwrap();
+        let stream = self.pair.gpu.stream().unwrap();
         let post = [Descriptor::Receive(list[1])];
-        self.b.post_on(&stream, &post).unwrap();
+        self.pair.b.post_on(&stream, &post).unwrap();
         passes(&stream);
         list
     }
 
     /// Sends two messages that these take, in order.
-    fn messages(&mut self, receives: [gdsync::rdma::ReceiveRequest; 2]) {
-        let there = self.b.address();
-        let to = (self.b.transport().is_ud()).then(|| self.pd.destination(&there).unwrap());
+    fn messages(&mut self, receives: [ReceiveRequest; 2]) {
+        let there = self.pair.b.address();
+        let to =
+            (self.pair.b.transport().is_ud()).then(|| self.pair.pd_a.destination(&there).unwrap());
         let header = if to.is_some() { 40 } else { 0 };
         for (i, receive) in (0u8..).zip(receives) {
             self.memory.region().write(0, &[i + 1; 8]).unwrap();
             let list = [self.memory.sge(0, 8)];
-            let work = Work::send(&list).signaled();
+            let work = Work::send(&list);
             let work = to.iter().fold(work, |work, to| work.to(to));
-            let send = self.a.prepare(&work).unwrap();
-            self.a.post(send).unwrap();
-            self.a.wait(send, LIMIT).unwrap();
-            self.b.wait(receive, LIMIT).unwrap();
-            let mut got = [0; 8];
+            self.pair.a.complete(&work);
+            self.pair.b.wait(receive, LIMIT).unwrap();
             let at = 1024 + 64 * usize::from(i) + header;
-            self.memory.region().read(at, &mut got).unwrap();
-            assert_eq!(got, [i + 1; 8], "message {i}");
+            assert_eq!(self.memory.region().bytes(at), [i + 1; 8], "message {i}");
         }
     }
 }
@@ -104,9 +95,9 @@ fn receives_posted_before_a_refused_connect_take_messages_after_the_next() {
     refusing!(RTR);
     let mut rig = Rig::new(Transport::Rc);
     let receives = rig.receives();
-    let refused = rig.b.connect(&rig.a.address()).unwrap_err();
+    let refused = rig.pair.b.connect(&rig.pair.a.address()).unwrap_err();
     assert_eq!(refused.kind(), Kind::System, "{refused}");
-    connect(&mut rig.a, &mut rig.b);
+    rig.pair.connect();
     rig.messages(receives);
 }
 
@@ -116,10 +107,10 @@ fn receives_posted_before_a_refused_activation_take_messages_after_the_next() {
     refusing!(RTR);
     let mut rig = Rig::new(Transport::Ud { qkey: 7 });
     let receives = rig.receives();
-    let refused = rig.b.activate().unwrap_err();
+    let refused = rig.pair.b.activate().unwrap_err();
     assert_eq!(refused.kind(), Kind::System, "{refused}");
-    rig.a.activate().unwrap();
-    rig.b.activate().unwrap();
+    rig.pair.a.activate().unwrap();
+    rig.pair.b.activate().unwrap();
     rig.messages(receives);
 }
 
@@ -130,16 +121,16 @@ fn a_queue_pair_that_the_kernel_refuses_to_let_send_fails_with_its_receives() {
     refusing!(RTS);
     let mut rig = Rig::new(Transport::Rc);
     let receives = rig.receives();
-    let refused = rig.b.connect(&rig.a.address()).unwrap_err();
+    let refused = rig.pair.b.connect(&rig.pair.a.address()).unwrap_err();
     assert_eq!(refused.kind(), Kind::Failed(Status::CLOSED), "{refused}");
     for receive in receives {
-        let failed = rig.b.wait(receive, LIMIT).unwrap_err();
+        let failed = rig.pair.b.wait(receive, LIMIT).unwrap_err();
         assert!(matches!(failed.kind(), Kind::Failed(_)), "{failed}");
     }
-    rig.b.quiet(LIMIT).unwrap();
-    rig.b.reset().unwrap();
+    rig.pair.b.quiet(LIMIT).unwrap();
+    rig.pair.b.reset().unwrap();
     let receives = rig.receives();
-    connect(&mut rig.a, &mut rig.b);
+    rig.pair.connect();
     rig.messages(receives);
 }
 
@@ -150,21 +141,19 @@ fn a_queue_pair_whose_reset_the_kernel_refuses_half_way_fails_until_the_next_res
     refusing!(INIT_OF_RESET);
     let mut rig = Rig::new(Transport::Rc);
     let receives = rig.receives();
-    connect(&mut rig.a, &mut rig.b);
+    rig.pair.connect();
     rig.messages(receives);
-    rig.b.quiet(LIMIT).unwrap();
-    let refused = rig.b.reset().unwrap_err();
+    rig.pair.b.quiet(LIMIT).unwrap();
+    let refused = rig.pair.b.reset().unwrap_err();
     assert_eq!(refused.kind(), Kind::Failed(Status::CLOSED), "{refused}");
-    let lost = rig
-        .b
-        .prepare(&Work::send(&[rig.memory.sge(0, 8)]).signaled());
-    let kind = lost.map_err(|e| e.kind());
-    assert_eq!(kind.unwrap_err(), Kind::Failed(Status::CLOSED));
-    rig.a.quiet(LIMIT).unwrap();
-    rig.a.reset().unwrap();
-    rig.b.reset().unwrap();
+    let list = [rig.memory.sge(0, 8)];
+    let lost = rig.pair.b.prepare(&Work::send(&list).signaled());
+    assert_eq!(kind(lost), Some(Kind::Failed(Status::CLOSED)));
+    rig.pair.a.quiet(LIMIT).unwrap();
+    rig.pair.a.reset().unwrap();
+    rig.pair.b.reset().unwrap();
     let receives = rig.receives();
-    connect(&mut rig.a, &mut rig.b);
+    rig.pair.connect();
     rig.messages(receives);
 }
 
@@ -174,17 +163,21 @@ fn a_device_makes_queue_pairs_while_a_connect_hangs_in_the_kernel() {
     let until = Path::new(env!("CARGO_TARGET_TMPDIR")).join("the_connect_goes_on");
     let _ = std::fs::remove_file(&until);
     refusing!(RTR, ("HOLD_UNTIL", until.to_str().unwrap()));
-    let Rig {
-        gpu, pd, mut a, b, ..
-    } = Rig::new(Transport::Rc);
+    let Pair {
+        gpu,
+        pd_a,
+        mut a,
+        b,
+        ..
+    } = Rig::new(Transport::Rc).pair;
     std::thread::scope(|s| {
         let connects = s.spawn(|| a.connect(&b.address()));
         let (sender, done) = std::sync::mpsc::channel();
         s.spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
             let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-            drop(pd.register(&region, Access::ALL).unwrap());
-            drop(pd.create_qp(&QpConfig::default()).unwrap());
+            drop(pd_a.register(&region, Access::ALL).unwrap());
+            drop(pd_a.create_qp(&QpConfig::default()).unwrap());
             sender.send(()).unwrap();
         });
         let returned = done.recv_timeout(Duration::from_secs(10));

@@ -8,8 +8,8 @@ use std::time::Duration;
 use gdsync::gpu::{Region, Stream};
 use gdsync::rdma::{Descriptor, Device, QpConfig};
 use gdsync::{Gpu, Result};
-use gdsync_sys::cuda::types::CUcontext;
-use gdsync_sys::cuda::{Cuda, CudaResult};
+use gdsync_sys::cuda::types::{CUcontext, CUstream};
+use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
 /// The table, as an application has it.
 pub fn driver() -> &'static Cuda {
@@ -34,6 +34,38 @@ pub fn retained() -> CUcontext {
 pub fn make_current(context: CUcontext) {
     // SAFETY: null, or a live context.
     ok(unsafe { (driver().cuCtxSetCurrent)(context) });
+}
+
+/// A stream of the current context.
+pub fn raw_stream() -> CUstream {
+    let mut stream = std::ptr::null_mut();
+    let flags = consts::CU_STREAM_NON_BLOCKING;
+    // SAFETY: makes a stream.
+    ok(unsafe { (driver().cuStreamCreate)(&mut stream, flags) });
+    stream
+}
+
+/// Captures what a stream is given, until [`end_capture`]. In the mode `RELAXED` no other call
+/// spoils the capture.
+pub fn begin_capture(raw: CUstream, mode: u32) {
+    let begin = driver().cuStreamBeginCapture_v2.unwrap();
+    // SAFETY: the caller's live stream.
+    ok(unsafe { begin(raw, mode) });
+}
+
+/// Ends the capture; returns how many operations its graph holds.
+#[track_caller]
+pub fn end_capture(raw: CUstream) -> u64 {
+    let cuda = driver();
+    let mut graph: *mut u64 = std::ptr::null_mut();
+    // SAFETY: the capture begun before; a graph of the stand-in is the count of what it holds.
+    unsafe {
+        let ended = (cuda.cuStreamEndCapture.unwrap())(raw, (&raw mut graph).cast());
+        assert!(ended.is_success(), "the capture is spoilt: {ended:?}");
+        let held = *graph;
+        ok((cuda.cuGraphDestroy.unwrap())(graph.cast()));
+        held
+    }
 }
 
 /// What the write of one word by `stream` comes to.

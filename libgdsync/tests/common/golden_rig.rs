@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use crate::common::*;
 use gdsync::gpu::{Caps, Condition};
-use gdsync::rdma::{Field, WaitOptions};
+use gdsync::rdma::Field;
 
 /// A runtime as CUDA's: everything but masks and inline copies.
 pub fn cuda() -> Caps {
@@ -103,6 +103,11 @@ impl Rig {
         self.b.prepare_receive(&list).unwrap()
     }
 
+    /// A receive that the CPU has posted.
+    fn posted_receive(&mut self) -> ReceiveRequest {
+        self.b.receive(&[self.memory.sge(2048, 8)])
+    }
+
     /// Posts on a stream and takes down what the stream was given, under a title.
     fn post(&mut self, title: &str, stream: usize, list: &[Descriptor<'_>]) {
         let lines = self.watched(stream, list);
@@ -123,8 +128,7 @@ impl Rig {
 
     /// One message without a trace, to move the rings on.
     fn quietly(&mut self) {
-        let recv = self.receive();
-        self.b.post_receive(recv).unwrap();
+        let recv = self.posted_receive();
         let send = self.send();
         let stream = self.streams[0].clone();
         let waits = [
@@ -199,14 +203,8 @@ pub fn edges(name: &str, make: Make<'_>, config: QpConfig) {
     r.post("receive by stream 1", 1, &[Descriptor::Receive(r1)]);
     // A gate, so that the first send is still in flight when the second is posted.
     let gate = r.gpu.word();
-    let wait_gate = Descriptor::WaitValue32 {
-        word: &gate,
-        condition: Condition::Eq,
-        value: 1,
-        flush: false,
-    };
     let stream = r.streams[0].clone();
-    r.a.post_on(&stream, &[wait_gate]).unwrap();
+    r.a.post_on(&stream, &[geq(&gate, 1)]).unwrap();
     let (s0, s1) = (r.send(), r.send());
     r.post("send by stream 0", 0, &[Descriptor::Send(s0)]);
     r.post("send by stream 1", 1, &[Descriptor::Send(s1)]);
@@ -226,17 +224,12 @@ pub fn edges(name: &str, make: Make<'_>, config: QpConfig) {
 pub fn flushes(name: &str, make: Make<'_>, caps: Caps, config: QpConfig) {
     let mut r = rig(make(caps), config);
     let word = r.gpu.word();
-    let flushing = WaitOptions {
-        flush: true,
-        timeout: None,
-    };
     let mut recvs = Vec::new();
     for _ in 0..3 {
-        let recv = r.receive();
-        r.b.post_receive(recv).unwrap();
+        let recv = r.posted_receive();
         let send = r.send();
         r.a.post(send).unwrap();
-        recvs.push(Descriptor::Wait(recv.into(), flushing));
+        recvs.push(Descriptor::wait_flushed(recv));
     }
     r.post(
         "three waits, nothing between: one flush, on the last",
@@ -281,10 +274,7 @@ pub fn words(name: &str, make: Make<'_>, caps: Caps) {
             flush: false,
         },
         write32(&w32, 0x11),
-        Descriptor::WriteValue64 {
-            word: &w64,
-            value: 0x2222_0000_3333,
-        },
+        write64(&w64, 0x2222_0000_3333),
         Descriptor::WriteMemory {
             to: &span,
             data: &data,
@@ -330,11 +320,8 @@ pub fn long_list(make: Make<'_>, limit: usize) {
     let mut r = rig(make(caps), config);
     let mut list = Vec::new();
     for _ in 0..90 {
-        let recv = r.receive();
-        r.b.post_receive(recv).unwrap();
-        let send = r.send();
-        list.push(Descriptor::Send(send));
-        list.push(Descriptor::wait(send));
+        r.posted_receive();
+        list.extend(send_and_wait(r.send()));
     }
     let lines = r.watched(0, &list);
     let mut submissions: Vec<Vec<String>> = Vec::new();
@@ -368,8 +355,7 @@ pub fn aborts_holes_patches_and_time_limits(make: Make<'_>) {
     r.a.abort(s2).unwrap();
     r.a.abort(s0).unwrap();
     for _ in 0..2 {
-        let recv = r.receive();
-        r.b.post_receive(recv).unwrap();
+        r.posted_receive();
     }
     r.post("a hole before it, rung with it", 0, &[Descriptor::Send(s1)]);
     let s3 = r.send();
@@ -380,10 +366,7 @@ pub fn aborts_holes_patches_and_time_limits(make: Make<'_>) {
     let at = r.memory.region().addr().0 + 16;
     let list = [
         write32(&length, 4u32.to_be()),
-        Descriptor::WriteValue64 {
-            word: &address,
-            value: at.to_be(),
-        },
+        write64(&address, at.to_be()),
         Descriptor::Send(s3),
     ];
     r.post("length and address patched before the doorbell", 0, &list);
@@ -407,8 +390,7 @@ pub fn row(name: &str, make: Make<'_>, lowering: Lowering) {
     };
     let mut r = rig(make(cuda()), config);
     for _ in 0..6 {
-        let recv = r.receive();
-        r.b.post_receive(recv).unwrap();
+        r.posted_receive();
     }
     let sends: Vec<SendRequest> = (0..6).map(|_| r.send()).collect();
     let ring = |i: usize| Descriptor::Send(sends[i]);

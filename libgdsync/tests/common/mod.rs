@@ -179,15 +179,21 @@ impl Pair {
 
     /// Both of this device.
     pub fn over(device: &Device, config: &QpConfig) -> Pair {
-        let pd = device.alloc_pd().unwrap();
-        let (a, b) = joined(&pd, config);
+        let mut pair = Pair::of_domain(&device.alloc_pd().unwrap(), config);
+        pair.connect();
+        pair
+    }
+
+    /// Both of this domain, not connected yet.
+    pub fn of_domain(pd: &Pd, config: &QpConfig) -> Pair {
+        let make = || pd.create_qp(config).unwrap();
         Pair {
-            gpu: device.gpu().clone(),
+            gpu: pd.device().gpu().clone(),
             hub: Hub::new(HubConfig::default()),
             pd_a: pd.clone(),
-            pd_b: pd,
-            a,
-            b,
+            pd_b: pd.clone(),
+            a: make(),
+            b: make(),
         }
     }
 
@@ -222,21 +228,25 @@ impl Pair {
         memory.region().write(0, b"a message").unwrap();
         let stream = self.gpu.stream().unwrap();
         let receive = self.b.receive(&[memory.sge(32, 9)]);
-        let send = self.a.signaled(&Work::send(&[memory.sge(0, 9)]));
-        self.a.post_on(&stream, &send_and_wait(send)).unwrap();
+        self.a.start_on(&stream, &Work::send(&[memory.sge(0, 9)]));
         let wait = [Descriptor::wait_flushed(receive)];
         self.b.post_on(&stream, &wait).unwrap();
         passes(&stream);
         assert_eq!(&memory.region().bytes(32), b"a message");
     }
 
-    /// Brings both back from whatever happened, and shows that they work.
-    pub fn recover(&mut self, what: &str) {
+    /// Brings both back from whatever happened.
+    pub fn reset(&mut self, what: &str) {
         for qp in [&mut self.a, &mut self.b] {
             qp.quiet(LIMIT).unwrap_or_else(|e| panic!("{what}: {e}"));
             qp.reset().unwrap_or_else(|e| panic!("{what}: {e}"));
         }
         self.connect();
+    }
+
+    /// As [`Pair::reset`], and shows that they work.
+    pub fn recover(&mut self, what: &str) {
+        self.reset(what);
         self.check(what);
     }
 

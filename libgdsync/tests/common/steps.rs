@@ -1,7 +1,7 @@
 //! The steps that tests are made of: requests prepared and posted at once, lists for a stream,
 //! bytes and words of memory, and gates that hold streams.
 
-use gdsync::gpu::{Condition, MemoryKind, Region, Word32};
+use gdsync::gpu::{Condition, MemoryKind, Region, Stream, Word32, Word64};
 use gdsync::rdma::{
     Descriptor, Mr, Pd, Qp, QpConfig, ReceiveRequest, SendRequest, Sge, WaitOptions, Work,
 };
@@ -17,6 +17,12 @@ pub trait Steps {
     fn signaled(&mut self, work: &Work<'_>) -> SendRequest;
     /// A request that raises a completion, prepared and posted by the CPU.
     fn start(&mut self, work: &Work<'_>) -> SendRequest;
+    /// As [`Steps::start`], and waited for.
+    fn complete(&mut self, work: &Work<'_>);
+    /// A request that a stream rings for and waits for.
+    fn start_on(&mut self, stream: &Stream, work: &Work<'_>) -> SendRequest;
+    /// A receive that a stream posts and waits for.
+    fn receive_on(&mut self, stream: &Stream, list: &[Sge<'_>]) -> ReceiveRequest;
 }
 
 impl Steps for Qp {
@@ -47,6 +53,26 @@ impl Steps for Qp {
         let send = self.signaled(work);
         self.post(send).unwrap();
         send
+    }
+
+    #[track_caller]
+    fn complete(&mut self, work: &Work<'_>) {
+        let send = self.start(work);
+        self.wait(send, super::LIMIT).unwrap();
+    }
+
+    #[track_caller]
+    fn start_on(&mut self, stream: &Stream, work: &Work<'_>) -> SendRequest {
+        let send = self.signaled(work);
+        self.post_on(stream, &send_and_wait(send)).unwrap();
+        send
+    }
+
+    #[track_caller]
+    fn receive_on(&mut self, stream: &Stream, list: &[Sge<'_>]) -> ReceiveRequest {
+        let recv = self.prepare_receive(list).unwrap();
+        self.post_on(stream, &receive_and_wait(recv)).unwrap();
+        recv
     }
 }
 
@@ -99,6 +125,11 @@ pub fn geq(word: &Word32, value: u32) -> Descriptor<'_> {
 /// Writes `value` to `word`.
 pub fn write32(word: &Word32, value: u32) -> Descriptor<'_> {
     Descriptor::WriteValue32 { word, value }
+}
+
+/// Writes `value` to `word`.
+pub fn write64(word: &Word64, value: u64) -> Descriptor<'_> {
+    Descriptor::WriteValue64 { word, value }
 }
 
 /// Rings for a request and waits for it.
@@ -196,6 +227,19 @@ pub fn wait_at_most(timeout: std::time::Duration) -> WaitOptions {
     WaitOptions {
         flush: false,
         timeout: Some(timeout),
+    }
+}
+
+/// Makes things until it is refused; what was made, and the refusal.
+#[track_caller]
+pub fn fill<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, Error) {
+    let mut all = Vec::new();
+    loop {
+        match make() {
+            Ok(one) => all.push(one),
+            Err(e) => return (all, e),
+        }
+        assert!(all.len() < 100_000, "never refused");
     }
 }
 

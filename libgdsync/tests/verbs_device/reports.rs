@@ -6,16 +6,6 @@ use gdsync::rdma::PathConfig;
 
 use crate::common::*;
 
-/// The error of a queue pair, waited for.
-#[track_caller]
-fn error_of(qp: &mut Qp) -> Option<Status> {
-    let deadline = Instant::now() + LIMIT;
-    while qp.error().is_none() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    qp.error()
-}
-
 /// The NIC closes a queue pair whose peer asks for memory that it may not access. That queue pair
 /// has nothing in flight, so no completion tells; after a reset it works again.
 pub fn a_refused_access_of_the_peer_is_an_error_here(open: Open) {
@@ -23,19 +13,14 @@ pub fn a_refused_access_of_the_peer_is_an_error_here(open: Open) {
     let mut p = Pair::open(open, &config);
     let closed = memory(&p.pd_a, MemoryKind::Pinned, 64, Access::LOCAL_READ);
     let span = closed.remote().span(0, 8).unwrap();
-    let work = Work::write_inline(&[&[5; 8]], span).signaled();
-    let write = p.a.prepare(&work).unwrap();
-    p.a.post(write).unwrap();
-    let e = p.a.wait(write, LIMIT).unwrap_err();
-    assert_eq!(e.kind(), Kind::Failed(Status::REMOTE_ACCESS), "{e}");
-    assert_eq!(error_of(&mut p.b), Some(Status::PEER_ACCESS));
-    let e = p.b.prepare(&Work::nop()).unwrap_err();
-    assert_eq!(e.kind(), Kind::Failed(Status::PEER_ACCESS), "{e}");
-    for qp in [&mut p.a, &mut p.b] {
-        qp.quiet(LIMIT).unwrap();
-        qp.reset().unwrap();
-    }
-    connect(&mut p.a, &mut p.b);
+    let work = Work::write_inline(&[&[5; 8]], span);
+    let write = p.a.start(&work);
+    let failed = |status| Some(Kind::Failed(status));
+    assert_eq!(kind(p.a.wait(write, LIMIT)), failed(Status::REMOTE_ACCESS));
+    until(&p.gpu, "the peer's error", || p.b.error().is_some());
+    assert_eq!(p.b.error(), Some(Status::PEER_ACCESS));
+    assert_eq!(kind(p.b.prepare(&Work::nop())), failed(Status::PEER_ACCESS));
+    p.reset("after a refused access");
     p.works();
 }
 
