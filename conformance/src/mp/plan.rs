@@ -72,7 +72,7 @@ impl Message {
             }
             _ => (most, 0),
         };
-        let may_be_cut = setup.hazards && !setup.anybody && setup.form != Form::Words && len > 0;
+        let may_be_cut = setup.hazards && tag >= setup.wild && setup.form != Form::Words && len > 0;
         let cut = may_be_cut && rng.u8(0..16) == 0;
         Message {
             window: rng.usize(0..WINDOWS),

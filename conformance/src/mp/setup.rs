@@ -150,8 +150,10 @@ pub struct Setup {
     pub ranks: u32,
     /// What messages are made of.
     pub form: Form,
-    /// Receives are from anybody.
-    pub anybody: bool,
+    /// So many tags, the first ones, whose receives are from anybody.
+    pub wild: u32,
+    /// These are posted before the first message.
+    pub wild_ahead: bool,
     /// The contexts' limit.
     pub eager: usize,
     /// The contexts' depth.
@@ -209,7 +211,8 @@ impl Setup {
             _ => (Poster::Mixed, Poster::Mixed),
         };
         let depth = number("depth") as u32;
-        let anybody = is("source", "anybody");
+        let tags = number("tags") as u32;
+        let wild = if is("source", "anybody") { tags } else { 0 };
         Setup {
             sender,
             receiver,
@@ -239,11 +242,12 @@ impl Setup {
                 "words" => Form::Words,
                 _ => Form::Single,
             },
-            anybody,
+            wild,
+            wild_ahead: false,
             eager: number("eager") as usize,
             depth,
             first: number("first"),
-            tags: number("tags") as u32,
+            tags,
             streams: number("streams") as u32,
             all: is("peers", "all"),
             one_way: false,
@@ -251,7 +255,11 @@ impl Setup {
             manual: is("progress", "manual"),
             prepared: is("posts", "prepared"),
             // Who receives from anybody meets the others after each round.
-            lag: if anybody { 0 } else { (seed >> 7 & 1) as usize },
+            lag: if wild > 0 {
+                0
+            } else {
+                (seed >> 7 & 1) as usize
+            },
             messages: match setting(cell, "laps") {
                 "part" => (depth / 2) as usize,
                 laps => bytes(laps) * depth as usize + 1,
@@ -315,10 +323,16 @@ impl Setup {
         let never_cpu = streams(self.sender)
             && streams(self.receiver)
             && matches!(self.ended, Ended::Poster | Ended::Another);
-        match never_cpu && !self.anybody {
+        match never_cpu && self.wild == 0 {
             true => AHEAD.min(self.rounds()),
             false => 1,
         }
+    }
+
+    /// Whether ranks meet after each round: else a receive from anybody might take the message of a
+    /// rank that is ahead, in place of one that is due.
+    pub fn meets(&self) -> bool {
+        self.wild > 0 && self.all && !self.one_way
     }
 
     /// Whether the settings go together.

@@ -253,6 +253,15 @@ impl Seat {
         self.end();
     }
 
+    /// As [`Seat::leave`], where sends that were let go may turn out to have been too long, as late
+    /// as their receivers take them.
+    pub fn leave_truncated(self) {
+        while let Err(e) = self.ctx.close(LIMIT) {
+            assert_eq!(e.kind(), Kind::Truncated, "{e:?}");
+        }
+        self.end();
+    }
+
     /// As [`Seat::leave`], where a rank is lost that may not answer.
     pub fn leave_without(self, lost: u32) {
         close_without(&self.ctx, lost);

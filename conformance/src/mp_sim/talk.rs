@@ -1,7 +1,8 @@
 //! Random programs of messages of every kind: those of the matrix of messages
 //! ([`rank`]), with settings that a seed draws, under a schedule that it draws too. Requests are
-//! cancelled as well, messages are too long for their receives, sends are let go at once, and parts
-//! of the ranks stand still for a while.
+//! cancelled as well, messages are too long for their receives, sends are let go at once or waited
+//! for late, receives from anybody stand beside named ones and may be posted before all messages, a
+//! sender gets far ahead of its receivers, and parts of the ranks stand still for a while.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -47,6 +48,11 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
         .map(|_| pause(&mut rng, setup.ranks))
         .collect();
     let together = rng.bool();
+    // Whom one rank alone sends to starts late.
+    let behind = Duration::from_nanos(match setup.one_way {
+        true => rng.u64(0..1 << 22),
+        false => 0,
+    });
     let job = Job::new(seed, setup.ranks, settings).on_a_wire(faults);
     play(seed, setup.ranks as usize, move |rank| {
         let seat = job.sit(&rank);
@@ -54,13 +60,20 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
         for pause in pauses.iter().filter(|pause| pause.rank == rank.me) {
             rank.pause(&names[pause.victim], pause.after, pause.lasts);
         }
-        if let Err(failed) = rank::play(&setup, &seat.ctx) {
-            panic!("{}: {setup:?}", text(&failed));
+        if rank.me > 0 {
+            rank.pass(behind);
         }
+        let truncated = match rank::play(&setup, &seat.ctx) {
+            Ok(truncated) => truncated,
+            Err(failed) => panic!("{}: {setup:?}", text(&failed)),
+        };
         if together {
             rank.barrier();
         }
-        seat.leave();
+        match truncated {
+            true => seat.leave_truncated(),
+            false => seat.leave(),
+        }
     })
 }
 
@@ -80,6 +93,8 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
     let (from, into) = (place(), place());
     let (ranks, tags, all) = (rng.u32(1..=4), rng.u32(1..=4), rng.bool());
     let one_way = rng.u8(0..3) == 0;
+    let window = settings.depth as usize / 2;
+    let from_each = (if all { tags * ranks } else { tags }) as usize;
     let channels = match (one_way, all) {
         (true, true) => tags * ranks,
         (true, false) => tags,
@@ -96,10 +111,18 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         up_front: false,
         from,
         into,
-        size: Size::Around([600, 3 * settings.eager + 1, 20_000][rng.usize(0..3)]),
+        size: Size::Around(match one_way && rng.bool() {
+            // No send waits for its receive.
+            true => settings.eager,
+            false => [600, 3 * settings.eager + 1, 20_000][rng.usize(0..3)],
+        }),
         ranks,
         form: [Form::Single, Form::Vectors, Form::Words][rng.usize(0..3)],
-        anybody: rng.u8(0..4) == 0,
+        wild: match rng.bool() {
+            true => rng.u32(0..=tags),
+            false => 0,
+        },
+        wild_ahead: rng.bool(),
         eager: settings.eager,
         depth: settings.depth,
         first: settings.start,
@@ -109,7 +132,8 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         one_way,
         manual: false,
         prepared: rng.bool(),
-        lag: rng.usize(0..2),
+        // Up to twelve messages later, or a round.
+        lag: rng.usize(0..=(12 / (window * from_each)).max(1)),
         messages: match rng.usize(10..=60) / channels as usize {
             // Beyond what there are slots for.
             few if one_way && !all => few.max(3 * settings.depth as usize),

@@ -3,19 +3,26 @@
 use gdsync::gpu::Stream;
 use mp::{Done, Request};
 
-use super::{Player, Taken, tag, told};
+use super::{Player, Sent, Taken, tag, told};
 use crate::live::limits::time_limit;
 use crate::live::rig::finish;
 use crate::live::verdict::{Verdict, ensure};
 use crate::mp::plan::{By, Message};
 
-/// How a request ended that a stream has waited for.
-fn passed(request: &Request) -> Verdict<mp::Result<Done>> {
-    let ended = request.test().transpose();
-    Ok(ended.ok_or_else(|| format!("{request:?}, which a stream has passed, has not ended"))?)
-}
-
 impl Player<'_> {
+    /// How a request ended that a stream has waited for. A failure may let the stream pass before
+    /// the CPU knows of it.
+    fn passed(&self, request: &Request, too_long: bool) -> Verdict<mp::Result<Done>> {
+        if too_long {
+            return self.poll(request);
+        }
+        let ended = request.test().transpose();
+        Ok(
+            ended
+                .ok_or_else(|| format!("{request:?}, which a stream has passed, has not ended"))?,
+        )
+    }
+
     /// Waits for the streams, then looks at everything that has ended.
     pub(super) fn judge(&mut self) -> Verdict {
         for stream in &self.streams {
@@ -28,12 +35,13 @@ impl Player<'_> {
             for mut taken in taken {
                 let by_cpu = taken.hands.ends == By::Cpu;
                 if let (None, Some(request)) = (taken.done, &taken.request) {
-                    taken.done = self.outcome(passed(request)?, taken.too_long)?;
+                    let ended = self.passed(request, taken.too_long)?;
+                    taken.done = self.outcome(ended, taken.too_long)?;
                     ensure(taken.done.is_none() || !taken.too_long, || {
                         format!("{request:?} has taken a message that is too long")
                     })?;
                 }
-                if by_cpu && !self.setup.anybody {
+                if by_cpu && self.lines[taken.line].from.is_some() {
                     continue;
                 }
                 let mut got = vec![0; self.setup.slot()];
@@ -46,20 +54,14 @@ impl Player<'_> {
                 }
             }
         }
-        let mut kept = Vec::new();
-        for sent in std::mem::take(&mut self.sent) {
-            if sent.iter().any(|sent| !sent.ended) {
-                kept.push(sent);
-                continue;
-            }
-            for sent in sent {
-                let Some(request) = &sent.request else {
-                    continue;
-                };
-                self.check_sent(&sent, passed(request)?)?;
+        // Rounds stay behind the first that is open, so that their number says which end next.
+        let open = |round: &Vec<Sent>| round.iter().any(|sent| !sent.ended);
+        let over = self.sent.iter().position(open).unwrap_or(self.sent.len());
+        for sent in self.sent.drain(..over).flatten().collect::<Vec<_>>() {
+            if let Some(request) = &sent.request {
+                self.check_sent(&sent, self.passed(request, sent.too_long)?)?;
             }
         }
-        self.sent = kept;
         Ok(())
     }
 

@@ -44,6 +44,8 @@ struct Line {
     number: u32,
     /// Ranks that send.
     width: usize,
+    /// Its slots among all.
+    slots: std::ops::Range<usize>,
     /// Messages that have come, by rank.
     come: Vec<usize>,
 }
@@ -111,6 +113,8 @@ struct Player<'a> {
     channels: Vec<Channel>,
     lines: Vec<Line>,
     rng: fastrand::Rng,
+    /// Receives that are posted, whose round has not come.
+    early: Vec<Taken>,
     /// By round, oldest first.
     taken: Vec<Vec<Taken>>,
     sent: Vec<Vec<Sent>>,
@@ -118,12 +122,15 @@ struct Player<'a> {
     truncated: bool,
 }
 
-/// Plays one rank to its end.
+/// Plays one rank to its end; whether a message from or to it was too long.
 ///
 /// # Errors
 /// What goes wrong, with the rank and the round.
-pub fn play(setup: &Setup, ctx: &Context) -> Verdict {
+pub fn play(setup: &Setup, ctx: &Context) -> Verdict<bool> {
     let mut player = Player::new(setup, ctx)?;
+    if setup.wild_ahead {
+        player.early = player.post_receives(0..setup.messages, |line| line.from.is_none())?;
+    }
     for round in 0..setup.rounds() {
         if let Err(failed) = player.round(round) {
             player.give_up();
@@ -154,24 +161,29 @@ impl<'a> Player<'a> {
                 .collect()
         };
         let channels: Vec<Channel> = to.iter().flat_map(|to| -> Vec<_> { channel(to) }).collect();
-        let line = |from, number, width| Line {
-            from,
-            number,
-            width,
-            come: vec![0; ranks as usize],
-        };
-        let lines: Vec<Line> = match setup.anybody {
-            true => numbers()
-                .filter(|_| !from.is_empty())
-                .map(|number| line(None, number, from.len()))
-                .collect(),
-            false => {
-                let of = |from: &u32| numbers().map(|n| line(Some(*from), n, 1)).collect();
-                from.iter()
-                    .flat_map(|from| -> Vec<_> { of(from) })
-                    .collect()
+        let wild = numbers().filter(|n| *n < setup.wild && !from.is_empty());
+        let named = from.iter().flat_map(|from| {
+            let numbers = setup.wild..setup.tags;
+            numbers.map(|number| (Some(*from), number, 1))
+        });
+        let mut receives = 0;
+        let line = |(from, number, width): (Option<u32>, u32, usize)| {
+            let messages = match from {
+                None if setup.wild_ahead => setup.messages,
+                _ => setup.window(),
+            };
+            let first = receives;
+            receives += messages * width;
+            Line {
+                from,
+                number,
+                width,
+                slots: first..receives,
+                come: vec![0; ranks as usize],
             }
         };
+        let wild = wild.map(|number| (None, number, from.len()));
+        let lines: Vec<Line> = wild.chain(named).map(line).collect();
         let slot = setup.slot();
         let slots = |place, count: usize| -> Verdict<Slots> {
             Ok(Slots {
@@ -181,7 +193,6 @@ impl<'a> Player<'a> {
             })
         };
         let sends = channels.len() * setup.window() * (1 + setup.lag);
-        let receives = lines.iter().map(|line| line.width).sum::<usize>() * setup.window();
         let words = ctx.gpu().alloc(MemoryKind::Pinned, sends.max(1) * 16)?;
         let word = |i: usize| -> gdsync::Result<[Word64; 2]> {
             Ok([words.word64(i * 16)?, words.word64(i * 16 + 8)?])
@@ -201,6 +212,7 @@ impl<'a> Player<'a> {
             channels,
             lines,
             rng: fastrand::Rng::with_seed(setup.seed ^ u64::from(me)),
+            early: Vec::new(),
             taken: Vec::new(),
             sent: Vec::new(),
             truncated: false,
@@ -208,7 +220,13 @@ impl<'a> Player<'a> {
     }
 
     fn round(&mut self, round: usize) -> Verdict {
-        self.post_receives(round)?;
+        let due = self.numbers(round);
+        let ahead = self.setup.wild_ahead;
+        let mut taken = self.post_receives(due.clone(), |line| !ahead || line.from.is_some())?;
+        let lines = &self.lines;
+        let due = |taken: &mut Taken| due.contains(&(taken.k / lines[taken.line].width));
+        taken.extend(self.early.extract_if(.., due));
+        self.taken.push(taken);
         self.post_sends(round)?;
         self.end_receives()?;
         for i in 0..self.sent.len().saturating_sub(self.setup.lag) {
@@ -217,7 +235,7 @@ impl<'a> Player<'a> {
         if self.taken.len() == self.setup.ahead() {
             self.judge()?;
         }
-        match self.setup.anybody {
+        match self.setup.meets() {
             true => self.meet(),
             false => Ok(()),
         }
@@ -235,7 +253,7 @@ impl<'a> Player<'a> {
         self.judge()
     }
 
-    fn leave(mut self) -> Verdict {
+    fn leave(mut self) -> Verdict<bool> {
         if let Err(failed) = self.settle() {
             self.give_up();
             return Err(failed);
@@ -263,7 +281,8 @@ impl<'a> Player<'a> {
         }
         drop(streams);
         out.arena.give_back(ctx)?;
-        into.arena.give_back(ctx)
+        into.arena.give_back(ctx)?;
+        Ok(truncated)
     }
 
     /// What of the messages of each channel a round has.
@@ -341,6 +360,7 @@ impl<'a> Player<'a> {
         self.rng.shuffle(&mut order);
         for i in &order {
             let Taken {
+                line,
                 slot,
                 hands,
                 too_long,
@@ -357,7 +377,7 @@ impl<'a> Player<'a> {
             self.copy(stream, &seen, &self.into.span(*slot)?)?;
             self.into.events[*slot] = self.leave_slot(*hands)?;
             // Nobody need hold the handle.
-            if !self.setup.anybody && self.rng.u8(0..4) == 0 {
+            if self.lines[*line].from.is_some() && self.rng.u8(0..4) == 0 {
                 *request = None;
             }
         }
@@ -372,7 +392,7 @@ impl<'a> Player<'a> {
                 .memory()
                 .read(slot * self.setup.slot(), &mut got)?;
             // Whose message it is shows when all before it are known: it is compared then.
-            if !self.setup.anybody {
+            if self.lines[taken[i].line].from.is_some() {
                 self.compare(&taken[i], &got)?;
             } else {
                 self.seen.write(slot * self.setup.slot(), &got)?;

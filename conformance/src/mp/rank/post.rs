@@ -1,5 +1,7 @@
 //! How a rank posts the receives and sends of a round.
 
+use std::ops::Range;
+
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Descriptor, post_on};
 use mp::{Kind, RecvOp, Request, SendOp, SizeSource, Source};
@@ -20,12 +22,15 @@ fn cancel(request: &Request) -> Verdict {
 }
 
 impl Player<'_> {
-    pub(super) fn post_receives(&mut self, round: usize) -> Verdict {
-        let mut due = Vec::new();
-        let messages = self.numbers(round);
-        for (line, Line { width, .. }) in self.lines.iter().enumerate() {
-            due.push((line, messages.start * width..messages.end * width));
-        }
+    /// Posts the receives of these messages on some lines.
+    pub(super) fn post_receives(
+        &mut self,
+        messages: Range<usize>,
+        on: impl Fn(&Line) -> bool,
+    ) -> Verdict<Vec<Taken>> {
+        let lines = self.lines.iter().enumerate().filter(|(_, line)| on(line));
+        let range = |width: usize| messages.start * width..messages.end * width;
+        let mut due = lines.map(|(i, line)| (i, range(line.width))).collect();
         let mut open = Vec::new();
         let mut posted = Vec::new();
         while let Some((line, k)) = self.draw(&mut due) {
@@ -37,12 +42,11 @@ impl Player<'_> {
                 self.post(&mut open, &posted, |taken| &taken.request)?;
             }
         }
-        self.taken.push(posted);
-        Ok(())
+        Ok(posted)
     }
 
     /// The next one of a line or channel that is drawn.
-    fn draw(&mut self, due: &mut Vec<(usize, std::ops::Range<usize>)>) -> Option<(usize, usize)> {
+    fn draw(&mut self, due: &mut Vec<(usize, Range<usize>)>) -> Option<(usize, usize)> {
         due.retain(|(_, range)| !range.is_empty());
         let (which, range) = match due.len() {
             0 => return None,
@@ -72,7 +76,7 @@ impl Player<'_> {
         let Line {
             from,
             number,
-            width,
+            ref slots,
             ..
         } = self.lines[line];
         let me = self.ctx.rank();
@@ -87,8 +91,7 @@ impl Player<'_> {
         let landing = Landing::draw(setup, name, k, room, cut);
         let stream = (line + 1) % self.streams.len();
         let hands = hands(setup, setup.receiver, [name, k as u64, 1], stream);
-        let in_line = setup.window() * width;
-        let slot = line * in_line + k % in_line;
+        let slot = slots.start + k % slots.len();
         self.follow(&self.into, slot, hands.posts)?;
         match hands.posts.stream() {
             Some(stream) => {
