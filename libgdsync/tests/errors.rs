@@ -6,7 +6,7 @@ mod common;
 use common::witness::Witness;
 use common::*;
 use gdsync::gpu::{Word32, Word64};
-use gdsync::rdma::{Field, RemoteSpan, WaitOptions};
+use gdsync::rdma::{Field, RemoteSpan};
 
 /// What the other end makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,10 +327,7 @@ fn every_error_is_seen_by_cpu_stream_and_kernel() {
                         run(&mut scene, &case, signaled, &what);
                         continue;
                     }
-                    let narrow = QpConfig {
-                        access: case.access,
-                        ..config.clone()
-                    };
+                    let narrow = config.clone().access(case.access);
                     let pair = Pair::of(&gpu, net, &config, &narrow);
                     run(&mut Scene::new(pair), &case, signaled, &what);
                 }
@@ -370,16 +367,12 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
         let post = [Descriptor::Receive(*r)];
         s.pair.b.post_on(&peer_stream, &post).unwrap();
     }
-    let flush = WaitOptions {
-        flush: true,
-        timeout: None,
-    };
-    let wait = [Descriptor::Wait(receives[0].into(), flush)];
+    let wait = [Descriptor::wait_flushed(receives[0])];
     s.pair.b.post_on(&peer_stream, &wait).unwrap();
     let mut peer_saw = Vec::new();
     if case.peer != Peer::Untouched {
         for r in &receives[1..] {
-            let wait = [Descriptor::Wait((*r).into(), flush)];
+            let wait = [Descriptor::wait_flushed(*r)];
             s.pair.b.post_on(&peer_stream, &wait).unwrap();
             peer_saw.push(Witness::launch(&peer_stream, &s.pair.b, *r));
         }

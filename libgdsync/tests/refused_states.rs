@@ -48,10 +48,7 @@ impl Rig {
     fn new(transport: Transport) -> Rig {
         let gpu = Gpu::soft().unwrap();
         let pd = Device::mlx5(&gpu).unwrap().alloc_pd().unwrap();
-        let config = QpConfig {
-            transport,
-            ..QpConfig::default()
-        };
+        let config = QpConfig::default().transport(transport);
         let [a, b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
         Rig {
             memory: memory(&pd, MemoryKind::Pinned, 4096, Access::ALL),

@@ -7,7 +7,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use common::*;
-use gdsync::rdma::WaitOptions;
 
 const PAIRS: u32 = 64;
 const THREADS: u64 = 4;
@@ -41,16 +40,9 @@ impl Couple {
         self.memory[from].region().write(0, &value).unwrap();
         let list = [sge(&self.memory[to], 8, 8)];
         let recv = self.ends[to].prepare_receive(&list).unwrap();
-        let flush = WaitOptions {
-            flush: true,
-            timeout: None,
-        };
         let by_stream = rng.bool();
         if by_stream {
-            let list = [
-                Descriptor::Receive(recv),
-                Descriptor::Wait(recv.into(), flush),
-            ];
+            let list = [Descriptor::Receive(recv), Descriptor::wait_flushed(recv)];
             self.ends[to].post_on(&streams[to], &list).unwrap();
         } else {
             self.ends[to].post_receive(recv).unwrap();
