@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use gdsync::rdma::QpConfig;
 use mp::bootstrap::{Bootstrap, Local};
 use mp::{Builder, Context};
 
@@ -25,10 +24,7 @@ pub fn builder(
     queue: u32,
     limit: Duration,
 ) -> Builder {
-    let queues = QpConfig {
-        recv_entries: RECEIVES,
-        ..setup.queues(queue)
-    };
+    let queues = setup.queues(queue).recv_entries(RECEIVES);
     Context::builder()
         .bootstrap(bootstrap)
         .gpu(&endpoint.gpu)

@@ -173,35 +173,30 @@ impl Setup {
 
     /// The NIC.
     pub fn device(&self, gpu: &Gpu) -> gdsync::Result<Device> {
-        let options = DeviceOptions {
-            provider: match self.provider {
-                Provider::Mlx5 => rdma::Provider::Mlx5,
-                Provider::Verbs => rdma::Provider::Verbs,
-                Provider::Emulated => rdma::Provider::Emulated,
-                Provider::Auto => rdma::Provider::Auto,
-            },
-            ..DeviceOptions::default()
-        };
+        let options = DeviceOptions::default().provider(match self.provider {
+            Provider::Mlx5 => rdma::Provider::Mlx5,
+            Provider::Verbs => rdma::Provider::Verbs,
+            Provider::Emulated => rdma::Provider::Emulated,
+            Provider::Auto => rdma::Provider::Auto,
+        });
         Device::open_with(gpu, &options)
     }
 
     /// Queue pairs as asked for, with `entries` entries in each queue.
     pub fn queues(&self, entries: u32) -> QpConfig {
-        QpConfig {
-            send_blocks: entries,
-            recv_entries: entries,
-            lowering: match self.lowering {
+        QpConfig::default()
+            .send_blocks(entries)
+            .recv_entries(entries)
+            .lowering(match self.lowering {
                 Lowering::Memops => rdma::Lowering::MemOps,
                 Lowering::Kernel => rdma::Lowering::Kernel,
                 Lowering::Auto => rdma::Lowering::Auto,
-            },
-            doorbell: match self.doorbell {
+            })
+            .doorbell(match self.doorbell {
                 Doorbell::Direct => rdma::Doorbell::Direct,
                 Doorbell::CpuThread => rdma::Doorbell::CpuThread,
                 Doorbell::Auto => rdma::Doorbell::Auto,
-            },
-            ..QpConfig::default()
-        }
+            })
     }
 }
 

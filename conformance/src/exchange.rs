@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
+use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{Caps, MemoryKind};
 use gdsync::rdma::{Access, Doorbell, Lowering, Provider, Qp, QpConfig};
 use softgpu::Weak;
 
@@ -192,35 +192,32 @@ fn memory(rng: &mut Rng) -> MemoryKind {
 
 /// A GPU that can do this and that, with weak memory.
 fn gpu(rng: &mut Rng) -> SoftOptions {
-    let caps = Caps {
-        memops64: !one_in(rng, 4),
-        nor: !one_in(rng, 4),
-        mask: one_in(rng, 4),
-        flush: !one_in(rng, 3),
-        inline_copy: rng.bool(),
-        fence: !one_in(rng, 4),
-        ordered_writes: one_in(rng, 5),
-        host_flush: rng.bool(),
-        kernels: true,
-        batch_limit: match one_in(rng, 3) {
+    let full = SoftOptions::default().caps;
+    let caps = full
+        .memops64(!one_in(rng, 4))
+        .nor(!one_in(rng, 4))
+        .mask(one_in(rng, 4))
+        .flush(!one_in(rng, 3))
+        .inline_copy(rng.bool())
+        .fence(!one_in(rng, 4))
+        .ordered_writes(one_in(rng, 5))
+        .host_flush(rng.bool())
+        .batch_limit(match one_in(rng, 3) {
             true => rng.usize(3..9),
             false => 255,
-        },
-    };
+        });
     let weak = Weak {
         seed: rng.u64(..),
         store_one_in: 1 << rng.u32(0..6),
         nic_one_in: 1 << rng.u32(0..8),
     };
-    SoftOptions {
-        caps,
-        stream_bound: match one_in(rng, 4) {
+    SoftOptions::default()
+        .caps(caps)
+        .stream_bound(match one_in(rng, 4) {
             true => rng.usize(2..6),
             false => 1024,
-        },
-        weak: Some(weak),
-        ..SoftOptions::default()
-    }
+        })
+        .weak(Some(weak))
 }
 
 fn queue(rng: &mut Rng, sides: usize) -> QpConfig {
@@ -230,29 +227,27 @@ fn queue(rng: &mut Rng, sides: usize) -> QpConfig {
         _ if sides == 2 => 16,
         _ => 8,
     };
-    QpConfig {
-        send_blocks: size(rng),
-        recv_entries: size(rng),
-        recv_sges: rng.u32(1..=4),
-        ring_memory: memory(rng),
-        cq_memory: memory(rng),
-        record_memory: memory(rng),
-        timeout: None,
-        lowering: match one_in(rng, 3) {
+    QpConfig::default()
+        .send_blocks(size(rng))
+        .recv_entries(size(rng))
+        .recv_sges(rng.u32(1..=4))
+        .ring_memory(memory(rng))
+        .cq_memory(memory(rng))
+        .record_memory(memory(rng))
+        .timeout(None)
+        .lowering(match one_in(rng, 3) {
             true => Lowering::Kernel,
             false => Lowering::MemOps,
-        },
-        doorbell: match one_in(rng, 4) {
+        })
+        .doorbell(match one_in(rng, 4) {
             true => Doorbell::CpuThread,
             false => Doorbell::Direct,
-        },
-        access: Access::ALL,
+        })
+        .access(Access::ALL)
         // Near the end of 32 bits, of the 16 that the NIC counts in, or at the beginning.
-        start: match rng.u8(0..4) {
+        .start(match rng.u8(0..4) {
             0 => rng.u32(0..9),
             1 => (1 << 16) - rng.u32(0..40),
             _ => 0u32.wrapping_sub(rng.u32(0..40)),
-        },
-        ..QpConfig::default()
-    }
+        })
 }

@@ -12,7 +12,7 @@ use gds_step::{Host, Lane};
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::rdma::{Access, Device, Mr, Pd, Qp, QpAddress, RemoteMemory};
-use gdsync::{EmulatedOptions, Fabric, Gpu};
+use gdsync::{EmulatedOptions, Gpu};
 use vmlx5::fabric::NodeId;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig};
@@ -109,10 +109,9 @@ impl Rank {
     }
 
     fn device_with(&self, gpu: &Gpu, faults: Faults) -> Device {
-        let options = EmulatedOptions {
-            fabric: Fabric::Hub(self.hub.clone()),
-            faults: Some(faults),
-        };
+        let options = EmulatedOptions::default()
+            .hub(Some(self.hub.clone()))
+            .faults(Some(faults));
         Device::emulated_with(gpu, options).expect("a virtual NIC")
     }
 

@@ -25,26 +25,25 @@ pub fn run(data: &[u8]) {
         Err(e) => refused(&e),
     }
     let mut input = Input(data);
-    let made = QpAddress {
-        node: input.next(),
-        qpn: input.next(),
-        psn: input.next(),
-        gpu: input.next(),
-        process: input.next(),
-        port: (input.next::<u8>() & 1 == 1).then(|| PortAddress {
-            lid: input.next(),
-            mtu: input.next(),
-            gid: input.next(),
-        }),
-        qkey: (input.next::<u8>() & 1 == 1).then(|| input.next()),
-        rail: input.byte() % 4,
-    };
+    let made = QpAddress::default()
+        .node(input.next())
+        .qpn(input.next())
+        .psn(input.next())
+        .gpu(input.next())
+        .process(input.next())
+        .port((input.next::<u8>() & 1 == 1).then(|| {
+            PortAddress::default()
+                .lid(input.next())
+                .mtu(input.next())
+                .gid(input.next())
+        }))
+        .qkey((input.next::<u8>() & 1 == 1).then(|| input.next()))
+        .rail(input.byte() % 4);
     assert_eq!(QpAddress::from_bytes(&made.to_bytes()).ok(), Some(made));
-    let made = RemoteMemory {
-        addr: input.next(),
-        len: input.number(),
-        rkeys: [(); 4].map(|()| (input.byte() & 1 == 1).then(|| input.next())),
-    };
+    let made = RemoteMemory::default()
+        .addr(input.next())
+        .len(input.number())
+        .rkeys([(); 4].map(|()| (input.byte() & 1 == 1).then(|| input.next())));
     assert_eq!(RemoteMemory::from_bytes(&made.to_bytes()).ok(), Some(made));
     spans(made, &mut input);
 }

@@ -68,8 +68,8 @@
 //!
 //! # Environment
 //! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_DOORBELL`, `GDS_NIC`,
-//! `GDS_FAULTS`, the settings of [`PathConfig`](rdma::PathConfig) and the paths of libraries: see
-//! `docs/env.md`.
+//! `GDS_FAULTS`, the settings of a queue pair's path ([`QpConfig`](rdma::QpConfig)) and the paths of
+//! libraries: see `docs/env.md`.
 
 mod env;
 mod error;
@@ -86,6 +86,7 @@ pub mod memop;
 pub mod mutant;
 mod nic;
 mod open;
+mod options;
 mod provider;
 pub mod rdma;
 mod ring;
@@ -98,7 +99,7 @@ mod virtual_nic;
 
 pub use error::{Error, Kind, Result};
 pub use gpu::{Gpu, Stream};
-pub use provider::emulated::{EmulatedOptions, Fabric};
+pub use provider::emulated::EmulatedOptions;
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use ring::cq::preset_byte;
@@ -117,14 +118,11 @@ const _: () = {
     shared::<gpu::Span>();
     shared::<gpu::Word32>();
     shared::<gpu::Word64>();
-    shared::<gpu::DmaBuf>();
     shared::<memop::Batch>();
-    shared::<memop::trace::Tracer>();
     shared::<rdma::Destination>();
     shared::<rdma::Device>();
     shared::<rdma::Rails>();
     shared::<rdma::RailsMr>();
-    shared::<rdma::RailsPd>();
     shared::<rdma::Mr>();
     shared::<rdma::Pd>();
     // Values: requests, what is said of them, options and errors.

@@ -18,27 +18,25 @@ fn sizes_of_queue_pairs_out_of_range() {
     let base = QpConfig::default();
     for n in [0, 1, 2, 3, 5, 255, 32769, 65536, u32::MAX, 1 << 31] {
         for (queue, config) in [
-            ("send queue", sized(&base, n, base.recv_entries)),
-            ("receive queue", sized(&base, base.send_blocks, n)),
+            ("send queue", base.clone().send_blocks(n)),
+            ("receive queue", base.clone().recv_entries(n)),
         ] {
             let names = &[queue, &n.to_string()];
             refused(pd.create_qp(&config), Kind::Invalid, Some(32768), names);
         }
     }
     for n in [0, 17, u32::MAX] {
-        let config = QpConfig {
-            recv_sges: n,
-            ..base.clone()
-        };
+        let config = base.clone().recv_sges(n);
         let names = &["segments", &n.to_string()];
         refused(pd.create_qp(&config), Kind::Invalid, Some(16), names);
     }
     // Ends of the ranges work, with traffic.
     for (send_blocks, recv_entries, recv_sges) in [(4, 4, 1), (32768, 32768, 16), (4, 8, 3)] {
-        let config = QpConfig {
-            recv_sges,
-            ..sized(&base, send_blocks, recv_entries)
-        };
+        let config = base
+            .clone()
+            .send_blocks(send_blocks)
+            .recv_entries(recv_entries)
+            .recv_sges(recv_sges);
         let mut p = Pair::new(&gpu, Net::One, &config);
         p.check("ends of the ranges");
         p.recover("ends of the ranges");
@@ -54,10 +52,7 @@ fn a_kernel_where_none_can_be_launched() {
     let device = Device::emulated(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     let (_, config) = paths().remove(0);
-    let by_kernel = QpConfig {
-        lowering: Lowering::Kernel,
-        ..config.clone()
-    };
+    let by_kernel = config.clone().lowering(Lowering::Kernel);
     let names = &["kernel", "soft gpu"];
     refused(pd.create_qp(&by_kernel), Kind::Unsupported, None, names);
     // Without NOR a receive in an even lap needs one too; sends do not, nor do odd laps.
@@ -156,13 +151,7 @@ fn kernels_of_no_shape() {
         (Dims::linear(0, 1), 24),
         (Dims::linear(1, 0), 24),
         (Dims::linear(1, 1025), 24),
-        (
-            Dims {
-                shared: u32::MAX,
-                ..Dims::linear(1, 1)
-            },
-            24,
-        ),
+        (Dims::linear(1, 1).shared(u32::MAX), 24),
         (Dims::linear(1, 1), 23),
         (Dims::linear(1, 1), 0),
     ] {
@@ -213,8 +202,7 @@ fn peers_that_are_not_there() {
         let mut p = Pair::apart(&gpu, net, &config, &config);
         let b = p.b.address();
         // A number that no queue pair has; the next attempt may be right.
-        let (qpn, psn) = (1 << 24, u32::MAX);
-        for wide in [QpAddress { qpn, ..b }, QpAddress { psn, ..b }] {
+        for wide in [b.qpn(1 << 24), b.psn(u32::MAX)] {
             let limit = Some(0xff_ffff);
             refused(p.a.connect(&wide), Kind::Invalid, limit, &["qp 0x"]);
         }
@@ -222,16 +210,7 @@ fn peers_that_are_not_there() {
         p.check("after wrong numbers");
         p.recover("after wrong numbers");
         // Nobody of that name, or no such queue pair there: it shows when something is sent.
-        for nobody in [
-            QpAddress {
-                node: b.node ^ 0x5a5a_0000_0000,
-                ..b
-            },
-            QpAddress {
-                qpn: 0x00ab_cdef,
-                ..b
-            },
-        ] {
+        for nobody in [b.node(b.node ^ 0x5a5a_0000_0000), b.qpn(0x00ab_cdef)] {
             let mut lost = p.pd_a.create_qp(&config).unwrap();
             lost.connect(&nobody).unwrap();
             let mem = p.mem_a(MemoryKind::Pinned, 64);
@@ -304,10 +283,7 @@ fn records_that_cannot_be_read() {
     let names = &["9 bytes at 56"];
     refused(mr.remote().span(56, 9), Kind::Invalid, Some(64), names);
     refused(mr.remote().span(u64::MAX, 1), Kind::Invalid, Some(64), &[]);
-    let keyless = RemoteMemory {
-        rkeys: [None; RAILS],
-        ..mr.remote()
-    };
+    let keyless = mr.remote().rkeys([None; RAILS]);
     refused(keyless.span(0, 1), Kind::NotRegistered, None, &["no key"]);
 }
 

@@ -91,10 +91,7 @@ fn without_an_active_port_there_is_the_virtual_one() {
 fn a_nic_that_was_named_is_not_replaced() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
-    let named = |nic: &str| DeviceOptions {
-        nic: Some(nic.parse::<NicChoice>().unwrap()),
-        ..DeviceOptions::default()
-    };
+    let named = |nic: &str| DeviceOptions::default().nic(Some(nic.parse::<NicChoice>().unwrap()));
     let e = Device::open_with(&gpu, &named("mlx5_7")).unwrap_err();
     assert_eq!(e.kind(), Kind::Absent);
     assert!(e.to_string().contains("mlx5_7"), "{e}");

@@ -10,10 +10,7 @@ use gdsync::gpu::Consistency;
 const OTHERS: [Consistency; 2] = [Consistency::HostFlag, Consistency::LoopbackRead];
 
 fn gpu(policy: Consistency) -> Gpu {
-    let mut options = SoftOptions {
-        channels: 64,
-        ..SoftOptions::default()
-    };
+    let mut options = SoftOptions::default().channels(64);
     options.caps.ordered_writes = policy == Consistency::Ordered;
     options.caps.flush = policy == Consistency::Flush;
     options.caps.host_flush = policy == Consistency::HostFlag;

@@ -89,18 +89,12 @@ fn no_kernel_spins_for_a_peer_of_another_process_on_the_same_gpu() {
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
     let memory = common::memory(&pd, MemoryKind::Pinned, 4096, Access::ALL);
     let stream = gpu.stream().unwrap();
-    let elsewhere = |address: QpAddress| QpAddress {
-        process: address.process ^ 1,
-        ..address
-    };
+    let elsewhere = |address: QpAddress| address.process(address.process ^ 1);
     let (mut qps, _peers) = pairs(&pd, 8, elsewhere);
     assert!(!posts(&control, &stream, &mut qps, &memory, true));
     // Posting does not spin.
     assert!(posts(&control, &stream, &mut qps, &memory, false));
-    let far = |address: QpAddress| QpAddress {
-        gpu: address.gpu ^ 1,
-        ..elsewhere(address)
-    };
+    let far = |address: QpAddress| elsewhere(address).gpu(address.gpu ^ 1);
     let (mut qps, _peers) = pairs(&pd, 8, far);
     assert!(posts(&control, &stream, &mut qps, &memory, true));
 }

@@ -31,10 +31,7 @@ fn policy() -> Consistency {
 }
 
 fn configs() -> [QpConfig; 2] {
-    [Lowering::MemOps, Lowering::Kernel].map(|lowering| QpConfig {
-        lowering,
-        ..QpConfig::default()
-    })
+    [Lowering::MemOps, Lowering::Kernel].map(|lowering| QpConfig::default().lowering(lowering))
 }
 
 /// Messages into GPU memory, each looked at by the stream behind its wait.

@@ -46,15 +46,13 @@ fn queues_and_payload_lie_in_the_gpu_and_no_copy_engine_is_asked() {
     let memory = pd.register(&memory, Access::ALL).unwrap();
     let stream = gpu.stream().unwrap();
     for lowering in [Lowering::MemOps, Lowering::Kernel] {
-        let config = QpConfig {
-            send_blocks: 8,
-            recv_entries: 8,
-            ring_memory: MemoryKind::Device,
-            cq_memory: MemoryKind::Device,
-            record_memory: MemoryKind::Device,
-            lowering,
-            ..QpConfig::default()
-        };
+        let config = QpConfig::default()
+            .send_blocks(8)
+            .recv_entries(8)
+            .ring_memory(MemoryKind::Device)
+            .cq_memory(MemoryKind::Device)
+            .record_memory(MemoryKind::Device)
+            .lowering(lowering);
         let (mut a, _b) = joined(&pd, &config);
         control.record(true);
         for i in 0..100u32 {

@@ -45,7 +45,7 @@ fn standin_gpu(caps: Caps) -> (Gpu, Box<dyn Watch>) {
 cases! {
     a_message_in_each_lap => golden_rig::laps("laps-cuda", &standin_gpu, cuda(), small());
     a_message_in_each_lap_without_nor => {
-        let caps = Caps { nor: false, ..cuda() };
+        let caps = cuda().nor(false);
         golden_rig::laps("laps-no-nor", &standin_gpu, caps, small());
     };
 }
@@ -54,10 +54,7 @@ cases! {
 #[test]
 fn a_gpu_without_64_bits_is_refused() {
     inside!(Variant::default());
-    let caps = Caps {
-        memops64: false,
-        ..cuda()
-    };
+    let caps = cuda().memops64(false);
     set(&caps);
     let refused = Gpu::cuda(0).unwrap_err();
     assert_eq!(refused.kind(), Kind::Unsupported);
@@ -74,7 +71,7 @@ cases! {
     a_change_of_stream_by_proxy => golden_rig::edges("edges-proxy", &standin_gpu, by_proxy());
     flushes => golden_rig::flushes("flushes", &standin_gpu, cuda(), small());
     flushes_by_the_cpu => {
-        let caps = Caps { flush: false, ..cuda() };
+        let caps = cuda().flush(false);
         golden_rig::flushes("flushes-host", &standin_gpu, caps, small());
     };
     word_operations => golden_rig::words("words-cuda", &standin_gpu, cuda());

@@ -150,12 +150,7 @@ cases! {
 #[test]
 fn writes_with_everything_in_device_memory() {
     inside!(Variant::default());
-    let all = QpConfig {
-        ring_memory: Dev,
-        cq_memory: Dev,
-        record_memory: Dev,
-        ..memops()
-    };
+    let all = memops().ring_memory(Dev).cq_memory(Dev).record_memory(Dev);
     // Where the CPU cannot map device memory, queues in it are refused, or pinned instead.
     let gpu = Gpu::cuda(0).unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use common::*;
 use gds_sim::seeds;
+use gdsync::EmulatedOptions;
 use gdsync::gpu::Word32;
 use gdsync::rdma::{Destination, GRH, Transport};
-use gdsync::{EmulatedOptions, Fabric};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 const QKEY: u32 = 0x0bad_cafe;
@@ -49,18 +49,8 @@ fn text(message: &Message) -> Vec<u8> {
     (0..message.len).map(byte).collect()
 }
 
-fn stations(gpu: &Gpu, config: &QpConfig, fabric: &dyn Fn() -> Fabric) -> Vec<Station> {
-    let open = || {
-        let fabric = fabric();
-        Device::emulated_with(
-            gpu,
-            EmulatedOptions {
-                fabric,
-                ..EmulatedOptions::default()
-            },
-        )
-        .unwrap()
-    };
+fn stations(gpu: &Gpu, config: &QpConfig, hub: Option<&Hub>) -> Vec<Station> {
+    let open = || Device::emulated_with(gpu, EmulatedOptions::default().hub(hub.cloned())).unwrap();
     // Two of them share a NIC.
     let devices = [open(), open(), open()];
     let station = |i: usize| {
@@ -68,12 +58,7 @@ fn stations(gpu: &Gpu, config: &QpConfig, fabric: &dyn Fn() -> Fabric) -> Vec<St
         let transport = Transport::Ud {
             qkey: QKEY + i as u32,
         };
-        let mut qp = pd
-            .create_qp(&QpConfig {
-                transport,
-                ..config.clone()
-            })
-            .unwrap();
+        let mut qp = pd.create_qp(&config.clone().transport(transport)).unwrap();
         qp.activate().unwrap();
         let kind = [MemoryKind::Pinned, MemoryKind::Device][i % 2];
         let [out, into] = [(); 2].map(|()| memory(&pd, kind, SLOT as usize * MOST, Access::ALL));
@@ -227,9 +212,9 @@ fn check(all: &mut [Station], batch: &[Message], receives: Vec<Vec<ReceiveReques
     }
 }
 
-fn live(gpu: &Gpu, config: &QpConfig, seed: u64, rounds: u32, fabric: &dyn Fn() -> Fabric) {
+fn live(gpu: &Gpu, config: &QpConfig, seed: u64, rounds: u32, hub: Option<&Hub>) {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut all = stations(gpu, config, fabric);
+    let mut all = stations(gpu, config, hub);
     let mut ids = 0;
     for round in 1..=rounds {
         let what = format!("seed {seed}, round {round}");
@@ -256,7 +241,7 @@ fn everybody_hears_what_is_said_to_them_in_plays() {
         for (_, config) in paths() {
             let (_sim, gpu) = play(seed);
             let hub = Hub::new(HubConfig::default());
-            live(&gpu, &config, seed, 30, &|| Fabric::Hub(hub.clone()));
+            live(&gpu, &config, seed, 30, Some(&hub));
         }
         Ok::<_, String>(())
     });
@@ -267,7 +252,7 @@ fn everybody_hears_what_is_said_to_them_on_the_live_driver() {
     for (_, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         for seed in 0..5 {
-            live(&gpu, &config, seed, 30, &|| Fabric::Host);
+            live(&gpu, &config, seed, 30, None);
         }
     }
 }

@@ -67,10 +67,7 @@ fn messages_of_no_bytes() {
 fn thirty_segments_and_as_many_inline_bytes_as_fit() {
     let mut rng = fastrand::Rng::with_seed(30);
     for (path, config) in paths() {
-        let config = QpConfig {
-            recv_sges: 16,
-            ..config
-        };
+        let config = config.recv_sges(16);
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::Hub, &config);
         let [near, far] = p.memories(MemoryKind::Device, 8192);
@@ -143,10 +140,11 @@ fn thirty_segments_and_as_many_inline_bytes_as_fit() {
 fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
     for (path, config) in paths() {
         for (send_blocks, recv_entries) in [(4, 4), (16, 8)] {
-            let config = QpConfig {
-                start: 0xfff9,
-                ..sized(&config, send_blocks, recv_entries)
-            };
+            let config = config
+                .clone()
+                .send_blocks(send_blocks)
+                .recv_entries(recv_entries)
+                .start(0xfff9);
             let gpu = Gpu::soft().unwrap();
             let mut p = Pair::new(&gpu, Net::One, &config);
             let [near, far] = p.memories(MemoryKind::Pinned, 64);

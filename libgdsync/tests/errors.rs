@@ -314,10 +314,7 @@ fn every_error_is_seen_by_cpu_stream_and_kernel() {
                         run(&mut scene, &case, &what);
                         continue;
                     }
-                    let narrow = QpConfig {
-                        access: case.access,
-                        ..config.clone()
-                    };
+                    let narrow = config.clone().access(case.access);
                     let mut scene = Scene::new(Pair::of(&gpu, net, &config, &narrow));
                     scene.signaled = signaled;
                     run(&mut scene, &case, &what);

@@ -10,10 +10,7 @@ const SOON: Duration = Duration::from_millis(5);
 #[test]
 fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
     for (path, config) in paths() {
-        let config = QpConfig {
-            send_blocks: 4,
-            ..config
-        };
+        let config = config.send_blocks(4);
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::One, &config);
         let [mem, far] = p.memories(MemoryKind::Pinned, 64);
@@ -62,10 +59,7 @@ fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
 #[test]
 fn a_completion_queue_is_full_until_its_stream_has_passed() {
     for (path, config) in paths() {
-        let config = QpConfig {
-            send_blocks: 4,
-            ..config
-        };
+        let config = config.send_blocks(4);
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::One, &config);
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));

@@ -15,11 +15,11 @@ struct Traced;
 
 impl Watch for Traced {
     fn start(&mut self, gpu: &Gpu) {
-        gpu.tracer().capture();
+        gpu.capture_trace();
     }
 
     fn take(&mut self, gpu: &Gpu, streams: &[Stream; 2]) -> Vec<String> {
-        let lines = gpu.tracer().take();
+        let lines = gpu.take_trace();
         lines.iter().map(|line| renumber(line, streams)).collect()
     }
 
@@ -30,10 +30,7 @@ impl Watch for Traced {
 
 /// A soft GPU that can do this.
 fn soft(caps: Caps) -> (Gpu, Box<dyn Watch>) {
-    let options = SoftOptions {
-        caps,
-        ..SoftOptions::default()
-    };
+    let options = SoftOptions::default().caps(caps);
     let live = gds_step::Live::global().unwrap();
     let gpu = Gpu::soft_with(live, options).unwrap();
     (gpu, Box::new(Traced))
@@ -42,15 +39,15 @@ fn soft(caps: Caps) -> (Gpu, Box<dyn Watch>) {
 plain_cases! {
     a_message_in_each_lap_as_on_cuda => golden_rig::laps("laps-cuda", &soft, cuda(), small());
     a_message_in_each_lap_with_masked_waits_as_on_hip => {
-        let caps = Caps {mask: true, nor: false, ..cuda() };
+        let caps = cuda().mask(true).nor(false);
         golden_rig::laps("laps-mask", &soft, caps, small());
     };
     a_message_in_each_lap_without_nor => {
-        let caps = Caps { nor: false, ..cuda() };
+        let caps = cuda().nor(false);
         golden_rig::laps("laps-no-nor", &soft, caps, small());
     };
     a_message_in_each_lap_without_64_bits => {
-        let caps = Caps { memops64: false, ..cuda() };
+        let caps = cuda().memops64(false);
         golden_rig::laps("laps-32-bit", &soft, caps, small());
     };
     a_message_in_each_lap_by_kernel => golden_rig::laps("laps-kernel", &soft, cuda(), by_kernel());
@@ -72,10 +69,7 @@ fn flushes() {
 /// By the CPU, that the stream asks by a word.
 #[test]
 fn flushes_by_the_cpu() {
-    let caps = Caps {
-        flush: false,
-        ..cuda()
-    };
+    let caps = cuda().flush(false);
     golden_rig::flushes("flushes-host", &soft, caps, small());
     golden_rig::flushes("flushes-host-kernel", &soft, caps, by_kernel());
 }
@@ -83,11 +77,7 @@ fn flushes_by_the_cpu() {
 /// By a READ of the NIC's, that the stream rings for.
 #[test]
 fn flushes_by_the_nic() {
-    let caps = Caps {
-        flush: false,
-        host_flush: false,
-        ..cuda()
-    };
+    let caps = cuda().flush(false).host_flush(false);
     golden_rig::flushes("flushes-read", &soft, caps, small());
     golden_rig::flushes("flushes-read-kernel", &soft, caps, by_kernel());
 }
@@ -96,11 +86,7 @@ fn flushes_by_the_nic() {
 #[test]
 fn a_flush_by_nobody_is_refused() {
     for host_flush in [false, true] {
-        let caps = Caps {
-            flush: false,
-            host_flush,
-            ..cuda()
-        };
+        let caps = cuda().flush(false).host_flush(host_flush);
         let (gpu, _) = soft(caps);
         let stream = gpu.stream().unwrap();
         let flush = || gdsync::rdma::post_on(&stream, &mut [], &[Descriptor::Flush]);
@@ -116,17 +102,8 @@ fn a_flush_by_nobody_is_refused() {
 /// Every word operation, on a runtime with everything and on the barest one.
 #[test]
 fn word_operations() {
-    let full = Caps {
-        inline_copy: true,
-        mask: true,
-        ..cuda()
-    };
-    let bare = Caps {
-        memops64: false,
-        nor: false,
-        fence: false,
-        ..cuda()
-    };
+    let full = cuda().inline_copy(true).mask(true);
+    let bare = cuda().memops64(false).nor(false).fence(false);
     golden_rig::words("words-full", &soft, full);
     golden_rig::words("words-cuda", &soft, cuda());
     golden_rig::words("words-bare", &soft, bare);

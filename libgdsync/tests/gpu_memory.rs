@@ -20,7 +20,7 @@ const DEVICES: [(&str, Open); 2] = [("rdma_core", Device::mlx5), ("proxy", Devic
 
 /// How often this process has the memory of `region` mapped.
 fn mappings(region: &Region) -> usize {
-    let file = std::fs::File::from(region.dma_buf().unwrap().fd);
+    let file = std::fs::File::from(region.dma_buf().unwrap().0);
     let inode = file.metadata().unwrap().ino().to_string();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let of = |line: &&str| line.split_whitespace().nth(4) == Some(&inode);

@@ -60,7 +60,6 @@ fn messages(path: &str, config: &QpConfig, messages: u32) {
     let mut p = Pair::new(&gpu, Net::Hub, &config);
     let [near, far] = p.memories(MemoryKind::Pinned, 64);
     let (sender, receiver) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    let timed = wait_at_most(LIMIT);
     let mut before = None;
     let mut last = None;
     for i in 0..messages {
@@ -71,7 +70,7 @@ fn messages(path: &str, config: &QpConfig, messages: u32) {
         let recv = p.b.receive_within(&[sge(&far, 0, 8)]);
         let post = [
             Descriptor::Receive(recv),
-            Descriptor::Wait(recv.into(), timed),
+            Descriptor::wait(recv).within(LIMIT),
         ];
         p.b.post_on(&receiver, &post).unwrap();
         let list = [sge(&near, 0, 8)];
@@ -81,7 +80,7 @@ fn messages(path: &str, config: &QpConfig, messages: u32) {
         let send = p.a.prepare_within(&work, LIMIT).unwrap();
         let mut post = vec![Descriptor::Send(send)];
         if i % 3 != 0 {
-            post.push(Descriptor::Wait(send.into(), timed));
+            post.push(Descriptor::wait(send).within(LIMIT));
         }
         p.a.post_on(&sender, &post).unwrap();
         last = Some(recv);

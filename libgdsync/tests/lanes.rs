@@ -7,8 +7,7 @@ mod virtual_nic;
 
 use common::*;
 use gdsync::rdma::{
-    DeviceOptions, NicChoice, NicName, Provider, QpAddress, RAILS, Rails, RailsMr, RailsPd,
-    RemoteMemory,
+    DeviceOptions, NicChoice, Provider, QpAddress, RAILS, Rails, RailsMr, RemoteMemory,
 };
 use verbs_device::pattern;
 use virtual_nic::{cases, inside};
@@ -21,31 +20,31 @@ fn names(rails: &Rails) -> Vec<String> {
 }
 
 /// Memory that every rail has another key for.
-fn memory(pd: &RailsPd, len: usize) -> RailsMr {
-    let gpu = pd.pds()[0].device().gpu();
+fn memory(rails: &Rails, len: usize) -> RailsMr {
+    let gpu = rails.gpu();
     // The virtual NICs would all count alike.
-    for (rail, pd) in pd.pds().iter().enumerate() {
+    for (rail, pd) in rails.pds().iter().enumerate() {
         for _ in 0..rail {
             let other = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
             std::mem::forget(pd.register(&other, Access::ALL).unwrap());
         }
     }
     let region = gpu.alloc(MemoryKind::Pinned, len).unwrap();
-    let memory = pd.register(&region, Access::ALL).unwrap();
+    let memory = rails.register(&region, Access::ALL).unwrap();
     let mut keys: Vec<_> = memory.remote().rkeys.into_iter().flatten().collect();
-    assert_eq!(keys.len(), pd.pds().len());
+    assert_eq!(keys.len(), rails.count());
     keys.sort_unstable();
     keys.dedup();
-    assert_eq!(keys.len(), pd.pds().len(), "rails with equal keys");
+    assert_eq!(keys.len(), rails.count(), "rails with equal keys");
     memory
 }
 
 /// A connected pair of each two rails.
-fn pair(pd: &RailsPd, a: usize, b: usize) -> (Qp, Qp) {
+fn pair(rails: &Rails, a: usize, b: usize) -> (Qp, Qp) {
     let config = sized(&QpConfig::default(), 16, 16);
     let (mut a, mut b) = (
-        pd.create_qp(a, &config).unwrap(),
-        pd.create_qp(b, &config).unwrap(),
+        rails.create_qp(a, &config).unwrap(),
+        rails.create_qp(b, &config).unwrap(),
     );
     connect(&mut a, &mut b);
     (a, b)
@@ -92,26 +91,20 @@ fn the_environment_names_rails_and_their_order() {
 fn a_nic_is_found_by_its_guid() {
     inside!(&FOUR);
     let gpu = Gpu::soft().unwrap();
-    let open = |device, port| {
-        let options = DeviceOptions {
-            nic: Some(NicChoice { device, port }),
-            ..DeviceOptions::default()
-        };
-        Device::open_with(&gpu, &options)
-    };
+    let open = |nic| Device::open_with(&gpu, &DeviceOptions::default().nic(Some(nic)));
     let mut guids = Vec::new();
     for name in ["mlx5_0", "mlx5_1"] {
-        let device = open(NicName::Kernel(name.to_owned()), None).unwrap();
+        let device = open(NicChoice::kernel(name)).unwrap();
         let qp = device.alloc_pd().unwrap().create_qp(&QpConfig::default());
         guids.push(qp.unwrap().address().node);
     }
     assert_ne!(guids[0], guids[1]);
     for (i, guid) in guids.iter().enumerate() {
-        let device = open(NicName::Guid(*guid), Some(2)).unwrap();
+        let device = open(NicChoice::guid(*guid).port(2)).unwrap();
         assert_eq!(device.name(), format!("mlx5 mlx5_{i}:2"));
     }
     let nobody = guids[0] ^ guids[1] ^ 1;
-    let found = open(NicName::Guid(nobody), None);
+    let found = open(NicChoice::guid(nobody));
     refused(found, Kind::Absent, None, &[&format!("{nobody:#018x}")]);
 }
 
@@ -128,13 +121,12 @@ fn all_at_once() {
     let gpu = Gpu::soft().unwrap();
     let rails = Rails::from_env(&gpu).unwrap();
     assert_eq!(rails.count(), 4);
-    let pd = rails.alloc_pd().unwrap();
     let ways: Vec<(usize, usize)> = (0..4).flat_map(|a| [(a, a), (a, (a + 1) % 4)]).collect();
     let len = STRIPE * ways.len();
-    let (near, far) = (memory(&pd, len), memory(&pd, 2 * len));
+    let (near, far) = (memory(&rails, len), memory(&rails, 2 * len));
     // As the peer has it from the wire.
     let there = RemoteMemory::from_bytes(&far.remote().to_bytes()).unwrap();
-    let mut pairs: Vec<_> = ways.iter().map(|(a, b)| pair(&pd, *a, *b)).collect();
+    let mut pairs: Vec<_> = ways.iter().map(|(a, b)| pair(&rails, *a, *b)).collect();
     for ((a, b), (here, other)) in pairs.iter().zip(&ways) {
         let record = QpAddress::from_bytes(&b.address().to_bytes()).unwrap();
         assert_eq!((a.address().rail, record.rail), (*here as u8, *other as u8));
@@ -180,12 +172,11 @@ cases! {
 fn one_fails() {
     let gpu = Gpu::soft().unwrap();
     let rails = Rails::from_env(&gpu).unwrap();
-    let pd = rails.alloc_pd().unwrap();
-    let (near, far) = (memory(&pd, 64), memory(&pd, 64));
+    let (near, far) = (memory(&rails, 64), memory(&rails, 64));
     let mut near_ends = Vec::new();
     let mut far_ends = Vec::new();
     for rail in 0..rails.count() {
-        let (a, b) = pair(&pd, rail, rail);
+        let (a, b) = pair(&rails, rail, rail);
         near_ends.push(a);
         far_ends.push(Some(b));
     }
@@ -238,7 +229,7 @@ fn one_fails() {
     for rail in [1, 2] {
         let a = &mut near_ends[rail];
         a.reset().unwrap();
-        let mut b = pd.create_qp(rail, &QpConfig::default()).unwrap();
+        let mut b = rails.create_qp(rail, &QpConfig::default()).unwrap();
         connect(a, &mut b);
         let from = [near.sge(a, 0, 8).unwrap()];
         let span = far.remote().span(8 * rail as u64, 8).unwrap();
@@ -259,10 +250,10 @@ fn nics_of_different_kinds() {
         (Provider::Emulated, None),
         (Provider::Verbs, Some("mlx5_0:2")),
     ];
-    let each = each.map(|(provider, nic)| DeviceOptions {
-        provider,
-        nic: nic.map(|nic| nic.parse().unwrap()),
-        ..DeviceOptions::default()
+    let each = each.map(|(provider, nic)| {
+        DeviceOptions::default()
+            .provider(provider)
+            .nic(nic.map(|nic| nic.parse().unwrap()))
     });
     let rails = Rails::open(&gpu, &each).unwrap();
     let names = names(&rails);
@@ -271,14 +262,13 @@ fn nics_of_different_kinds() {
         ("mlx5 mlx5_1:1", "verbs mlx5_0:2")
     );
     assert!(names[1].starts_with("emulated "), "{names:?}");
-    let pd = rails.alloc_pd().unwrap();
-    let memory = memory(&pd, 4096);
+    let memory = memory(&rails, 4096);
     let there = memory.remote();
     assert_eq!(there.rkeys[3], None);
     let stream = gpu.stream().unwrap();
     memory.region().write(0, &pattern(1, 1000)).unwrap();
     let mut ends: Vec<_> = [(0, 0), (1, 1), (2, 2), (0, 2), (2, 0)]
-        .map(|(a, b)| pair(&pd, a, b))
+        .map(|(a, b)| pair(&rails, a, b))
         .into();
     for (i, (a, _)) in ends.iter_mut().enumerate() {
         let at = 1000 + 600 * i;
@@ -305,17 +295,16 @@ fn what_rails_refuse() {
     assert_eq!(kind(rails), Some(Kind::Foreign));
 
     let rails = Rails::of(vec![device.clone(), Device::emulated(&gpu).unwrap()]).unwrap();
-    let pd = rails.alloc_pd().unwrap();
-    let qp = pd.create_qp(2, &QpConfig::default());
+    let qp = rails.create_qp(2, &QpConfig::default());
     refused(qp, Kind::Invalid, Some(1), &[]);
     let foreign = Gpu::soft().unwrap().alloc(MemoryKind::Pinned, 64).unwrap();
-    let registered = pd.register(&foreign, Access::ALL);
+    let registered = rails.register(&foreign, Access::ALL);
     assert_eq!(kind(registered), Some(Kind::Foreign));
 
     // Another protection domain's memory, also where rail and device are the same.
-    let memory = memory(&pd, 64);
-    let (mut a, _b) = pair(&pd, 0, 1);
-    let (other, _) = pair(&rails.alloc_pd().unwrap(), 0, 0);
+    let memory = memory(&rails, 64);
+    let (mut a, _b) = pair(&rails, 0, 1);
+    let (other, _) = pair(&Rails::of(rails.devices().to_vec()).unwrap(), 0, 0);
     let alone = device.alloc_pd().unwrap();
     let alone = alone.create_qp(&QpConfig::default()).unwrap();
     for foreign in [other, alone] {
@@ -323,16 +312,15 @@ fn what_rails_refuse() {
     }
 
     // A peer's memory that its rail 1 knows nothing of.
-    let there = RemoteMemory {
-        rkeys: [memory.remote().rkeys[0], None, Some(1), Some(1)],
-        ..memory.remote()
-    };
+    let there = memory
+        .remote()
+        .rkeys([memory.remote().rkeys[0], None, Some(1), Some(1)]);
     let from = [memory.sge(&a, 0, 8).unwrap()];
     let span = there.span(0, 8).unwrap();
     let write = a.prepare(&Work::write(&from, span).signaled());
     refused(write, Kind::NotRegistered, None, &["rail 1"]);
     // By its rail 0 it can be reached.
-    let (mut a, _b) = pair(&pd, 1, 0);
+    let (mut a, _b) = pair(&rails, 1, 0);
     let from = [memory.sge(&a, 0, 8).unwrap()];
     a.complete(&Work::write(&from, span));
 }

@@ -66,10 +66,7 @@ fn one_list_serves_queue_pairs_of_every_kind() {
     let mut pairs: Vec<Pair> = paths()
         .into_iter()
         .map(|(_, config)| {
-            let config = QpConfig {
-                send_blocks: 8,
-                ..config
-            };
+            let config = config.send_blocks(8);
             Pair::new(&gpu, Net::One, &config)
         })
         .collect();

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::*;
-use gdsync::rdma::{DeviceOptions, PathConfig, Provider};
+use gdsync::rdma::{DeviceOptions, Provider};
 use virtual_nic::outside;
 
 /// Goes on in a process of its own with these NICs.
@@ -62,11 +62,9 @@ fn a_nic_without_an_identifier_is_passed_over() {
     let gpu = Gpu::soft().unwrap();
     let device = Device::verbs(&gpu).unwrap();
     assert_eq!(device.name(), "verbs roce___0:1");
-    let named = DeviceOptions {
-        provider: Provider::Verbs,
-        nic: Some("iwarp__0".parse().unwrap()),
-        ..DeviceOptions::default()
-    };
+    let named = DeviceOptions::default()
+        .provider(Provider::Verbs)
+        .nic(Some("iwarp__0".parse().unwrap()));
     let e = Device::open_with(&gpu, &named).unwrap_err();
     assert_eq!(e.kind(), Kind::Unsupported, "{e}");
 }
@@ -206,18 +204,14 @@ fn a_port_that_comes_back_ends_nothing() {
 fn a_stuck_nic_delays_no_other(doorbell: Doorbell) {
     let gpu = Gpu::soft().unwrap();
     let open = |name: &str| {
-        let options = DeviceOptions {
-            provider: Provider::Verbs,
-            nic: Some(name.parse().unwrap()),
-            ..DeviceOptions::default()
-        };
+        let options = DeviceOptions::default()
+            .provider(Provider::Verbs)
+            .nic(Some(name.parse().unwrap()));
         Device::open_with(&gpu, &options).unwrap()
     };
-    let config = QpConfig {
-        timeout: Some(Duration::from_millis(20)),
-        doorbell,
-        ..QpConfig::default()
-    };
+    let config = QpConfig::default()
+        .timeout(Some(Duration::from_millis(20)))
+        .doorbell(doorbell);
     let [stuck, sound] = ["hang0", "roce1"].map(|name| {
         let device = open(name);
         let pair = Pair::over(&device, &config);
@@ -257,15 +251,11 @@ plain_cases! {
 
 /// The steps to ready to send of both queue pairs, from a file that the stand-in writes.
 #[track_caller]
-fn steps(path: PathConfig) -> Vec<String> {
+fn steps(config: &QpConfig) -> Vec<String> {
     let log = std::env::var("ODD_LOG").unwrap();
     let gpu = Gpu::soft().unwrap();
     let device = Device::verbs(&gpu).unwrap();
-    let config = QpConfig {
-        path,
-        ..QpConfig::default()
-    };
-    Pair::over(&device, &config);
+    Pair::over(&device, config);
     let steps = std::fs::read_to_string(&log).unwrap();
     let _ = std::fs::remove_file(&log);
     steps.lines().take(3).map(str::to_owned).collect()
@@ -286,24 +276,23 @@ fn the_driver_is_handed_the_settings_of_the_path() {
         "to 2: sl 0 tc 0 flow 0 hops 64 rnr_timer 12",
         "to 3: timeout 15 retry 6 rnr_retry 7",
     ];
-    assert_eq!(steps(PathConfig::default()), default);
-    let path = PathConfig {
-        pkey: Some(0x0012),
-        service_level: Some(3),
-        traffic_class: Some(106),
-        flow_label: Some(0xf_fff0),
-        hop_limit: Some(255),
-        ack_timeout: Some(20),
-        retry_count: Some(7),
-        rnr_retry: Some(2),
-        rnr_timer: Some(14),
-    };
+    assert_eq!(steps(&QpConfig::default()), default);
+    let config = QpConfig::default()
+        .pkey(0x0012)
+        .service_level(3)
+        .traffic_class(106)
+        .flow_label(0xf_fff0)
+        .hop_limit(255)
+        .ack_timeout(20)
+        .retry_count(7)
+        .rnr_retry(2)
+        .rnr_timer(14);
     let set = [
         "to 1: pkey_index 2",
         "to 2: sl 3 tc 106 flow 1048560 hops 255 rnr_timer 14",
         "to 3: timeout 20 retry 7 rnr_retry 2",
     ];
-    assert_eq!(steps(path), set);
+    assert_eq!(steps(&config), set);
 }
 
 #[test]
@@ -327,13 +316,10 @@ fn the_driver_is_handed_the_settings_of_the_environment() {
         "to 2: sl 4 tc 96 flow 7 hops 2 rnr_timer 1",
         "to 3: timeout 18 retry 5 rnr_retry 3",
     ];
-    assert_eq!(steps(PathConfig::default()), set);
+    assert_eq!(steps(&QpConfig::default()), set);
     // A setting in code goes before the variable.
-    let path = PathConfig {
-        retry_count: Some(1),
-        ..PathConfig::default()
-    };
-    assert_eq!(steps(path)[2], "to 3: timeout 18 retry 1 rnr_retry 3");
+    let config = QpConfig::default().retry_count(1);
+    assert_eq!(steps(&config)[2], "to 3: timeout 18 retry 1 rnr_retry 3");
 }
 
 #[test]

@@ -66,16 +66,8 @@ struct World {
 
 impl World {
     fn new(gpu: &Gpu, config: &QpConfig, blocks: u32, start: u32) -> World {
-        let near = QpConfig {
-            send_blocks: blocks,
-            start,
-            ..config.clone()
-        };
-        let far = QpConfig {
-            recv_entries: ROOM,
-            start,
-            ..config.clone()
-        };
+        let near = config.clone().send_blocks(blocks).start(start);
+        let far = config.clone().recv_entries(ROOM).start(start);
         let p = Pair::of(gpu, Net::Hub, &near, &far);
         let mut sink = Sink {
             mem: p.mem_b(MemoryKind::Pinned, 64),

@@ -27,24 +27,19 @@ fn rings_of_every_size_lie_where_they_should() {
     let pd = device.alloc_pd().unwrap();
     for log in 2..=15 {
         for recv_sges in [1, 3, 16] {
-            let config = QpConfig {
-                send_blocks: 1 << log,
-                recv_entries: 1 << (17 - log),
-                recv_sges,
-                ring_memory: MemoryKind::Device,
-                cq_memory: MemoryKind::Device,
-                record_memory: MemoryKind::Device,
-                ..QpConfig::default()
-            };
+            let config = QpConfig::default()
+                .send_blocks(1 << log)
+                .recv_entries(1 << (17 - log))
+                .recv_sges(recv_sges)
+                .ring_memory(MemoryKind::Device)
+                .cq_memory(MemoryKind::Device)
+                .record_memory(MemoryKind::Device);
             let qp = pd.create_qp(&config);
             let qp = qp.unwrap_or_else(|e| panic!("2^{log} blocks, {recv_sges} segments: {e:?}"));
             assert_eq!(qp.memory(), [MemoryKind::Pinned; 3]);
         }
     }
-    let config = QpConfig {
-        start: 8,
-        ..QpConfig::default()
-    };
+    let config = QpConfig::default().start(8);
     let error = pd.create_qp(&config).unwrap_err();
     assert_eq!(error.kind(), Kind::Unsupported);
     device.close(LIMIT).unwrap();

@@ -45,10 +45,7 @@ impl Rig {
     fn new(transport: Transport) -> Rig {
         let gpu = Gpu::soft().unwrap();
         let pd = Device::mlx5(&gpu).unwrap().alloc_pd().unwrap();
-        let config = QpConfig {
-            transport,
-            ..QpConfig::default()
-        };
+        let config = QpConfig::default().transport(transport);
         let pair = Pair::of_domain(&pd, &config);
         Rig {
             memory: pair.memory(MemoryKind::Pinned, 4096),

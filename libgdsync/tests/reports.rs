@@ -5,7 +5,6 @@ mod verbs_device;
 
 use common::*;
 use gds_sim::seeds;
-use gdsync::rdma::PathConfig;
 
 #[test]
 fn a_refused_access_of_the_peer_is_an_error_here() {
@@ -22,13 +21,7 @@ fn a_partition_that_the_nic_is_not_in_is_refused() {
 fn a_value_out_of_range_is_refused() {
     let gpu = gdsync::Gpu::soft().unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
-    let config = QpConfig {
-        path: PathConfig {
-            retry_count: Some(8),
-            ..PathConfig::default()
-        },
-        ..QpConfig::default()
-    };
+    let config = QpConfig::default().retry_count(8);
     let e = pd.create_qp(&config).unwrap_err();
     assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(7)), "{e}");
     assert!(e.to_string().contains("GDS_RETRY_COUNT=8"), "{e}");
@@ -40,15 +33,10 @@ fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
     seeds(3, |seed| {
         for (timeout, retries) in [(8, 0), (14, 3), (15, 7), (19, 1)] {
             let (_sim, gpu) = play(seed);
-            let config = QpConfig {
-                timeout: None,
-                path: PathConfig {
-                    ack_timeout: Some(timeout),
-                    retry_count: Some(retries),
-                    ..PathConfig::default()
-                },
-                ..QpConfig::default()
-            };
+            let config = QpConfig::default()
+                .timeout(None)
+                .ack_timeout(timeout)
+                .retry_count(retries);
             let mut p = Pair::apart(&gpu, Net::Hub, &config, &config);
             p.connect();
             let memory = p.mem_a(MemoryKind::Pinned, 64);

@@ -6,12 +6,7 @@ use common::*;
 
 /// Queues so short that a few messages lead around them.
 fn short(config: &QpConfig, start: u32) -> QpConfig {
-    QpConfig {
-        send_blocks: 4,
-        recv_entries: 8,
-        start,
-        ..config.clone()
-    }
+    config.clone().send_blocks(4).recv_entries(8).start(start)
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
                 Descriptor::Receive(receives[0]),
                 Descriptor::Receive(receives[1]),
                 gate.wait(),
-                Descriptor::Wait(receives[0].into(), wait_at_most(SHORT)),
+                Descriptor::wait(receives[0]).within(SHORT),
             ];
             p.b.post_on(&stream, &list).unwrap();
             let saw = Witness::launch(&stream, &p.b, receives[0]);
@@ -167,7 +167,7 @@ fn a_wait_that_was_passed_is_not_late_however_long_the_stream_stands_elsewhere()
         let write = p.a.signaled(&Work::write(&list, to));
         let post = [
             Descriptor::Send(write),
-            Descriptor::Wait(write.into(), wait_at_most(SHORT)),
+            Descriptor::wait(write).within(SHORT),
             gate.wait(),
         ];
         p.a.post_on(&stream, &post).unwrap();
@@ -244,7 +244,7 @@ fn the_same_limits_end_waits_on_the_live_driver() {
         let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
         let post = [
             Descriptor::Receive(recv),
-            Descriptor::Wait(recv.into(), wait_at_most(LIVE)),
+            Descriptor::wait(recv).within(LIVE),
         ];
         p.b.post_on(&receiver, &post).unwrap();
         finish(&receiver, path);

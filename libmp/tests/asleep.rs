@@ -40,11 +40,7 @@ fn messages_move_while_everybody_sleeps() {
         let together = Arc::new(Barrier::new(2));
         let before = Arc::new(Mutex::new(Vec::new()));
         // So that nothing here waits for room.
-        let qp = QpConfig {
-            send_blocks: 4096,
-            recv_entries: 4096,
-            ..QpConfig::default()
-        };
+        let qp = QpConfig::default().send_blocks(4096).recv_entries(4096);
         let build = move |b: mp::Builder| b.progress(progress).full(Full::Fail).qp(qp.clone());
         ranks_with(2, build, move |ctx| {
             let peer = 1 - ctx.rank();

@@ -85,10 +85,7 @@ fn receives_on_a_stream_are_refused_while_a_window_of_messages_is_not_taken() {
             let _ctx = rank.open(|b| b);
             return rank.barrier();
         }
-        let options = SoftOptions {
-            stream_bound: 4 * WINDOW as usize,
-            ..SoftOptions::default()
-        };
+        let options = SoftOptions::default().stream_bound(4 * WINDOW as usize);
         let place = rank.place(options, false);
         let ctx = rank.open_at(&place, |b| b.full(Full::Fail).progress(Progress::Manual));
         let memory = slice(&ctx, SMALL);

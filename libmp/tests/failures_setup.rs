@@ -335,10 +335,7 @@ fn there_may_be_160_ranks() {
     const TOGETHER: u32 = 20;
     let places = Rc::new(RefCell::new(BTreeMap::new()));
     let run = play(1, N, move |rank| {
-        let options = SoftOptions {
-            channels: 32,
-            ..SoftOptions::default()
-        };
+        let options = SoftOptions::default().channels(32);
         let place: Rc<Place> = {
             let mut places = places.borrow_mut();
             let make = || Rc::new(rank.place(options, true));
@@ -458,10 +455,7 @@ fn more_streams_than_lanes() {
     const STREAMS: usize = 20;
     const ROUNDS: usize = 6;
     let run = play(1, 2, |rank| {
-        let options = SoftOptions {
-            channels: 32,
-            ..SoftOptions::default()
-        };
+        let options = SoftOptions::default().channels(32);
         let ctx = rank.open_at(&rank.place(options, true), |b| build(b).watchdog(secs(1)));
         let streams: Vec<_> = (0..STREAMS).map(|_| ctx.gpu().stream().unwrap()).collect();
         let mut requests = Vec::new();

@@ -218,15 +218,14 @@ impl Job for Options {
 /// Plays a few rounds for each rank's trace, one after the other: threads of one process that
 /// use one GPU of CUDA have one tracer.
 fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -> Result<Trace> {
-    let tracer = endpoint.gpu.tracer();
     let mut lines = Vec::new();
     for turn in 0..2 {
         if turn == rank.number {
-            tracer.capture();
+            endpoint.gpu.capture_trace();
         }
         player.batch(rank, size, TRACED, &mut CpuTimes::default())?;
         if turn == rank.number {
-            lines = tracer.finish();
+            lines = endpoint.gpu.finish_trace();
         }
         rank.link.barrier()?;
     }

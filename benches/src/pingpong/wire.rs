@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use gdsync::gpu::{MemoryKind, Region};
-use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, RemoteMemory, Sge, WaitOptions, Work};
+use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, RemoteMemory, Work};
 use mp::{Memory, Slice};
 
 use super::{Operation, Options};
@@ -74,11 +74,7 @@ impl<'e> Requests<'e> {
     /// Enqueues `list` and the wait for the next message.
     fn await_next(&mut self, mut list: Vec<Descriptor<'_>>) -> Result<()> {
         if let Some(receive) = self.receives.pop_front() {
-            let options = WaitOptions {
-                flush: true,
-                timeout: None,
-            };
-            list.push(Descriptor::Wait(receive.into(), options));
+            list.push(Descriptor::wait_flushed(receive));
         }
         Ok(self.qp.post_on(&self.endpoint.stream, &list)?)
     }
@@ -91,11 +87,7 @@ impl Wire for Requests<'_> {
 
     fn begin(&mut self, size: u64, rounds: u64) -> Result<()> {
         self.size = size;
-        let all = [Sge {
-            mr: &self.arriving,
-            offset: 0,
-            len: u32::try_from(size)?,
-        }];
+        let all = [self.arriving.sge(0, u32::try_from(size)?)];
         let sges = match self.operation {
             Operation::Send => &all[..],
             Operation::Write => &[],
@@ -113,11 +105,7 @@ impl Wire for Requests<'_> {
     }
 
     fn round(&mut self, i: u64, more: bool) -> Result<()> {
-        let sges = [Sge {
-            mr: &self.leaving,
-            offset: 0,
-            len: u32::try_from(self.size)?,
-        }];
+        let sges = [self.leaving.sge(0, u32::try_from(self.size)?)];
         let work = match self.operation {
             Operation::Send => Work::send(&sges),
             Operation::Write => {

@@ -311,9 +311,9 @@ impl Bench {
     /// How many memory operations one call becomes, by the trace of one; `None` if it is
     /// something else, or several submissions.
     fn operations(&mut self, way: Way) -> Result<Option<usize>> {
-        self.rig.endpoint.gpu.tracer().capture();
+        self.rig.endpoint.gpu.capture_trace();
         let posted = self.calls(way, way.requests());
-        let lines = self.rig.endpoint.gpu.tracer().finish();
+        let lines = self.rig.endpoint.gpu.finish_trace();
         posted.context("posting under trace")?;
         self.rig.drain()?;
         Ok(operations_of(&lines))

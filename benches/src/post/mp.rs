@@ -239,9 +239,9 @@ impl Bench {
     fn operations(&mut self) -> Result<Vec<usize>> {
         self.receiver.receive(0)?;
         self.sender.gate.close(&self.sender.stream)?;
-        self.endpoint.gpu.tracer().capture();
+        self.endpoint.gpu.capture_trace();
         let sent = self.sender.send(1);
-        let lines = self.endpoint.gpu.tracer().finish();
+        let lines = self.endpoint.gpu.finish_trace();
         sent?;
         self.run()?;
         let head = format!("stream {}: ", self.sender.stream.id());

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Condition, Consistency, MemoryKind};
-use gdsync::rdma::{Descriptor, QpConfig, Work};
+use gdsync::rdma::{Descriptor, Work};
 use softgpu::Weak;
 
 use super::{config, weak};
@@ -66,10 +66,7 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
     play(seed, 2, move |rank| {
         // Both draw the same.
         let mut rng = Rng::with_seed(seed);
-        let config = QpConfig {
-            send_blocks: 32,
-            ..config(&mut rng)
-        };
+        let config = config(&mut rng).send_blocks(32);
         let place = rank.open(options(policy, &mut rng));
         let kept = place.device.consistency(MemoryKind::Device).unwrap();
         assert_eq!(kept, policy);

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Doorbell, Provider, QpConfig};
+use gdsync::rdma::{Doorbell, Provider};
 
 use super::{config, weak};
 use crate::hardware::datagrams::Stations;
@@ -23,10 +23,7 @@ const ROUNDS: u32 = 24;
 pub fn datagrams(seed: u64) -> Result<SimReport, SimError> {
     play(seed, 1, move |rank| {
         let mut rng = Rng::with_seed(seed);
-        let config = QpConfig {
-            send_blocks: 32,
-            ..config(&mut rng)
-        };
+        let config = config(&mut rng).send_blocks(32);
         let receives = ["by CPU", "by both", "by stream"];
         let among = match config.doorbell {
             // A thread hands over what streams post a moment later.

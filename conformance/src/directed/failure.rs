@@ -9,8 +9,7 @@ use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::gpu::{Condition, MemoryKind, Word32};
 use gdsync::rdma::{
-    Access, Descriptor, Doorbell, Field, Mr, Qp, QpConfig, ReceiveRequest, RemoteMemory,
-    SendRequest, Work,
+    Access, Descriptor, Doorbell, Field, Mr, Qp, ReceiveRequest, RemoteMemory, SendRequest, Work,
 };
 use gdsync::{Kind, Status};
 
@@ -101,11 +100,9 @@ pub fn failure(seed: u64) -> Result<SimReport, SimError> {
         let mut own = Rng::with_seed(seed ^ rank.me as u64);
         let place = rank.open(weak(&mut own));
         let mut qp = place.pd.create_qp(&config(&mut own)).unwrap();
-        let bystander = QpConfig {
+        let bystander = config(&mut own)
             // Nobody looks after a proxy for a while.
-            doorbell: Doorbell::Direct,
-            ..config(&mut own)
-        };
+            .doorbell(Doorbell::Direct);
         let mut bystander = place.pd.create_qp(&bystander).unwrap();
         rank.connect(&mut bystander, rank.peer());
         match rank.me {

@@ -5,7 +5,7 @@ use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::Kind;
 use gdsync::gpu::{Condition, MemoryKind};
-use gdsync::rdma::{Descriptor, Doorbell, QpConfig, Work};
+use gdsync::rdma::{Descriptor, Doorbell, Work};
 
 use super::{LONG, config, weak};
 use crate::world::{LIMIT, play};
@@ -19,12 +19,10 @@ use crate::world::{LIMIT, play};
 pub fn held_stream(seed: u64) -> Result<SimReport, SimError> {
     play(seed, 2, move |rank| {
         let mut rng = Rng::with_seed(seed);
-        let config = QpConfig {
-            send_blocks: 4,
-            recv_entries: 4,
-            doorbell: Doorbell::Direct,
-            ..config(&mut rng)
-        };
+        let config = config(&mut rng)
+            .send_blocks(4)
+            .recv_entries(4)
+            .doorbell(Doorbell::Direct);
         let place = rank.open(weak(&mut rng));
         let mut qp = place.pd.create_qp(&config).unwrap();
         let memory = place.memory(MemoryKind::Pinned, 4096);
@@ -84,12 +82,10 @@ pub fn held_sends(seed: u64) -> Result<SimReport, SimError> {
     play(seed, 2, move |rank| {
         let mut rng = Rng::with_seed(seed);
         const BLOCKS: u32 = 8;
-        let config = QpConfig {
-            send_blocks: BLOCKS,
+        let config = config(&mut rng)
+            .send_blocks(BLOCKS)
             // The sends of a round fill two quarters of the completion entries.
-            start: 0u32.wrapping_sub(BLOCKS * rng.u32(0..4)),
-            ..config(&mut rng)
-        };
+            .start(0u32.wrapping_sub(BLOCKS * rng.u32(0..4)));
         let place = rank.open(weak(&mut rng));
         let mut qp = place.pd.create_qp(&config).unwrap();
         rank.connect(&mut qp, rank.peer());

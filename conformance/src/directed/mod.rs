@@ -27,10 +27,7 @@ const LONG: Duration = Duration::from_millis(50);
 
 /// A GPU with weak memory.
 fn weak(rng: &mut Rng) -> SoftOptions {
-    SoftOptions {
-        weak: Some(softgpu::Weak::seeded(rng.u64(..))),
-        ..SoftOptions::default()
-    }
+    SoftOptions::default().weak(Some(softgpu::Weak::seeded(rng.u64(..))))
 }
 
 fn config(rng: &mut Rng) -> QpConfig {
@@ -38,24 +35,22 @@ fn config(rng: &mut Rng) -> QpConfig {
         0 => MemoryKind::Device,
         _ => MemoryKind::Pinned,
     };
-    QpConfig {
-        send_blocks: 16,
-        recv_entries: 16,
-        ring_memory: device(4),
-        cq_memory: device(4),
-        record_memory: device(4),
-        lowering: match rng.bool() {
+    QpConfig::default()
+        .send_blocks(16)
+        .recv_entries(16)
+        .ring_memory(device(4))
+        .cq_memory(device(4))
+        .record_memory(device(4))
+        .lowering(match rng.bool() {
             true => Lowering::Kernel,
             false => Lowering::MemOps,
-        },
-        doorbell: match rng.u8(0..4) {
+        })
+        .doorbell(match rng.u8(0..4) {
             0 => Doorbell::CpuThread,
             _ => Doorbell::Direct,
-        },
-        start: 0u32.wrapping_sub(rng.u32(0..20)),
-        timeout: None,
-        ..QpConfig::default()
-    }
+        })
+        .start(0u32.wrapping_sub(rng.u32(0..20)))
+        .timeout(None)
 }
 
 /// Has a stream copy a word of the library, as it sees it now, to `at` of `to`.

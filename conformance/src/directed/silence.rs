@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport, When};
 use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{Completion, Descriptor, Mr, Qp, QpConfig, RemoteMemory, WaitOptions, Work};
+use gdsync::rdma::{Completion, Descriptor, Mr, Qp, RemoteMemory, Work};
 use gdsync::{Kind, Status};
 
 use super::{again, config, weak};
@@ -49,10 +49,7 @@ pub fn silence(seed: u64) -> Result<SimReport, SimError> {
     let report = play(seed, 2, move |rank| {
         let mut own = Rng::with_seed(seed ^ 0x55 ^ rank.me as u64);
         let place = rank.open(weak(&mut own));
-        let config = QpConfig {
-            timeout: (wait == For::Send).then_some(PEER_LIMIT),
-            ..config(&mut own)
-        };
+        let config = config(&mut own).timeout((wait == For::Send).then_some(PEER_LIMIT));
         let mut qp = place.pd.create_qp(&config).unwrap();
         rank.connect(&mut qp, rank.peer());
         match rank.me {
@@ -158,10 +155,7 @@ fn falls(rank: &Rank, place: &Place, qp: &mut Qp, fall: Fall, wait: For, after: 
 /// wait is for; nothing, if the queue pair is in error.
 fn exchange(qp: &mut Qp, stream: &Stream, memories: &Memories, wait: For) -> Option<Completion> {
     let sges = [memories.mine.sge(0, 8)];
-    let patient = WaitOptions {
-        flush: false,
-        timeout: (wait == For::Message).then_some(PEER_LIMIT),
-    };
+    let limit = (wait == For::Message).then_some(PEER_LIMIT);
     let mut attempt = || -> gdsync::Result<Completion> {
         let to = memories.theirs.span(16, 8)?;
         let work = match wait {
@@ -169,15 +163,12 @@ fn exchange(qp: &mut Qp, stream: &Stream, memories: &Memories, wait: For) -> Opt
             For::Message => Work::send(&sges),
         };
         let send = qp.prepare_within(&work.signaled(), LIMIT)?;
-        let mut list = vec![
-            Descriptor::Send(send),
-            Descriptor::Wait(send.into(), patient),
-        ];
+        let mut list = vec![Descriptor::Send(send), Descriptor::wait(send).within(limit)];
         let mut last = send.into();
         if wait == For::Message {
             let recv = qp.prepare_receive(&[memories.mine.sge(8, 8)])?;
             list.insert(0, Descriptor::Receive(recv));
-            list.push(Descriptor::Wait(recv.into(), patient));
+            list.push(Descriptor::wait(recv).within(limit));
             last = recv.into();
         }
         qp.post_on(stream, &list)?;

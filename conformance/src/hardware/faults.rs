@@ -11,7 +11,7 @@ use gdsync::{Kind, Status};
 use super::settings;
 use crate::live::limits::time_limit;
 use crate::live::provider::Net;
-use crate::live::rig::{Pair, Rig, finish, limited};
+use crate::live::rig::{Pair, Rig, finish};
 use crate::live::verdict::{Verdict, ensure, refused};
 
 /// Every way work gets from a stream to the NIC, by name.
@@ -20,13 +20,11 @@ pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];
 /// The configuration of a path.
 pub fn config(path: &str) -> QpConfig {
     let (lowering, doorbell) = settings::posting(path);
-    QpConfig {
-        send_blocks: 16,
-        recv_entries: 16,
-        lowering,
-        doorbell,
-        ..QpConfig::default()
-    }
+    QpConfig::default()
+        .send_blocks(16)
+        .recv_entries(16)
+        .lowering(lowering)
+        .doorbell(doorbell)
 }
 
 /// Has a stream of its own look for `status` in the error word of `qp`: it passes when it is
@@ -115,10 +113,7 @@ pub fn silent_peer(rig: &Rig, path: &str) -> Verdict {
     let soon = Duration::from_millis(200);
     // The time limit of the queue pair.
     let plain = config(path);
-    let config = QpConfig {
-        timeout: Some(soon),
-        ..plain.clone()
-    };
+    let config = plain.clone().timeout(Some(soon));
     let mut pair = Pair::new(rig, Net::Hub, [&config, &config])?;
     let source = pair.memory(0, MemoryKind::Device, 64)?;
     let stream = rig.gpu.stream()?;
@@ -131,16 +126,13 @@ pub fn silent_peer(rig: &Rig, path: &str) -> Verdict {
     drop(pair);
 
     // The time limit of one wait.
-    let config = QpConfig {
-        timeout: None,
-        ..config
-    };
+    let config = config.timeout(None);
     let mut pair = Pair::new(rig, Net::Hub, [&config, &config])?;
     let landing = pair.memory(1, MemoryKind::Device, 64)?;
     let receive = pair.qps[1].prepare_receive(&[landing.sge(0, 64)])?;
     let list = [
         Descriptor::Receive(receive),
-        Descriptor::Wait(receive.into(), limited(soon)),
+        Descriptor::wait(receive).within(soon),
     ];
     pair.qps[1].post_on(&stream, &list)?;
     let kind = Kind::Failed(Status::TIMEOUT);

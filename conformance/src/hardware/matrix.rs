@@ -53,31 +53,12 @@ pub(super) const AXES: [Axis; 7] = [
 fn caps(which: &str) -> Caps {
     let cuda = SoftOptions::default().caps;
     match which {
-        "masks" => Caps {
-            mask: true,
-            nor: false,
-            ..cuda
-        },
-        "no-nor" => Caps { nor: false, ..cuda },
-        "32-bit" => Caps {
-            memops64: false,
-            fence: false,
-            ..cuda
-        },
-        "flush-by-cpu" => Caps {
-            flush: false,
-            ..cuda
-        },
-        "flush-by-nic" => Caps {
-            flush: false,
-            host_flush: false,
-            ..cuda
-        },
-        "small-batches" => Caps {
-            batch_limit: 4,
-            inline_copy: true,
-            ..cuda
-        },
+        "masks" => cuda.mask(true).nor(false),
+        "no-nor" => cuda.nor(false),
+        "32-bit" => cuda.memops64(false).fence(false),
+        "flush-by-cpu" => cuda.flush(false),
+        "flush-by-nic" => cuda.flush(false).host_flush(false),
+        "small-batches" => cuda.batch_limit(4).inline_copy(true),
         _ => cuda,
     }
 }
@@ -86,24 +67,19 @@ fn caps(which: &str) -> Caps {
 fn run(provider: Provider, cell: &Cell) -> Verdict {
     let setting = |axis| cover::setting(&AXES, cell, axis);
     let memory = |axis| settings::memory(setting(axis));
-    let options = SoftOptions {
-        caps: caps(setting("caps")),
-        ..SoftOptions::default()
-    };
+    let options = SoftOptions::default().caps(caps(setting("caps")));
     let live: Arc<dyn Host> = Live::global()?;
     let rig = Rig::with(Runtime::Soft, Gpu::soft_with(live, options)?, provider)?;
     let (lowering, doorbell) = settings::posting(setting("posts"));
-    let config = QpConfig {
-        send_blocks: ENTRIES,
-        recv_entries: ENTRIES,
-        ring_memory: memory("rings"),
-        cq_memory: memory("completions"),
-        record_memory: memory("record"),
-        lowering,
-        doorbell,
-        start: provider::shortly_before_the_wrap(provider),
-        ..QpConfig::default()
-    };
+    let config = QpConfig::default()
+        .send_blocks(ENTRIES)
+        .recv_entries(ENTRIES)
+        .ring_memory(memory("rings"))
+        .cq_memory(memory("completions"))
+        .record_memory(memory("record"))
+        .lowering(lowering)
+        .doorbell(doorbell)
+        .start(provider::shortly_before_the_wrap(provider));
     let settings = Settings {
         sides: vec![Side::plain(memory("payload")); 2],
         streams: "one",

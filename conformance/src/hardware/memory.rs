@@ -2,7 +2,7 @@
 //! while streams still use it.
 
 use gdsync::gpu::{MemoryKind, Region};
-use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
+use gdsync::rdma::{Access, Descriptor, Work};
 
 use super::faults::config;
 use crate::live::limits::time_limit;
@@ -122,10 +122,7 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
 /// Whatever goes wrong.
 pub fn dropped(rig: &Rig, path: &str) -> Verdict {
     const LEN: usize = 1 << 16;
-    let config = QpConfig {
-        send_blocks: 64,
-        ..config(path)
-    };
+    let config = config(path).send_blocks(64);
     let memory = |kind| rig.gpu.alloc(kind, LEN);
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
         let stream = rig.gpu.stream()?;

@@ -50,10 +50,8 @@ fn gpu(runtime: Runtime) -> Verdict<Rig> {
         Runtime::Cuda => Ok(Rig::open(runtime)?),
         Runtime::Soft => {
             let channels = std::env::var(CHANNELS).ok();
-            let options = SoftOptions {
-                channels: channels.map_or(Ok(8), |channels| channels.parse())?,
-                ..SoftOptions::default()
-            };
+            let options = SoftOptions::default()
+                .channels(channels.map_or(Ok(8), |channels| channels.parse())?);
             let live: Arc<dyn gds_step::Host> = gds_step::Live::global()?;
             Ok(Rig::of(runtime, Gpu::soft_with(live, options)?)?)
         }
@@ -78,11 +76,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         format!("{limits:?}, where {count} streams are too many")
     })?;
     let gate = Gate::new(&rig.gpu)?;
-    let config = QpConfig {
-        send_blocks: 4,
-        recv_entries: 4,
-        ..QpConfig::default()
-    };
+    let config = QpConfig::default().send_blocks(4).recv_entries(4);
     let mut pair = Pair::new(&rig, Net::One, [&config, &config])?;
     // Each has something to do behind its wait.
     let memory = rig.gpu.alloc(MemoryKind::Device, 64 * count)?;

@@ -4,9 +4,9 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use gdsync::EmulatedOptions;
 use gdsync::gpu::Gpu;
-use gdsync::rdma::{Device, DeviceOptions, NicChoice, NicName, Provider};
-use gdsync::{EmulatedOptions, Fabric};
+use gdsync::rdma::{Device, DeviceOptions, NicChoice, Provider};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 use super::verdict::{Verdict, ensure};
@@ -83,10 +83,7 @@ pub fn was_alone() -> bool {
 /// # Errors
 /// As [`Device::open_with`].
 pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
-    let options = DeviceOptions {
-        provider,
-        ..DeviceOptions::default()
-    };
+    let options = DeviceOptions::default().provider(provider);
     Device::open_with(gpu, &options)
 }
 
@@ -99,16 +96,7 @@ pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
 pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Device; 2]> {
     if provider == Provider::Emulated && net != Net::Host {
         let hub = Hub::new(HubConfig::default());
-        let open = || {
-            let fabric = Fabric::Hub(hub.clone());
-            Device::emulated_with(
-                gpu,
-                EmulatedOptions {
-                    fabric,
-                    ..EmulatedOptions::default()
-                },
-            )
-        };
+        let open = || Device::emulated_with(gpu, EmulatedOptions::default().hub(Some(hub.clone())));
         let first = open()?;
         return Ok(match net {
             Net::One => [first.clone(), first],
@@ -125,11 +113,7 @@ pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Devi
         _ => match neighbour(&first) {
             None => again()?,
             Some(nic) => {
-                let options = DeviceOptions {
-                    provider,
-                    nic: Some(nic),
-                    ..DeviceOptions::default()
-                };
+                let options = DeviceOptions::default().provider(provider).nic(Some(nic));
                 match Device::open_with(gpu, &options) {
                     Err(e) if e.kind() == gdsync::Kind::Absent => again()?,
                     other => other?,
@@ -147,8 +131,5 @@ fn neighbour(device: &Device) -> Option<NicChoice> {
     let (nic, _port) = nic.split_once(':')?;
     let (family, number) = nic.split_at(nic.trim_end_matches(char::is_numeric).len());
     let number: u32 = number.parse().ok()?;
-    Some(NicChoice {
-        device: NicName::Kernel(format!("{family}{}", number ^ 1)),
-        port: None,
-    })
+    Some(NicChoice::kernel(format!("{family}{}", number ^ 1)))
 }

@@ -1,13 +1,11 @@
 //! What the trials run on: a GPU of one runtime with the kernels that fill and verify payloads,
 //! and queue pairs on it.
 
-use std::time::Duration;
-
 use gdsync::gpu::{
     Condition, DevicePtr, Dims, KERNELS, Kernel, MemoryKind, Region, Stream, Word32,
 };
 use gdsync::kernels::{Fill, Report, Verify, pattern};
-use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, WaitOptions, Work};
+use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 
 use super::limits::time_limit;
@@ -411,13 +409,5 @@ impl Pair {
             device.close(time_limit())?;
         }
         Ok(())
-    }
-}
-
-/// A wait with a time limit.
-pub fn limited(timeout: Duration) -> WaitOptions {
-    WaitOptions {
-        flush: false,
-        timeout: Some(timeout),
     }
 }

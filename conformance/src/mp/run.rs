@@ -41,13 +41,11 @@ pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
     match runtime {
         Runtime::Soft => {
             let live: Arc<dyn gds_step::Host> = Live::global()?;
-            let options = SoftOptions {
+            let options = SoftOptions::default()
                 // Room for all streams of a rank to wait.
-                channels: 16,
+                .channels(16)
                 // A full one would make the caller wait, who may be the one to let it go on.
-                stream_bound: 1 << 14,
-                ..SoftOptions::default()
-            };
+                .stream_bound(1 << 14);
             Ok(Gpu::soft_with(live, options)?)
         }
         Runtime::Cuda => Ok(Gpu::open(&format!("cuda:{}", rank % gpus))?),

@@ -398,15 +398,13 @@ impl Setup {
                 true => Progress::Manual,
                 false => Progress::Background,
             })
-            .qp(QpConfig {
+            .qp(QpConfig::default()
                 // Few, so that rings are used again; their indices wrap soon.
-                send_blocks: 32,
-                recv_entries: 4,
-                recv_sges: 1,
-                lowering: self.lowering,
-                start: provider::shortly_before_the_wrap(provider),
-                ..QpConfig::default()
-            })
+                .send_blocks(32)
+                .recv_entries(4)
+                .recv_sges(1)
+                .lowering(self.lowering)
+                .start(provider::shortly_before_the_wrap(provider)))
     }
 }
 

@@ -58,21 +58,19 @@ fn queues(rng: &mut Rng) -> QpConfig {
         0 => MemoryKind::Device,
         _ => MemoryKind::Pinned,
     };
-    QpConfig {
-        send_blocks: 32,
-        recv_entries: 4,
-        recv_sges: 1,
-        ring_memory: device(4),
-        cq_memory: device(4),
-        record_memory: device(4),
-        lowering: [Lowering::Kernel, Lowering::MemOps, Lowering::Auto][rng.usize(0..3)],
-        doorbell: match rng.u8(0..5) {
+    QpConfig::default()
+        .send_blocks(32)
+        .recv_entries(4)
+        .recv_sges(1)
+        .ring_memory(device(4))
+        .cq_memory(device(4))
+        .record_memory(device(4))
+        .lowering([Lowering::Kernel, Lowering::MemOps, Lowering::Auto][rng.usize(0..3)])
+        .doorbell(match rng.u8(0..5) {
             0 => Doorbell::CpuThread,
             _ => Doorbell::Direct,
-        },
-        start: 0u32.wrapping_sub(rng.u32(0..40)),
-        ..QpConfig::default()
-    }
+        })
+        .start(0u32.wrapping_sub(rng.u32(0..40)))
 }
 
 /// Ranks of which others can be told that they are gone, as a launcher would.
@@ -179,10 +177,7 @@ impl Job {
     /// Opens GPU and NIC of a rank.
     pub fn open(&self, rank: &Rank) -> Place {
         let mut rng = self.own(rank);
-        let mut options = SoftOptions {
-            weak: Some(softgpu::Weak::seeded(rng.u64(..))),
-            ..SoftOptions::default()
-        };
+        let mut options = SoftOptions::default().weak(Some(softgpu::Weak::seeded(rng.u64(..))));
         // Payload in the GPU is seen by its own flush, by its order, by the CPU's or the NIC's.
         let caps = &mut options.caps;
         (caps.flush, caps.ordered_writes, caps.host_flush) = match rng.u8(0..6) {

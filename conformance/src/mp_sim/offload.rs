@@ -13,7 +13,7 @@ use gds_step::{Host, Lane, Machine, Step, Time};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Condition, MemoryKind, Stream, Word64};
 use gdsync::rdma::{Descriptor, Device, QpConfig, post_on};
-use gdsync::{EmulatedOptions, Fabric, Gpu};
+use gdsync::{EmulatedOptions, Gpu};
 use mp::Context;
 use mp::bootstrap::Local;
 use vmlx5::fabric::hub::{Hub, HubConfig};
@@ -118,15 +118,8 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
     let jobs = Local::ranks_of(seed, 2);
     for (me, bootstrap) in jobs.into_iter().enumerate() {
         let gpu = Gpu::soft_with(Arc::clone(&host), SoftOptions::default()).expect("a GPU");
-        let fabric = Fabric::Hub(hub.clone());
-        let device = Device::emulated_with(
-            &gpu,
-            EmulatedOptions {
-                fabric,
-                ..EmulatedOptions::default()
-            },
-        )
-        .expect("a NIC");
+        let device = Device::emulated_with(&gpu, EmulatedOptions::default().hub(Some(hub.clone())))
+            .expect("a NIC");
         let words = gpu
             .alloc(MemoryKind::Pinned, 16 * STREAMS * MESSAGES)
             .expect("words");
@@ -151,10 +144,7 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
                 .device(&device)
                 .eager_limit(256)
                 .timeout(LIMIT)
-                .qp(QpConfig {
-                    send_blocks: 1024,
-                    ..QpConfig::default()
-                })
+                .qp(QpConfig::default().send_blocks(1024))
                 .build()
                 .expect("a context");
             let check = enqueue(&ctx, &mine);

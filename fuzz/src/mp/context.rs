@@ -16,7 +16,7 @@ use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{
     Access, Device, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory, RemoteSpan, Work,
 };
-use gdsync::{EmulatedOptions, Fabric, Gpu};
+use gdsync::{EmulatedOptions, Gpu};
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Memory, Progress, Request, Source};
 use vmlx5::fabric::hub::{Hub, HubConfig};
@@ -80,11 +80,7 @@ impl World {
     fn open(&self) -> (Gpu, Device) {
         let options = SoftOptions::default();
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
-        let fabric = Fabric::Hub(self.hub.clone());
-        let options = EmulatedOptions {
-            fabric,
-            ..EmulatedOptions::default()
-        };
+        let options = EmulatedOptions::default().hub(Some(self.hub.clone()));
         let device = Device::emulated_with(&gpu, options).expect("a NIC");
         (gpu, device)
     }
@@ -375,11 +371,7 @@ impl Hostile {
     }
 
     fn lane(&mut self, lane: u8, theirs: &QpAddress) {
-        let config = QpConfig {
-            send_blocks: 64,
-            recv_entries: 4,
-            ..QpConfig::default()
-        };
+        let config = QpConfig::default().send_blocks(64).recv_entries(4);
         let Ok(mut qp) = self.pd.create_qp(&config) else {
             return;
         };
@@ -423,16 +415,12 @@ impl Hostile {
         match kind % 9 {
             0 => {
                 let (lane, depth) = (input.byte() % 10, DEPTH as u32);
-                let address = QpAddress {
-                    node: input.number(),
-                    qpn: input.next(),
-                    psn: input.next(),
-                    gpu: input.number(),
-                    process: input.number(),
-                    port: None,
-                    qkey: None,
-                    rail: 0,
-                };
+                let address = QpAddress::default()
+                    .node(input.number())
+                    .qpn(input.next())
+                    .psn(input.next())
+                    .gpu(input.number())
+                    .process(input.number());
                 connect(lane, &address, depth + u32::from(kind >> 7))
             }
             1 => head(2, input.byte() % 10),

@@ -17,27 +17,23 @@ pub fn run(data: &[u8]) {
     bytes.extend([kind >> 4, input.byte() & kind & 1]);
     match kind >> 4 {
         1 => {
-            let record = QpAddress {
-                node: input.next(),
-                qpn: input.next(),
-                psn: input.next(),
-                gpu: input.next(),
-                process: input.next(),
-                port: None,
-                qkey: None,
-                rail: input.byte() % 4,
-            };
+            let record = QpAddress::default()
+                .node(input.next())
+                .qpn(input.next())
+                .psn(input.next())
+                .gpu(input.next())
+                .process(input.next())
+                .rail(input.byte() % 4);
             bytes.extend(input.next::<[u8; 16]>());
             bytes.push(input.byte() & 1);
             records(&mut bytes, &mut input, &record.to_bytes());
         }
         3 | 4 => {
             bytes.extend(input.next::<[u8; 4]>());
-            let record = RemoteMemory {
-                addr: input.next(),
-                len: input.next(),
-                rkeys: [(); 4].map(|()| (input.byte() & 1 == 1).then(|| input.next())),
-            };
+            let record = RemoteMemory::default()
+                .addr(input.next())
+                .len(input.next())
+                .rkeys([(); 4].map(|()| (input.byte() & 1 == 1).then(|| input.next())));
             bytes.extend(input.next::<[u8; 16]>());
             records(&mut bytes, &mut input, &record.to_bytes());
         }

@@ -43,7 +43,7 @@
 mod error;
 
 use gdsync::Gpu;
-use gdsync::rdma::{self, DeviceOptions, NicChoice, NicName, PortAddress, QpAddress, RemoteMemory};
+use gdsync::rdma::{self, DeviceOptions, NicChoice, PortAddress, QpAddress, RemoteMemory};
 use ibverbs::{Context, Gid, Guid, MemoryRegion, QueuePairBuilder, QueuePairEndpoint};
 
 pub use error::{Error, Result};
@@ -65,10 +65,7 @@ const RNR_RETRIES: u8 = 7;
 /// [`Error::NoGuid`] if it has none.
 pub fn nic(device: &ibverbs::Device<'_>) -> Result<NicChoice> {
     let guid = device.guid().map_err(Error::NoGuid)?;
-    Ok(NicChoice {
-        device: NicName::Guid(self::guid(guid)),
-        port: Some(PORT),
-    })
+    Ok(NicChoice::guid(self::guid(guid)).port(PORT))
 }
 
 /// Opens the same NIC and port with gdsync, by the provider that suits it best or that
@@ -77,14 +74,11 @@ pub fn nic(device: &ibverbs::Device<'_>) -> Result<NicChoice> {
 /// # Errors
 /// As [`nic`]; what gdsync says: [`rdma::Device::open_with`].
 pub fn open(gpu: &Gpu, device: &ibverbs::Device<'_>) -> Result<rdma::Device> {
-    let options = DeviceOptions {
-        nic: Some(nic(device)?),
-        ..DeviceOptions::default()
-    };
+    let options = DeviceOptions::default().nic(Some(nic(device)?));
     Ok(rdma::Device::open_with(gpu, &options)?)
 }
 
-/// A GUID in the host's order, as [`NicName::Guid`] and [`QpAddress::node`] have it.
+/// A GUID in the host's order, as [`NicChoice::guid`] and [`QpAddress::node`] have it.
 pub fn guid(guid: Guid) -> u64 {
     // `ibverbs` takes the number in network order for one in the host's, both ways.
     u64::from_be(guid.into())
@@ -212,32 +206,19 @@ pub fn address(there: &QueuePairEndpoint, here: &QpAddress) -> Result<QpAddress>
             near
         }
     };
-    Ok(QpAddress {
-        // Nothing but a virtual NIC is reached by its number.
-        node: 0,
-        qpn: there.num,
-        psn: 0,
-        gpu: 0,
-        process: 0,
-        port: Some(PortAddress {
-            lid: there.lid,
-            mtu: own.mtu,
-            gid,
-        }),
-        qkey: None,
-        rail: 0,
-    })
+    Ok(QpAddress::default().qpn(there.num).port(Some(
+        PortAddress::default().lid(there.lid).mtu(own.mtu).gid(gid),
+    )))
 }
 
 /// Memory that `ibverbs` registered, as peers that use gdsync name it, for WRITEs and READs. Its
 /// queue pair has to allow them (`allow_remote_rw`). Whoever hands this out keeps the memory
 /// registered, and looks at it only where nothing may be written.
 pub fn memory<T>(memory: &MemoryRegion<T>) -> RemoteMemory {
-    RemoteMemory {
-        addr: memory.as_ptr() as u64,
-        len: size_of_val(&memory[..]) as u64,
-        rkeys: [Some(memory.rkey().key), None, None, None],
-    }
+    RemoteMemory::default()
+        .addr(memory.as_ptr() as u64)
+        .len(size_of_val(&memory[..]) as u64)
+        .rkeys([Some(memory.rkey().key), None, None, None])
 }
 
 fn port(address: &QpAddress) -> Result<&PortAddress> {

@@ -5,16 +5,13 @@ use super::*;
 const GID: [u8; 16] = *b"\xfe\x80\0\0\0\0\0\x01interfac";
 
 fn here(lid: u16, gid: [u8; 16]) -> QpAddress {
-    QpAddress {
-        node: 1,
-        qpn: 0x00ab_cdef,
-        psn: 7,
-        gpu: 2,
-        process: 3,
-        port: Some(PortAddress { lid, mtu: 4, gid }),
-        qkey: None,
-        rail: 0,
-    }
+    QpAddress::default()
+        .node(1)
+        .qpn(0x00ab_cdef)
+        .psn(7)
+        .gpu(2)
+        .process(3)
+        .port(Some(PortAddress::default().lid(lid).mtu(4).gid(gid)))
 }
 
 fn end(lid: u16, gid: Option<[u8; 16]>) -> QueuePairEndpoint {
@@ -56,10 +53,7 @@ fn a_way_has_a_gid_where_it_needs_one() {
         assert_eq!((found.lid, found.gid), (lid, Some(gid(there))));
     }
     refused(endpoint(&here(0, GID), &end(0, None)), "Ethernet");
-    let linked_in = QpAddress {
-        port: None,
-        ..here(5, GID)
-    };
+    let linked_in = here(5, GID).port(None);
     refused(endpoint(&linked_in, &end(6, None)), "linked into");
 }
 
@@ -77,9 +71,6 @@ fn an_endpoint_becomes_an_address() {
         assert_eq!(found.port.unwrap().gid, far);
     }
     refused(address(&end(0, None), &here(0, GID)), "Ethernet");
-    let linked_in = QpAddress {
-        port: None,
-        ..here(5, GID)
-    };
+    let linked_in = here(5, GID).port(None);
     refused(address(&end(6, None), &linked_in), "linked into");
 }

@@ -96,12 +96,10 @@ fn parse(value: &str) -> Result<Option<Consistency>> {
 /// `Unsupported` if the GPU cannot keep it. Whether the NIC can READ is for its device to say.
 pub(super) fn under(wish: Option<Consistency>, caps: Caps) -> Result<Caps> {
     let Some(wish) = wish else { return Ok(caps) };
-    let only = Caps {
-        ordered_writes: caps.ordered_writes && wish == Consistency::Ordered,
-        flush: caps.flush && wish == Consistency::Flush,
-        host_flush: caps.host_flush && wish == Consistency::HostFlag,
-        ..caps
-    };
+    let only = caps
+        .ordered_writes(caps.ordered_writes && wish == Consistency::Ordered)
+        .flush(caps.flush && wish == Consistency::Flush)
+        .host_flush(caps.host_flush && wish == Consistency::HostFlag);
     match Consistency::choose(MemoryKind::Device, &only, true)? {
         kept if kept == wish => Ok(only),
         _ => {
@@ -117,12 +115,11 @@ mod tests {
     use Consistency::*;
 
     fn caps(ordered_writes: bool, flush: bool, host_flush: bool) -> Caps {
-        Caps {
-            ordered_writes,
-            flush,
-            host_flush,
-            ..crate::gpu::soft::SoftOptions::default().caps
-        }
+        crate::gpu::soft::SoftOptions::default()
+            .caps
+            .ordered_writes(ordered_writes)
+            .flush(flush)
+            .host_flush(host_flush)
     }
 
     /// Order, flush, flush by the CPU, READ by the NIC: every set of attributes.

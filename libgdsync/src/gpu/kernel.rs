@@ -10,6 +10,7 @@ use super::Gpu;
 use super::runtime::{ModuleHandle, Runtime};
 use crate::error::Result;
 use crate::kernels::Entry;
+use crate::options::setters;
 
 /// The library's own kernels.
 pub static KERNELS: KernelImage = crate::kernel_image!("gds_kernels");
@@ -20,6 +21,7 @@ pub struct Kernel(pub(super) Arc<dyn Any + Send + Sync>);
 
 /// The shape of a launch: blocks, threads of a block, bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Dims {
     /// Blocks.
     pub grid: [u32; 3],
@@ -39,6 +41,12 @@ impl Dims {
         }
     }
 }
+
+setters! { Dims {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+} }
 
 /// The module of kernels `NAME` that `gdsync_build::Kernels::new("NAME")` compiled in this
 /// package's build script, as a [`KernelImage`](crate::gpu::KernelImage). `docs/kernels.md` has

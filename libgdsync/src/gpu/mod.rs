@@ -27,9 +27,9 @@ use gds_step::Host;
 
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Entry;
+use crate::memop::trace::Tracer;
 use crate::memop::{Batch, Op, legal};
 
-pub use crate::memop::trace::Tracer;
 pub use crate::memop::{Caps, Condition, DevicePtr};
 pub use consistency::Consistency;
 pub(crate) use consistency::none as no_consistency;
@@ -42,12 +42,13 @@ pub(crate) use region::WeakRegion;
 pub use region::{MemoryKind, Region, Span, Word32, Word64};
 pub(crate) use runtime::Ends;
 use runtime::{Opener, Runtime};
-pub use share::{DmaBuf, SharedMemory};
+pub use share::SharedMemory;
 use stream::Adopted;
 pub use stream::Stream;
 pub(crate) use stream::submissions;
 #[doc(hidden)]
 pub use stream::{Lent, WeakStream};
+#[doc(hidden)]
 pub use waiting::WaitLimits;
 pub(crate) use waiting::{Proof, Waiting};
 
@@ -185,8 +186,25 @@ impl Gpu {
     }
 
     /// Where submissions of this GPU's streams are traced.
-    pub fn tracer(&self) -> &Tracer {
+    pub(crate) fn tracer(&self) -> &Tracer {
         &self.0.tracer
+    }
+
+    /// Keeps the lines of the trace (`GDS_TRACE`) of this GPU's streams from now on, for
+    /// [`Gpu::take_trace`].
+    pub fn capture_trace(&self) {
+        self.0.tracer.capture();
+    }
+
+    /// The lines of the trace captured so far; capturing goes on.
+    pub fn take_trace(&self) -> Vec<String> {
+        self.0.tracer.take()
+    }
+
+    /// Ends the capture and answers the lines that were not taken yet: from now on tracing costs
+    /// nothing again.
+    pub fn finish_trace(&self) -> Vec<String> {
+        self.0.tracer.finish()
     }
 
     /// Whether both are the same GPU.
@@ -216,6 +234,12 @@ impl Gpu {
     }
 
     /// How many of its streams may wait at a time; `None`: any number.
+    pub fn max_waiting_streams(&self) -> Option<u32> {
+        Some(self.wait_limits()?.streams)
+    }
+
+    /// What holds for its waiting streams; `None`: nothing.
+    #[doc(hidden)]
     pub fn wait_limits(&self) -> Option<WaitLimits> {
         self.0.waiting.limits()
     }

@@ -8,11 +8,12 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use gds_step::{Host, Time};
 
-use super::share::{DmaBuf, SharedMemory};
+use super::share::SharedMemory;
 use super::{Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, WaitLimits};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
@@ -118,7 +119,7 @@ pub(crate) trait Backing: Any + Send + Sync {
     /// See [`Region::share`](super::Region::share).
     fn share(&self) -> Result<SharedMemory>;
     /// `kept`: the descriptor, or what is made of it, may outlive the memory.
-    fn dma_buf(&self, kept: bool) -> Result<DmaBuf>;
+    fn dma_buf(&self, kept: bool) -> Result<(OwnedFd, u64)>;
     /// Frees it at once.
     ///
     /// # Safety

@@ -34,18 +34,6 @@ pub enum SharedMemory {
     },
 }
 
-/// Device memory as a dma-buf, which RDMA drivers register.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct DmaBuf {
-    /// The descriptor; it keeps the memory alive.
-    pub fd: OwnedFd,
-    /// Where the region begins in it.
-    pub offset: u64,
-    /// The region's length in bytes.
-    pub len: u64,
-}
-
 impl Gpu {
     /// Allocates device memory, zeroed, whose [`Region::share`] is a file descriptor. On CUDA it
     /// takes whole units of the driver's, 2 MiB each as a rule.
@@ -87,17 +75,18 @@ impl Region {
         self.backing().share()
     }
 
-    /// This device memory as a dma-buf. Of a soft GPU it is a memory file, which stands for one
-    /// with virtual NICs.
+    /// This device memory as a dma-buf, which RDMA drivers register: the descriptor, which keeps the
+    /// memory alive, and where the region begins in it. Of a soft GPU it is a memory file, which
+    /// stands for one with virtual NICs.
     ///
     /// # Errors
     /// `Unsupported` for memory that is not in the GPU, or a driver that cannot.
-    pub fn dma_buf(&self) -> Result<DmaBuf> {
+    pub fn dma_buf(&self) -> Result<(OwnedFd, u64)> {
         self.backing().dma_buf(true)
     }
 
     /// As [`Region::dma_buf`], for a registration that ends before the region does.
-    pub(crate) fn dma_buf_to_register(&self) -> Result<DmaBuf> {
+    pub(crate) fn dma_buf_to_register(&self) -> Result<(OwnedFd, u64)> {
         self.backing().dma_buf(false)
     }
 }

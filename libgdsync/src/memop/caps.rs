@@ -1,8 +1,11 @@
 //! What a runtime's streams can do.
 
+use crate::options::setters;
+
 /// The capabilities that lowering depends on. Probed once per GPU, or switched by hand on the
 /// soft GPU so that every fall-back runs there; without what `GDS_CONSISTENCY` excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Caps {
     /// 64-bit writes and waits (CUDA: `CAN_USE_64_BIT_STREAM_MEM_OPS`).
     pub memops64: bool,
@@ -28,6 +31,19 @@ pub struct Caps {
     /// Operations one submission takes (255 on CUDA).
     pub batch_limit: usize,
 }
+
+setters! { Caps {
+    memops64: bool,
+    nor: bool,
+    mask: bool,
+    flush: bool,
+    ordered_writes: bool,
+    host_flush: bool,
+    inline_copy: bool,
+    fence: bool,
+    kernels: bool,
+    batch_limit: usize,
+} }
 
 #[cfg(test)]
 impl Caps {

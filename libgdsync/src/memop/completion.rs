@@ -115,11 +115,7 @@ mod tests {
         let errors = [CqeOpcode::REQ_ERR, CqeOpcode::RESP_ERR];
         let mut kernels = 0;
         for (nor, mask) in [(true, false), (false, false), (true, true), (false, true)] {
-            let caps = Caps {
-                nor,
-                mask,
-                ..Caps::FULL
-            };
+            let caps = Caps::FULL.nor(nor).mask(mask);
             for send in [true, false] {
                 for lap in 0..5u8 {
                     let owner = lap & 1;

@@ -265,11 +265,7 @@ mod tests {
                     for (nor, can_mask) in
                         [(true, true), (true, false), (false, true), (false, false)]
                     {
-                        let caps = Caps {
-                            nor,
-                            mask: can_mask,
-                            ..FULL
-                        };
+                        let caps = FULL.nor(nor).mask(can_mask);
                         let op = Op::Wait {
                             width: Bits32,
                             at: DevicePtr(8),
@@ -309,10 +305,7 @@ mod tests {
 
     #[test]
     fn a_doorbell_without_64_bits_is_two_glued_halves_and_the_first_is_fenced() {
-        let caps = Caps {
-            memops64: false,
-            ..FULL
-        };
+        let caps = FULL.memops64(false);
         let (mut input, mut out) = (Batch::new(), Batch::new());
         let (record, doorbell) = (DevicePtr(4), DevicePtr(0x800));
         input.push_glued(Op::write(Bits32, record, 7u32));
@@ -374,16 +367,14 @@ mod tests {
         }
         for switches in 0..1 << 7 {
             let on = |bit: u32| switches >> bit & 1 != 0;
-            let caps = Caps {
-                memops64: on(0),
-                nor: on(1),
-                mask: on(2),
-                flush: on(3),
-                inline_copy: on(4),
-                fence: on(5),
-                ordered_writes: on(6),
-                ..FULL
-            };
+            let caps = FULL
+                .memops64(on(0))
+                .nor(on(1))
+                .mask(on(2))
+                .flush(on(3))
+                .inline_copy(on(4))
+                .fence(on(5))
+                .ordered_writes(on(6));
             for op in &ops {
                 let mut list = Batch::new();
                 list.push(*op);
@@ -397,11 +388,7 @@ mod tests {
     fn copies_become_the_same_bytes_by_writes() {
         let data: Vec<u8> = (1..=28).collect();
         for (memops64, at) in [(true, 64u64), (true, 68), (false, 64)] {
-            let caps = Caps {
-                inline_copy: false,
-                memops64,
-                ..FULL
-            };
+            let caps = FULL.inline_copy(false).memops64(memops64);
             let op = Op::Copy {
                 at: DevicePtr(at),
                 data: Inline::new(&data).unwrap(),
@@ -420,10 +407,7 @@ mod tests {
             }
             assert_eq!(memory[at as usize..][..28], data[..]);
         }
-        let caps = Caps {
-            inline_copy: false,
-            ..FULL
-        };
+        let caps = FULL.inline_copy(false);
         for (at, len) in [(64, 27), (66, 28)] {
             let op = Op::Copy {
                 at: DevicePtr(at),
@@ -450,17 +434,10 @@ mod tests {
         assert_eq!(run(&[wait(true), write, wait(true)]), [true, false, true]);
         assert_eq!(run(&[wait(true), write, wait(false)]), [true, false, false]);
         assert_eq!(run(&[wait(false), write, wait(false)]), [false; 3]);
-        let caps = Caps {
-            flush: false,
-            ..FULL
-        };
+        let caps = FULL.flush(false);
         assert!(lowered(wait(true), &caps).is_none() && lowered(Op::Flush, &caps).is_none());
         for flush in [true, false] {
-            let caps = Caps {
-                flush,
-                ordered_writes: true,
-                ..FULL
-            };
+            let caps = FULL.flush(flush).ordered_writes(true);
             assert_eq!(lowered(wait(true), &caps).unwrap(), [wait(false)]);
             assert_eq!(lowered(Op::Flush, &caps).unwrap(), []);
         }

@@ -6,7 +6,7 @@
 //! `post` and `completion` say which operations ring a doorbell and which wait for a
 //! completion entry. What is made of a batch is a function of it: `cost` counts it, `legal`
 //! rewrites it into what a runtime's [`Caps`] allow, `program` makes a kernel's parameter of it,
-//! and [`trace`] prints what is submitted.
+//! and `trace` prints what is submitted.
 
 mod batch;
 mod caps;
@@ -16,7 +16,7 @@ pub(crate) mod legal;
 mod op;
 pub(crate) mod post;
 pub(crate) mod program;
-pub mod trace;
+pub(crate) mod trace;
 
 pub use batch::Batch;
 pub(crate) use batch::Role;

@@ -18,7 +18,7 @@ use crate::launcher;
 
 /// Where the submissions of one GPU go, and what its addresses are called.
 #[derive(Debug, Default)]
-pub struct Tracer {
+pub(crate) struct Tracer {
     /// Whether anybody listens. Read relaxed on the hot path; switching it orders nothing.
     on: AtomicBool,
     state: Mutex<State>,

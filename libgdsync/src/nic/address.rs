@@ -7,6 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 
 use crate::error::{Error, Kind, Result};
+use crate::options::setters;
 
 const MAGIC: [u8; 4] = *b"gds1";
 /// Version of the records and of what the peers speak over the wire.
@@ -15,7 +16,8 @@ pub(crate) const VERSION: u16 = 3;
 pub const RAILS: usize = 4;
 
 /// Where a queue pair can be reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QpAddress {
     /// The NIC: for the emulated provider the node's number on its fabric, else its GUID.
     pub node: u64,
@@ -38,7 +40,8 @@ pub struct QpAddress {
 }
 
 /// How a port of a real NIC is addressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PortAddress {
     /// Its local identifier in an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
@@ -47,6 +50,23 @@ pub struct PortAddress {
     /// The global identifier chosen among those it has; on Ethernet, of RoCE v2.
     pub gid: [u8; 16],
 }
+
+setters! { QpAddress {
+    node: u64,
+    qpn: u32,
+    psn: u32,
+    gpu: u64,
+    process: u64,
+    port: Option<PortAddress>,
+    qkey: Option<u32>,
+    rail: u8,
+} }
+
+setters! { PortAddress {
+    lid: u16,
+    mtu: u8,
+    gid: [u8; 16],
+} }
 
 impl QpAddress {
     /// Bytes of a record.
@@ -121,7 +141,8 @@ pub(crate) fn process() -> u64 {
 }
 
 /// Memory of a peer, with the key that each of its NICs has for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RemoteMemory {
     /// Its address, as work requests name it.
     pub addr: u64,
@@ -130,6 +151,12 @@ pub struct RemoteMemory {
     /// Keys by rail (NIC and port); `None` where it is not registered.
     pub rkeys: [Option<u32>; RAILS],
 }
+
+setters! { RemoteMemory {
+    addr: u64,
+    len: u64,
+    rkeys: [Option<u32>; RAILS],
+} }
 
 impl RemoteMemory {
     /// Bytes of a record.

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use crate::env;
 use crate::error::{Error, Kind, Result};
+use crate::options::setters;
 
 /// The variables by which the environment names a NIC.
 const NIC: &str = "GDS_NIC";
@@ -66,12 +67,8 @@ impl fmt::Display for Provider {
 
 /// What a NIC is named by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum NicName {
-    /// What the kernel calls it, which may change when the machine does: `mlx5_0`.
+pub(crate) enum NicName {
     Kernel(String),
-    /// Its GUID, as `ibv_get_device_guid` has it, in the host's order. In text as hexadecimal
-    /// digits behind `0x`. It is the NIC's wherever that is plugged in; 0 is nobody's.
     Guid(u64),
 }
 
@@ -94,13 +91,13 @@ impl fmt::Display for NicName {
     }
 }
 
-/// Names a NIC, and its port if it has several: `mlx5_0`, `mlx5_0:2`, `0x0002c903002f1190:1`.
+/// Names a NIC, and its port if it has several. It is read from text, too: `mlx5_0`, `mlx5_0:2`,
+/// `0x0002c903002f1190:1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NicChoice {
-    /// Which NIC.
-    pub device: NicName,
+    pub(crate) device: NicName,
     /// From 1 on. `None`: the first that is active.
-    pub port: Option<u8>,
+    pub(crate) port: Option<u8>,
 }
 
 impl FromStr for NicChoice {
@@ -143,6 +140,30 @@ impl fmt::Display for NicChoice {
 }
 
 impl NicChoice {
+    /// The NIC that the kernel calls so, which may change when the machine does: `mlx5_0`.
+    pub fn kernel(name: impl Into<String>) -> NicChoice {
+        NicChoice {
+            device: NicName::Kernel(name.into()),
+            port: None,
+        }
+    }
+
+    /// The NIC with this GUID, as `ibv_get_device_guid` has it, in the host's order. In text as
+    /// hexadecimal digits behind `0x`. It is the NIC's wherever that is plugged in; no NIC has 0.
+    pub fn guid(guid: u64) -> NicChoice {
+        NicChoice {
+            device: NicName::Guid(guid),
+            port: None,
+        }
+    }
+
+    /// Its port, from 1 on. Without: the first that is active.
+    #[must_use]
+    pub fn port(mut self, port: u8) -> NicChoice {
+        self.port = Some(port);
+        self
+    }
+
     /// What was chosen in code, else the first that the environment names.
     pub(crate) fn resolve(chosen: Option<&NicChoice>) -> Result<Option<NicChoice>> {
         match chosen {
@@ -169,6 +190,7 @@ impl NicChoice {
 
 /// How [`Device::open_with`](crate::rdma::Device::open_with) opens a NIC.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DeviceOptions {
     /// Who drives it.
     pub provider: Provider,
@@ -179,6 +201,12 @@ pub struct DeviceOptions {
     /// work, by [`Device::progress`](crate::rdma::Device::progress) about once a millisecond.
     pub watched: bool,
 }
+
+setters! { DeviceOptions {
+    provider: Provider,
+    nic: Option<NicChoice>,
+    watched: bool,
+} }
 
 impl Default for DeviceOptions {
     fn default() -> DeviceOptions {

@@ -23,10 +23,10 @@ use crate::memop::DevicePtr;
 pub(crate) use address::process;
 pub use address::{PortAddress, QpAddress, RAILS, RemoteMemory, RemoteSpan};
 pub(crate) use choice::GID_INDEX;
-pub use choice::{DeviceOptions, NicChoice, NicName, Provider};
+pub(crate) use choice::NicName;
+pub use choice::{DeviceOptions, NicChoice, Provider};
 pub(crate) use events::{Events, Report};
-pub use path::PathConfig;
-pub(crate) use path::{PathSettings, RETRIES};
+pub(crate) use path::{PathConfig, PathSettings, RETRIES};
 
 /// What a registration permits. Local reading is always permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -4,51 +4,18 @@ use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
 
-/// Route and retries of a queue pair's packets. A field that is `None` takes the value of its
-/// environment variable, or the default in the last column.
-///
-/// | field | variable | range | default |
-/// | --- | --- | --- | --- |
-/// | `pkey` | `GDS_PKEY` | 0x0001 to 0xffff, without the membership bit not 0 | the port's first |
-/// | `service_level` | `GDS_SL` | 0 to 15 | 0 |
-/// | `traffic_class` | `GDS_TRAFFIC_CLASS` | 0 to 255 | 0 |
-/// | `flow_label` | `GDS_FLOW_LABEL` | 0 to 0xfffff | 0 |
-/// | `hop_limit` | `GDS_HOP_LIMIT` | 1 to 255 | 64 |
-/// | `ack_timeout` | `GDS_ACK_TIMEOUT` | 0 to 31 | 15 |
-/// | `retry_count` | `GDS_RETRY_COUNT` | 0 to 7 | 7; 6 by [`Device::verbs`](crate::rdma::Device::verbs) |
-/// | `rnr_retry` | `GDS_RNR_RETRY` | 0 to 7 | 7 |
-/// | `rnr_timer` | `GDS_RNR_TIMER` | 0 to 31 | 12 |
-///
-/// A NIC does not detect that a peer is dead. It retransmits a packet that is not acknowledged
-/// within 4.096 us * 2^`ack_timeout`, `retry_count` times, and then fails the request with
-/// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY): after 1.07 s with the defaults. A
-/// NIC may take up to four times as long for each.
-///
-/// The virtual NIC has one partition and one route: it uses only the last four fields, and refuses
-/// any other partition.
+/// Route and retries of a queue pair's packets, as [`QpConfig`](crate::rdma::QpConfig) documents
+/// them. A field that is `None` takes the value of its environment variable, or the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PathConfig {
-    /// The partition key. Both ends must have it, at least one of them as a full member; the
-    /// membership bit (0x8000) is not compared.
+pub(crate) struct PathConfig {
     pub pkey: Option<u16>,
-    /// The service level, which chooses a virtual lane on InfiniBand and a priority on Ethernet.
     pub service_level: Option<u8>,
-    /// The traffic class of the global header; on Ethernet the DSCP is its upper six bits.
     pub traffic_class: Option<u8>,
-    /// The flow label of the global header; on Ethernet the UDP source port follows from it.
     pub flow_label: Option<u32>,
-    /// Routers that a packet may pass.
     pub hop_limit: Option<u8>,
-    /// How long an acknowledgement may take: 4.096 us * 2^`ack_timeout`. 0: without a limit, so
-    /// that a dead peer is never detected.
     pub ack_timeout: Option<u8>,
-    /// How often a packet that is not acknowledged is retransmitted. The kernel's soft-RoCE retries
-    /// without a limit at 7.
     pub retry_count: Option<u8>,
-    /// How often a request for which the peer has no receive is retried. 7: without a limit.
     pub rnr_retry: Option<u8>,
-    /// How long the peer waits before it retries a request for which there is no receive here, in
-    /// InfiniBand's code: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491.52 ms, 0 is 655.36 ms.
     pub rnr_timer: Option<u8>,
 }
 
@@ -75,7 +42,7 @@ const MEMBER: u32 = 0x8000;
 impl PathConfig {
     /// # Errors
     /// `Invalid` for a value out of its range.
-    pub(crate) fn resolve(&self) -> Result<PathSettings> {
+    pub fn resolve(&self) -> Result<PathSettings> {
         PathSettings::of(self, |name| std::env::var(name).ok())
     }
 }

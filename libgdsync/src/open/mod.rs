@@ -98,10 +98,7 @@ impl Device {
     }
 
     fn driven_by(gpu: &Gpu, provider: Provider) -> Result<Device> {
-        let options = DeviceOptions {
-            provider,
-            ..DeviceOptions::default()
-        };
+        let options = DeviceOptions::default().provider(provider);
         Device::open_with(gpu, &options)
     }
 }
@@ -130,11 +127,8 @@ impl Rails {
             let what = format!("GDS_NIC names {} NICs", named.len());
             return Err(Error::new("open rails", Kind::Invalid, what).limit(RAILS));
         }
-        let by = |provider, nic: NicChoice| DeviceOptions {
-            provider,
-            nic: Some(nic),
-            ..DeviceOptions::default()
-        };
+        let by =
+            |provider, nic: NicChoice| DeviceOptions::default().provider(provider).nic(Some(nic));
         if !named.is_empty() {
             let each = named.into_iter().map(|nic| by(Provider::Auto, nic));
             let each: Vec<_> = each.collect();
@@ -206,11 +200,7 @@ fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<Strin
 /// Whether it can be used: whether a queue pair can be made, whose doorbell the GPU reaches.
 fn tried(gpu: &Gpu, nic: &Arc<dyn Nic>) -> Result<()> {
     let device = Device::open(gpu, Arc::clone(nic), true, Vec::new())?;
-    let config = QpConfig {
-        send_blocks: 4,
-        recv_entries: 4,
-        ..QpConfig::default()
-    };
+    let config = QpConfig::default().send_blocks(4).recv_entries(4);
     drop(device.alloc_pd()?.create_qp(&config)?);
     device.close(TRIAL)
 }

@@ -17,12 +17,12 @@ mod tests;
 mod verbs;
 
 pub use crate::nic::{
-    Access, DeviceOptions, NicChoice, NicName, PathConfig, PortAddress, Provider, QpAddress, RAILS,
-    RemoteMemory, RemoteSpan, Transport,
+    Access, DeviceOptions, NicChoice, PortAddress, Provider, QpAddress, RAILS, RemoteMemory,
+    RemoteSpan, Transport,
 };
 pub use list::{Descriptor, post_on};
-pub use rails::{Rails, RailsMr, RailsPd};
+pub use rails::{Rails, RailsMr};
 pub use verbs::{
     Completion, Destination, Device, Doorbell, Field, GRH, Lowering, Mr, Pd, Qp, QpConfig,
-    ReceiveRequest, Received, SendRequest, Sge, Source, WaitOptions, Work,
+    ReceiveRequest, Received, SendRequest, Sge, Source, Work,
 };

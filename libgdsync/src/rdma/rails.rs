@@ -12,8 +12,8 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{Access, RAILS, RemoteMemory};
 
-/// One to [`RAILS`] devices of one GPU, in an order that their peers learn from records. Clones
-/// are the same devices.
+/// One to [`RAILS`] devices of one GPU, in an order that their peers learn from records, with a
+/// protection domain of each. Clones are the same ones.
 ///
 /// ```
 /// # fn main() -> gdsync::Result<()> {
@@ -22,13 +22,12 @@ use crate::nic::{Access, RAILS, RemoteMemory};
 ///
 /// let gpu = gdsync::Gpu::soft()?;
 /// let rails = Rails::of(vec![Device::emulated(&gpu)?, Device::emulated(&gpu)?])?;
-/// let pd = rails.alloc_pd()?;
-/// let memory = pd.register(&gpu.alloc(MemoryKind::Pinned, 4096)?, Access::ALL)?;
+/// let memory = rails.register(&gpu.alloc(MemoryKind::Pinned, 4096)?, Access::ALL)?;
 /// let there = memory.remote(); // the peer's, in earnest
 /// for rail in 0..rails.count() {
 ///     let (mut a, mut b) = (
-///         pd.create_qp(rail, &QpConfig::default())?,
-///         pd.create_qp(rail, &QpConfig::default())?,
+///         rails.create_qp(rail, &QpConfig::default())?,
+///         rails.create_qp(rail, &QpConfig::default())?,
 ///     );
 ///     a.connect(&b.address())?;
 ///     b.connect(&a.address())?;
@@ -43,6 +42,7 @@ use crate::nic::{Access, RAILS, RemoteMemory};
 #[derive(Clone, Debug)]
 pub struct Rails {
     devices: Vec<Device>,
+    pds: Vec<Pd>,
 }
 
 impl Rails {
@@ -50,7 +50,8 @@ impl Rails {
     /// providers, and one may be of several `Rails`.
     ///
     /// # Errors
-    /// `Invalid` if they are none or more than [`RAILS`]; `Foreign` if they are of several GPUs.
+    /// `Invalid` if they are none or more than [`RAILS`]; `Foreign` if they are of several GPUs; as
+    /// [`Device::alloc_pd`].
     pub fn of(devices: Vec<Device>) -> Result<Rails> {
         const OPERATION: &str = "join rails";
         if devices.is_empty() || devices.len() > RAILS {
@@ -62,7 +63,10 @@ impl Rails {
             let what = format!("{other:?} beside {:?}", devices[0]);
             return Err(Error::new(OPERATION, Kind::Foreign, what));
         }
-        Ok(Rails { devices })
+        let domains = (0..).zip(&devices);
+        let pds = domains.map(|(rail, device)| device.alloc_pd_of(rail));
+        let pds = pds.collect::<Result<_>>()?;
+        Ok(Rails { devices, pds })
     }
 
     /// How many there are.
@@ -80,18 +84,6 @@ impl Rails {
         self.devices[0].gpu()
     }
 
-    /// Makes a protection domain of every rail.
-    ///
-    /// # Errors
-    /// As [`Device::alloc_pd`].
-    pub fn alloc_pd(&self) -> Result<RailsPd> {
-        let domains = (0..).zip(&self.devices);
-        let pds = domains.map(|(rail, device)| device.alloc_pd_of(rail));
-        Ok(RailsPd {
-            pds: pds.collect::<Result<_>>()?,
-        })
-    }
-
     /// [`Device::close`] for each rail, all within `limit`.
     ///
     /// # Errors
@@ -106,15 +98,7 @@ impl Rails {
         }
         outcome
     }
-}
 
-/// A protection domain of every rail, made by [`Rails::alloc_pd`]. Clones are the same ones.
-#[derive(Clone, Debug)]
-pub struct RailsPd {
-    pds: Vec<Pd>,
-}
-
-impl RailsPd {
     /// The protection domains, by rail.
     pub fn pds(&self) -> &[Pd] {
         &self.pds
@@ -144,7 +128,7 @@ impl RailsPd {
     }
 }
 
-/// A region that was registered with every rail, by [`RailsPd::register`]. Clones are the same
+/// A region that was registered with every rail, by [`Rails::register`]. Clones are the same
 /// registrations.
 #[derive(Clone, Debug)]
 pub struct RailsMr {

@@ -79,18 +79,12 @@ pub fn small() -> QpConfig {
 
 /// As [`small`], by kernels.
 pub fn by_kernel() -> QpConfig {
-    QpConfig {
-        lowering: Lowering::Kernel,
-        ..small()
-    }
+    small().lowering(Lowering::Kernel)
 }
 
 /// As [`small`], by the proxy.
 pub fn by_proxy() -> QpConfig {
-    QpConfig {
-        doorbell: Doorbell::CpuThread,
-        ..small()
-    }
+    small().doorbell(Doorbell::CpuThread)
 }
 
 impl Rig {
@@ -312,10 +306,7 @@ pub fn words(name: &str, make: Make<'_>, caps: Caps) {
 /// What a 26-neighbour exchange enqueues is more than one submission takes: it is cut, and
 /// never between record and doorbell.
 pub fn long_list(make: Make<'_>, limit: usize) {
-    let caps = Caps {
-        batch_limit: limit,
-        ..cuda()
-    };
+    let caps = cuda().batch_limit(limit);
     let config = sized(&small(), 256, 256);
     let mut r = rig(make(caps), config);
     let mut list = Vec::new();
@@ -371,23 +362,18 @@ pub fn aborts_holes_patches_and_time_limits(make: Make<'_>) {
     ];
     r.post("length and address patched before the doorbell", 0, &list);
     r.text = r.text.replace(&format!("{:#018x}", at.to_be()), "ADDRESS");
-    let limited = wait_at_most(Duration::from_secs(30));
+    let limit = Duration::from_secs(30);
     r.post(
         "a wait with a time limit says that it has arrived",
         0,
-        &[Descriptor::Wait(s3.into(), limited)],
+        &[Descriptor::wait(s3).within(limit)],
     );
     r.finish("aborts-patches-limits");
 }
 
 /// Sends that follow each other in one list share one doorbell; anything between keeps them apart.
 pub fn row(name: &str, make: Make<'_>, lowering: Lowering) {
-    let config = QpConfig {
-        send_blocks: 16,
-        recv_entries: 16,
-        lowering,
-        ..small()
-    };
+    let config = small().send_blocks(16).recv_entries(16).lowering(lowering);
     let mut r = rig(make(cuda()), config);
     for _ in 0..6 {
         r.posted_receive();

@@ -15,13 +15,13 @@ pub use std::time::Duration;
 
 use gds_sim::{Sim, SimConfig};
 pub use gds_step::Live;
+use gdsync::EmulatedOptions;
 pub use gdsync::gpu::soft::SoftOptions;
 pub use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
 pub use gdsync::rdma::{
     Access, Descriptor, Device, Doorbell, Lowering, Mr, Pd, Qp, QpConfig, ReceiveRequest,
     SendRequest, Work, post_on,
 };
-use gdsync::{EmulatedOptions, Fabric};
 pub use gdsync::{Gpu, Kind, Status};
 pub use steps::*;
 use vmlx5::fabric::hub::{Hub, HubConfig};
@@ -50,10 +50,7 @@ pub fn play(seed: u64) -> (Sim, Gpu) {
 
 /// A live GPU with room for many streams that wait.
 pub fn roomy() -> Gpu {
-    soft(SoftOptions {
-        channels: 64,
-        ..SoftOptions::default()
-    })
+    soft(SoftOptions::default().channels(64))
 }
 
 /// Every way work gets from a stream to the NIC, by name.
@@ -65,12 +62,11 @@ pub fn paths() -> Vec<(&'static str, QpConfig)> {
 pub fn paths_of(send_blocks: u32, recv_entries: u32) -> Vec<(&'static str, QpConfig)> {
     let path = |lowering, doorbell| sized(&by(lowering, doorbell), send_blocks, recv_entries);
     let memops = path(Lowering::MemOps, Doorbell::Direct);
-    let in_device = QpConfig {
-        ring_memory: MemoryKind::Device,
-        cq_memory: MemoryKind::Device,
-        record_memory: MemoryKind::Device,
-        ..memops.clone()
-    };
+    let in_device = memops
+        .clone()
+        .ring_memory(MemoryKind::Device)
+        .cq_memory(MemoryKind::Device)
+        .record_memory(MemoryKind::Device);
     vec![
         ("memops", memops),
         ("kernel", path(Lowering::Kernel, Doorbell::Direct)),
@@ -81,28 +77,20 @@ pub fn paths_of(send_blocks: u32, recv_entries: u32) -> Vec<(&'static str, QpCon
 
 /// Queue pairs of this path.
 pub fn by(lowering: Lowering, doorbell: Doorbell) -> QpConfig {
-    QpConfig {
-        lowering,
-        doorbell,
-        ..QpConfig::default()
-    }
+    QpConfig::default().lowering(lowering).doorbell(doorbell)
 }
 
 /// As `config`, with queues of these sizes.
 pub fn sized(config: &QpConfig, send_blocks: u32, recv_entries: u32) -> QpConfig {
-    QpConfig {
-        send_blocks,
-        recv_entries,
-        ..config.clone()
-    }
+    config
+        .clone()
+        .send_blocks(send_blocks)
+        .recv_entries(recv_entries)
 }
 
 /// As `config`, with this time limit.
 pub fn limited(config: &QpConfig, timeout: Option<Duration>) -> QpConfig {
-    QpConfig {
-        timeout,
-        ..config.clone()
-    }
+    config.clone().timeout(timeout)
 }
 
 /// A live GPU with these options.
@@ -141,14 +129,8 @@ impl Pair {
     pub fn apart(gpu: &Gpu, net: Net, a: &QpConfig, b: &QpConfig) -> Pair {
         let hub = Hub::new(HubConfig::default());
         let open = || {
-            let fabric = match net {
-                Net::Host => Fabric::Host,
-                _ => Fabric::Hub(hub.clone()),
-            };
-            let options = EmulatedOptions {
-                fabric,
-                ..EmulatedOptions::default()
-            };
+            let hub = (net != Net::Host).then(|| hub.clone());
+            let options = EmulatedOptions::default().hub(hub);
             let device = Device::emulated_with(gpu, options).unwrap();
             device.alloc_pd().unwrap()
         };

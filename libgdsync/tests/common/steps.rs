@@ -2,9 +2,7 @@
 //! bytes and words of memory, and gates that hold streams.
 
 use gdsync::gpu::{Condition, MemoryKind, Region, Stream, Word32, Word64};
-use gdsync::rdma::{
-    Descriptor, Mr, Pd, Qp, QpConfig, ReceiveRequest, SendRequest, Sge, WaitOptions, Work,
-};
+use gdsync::rdma::{Descriptor, Mr, Pd, Qp, QpConfig, ReceiveRequest, SendRequest, Sge, Work};
 use gdsync::{Error, Gpu, Kind};
 
 /// Requests of a queue pair.
@@ -159,7 +157,7 @@ pub fn connect(a: &mut Qp, b: &mut Qp) {
 
 /// A piece of a registration.
 pub fn sge(mr: &Mr, offset: u64, len: u32) -> Sge<'_> {
-    Sge { mr, offset, len }
+    mr.sge(offset, len)
 }
 
 /// A word that holds streams until it is opened.
@@ -219,14 +217,6 @@ impl Flag {
     /// Whether it is set.
     pub fn is_set(&self) -> bool {
         self.0.load().unwrap() == 1
-    }
-}
-
-/// A wait with a time limit.
-pub fn wait_at_most(timeout: std::time::Duration) -> WaitOptions {
-    WaitOptions {
-        flush: false,
-        timeout: Some(timeout),
     }
 }
 

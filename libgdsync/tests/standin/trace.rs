@@ -63,13 +63,13 @@ impl Calls {
 
 impl Watch for Calls {
     fn start(&mut self, gpu: &Gpu) {
-        gpu.tracer().capture();
+        gpu.capture_trace();
         self.control.record(true);
     }
 
     fn take(&mut self, gpu: &Gpu, streams: &[Stream; 2]) -> Vec<String> {
         let calls = submissions(&self.control.calls());
-        let mut named = gpu.tracer().take().into_iter();
+        let mut named = gpu.take_trace().into_iter();
         let mut lines = Vec::new();
         for call in calls {
             let stream = streams

@@ -2,7 +2,7 @@
 
 mod refused;
 
-use gdsync::rdma::{Destination, Field, GRH, PortAddress, QpAddress, Received, Source, Transport};
+use gdsync::rdma::{Destination, Field, GRH, QpAddress, Received, Source, Transport};
 
 use refused::{what_makes_no_sense_is_refused, wrong_destinations_are_refused};
 
@@ -33,10 +33,7 @@ struct Ends {
 }
 
 fn ud(config: &QpConfig, qkey: u32) -> QpConfig {
-    QpConfig {
-        transport: Transport::Ud { qkey },
-        ..config.clone()
-    }
+    config.clone().transport(Transport::Ud { qkey })
 }
 
 impl Ends {
@@ -257,10 +254,7 @@ pub fn other_subnets_are_reached_by_a_header(open: Open) {
     assert_ne!(port.lid, 0);
     let mut gid = port.gid;
     gid[7] ^= 1;
-    let far = QpAddress {
-        port: Some(PortAddress { gid, ..port }),
-        ..near
-    };
+    let far = near.port(Some(port.gid(gid)));
     for (address, grh) in [(near, false), (far, true)] {
         let to = e.pd.destination(&address).unwrap();
         let recv = e.receive(1, &memory, 0, 8);
@@ -294,9 +288,9 @@ fn what_nobody_takes_is_lost(open: Open) {
         let there = e.qps[1].address();
         let name = |address: QpAddress| e.pd.destination(&address).unwrap();
         let qpn = e.qps[2].address().qpn + 100;
-        let nobody = name(QpAddress { qpn, ..there });
+        let nobody = name(there.qpn(qpn));
         let qkey = Some(QKEY);
-        let wrong_key = name(QpAddress { qkey, ..there });
+        let wrong_key = name(there.qkey(qkey));
         let good = name(there);
         for round in 0..20_u8 {
             let text = [round; 8];

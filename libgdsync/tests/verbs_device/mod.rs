@@ -5,8 +5,6 @@
 pub mod datagrams;
 pub mod reports;
 
-use gdsync::rdma::{PortAddress, QpAddress};
-
 use crate::common::*;
 
 /// Every way work gets from a stream to the NIC, where queues lie in pinned memory.
@@ -218,23 +216,14 @@ pub fn peers_that_cannot_be_are_refused_and_another_may_follow(open: Open) {
     let port = good.port.expect("a real port");
     // Of the other kind of link: there is a LID, or there is none.
     let other = u16::from(port.lid == 0);
-    let with = |port| QpAddress {
-        port: Some(port),
-        ..good
-    };
+    let with = |port| good.port(Some(port));
     let wrong = [
-        QpAddress { port: None, ..good },
-        QpAddress {
-            qpn: 1 << 24,
-            ..good
-        },
-        QpAddress {
-            psn: u32::MAX,
-            ..good
-        },
-        with(PortAddress { lid: other, ..port }),
-        with(PortAddress { mtu: 6, ..port }),
-        with(PortAddress { mtu: 0, ..port }),
+        good.port(None),
+        good.qpn(1 << 24),
+        good.psn(u32::MAX),
+        with(port.lid(other)),
+        with(port.mtu(6)),
+        with(port.mtu(0)),
     ];
     for address in wrong {
         assert_eq!(

@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use gdsync::rdma::PathConfig;
-
 use crate::common::*;
 
 /// The NIC closes a queue pair whose peer asks for memory that it may not access. That queue pair
@@ -45,14 +43,7 @@ pub fn a_fatal_error_of_the_nic_ends_waits_for_receives(open: Open) {
 
 /// Its port goes down a moment after the NIC was opened, for an hour.
 pub fn a_port_that_stays_down_ends_waits_for_receives(open: Open) {
-    let config = QpConfig {
-        timeout: None,
-        path: PathConfig {
-            ack_timeout: Some(10),
-            ..PathConfig::default()
-        },
-        ..QpConfig::default()
-    };
+    let config = QpConfig::default().timeout(None).ack_timeout(10);
     let mut p = Pair::open(open, &config);
     let memory = p.memory(MemoryKind::Pinned, 64);
     let receive = p.b.receive(&[memory.sge(0, 8)]);
@@ -62,13 +53,8 @@ pub fn a_port_that_stays_down_ends_waits_for_receives(open: Open) {
 }
 
 /// How long a request to a peer that is gone takes to fail.
-fn gives_up_after(open: Open, path: PathConfig) -> Duration {
-    let config = QpConfig {
-        timeout: None,
-        path,
-        ..QpConfig::default()
-    };
-    let mut p = Pair::open(open, &config);
+fn gives_up_after(open: Open, config: &QpConfig) -> Duration {
+    let mut p = Pair::open(open, config);
     let device = p.pd_a.device().clone();
     drop(p.b);
     device.close(LIMIT).unwrap();
@@ -82,16 +68,15 @@ fn gives_up_after(open: Open, path: PathConfig) -> Duration {
 
 /// 4.096 us * 2^timeout, once and for each retry.
 pub fn a_silent_peer_is_given_up_as_timeout_and_retries_say(open: Open) {
-    let path = |ack_timeout, retry_count| PathConfig {
-        ack_timeout: Some(ack_timeout),
-        retry_count: Some(retry_count),
-        ..PathConfig::default()
-    };
     // Twice the default, by the timeout and by the retries.
     let nominal =
         |timeout: u32, retries: u32| Duration::from_nanos(4096 << timeout) * (retries + 1);
     for (timeout, retries) in [(17, 3), (19, 0)] {
-        let took = gives_up_after(open, path(timeout, retries as u8));
+        let config = QpConfig::default()
+            .timeout(None)
+            .ack_timeout(timeout)
+            .retry_count(retries as u8);
+        let took = gives_up_after(open, &config);
         let least = nominal(timeout.into(), retries);
         assert!(took >= least, "{took:?} of {least:?}");
     }
@@ -99,13 +84,7 @@ pub fn a_silent_peer_is_given_up_as_timeout_and_retries_say(open: Open) {
 
 /// `member`: a key of a partition that the NIC is in. It is in no other.
 pub fn a_partition_that_the_nic_is_not_in_is_refused(open: Open, kind: Kind) {
-    let config = |pkey| QpConfig {
-        path: PathConfig {
-            pkey: Some(pkey),
-            ..PathConfig::default()
-        },
-        ..QpConfig::default()
-    };
+    let config = |pkey| QpConfig::default().pkey(pkey);
     // The membership bit is not compared.
     Pair::open(open, &config(0x7fff)).works();
     let gpu = Gpu::soft().unwrap();

@@ -171,10 +171,8 @@ impl Builder {
         let device = match self.device {
             Some(device) => device,
             None => {
-                let options = DeviceOptions {
-                    watched: self.config.progress == Progress::Background,
-                    ..DeviceOptions::default()
-                };
+                let options =
+                    DeviceOptions::default().watched(self.config.progress == Progress::Background);
                 Device::open_with(&gpu, &options)?
             }
         };

@@ -111,13 +111,11 @@ impl Default for Config {
             full: Full::Wait,
             doorbell: Doorbell::Auto,
             order: WordOrder::Auto,
-            qp: QpConfig {
-                send_blocks: 64,
-                recv_entries: 4,
-                recv_sges: 1,
-                ring_memory: MemoryKind::Pinned,
-                ..QpConfig::default()
-            },
+            qp: QpConfig::default()
+                .send_blocks(64)
+                .recv_entries(4)
+                .recv_sges(1)
+                .ring_memory(MemoryKind::Pinned),
             channels: 256,
             start: 0,
         }

@@ -14,7 +14,7 @@ use gds_step::{Host, Lane};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
 use gdsync::rdma::Device;
-use gdsync::{EmulatedOptions, Fabric, Gpu, Status};
+use gdsync::{EmulatedOptions, Gpu, Status};
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Kind, Progress, Request, Slice, Source};
 use vmlx5::fabric::NodeId;
@@ -94,10 +94,9 @@ impl Rank {
     /// As [`Rank::place`], with faults of the NIC.
     pub fn place_with(&self, options: SoftOptions, watched: bool, faults: Faults) -> Place {
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).unwrap();
-        let options = EmulatedOptions {
-            fabric: Fabric::Hub(self.hub.clone()),
-            faults: Some(faults),
-        };
+        let options = EmulatedOptions::default()
+            .hub(Some(self.hub.clone()))
+            .faults(Some(faults));
         self.nodes.set(self.nodes.get() + 1);
         let node = self.nodes.get();
         let device = match watched {

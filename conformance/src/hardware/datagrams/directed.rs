@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{
-    Descriptor, Destination, GRH, Mr, QpAddress, QpConfig, ReceiveRequest, Received, SendRequest,
-    Transport, Work,
+    Descriptor, Destination, GRH, Mr, QpAddress, ReceiveRequest, Received, SendRequest, Transport,
+    Work,
 };
 use gdsync::{Kind, Status};
 
@@ -146,20 +146,13 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
     let here = stations.all[0].qp.address();
     let good = stations.destination(0, 1)?;
     // On the way of the others: what is before it on this way was there when it is.
-    let mut behind = stations.all[1].pd.create_qp(&QpConfig {
-        transport: Transport::Ud { qkey: qkey(2) },
-        ..config(path)
-    })?;
+    let mut behind = stations.all[1]
+        .pd
+        .create_qp(&config(path).transport(Transport::Ud { qkey: qkey(2) }))?;
     behind.activate()?;
     let [nobody, wrong, marker] = [
-        QpAddress {
-            qpn: behind.address().qpn + 100,
-            ..there
-        },
-        QpAddress {
-            qkey: Some(qkey(0)),
-            ..there
-        },
+        there.qpn(behind.address().qpn + 100),
+        there.qkey(Some(qkey(0))),
         behind.address(),
     ]
     .map(|address| stations.all[0].pd.destination(&address));

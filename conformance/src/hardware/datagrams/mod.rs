@@ -67,10 +67,7 @@ impl Stations {
         let station = |i: usize| -> gdsync::Result<Station> {
             let pd = pds[i % 2].clone();
             let transport = Transport::Ud { qkey: qkey(i) };
-            let config = QpConfig {
-                transport,
-                ..config.clone()
-            };
+            let config = config.clone().transport(transport);
             let mut qp = pd.create_qp(&config)?;
             qp.activate()?;
             let stream = pd.device().gpu().stream()?;

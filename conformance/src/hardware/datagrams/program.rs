@@ -8,8 +8,7 @@ use fastrand::Rng;
 use gdsync::Kind;
 use gdsync::gpu::{Condition, MemoryKind, Region, Word32};
 use gdsync::rdma::{
-    Descriptor, Destination, GRH, Mr, Provider, QpConfig, ReceiveRequest, SendRequest, WaitOptions,
-    Work,
+    Descriptor, Destination, GRH, Mr, Provider, QpConfig, ReceiveRequest, SendRequest, Work,
 };
 
 use super::super::settings;
@@ -129,17 +128,15 @@ impl Play {
         let queues = settings::memory(setting(cell, "queues"));
         let (lowering, doorbell) = settings::posting(posts);
         Play {
-            config: QpConfig {
-                send_blocks: 32,
-                recv_entries: 16,
-                ring_memory: queues,
-                cq_memory: queues,
-                record_memory: queues,
-                lowering,
-                doorbell,
-                start: settings::start(setting(cell, "from")),
-                ..QpConfig::default()
-            },
+            config: QpConfig::default()
+                .send_blocks(32)
+                .recv_entries(16)
+                .ring_memory(queues)
+                .cq_memory(queues)
+                .record_memory(queues)
+                .lowering(lowering)
+                .doorbell(doorbell)
+                .start(settings::start(setting(cell, "from"))),
             payload: settings::memory(setting(cell, "payload")),
             cpu_sends: posts == "CPU",
             receives: setting(cell, "receives"),
@@ -421,13 +418,10 @@ impl<'g> Table<'g> {
         }
         let (station, place) = (&mut self.stations.all[i], &self.places[i]);
         // What does not come leaves no stream behind that stands.
-        let options = WaitOptions {
-            flush: true,
-            timeout: Some(time_limit() / 2),
-        };
+        let limit = time_limit() / 2;
         let list: Vec<_> = dues
             .iter()
-            .map(|due| Descriptor::Wait(due.request.into(), options))
+            .map(|due| Descriptor::wait_flushed(due.request).within(limit))
             .collect();
         station.qp.post_on(&station.stream, &list)?;
         let len = dues.len() * self.room;

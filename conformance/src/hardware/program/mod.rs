@@ -125,17 +125,15 @@ pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
     }
     let queues = settings::memory(setting(cell, "queues"));
     let (lowering, doorbell) = settings::posting(setting(cell, "posts"));
-    let config = QpConfig {
-        send_blocks: blocks,
-        recv_entries: blocks,
-        ring_memory: queues,
-        cq_memory: queues,
-        record_memory: queues,
-        lowering,
-        doorbell,
-        start: settings::start(setting(cell, "from")),
-        ..QpConfig::default()
-    };
+    let config = QpConfig::default()
+        .send_blocks(blocks)
+        .recv_entries(blocks)
+        .ring_memory(queues)
+        .cq_memory(queues)
+        .record_memory(queues)
+        .lowering(lowering)
+        .doorbell(doorbell)
+        .start(settings::start(setting(cell, "from")));
     let settings = Settings {
         sides: vec![Side::plain(payload); 2],
         streams: setting(cell, "streams"),

@@ -1,6 +1,7 @@
 //! Memory of CUDA: device, pinned, registered, mapped, of other processes, of the application.
 
 use std::ffi::c_void;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +15,7 @@ use super::pages::Units;
 use super::share::{self, Mapping};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::runtime::{Allocation, Backing, Owner, View};
-use crate::gpu::{DmaBuf, Mapped, SharedMemory};
+use crate::gpu::{Mapped, SharedMemory};
 use crate::memop::DevicePtr;
 
 /// The memory behind a region.
@@ -339,7 +340,7 @@ impl Backing for Memory {
         share::share(self)
     }
 
-    fn dma_buf(&self, kept: bool) -> Result<DmaBuf> {
+    fn dma_buf(&self, kept: bool) -> Result<(OwnedFd, u64)> {
         share::dma_buf(self, kept)
     }
 

@@ -13,8 +13,8 @@ use gdsync_sys::cuda::{Cuda, consts};
 use super::context::{Context, attribute};
 use super::memory::{Memory, Origin};
 use crate::error::{Error, Kind, Result};
+use crate::gpu::SharedMemory;
 use crate::gpu::runtime::Allocation;
-use crate::gpu::{DmaBuf, SharedMemory};
 
 fn lacks(what: &str) -> Error {
     Error::new(
@@ -276,9 +276,9 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
     }
 }
 
-/// `memory` as a dma-buf. `kept`: the descriptor, or what is made of it, may outlive the memory,
+/// `memory` as a dma-buf, and where it begins in that. `kept`: the descriptor, or what is made of it, may outlive the memory,
 /// whose pages are then not allocated again.
-pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
+pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<(OwnedFd, u64)> {
     const OPERATION: &str = "export dma-buf";
     const PAGE: u64 = 4096;
     let context = memory.context();
@@ -301,10 +301,7 @@ pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
     // SAFETY: stores a descriptor, an int; the range lies in whole pages of live memory.
     let done = unsafe { export((&raw mut fd).cast(), start, (end - start) as usize, kind, 0) };
     context.check(done, OPERATION)?;
-    Ok(DmaBuf {
-        // SAFETY: a descriptor just made for us.
-        fd: unsafe { OwnedFd::from_raw_fd(fd) },
-        offset: memory.at() - start,
-        len: memory.len() as u64,
-    })
+    // SAFETY: a descriptor just made for us.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok((fd, memory.at() - start))
 }

@@ -1,6 +1,7 @@
 //! The soft GPU as a runtime: a thin layer over the crate `softgpu`.
 
 use std::any::Any;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,13 +13,13 @@ use super::runtime::{
     View, foreign,
 };
 use super::{
-    Dims, DmaBuf, Gpu, Kernel, KernelImage, Mapped, MemoryKind, Region, SharedMemory, Stream,
-    WaitLimits,
+    Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, Region, SharedMemory, Stream, WaitLimits,
 };
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
 use crate::memop::{Caps, Condition, DevicePtr, Op, Width};
 use crate::mutant::{self, Mutant};
+use crate::options::setters;
 
 /// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_GPU: AtomicU32 = AtomicU32::new(0);
@@ -80,6 +81,7 @@ pub(crate) fn window(region: &Region) -> Option<softgpu::Window> {
 /// How a soft GPU is made. The defaults are those of a GPU of today under CUDA: 64-bit memory
 /// operations, NOR and flush, no masks, 255 operations a batch.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SoftOptions {
     /// What its streams can do.
     pub caps: Caps,
@@ -90,6 +92,13 @@ pub struct SoftOptions {
     /// Weak memory on purpose, with its seed.
     pub weak: Option<softgpu::Weak>,
 }
+
+setters! { SoftOptions {
+    caps: Caps,
+    stream_bound: usize,
+    channels: usize,
+    weak: Option<softgpu::Weak>,
+} }
 
 impl Default for SoftOptions {
     fn default() -> SoftOptions {
@@ -129,14 +138,10 @@ impl Memory {
         }
     }
 
-    /// Device memory as a descriptor.
-    fn export(&self, operation: &'static str) -> Result<DmaBuf> {
+    /// Device memory as a descriptor, which holds nothing else.
+    fn export(&self, operation: &'static str) -> Result<OwnedFd> {
         let memory = self.device(operation)?;
-        Ok(DmaBuf {
-            fd: memory.export().map_err(|e| system(operation, &e))?,
-            offset: 0,
-            len: memory.len() as u64,
-        })
+        memory.export().map_err(|e| system(operation, &e))
     }
 }
 
@@ -155,12 +160,16 @@ impl Backing for Memory {
     }
 
     fn share(&self) -> Result<SharedMemory> {
-        let DmaBuf { fd, offset, len } = self.export("share memory")?;
-        Ok(SharedMemory::File { fd, offset, len })
+        const OPERATION: &str = "share memory";
+        Ok(SharedMemory::File {
+            fd: self.export(OPERATION)?,
+            offset: 0,
+            len: self.device(OPERATION)?.len() as u64,
+        })
     }
 
-    fn dma_buf(&self, _: bool) -> Result<DmaBuf> {
-        self.export("export dma-buf")
+    fn dma_buf(&self, _: bool) -> Result<(OwnedFd, u64)> {
+        Ok((self.export("export dma-buf")?, 0))
     }
 
     unsafe fn release(self: Box<Self>) {

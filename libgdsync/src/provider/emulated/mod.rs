@@ -16,8 +16,8 @@ use gds_step::{Bell, Host, Lane, Machine, MachineId, Shared, Step, Time};
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
 use self::nodes::Nodes;
+pub use self::options::EmulatedOptions;
 use self::options::faults_of_environment;
-pub use self::options::{EmulatedOptions, Fabric};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{
@@ -127,9 +127,9 @@ impl EmulatedNic {
     pub fn open(gpu: &Gpu, options: EmulatedOptions) -> Result<EmulatedNic> {
         const OPERATION: &str = "open emulated device";
         let name = format!("nic{}", NEXT_NIC.fetch_add(1, Ordering::Relaxed));
-        let fabric: Box<dyn vmlx5::fabric::Fabric> = match options.fabric {
-            Fabric::Hub(hub) => Box::new(hub.port()),
-            Fabric::Host => {
+        let fabric: Box<dyn vmlx5::fabric::Fabric> = match options.hub {
+            Some(hub) => Box::new(hub.port()),
+            None => {
                 let fail =
                     |e: &dyn fmt::Display| Error::new(OPERATION, Kind::System, e.to_string());
                 let live = Live::global().map_err(|e| fail(&e))?;
@@ -287,7 +287,7 @@ impl Nic for EmulatedNic {
         let pd = self.pd(pd, "create queue pair")?;
         if let Some(pkey) = rings.path.pkey.filter(|pkey| pkey | MEMBER != PARTITION) {
             let what = format!(
-                "partition {pkey:#06x} (GDS_PKEY, PathConfig::pkey): {} has {PARTITION:#06x} alone",
+                "partition {pkey:#06x} (GDS_PKEY, QpConfig::pkey): {} has {PARTITION:#06x} alone",
                 self.name
             );
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
@@ -560,10 +560,8 @@ mod tests {
     #[test]
     fn a_queue_pair_that_cannot_be_made_leaves_nothing_behind() {
         let gpu = Gpu::soft().unwrap();
-        let options = EmulatedOptions {
-            fabric: Fabric::Hub(Hub::new(vmlx5::fabric::hub::HubConfig::default())),
-            ..EmulatedOptions::default()
-        };
+        let options = EmulatedOptions::default()
+            .hub(Some(Hub::new(vmlx5::fabric::hub::HubConfig::default())));
         let nic = EmulatedNic::open(&gpu, options).unwrap();
         let region = gpu.alloc(MemoryKind::Pinned, 24576).unwrap();
         let pd = nic.alloc_pd().unwrap();

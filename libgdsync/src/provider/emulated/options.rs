@@ -6,34 +6,29 @@ use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::Hub;
 
 use crate::error::{Error, Kind, Result};
-
-/// What connects virtual NICs.
-#[derive(Clone, Default)]
-#[non_exhaustive]
-pub enum Fabric {
-    /// Processes of one host, by shared memory.
-    #[default]
-    Host,
-    /// NICs of one process that share this hub; with its links under the hub's control.
-    Hub(Hub),
-}
-
-impl fmt::Debug for Fabric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Fabric::Host => "host",
-            Fabric::Hub(_) => "hub",
-        })
-    }
-}
+use crate::options::setters;
 
 /// How a virtual NIC is made.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
+#[non_exhaustive]
 pub struct EmulatedOptions {
-    /// What it is plugged into.
-    pub fabric: Fabric,
+    /// What it is plugged into: a hub, which connects NICs of one process. `None`: the shared
+    /// memory that connects processes of one host.
+    pub hub: Option<Hub>,
     /// What happens to what it sends and receives. Default: what `GDS_FAULTS` says, if anything.
     pub faults: Option<Faults>,
+}
+
+setters! { EmulatedOptions {
+    hub: Option<Hub>,
+    faults: Option<Faults>,
+} }
+
+impl fmt::Debug for EmulatedOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fabric = if self.hub.is_some() { "hub" } else { "host" };
+        write!(f, "virtual NIC on a {fabric}, faults {:?}", self.faults)
+    }
 }
 
 /// What `GDS_FAULTS` says.

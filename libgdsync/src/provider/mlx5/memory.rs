@@ -66,23 +66,14 @@ impl Memory<'_> {
 
     fn by_dma_buf(&self) -> Result<*mut ibv_mr> {
         const OPERATION: &str = "register dma-buf";
-        let buf = self.region.dma_buf_to_register()?;
+        let (fd, offset) = self.region.dma_buf_to_register()?;
         let Some(register) = self.verbs.ibv_reg_dmabuf_mr else {
             let what = format!("{:?} has no ibv_reg_dmabuf_mr", self.verbs);
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         };
-        let (fd, iova) = (buf.fd.as_raw_fd(), self.region.addr().0);
+        let (fd, iova) = (fd.as_raw_fd(), self.region.addr().0);
         // SAFETY: the descriptor covers the region from `offset` on.
-        let mr = unsafe {
-            register(
-                self.pd,
-                buf.offset,
-                self.region.len(),
-                iova,
-                fd,
-                self.rights,
-            )
-        };
+        let mr = unsafe { register(self.pd, offset, self.region.len(), iova, fd, self.rights) };
         self.made(mr, OPERATION)
     }
 

@@ -195,7 +195,7 @@ pub(super) fn pkey_index(context: &Context, port: u8, wanted: Option<u16>) -> Re
         .map(|(index, _)| *index)
         .ok_or_else(|| {
             let what = format!(
-                "{}:{port} is no member of partition {wanted:#06x} (GDS_PKEY, PathConfig::pkey)",
+                "{}:{port} is no member of partition {wanted:#06x} (GDS_PKEY, QpConfig::pkey)",
                 context.name
             );
             Error::new("create queue pair", Kind::Invalid, what)

@@ -88,13 +88,11 @@ impl ReadFlusher {
             Some(own) => own,
             none => none.insert(self.open()?),
         };
-        let config = QpConfig {
-            send_blocks: DEPTH,
-            recv_entries: 4,
-            recv_sges: 1,
-            access: Access::REMOTE_READ,
-            ..QpConfig::default()
-        };
+        let config = QpConfig::default()
+            .send_blocks(DEPTH)
+            .recv_entries(4)
+            .recv_sges(1)
+            .access(Access::REMOTE_READ);
         let mut qp = own.pd.create_qp(&config)?;
         let address = qp.address();
         qp.connect(&address)?;

@@ -78,10 +78,7 @@ fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
         let gpu = bare();
         let device = Device::emulated(&gpu).unwrap();
         let pd = device.alloc_pd().unwrap();
-        let config = QpConfig {
-            lowering,
-            ..QpConfig::default()
-        };
+        let config = QpConfig::default().lowering(lowering);
         let make = || pd.create_qp(&config).unwrap();
         let (mut a, mut b, mut other) = (make(), make(), make());
         let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();

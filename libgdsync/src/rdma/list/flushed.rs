@@ -11,7 +11,7 @@ use crate::gpu::{Proof, Stream, no_consistency};
 use crate::memop::Caps;
 use crate::mutant::{self, Mutant};
 use crate::rdma::consistency::{Flushers, Loop, MOST, Slot};
-use crate::rdma::verbs::{Qp, WaitOptions};
+use crate::rdma::verbs::Qp;
 
 /// Whether streams of such a GPU need somebody to flush for them.
 pub(super) fn by_others(caps: &Caps) -> bool {
@@ -105,8 +105,9 @@ impl Descriptor<'_> {
     /// Whether it makes visible what devices wrote.
     pub(super) fn flushes(&self) -> bool {
         match self {
-            Descriptor::Wait(_, options) => options.flush,
-            Descriptor::WaitValue32 { flush, .. } | Descriptor::WaitValue64 { flush, .. } => *flush,
+            Descriptor::Wait { flush, .. }
+            | Descriptor::WaitValue32 { flush, .. }
+            | Descriptor::WaitValue64 { flush, .. } => *flush,
             Descriptor::Flush => true,
             _ => false,
         }
@@ -116,7 +117,7 @@ impl Descriptor<'_> {
     fn only_waits(&self) -> bool {
         matches!(
             self,
-            Descriptor::Wait(..)
+            Descriptor::Wait { .. }
                 | Descriptor::WaitValue32 { .. }
                 | Descriptor::WaitValue64 { .. }
                 | Descriptor::PassedBy { .. }
@@ -127,7 +128,7 @@ impl Descriptor<'_> {
     /// What is left if somebody else flushes.
     fn without_flush(mut self) -> Option<Self> {
         match &mut self {
-            Descriptor::Wait(_, WaitOptions { flush, .. })
+            Descriptor::Wait { flush, .. }
             | Descriptor::WaitValue32 { flush, .. }
             | Descriptor::WaitValue64 { flush, .. } => *flush = false,
             Descriptor::Flush => return None,
@@ -196,14 +197,8 @@ fn flush<'q>(
     for (i, read) in requests.into_iter().flatten().enumerate() {
         let queue = queues.named.len() + i;
         let state = hold(queues, queue, held);
-        let options = WaitOptions::default();
-        decide_wait(
-            stream,
-            (queue, &queues.one(i).qp, state),
-            read.into(),
-            options,
-            s,
-        )?;
+        let named = (queue, &queues.one(i).qp, state);
+        decide_wait(stream, named, read.into(), false, None, s)?;
     }
     Ok(())
 }

@@ -9,12 +9,12 @@ mod lower;
 
 use mlx5_prm::doorbell;
 use std::cell::Cell;
+use std::time::Duration;
 
 use self::flushed::{By, Queues};
 use self::lower::{Buffers, ROOM, Sent, lower};
 use super::verbs::{
     Completion, Locked, Lowering, Qp, QpState, ReceiveRequest, RungBy, SendRequest, Side, Timer,
-    WaitOptions,
 };
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{self, Proof, Region, Span, Stream, Word32, Word64};
@@ -47,8 +47,21 @@ pub enum Descriptor<'a> {
     Send(SendRequest),
     /// Make a prepared receive available.
     Receive(ReceiveRequest),
-    /// Stand still until a request has completed with success.
-    Wait(Completion, WaitOptions),
+    /// Wait until a request has completed with success.
+    Wait {
+        /// The request.
+        completion: Completion,
+        /// What the NIC wrote to GPU memory before it wrote the completion is visible to what the
+        /// stream does next. Needed for receives and READs into device memory; how it is kept, and
+        /// what it costs, [`Device::consistency`](super::Device::consistency) tells. Refused as
+        /// `Unsupported` where nothing can. If the flush itself fails, all queue pairs of the device
+        /// fail with [`Status::NOT_VISIBLE`].
+        flush: bool,
+        /// How long the stream may wait before the queue pair is put in error with
+        /// [`Status::TIMEOUT`]. Counted from when the stream arrives there; of several waits with
+        /// limits on one completion queue in one list, from when it arrives at the first.
+        timeout: Option<Duration>,
+    },
     /// Stand still until a word passes.
     WaitValue32 {
         /// The word.
@@ -107,19 +120,32 @@ pub enum Descriptor<'a> {
 }
 
 impl Descriptor<'_> {
-    /// Stand still until a request has completed with success.
+    /// A wait until a request has completed with success.
     pub fn wait(completion: impl Into<Completion>) -> Self {
-        Descriptor::Wait(completion.into(), WaitOptions::default())
+        Descriptor::Wait {
+            completion: completion.into(),
+            flush: false,
+            timeout: None,
+        }
     }
 
     /// As [`Descriptor::wait`], and what the NIC wrote to GPU memory for it is visible then, by
     /// the means that [`Device::consistency`](super::Device::consistency) names.
     pub fn wait_flushed(completion: impl Into<Completion>) -> Self {
-        let options = WaitOptions {
+        Descriptor::Wait {
+            completion: completion.into(),
             flush: true,
             timeout: None,
-        };
-        Descriptor::Wait(completion.into(), options)
+        }
+    }
+
+    /// Limits a wait for a completion to so long; of no effect on anything else.
+    #[must_use]
+    pub fn within(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        if let Descriptor::Wait { timeout, .. } = &mut self {
+            *timeout = limit.into();
+        }
+        self
     }
 }
 
@@ -130,7 +156,7 @@ struct Waited {
     side: Side,
     waiter: usize,
     position: u64,
-    timeout: Option<std::time::Duration>,
+    timeout: Option<Duration>,
 }
 
 impl Waited {
@@ -362,9 +388,13 @@ fn decide<'q>(
         Descriptor::Receive(request) => {
             decide_receive(stream, named(queues, request.queue, held)?, request, s)
         }
-        Descriptor::Wait(request, options) => {
-            let named = named(queues, request.queue, held)?;
-            decide_wait(stream, named, request, options, s)
+        Descriptor::Wait {
+            completion,
+            flush,
+            timeout,
+        } => {
+            let named = named(queues, completion.queue, held)?;
+            decide_wait(stream, named, completion, flush, timeout, s)
         }
         _ => decide_words(stream, descriptor, s),
     }
@@ -420,7 +450,7 @@ fn decide_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) -
                 };
             }
         }
-        Descriptor::Send(_) | Descriptor::Receive(_) | Descriptor::Wait(..) => {}
+        Descriptor::Send(_) | Descriptor::Receive(_) | Descriptor::Wait { .. } => {}
     }
     Ok(())
 }
@@ -521,7 +551,8 @@ fn decide_wait(
     stream: &Stream,
     (queue, qp, state): Named<'_>,
     completion: Completion,
-    options: WaitOptions,
+    flush: bool,
+    timeout: Option<Duration>,
     s: &mut Scratch,
 ) -> Result<()> {
     check(stream, qp, state, completion)?;
@@ -533,7 +564,7 @@ fn decide_wait(
         );
         return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
     }
-    let flush = options.flush && !crate::mutant::on(crate::mutant::Mutant::DroppedFlush);
+    let flush = flush && !crate::mutant::on(crate::mutant::Mutant::DroppedFlush);
     let position = match fifo.slot(completion.ticket).map(|slot| slot.entry) {
         // So old that its slot is used again: complete.
         None => None,
@@ -555,7 +586,7 @@ fn decide_wait(
         .waiter(stream.id())
         .map_err(|e| qp.refused(OPERATION, e))?;
     let spot = cq.spot(position);
-    if options.timeout.is_some() {
+    if timeout.is_some() {
         let (word, mark) = (4 * waiter, cq.next_mark(waiter));
         if places.arrived.cpu.load32(word) == mark {
             // Of 2^32 waits ago, or of none.
@@ -582,7 +613,7 @@ fn decide_wait(
         side: completion.side,
         waiter,
         position,
-        timeout: options.timeout,
+        timeout,
     });
     Ok(())
 }

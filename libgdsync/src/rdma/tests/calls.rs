@@ -13,7 +13,7 @@ use crate::nic::{
 };
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::rdma::verbs::QpCore;
-use crate::rdma::{Descriptor, Device, Doorbell, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
+use crate::rdma::{Descriptor, Device, Doorbell, Mr, Pd, Qp, QpConfig, Work};
 use crate::status::Status;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -113,12 +113,10 @@ struct Rig {
 
 impl Rig {
     fn config(transport: Transport) -> QpConfig {
-        QpConfig {
-            send_blocks: 8,
-            recv_entries: 4,
-            transport,
-            ..QpConfig::default()
-        }
+        QpConfig::default()
+            .send_blocks(8)
+            .recv_entries(4)
+            .transport(transport)
     }
 
     fn new(transport: Transport) -> Rig {
@@ -256,11 +254,9 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
         ("dereg_mr", Doorbell::Direct),
         ("dereg_mr", Doorbell::CpuThread),
     ] {
-        let config = QpConfig {
-            doorbell,
-            timeout: (call == "modify_to_error").then_some(Duration::from_millis(5)),
-            ..Rig::config(Transport::Rc)
-        };
+        let config = Rig::config(Transport::Rc)
+            .doorbell(doorbell)
+            .timeout((call == "modify_to_error").then_some(Duration::from_millis(5)));
         let mut rig = Rig::with(&config);
         rig.connect();
         let (device, pd, calls) = (rig.device.clone(), rig.pd.clone(), rig.calls.clone());
@@ -319,10 +315,7 @@ fn close_returns_after_idle_queue_pairs_are_destroyed() {
 /// One CPU thread rings for all NICs.
 #[test]
 fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
-    let config = QpConfig {
-        doorbell: Doorbell::CpuThread,
-        ..Rig::config(Transport::Rc)
-    };
+    let config = Rig::config(Transport::Rc).doorbell(Doorbell::CpuThread);
     let [mut rig, mut other] = [(); 2].map(|()| Rig::with(&config));
     rig.connect();
     other.connect();
@@ -397,14 +390,11 @@ fn a_time_limit_begins_when_the_stream_arrives_after_any_number_of_waits() {
         let span = memory.remote().span(32, 8).unwrap();
         let list = [memory.sge(0, 8)];
         let write = rig.a.prepare(&Work::write(&list, span).signaled()).unwrap();
-        let options = WaitOptions {
-            timeout: Some(Duration::from_millis(5)),
-            ..WaitOptions::default()
-        };
+        let limit = Duration::from_millis(5);
         let post = [
             gate(&word),
             Descriptor::Send(write),
-            Descriptor::Wait(write.into(), options),
+            Descriptor::wait(write).within(limit),
         ];
         rig.a.post_on(&stream, &post).unwrap();
         std::thread::sleep(Duration::from_millis(30));
@@ -418,10 +408,7 @@ fn a_time_limit_begins_when_the_stream_arrives_after_any_number_of_waits() {
         rig.a.wait(write, LIMIT).unwrap();
         // The limit does begin: there is no receiver.
         let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
-        let post = [
-            Descriptor::Send(send),
-            Descriptor::Wait(send.into(), options),
-        ];
+        let post = [Descriptor::Send(send), Descriptor::wait(send).within(limit)];
         rig.a.post_on(&stream, &post).unwrap();
         assert!(stream.synchronize(LIMIT).unwrap());
         let failed = rig.a.wait(send, LIMIT).unwrap_err();

@@ -11,7 +11,7 @@ use crate::nic::{
     Access, Ah, AhAttr, MrKeys, Nic, PdId, QpAddress, QpMade, QpObjects, QpRings, Report,
 };
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::rdma::{Descriptor, Device, QpConfig, WaitOptions, Work};
+use crate::rdma::{Descriptor, Device, QpConfig, Work};
 use crate::status::Status;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -65,11 +65,7 @@ fn a_nic_that_is_gone_keeps_no_stream() {
     let nic = EmulatedNic::open(&gpu, EmulatedOptions::default()).unwrap();
     let device = Device::open(&gpu, Arc::new(OddNic::gone(nic)), true, Vec::new()).unwrap();
     let pd = device.alloc_pd().unwrap();
-    let config = QpConfig {
-        send_blocks: 8,
-        recv_entries: 4,
-        ..QpConfig::default()
-    };
+    let config = QpConfig::default().send_blocks(8).recv_entries(4);
     let [mut a, mut b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
     a.connect(&b.address()).unwrap();
     b.connect(&a.address()).unwrap();
@@ -90,15 +86,12 @@ fn a_nic_that_is_gone_keeps_no_stream() {
     let first = a.prepare(&Work::send(&list)).unwrap();
     let second = a.prepare(&Work::send(&list).signaled()).unwrap();
     let receive = a.prepare_receive(&list).unwrap();
-    let options = WaitOptions {
-        timeout: Some(Duration::from_millis(20)),
-        ..WaitOptions::default()
-    };
+    let limit = Duration::from_millis(20);
     let post = [
         Descriptor::Receive(receive),
         Descriptor::Send(first),
         Descriptor::Send(second),
-        Descriptor::Wait(second.into(), options),
+        Descriptor::wait(second).within(limit),
         Descriptor::wait(receive),
     ];
     a.post_on(&stream, &post).unwrap();

@@ -6,6 +6,7 @@ use crate::env::Variable;
 use crate::error::Result;
 use crate::gpu::{MemoryKind, Word32};
 use crate::nic::{Access, PathConfig, Transport};
+use crate::options::setters;
 
 const LOWER: Variable<Lowering> = Variable {
     name: "GDS_LOWER",
@@ -77,7 +78,31 @@ impl Doorbell {
 }
 
 /// What a queue pair is made of.
+///
+/// # Route and retries
+/// What is not set takes the value of its environment variable, or the default in the last column.
+///
+/// | method | variable | range | default |
+/// | --- | --- | --- | --- |
+/// | [`pkey`](QpConfig::pkey) | `GDS_PKEY` | 0x0001 to 0xffff, without the membership bit not 0 | the port's first |
+/// | [`service_level`](QpConfig::service_level) | `GDS_SL` | 0 to 15 | 0 |
+/// | [`traffic_class`](QpConfig::traffic_class) | `GDS_TRAFFIC_CLASS` | 0 to 255 | 0 |
+/// | [`flow_label`](QpConfig::flow_label) | `GDS_FLOW_LABEL` | 0 to 0xfffff | 0 |
+/// | [`hop_limit`](QpConfig::hop_limit) | `GDS_HOP_LIMIT` | 1 to 255 | 64 |
+/// | [`ack_timeout`](QpConfig::ack_timeout) | `GDS_ACK_TIMEOUT` | 0 to 31 | 15 |
+/// | [`retry_count`](QpConfig::retry_count) | `GDS_RETRY_COUNT` | 0 to 7 | 7; 6 by [`Device::verbs`](crate::rdma::Device::verbs) |
+/// | [`rnr_retry`](QpConfig::rnr_retry) | `GDS_RNR_RETRY` | 0 to 7 | 7 |
+/// | [`rnr_timer`](QpConfig::rnr_timer) | `GDS_RNR_TIMER` | 0 to 31 | 12 |
+///
+/// A NIC does not detect that a peer is dead. It retransmits a packet that is not acknowledged
+/// within 4.096 us * 2^`ack_timeout`, `retry_count` times, and then fails the request with
+/// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY): after 1.07 s with the defaults. A
+/// NIC may take up to four times as long for each.
+///
+/// The virtual NIC has one partition and one route: it uses only the last four, and refuses any
+/// other partition.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct QpConfig {
     /// How it talks to others.
     pub transport: Transport,
@@ -104,7 +129,7 @@ pub struct QpConfig {
     /// Who rings the NIC for streams.
     pub doorbell: Doorbell,
     /// How its packets travel, and how often they are sent again.
-    pub path: PathConfig,
+    pub(in crate::rdma) path: PathConfig,
     /// What peers may do through this queue pair, within what registrations permit.
     pub access: Access,
     /// A further error word, which several queue pairs may share. If it is 0 when a signaled
@@ -114,6 +139,70 @@ pub struct QpConfig {
     /// First index of queues and completion positions; for tests that want to see them wrap.
     #[doc(hidden)]
     pub start: u32,
+}
+
+setters! { QpConfig {
+    transport: Transport,
+    send_blocks: u32,
+    recv_entries: u32,
+    recv_sges: u32,
+    ring_memory: MemoryKind,
+    cq_memory: MemoryKind,
+    record_memory: MemoryKind,
+    timeout: Option<Duration>,
+    lowering: Lowering,
+    doorbell: Doorbell,
+    access: Access,
+    error: Option<Word32>,
+} }
+
+/// Gives [`QpConfig`] a method for each of the settings of its path.
+macro_rules! path_setters {
+    ($($(#[$doc:meta])* $field:ident: $type:ty,)*) => {
+        impl QpConfig { $(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $field(mut self, $field: $type) -> QpConfig {
+                self.path.$field = Some($field);
+                self
+            }
+        )* }
+    };
+}
+
+path_setters! {
+    /// The partition key. Both ends must have it, at least one of them as a full member; the
+    /// membership bit (0x8000) is not compared.
+    pkey: u16,
+    /// The service level, which chooses a virtual lane on InfiniBand and a priority on Ethernet.
+    service_level: u8,
+    /// The traffic class of the global header; on Ethernet the DSCP is its upper six bits.
+    traffic_class: u8,
+    /// The flow label of the global header; on Ethernet the UDP source port follows from it.
+    flow_label: u32,
+    /// Routers that a packet may pass.
+    hop_limit: u8,
+    /// How long an acknowledgement may take: 4.096 us * 2^`ack_timeout`. 0: without a limit, so
+    /// that a dead peer is never detected.
+    ack_timeout: u8,
+    /// How often a packet that is not acknowledged is retransmitted. The kernel's soft-RoCE retries
+    /// without a limit at 7.
+    retry_count: u8,
+    /// How often a request for which the peer has no receive is retried. 7: without a limit.
+    rnr_retry: u8,
+    /// How long the peer waits before it retries a request for which there is no receive here, in
+    /// InfiniBand's code: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491.52 ms, 0 is 655.36 ms.
+    rnr_timer: u8,
+}
+
+impl QpConfig {
+    /// Sets the first index of queues and completion positions.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn start(mut self, start: u32) -> QpConfig {
+        self.start = start;
+        self
+    }
 }
 
 impl Default for QpConfig {

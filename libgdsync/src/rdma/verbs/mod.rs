@@ -33,6 +33,6 @@ pub use header::GRH;
 pub(super) use locked::{Locked, let_go};
 pub use pd::{Mr, Pd};
 pub use qp::Qp;
-pub use request::{Completion, Field, ReceiveRequest, Received, SendRequest, Source, WaitOptions};
+pub use request::{Completion, Field, ReceiveRequest, Received, SendRequest, Source};
 pub(super) use watch::{FlushFaults, WatchList};
 pub use work::{Sge, Work};

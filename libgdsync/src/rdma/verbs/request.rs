@@ -1,7 +1,5 @@
 //! The small values that callers keep: prepared requests, completions, fields.
 
-use std::time::Duration;
-
 use super::core::Side;
 
 /// A request that was prepared on a send queue. A plain value: dropping it changes nothing,
@@ -59,21 +57,6 @@ impl From<ReceiveRequest> for Completion {
             serial: r.serial,
         }
     }
-}
-
-/// How a stream waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct WaitOptions {
-    /// What the NIC wrote to GPU memory before it wrote the completion is visible to what the
-    /// stream does next. Needed for receives and READs into device memory; how it is kept, and
-    /// what it costs, [`Device::consistency`](super::Device::consistency) tells. Refused as
-    /// `Unsupported` where nothing can. If the flush itself fails, all queue pairs of the device
-    /// fail with [`Status::NOT_VISIBLE`](crate::Status::NOT_VISIBLE).
-    pub flush: bool,
-    /// How long the stream may stand at this wait before the queue pair is put in error with
-    /// [`Status::TIMEOUT`](crate::Status::TIMEOUT). Counted from when the stream arrives there; of several waits with
-    /// limits on one completion queue in one list, from when it arrives at the first.
-    pub timeout: Option<Duration>,
 }
 
 /// What a completed receive tells.

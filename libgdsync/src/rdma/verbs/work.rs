@@ -6,8 +6,9 @@ use mlx5_prm::wqe::{Atomic, Payload, Remote, WqeFlags};
 use super::{Destination, Mr};
 use crate::nic::RemoteSpan;
 
-/// A piece of registered memory: where a request reads or writes locally.
+/// A piece of registered memory: where a request reads or writes locally. [`Mr::sge`] makes it.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Sge<'a> {
     /// The registration.
     pub mr: &'a Mr,

@@ -1,7 +1,7 @@
 //! Requests that are none for datagrams, and destinations that cannot be.
 
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{GRH, Pd, PortAddress, QpAddress, QpConfig, Source, Transport, Work};
+use gdsync::rdma::{GRH, Pd, PortAddress, QpConfig, Source, Transport, Work};
 
 use super::*;
 
@@ -78,26 +78,18 @@ pub fn what_makes_no_sense_is_refused(open: Open) {
 pub fn wrong_destinations_are_refused(open: Open) {
     let e = Ends::new(open, &QpConfig::default(), 1);
     let good = e.qps[0].address();
-    let with = |port| QpAddress {
-        port: Some(port),
-        ..good
-    };
-    let real = good.port.unwrap_or(PortAddress {
-        lid: 1,
-        mtu: 5,
-        gid: [1; 16],
-    });
+    let with = |port| good.port(Some(port));
+    let real = good
+        .port
+        .unwrap_or(PortAddress::default().lid(1).mtu(5).gid([1; 16]));
     let invalid = Kind::Invalid;
     let name = |address| e.pd.destination(&address);
-    let wide = QpAddress {
-        qpn: 1 << 24,
-        ..good
-    };
+    let wide = good.qpn(1 << 24);
     refused(name(wide), invalid, Some(0xff_ffff));
     let qkey = Some(1 << 31);
-    refused(name(QpAddress { qkey, ..good }), invalid, Some(0x7fff_ffff));
+    refused(name(good.qkey(qkey)), invalid, Some(0x7fff_ffff));
     for mtu in [0, 6, 255] {
-        refused(name(with(PortAddress { mtu, ..real })), invalid, Some(5));
+        refused(name(with(real.mtu(mtu))), invalid, Some(5));
     }
     let gid = [0x60; GRH];
     let source = Source {
@@ -122,11 +114,11 @@ pub fn wrong_destinations_are_refused(open: Open) {
             refused(e.pd.answer_to(&bare, &gid, QKEY), invalid, None);
         }
         Some(port) => {
-            refused(name(QpAddress { port: None, ..good }), invalid, None);
+            refused(name(good.port(None)), invalid, None);
             let lid = u16::from(port.lid == 0);
-            refused(name(with(PortAddress { lid, ..port })), invalid, None);
+            refused(name(with(port.lid(lid))), invalid, None);
             // The smaller of two packets is what both can take.
-            let small = name(with(PortAddress { mtu: 2, ..port })).unwrap();
+            let small = name(with(port.mtu(2))).unwrap();
             assert_eq!(small.max_len(), 512);
             if port.lid == 0 {
                 let bare = Source {

@@ -67,10 +67,7 @@ impl Bench {
 
     fn with(threads: u32, seed: u64, weak: Option<Weak>) -> Bench {
         let sim = Sim::new(SimConfig::seed(seed));
-        let options = SoftOptions {
-            weak,
-            ..SoftOptions::default()
-        };
+        let options = SoftOptions::default().weak(weak);
         let gpu = Gpu::soft_with(sim.host(), options).unwrap();
         let mut bench = Bench {
             kernels: Kernels::of(&gpu).unwrap(),

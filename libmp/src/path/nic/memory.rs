@@ -97,11 +97,7 @@ impl Span {
     /// Where a receive lies.
     pub fn of(place: &Place) -> Result<Span> {
         let Place { addr, keys: rkeys } = *place;
-        let memory = RemoteMemory {
-            addr,
-            len: 0,
-            rkeys,
-        };
+        let memory = RemoteMemory::default().addr(addr).len(0).rkeys(rkeys);
         Ok(Span(memory.span(0, 0)?))
     }
 

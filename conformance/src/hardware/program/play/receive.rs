@@ -15,7 +15,11 @@ impl Play<'_> {
         let step = &self.steps[i];
         let (at, len) = (self.places(i)[1], step.len);
         let memory = &self.ends.memory[&step.to].landing;
-        let qp = &mut **self.ends.qps.get_mut(&(step.to, step.from)).expect("an end");
+        let qp = &mut **self
+            .ends
+            .qps
+            .get_mut(&(step.to, step.from))
+            .expect("an end");
         let Some(odd) = step.odd else {
             return qp.prepare_receive(&[memory.sge(at as u64, len as u32)]);
         };

@@ -95,7 +95,10 @@ impl Play<'_> {
         let there = self.ends.remote[end.1][1].span(0, 64)?;
         let bytes = [JUNK; 64];
         let pieces = [&bytes[..]];
-        match self.qp(end).prepare(&Work::write_inline(&pieces, there).signaled()) {
+        match self
+            .qp(end)
+            .prepare(&Work::write_inline(&pieces, there).signaled())
+        {
             Err(e) if e.kind() == Kind::QueueFull => Ok(None),
             prepared => Ok(Some(prepared?)),
         }
@@ -119,7 +122,11 @@ impl Play<'_> {
         let words = self.program.room + 16 * step.from;
         let memory = &self.ends.memory[&step.from];
         let [their_source, their_landing] = &self.ends.remote[step.to];
-        let qp = &mut **self.ends.qps.get_mut(&(step.from, step.to)).expect("an end");
+        let qp = &mut **self
+            .ends
+            .qps
+            .get_mut(&(step.from, step.to))
+            .expect("an end");
         let (mr, local) = match step.operation.brings() {
             true => (&memory.landing, written),
             false => (&memory.source, source),
@@ -149,9 +156,7 @@ impl Play<'_> {
             Operation::SendInline => Work::send_inline(&inline),
             Operation::WriteImm => Work::write(sges, span(their_landing, received)?),
             Operation::Write => Work::write(sges, span(their_landing, written)?),
-            Operation::WriteInline => {
-                Work::write_inline(&inline, span(their_landing, written)?)
-            }
+            Operation::WriteInline => Work::write_inline(&inline, span(their_landing, written)?),
             Operation::Read => Work::read(sges, span(their_source, source)?),
             Operation::FetchAdd(add) => Work::fetch_add(sges, word(0)?, add),
             Operation::CompareSwap(old, new) => Work::compare_swap(sges, word(1)?, old, new),
@@ -192,10 +197,7 @@ impl Play<'_> {
                 false => (&memory.source, source),
             };
             todos.push(word32(Field::Length(0), step.len as u32)?);
-            todos.push(word64(
-                Field::Address(0),
-                mr.region().addr().0 + at as u64,
-            )?);
+            todos.push(word64(Field::Address(0), mr.region().addr().0 + at as u64)?);
             todos.push(word32(Field::Key(0), mr.lkey())?);
         }
         if odd.patched[1] {

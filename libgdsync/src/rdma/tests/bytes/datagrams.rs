@@ -4,7 +4,7 @@ use super::request::{Kind, Request};
 use super::rig::{By, Rig};
 use super::{BYS, all_flags, shapes};
 use crate::Gpu;
-use crate::nic::{AhAttr, Nic as _, PortAddress, QpAddress};
+use crate::nic::{AhAttr, Nic as _, QpAddress};
 use crate::provider::mlx5::tests::VendorQp;
 use crate::provider::mlx5::{Handle, Mlx5Nic};
 use crate::rdma::{Destination, GRH, Pd, Source};
@@ -27,10 +27,7 @@ pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destin
     };
     let mut elsewhere = port.gid;
     elsewhere[7] ^= 1;
-    let far = PortAddress {
-        gid: elsewhere,
-        ..port
-    };
+    let far = port.gid(elsewhere);
     let mut ports = vec![port];
     if port.lid != 0 {
         ports.push(far);
@@ -43,10 +40,7 @@ pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destin
                 gid: Some(port.gid),
                 service_level: None,
             };
-            let to = QpAddress {
-                port: Some(port),
-                ..address
-            };
+            let to = address.port(Some(port));
             (pd.destination(&to).unwrap(), theirs.handle(&nic, &way))
         })
         .collect();

@@ -206,16 +206,14 @@ impl Rig {
         // SAFETY: memory that stays mapped until the process ends.
         let region = unsafe { gpu.register_host(room(len), len as usize).unwrap() };
         let memory = pd.register(&region, Access::ALL).unwrap();
-        let config = QpConfig {
-            transport,
-            send_blocks: blocks,
-            recv_entries: entries,
-            recv_sges,
-            timeout: None,
-            lowering: Lowering::MemOps,
-            doorbell: Doorbell::Direct,
-            ..QpConfig::default()
-        };
+        let config = QpConfig::default()
+            .transport(transport)
+            .send_blocks(blocks)
+            .recv_entries(entries)
+            .recv_sges(recv_sges)
+            .timeout(None)
+            .lowering(Lowering::MemOps)
+            .doorbell(Doorbell::Direct);
         let mut ours = pd.create_qp(&config).unwrap();
         // Theirs has sent a message, too.
         let nowhere = RemoteSpan::new(0, 0);
