@@ -22,7 +22,7 @@ fn arm(end: &End, cq: &CqView, sequence: u32, solicited: bool, rings: bool) {
 /// Steps until nothing moves, and says which completion queues told something.
 fn told(world: &mut World, nic: usize) -> Vec<Cqn> {
     world.settle();
-    let events = std::iter::from_fn(|| world.nics[nic].next_event());
+    let events = world.events(nic).into_iter();
     events
         .map(|event| match event {
             Event::Completion { cq, owner: 7 } => cq,

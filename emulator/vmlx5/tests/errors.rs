@@ -210,15 +210,7 @@ static REMOTE_OPS: [(fn(Remote, &[Sge]) -> SendWqe<'_>, Access); 4] = [
 /// One more region of a domain, of 64 bytes.
 fn region(world: &mut World, nic: usize, pd: PdId) -> (Sge, u32) {
     let mem = Arc::new(HostMemory::new(64));
-    let keys = world.nics[nic].reg_mr(MrAttr {
-        pd,
-        va: mem.addr(),
-        len: 64,
-        access: all_rights(),
-        mem: mem.clone(),
-        mem_offset: 0,
-    });
-    let MrKeys { lkey, rkey } = keys.unwrap();
+    let MrKeys { lkey, rkey } = register(&mut world.nics[nic], pd, &mem, 0, 64);
     let (addr, len) = (mem.addr(), 8);
     (Sge { addr, lkey, len }, rkey)
 }
@@ -400,15 +392,8 @@ fn requests() -> Vec<Case> {
             nic.dereg_mr(stale).unwrap();
             // In the same slot if it was the last one freed.
             for _ in 0..3 {
-                let keys = nic.reg_mr(MrAttr {
-                    pd: b.pd,
-                    va: b.addr(0),
-                    len: 4096,
-                    access: all_rights(),
-                    mem: b.mem.clone(),
-                    mem_offset: b.data_at,
-                });
-                assert_ne!(keys.unwrap().rkey, stale);
+                let keys = register(nic, b.pd, &b.mem, b.data_at, 4096);
+                assert_ne!(keys.rkey, stale);
             }
             a.quietly(write(b.remote(0), &[a.sge(0, 8)]))
         },

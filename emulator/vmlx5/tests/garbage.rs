@@ -99,11 +99,8 @@ proptest! {
         d.received(0);
         prop_assert_eq!(d.get64(0), 77);
         // The queue pair can be used again, whatever became of it.
-        world.modify(&a, Modify::Reset);
-        world.modify(&c, Modify::Reset);
-        (a.sq, a.rq, c.sq, c.rq) = (0, 0, 0, 0);
-        a.reset_records();
-        c.reset_records();
+        world.reset(&mut a);
+        world.reset(&mut c);
         a.send.drain();
         world.connect(&a, &c);
         a.completes(&mut world, &write(c.remote(8), &[a.sge(0, 8)]));

@@ -28,16 +28,10 @@ const SCENARIOS: [Scenario; 5] = [
     ("WRITEs out of order in front of an atomic", disorder),
 ];
 
-fn faults(world: &mut World, faults: &Faults) {
-    for nic in &mut world.nics {
-        nic.set_faults(faults.clone());
-    }
-}
-
 fn bad_wires(seed: u64) {
     let mut world = World::new(3);
     let bad = bad_wire(seed, [0.05, 0.1, 0.1]);
-    faults(&mut world, &bad);
+    world.set_faults(&bad);
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7));
     worker::random_work(seed, world, config);
 }

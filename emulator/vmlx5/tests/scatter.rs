@@ -178,9 +178,7 @@ fn nothing_is_mixed_up_on_a_bad_wire() {
         println!("seed {seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::new(2);
-        for nic in &mut world.nics {
-            nic.set_faults(bad_wire(seed, [0.1, 0.1, 0.1]));
-        }
+        world.set_faults(&bad_wire(seed, [0.1, 0.1, 0.1]));
         let both = config(Service::Rc, true, true).changed(|c| (c.retry_cnt, c.timeout) = (7, 8));
         let (mut a, mut b) = world.pair(both.clone(), both);
         let bytes = pattern(seed, 4096);
