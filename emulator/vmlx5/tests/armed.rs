@@ -157,9 +157,8 @@ fn solicited_entries_and_errors_alone() {
 
 #[test]
 fn numbers_wrap_and_queues_come_and_go() {
-    let mut world = World::new(2);
     let config = watched().changed(|c| c.cq_start = 0xff_fffe);
-    let (mut a, b) = world.pair(config, EndConfig::default());
+    let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for i in 0..6 {
         arm(&a, &a.send, i, false, true);
         assert_eq!(told(&mut world, 0), []);

@@ -56,9 +56,8 @@ proptest! {
     /// So much is lost that work fails: but for what failed, nothing is wrong.
     #[test]
     fn hopeless_wires(seed: u64, loss in 0.3..0.9) {
-        let mut world = World::new(2);
         let config = EndConfig { retry_cnt: 2, timeout: 4, ..EndConfig::default() };
-        let (mut a, b) = world.pair(config, EndConfig::default());
+        let (mut world, mut a, b) = World::joined(config, EndConfig::default());
         world.set_faults(&Faults { seed, loss, ..Faults::default() });
         for i in 0..40 {
             a.put64(8 * i, i + 1);
@@ -106,9 +105,8 @@ fn a_fence_holds_over_bad_wires() {
 #[test]
 fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
     let run = |seed| {
-        let mut world = World::new(2);
         let config = patient().changed(|c| (c.log_sq, c.log_cq) = (9, 9));
-        let (mut a, b) = world.pair(config.clone(), config);
+        let (mut world, mut a, b) = World::joined(config.clone(), config);
         world.set_faults(&bad_wire(seed, [0.01, 0.02, 0.05]));
         for _ in 0..50 {
             for _ in 0..400 {
@@ -147,9 +145,8 @@ fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
 
 #[test]
 fn deaf_for_a_while_and_dead_for_good() {
-    let mut world = World::new(2);
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 3));
-    let (mut a, b) = world.pair(config, EndConfig::default());
+    let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     let at = |us: u64| Time::from_nanos(us * 1000);
     let faults = Faults {
         deaf: vec![at(1_000)..at(3_000), at(10_000)..at(11_000)],

@@ -37,9 +37,8 @@ fn bad_wires(seed: u64) {
 }
 
 fn one_lost(seed: u64) {
-    let mut world = World::new(2);
     let without = EndConfig::default().changed(|c| c.timeout = 0);
-    let (mut a, b) = world.pair(without.clone(), without);
+    let (mut world, mut a, b) = World::joined(without.clone(), without);
     for loss in [1.0, 0.0] {
         let bad = Faults {
             seed,
@@ -66,9 +65,8 @@ fn fence(seed: u64) {
 }
 
 fn no_receive(_: u64) {
-    let mut world = World::new(2);
     let config = EndConfig::default().changed(|c| c.rnr_retry = 3);
-    let (mut a, b) = world.pair(config.clone(), config);
+    let (mut world, mut a, b) = World::joined(config.clone(), config);
     let s = a.post(&send(&[a.sge(0, 8)]));
     world.outlast();
     let entry = a.send.poll().expect("an end");

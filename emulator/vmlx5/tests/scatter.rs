@@ -36,9 +36,8 @@ const UNTOUCHED: u8 = 0xee;
 fn what_a_send_brings() {
     for service in [Service::Rc, Service::Uc] {
         for asked in [false, true] {
-            let mut world = World::new(2);
-            let (mut a, mut b) =
-                world.pair(config(service, false, false), config(service, false, asked));
+            let (mut world, mut a, mut b) =
+                World::joined(config(service, false, false), config(service, false, asked));
             for (i, len) in LENGTHS.into_iter().enumerate() {
                 let bytes = pattern(i as u64, len);
                 a.put(0, &bytes);

@@ -38,12 +38,12 @@ impl Nic {
         core.pds.get(pd.0)?;
         core.uars.get(uar.0)?;
         for cq in cqs {
-            core.cqs.get(cq.0)?;
+            core.ctx.cqs.get(cq.0)?;
         }
         Qp::check(&attr, &core.config)?;
         let srq = attr.srq;
         let recv_pd = match srq {
-            Some(srq) => core.srqs.get(srq.0)?.attr.pd,
+            Some(srq) => core.ctx.srqs.get(srq.0)?.attr.pd,
             None => pd,
         };
         let patient = !core.config.strict;
@@ -78,7 +78,7 @@ impl Nic {
         core.ready.retain(|&s| s != slot);
         core.watch.retain(|&s| s != slot);
         core.timers.listed.retain(|&s| s != slot);
-        core.events.forget(Source::Qp(slot));
+        core.ctx.events.forget(Source::Qp(slot));
         if let Ok(uar) = core.uars.get_mut(qp.uar.0) {
             uar.users.retain(|&s| s != slot);
         }
