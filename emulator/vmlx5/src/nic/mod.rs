@@ -73,7 +73,7 @@ pub struct Nic {
 /// All of the NIC but its way to others.
 pub(crate) struct Core {
     pub config: NicConfig,
-    pub pds: Table<Pd>,
+    pub pds: Table<()>,
     pub uars: Table<Uar>,
     pub qps: Table<Qp>,
     pub ctx: Ctx,
@@ -91,10 +91,6 @@ pub(crate) struct Core {
     pub dropped: u64,
     /// The ports that are down, as the wire has them.
     pub down: u32,
-}
-
-pub(crate) struct Pd {
-    users: u32,
 }
 
 pub(crate) struct Uar {
@@ -175,29 +171,6 @@ impl Core {
         let objects = self.qps.slots() + 2 * self.ctx.cqs.slots() + self.ctx.srqs.slots();
         self.ctx.events.reserve(objects as usize + MAX_PORT_EVENTS);
     }
-
-    fn count_pd(&mut self, pd: PdId, by: i32) {
-        if let Ok(pd) = self.pds.get_mut(pd.0) {
-            pd.users = pd.users.wrapping_add_signed(by);
-        }
-    }
-
-    fn count_cq(&mut self, cq: Cqn, by: i32) {
-        if let Ok(cq) = self.ctx.cqs.get_mut(cq.0) {
-            cq.users = cq.users.wrapping_add_signed(by);
-        }
-    }
-}
-
-fn in_use(object: Object, number: u32, users: u32) -> Result<(), NicError> {
-    if users == 0 {
-        return Ok(());
-    }
-    Err(NicError::InUse {
-        object,
-        number,
-        users,
-    })
 }
 
 /// Most changes of ports that wait to be told.
@@ -314,7 +287,7 @@ impl Nic {
     /// # Errors
     /// There are as many as there can be.
     pub fn alloc_pd(&mut self) -> Result<PdId, NicError> {
-        self.core.pds.insert(|_| Pd { users: 0 }).map(PdId)
+        self.core.pds.insert(|_| ()).map(PdId)
     }
 
     /// Removes a protection domain.
@@ -322,7 +295,6 @@ impl Nic {
     /// # Errors
     /// There is none, or regions or queue pairs belong to it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), NicError> {
-        in_use(Object::Pd, pd.0, self.core.pds.get(pd.0)?.users)?;
         self.core.pds.remove(pd.0).map(drop)
     }
 
@@ -335,7 +307,7 @@ impl Nic {
         let pd = attr.pd;
         self.core.pds.get(pd.0)?;
         let keys = self.core.ctx.mrs.register(attr)?;
-        self.core.count_pd(pd, 1);
+        self.core.pds.count_users(pd.0, 1);
         Ok(keys)
     }
 
@@ -345,7 +317,7 @@ impl Nic {
     /// No region has the key.
     pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), NicError> {
         let pd = self.core.ctx.mrs.deregister(lkey)?.attr.pd;
-        self.core.count_pd(pd, -1);
+        self.core.pds.count_users(pd.0, -1);
         Ok(())
     }
 
@@ -372,9 +344,6 @@ impl Nic {
     /// # Errors
     /// There is none, or queue pairs or completion queues are bound to it.
     pub fn free_uar(&mut self, uar: UarId) -> Result<(), NicError> {
-        let page = self.core.uars.get(uar.0)?;
-        let users = page.users.len() + page.cqs.len();
-        in_use(Object::Uar, uar.0, users as u32)?;
         self.core.uars.remove(uar.0).map(drop)
     }
 
@@ -393,11 +362,12 @@ impl Nic {
         let cq = Cq::new(attr, core.config.max_log_cq.min(22))?;
         let number = core.ctx.cqs.insert(|_| cq)?;
         core.reserve_events();
-        if let Some(uar) = page
+        if let Some(page) = page
             && let Some(slot) = core.ctx.cqs.slot(number)
-            && let Ok(uar) = core.uars.get_mut(uar.0)
+            && let Ok(uar) = core.uars.get_mut(page.0)
         {
             uar.cqs.push(slot);
+            core.uars.count_users(page.0, 1);
         }
         Ok(Cqn(number))
     }
@@ -408,7 +378,6 @@ impl Nic {
     /// There is none, or queue pairs complete into it.
     pub fn destroy_cq(&mut self, cq: Cqn) -> Result<(), NicError> {
         let core = &mut self.core;
-        in_use(Object::Cq, cq.0, core.ctx.cqs.get(cq.0)?.users)?;
         let (slot, gone) = core.ctx.cqs.remove(cq.0)?;
         core.ctx.events.forget(Source::Cq(slot));
         core.ctx.events.forget(Source::Armed(slot));
@@ -416,6 +385,7 @@ impl Nic {
             && let Ok(uar) = core.uars.get_mut(arm.uar.0)
         {
             uar.cqs.retain(|&s| s != slot);
+            core.uars.count_users(arm.uar.0, -1);
         }
         Ok(())
     }
@@ -425,7 +395,8 @@ impl Nic {
     /// # Errors
     /// There is none.
     pub fn query_cq(&self, cq: Cqn) -> Result<CqInfo, NicError> {
-        self.core.ctx.cqs.get(cq.0).map(Cq::info)
+        let cqs = &self.core.ctx.cqs;
+        Ok(cqs.get(cq.0)?.info(cqs.users(cq.0)))
     }
 
     /// Whether [`Nic::next_event`] may have an event: a cheap question for after every step.

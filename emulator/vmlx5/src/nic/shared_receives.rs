@@ -1,7 +1,7 @@
 //! Control operations on shared receive queues, and what these tell.
 
-use super::{Core, Nic, in_use};
-use crate::error::{NicError, Object};
+use super::{Core, Nic};
+use crate::error::NicError;
 use crate::event::{self, Event, Source};
 use crate::object::Srqn;
 use crate::srq::{Srq, SrqAttr, SrqInfo};
@@ -19,7 +19,7 @@ impl Nic {
         core.pds.get(pd.0)?;
         let srq = Srq::new(attr, &core.config)?;
         let number = core.ctx.srqs.insert(|_| srq)?;
-        core.count_pd(pd, 1);
+        core.pds.count_users(pd.0, 1);
         core.reserve_events();
         core.ctx.srq_news = true;
         core.tell_of_srqs();
@@ -43,7 +43,8 @@ impl Nic {
     /// # Errors
     /// There is none.
     pub fn query_srq(&self, srq: Srqn) -> Result<SrqInfo, NicError> {
-        self.core.ctx.srqs.get(srq.0).map(Srq::info)
+        let srqs = &self.core.ctx.srqs;
+        Ok(srqs.get(srq.0)?.info(srqs.users(srq.0)))
     }
 
     /// Removes a shared receive queue, its receives without completions.
@@ -52,10 +53,9 @@ impl Nic {
     /// There is none, or queue pairs take from it.
     pub fn destroy_srq(&mut self, srq: Srqn) -> Result<(), NicError> {
         let core = &mut self.core;
-        in_use(Object::Srq, srq.0, core.ctx.srqs.get(srq.0)?.users)?;
         let (slot, gone) = core.ctx.srqs.remove(srq.0)?;
         core.ctx.events.forget(Source::Srq(slot));
-        core.count_pd(gone.attr.pd, -1);
+        core.pds.count_users(gone.attr.pd.0, -1);
         Ok(())
     }
 }
@@ -85,13 +85,5 @@ impl Core {
             self.ctx.events.again(Source::Srq(slot));
         }
         (bit != 0).then(|| event::of_srq(bit, srqn, srq.attr.owner))
-    }
-
-    pub(super) fn count_srq(&mut self, srq: Option<Srqn>, by: i32) {
-        if let Some(srq) = srq
-            && let Ok(srq) = self.ctx.srqs.get_mut(srq.0)
-        {
-            srq.users = srq.users.wrapping_add_signed(by);
-        }
     }
 }
