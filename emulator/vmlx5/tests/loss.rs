@@ -1,5 +1,5 @@
-//! Work over wires that lose, double, delay and reorder: everything is carried out exactly once,
-//! or fails when retries are used up.
+//! Work over links that are late, and over wires that lose, double, delay and reorder: everything
+//! is carried out exactly once, or fails when retries are used up.
 //!
 //! `GDS_CASES` sets the number of cases of each property.
 
@@ -16,11 +16,11 @@ use rig::*;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::*;
 
-fn cases() -> ProptestConfig {
+fn cases(by_default: u32) -> ProptestConfig {
     let cases = std::env::var("GDS_CASES").ok().and_then(|n| n.parse().ok());
     ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(cases.unwrap_or(24))
+        ..ProptestConfig::with_cases(cases.unwrap_or(by_default))
     }
 }
 
@@ -32,7 +32,17 @@ fn patient() -> EndConfig {
 }
 
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(cases(128))]
+
+    /// Over links that are late, with receives that are later, all is carried out exactly.
+    #[test]
+    fn random_work(seed: u64) {
+        worker::random_work(seed, World::scheduled(3, seed), EndConfig::default());
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(24))]
 
     #[test]
     fn random_work_over_bad_wires(
@@ -171,4 +181,21 @@ fn deaf_for_a_while_and_dead_for_good() {
     assert_eq!(a.send.poll(), None);
     world.pass(US * 2);
     a.send_failed(s, Syndrome::TRANSPORT_RETRY);
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let run = |seed| {
+        let (mut world, mut a, mut b) = World::late(seed);
+        for _ in 0..10 {
+            b.post_recv(&[b.sge(0, 50_000)]);
+            a.post(&send(&[a.sge(0, 50_000)]));
+            a.run(&mut world, &read(b.remote(0), &[a.sge(0, 70_000)]));
+        }
+        let mut entries: Vec<_> = a.send.drain().iter().map(|c| c.to_bytes()).collect();
+        entries.extend(b.recv.drain().iter().map(|c| c.to_bytes()));
+        (world.now, entries, world.nics[0].stats())
+    };
+    assert_eq!(run(7), run(7));
+    assert_ne!(run(7).0, run(8).0);
 }
