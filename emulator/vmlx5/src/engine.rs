@@ -312,7 +312,7 @@ impl Core {
                 frames: TURN_FRAMES,
                 bytes: TURN_BYTES,
             };
-            let replied = qp.reply(&ctx, wire, &mut may);
+            let replied = qp.reply(ctx, wire, &mut may);
             let sent = if matches!(qp.state, QpState::Err | QpState::Sqe) {
                 match qp.flush(ctx, &mut may.frames) {
                     true => Turn::More,

@@ -15,8 +15,10 @@ use vmlx5::*;
 
 const ADD: Atomic = Atomic::FetchAdd { add: 1 };
 
+type RemoteOp = fn(Remote, &[Sge]) -> SendWqe<'_>;
+
 /// The kinds of remote access, with the right that each needs.
-static REMOTE_OPS: [(fn(Remote, &[Sge]) -> SendWqe<'_>, Access); 4] = [
+static REMOTE_OPS: [(RemoteOp, Access); 4] = [
     (write, Access::REMOTE_WRITE),
     (read, Access::REMOTE_READ),
     (|at, sges| atomic(at, ADD, sges), Access::REMOTE_ATOMIC),
@@ -169,7 +171,8 @@ fn requests() -> Vec<Case> {
             cases.push(case(name, raise, refused(Syndrome::REMOTE_ACCESS, why)));
         }
         let without = Access::from_bits(remote_rights().bits() & !right.bits()).unwrap();
-        let spoils: [(&str, fn(&mut EndConfig, Access), u8); 2] = [
+        type Spoil = fn(&mut EndConfig, Access);
+        let spoils: [(&str, Spoil, u8); 2] = [
             (
                 "a right that the queue pair does not give",
                 |b, rights| b.qp_access = rights,

@@ -52,11 +52,14 @@ pub fn receive_fails(theirs: Why, ours: Why) -> Seen {
     }
 }
 
+/// Prepares the faulty entry of the first end; returns its index.
+type Raise = dyn Fn(&mut World, &mut End, &mut End) -> u16;
+
 /// A fault of `a`'s work, which `raise` prepares without a doorbell, and what comes of it.
 pub struct Case {
     name: &'static str,
     ends: [EndConfig; 2],
-    raise: Box<dyn Fn(&mut World, &mut End, &mut End) -> u16>,
+    raise: Box<Raise>,
     pub seen: Seen,
 }
 
