@@ -89,7 +89,6 @@ pub(crate) struct Cq {
     failure: Option<CqFailure>,
     /// The failure was not acted upon yet.
     pub fresh_failure: bool,
-    pub users: u32,
     /// Where its consumer asks for events, if it may.
     pub arm: Option<Arm>,
 }
@@ -122,7 +121,6 @@ impl Cq {
             consumer: attr.start,
             failure: None,
             fresh_failure: false,
-            users: 0,
             arm,
             attr: CqAttr {
                 record: attr.record.filter(|_| !attr.ignore_overrun),
@@ -131,12 +129,12 @@ impl Cq {
         })
     }
 
-    pub fn info(&self) -> CqInfo {
+    pub fn info(&self, users: u32) -> CqInfo {
         CqInfo {
             producer: self.producer,
             entries: 1 << self.attr.log_entries,
             failure: self.failure,
-            users: self.users,
+            users,
         }
     }
 

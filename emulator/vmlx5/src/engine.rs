@@ -11,9 +11,9 @@ use crate::fabric::{Budget, PeerId, SendRefused};
 use crate::frame::{FIRST, Frame, FrameError, FrameHeader, Kind, nak};
 use crate::nic::{Core, Nic, REGISTERS};
 use crate::object::QpState;
+use crate::qp::Ctx;
 use crate::qp::Qp;
 use crate::qp::requester::{Allowance, Turn};
-use crate::qp::{Ctx, tell};
 use crate::timer::earliest;
 use crate::wire::Wire;
 
@@ -51,7 +51,7 @@ impl Machine for Nic {
             return Step::IdleUntil(None);
         }
         let Nic { core, wire } = self;
-        core.now = now;
+        core.ctx.now = now;
         core.down = wire.down;
         let deadline = wire.step(now);
         let mut busy = core.pick_up_doorbells();
@@ -62,10 +62,10 @@ impl Machine for Nic {
         let Nic { core, wire } = self;
         busy |= core.look_at_clocks(wire);
         busy |= core.look_after_receives();
-        busy |= core.disorder.is_some() && core.place_late();
+        busy |= core.ctx.disorder.is_some() && core.place_late();
         busy |= core.send_strays(wire);
         busy |= core.give_turns(wire);
-        if core.cq_failed {
+        if core.ctx.cq_failed {
             core.fail_users_of_cqs();
             busy = true;
         }
@@ -75,7 +75,7 @@ impl Machine for Nic {
             return Step::Progress;
         }
         let next = earliest(deadline, core.timers.deadline());
-        Step::IdleUntil(match &core.disorder {
+        Step::IdleUntil(match &core.ctx.disorder {
             Some(disorder) if disorder.next != Time::NEVER => earliest(next, Some(disorder.next)),
             _ => next,
         })
@@ -103,7 +103,7 @@ impl Core {
         for (_, uar) in self.uars.iter_mut() {
             if !uar.cqs.is_empty() && emptied(&*uar.mem, uar.offset + doorbell::CQ_ARM as u64) {
                 for &slot in &uar.cqs {
-                    tell(&mut self.cqs, &mut self.events, slot);
+                    self.ctx.tell(slot);
                 }
                 any = true;
             }
@@ -143,7 +143,7 @@ impl Core {
         let request = frame.kind.is_request();
         let down = self.down;
         let slot = self.qps.slot(frame.dst_qpn);
-        let Some((slot, (qp, mut ctx))) = slot.and_then(|s| Some((s, self.qp(s)?))) else {
+        let Some((slot, (qp, ctx))) = slot.and_then(|s| Some((s, self.qp(s)?))) else {
             self.dropped += 1;
             return Ok(());
         };
@@ -154,7 +154,7 @@ impl Core {
         match qp.state {
             _ if frame.service != qp.service as u8 => self.dropped += 1,
             QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe if qp.ud.is_some() => {
-                let taken = qp.take_datagram(&mut ctx, &frame, payload);
+                let taken = qp.take_datagram(ctx, &frame, payload);
                 let failed = qp.state == QpState::Err;
                 self.dropped += u64::from(!taken);
                 if failed {
@@ -165,11 +165,11 @@ impl Core {
                 if qp.is_from_partner(peer, &frame) =>
             {
                 if request {
-                    if !qp.request(&mut ctx, &frame, payload) && qp.events == 0 {
+                    if !qp.request(ctx, &frame, payload) && qp.events == 0 {
                         return Ok(());
                     }
                 } else {
-                    qp.answer(&mut ctx, &frame, payload);
+                    qp.answer(ctx, &frame, payload);
                 }
                 self.schedule(slot);
             }
@@ -201,17 +201,17 @@ impl Core {
 
     /// Looks after the queue pairs whose clock ran out.
     fn look_at_clocks(&mut self, wire: &mut Wire) -> bool {
-        if self.now < self.timers.next {
+        if self.ctx.now < self.timers.next {
             return false;
         }
         self.timers.next = Time::NEVER;
         let (mut any, mut i) = (false, 0);
         while let Some(&slot) = self.timers.listed.get(i) {
-            let now = self.now;
-            if let Some((qp, mut ctx)) = self.qp(slot)
+            let now = self.ctx.now;
+            if let Some((qp, ctx)) = self.qp(slot)
                 && qp.sq.deadline.is_some_and(|t| t <= now)
             {
-                qp.time_is_up(&mut ctx);
+                qp.time_is_up(ctx);
                 if let Some(to) = qp.remote.filter(|_| qp.sends()) {
                     wire.relink(to.node, to.peer);
                 }
@@ -239,12 +239,12 @@ impl Core {
         let mut any = false;
         let mut i = 0;
         while let Some(&slot) = self.watch.get(i) {
-            let Some((qp, mut ctx)) = self.qp(slot) else {
+            let Some((qp, ctx)) = self.qp(slot) else {
                 self.watch.swap_remove(i);
                 continue;
             };
             let flushes = qp.state == QpState::Err && qp.receives();
-            let news = flushes || qp.fed(&mut ctx);
+            let news = flushes || qp.fed(ctx);
             if !qp.wants_watch() {
                 qp.watched = false;
                 self.watch.swap_remove(i);
@@ -262,8 +262,8 @@ impl Core {
     /// Places pieces of WRITEs that were late for long enough.
     #[cold]
     fn place_late(&mut self) -> bool {
-        let now = self.now;
-        match &mut self.disorder {
+        let now = self.ctx.now;
+        match &mut self.ctx.disorder {
             Some(disorder) if disorder.next <= now => disorder.next = Time::NEVER,
             _ => return false,
         }
@@ -271,8 +271,8 @@ impl Core {
             let Some((qp, ctx)) = self.qp(slot) else {
                 continue;
             };
-            let next = qp.place_late(ctx.mrs, now);
-            if let (Some(next), Some(disorder)) = (next, ctx.disorder) {
+            let next = qp.place_late(&ctx.mrs, now);
+            if let (Some(next), Some(disorder)) = (next, &mut ctx.disorder) {
                 disorder.next = disorder.next.min(next);
             }
             if !qp.resp.answers.is_empty() {
@@ -304,7 +304,7 @@ impl Core {
             let Some(slot) = self.ready.pop_front() else {
                 break;
             };
-            let Some((qp, mut ctx)) = self.qp(slot) else {
+            let Some((qp, ctx)) = self.qp(slot) else {
                 continue;
             };
             qp.queued = false;
@@ -312,14 +312,14 @@ impl Core {
                 frames: TURN_FRAMES,
                 bytes: TURN_BYTES,
             };
-            let replied = qp.reply(&ctx, wire, &mut may);
+            let replied = qp.reply(ctx, wire, &mut may);
             let sent = if matches!(qp.state, QpState::Err | QpState::Sqe) {
-                match qp.flush(&mut ctx, &mut may.frames) {
+                match qp.flush(ctx, &mut may.frames) {
                     true => Turn::More,
                     false => Turn::Done,
                 }
             } else {
-                qp.pump(&mut ctx, wire, &mut may)
+                qp.pump(ctx, wire, &mut may)
             };
             any |= may.frames < TURN_FRAMES || sent == Turn::More;
             self.heed_clock(slot);
@@ -332,14 +332,14 @@ impl Core {
 
     /// Puts the queue pairs that complete into a broken completion queue into ERR.
     fn fail_users_of_cqs(&mut self) {
-        self.cq_failed = false;
+        self.ctx.cq_failed = false;
         let mut broken = Vec::new();
-        for slot in 0..self.cqs.slots() {
-            if let Some(cq) = self.cqs.at(slot)
+        for slot in 0..self.ctx.cqs.slots() {
+            if let Some(cq) = self.ctx.cqs.at(slot)
                 && std::mem::take(&mut cq.fresh_failure)
             {
-                broken.extend(self.cqs.number_at(slot));
-                self.events.push(Source::Cq(slot));
+                broken.extend(self.ctx.cqs.number_at(slot));
+                self.ctx.events.push(Source::Cq(slot));
             }
         }
         self.for_qps(|qp, _| {
@@ -352,10 +352,10 @@ impl Core {
     }
 
     /// Does something to every queue pair, and gives each a turn.
-    fn for_qps(&mut self, mut act: impl FnMut(&mut Qp, &mut Ctx<'_>)) {
+    fn for_qps(&mut self, mut act: impl FnMut(&mut Qp, &mut Ctx)) {
         for slot in 0..self.qps.slots() {
-            if let Some((qp, mut ctx)) = self.qp(slot) {
-                act(qp, &mut ctx);
+            if let Some((qp, ctx)) = self.qp(slot) {
+                act(qp, ctx);
                 self.schedule(slot);
             }
         }

@@ -97,10 +97,11 @@ pub mod nak {
 }
 
 /// What a frame is. The first five are requests, the others answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum Kind {
     /// Part of a SEND.
+    #[default]
     Send = 1,
     /// Part of an RDMA WRITE.
     Write = 2,
@@ -193,7 +194,7 @@ pub enum FrameError {
 }
 
 /// A header that was checked, in the machine's own byte order.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Frame {
     pub kind: Kind,
     pub flags: u8,
@@ -237,22 +238,12 @@ impl Frame {
     pub fn new(kind: Kind, dst_qpn: u32, src_qpn: u32, psn: u32) -> Frame {
         Frame {
             kind,
-            flags: 0,
-            code: 0,
-            vendor: 0,
             dst_qpn,
             src_qpn,
             psn,
-            rkey: 0,
-            total: 0,
-            offset: 0,
-            va: 0,
-            operand: 0,
-            compare: 0,
-            imm: [0; 4],
             count: 1,
             mtu_log: MTU_LOGS.1,
-            service: 0,
+            ..Frame::default()
         }
     }
 

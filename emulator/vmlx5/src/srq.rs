@@ -67,7 +67,6 @@ pub(crate) struct Srq {
     /// The record as last read.
     posted: u16,
     failed: bool,
-    pub users: u32,
     /// What happened and was not told yet: bits of `srq_event`.
     pub events: u8,
     /// It is in the queue of those with something to tell.
@@ -112,7 +111,6 @@ impl Srq {
             taken: 0,
             posted: 0,
             failed: false,
-            users: 0,
             events: 0,
             telling: false,
         };
@@ -120,12 +118,12 @@ impl Srq {
         Ok(srq)
     }
 
-    pub fn info(&self) -> SrqInfo {
+    pub fn info(&self, users: u32) -> SrqInfo {
         SrqInfo {
             limit: self.attr.limit,
             next: self.next,
             taken: self.taken,
-            users: self.users,
+            users,
             failed: self.failed,
         }
     }

@@ -22,6 +22,8 @@ pub(crate) struct Table<T> {
 struct Slot<T> {
     /// How often the slot was used before.
     uses: u32,
+    /// How many objects use the one in it.
+    users: u32,
     value: Option<T>,
 }
 
@@ -70,6 +72,7 @@ impl<T> Table<T> {
             None if self.slots.len() < self.limit() as usize => {
                 self.slots.push(Slot {
                     uses: 0,
+                    users: 0,
                     value: None,
                 });
                 self.slots.len() as u32 - 1
@@ -119,11 +122,32 @@ impl<T> Table<T> {
         value.ok_or(NicError::Unknown { object, number })
     }
 
-    /// Takes an object out, with the slot it was in; its number is not given again for long.
+    /// `by` more objects use that of a number.
+    pub fn count_users(&mut self, number: u32, by: i32) {
+        if let Some(slot) = self.slot(number) {
+            let users = &mut self.slots[slot as usize].users;
+            *users = users.wrapping_add_signed(by);
+        }
+    }
+
+    /// How many objects use that of a number.
+    pub fn users(&self, number: u32) -> u32 {
+        self.slot(number)
+            .map_or(0, |s| self.slots[s as usize].users)
+    }
+
+    /// Takes an object that nothing uses out, with the slot it was in; its number is not given
+    /// again for long.
     pub fn remove(&mut self, number: u32) -> Result<(u32, T), NicError> {
-        let object = self.object;
-        let slot = self.slot(number);
-        let taken = slot.and_then(|slot| {
+        let (object, users) = (self.object, self.users(number));
+        if users > 0 {
+            return Err(NicError::InUse {
+                object,
+                number,
+                users,
+            });
+        }
+        let taken = self.slot(number).and_then(|slot| {
             let entry = &mut self.slots[slot as usize];
             entry.uses = entry.uses.wrapping_add(1);
             self.free.push_back(slot);

@@ -272,10 +272,6 @@ impl Wire {
         self.lost.pop_front().or_else(|| self.fabric.lost())
     }
 
-    pub fn refusal(&mut self) -> Option<LinkError> {
-        self.fabric.refusal()
-    }
-
     pub fn flush(&mut self) {
         self.fabric.flush();
     }

@@ -1,4 +1,4 @@
-//! Random bytes where the NIC reads entries, records and doorbells, judged by hosts that know
+//! Random bytes where the NIC reads entries, records, doorbells and frames, judged by hosts that know
 //! what may come of them: the fuzzer's targets, by chance.
 //!
 //! `GDS_CASES` sets the number of cases of each test.
@@ -7,6 +7,9 @@ mod hostile;
 #[path = "../../../fuzz/src/input.rs"]
 #[allow(dead_code, reason = "the fuzzer's targets use the rest")]
 mod input;
+#[path = "../../../fuzz/src/nic.rs"]
+#[allow(unreachable_pub, reason = "the fuzzer's target")]
+mod nic;
 mod rig;
 
 use proptest::prelude::*;
@@ -35,5 +38,10 @@ proptest! {
     #[test]
     fn doorbells_of_any_value(bytes in acts()) {
         hostile::doorbell::run(&bytes);
+    }
+
+    #[test]
+    fn frames_of_any_bytes(bytes in acts()) {
+        nic::run(&bytes);
     }
 }

@@ -22,7 +22,7 @@ fn arm(end: &End, cq: &CqView, sequence: u32, solicited: bool, rings: bool) {
 /// Steps until nothing moves, and says which completion queues told something.
 fn told(world: &mut World, nic: usize) -> Vec<Cqn> {
     world.settle();
-    let events = std::iter::from_fn(|| world.nics[nic].next_event());
+    let events = world.events(nic).into_iter();
     events
         .map(|event| match event {
             Event::Completion { cq, owner: 7 } => cq,
@@ -157,9 +157,8 @@ fn solicited_entries_and_errors_alone() {
 
 #[test]
 fn numbers_wrap_and_queues_come_and_go() {
-    let mut world = World::new(2);
     let config = watched().changed(|c| c.cq_start = 0xff_fffe);
-    let (mut a, b) = world.pair(config, EndConfig::default());
+    let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for i in 0..6 {
         arm(&a, &a.send, i, false, true);
         assert_eq!(told(&mut world, 0), []);

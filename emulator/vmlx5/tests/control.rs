@@ -4,6 +4,7 @@ mod rig;
 
 use std::sync::Arc;
 
+use gds_step::Machine;
 use mlx5_prm::syndrome::Syndrome;
 use rig::*;
 use vmlx5::*;
@@ -329,4 +330,11 @@ fn a_queue_pair_without_receive_queue() {
     let s = c.run(&mut world, &send(&[]));
     c.sent(w);
     c.send_failed(s, Syndrome::REMOTE_INVAL_REQ);
+}
+
+#[test]
+fn a_name_for_traces() {
+    let world = World::new(1);
+    assert_eq!(world.nics[0].name(), "nic0");
+    assert_eq!(world.links.name(), "hub.links");
 }

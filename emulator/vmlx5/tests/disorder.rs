@@ -119,17 +119,14 @@ fn a_write_is_complete_when_it_is_placed() {
 #[test]
 fn atomics_that_are_asked_for_again_are_carried_out_once() {
     for seed in 0..40 {
-        let mut world = World::new(2);
         let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7));
-        let (mut a, b) = world.pair(config.clone(), config);
-        for nic in &mut world.nics {
-            nic.set_faults(Faults {
-                loss: 0.05,
-                dup: 0.1,
-                reorder: 0.1,
-                ..faults(seed)
-            });
-        }
+        let (mut world, mut a, b) = World::joined(config.clone(), config);
+        world.set_faults(&Faults {
+            loss: 0.05,
+            dup: 0.1,
+            reorder: 0.1,
+            ..faults(seed)
+        });
         for i in 0..20_u64 {
             let at = 64 * i;
             a.put64(at, seed + i);

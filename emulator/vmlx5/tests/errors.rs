@@ -1,200 +1,24 @@
-//! Every error entry from its real cause: what the requester's entry says, what the responder's,
-//! where both queue pairs end, which events tell of it, and the flush that follows.
+//! Every error entry from its real cause; `case` has what is asserted of each.
 
+mod case;
 mod rig;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use case::*;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, Remote, SendWqe, Sge};
 use rig::*;
 use vmlx5::*;
 
-const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
-const RESP_ERR: CqeOpcode = CqeOpcode::RESP_ERR;
-
-/// A syndrome, and the vendor's word for it.
-type Why = (Syndrome, u8);
-
-/// What comes of a fault of `a`'s work.
-#[derive(Clone, Copy)]
-struct Seen {
-    /// What the requester's entry says; without a fault it completes.
-    requester: Option<Why>,
-    /// What the entry of the receive says that is at fault.
-    responder: Option<Why>,
-    /// The event that tells of a request that the responder refused.
-    event: Option<fn(Qpn, u64) -> Event>,
-}
-
-/// The requester's own fault: the other end is not asked.
-fn own(why: Syndrome, vendor: u8) -> Seen {
-    Seen {
-        requester: Some((why, vendor)),
-        responder: None,
-        event: None,
-    }
-}
-
-/// An error that the responder finds in the request itself: no entry of its own tells of it, an
-/// event does.
-fn refused(why: Syndrome, vendor: u8) -> Seen {
-    Seen {
-        event: Some(match why {
-            Syndrome::REMOTE_ACCESS => |qpn, owner| Event::QpAccess { qpn, owner },
-            _ => |qpn, owner| Event::QpRequest { qpn, owner },
-        }),
-        ..own(why, vendor)
-    }
-}
-
-/// The receive is at fault: its entry tells of it.
-fn receive_fails(theirs: Why, ours: Why) -> Seen {
-    Seen {
-        responder: Some(ours),
-        ..own(theirs.0, theirs.1)
-    }
-}
-
-/// A fault of `a`'s work, which `raise` prepares without a doorbell, and what comes of it.
-struct Case {
-    name: String,
-    ends: [EndConfig; 2],
-    raise: Box<dyn Fn(&mut World, &mut End, &mut End) -> u16>,
-    seen: Seen,
-}
-
-fn case(
-    name: impl Into<String>,
-    raise: impl Fn(&mut World, &mut End, &mut End) -> u16 + 'static,
-    seen: Seen,
-) -> Case {
-    Case {
-        name: name.into(),
-        ends: [(); 2].map(|()| EndConfig::default()),
-        raise: Box::new(raise),
-        seen,
-    }
-}
-
-impl Case {
-    /// At one of the ends something is not as it is by default.
-    fn with(mut self, end: usize, change: impl FnOnce(&mut EndConfig)) -> Case {
-        change(&mut self.ends[end]);
-        self
-    }
-
-    fn unreliable(self) -> Case {
-        let uc = |c: &mut EndConfig| c.service = Service::Uc;
-        self.with(0, uc).with(1, uc)
-    }
-
-    /// Posts good work, then the bad, then more. All that follows is flushed in order, also what
-    /// is posted later, and no byte of either end changes.
-    fn run(&self) {
-        println!("{}", self.name);
-        let [a, b] = self.ends.clone();
-        let reliable = a.service == Service::Rc;
-        let (mut world, mut a, mut b) = World::joined(a, b);
-        let (ours, theirs) = (pattern(1, 64), pattern(2, 64));
-        a.put(0, &ours);
-        b.put(0, &theirs);
-        let Seen {
-            requester,
-            responder,
-            event,
-        } = self.seen;
-        let b_fails = responder.is_some() || event.is_some();
-
-        let good = a.post(&nop());
-        let bad = (self.raise)(&mut world, &mut a, &mut b);
-        let after = [a.prepare(&nop()), a.quietly(nop())];
-        if b_fails {
-            b.post_recv(&[]);
-            b.post_recv(&[]);
-        }
-        a.ring();
-        world.settle();
-        let slow = |(why, _)| [Syndrome::TRANSPORT_RETRY, Syndrome::RNR_RETRY].contains(&why);
-        if requester.is_some_and(slow) {
-            world.outlast();
-        }
-
-        a.sent(good);
-        match requester {
-            None => a.sent(after[0]),
-            Some((why, vendor)) => {
-                let entry = a.send.poll().unwrap();
-                assert_err(&entry, REQ_ERR, bad, why);
-                let error = entry.as_error();
-                assert_eq!((error.qpn(), error.vendor_err), (a.qpn.0, vendor));
-                let mut opcode = [0];
-                let place = a.sq_at + u64::from(bad) * 64 + 3;
-                a.mem.read(place, &mut opcode).unwrap();
-                assert_eq!(error.send_opcode(), SendOpcode(opcode[0]));
-                let late = a.run(&mut world, &nop());
-                for index in [after[0], after[1], late] {
-                    a.send_failed(index, Syndrome::WR_FLUSH);
-                }
-            }
-        }
-        let state = match requester {
-            None => QpState::Rts,
-            Some(_) if reliable => QpState::Err,
-            Some(_) => QpState::Sqe,
-        };
-        assert_eq!(world.state(&a), state);
-        if state == QpState::Err {
-            // A receive is flushed without any doorbell.
-            let receive = a.post_recv(&[]);
-            world.settle();
-            a.recv_failed(receive, Syndrome::WR_FLUSH);
-        }
-        assert!(a.send.poll().is_none() && a.recv.poll().is_none());
-
-        let b_state = if b_fails { QpState::Err } else { QpState::Rts };
-        assert_eq!(world.state(&b), b_state);
-        if b_fails {
-            let sent = {
-                b.post_recv(&[]);
-                b.run(&mut world, &nop())
-            };
-            b.send_failed(sent, Syndrome::WR_FLUSH);
-            let flush = (Syndrome::WR_FLUSH, vendor::FLUSHED);
-            for (i, entry) in b.recv.drain().iter().enumerate() {
-                let (why, vendor) = responder.filter(|_| i == 0).unwrap_or(flush);
-                assert_err(entry, RESP_ERR, i as u16, why);
-                assert_eq!(entry.as_error().vendor_err, vendor);
-            }
-            assert_eq!(b.recv.next, u32::from(b.rq), "receives are left over");
-        } else {
-            assert_eq!(b.recv.poll(), None);
-        }
-        for end in [&a, &b] {
-            let info = world.nics[end.nic].query_qp(end.qpn).unwrap();
-            assert_eq!((info.sq_done, info.outstanding), (end.sq, 0));
-        }
-        let told = event.map(|event| event(b.qpn, 9));
-        assert_eq!(
-            (world.events(0), world.events(1)),
-            (vec![], Vec::from_iter(told))
-        );
-        assert_eq!((a.get(0, 64), b.get(0, 64)), (ours, theirs));
-        if state == QpState::Err && !b_fails {
-            // The other end is not touched, and learns when it asks.
-            let index = b.post(&write(a.remote(0), &[b.sge(0, 8)]));
-            world.outlast();
-            b.send_failed(index, Syndrome::TRANSPORT_RETRY);
-        }
-    }
-}
-
 const ADD: Atomic = Atomic::FetchAdd { add: 1 };
 
+type RemoteOp = fn(Remote, &[Sge]) -> SendWqe<'_>;
+
 /// The kinds of remote access, with the right that each needs.
-static REMOTE_OPS: [(fn(Remote, &[Sge]) -> SendWqe<'_>, Access); 4] = [
+static REMOTE_OPS: [(RemoteOp, Access); 4] = [
     (write, Access::REMOTE_WRITE),
     (read, Access::REMOTE_READ),
     (|at, sges| atomic(at, ADD, sges), Access::REMOTE_ATOMIC),
@@ -210,15 +34,7 @@ static REMOTE_OPS: [(fn(Remote, &[Sge]) -> SendWqe<'_>, Access); 4] = [
 /// One more region of a domain, of 64 bytes.
 fn region(world: &mut World, nic: usize, pd: PdId) -> (Sge, u32) {
     let mem = Arc::new(HostMemory::new(64));
-    let keys = world.nics[nic].reg_mr(MrAttr {
-        pd,
-        va: mem.addr(),
-        len: 64,
-        access: all_rights(),
-        mem: mem.clone(),
-        mem_offset: 0,
-    });
-    let MrKeys { lkey, rkey } = keys.unwrap();
+    let MrKeys { lkey, rkey } = register(&mut world.nics[nic], pd, &mem, 0, 64);
     let (addr, len) = (mem.addr(), 8);
     (Sge { addr, lkey, len }, rkey)
 }
@@ -355,7 +171,8 @@ fn requests() -> Vec<Case> {
             cases.push(case(name, raise, refused(Syndrome::REMOTE_ACCESS, why)));
         }
         let without = Access::from_bits(remote_rights().bits() & !right.bits()).unwrap();
-        let spoils: [(&str, fn(&mut EndConfig, Access), u8); 2] = [
+        type Spoil = fn(&mut EndConfig, Access);
+        let spoils: [(&str, Spoil, u8); 2] = [
             (
                 "a right that the queue pair does not give",
                 |b, rights| b.qp_access = rights,
@@ -400,15 +217,8 @@ fn requests() -> Vec<Case> {
             nic.dereg_mr(stale).unwrap();
             // In the same slot if it was the last one freed.
             for _ in 0..3 {
-                let keys = nic.reg_mr(MrAttr {
-                    pd: b.pd,
-                    va: b.addr(0),
-                    len: 4096,
-                    access: all_rights(),
-                    mem: b.mem.clone(),
-                    mem_offset: b.data_at,
-                });
-                assert_ne!(keys.unwrap().rkey, stale);
+                let keys = register(nic, b.pd, &b.mem, b.data_at, 4096);
+                assert_ne!(keys.rkey, stale);
             }
             a.quietly(write(b.remote(0), &[a.sge(0, 8)]))
         },

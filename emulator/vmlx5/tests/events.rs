@@ -30,25 +30,6 @@ fn communication_is_established_once() {
 }
 
 #[test]
-fn an_overrun_is_told_of_the_queue_and_of_all_who_use_it() {
-    let mut world = World::new(2);
-    let config = EndConfig::default().changed(|c| c.log_cq = 3);
-    let (mut a, _b) = world.pair(config, EndConfig::default());
-    for _ in 0..12 {
-        a.post(&nop());
-    }
-    world.settle();
-    let (cq, qpn) = (a.send.cqn, a.qpn);
-    let told = world.events(0);
-    assert_eq!(told.len(), 2);
-    assert!(told.contains(&Event::CqError { cq, owner: 7 }));
-    assert!(told.contains(&Event::QpFatal { qpn, owner: 9 }));
-    world.modify(&a, Modify::Error);
-    world.settle();
-    assert_eq!(world.events(0), [], "it knows");
-}
-
-#[test]
 fn events_of_what_is_gone_are_gone() {
     let mut world = World::new(1);
     let a = world.end(0, EndConfig::default());

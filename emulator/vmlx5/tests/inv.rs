@@ -16,15 +16,7 @@ const RESP_SEND_INV: CqeOpcode = CqeOpcode::RESP_SEND_INV;
 /// One more region of a domain, of 4096 bytes.
 fn region(world: &mut World, nic: usize, pd: PdId) -> (Arc<HostMemory>, MrKeys) {
     let mem = Arc::new(HostMemory::new(4096));
-    let attr = MrAttr {
-        pd,
-        va: mem.addr(),
-        len: 4096,
-        access: all_rights(),
-        mem: mem.clone(),
-        mem_offset: 0,
-    };
-    let keys = world.nics[nic].reg_mr(attr).unwrap();
+    let keys = register(&mut world.nics[nic], pd, &mem, 0, 4096);
     (mem, keys)
 }
 
@@ -89,9 +81,7 @@ fn on_a_bad_wire_each_key_goes_once() {
     for seed in 0..20 {
         println!("seed {seed}");
         let mut world = World::new(2);
-        for nic in &mut world.nics {
-            nic.set_faults(bad_wire(seed, [0.1, 0.2, 0.1]));
-        }
+        world.set_faults(&bad_wire(seed, [0.1, 0.2, 0.1]));
         let config = EndConfig::default().changed(|c| (c.retry_cnt, c.timeout) = (7, 8));
         let (mut a, mut b) = world.pair(config.clone(), config);
         for _ in 0..10 {

@@ -1,5 +1,5 @@
-//! Work over wires that lose, double, delay and reorder: everything is carried out exactly once,
-//! or fails when retries are used up.
+//! Work over links that are late, and over wires that lose, double, delay and reorder: everything
+//! is carried out exactly once, or fails when retries are used up.
 //!
 //! `GDS_CASES` sets the number of cases of each property.
 
@@ -16,21 +16,15 @@ use rig::*;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::*;
 
-fn cases() -> ProptestConfig {
+fn cases(by_default: u32) -> ProptestConfig {
     let cases = std::env::var("GDS_CASES").ok().and_then(|n| n.parse().ok());
     ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(cases.unwrap_or(24))
+        ..ProptestConfig::with_cases(cases.unwrap_or(by_default))
     }
 }
 
 const US: Duration = Duration::from_micros(1);
-
-fn bad(world: &mut World, faults: &Faults) {
-    for nic in &mut world.nics {
-        nic.set_faults(faults.clone());
-    }
-}
 
 /// Patience that outlasts the losses of these tests.
 fn patient() -> EndConfig {
@@ -38,7 +32,17 @@ fn patient() -> EndConfig {
 }
 
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(cases(128))]
+
+    /// Over links that are late, with receives that are later, all is carried out exactly.
+    #[test]
+    fn random_work(seed: u64) {
+        worker::random_work(seed, World::scheduled(3, seed), EndConfig::default());
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(24))]
 
     #[test]
     fn random_work_over_bad_wires(
@@ -51,7 +55,7 @@ proptest! {
     ) {
         let mut world = World::built(3, |c| c.strict = strict);
         let delay = Duration::ZERO..US * late;
-        bad(&mut world, &Faults { seed, loss, dup, reorder, delay, ..Faults::default() });
+        world.set_faults(&Faults { seed, loss, dup, reorder, delay, ..Faults::default() });
         let mut world = worker::random_work(seed, world, patient());
         prop_assert!(world.nics[0].fault_stats().frames > 50);
         // Nobody waits for anything in the end.
@@ -62,10 +66,9 @@ proptest! {
     /// So much is lost that work fails: but for what failed, nothing is wrong.
     #[test]
     fn hopeless_wires(seed: u64, loss in 0.3..0.9) {
-        let mut world = World::new(2);
         let config = EndConfig { retry_cnt: 2, timeout: 4, ..EndConfig::default() };
-        let (mut a, b) = world.pair(config, EndConfig::default());
-        bad(&mut world, &Faults { seed, loss, ..Faults::default() });
+        let (mut world, mut a, b) = World::joined(config, EndConfig::default());
+        world.set_faults(&Faults { seed, loss, ..Faults::default() });
         for i in 0..40 {
             a.put64(8 * i, i + 1);
             a.post(&write(b.remote(8 * i), &[a.sge(8 * i, 8)]));
@@ -93,31 +96,13 @@ proptest! {
 }
 
 #[test]
-fn a_nic_loses_what_it_sends_to_itself_too() {
-    for seed in 0..20 {
-        let mut world = World::new(1);
-        let (mut a, mut b) = world.pair(patient(), patient());
-        bad(&mut world, &bad_wire(seed, [0.1, 0.1, 0.1]));
-        for i in 0..10 {
-            let r = b.post_recv(&[b.sge(0, 100_000)]);
-            a.put(0, &pattern(seed + i, 100_000));
-            let s = a.post(&send(&[a.sge(0, 100_000)]));
-            world.pass(Duration::from_millis(50));
-            a.sent(s);
-            b.received(r);
-            assert_eq!(b.get(0, 100_000), a.get(0, 100_000));
-        }
-    }
-}
-
-#[test]
 fn a_fence_holds_over_bad_wires() {
     for seed in 0..60 {
         let (mut world, mut a, b) = World::joined(patient(), patient());
         b.put(0, &vec![1; 200_000]);
         a.put(500_000, &vec![2; 200_000]);
         let faults = bad_wire(seed, [0.05, 0.1, 0.2]);
-        bad(&mut world, &faults);
+        world.set_faults(&faults);
         a.post(&read(b.remote(0), &[a.sge(0, 200_000)]));
         a.post(&write(b.remote(0), &[a.sge(500_000, 200_000)]).changed(|s| s.flags = fenced()));
         world.pass(Duration::from_millis(100));
@@ -130,10 +115,9 @@ fn a_fence_holds_over_bad_wires() {
 #[test]
 fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
     let run = |seed| {
-        let mut world = World::new(2);
         let config = patient().changed(|c| (c.log_sq, c.log_cq) = (9, 9));
-        let (mut a, b) = world.pair(config.clone(), config);
-        bad(&mut world, &bad_wire(seed, [0.01, 0.02, 0.05]));
+        let (mut world, mut a, b) = World::joined(config.clone(), config);
+        world.set_faults(&bad_wire(seed, [0.01, 0.02, 0.05]));
         for _ in 0..50 {
             for _ in 0..400 {
                 a.prepare(&write(b.remote(0), &[a.sge(0, 8)]));
@@ -171,9 +155,8 @@ fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
 
 #[test]
 fn deaf_for_a_while_and_dead_for_good() {
-    let mut world = World::new(2);
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 3));
-    let (mut a, b) = world.pair(config, EndConfig::default());
+    let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     let at = |us: u64| Time::from_nanos(us * 1000);
     let faults = Faults {
         deaf: vec![at(1_000)..at(3_000), at(10_000)..at(11_000)],
@@ -198,4 +181,21 @@ fn deaf_for_a_while_and_dead_for_good() {
     assert_eq!(a.send.poll(), None);
     world.pass(US * 2);
     a.send_failed(s, Syndrome::TRANSPORT_RETRY);
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let run = |seed| {
+        let (mut world, mut a, mut b) = World::late(seed);
+        for _ in 0..10 {
+            b.post_recv(&[b.sge(0, 50_000)]);
+            a.post(&send(&[a.sge(0, 50_000)]));
+            a.run(&mut world, &read(b.remote(0), &[a.sge(0, 70_000)]));
+        }
+        let mut entries: Vec<_> = a.send.drain().iter().map(|c| c.to_bytes()).collect();
+        entries.extend(b.recv.drain().iter().map(|c| c.to_bytes()));
+        (world.now, entries, world.nics[0].stats())
+    };
+    assert_eq!(run(7), run(7));
+    assert_ne!(run(7).0, run(8).0);
 }

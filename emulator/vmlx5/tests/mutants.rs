@@ -28,24 +28,17 @@ const SCENARIOS: [Scenario; 5] = [
     ("WRITEs out of order in front of an atomic", disorder),
 ];
 
-fn faults(world: &mut World, faults: &Faults) {
-    for nic in &mut world.nics {
-        nic.set_faults(faults.clone());
-    }
-}
-
 fn bad_wires(seed: u64) {
     let mut world = World::new(3);
     let bad = bad_wire(seed, [0.05, 0.1, 0.1]);
-    faults(&mut world, &bad);
+    world.set_faults(&bad);
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7));
     worker::random_work(seed, world, config);
 }
 
 fn one_lost(seed: u64) {
-    let mut world = World::new(2);
     let without = EndConfig::default().changed(|c| c.timeout = 0);
-    let (mut a, b) = world.pair(without.clone(), without);
+    let (mut world, mut a, b) = World::joined(without.clone(), without);
     for loss in [1.0, 0.0] {
         let bad = Faults {
             seed,
@@ -72,9 +65,8 @@ fn fence(seed: u64) {
 }
 
 fn no_receive(_: u64) {
-    let mut world = World::new(2);
     let config = EndConfig::default().changed(|c| c.rnr_retry = 3);
-    let (mut a, b) = world.pair(config.clone(), config);
+    let (mut world, mut a, b) = World::joined(config.clone(), config);
     let s = a.post(&send(&[a.sge(0, 8)]));
     world.outlast();
     let entry = a.send.poll().expect("an end");

@@ -301,6 +301,11 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
         .collect();
     a.ring();
     world.pass(Duration::from_millis(100));
+    if service == Service::Uc {
+        // The other end has said nothing.
+        assert_eq!(world.nics[1].stats().frames_sent, 0);
+        assert_eq!(world.deadline, None);
+    }
 
     // Completions of the sends.
     let mut entries = a.send.drain().into_iter().peekable();

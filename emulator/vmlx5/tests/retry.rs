@@ -16,12 +16,6 @@ const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 /// The smallest time that a step takes.
 const STEP: Duration = Duration::from_nanos(100);
 
-fn with(change: impl FnOnce(&mut EndConfig)) -> EndConfig {
-    let mut config = EndConfig::default();
-    change(&mut config);
-    config
-}
-
 /// Waits until an entry is there; returns how long that took from the step that sent.
 fn time_to_entry(world: &mut World, a: &mut End) -> Duration {
     world.step();
@@ -49,9 +43,9 @@ fn time_to_entry(world: &mut World, a: &mut End) -> Duration {
 #[test]
 fn a_silent_peer_is_given_up_in_exactly_its_time() {
     for (timeout, retry_cnt) in [(1, 0), (8, 0), (8, 1), (12, 7), (14, 3), (31, 7)] {
-        let mut world = World::new(2);
-        let config = with(|c| (c.timeout, c.retry_cnt) = (timeout, retry_cnt));
-        let (mut a, b) = world.pair(config, EndConfig::default());
+        let config =
+            EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (timeout, retry_cnt));
+        let (mut world, mut a, b) = World::joined(config, EndConfig::default());
         world.silence(&b);
         let index = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
         let after = a.post(&nop());
@@ -71,7 +65,10 @@ fn a_silent_peer_is_given_up_in_exactly_its_time() {
 
 #[test]
 fn without_a_timeout_it_waits_for_ever() {
-    let (mut world, mut a, b) = World::joined(with(|c| c.timeout = 0), EndConfig::default());
+    let (mut world, mut a, b) = World::joined(
+        EndConfig::default().changed(|c| c.timeout = 0),
+        EndConfig::default(),
+    );
     let node = world.silence(&b);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     world.pass(Duration::from_secs(100_000));
@@ -111,9 +108,8 @@ fn a_full_fabric_does_not_stop_the_clock() {
 
 #[test]
 fn progress_gives_all_retries_back() {
-    let mut world = World::new(2);
-    let config = with(|c| (c.timeout, c.retry_cnt) = (8, 2));
-    let (mut a, b) = world.pair(config, EndConfig::default());
+    let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 2));
+    let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     let node = world.node(&b);
     let once = ack_timeout(8).unwrap();
     for round in 0..10 {
@@ -134,7 +130,7 @@ fn progress_gives_all_retries_back() {
 fn long_messages_are_progress_all_the_way() {
     // Each step delivers one frame, so that the whole takes longer than all retries together.
     let mut world = World::scheduled(2, 5);
-    let config = with(|c| (c.timeout, c.retry_cnt) = (3, 0));
+    let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (3, 0));
     let (mut a, b) = world.pair(config, EndConfig::default());
     a.put(0, &pattern(1, 1 << 20));
     let posted = [0; 4].map(|_| {
@@ -158,8 +154,9 @@ fn a_receiver_that_is_never_ready_is_given_up() {
     for strict in [false, true] {
         for (rnr_retry, timer) in [(1, 0), (3, 1), (6, 31)] {
             let mut world = World::built(2, |c| c.strict = strict);
-            let b = with(|c| c.min_rnr_timer = timer);
-            let (mut a, b) = world.pair(with(|c| c.rnr_retry = rnr_retry), b);
+            let b = EndConfig::default().changed(|c| c.min_rnr_timer = timer);
+            let (mut a, b) =
+                world.pair(EndConfig::default().changed(|c| c.rnr_retry = rnr_retry), b);
             let index = a.post(&send(&[a.sge(0, 8)]));
             let took = time_to_entry(&mut world, &mut a);
             // Each time the NAK is there in the next step.
@@ -220,7 +217,8 @@ fn many_clocks_at_once() {
     let mut world = World::new(2);
     let mut ends = Vec::new();
     for i in 0..40 {
-        let config = with(|c| (c.timeout, c.retry_cnt) = (1 + i % 5, i % 3));
+        let config =
+            EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (1 + i % 5, i % 3));
         ends.push(world.pair(config, EndConfig::default()));
     }
     let node = world.nics[1].node();

@@ -7,7 +7,7 @@ use mlx5_prm::doorbell::{self, BF_OFFSET};
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::wqe::{Payload, WqeFlags};
 use rig::*;
-use vmlx5::{CqFailure, Dma, QpState};
+use vmlx5::{CqFailure, Dma, Event, Modify, QpState};
 
 /// Rings of 8 blocks, 4 receives, 16 entries, all close to the wrap of their index.
 fn near_wrap() -> EndConfig {
@@ -150,9 +150,8 @@ fn a_shared_page_serves_all_its_queue_pairs() {
 
 #[test]
 fn overrun_of_a_queue_that_minds() {
-    let mut world = World::new(2);
     let config = EndConfig::default().changed(|c| c.log_cq = 3);
-    let (mut a, mut b) = world.pair(config, EndConfig::default());
+    let (mut world, mut a, mut b) = World::joined(config, EndConfig::default());
     for _ in 0..9 {
         a.run(&mut world, &nop());
     }
@@ -160,6 +159,15 @@ fn overrun_of_a_queue_that_minds() {
     assert_eq!(info.failure, Some(CqFailure::Overrun));
     assert_eq!(info.producer, 8);
     assert_eq!(world.state(&a), QpState::Err);
+    // The queue tells of it, and so does the queue pair, once.
+    let (cq, qpn) = (a.send.cqn, a.qpn);
+    let told = world.events(0);
+    assert_eq!(told.len(), 2);
+    assert!(told.contains(&Event::CqError { cq, owner: 7 }));
+    assert!(told.contains(&Event::QpFatal { qpn, owner: 9 }));
+    world.modify(&a, Modify::Error);
+    world.settle();
+    assert_eq!(world.events(0), [], "it knows");
     // What was completed is intact.
     assert_eq!(a.send.drain().len(), 8);
     // The other end learns when it asks.
@@ -171,9 +179,8 @@ fn overrun_of_a_queue_that_minds() {
 
 #[test]
 fn no_overrun_while_the_consumer_keeps_up() {
-    let mut world = World::new(2);
     let config = EndConfig::default().changed(|c| (c.log_cq, c.cq_start) = (3, 0x00ff_fffe));
-    let (mut a, b) = world.pair(config, EndConfig::default());
+    let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for i in 0..100 {
         for _ in 0..8 {
             a.post(&nop());
@@ -187,9 +194,8 @@ fn no_overrun_while_the_consumer_keeps_up() {
 
 #[test]
 fn a_queue_that_ignores_overruns_writes_on() {
-    let mut world = World::new(2);
     let config = EndConfig::default().changed(|c| (c.log_cq, c.ignore_overrun) = (2, true));
-    let (mut a, b) = world.pair(config, EndConfig::default());
+    let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for _ in 0..11 {
         a.run(&mut world, &nop());
     }
@@ -206,9 +212,8 @@ fn a_queue_that_ignores_overruns_writes_on() {
 
 #[test]
 fn a_cq_of_one_entry() {
-    let mut world = World::new(2);
     let config = EndConfig::default().changed(|c| c.log_cq = 0);
-    let (mut a, b) = world.pair(config, EndConfig::default());
+    let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for i in 0..10 {
         a.completes(&mut world, &nop());
         assert_eq!(a.send.next, i + 1);

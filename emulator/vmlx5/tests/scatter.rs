@@ -36,9 +36,8 @@ const UNTOUCHED: u8 = 0xee;
 fn what_a_send_brings() {
     for service in [Service::Rc, Service::Uc] {
         for asked in [false, true] {
-            let mut world = World::new(2);
-            let (mut a, mut b) =
-                world.pair(config(service, false, false), config(service, false, asked));
+            let (mut world, mut a, mut b) =
+                World::joined(config(service, false, false), config(service, false, asked));
             for (i, len) in LENGTHS.into_iter().enumerate() {
                 let bytes = pattern(i as u64, len);
                 a.put(0, &bytes);
@@ -178,9 +177,7 @@ fn nothing_is_mixed_up_on_a_bad_wire() {
         println!("seed {seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::new(2);
-        for nic in &mut world.nics {
-            nic.set_faults(bad_wire(seed, [0.1, 0.1, 0.1]));
-        }
+        world.set_faults(&bad_wire(seed, [0.1, 0.1, 0.1]));
         let both = config(Service::Rc, true, true).changed(|c| (c.retry_cnt, c.timeout) = (7, 8));
         let (mut a, mut b) = world.pair(both.clone(), both);
         let bytes = pattern(seed, 4096);

@@ -18,13 +18,33 @@ use vmlx5::*;
 
 const REQ: CqeOpcode = CqeOpcode::REQ;
 
-fn world(nics: usize) -> World {
-    let fabric = |_| {
-        let bell = Arc::new(Bell::new().unwrap());
-        let fabric = ShmFabric::open(ShmConfig::default(), bell).unwrap();
-        Box::new(fabric) as Box<dyn fabric::Fabric>
-    };
-    World::on((0..nics).map(fabric).collect())
+fn fabric(config: ShmConfig) -> Box<dyn fabric::Fabric> {
+    let bell = Arc::new(Bell::new().unwrap());
+    Box::new(ShmFabric::open(config, bell).unwrap())
+}
+
+fn world() -> World {
+    World::on((0..2).map(|_| fabric(ShmConfig::default())).collect())
+}
+
+/// Two connected ends, each on a NIC of its own.
+fn ends(world: &mut World) -> (End, End) {
+    let [a, b] = [0, 1].map(|nic| world.end(nic, EndConfig::default()));
+    world.connect(&a, &b);
+    (a, b)
+}
+
+/// Steps until a send ends, which fails since the other end is not there.
+#[track_caller]
+fn gives_up(world: &mut World, a: &mut End, index: u16) {
+    let mut error = None;
+    until(world, |_| {
+        error = a.send.poll();
+        error.is_some()
+    });
+    let error = error.unwrap();
+    assert_err(&error, CqeOpcode::REQ_ERR, index, Syndrome::TRANSPORT_RETRY);
+    assert_eq!(error.as_error().vendor_err, vendor::RETRY);
 }
 
 /// Steps until `done`, with time passing quickly.
@@ -42,13 +62,8 @@ fn until(world: &mut World, mut done: impl FnMut(&mut World) -> bool) {
 
 #[test]
 fn every_operation_between_two_fabrics() {
-    let mut world = world(2);
-    let (a, b) = (
-        world.end(0, EndConfig::default()),
-        world.end(1, EndConfig::default()),
-    );
-    let (mut a, mut b) = (a, b);
-    world.connect(&a, &b);
+    let mut world = world();
+    let (mut a, mut b) = ends(&mut world);
     a.put(0, &pattern(1, 1 << 20));
     for (i, len) in [0, 1, 8, 32_768, 32_769, 500_000].into_iter().enumerate() {
         let sges = [a.sge(0, len)];
@@ -94,12 +109,8 @@ fn every_operation_between_two_fabrics() {
 
 #[test]
 fn a_peer_that_goes_away() {
-    let mut world = world(2);
-    let (mut a, b) = (
-        world.end(0, EndConfig::default()),
-        world.end(1, EndConfig::default()),
-    );
-    world.connect(&a, &b);
+    let mut world = world();
+    let (mut a, b) = ends(&mut world);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     until(&mut world, |_| a.send.poll().is_some());
     // This one waits for a receive that will never be.
@@ -107,51 +118,22 @@ fn a_peer_that_goes_away() {
     until(&mut world, |w| w.nics[1].query_qp(b.qpn).unwrap().starved);
     assert_eq!(s.wrapping_add(1), waiting);
     drop(world.nics.pop());
-    let mut error = None;
-    until(&mut world, |_| {
-        error = a.send.poll();
-        error.is_some()
-    });
-    assert_err(
-        &error.unwrap(),
-        CqeOpcode::REQ_ERR,
-        waiting,
-        Syndrome::TRANSPORT_RETRY,
-    );
-    assert_eq!(error.unwrap().as_error().vendor_err, vendor::RETRY);
+    gives_up(&mut world, &mut a, waiting);
     let state = world.nics[0].link_state(a.qpn).unwrap();
     assert!(matches!(state, Some(LinkState::Lost(_))), "{state:?}");
 }
 
 #[test]
 fn another_version_shows_at_the_queue_pair() {
-    let fabric = |version| {
-        let config = ShmConfig::default().changed(|s| s.version = version);
-        let bell = Arc::new(Bell::new().unwrap());
-        Box::new(ShmFabric::open(config, bell).unwrap()) as Box<dyn fabric::Fabric>
-    };
-    let mut world = World::on(vec![fabric(1), fabric(2)]);
-    let (mut a, b) = (
-        world.end(0, EndConfig::default()),
-        world.end(1, EndConfig::default()),
-    );
-    world.connect(&a, &b);
+    let of = |version| fabric(ShmConfig::default().changed(|s| s.version = version));
+    let mut world = World::on(vec![of(1), of(2)]);
+    let (mut a, b) = ends(&mut world);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    let mut error = None;
-    until(&mut world, |_| {
-        error = a.send.poll();
-        error.is_some()
-    });
-    assert_err(
-        &error.unwrap(),
-        CqeOpcode::REQ_ERR,
-        s,
-        Syndrome::TRANSPORT_RETRY,
-    );
-    let version = |ours, theirs| LinkError::Version { ours, theirs };
+    gives_up(&mut world, &mut a, s);
+    let (ours, theirs) = (1, 2);
     let state = world.nics[0].link_state(a.qpn).unwrap();
-    assert_eq!(state, Some(LinkState::Lost(version(1, 2))));
-    assert_eq!(world.nics[1].link_refusal(), Some(version(2, 1)));
+    let version = LinkError::Version { ours, theirs };
+    assert_eq!(state, Some(LinkState::Lost(version)));
 }
 
 /// What one process must know of the other's end, as text.

@@ -28,14 +28,23 @@ fn pairs(
     made.collect()
 }
 
-fn one(world: &mut World, queue: &SharedQueue) -> (End, End) {
-    pairs(world, queue, 1, &EndConfig::default()).remove(0)
+/// Two NICs, and a queue on the second one of 2 to the power of `log` entries.
+fn shared(log: u8) -> (World, SharedQueue) {
+    let mut world = World::new(2);
+    let queue = SharedQueue::new(&mut world.nics[1], log);
+    (world, queue)
+}
+
+/// The same, and a connection whose second end takes from the queue.
+fn one(log: u8) -> (World, SharedQueue, End, End) {
+    let (mut world, queue) = shared(log);
+    let (a, b) = pairs(&mut world, &queue, 1, &EndConfig::default()).remove(0);
+    (world, queue, a, b)
 }
 
 #[test]
 fn receives_go_in_the_order_of_the_list() {
-    let mut world = World::new(2);
-    let mut queue = SharedQueue::new(&mut world.nics[1], 3);
+    let (mut world, mut queue) = shared(3);
     let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
     let post = |queue: &mut SharedQueue, at: u64| queue.post(&[queue.sge(at, 100)]);
     let first: Vec<u16> = (0..4).map(|i| post(&mut queue, i * 100)).collect();
@@ -196,8 +205,7 @@ fn an_empty_queue_makes_senders_wait() {
 
 #[test]
 fn who_waits_is_told_of_the_next_receive() {
-    let mut world = World::new(2);
-    let mut queue = SharedQueue::new(&mut world.nics[1], 2);
+    let (mut world, mut queue) = shared(2);
     let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
     for (a, _) in &mut both {
         a.post(&send(&[a.sge(0, 8)]));
@@ -218,9 +226,7 @@ fn who_waits_is_told_of_the_next_receive() {
 
 #[test]
 fn a_write_with_immediate_takes_one_too() {
-    let mut world = World::new(2);
-    let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-    let (mut a, mut b) = one(&mut world, &queue);
+    let (mut world, mut queue, mut a, mut b) = one(2);
     let entry = queue.post(&[]);
     a.put(0, b"immediate");
     a.post(&SendWqe {
@@ -240,9 +246,7 @@ fn a_write_with_immediate_takes_one_too() {
 
 #[test]
 fn a_limit_is_told_once() {
-    let mut world = World::new(2);
-    let mut queue = SharedQueue::new(&mut world.nics[1], 3);
-    let (mut a, _b) = one(&mut world, &queue);
+    let (mut world, mut queue, mut a, _b) = one(3);
     let (srqn, owner) = (queue.srqn, 5);
     let limit = Event::SrqLimit { srqn, owner };
     let info = |world: &World| world.nics[1].query_srq(srqn).unwrap();
@@ -317,9 +321,7 @@ fn a_receive_that_is_at_fault() {
         ),
     ];
     for (bad, ours, why, theirs) in cases {
-        let mut world = World::new(2);
-        let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-        let (mut a, mut b) = one(&mut world, &queue);
+        let (mut world, mut queue, mut a, mut b) = one(2);
         let list = bad(&queue);
         let entry = queue.post(&list);
         queue.post(&[queue.sge(0, 64)]);
@@ -345,8 +347,7 @@ fn a_queue_in_error_ends_those_that_take_from_it() {
         (|q| q.link(0, 0xffff), vendor::WQE_INDEX),
     ];
     for (spoil, why) in cases {
-        let mut world = World::new(2);
-        let mut queue = SharedQueue::new(&mut world.nics[1], 2);
+        let (mut world, mut queue) = shared(2);
         let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
         queue.post(&[queue.sge(0, 64)]);
         spoil(&mut queue);
@@ -384,8 +385,7 @@ fn take_first_part(world: &mut World, queue: &SharedQueue, a: &mut End) {
 
 #[test]
 fn a_receive_that_was_taken_is_flushed() {
-    let mut world = World::new(2);
-    let mut queue = SharedQueue::new(&mut world.nics[1], 2);
+    let (mut world, mut queue) = shared(2);
     let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
     for _ in 0..3 {
         queue.post(&[queue.sge(0, 1 << 20)]);
@@ -408,9 +408,7 @@ fn a_receive_that_was_taken_is_flushed() {
 
 #[test]
 fn the_last_receive_is_told_once_a_life() {
-    let mut world = World::new(2);
-    let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-    let (a, mut b) = one(&mut world, &queue);
+    let (mut world, mut queue, a, mut b) = one(2);
     queue.post(&[queue.sge(0, 8)]);
     let (qpn, owner) = (b.qpn, 9);
     for _ in 0..2 {
@@ -422,9 +420,7 @@ fn the_last_receive_is_told_once_a_life() {
         b.send_failed(sent, Syndrome::WR_FLUSH);
         assert_eq!(world.events(1), []);
         assert!(b.recv.poll().is_none());
-        world.modify(&b, Modify::Reset);
-        b.reset_records();
-        b.sq = b.config.sq_start;
+        world.reset(&mut b);
         world.init(&b);
         world.rtr(&b, &a, 1);
         world.rts(&b, 1);
@@ -438,8 +434,7 @@ fn the_last_receive_is_told_once_a_life() {
 
 #[test]
 fn an_unreliable_message_that_broke_off_leaves_its_receive_to_the_next() {
-    let mut world = World::new(2);
-    let mut queue = SharedQueue::new(&mut world.nics[1], 2);
+    let (mut world, mut queue) = shared(2);
     let config = EndConfig::default().changed(|c| c.service = Service::Uc);
     let (mut a, mut b) = pairs(&mut world, &queue, 1, &config).remove(0);
     queue.post(&[queue.sge(0, 1 << 20)]);
@@ -458,9 +453,7 @@ fn an_unreliable_message_that_broke_off_leaves_its_receive_to_the_next() {
 
 #[test]
 fn control() {
-    let mut world = World::new(2);
-    let queue = SharedQueue::new(&mut world.nics[1], 2);
-    let (_, b) = one(&mut world, &queue);
+    let (mut world, queue, _, b) = one(2);
     let nic = &mut world.nics[1];
     let (object, number) = (Object::Srq, queue.srqn.0);
     let busy = NicError::InUse {

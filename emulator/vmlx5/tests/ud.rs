@@ -137,16 +137,22 @@ fn a_datagram_leaves_room_before_it_and_says_where_it_came_from() {
 fn a_header_fills_the_room_if_there_is_one() {
     let (mut world, mut a, mut b) = world();
     a.put(0, b"eight by");
-    for (kind, next, header) in [(0, 0x1b, 0), (1, 17, 8)] {
+    // Of five bytes with immediate data there are three of padding and four of that.
+    for (kind, next, header, len) in [(0, 0x1b, 0, 8), (1, 17, 8, 8), (0, 0x1b, 4, 5)] {
         b.put(0, &[0; 48]);
         b.post_recv(&[b.sge(0, 10), b.sge(10, 38)]);
         let mut av = to(&b);
         (av.tclass, av.hop_limit) = (0xab, 0xcd);
         av.grh_gid_fl = (AvSeg::GRH | 0x77 << 20 | 0x54321).into();
         av.rgid = [kind; 16];
-        a.run(&mut world, &datagram(av, &[a.sge(0, 8)]));
+        let sges = [a.sge(0, len)];
+        let mut wqe = datagram(av, &sges);
+        if len == 5 {
+            wqe.opcode = SendOpcode::SEND_IMM;
+        }
+        a.run(&mut world, &wqe);
         let cqe = b.recv.poll().unwrap();
-        assert_eq!((cqe.byte_cnt.get(), cqe.source().grh), (48, true));
+        assert_eq!((cqe.byte_cnt.get(), cqe.source().grh), (40 + len, true));
         let got = b.get(0, 48);
         // Version, class, flow; what follows: 12 + 8 + 4 bytes around the payload.
         assert_eq!(got[..4], [0x6a, 0xb5, 0x43, 0x21]);
@@ -155,7 +161,8 @@ fn a_header_fills_the_room_if_there_is_one() {
             (&got[8..24], &got[24..40]),
             (&[0x77; 16][..], &[kind; 16][..])
         );
-        assert_eq!(got[40..], *b"eight by");
+        let len = len as usize;
+        assert_eq!(got[40..40 + len], b"eight by"[..len]);
     }
     // IPv4: in the last 20 bytes.
     b.post_recv(&[b.sge(0, 48)]);
@@ -539,16 +546,12 @@ fn random_frames_harm_nobody() {
             world.settle();
             b.recv.drain();
             if world.state(&b) == QpState::Err {
-                world.modify(&b, Modify::Reset);
-                b.reset_records();
-                (b.sq, b.rq) = (0, 0);
+                world.reset(&mut b);
                 ready(&mut world, &b);
             }
         }
         // Room for whatever is left of receives that are too small.
-        world.modify(&b, Modify::Reset);
-        b.reset_records();
-        (b.sq, b.rq) = (0, 0);
+        world.reset(&mut b);
         ready(&mut world, &b);
         let r = b.post_recv(&[b.sge(0, 48)]);
         a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));

@@ -172,11 +172,6 @@ pub trait Fabric: Send {
     /// A link that was lost since the last call.
     fn lost(&mut self) -> Option<PeerId>;
 
-    /// Why somebody who called was turned away, oldest first.
-    fn refusal(&mut self) -> Option<LinkError> {
-        None
-    }
-
     /// Makes everything sent and taken known to the other ends, and wakes those that sleep.
     fn flush(&mut self);
 

@@ -176,6 +176,11 @@ impl ShmFabric {
         self.links.peers.get(peer.0 as usize).map(|p| p.node)
     }
 
+    /// Why a caller was turned away, oldest first.
+    pub fn refusal(&mut self) -> Option<LinkError> {
+        self.refusals.pop_front()
+    }
+
     fn refuse(&mut self, why: LinkError) {
         if self.refusals.len() == MAX_REFUSALS {
             self.refusals.pop_front();
@@ -418,10 +423,6 @@ impl Fabric for ShmFabric {
 
     fn lost(&mut self) -> Option<PeerId> {
         self.links.lost()
-    }
-
-    fn refusal(&mut self) -> Option<LinkError> {
-        self.refusals.pop_front()
     }
 
     fn flush(&mut self) {

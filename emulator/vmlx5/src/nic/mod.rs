@@ -25,7 +25,6 @@ use crate::qp::Ctx;
 use crate::qp::Qp;
 use crate::qp::responder::late::Disorder;
 use crate::route::Resolve;
-use crate::srq::Srq;
 use crate::table::Table;
 use crate::timer::Timers;
 use crate::wire::Wire;
@@ -74,12 +73,10 @@ pub struct Nic {
 /// All of the NIC but its way to others.
 pub(crate) struct Core {
     pub config: NicConfig,
-    pub pds: Table<Pd>,
-    pub mrs: MrTable,
+    pub pds: Table<()>,
     pub uars: Table<Uar>,
-    pub cqs: Table<Cq>,
     pub qps: Table<Qp>,
-    pub srqs: Table<Srq>,
+    pub ctx: Ctx,
     /// Slots of the queue pairs that have something to do, whose turn it is first.
     pub ready: VecDeque<u32>,
     /// Slots of those whose receive record is looked at though no message arrives.
@@ -88,23 +85,12 @@ pub(crate) struct Core {
     pub strays: VecDeque<(PeerId, Frame)>,
     /// Queue pairs whose clock runs.
     pub timers: Timers,
-    pub events: Events,
     /// It has reported that it failed.
     pub failed: bool,
-    pub cq_failed: bool,
-    /// A shared receive queue may have something to tell.
-    pub srq_news: bool,
     pub doorbells: u64,
     pub dropped: u64,
     /// The ports that are down, as the wire has them.
     pub down: u32,
-    /// What places WRITEs out of order, if anything does.
-    pub disorder: Option<Box<Disorder>>,
-    pub now: Time,
-}
-
-pub(crate) struct Pd {
-    users: u32,
 }
 
 pub(crate) struct Uar {
@@ -128,18 +114,8 @@ const MAX_STRAYS: usize = 1024;
 
 impl Core {
     /// The queue pair in a slot, and what it works with.
-    pub fn qp(&mut self, slot: u32) -> Option<(&mut Qp, Ctx<'_>)> {
-        let ctx = Ctx {
-            mrs: &self.mrs,
-            cqs: &mut self.cqs,
-            cq_failed: &mut self.cq_failed,
-            events: &mut self.events,
-            srqs: &mut self.srqs,
-            srq_news: &mut self.srq_news,
-            disorder: &mut self.disorder,
-            now: self.now,
-        };
-        Some((self.qps.at(slot)?, ctx))
+    pub fn qp(&mut self, slot: u32) -> Option<(&mut Qp, &mut Ctx)> {
+        Some((self.qps.at(slot)?, &mut self.ctx))
     }
 
     /// Gives the queue pair in `slot` a turn, and looks after its receives if it needs that.
@@ -186,38 +162,15 @@ impl Core {
         }
         if qp.events != 0 && !qp.telling {
             qp.telling = true;
-            self.events.push(Source::Qp(slot));
+            self.ctx.events.push(Source::Qp(slot));
         }
     }
 
     /// Makes room for the events of every object there is.
     pub fn reserve_events(&mut self) {
-        let objects = self.qps.slots() + 2 * self.cqs.slots() + self.srqs.slots();
-        self.events.reserve(objects as usize + MAX_PORT_EVENTS);
+        let objects = self.qps.slots() + 2 * self.ctx.cqs.slots() + self.ctx.srqs.slots();
+        self.ctx.events.reserve(objects as usize + MAX_PORT_EVENTS);
     }
-
-    fn count_pd(&mut self, pd: PdId, by: i32) {
-        if let Ok(pd) = self.pds.get_mut(pd.0) {
-            pd.users = pd.users.wrapping_add_signed(by);
-        }
-    }
-
-    fn count_cq(&mut self, cq: Cqn, by: i32) {
-        if let Ok(cq) = self.cqs.get_mut(cq.0) {
-            cq.users = cq.users.wrapping_add_signed(by);
-        }
-    }
-}
-
-fn in_use(object: Object, number: u32, users: u32) -> Result<(), NicError> {
-    if users == 0 {
-        return Ok(());
-    }
-    Err(NicError::InUse {
-        object,
-        number,
-        users,
-    })
 }
 
 /// Most changes of ports that wait to be told.
@@ -243,10 +196,17 @@ impl Nic {
             wire: Wire::new(fabric, config.loopback_bytes),
             core: Core {
                 pds: Table::new(Object::Pd, config.log_max_pd),
-                mrs: MrTable::new(config.log_max_mr),
-                srqs: Table::new(Object::Srq, config.log_max_srq),
+                ctx: Ctx {
+                    mrs: MrTable::new(config.log_max_mr),
+                    cqs: Table::new(Object::Cq, config.log_max_cq),
+                    cq_failed: false,
+                    events: Events::default(),
+                    srqs: Table::new(Object::Srq, config.log_max_srq),
+                    srq_news: false,
+                    disorder: None,
+                    now: Time::ZERO,
+                },
                 uars: Table::new(Object::Uar, config.log_max_uar),
-                cqs: Table::new(Object::Cq, config.log_max_cq),
                 qps: match config.qpn {
                     Some(space) => Table::within(Object::Qp, space.base, space.bits),
                     None => Table::new(Object::Qp, config.log_max_qp),
@@ -256,15 +216,10 @@ impl Nic {
                 watch: Vec::new(),
                 strays: VecDeque::new(),
                 timers: Timers::new(),
-                events: Events::default(),
                 failed: false,
-                cq_failed: false,
-                srq_news: false,
                 doorbells: 0,
                 dropped: 0,
                 down: 0,
-                disorder: None,
-                now: Time::ZERO,
             },
         }
     }
@@ -295,11 +250,11 @@ impl Nic {
         let core = &self.core;
         Population {
             pds: core.pds.count(),
-            mrs: core.mrs.count(),
+            mrs: core.ctx.mrs.count(),
             uars: core.uars.count(),
-            cqs: core.cqs.count(),
+            cqs: core.ctx.cqs.count(),
             qps: core.qps.count(),
-            srqs: core.srqs.count(),
+            srqs: core.ctx.srqs.count(),
         }
     }
 
@@ -307,20 +262,20 @@ impl Nic {
     /// frames that are held back already, which are lost. What the NIC receives by WRITE is placed
     /// out of order as they say.
     pub fn set_faults(&mut self, faults: Faults) {
-        let before = self.core.disorder.take();
+        let before = self.core.ctx.disorder.take();
         if before.is_some() || faults.ooo > 0.0 {
             let mut disorder = Disorder::new(&faults, self.node().0);
             if let Some(before) = before {
                 (disorder.next, disorder.displaced) = (before.next, before.displaced);
             }
-            self.core.disorder = Some(Box::new(disorder));
+            self.core.ctx.disorder = Some(Box::new(disorder));
         }
         self.wire.set_faults(faults);
     }
 
     /// What faults did since they were set.
     pub fn fault_stats(&self) -> FaultStats {
-        let disorder = self.core.disorder.as_ref();
+        let disorder = self.core.ctx.disorder.as_ref();
         FaultStats {
             displaced: disorder.map_or(0, |disorder| disorder.displaced),
             ..self.wire.fault_stats()
@@ -332,7 +287,7 @@ impl Nic {
     /// # Errors
     /// There are as many as there can be.
     pub fn alloc_pd(&mut self) -> Result<PdId, NicError> {
-        self.core.pds.insert(|_| Pd { users: 0 }).map(PdId)
+        self.core.pds.insert(|_| ()).map(PdId)
     }
 
     /// Removes a protection domain.
@@ -340,7 +295,6 @@ impl Nic {
     /// # Errors
     /// There is none, or regions or queue pairs belong to it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), NicError> {
-        in_use(Object::Pd, pd.0, self.core.pds.get(pd.0)?.users)?;
         self.core.pds.remove(pd.0).map(drop)
     }
 
@@ -352,8 +306,8 @@ impl Nic {
     pub fn reg_mr(&mut self, attr: MrAttr) -> Result<MrKeys, NicError> {
         let pd = attr.pd;
         self.core.pds.get(pd.0)?;
-        let keys = self.core.mrs.register(attr)?;
-        self.core.count_pd(pd, 1);
+        let keys = self.core.ctx.mrs.register(attr)?;
+        self.core.pds.count_users(pd.0, 1);
         Ok(keys)
     }
 
@@ -362,8 +316,8 @@ impl Nic {
     /// # Errors
     /// No region has the key.
     pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), NicError> {
-        let pd = self.core.mrs.deregister(lkey)?.attr.pd;
-        self.core.count_pd(pd, -1);
+        let pd = self.core.ctx.mrs.deregister(lkey)?.attr.pd;
+        self.core.pds.count_users(pd.0, -1);
         Ok(())
     }
 
@@ -390,9 +344,6 @@ impl Nic {
     /// # Errors
     /// There is none, or queue pairs or completion queues are bound to it.
     pub fn free_uar(&mut self, uar: UarId) -> Result<(), NicError> {
-        let page = self.core.uars.get(uar.0)?;
-        let users = page.users.len() + page.cqs.len();
-        in_use(Object::Uar, uar.0, users as u32)?;
         self.core.uars.remove(uar.0).map(drop)
     }
 
@@ -409,13 +360,14 @@ impl Nic {
             core.uars.get(uar.0)?;
         }
         let cq = Cq::new(attr, core.config.max_log_cq.min(22))?;
-        let number = core.cqs.insert(|_| cq)?;
+        let number = core.ctx.cqs.insert(|_| cq)?;
         core.reserve_events();
-        if let Some(uar) = page
-            && let Some(slot) = core.cqs.slot(number)
-            && let Ok(uar) = core.uars.get_mut(uar.0)
+        if let Some(page) = page
+            && let Some(slot) = core.ctx.cqs.slot(number)
+            && let Ok(uar) = core.uars.get_mut(page.0)
         {
             uar.cqs.push(slot);
+            core.uars.count_users(page.0, 1);
         }
         Ok(Cqn(number))
     }
@@ -426,14 +378,14 @@ impl Nic {
     /// There is none, or queue pairs complete into it.
     pub fn destroy_cq(&mut self, cq: Cqn) -> Result<(), NicError> {
         let core = &mut self.core;
-        in_use(Object::Cq, cq.0, core.cqs.get(cq.0)?.users)?;
-        let (slot, gone) = core.cqs.remove(cq.0)?;
-        core.events.forget(Source::Cq(slot));
-        core.events.forget(Source::Armed(slot));
+        let (slot, gone) = core.ctx.cqs.remove(cq.0)?;
+        core.ctx.events.forget(Source::Cq(slot));
+        core.ctx.events.forget(Source::Armed(slot));
         if let Some(arm) = gone.arm
             && let Ok(uar) = core.uars.get_mut(arm.uar.0)
         {
             uar.cqs.retain(|&s| s != slot);
+            core.uars.count_users(arm.uar.0, -1);
         }
         Ok(())
     }
@@ -443,13 +395,14 @@ impl Nic {
     /// # Errors
     /// There is none.
     pub fn query_cq(&self, cq: Cqn) -> Result<CqInfo, NicError> {
-        self.core.cqs.get(cq.0).map(Cq::info)
+        let cqs = &self.core.ctx.cqs;
+        Ok(cqs.get(cq.0)?.info(cqs.users(cq.0)))
     }
 
     /// Whether [`Nic::next_event`] may have an event: a cheap question for after every step.
     #[inline]
     pub fn has_events(&self) -> bool {
-        !self.core.events.is_empty()
+        !self.core.ctx.events.is_empty()
     }
 
     /// What happened to an object, oldest first. What happened again before it was asked for is
@@ -457,12 +410,12 @@ impl Nic {
     pub fn next_event(&mut self) -> Option<Event> {
         let core = &mut self.core;
         loop {
-            match core.events.pop()? {
+            match core.ctx.events.pop()? {
                 Source::Device => return Some(Event::DeviceFatal),
                 Source::Port(port, up) => return Some(Event::Port { port, up }),
                 source @ (Source::Cq(slot) | Source::Armed(slot)) => {
-                    let number = core.cqs.number_at(slot);
-                    let (Some(number), Some(queue)) = (number, core.cqs.at(slot)) else {
+                    let number = core.ctx.cqs.number_at(slot);
+                    let (Some(number), Some(queue)) = (number, core.ctx.cqs.at(slot)) else {
                         continue;
                     };
                     let (cq, owner) = (Cqn(number), queue.attr.owner);
@@ -488,7 +441,7 @@ impl Nic {
                     qp.telling = qp.events != 0;
                     let (qpn, owner) = (Qpn(qp.number), qp.owner);
                     if qp.telling {
-                        core.events.again(Source::Qp(slot));
+                        core.ctx.events.again(Source::Qp(slot));
                     }
                     if bit != 0 {
                         return Some(event::of_qp(bit, qpn, owner));
@@ -507,7 +460,7 @@ impl Nic {
         if self.port(port)? != up {
             let bit = 1 << (port - 1);
             self.wire.down ^= bit;
-            self.core.events.push(Source::Port(port, up));
+            self.core.ctx.events.push(Source::Port(port, up));
         }
         Ok(())
     }
@@ -524,7 +477,7 @@ impl Nic {
     /// Reports, once, that the NIC failed.
     pub(crate) fn fail(&mut self) {
         if !std::mem::replace(&mut self.core.failed, true) {
-            self.core.events.push(Source::Device);
+            self.core.ctx.events.push(Source::Device);
         }
     }
 

@@ -1,13 +1,13 @@
 //! Control operations on queue pairs: from creation through their states to the end.
 
-use super::{Nic, check_port};
+use super::{Core, Nic, check_port};
 use crate::attr::{Modify, QpAttr, QpInfo, Service};
 use crate::error::{NicError, Object};
 use crate::event::Source;
-use crate::fabric::{LinkError, LinkState};
+use crate::fabric::LinkState;
 use crate::frame::psn;
 use crate::mr::Access;
-use crate::object::{QpState, Qpn};
+use crate::object::{Cqn, PdId, QpState, Qpn, Srqn, UarId};
 use crate::qp::requester::{Begin, Datagrams};
 use crate::qp::responder::Answer;
 use crate::qp::{Qp, Remote};
@@ -25,6 +25,23 @@ fn remote_rights(access: Access) -> Result<(), NicError> {
     })
 }
 
+/// The objects that a queue pair uses.
+type Uses = (PdId, UarId, [Cqn; 2], Option<Srqn>);
+
+impl Core {
+    /// Counts a queue pair among the users of its objects, or no more.
+    fn count_uses(&mut self, (pd, uar, cqs, srq): Uses, by: i32) {
+        self.pds.count_users(pd.0, by);
+        self.uars.count_users(uar.0, by);
+        for cq in cqs {
+            self.ctx.cqs.count_users(cq.0, by);
+        }
+        if let Some(srq) = srq {
+            self.ctx.srqs.count_users(srq.0, by);
+        }
+    }
+}
+
 impl Nic {
     /// Creates a queue pair, in state RESET.
     ///
@@ -38,12 +55,12 @@ impl Nic {
         core.pds.get(pd.0)?;
         core.uars.get(uar.0)?;
         for cq in cqs {
-            core.cqs.get(cq.0)?;
+            core.ctx.cqs.get(cq.0)?;
         }
         Qp::check(&attr, &core.config)?;
         let srq = attr.srq;
         let recv_pd = match srq {
-            Some(srq) => core.srqs.get(srq.0)?.attr.pd,
+            Some(srq) => core.ctx.srqs.get(srq.0)?.attr.pd,
             None => pd,
         };
         let patient = !core.config.strict;
@@ -54,11 +71,7 @@ impl Nic {
             qp.ud = ud.then(|| Box::new(Datagrams::new(pkey)));
             qp
         })?;
-        core.count_srq(srq, 1);
-        core.count_pd(pd, 1);
-        for cq in cqs {
-            core.count_cq(cq, 1);
-        }
+        core.count_uses((pd, uar, cqs, srq), 1);
         let slot = core.qps.slot(number);
         core.reserve_events();
         if let (Ok(uar), Some(slot)) = (core.uars.get_mut(uar.0), slot) {
@@ -78,14 +91,11 @@ impl Nic {
         core.ready.retain(|&s| s != slot);
         core.watch.retain(|&s| s != slot);
         core.timers.listed.retain(|&s| s != slot);
-        core.events.forget(Source::Qp(slot));
+        core.ctx.events.forget(Source::Qp(slot));
         if let Ok(uar) = core.uars.get_mut(qp.uar.0) {
             uar.users.retain(|&s| s != slot);
         }
-        core.count_cq(qp.send_cq, -1);
-        core.count_cq(qp.recv_cq, -1);
-        core.count_pd(qp.pd, -1);
-        core.count_srq(qp.srq, -1);
+        core.count_uses((qp.pd, qp.uar, [qp.send_cq, qp.recv_cq], qp.srq), -1);
         Ok(())
     }
 
@@ -104,11 +114,6 @@ impl Nic {
     pub fn link_state(&self, qpn: Qpn) -> Result<Option<LinkState>, NicError> {
         let remote = self.core.qps.get(qpn.0)?.remote;
         Ok(remote.map(|r| self.wire.state(r.node, r.peer)))
-    }
-
-    /// Why a NIC that called this one was turned away, oldest first.
-    pub fn link_refusal(&mut self) -> Option<LinkError> {
-        self.wire.refusal()
     }
 
     /// Moves a queue pair to another state: RESET to INIT to RTR to RTS, between RTS and SQD,

@@ -1,7 +1,7 @@
 //! Control operations on shared receive queues, and what these tell.
 
-use super::{Core, Nic, in_use};
-use crate::error::{NicError, Object};
+use super::{Core, Nic};
+use crate::error::NicError;
 use crate::event::{self, Event, Source};
 use crate::object::Srqn;
 use crate::srq::{Srq, SrqAttr, SrqInfo};
@@ -18,10 +18,10 @@ impl Nic {
         let pd = attr.pd;
         core.pds.get(pd.0)?;
         let srq = Srq::new(attr, &core.config)?;
-        let number = core.srqs.insert(|_| srq)?;
-        core.count_pd(pd, 1);
+        let number = core.ctx.srqs.insert(|_| srq)?;
+        core.pds.count_users(pd.0, 1);
         core.reserve_events();
-        core.srq_news = true;
+        core.ctx.srq_news = true;
         core.tell_of_srqs();
         Ok(Srqn(number))
     }
@@ -32,8 +32,8 @@ impl Nic {
     /// # Errors
     /// There is none, or the limit is beyond its size.
     pub fn modify_srq(&mut self, srq: Srqn, limit: u16) -> Result<(), NicError> {
-        self.core.srqs.get_mut(srq.0)?.arm(limit)?;
-        self.core.srq_news = true;
+        self.core.ctx.srqs.get_mut(srq.0)?.arm(limit)?;
+        self.core.ctx.srq_news = true;
         self.core.tell_of_srqs();
         Ok(())
     }
@@ -43,7 +43,8 @@ impl Nic {
     /// # Errors
     /// There is none.
     pub fn query_srq(&self, srq: Srqn) -> Result<SrqInfo, NicError> {
-        self.core.srqs.get(srq.0).map(Srq::info)
+        let srqs = &self.core.ctx.srqs;
+        Ok(srqs.get(srq.0)?.info(srqs.users(srq.0)))
     }
 
     /// Removes a shared receive queue, its receives without completions.
@@ -52,10 +53,9 @@ impl Nic {
     /// There is none, or queue pairs take from it.
     pub fn destroy_srq(&mut self, srq: Srqn) -> Result<(), NicError> {
         let core = &mut self.core;
-        in_use(Object::Srq, srq.0, core.srqs.get(srq.0)?.users)?;
-        let (slot, gone) = core.srqs.remove(srq.0)?;
-        core.events.forget(Source::Srq(slot));
-        core.count_pd(gone.attr.pd, -1);
+        let (slot, gone) = core.ctx.srqs.remove(srq.0)?;
+        core.ctx.events.forget(Source::Srq(slot));
+        core.pds.count_users(gone.attr.pd.0, -1);
         Ok(())
     }
 }
@@ -63,35 +63,27 @@ impl Nic {
 impl Core {
     /// Puts the shared receive queues that have something to tell in the queue of those.
     pub fn tell_of_srqs(&mut self) {
-        if !std::mem::take(&mut self.srq_news) {
+        if !std::mem::take(&mut self.ctx.srq_news) {
             return;
         }
-        for (slot, srq) in self.srqs.iter_mut() {
+        for (slot, srq) in self.ctx.srqs.iter_mut() {
             if srq.events != 0 && !srq.telling {
                 srq.telling = true;
-                self.events.push(Source::Srq(slot));
+                self.ctx.events.push(Source::Srq(slot));
             }
         }
     }
 
     /// The next event of the shared receive queue in a slot.
     pub(super) fn srq_event(&mut self, slot: u32) -> Option<Event> {
-        let srqn = Srqn(self.srqs.number_at(slot)?);
-        let srq = self.srqs.at(slot)?;
+        let srqn = Srqn(self.ctx.srqs.number_at(slot)?);
+        let srq = self.ctx.srqs.at(slot)?;
         let bit = srq.events & srq.events.wrapping_neg();
         srq.events &= !bit;
         srq.telling = srq.events != 0;
         if srq.telling {
-            self.events.again(Source::Srq(slot));
+            self.ctx.events.again(Source::Srq(slot));
         }
         (bit != 0).then(|| event::of_srq(bit, srqn, srq.attr.owner))
-    }
-
-    pub(super) fn count_srq(&mut self, srq: Option<Srqn>, by: i32) {
-        if let Some(srq) = srq
-            && let Ok(srq) = self.srqs.get_mut(srq.0)
-        {
-            srq.users = srq.users.wrapping_add_signed(by);
-        }
     }
 }

@@ -31,25 +31,28 @@ use responder::Responder;
 use responder::late::Disorder;
 
 /// What a queue pair works with, beside itself.
-pub(crate) struct Ctx<'a> {
-    pub mrs: &'a MrTable,
-    pub cqs: &'a mut Table<Cq>,
-    pub cq_failed: &'a mut bool,
-    pub events: &'a mut Events,
-    pub srqs: &'a mut Table<Srq>,
-    pub srq_news: &'a mut bool,
-    pub disorder: &'a mut Option<Box<Disorder>>,
+pub(crate) struct Ctx {
+    pub mrs: MrTable,
+    pub cqs: Table<Cq>,
+    /// A completion queue failed, which its queue pairs do not know yet.
+    pub cq_failed: bool,
+    pub events: Events,
+    pub srqs: Table<Srq>,
+    /// A shared receive queue may have something to tell.
+    pub srq_news: bool,
+    /// What places WRITEs out of order, if anything does.
+    pub disorder: Option<Box<Disorder>>,
     pub now: Time,
 }
 
-impl Ctx<'_> {
+impl Ctx {
     /// Takes a receive of a shared queue; returns which entry it is.
     pub fn take_shared(&mut self, srq: Srqn) -> Result<u16, Refused> {
         let Ok(srq) = self.srqs.get_mut(srq.0) else {
             return Err(Refused::Failed(vendor::SRQ));
         };
         let taken = srq.take();
-        *self.srq_news |= srq.events != 0;
+        self.srq_news |= srq.events != 0;
         taken
     }
 
@@ -66,30 +69,29 @@ impl Ctx<'_> {
     fn complete(&mut self, number: Cqn, write: impl FnOnce(&mut Cq)) {
         if let Ok(cq) = self.cqs.get_mut(number.0) {
             write(cq);
-            *self.cq_failed |= cq.fresh_failure;
+            self.cq_failed |= cq.fresh_failure;
             if cq.arm.is_some() {
                 self.notify(number);
             }
         }
     }
 
-    /// Tells of an entry if somebody asked.
     #[cold]
     fn notify(&mut self, cq: Cqn) {
         if let Some(slot) = self.cqs.slot(cq.0) {
-            tell(self.cqs, self.events, slot);
+            self.tell(slot);
         }
     }
-}
 
-/// Tells of the entries of the completion queue in `slot` if somebody asked.
-pub(crate) fn tell(cqs: &mut Table<Cq>, events: &mut Events, slot: u32) {
-    if let Some(cq) = cqs.at(slot)
-        && cq.tells()
-        && let Some(arm) = &mut cq.arm
-        && !std::mem::replace(&mut arm.telling, true)
-    {
-        events.push(Source::Armed(slot));
+    /// Tells of the entries of the completion queue in `slot` if somebody asked.
+    pub fn tell(&mut self, slot: u32) {
+        if let Some(cq) = self.cqs.at(slot)
+            && cq.tells()
+            && let Some(arm) = &mut cq.arm
+            && !std::mem::replace(&mut arm.telling, true)
+        {
+            self.events.push(Source::Armed(slot));
+        }
     }
 }
 
@@ -371,7 +373,7 @@ impl Qp {
     }
 
     /// Flushes at most `budget` entries, of sends alone in SQE. True if there may be more.
-    pub fn flush(&mut self, ctx: &mut Ctx<'_>, budget: &mut u32) -> bool {
+    pub fn flush(&mut self, ctx: &mut Ctx, budget: &mut u32) -> bool {
         while *budget > 0 {
             let Some((index, opcode)) = self.next_to_flush() else {
                 break;
@@ -427,7 +429,7 @@ impl Qp {
     }
 
     /// Writes the error entry of a send.
-    pub fn send_error(&self, ctx: &mut Ctx<'_>, index: u16, opcode: SendOpcode, fault: Fault) {
+    pub fn send_error(&self, ctx: &mut Ctx, index: u16, opcode: SendOpcode, fault: Fault) {
         let say = Failure {
             send_opcode: opcode,
             ..self.failure(CqeOpcode::REQ_ERR, index, fault)
@@ -447,7 +449,7 @@ impl Qp {
     }
 
     /// Writes the error entry of the next receive, and uses it up.
-    pub fn recv_error(&mut self, ctx: &mut Ctx<'_>, fault: Fault) {
+    pub fn recv_error(&mut self, ctx: &mut Ctx, fault: Fault) {
         if let Some(index) = self.use_up() {
             let say = self.failure(CqeOpcode::RESP_ERR, index, fault);
             ctx.fail(self.recv_cq, &say);
@@ -456,7 +458,7 @@ impl Qp {
 
     /// Writes the entry of a receive that was used, with the payload if one is given, and uses it
     /// up.
-    pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success, payload: Option<&[u8]>) {
+    pub fn recv_success(&mut self, ctx: &mut Ctx, say: Success, payload: Option<&[u8]>) {
         let Some(wqe_counter) = self.use_up() else {
             return;
         };

@@ -144,11 +144,8 @@ impl Scene {
     fn again(&mut self) {
         self.world.settle();
         self.look();
-        self.world.modify(&self.a, Modify::Reset);
-        self.world.modify(&self.b, Modify::Reset);
-        self.a.sq = self.a.config.sq_start;
-        self.a.reset_records();
-        self.b.reset_records();
+        self.world.reset(&mut self.a);
+        self.world.reset(&mut self.b);
         if !self.failed.contains(&true) {
             self.world.connect(&self.a, &self.b);
         }

@@ -299,11 +299,7 @@ impl Scene {
             _ => (&mut p.end, &mut self.q),
         };
         for end in [&mut *x, &mut *y] {
-            self.world.nics[end.nic]
-                .modify_qp(end.qpn, Modify::Reset)
-                .expect("may always");
-            (end.sq, end.rq) = (end.config.sq_start, end.config.rq_start);
-            end.reset_records();
+            self.world.reset(end);
         }
         self.world.connect(x, y);
         match which {

@@ -415,6 +415,19 @@ impl End {
     }
 }
 
+/// Registers `len` bytes at `offset` of some memory under their own address, with all rights.
+pub fn register(nic: &mut Nic, pd: PdId, mem: &Arc<HostMemory>, offset: u64, len: u64) -> MrKeys {
+    let keys = nic.reg_mr(MrAttr {
+        pd,
+        va: mem.addr() + offset,
+        len,
+        access: all_rights(),
+        mem: mem.clone(),
+        mem_offset: offset,
+    });
+    keys.unwrap()
+}
+
 /// Marks the entries of a queue as not written, also if it starts in the midst of a lap.
 pub fn preset(mem: &HostMemory, offset: u64, log: u8, start: u32) {
     for i in 0..1_u32 << log {

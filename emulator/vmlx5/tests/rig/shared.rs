@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{Sge, encode_recv};
-use vmlx5::{Dma, HostMemory, MrAttr, Nic, PdId, SrqAttr, Srqn};
+use vmlx5::{Dma, HostMemory, Nic, PdId, SrqAttr, Srqn};
 
-use super::all_rights;
+use super::register;
 
 pub struct SharedQueue {
     pub srqn: Srqn,
@@ -37,14 +37,7 @@ impl SharedQueue {
         let mem = Arc::new(HostMemory::new((DATA + ROOM) as usize));
         let pd = nic.alloc_pd().unwrap();
         let dma: Arc<dyn Dma> = mem.clone();
-        let keys = nic.reg_mr(MrAttr {
-            pd,
-            va: mem.addr() + DATA,
-            len: ROOM,
-            access: all_rights(),
-            mem: dma.clone(),
-            mem_offset: DATA,
-        });
+        let keys = register(nic, pd, &mem, DATA, ROOM);
         let mut attr = SrqAttr {
             pd,
             mem: dma.clone(),
@@ -62,7 +55,7 @@ impl SharedQueue {
             mem,
             log,
             stride: attr.stride,
-            lkey: keys.unwrap().lkey,
+            lkey: keys.lkey,
             head: 0,
             tail: (1 << log) - 1,
             counter: 0,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
+use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
 use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::{Event, Modify, Nic, NicConfig, Path, QpState};
@@ -23,7 +24,7 @@ pub struct World {
 
 impl World {
     pub fn new(nics: usize) -> World {
-        World::build(nics, None)
+        World::on_hub(nics, None, |_| {})
     }
 
     /// Two NICs on a hub, and a connection between them.
@@ -47,23 +48,35 @@ impl World {
 
     /// A world in which frames are late and who steps is up to `seed`.
     pub fn scheduled(nics: usize, seed: u64) -> World {
-        World::build(nics, Some(seed))
-    }
-
-    /// NICs on any fabrics.
-    pub fn on(fabrics: Vec<Box<dyn Fabric>>) -> World {
-        World::on_with(fabrics, |_| {})
+        World::on_hub(nics, Some(seed), |_| {})
     }
 
     /// NICs on a hub that are not as they are by default.
     pub fn built(nics: usize, change: impl Fn(&mut NicConfig)) -> World {
-        let hub = Hub::new(HubConfig::default());
-        let ports = (0..nics).map(|_| Box::new(hub.port()) as Box<dyn Fabric>);
-        World::on_with(ports.collect(), change).with_hub(hub)
+        World::on_hub(nics, None, change)
     }
 
-    fn on_with(fabrics: Vec<Box<dyn Fabric>>, change: impl Fn(&mut NicConfig)) -> World {
-        let hub = Hub::new(HubConfig::default());
+    /// NICs on any fabrics.
+    pub fn on(fabrics: Vec<Box<dyn Fabric>>) -> World {
+        World::with(Hub::new(HubConfig::default()), None, fabrics, |_| {})
+    }
+
+    fn on_hub(nics: usize, seed: Option<u64>, change: impl Fn(&mut NicConfig)) -> World {
+        let hub = Hub::new(HubConfig {
+            scheduled: seed.is_some(),
+            ..HubConfig::default()
+        });
+        let ports = (0..nics).map(|_| Box::new(hub.port()) as Box<dyn Fabric>);
+        let ports = ports.collect();
+        World::with(hub, seed, ports, change)
+    }
+
+    fn with(
+        hub: Hub,
+        seed: Option<u64>,
+        fabrics: Vec<Box<dyn Fabric>>,
+        change: impl Fn(&mut NicConfig),
+    ) -> World {
         let nic = |(i, fabric)| {
             let mut config = NicConfig {
                 name: format!("nic{i}"),
@@ -74,31 +87,12 @@ impl World {
         };
         World {
             nics: fabrics.into_iter().enumerate().map(nic).collect(),
-            links: hub.link_machine(0),
-            chance: None,
+            links: hub.link_machine(seed.unwrap_or(0)),
+            chance: seed.map(fastrand::Rng::with_seed),
             hub,
             now: 0,
             deadline: None,
         }
-    }
-
-    fn build(nics: usize, seed: Option<u64>) -> World {
-        let hub = Hub::new(HubConfig {
-            scheduled: seed.is_some(),
-            ..HubConfig::default()
-        });
-        let ports = (0..nics).map(|_| Box::new(hub.port()) as Box<dyn Fabric>);
-        World {
-            links: hub.link_machine(seed.unwrap_or(0)),
-            chance: seed.map(fastrand::Rng::with_seed),
-            ..World::on(ports.collect())
-        }
-        .with_hub(hub)
-    }
-
-    fn with_hub(mut self, hub: Hub) -> World {
-        self.hub = hub;
-        self
     }
 
     pub fn end(&mut self, nic: usize, config: EndConfig) -> End {
@@ -223,6 +217,20 @@ impl World {
             self.init(x);
             self.rtr(x, y, rx);
             self.rts(x, tx);
+        }
+    }
+
+    /// Back to RESET, records and indices too.
+    pub fn reset(&mut self, end: &mut End) {
+        self.modify(end, Modify::Reset);
+        (end.sq, end.rq) = (end.config.sq_start, end.config.rq_start);
+        end.reset_records();
+    }
+
+    /// Faults of every NIC.
+    pub fn set_faults(&mut self, faults: &Faults) {
+        for nic in &mut self.nics {
+            nic.set_faults(faults.clone());
         }
     }
 

@@ -16,7 +16,7 @@ const BAD: Fault = Fault::new(Syndrome::BAD_RESP, vendor::BAD_ANSWER);
 
 impl Qp {
     /// Takes an answer from the other end.
-    pub fn answer(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) {
+    pub fn answer(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) {
         if !self.sends() || self.service != Service::Rc {
             return;
         }
@@ -33,7 +33,7 @@ impl Qp {
 
     /// Every packet before `upto` arrived. False if a read before it has no answer yet, which
     /// was lost then: answers are given in order.
-    fn acknowledge(&mut self, ctx: &mut Ctx<'_>, upto: u32) -> bool {
+    fn acknowledge(&mut self, ctx: &mut Ctx, upto: u32) -> bool {
         let missing = self.sq.reads.front().map(|r| r.next(self.mtu_log));
         let missing = missing.filter(|&p| psn::before(p, upto));
         let acked = missing.unwrap_or(upto);
@@ -46,14 +46,14 @@ impl Qp {
     }
 
     /// Takes an acknowledgement of all before `upto`.
-    fn arrived(&mut self, ctx: &mut Ctx<'_>, upto: u32) {
+    fn arrived(&mut self, ctx: &mut Ctx, upto: u32) {
         if !self.acknowledge(ctx, upto) {
             self.lost(ctx);
         }
     }
 
     /// Takes a NAK.
-    fn refused(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) {
+    fn refused(&mut self, ctx: &mut Ctx, frame: &Frame) {
         // A queue pair that is not ready cannot say what arrived.
         if frame.vendor != vendor::NOT_READY && !self.acknowledge(ctx, frame.psn) {
             self.lost(ctx);
@@ -75,7 +75,7 @@ impl Qp {
     }
 
     /// Takes (part of) what a read or atomic brings.
-    fn take(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) {
+    fn take(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) {
         let operand = frame.operand.to_ne_bytes();
         let atomic = frame.kind == Kind::AtomicData;
         let (bytes, last) = match atomic {
@@ -130,7 +130,7 @@ impl Qp {
     }
 
     /// Completes what is acknowledged, in order.
-    pub(super) fn retire(&mut self, ctx: &mut Ctx<'_>) {
+    pub(super) fn retire(&mut self, ctx: &mut Ctx) {
         while let Some(&p) = self.sq.pending.front() {
             let sq = &mut self.sq;
             let arrived = psn::after(p.psn, sq.acked);
@@ -172,7 +172,7 @@ impl Qp {
     }
 
     /// Reports the oldest entry as failed, and goes into ERR.
-    pub fn fail_front(&mut self, ctx: &mut Ctx<'_>, fault: Fault) {
+    pub fn fail_front(&mut self, ctx: &mut Ctx, fault: Fault) {
         self.sq.stop();
         if let Some(p) = self.sq.pending.pop_front() {
             self.sq.cursor = self.sq.cursor.saturating_sub(1);

@@ -100,7 +100,7 @@ impl Qp {
     /// Sends the datagram at `cursor`.
     pub(super) fn transmit_datagram(
         &mut self,
-        ctx: &mut Ctx<'_>,
+        ctx: &mut Ctx,
         wire: &mut Wire,
         may: &mut Allowance,
     ) -> Turn {
@@ -125,7 +125,7 @@ impl Qp {
     }
 
     /// Hands a datagram to the wire, or loses it.
-    fn send_datagram(&mut self, ctx: &Ctx<'_>, wire: &mut Wire, p: &Pending) -> Result<(), Turn> {
+    fn send_datagram(&mut self, ctx: &Ctx, wire: &mut Wire, p: &Pending) -> Result<(), Turn> {
         let sq = &mut self.sq;
         let (Ok(wqe), Some(ud)) = (parse_datagram(&sq.wqe[..]), &mut self.ud) else {
             return Err(Turn::Done);
@@ -170,7 +170,7 @@ impl Qp {
             if let Some(header) = &header {
                 front.copy_from_slice(header);
             }
-            fault = gather(&wqe, ctx.mrs, self.pd, 0, body).err();
+            fault = gather(&wqe, &ctx.mrs, self.pd, 0, body).err();
             fault.is_none()
         });
         match sent {

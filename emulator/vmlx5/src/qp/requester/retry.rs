@@ -92,7 +92,7 @@ impl Requester {
 
 impl Qp {
     /// Packets from the first one that is not acknowledged on were lost.
-    pub(super) fn lost(&mut self, ctx: &mut Ctx<'_>) {
+    pub(super) fn lost(&mut self, ctx: &mut Ctx) {
         let sq = &mut self.sq;
         if sq.held || sq.loss_at == Some(sq.acked) {
             return;
@@ -102,7 +102,7 @@ impl Qp {
     }
 
     /// Sends again what was not acknowledged, if that may be done once more.
-    fn try_again(&mut self, ctx: &mut Ctx<'_>) {
+    fn try_again(&mut self, ctx: &mut Ctx) {
         let sq = &mut self.sq;
         if sq.retries_left == 0 {
             self.fail_front(ctx, Fault::new(Syndrome::TRANSPORT_RETRY, vendor::RETRY));
@@ -115,7 +115,7 @@ impl Qp {
     }
 
     /// The clock ran out.
-    pub fn time_is_up(&mut self, ctx: &mut Ctx<'_>) {
+    pub fn time_is_up(&mut self, ctx: &mut Ctx) {
         if self.sq.held {
             self.sq.resume(ctx.now);
         } else if self.ud.is_some() && self.sends() {

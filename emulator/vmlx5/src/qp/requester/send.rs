@@ -24,7 +24,7 @@ const ACK_EVERY: u32 = 64;
 
 impl Qp {
     /// Sends what can be sent.
-    pub fn pump(&mut self, ctx: &mut Ctx<'_>, wire: &mut Wire, may: &mut Allowance) -> Turn {
+    pub fn pump(&mut self, ctx: &mut Ctx, wire: &mut Wire, may: &mut Allowance) -> Turn {
         loop {
             self.note_rest();
             if !self.sends() || self.sq.held {
@@ -61,9 +61,9 @@ impl Qp {
     }
 
     /// Fetches the entry at `cursor`: the next one if `fresh`, else once more.
-    fn load(&mut self, ctx: &Ctx<'_>, fresh: bool) {
+    fn load(&mut self, ctx: &Ctx, fresh: bool) {
         let checks = Checks {
-            mrs: ctx.mrs,
+            mrs: &ctx.mrs,
             pd: self.pd,
             qpn: self.number,
             max_rd_atomic: self.sq.max_rd_atomic,
@@ -94,7 +94,7 @@ impl Qp {
     }
 
     /// Sends the next frame of the entry at `cursor`.
-    fn transmit(&mut self, ctx: &mut Ctx<'_>, wire: &mut Wire, may: &mut Allowance) -> Turn {
+    fn transmit(&mut self, ctx: &mut Ctx, wire: &mut Wire, may: &mut Allowance) -> Turn {
         let (Some(&p), Some(remote)) = (self.sq.pending.get(self.sq.cursor), self.remote) else {
             return Turn::Done;
         };
@@ -129,7 +129,7 @@ impl Qp {
         }
         let mut fault = None;
         let sent = wire.send(remote.peer, remote.port, &frame, len, &mut |room| {
-            fault = gather(&wqe, ctx.mrs, self.pd, sq.sent, room).err();
+            fault = gather(&wqe, &ctx.mrs, self.pd, sq.sent, room).err();
             fault.is_none()
         });
         match sent {

@@ -14,12 +14,12 @@ use crate::wire::Wire;
 
 impl Qp {
     /// Sends answers as far as there is room.
-    pub fn reply(&mut self, ctx: &Ctx<'_>, wire: &mut Wire, may: &mut Allowance) -> Turn {
+    pub fn reply(&mut self, ctx: &Ctx, wire: &mut Wire, may: &mut Allowance) -> Turn {
         while let Some(&answer) = self.resp.answers.front() {
             if may.spent() {
                 return Turn::More;
             }
-            match self.send_answer(ctx.mrs, wire, may, answer) {
+            match self.send_answer(&ctx.mrs, wire, may, answer) {
                 Ok(true) => {
                     let resp = &mut self.resp;
                     match answer {

@@ -21,7 +21,7 @@ fn same_partition(a: u16, b: u16) -> bool {
 
 impl Qp {
     /// Takes a datagram. False if it is dropped, which nobody is told.
-    pub fn take_datagram(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) -> bool {
+    pub fn take_datagram(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) -> bool {
         let Some(ud) = &self.ud else {
             return false;
         };

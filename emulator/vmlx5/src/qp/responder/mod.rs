@@ -160,7 +160,7 @@ enum Outcome {
 
 impl Qp {
     /// Takes a request from the other end. True if there is something to answer.
-    pub fn request(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) -> bool {
+    pub fn request(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) -> bool {
         if self.resp.answers.len() >= MAX_ANSWERS {
             // No sane NIC lets so many wait.
             return false;
@@ -174,7 +174,7 @@ impl Qp {
         }
         let old = psn::after(frame.psn, self.resp.expect);
         let outcome = if old > BEHIND {
-            self.place_all(ctx.mrs);
+            self.place_all(&ctx.mrs);
             self.gap();
             Outcome::Done
         } else if frame.mtu_log != self.mtu_log {
@@ -185,13 +185,13 @@ impl Qp {
             self.resp.told = false;
             match frame.kind {
                 Kind::Send | Kind::Write => self.place(ctx, frame, payload, old),
-                Kind::Read => self.queue_read(ctx.mrs, frame),
-                _ => self.queue_atomic(ctx.mrs, frame),
+                Kind::Read => self.queue_read(&ctx.mrs, frame),
+                _ => self.queue_atomic(&ctx.mrs, frame),
             }
         };
         if !matches!(outcome, Outcome::Done) {
             // A NAK acknowledges everything before it.
-            self.place_all(ctx.mrs);
+            self.place_all(&ctx.mrs);
         }
         let resp = &mut self.resp;
         match outcome {
@@ -218,7 +218,7 @@ impl Qp {
 
     /// Takes a frame that nobody wants to hear of: of a message of which one was lost, the rest
     /// is dropped.
-    fn take_unreliable(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) {
+    fn take_unreliable(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) {
         let resp = &mut self.resp;
         let follows = frame.psn == resp.expect && resp.msg.is_some();
         if !frame.is(FIRST) && !follows || !frame.kind.carries() || frame.mtu_log != self.mtu_log {
@@ -249,7 +249,7 @@ impl Qp {
     }
 
     /// Takes a request that was taken before.
-    fn duplicate(&mut self, ctx: &Ctx<'_>, frame: &Frame) -> Outcome {
+    fn duplicate(&mut self, ctx: &Ctx, frame: &Frame) -> Outcome {
         let resp = &mut self.resp;
         match frame.kind {
             Kind::Send | Kind::Write => {
@@ -266,11 +266,11 @@ impl Qp {
                 if !whole || resp.again >= resp.max_reads || resp.answers.iter().any(queued) {
                     return Outcome::Done;
                 }
-                self.read_again(ctx.mrs, frame)
+                self.read_again(&ctx.mrs, frame)
             }
             _ if mutant::on(Mutant::DuplicateCarriedOut) => {
                 let expect = resp.expect;
-                let outcome = self.queue_atomic(ctx.mrs, frame);
+                let outcome = self.queue_atomic(&ctx.mrs, frame);
                 self.resp.expect = expect;
                 outcome
             }
@@ -285,7 +285,7 @@ impl Qp {
     }
 
     /// True, once, when a message that found no receive may come again.
-    pub fn fed(&mut self, ctx: &mut Ctx<'_>) -> bool {
+    pub fn fed(&mut self, ctx: &mut Ctx) -> bool {
         if !self.resp.starved || !self.receives_any(ctx) {
             return false;
         }

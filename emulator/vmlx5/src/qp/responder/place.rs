@@ -17,7 +17,7 @@ impl Qp {
     /// Places a frame of a SEND or WRITE, of which `old` packets were placed before.
     pub(super) fn place(
         &mut self,
-        ctx: &mut Ctx<'_>,
+        ctx: &mut Ctx,
         frame: &Frame,
         payload: &[u8],
         old: u32,
@@ -32,7 +32,7 @@ impl Qp {
             }
             let begun = match frame.kind {
                 Kind::Send => self.begin_send(ctx, frame),
-                _ => self.begin_write(ctx.mrs, frame),
+                _ => self.begin_write(&ctx.mrs, frame),
             };
             if let Err(outcome) = begun {
                 return outcome;
@@ -73,9 +73,9 @@ impl Qp {
             if !payload.is_empty() {
                 let va = msg.va.wrapping_add(at);
                 let need = Access::REMOTE_WRITE;
-                let put = match &mut *ctx.disorder {
+                let put = match &mut ctx.disorder {
                     Some(disorder) if self.service == Service::Rc => {
-                        let (to, on) = ((msg.rkey, va), (ctx.mrs, ctx.now));
+                        let (to, on) = ((msg.rkey, va), (&ctx.mrs, ctx.now));
                         self.place_in_disorder(disorder, on, to, payload)
                     }
                     _ => ctx
@@ -110,10 +110,10 @@ impl Qp {
     }
 
     /// A message is complete.
-    fn finish(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, scattered: Option<&[u8]>) {
+    fn finish(&mut self, ctx: &mut Ctx, frame: &Frame, scattered: Option<&[u8]>) {
         self.resp.msg = None;
         if frame.kind == Kind::Send || frame.is(IMM) {
-            self.place_all(ctx.mrs);
+            self.place_all(&ctx.mrs);
         }
         self.resp.ack();
         let carries = frame.is(IMM) || frame.is(INVALIDATE);
@@ -135,7 +135,7 @@ impl Qp {
     }
 
     /// Finds the receive for a SEND.
-    pub(super) fn begin_send(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) -> Result<(), Outcome> {
+    pub(super) fn begin_send(&mut self, ctx: &mut Ctx, frame: &Frame) -> Result<(), Outcome> {
         self.have_receive(ctx)?;
         let own = |syndrome, why| Fault::new(syndrome, why);
         let fail = |fault| Outcome::Refused(REMOTE_OP, Some(fault));
@@ -174,7 +174,7 @@ impl Qp {
     }
 
     /// Makes sure that a receive is posted.
-    fn have_receive(&mut self, ctx: &mut Ctx<'_>) -> Result<(), Outcome> {
+    fn have_receive(&mut self, ctx: &mut Ctx) -> Result<(), Outcome> {
         if let Some(srq) = self.srq {
             return self.have_shared(ctx, srq);
         }

@@ -19,7 +19,7 @@ impl Qp {
     }
 
     /// True if a receive is there.
-    pub(super) fn receives_any(&mut self, ctx: &mut Ctx<'_>) -> bool {
+    pub(super) fn receives_any(&mut self, ctx: &mut Ctx) -> bool {
         match self.srq {
             // Without the queue the message fails, which it cannot as long as it waits.
             Some(srq) => ctx.srqs.get_mut(srq.0).map_or(true, |srq| !srq.is_empty()),
@@ -29,7 +29,7 @@ impl Qp {
 
     /// Takes a receive of the shared queue, unless one is taken: an unreliable message of which
     /// the rest was lost leaves its own to the next.
-    pub(super) fn have_shared(&mut self, ctx: &mut Ctx<'_>, srq: Srqn) -> Result<(), Outcome> {
+    pub(super) fn have_shared(&mut self, ctx: &mut Ctx, srq: Srqn) -> Result<(), Outcome> {
         if self.resp.taken.is_none() {
             let taken = ctx.take_shared(srq).map_err(|refused| match refused {
                 Refused::Empty => Outcome::Starved,
@@ -53,7 +53,7 @@ impl Qp {
     /// A vendor syndrome.
     pub(super) fn fetch_receive<'e>(
         &self,
-        ctx: &Ctx<'_>,
+        ctx: &Ctx,
         entry: &'e mut [u8; 512],
     ) -> Result<&'e [u8], u8> {
         if let (Some(srq), Some(taken)) = (self.srq, self.resp.taken) {
@@ -78,7 +78,7 @@ impl Qp {
 
     /// In ERR: flushes the receive that was taken of the shared queue, and tells, once, that
     /// there is none any more. Those that were not taken are others'.
-    pub fn end_shared(&mut self, ctx: &mut Ctx<'_>) {
+    pub fn end_shared(&mut self, ctx: &mut Ctx) {
         self.recv_error(ctx, Fault::FLUSH);
         if !self.resp.told_last {
             self.resp.told_last = true;

@@ -1,0 +1,187 @@
+//! A fault of one end's work, among good work, and what comes of it on both sides.
+
+use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
+use mlx5_prm::syndrome::Syndrome;
+use vmlx5::*;
+
+use crate::rig::*;
+
+pub const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
+pub const RESP_ERR: CqeOpcode = CqeOpcode::RESP_ERR;
+
+/// A syndrome, and the vendor's word for it.
+pub type Why = (Syndrome, u8);
+
+/// What comes of a fault of `a`'s work.
+#[derive(Clone, Copy)]
+pub struct Seen {
+    /// What the requester's entry says; without a fault it completes.
+    pub requester: Option<Why>,
+    /// What the entry of the receive says that is at fault.
+    pub responder: Option<Why>,
+    /// The event that tells of a request that the responder refused.
+    pub event: Option<fn(Qpn, u64) -> Event>,
+}
+
+/// The requester's own fault: the other end is not asked.
+pub fn own(why: Syndrome, vendor: u8) -> Seen {
+    Seen {
+        requester: Some((why, vendor)),
+        responder: None,
+        event: None,
+    }
+}
+
+/// An error that the responder finds in the request itself: no entry of its own tells of it, an
+/// event does.
+pub fn refused(why: Syndrome, vendor: u8) -> Seen {
+    Seen {
+        event: Some(match why {
+            Syndrome::REMOTE_ACCESS => |qpn, owner| Event::QpAccess { qpn, owner },
+            _ => |qpn, owner| Event::QpRequest { qpn, owner },
+        }),
+        ..own(why, vendor)
+    }
+}
+
+/// The receive is at fault: its entry tells of it.
+pub fn receive_fails(theirs: Why, ours: Why) -> Seen {
+    Seen {
+        responder: Some(ours),
+        ..own(theirs.0, theirs.1)
+    }
+}
+
+/// Prepares the faulty entry of the first end; returns its index.
+type Raise = dyn Fn(&mut World, &mut End, &mut End) -> u16;
+
+/// A fault of `a`'s work, which `raise` prepares without a doorbell, and what comes of it.
+pub struct Case {
+    name: &'static str,
+    ends: [EndConfig; 2],
+    raise: Box<Raise>,
+    pub seen: Seen,
+}
+
+pub fn case(
+    name: &'static str,
+    raise: impl Fn(&mut World, &mut End, &mut End) -> u16 + 'static,
+    seen: Seen,
+) -> Case {
+    Case {
+        name,
+        ends: [(); 2].map(|()| EndConfig::default()),
+        raise: Box::new(raise),
+        seen,
+    }
+}
+
+impl Case {
+    /// At one of the ends something is not as it is by default.
+    pub fn with(mut self, end: usize, change: impl FnOnce(&mut EndConfig)) -> Case {
+        change(&mut self.ends[end]);
+        self
+    }
+
+    pub fn unreliable(self) -> Case {
+        let uc = |c: &mut EndConfig| c.service = Service::Uc;
+        self.with(0, uc).with(1, uc)
+    }
+
+    /// Posts good work, then the bad, then more. All that follows is flushed in order, also what
+    /// is posted later, and no byte of either end changes.
+    pub fn run(&self) {
+        println!("{}", self.name);
+        let [a, b] = self.ends.clone();
+        let reliable = a.service == Service::Rc;
+        let (mut world, mut a, mut b) = World::joined(a, b);
+        let (ours, theirs) = (pattern(1, 64), pattern(2, 64));
+        a.put(0, &ours);
+        b.put(0, &theirs);
+        let Seen {
+            requester,
+            responder,
+            event,
+        } = self.seen;
+        let b_fails = responder.is_some() || event.is_some();
+
+        let good = a.post(&nop());
+        let bad = (self.raise)(&mut world, &mut a, &mut b);
+        let after = [a.prepare(&nop()), a.quietly(nop())];
+        if b_fails {
+            b.post_recv(&[]);
+            b.post_recv(&[]);
+        }
+        a.ring();
+        world.settle();
+        let slow = |(why, _)| [Syndrome::TRANSPORT_RETRY, Syndrome::RNR_RETRY].contains(&why);
+        if requester.is_some_and(slow) {
+            world.outlast();
+        }
+
+        a.sent(good);
+        match requester {
+            None => a.sent(after[0]),
+            Some((why, vendor)) => {
+                let entry = a.send.poll().unwrap();
+                assert_err(&entry, REQ_ERR, bad, why);
+                let error = entry.as_error();
+                assert_eq!((error.qpn(), error.vendor_err), (a.qpn.0, vendor));
+                let mut opcode = [0];
+                let place = a.sq_at + u64::from(bad) * 64 + 3;
+                a.mem.read(place, &mut opcode).unwrap();
+                assert_eq!(error.send_opcode(), SendOpcode(opcode[0]));
+                let late = a.run(&mut world, &nop());
+                for index in [after[0], after[1], late] {
+                    a.send_failed(index, Syndrome::WR_FLUSH);
+                }
+            }
+        }
+        let state = match requester {
+            None => QpState::Rts,
+            Some(_) if reliable => QpState::Err,
+            Some(_) => QpState::Sqe,
+        };
+        assert_eq!(world.state(&a), state);
+        if state == QpState::Err {
+            // A receive is flushed without any doorbell.
+            let receive = a.post_recv(&[]);
+            world.settle();
+            a.recv_failed(receive, Syndrome::WR_FLUSH);
+        }
+        assert!(a.send.poll().is_none() && a.recv.poll().is_none());
+
+        let b_state = if b_fails { QpState::Err } else { QpState::Rts };
+        assert_eq!(world.state(&b), b_state);
+        if b_fails {
+            b.post_recv(&[]);
+            let sent = b.run(&mut world, &nop());
+            b.send_failed(sent, Syndrome::WR_FLUSH);
+            let flush = (Syndrome::WR_FLUSH, vendor::FLUSHED);
+            for (i, entry) in b.recv.drain().iter().enumerate() {
+                let (why, vendor) = responder.filter(|_| i == 0).unwrap_or(flush);
+                assert_err(entry, RESP_ERR, i as u16, why);
+                assert_eq!(entry.as_error().vendor_err, vendor);
+            }
+            assert_eq!(b.recv.next, u32::from(b.rq), "receives are left over");
+        } else {
+            assert_eq!(b.recv.poll(), None);
+        }
+        for end in [&a, &b] {
+            let info = world.nics[end.nic].query_qp(end.qpn).unwrap();
+            assert_eq!((info.sq_done, info.outstanding), (end.sq, 0));
+        }
+        let told = event.map(|event| event(b.qpn, 9));
+        assert_eq!(
+            (world.events(0), world.events(1)),
+            (vec![], Vec::from_iter(told))
+        );
+        assert_eq!((a.get(0, 64), b.get(0, 64)), (ours, theirs));
+        if state == QpState::Err && !b_fails {
+            // The other end is not touched, and learns when it asks.
+            let index = b.post(&write(a.remote(0), &[b.sge(0, 8)]));
+            world.outlast();
+            b.send_failed(index, Syndrome::TRANSPORT_RETRY);
+        }
+    }
+}
