@@ -200,14 +200,19 @@ pub const GPU: i32 = 79;
 /// The address of no memory.
 pub const NOWHERE: u64 = 0x10;
 
+/// The fabric of all tests.
+pub fn fabric(link: LinkLayer) -> Fabric {
+    Fabric {
+        name: "test".into(),
+        devices: 1,
+        ports: 1,
+        link,
+    }
+}
+
 impl Rig {
     pub fn new(link: LinkLayer, uar: UarMode) -> Rig {
-        let fabric = Fabric {
-            name: "test".into(),
-            devices: 1,
-            ports: 1,
-            link,
-        };
+        let fabric = fabric(link);
         let hub = Hub::new(Default::default());
         // The device's name for a node is another than the hub's: connections of a NIC with
         // itself, which is what these tests make, need the right one.
@@ -526,6 +531,7 @@ pub struct Cq {
     pub db: u64,
 }
 
+#[derive(Default)]
 pub struct Qp {
     pub handle: u32,
     pub qpn: u32,
