@@ -16,7 +16,6 @@ use vmlx5_uverbs::abi::mlx5;
 use vmlx5_uverbs::address::LinkLayer;
 use vmlx5_uverbs::{Context, UarMode};
 use work::sge;
-use zerocopy::IntoBytes;
 
 fn opcode(entry: &[u8; 64]) -> u8 {
     entry[63] >> 4
@@ -223,13 +222,10 @@ fn pages_one_by_one() {
     let pd = rig.pd();
     let cq = rig.cq(-1);
     let mut make = |page| -> Result<u32, Errno> {
-        let (buf, db) = (rig.room(512), rig.room(8));
-        let mut driver = qp_driver(buf, db);
-        driver.flags = mlx5::qp_flag::UAR_PAGE_INDEX;
-        driver.bfreg_index = page;
-        let input = qp_input(pd, cq.handle);
-        rig.ask(&input, driver.as_bytes())
-            .map(|(say, _)| say.qp_handle)
+        let flags = mlx5::qp_flag::UAR_PAGE_INDEX;
+        let named = |c: &mut mlx5::CreateQp| (c.flags, c.bfreg_index) = (flags, page);
+        let made = rig.make_qp(&qp_input(pd, cq.handle), named);
+        made.map(|(qp, _)| qp.handle)
     };
     assert_eq!(make(page + 1).err(), Some(Errno::INVAL));
     let qp = make(page).unwrap();

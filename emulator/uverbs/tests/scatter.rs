@@ -10,7 +10,6 @@ use rig::*;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5::qp_flag;
 use work::sge;
-use zerocopy::IntoBytes;
 
 const NONE: u32 = 0;
 const SCATTER: u32 = qp_flag::SCATTER_CQE;
@@ -23,14 +22,12 @@ fn scattered(qp_type: u8, flags: u32, sq_sig_all: u8) -> (bool, bool) {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let (sends, receives) = (rig.cq(-1), rig.cq(-1));
-    let (buf, db, data) = (rig.room(512), rig.room(8), rig.room(4096));
+    let data = rig.room(4096);
     let mut input = qp_input(pd, sends.handle);
     input.init.recv_cq_handle = receives.handle;
     (input.init.qp_type, input.init.sq_sig_all) = (qp_type, sq_sig_all);
-    let driver = qp_driver(buf, db).changed(|c| c.flags = flags);
-    let (say, _) = rig.ask(&input, driver.as_bytes()).unwrap();
-    let (handle, qpn) = (say.qp_handle, say.qpn);
-    for mut way in rig.ways(handle, qpn) {
+    let (qp, _) = rig.make_qp(&input, |c| c.flags = flags).unwrap();
+    for mut way in rig.ways(qp.handle, qp.qpn) {
         if qp_type == UC {
             use attr::*;
             let reliable = MAX_DEST_RD_ATOMIC
@@ -44,14 +41,6 @@ fn scattered(qp_type: u8, flags: u32, sq_sig_all: u8) -> (bool, bool) {
         rig.tell(command::MODIFY_QP, &way).unwrap();
     }
     let mr = rig.mr(pd, data, 4096, 0xf).unwrap();
-    let qp = Qp {
-        handle,
-        qpn,
-        bfreg: 0,
-        sends: buf + 256,
-        receives: buf,
-        db,
-    };
     rig.put(data, b"payload!");
     rig.post_receive(&qp, 0, sge(&mr, data + 1024, 64));
     let flags = WqeFlags::default().changed(|w| w.signaled = true);

@@ -90,21 +90,9 @@ fn destroy(rig: &mut Rig, handle: u32) -> Result<DestroySrqResp, Errno> {
 
 /// A queue pair that takes its receives from the queue; its sends are all of its buffer.
 fn qp_on(rig: &mut Rig, pd: u32, cq: &Cq, srq: u32) -> Result<(Qp, CreateQpResp), Errno> {
-    let (buf, db) = (rig.room(256), rig.room(8));
     let mut input = qp_input(pd, cq.handle);
-    input.init.is_srq = 1;
-    input.init.srq_handle = srq;
-    let driver = qp_driver(buf, db);
-    let (say, own) = rig.ask(&input, driver.as_bytes())?;
-    let qp = Qp {
-        handle: say.qp_handle,
-        qpn: say.qpn,
-        bfreg: own.bfreg_index,
-        sends: buf,
-        receives: 0,
-        db,
-    };
-    Ok((qp, say))
+    (input.init.is_srq, input.init.srq_handle) = (1, srq);
+    rig.make_qp(&input, |_| ())
 }
 
 #[test]

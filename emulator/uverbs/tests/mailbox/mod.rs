@@ -8,7 +8,7 @@
 use mlx5_prm::wqe::SendWqe;
 use rustix::io::Errno;
 use vmlx5_uverbs::abi::core::*;
-use vmlx5_uverbs::abi::mlx5::{self, ioctl::*};
+use vmlx5_uverbs::abi::mlx5::ioctl::*;
 use vmlx5_uverbs::abi::prm::{Field, cqc, input, opcode, output, qpc};
 use vmlx5_uverbs::address::LinkLayer;
 use vmlx5_uverbs::{UarMode, User};
@@ -47,14 +47,7 @@ pub const LOG_CQ: u64 = 4;
 
 pub fn open(link: LinkLayer, uar: UarMode, flags: u32) -> Rig {
     let mut rig = Rig::new(link, uar);
-    let ask = mlx5::AllocUcontextReqV2 {
-        total_num_bfregs: 16,
-        num_low_latency_bfregs: 4,
-        max_cqe_version: 1,
-        lib_caps: 3,
-        flags,
-        ..Default::default()
-    };
+    let ask = first_driver(flags);
     rig.ask(&GetContext::default(), ask.as_bytes()).unwrap();
     rig
 }
