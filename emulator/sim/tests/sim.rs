@@ -9,16 +9,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gds_sim::{Sim, SimConfig, SimError, SimReport, seeds};
-use gds_step::{Lane, Machine, Step, Time};
+use gds_step::{Host, MachineId, Step, Time};
 
-use world::{get, with, word};
+use world::{device, get, word, world};
 
 mod world;
 
 /// Adds what is in `from` to `to`, after a microsecond.
-fn wire(name: &str, from: &Arc<AtomicU64>, to: &Arc<AtomicU64>) -> Box<dyn Machine> {
+fn wire(host: &Arc<dyn Host>, name: &str, from: &Arc<AtomicU64>, to: &Arc<AtomicU64>) -> MachineId {
     let (from, to, mut due) = (Arc::clone(from), Arc::clone(to), None);
-    with(name, move |now| match due {
+    device(host, name, move |now| match due {
         None if get(&from) == 0 => Step::IdleUntil(None),
         None => {
             due = Some((
@@ -38,11 +38,10 @@ fn wire(name: &str, from: &Arc<AtomicU64>, to: &Arc<AtomicU64>) -> Box<dyn Machi
 
 /// Two ranks send each other ten words; what each saw and when.
 fn ping_pong(seed: u64) -> Result<(SimReport, Vec<Time>), SimError> {
-    let mut sim = Sim::new(SimConfig::seed(seed));
-    let host = sim.host();
+    let (mut sim, host) = world(seed);
     let words: Vec<_> = (0..4).map(|_| word()).collect();
-    host.attach(Lane::Device, wire("there", &words[0], &words[1]));
-    host.attach(Lane::Device, wire("back", &words[2], &words[3]));
+    wire(&host, "there", &words[0], &words[1]);
+    wire(&host, "back", &words[2], &words[3]);
     let times = Rc::new(RefCell::new(Vec::new()));
     for (me, (out, inn)) in [(0, 3), (2, 1)].into_iter().enumerate() {
         let (host, times) = (sim.host(), Rc::clone(&times));
@@ -113,8 +112,7 @@ fn some_seeds_lose_the_race_and_always_the_same_ones() {
 
 #[test]
 fn idle_time_is_jumped_over() {
-    let mut sim = Sim::new(SimConfig::seed(1));
-    let host = sim.host();
+    let (mut sim, host) = world(1);
     sim.rank("sleeper", move || {
         for s in 1..=100 {
             let deadline = Time::from_nanos(s * 1_000_000_000);
@@ -133,14 +131,11 @@ fn who_polls_instead_of_waiting_comes_to_an_end() {
     let (host, ready) = (sim.host(), word());
     let mut steps = 0;
     let set = Arc::clone(&ready);
-    host.attach(
-        Lane::Device,
-        with("slow", move |_| {
-            steps += 1;
-            set.store(u64::from(steps > 5), Ordering::Relaxed);
-            Step::IdleUntil(None)
-        }),
-    );
+    device(&host, "slow", move |_| {
+        steps += 1;
+        set.store(u64::from(steps > 5), Ordering::Relaxed);
+        Step::IdleUntil(None)
+    });
     sim.rank("poller", move || {
         // By waits that do not wait, and by looking at the clock.
         while !host.wait_until(Some(Time::ZERO), &mut || get(&ready) == 1) {}
@@ -153,10 +148,9 @@ fn who_polls_instead_of_waiting_comes_to_an_end() {
 #[test]
 fn outside_all_ranks_waiting_steps_the_machines() {
     let build = |seed| {
-        let mut sim = Sim::new(SimConfig::seed(seed));
-        let host = sim.host();
+        let (mut sim, host) = world(seed);
         let (from, to) = (word(), word());
-        let id = host.attach(Lane::Device, wire("wire", &from, &to));
+        let id = wire(&host, "wire", &from, &to);
         from.store(5, Ordering::Relaxed);
         assert!(host.wait_until(None, &mut || get(&to) == 5));
         // Nothing can end this wait; time can end that one.
@@ -171,28 +165,23 @@ fn outside_all_ranks_waiting_steps_the_machines() {
     };
     assert_eq!(build(9), build(9));
 
-    let mut sim = Sim::new(SimConfig::seed(9));
-    let host = sim.host();
-    host.attach(Lane::Device, with("nic", |_| panic!("while building")));
+    let (mut sim, host) = world(9);
+    device(&host, "nic", |_| panic!("while building"));
     assert!(!host.wait_until(None, &mut || false));
     assert!(matches!(sim.run(), Err(SimError::MachinePanicked { .. })));
 }
 
 #[test]
 fn machines_come_and_go_from_inside_a_rank() {
-    let mut sim = Sim::new(SimConfig::seed(10));
-    let host = sim.host();
+    let (mut sim, host) = world(10);
     sim.rank("rank", move || {
         for _ in 0..20 {
             let token = word();
             let counted = Arc::clone(&token);
-            let id = host.attach(
-                Lane::Device,
-                with("nic", move |_| {
-                    counted.fetch_add(1, Ordering::Relaxed);
-                    Step::Progress
-                }),
-            );
+            let id = device(&host, "nic", move |_| {
+                counted.fetch_add(1, Ordering::Relaxed);
+                Step::Progress
+            });
             assert!(host.wait_until(None, &mut || get(&token) > 3));
             host.detach(id);
             assert_eq!(Arc::strong_count(&token), 1);
@@ -204,10 +193,9 @@ fn machines_come_and_go_from_inside_a_rank() {
 
 #[test]
 fn a_rank_that_works_while_it_waits_is_not_taken_for_idle() {
-    let mut sim = Sim::new(SimConfig::seed(12));
-    let host = sim.host();
+    let (mut sim, host) = world(12);
     let (from, to) = (word(), word());
-    host.attach(Lane::Device, wire("wire", &from, &to));
+    wire(&host, "wire", &from, &to);
     sim.rank("busy", move || {
         let mut tries = 0;
         let came = host.wait_until(None, &mut || {
@@ -228,10 +216,9 @@ fn a_rank_that_works_while_it_waits_is_not_taken_for_idle() {
 #[test]
 fn work_done_while_waiting_is_seen_before_time_is_jumped_over() {
     seeds(50, |seed| {
-        let mut sim = Sim::new(SimConfig::seed(seed));
-        let host = sim.host();
+        let (mut sim, host) = world(seed);
         let (from, to) = (word(), word());
-        host.attach(Lane::Device, wire("wire", &from, &to));
+        wire(&host, "wire", &from, &to);
         sim.rank("busy", move || {
             let mut tries = 0;
             let came = host.wait_until(Some(Time::from_nanos(1_000_000_000)), &mut || {
@@ -248,8 +235,7 @@ fn work_done_while_waiting_is_seen_before_time_is_jumped_over() {
 
 #[test]
 fn even_a_wait_for_the_past_gives_way_once() {
-    let mut sim = Sim::new(SimConfig::seed(17));
-    let host = sim.host();
+    let (mut sim, host) = world(17);
     sim.rank("poller", move || {
         for _ in 0..100 {
             let mut tries = 0;
@@ -265,8 +251,7 @@ fn even_a_wait_for_the_past_gives_way_once() {
 
 #[test]
 fn worlds_within_worlds_and_other_threads() {
-    let mut sim = Sim::new(SimConfig::seed(13));
-    let host = sim.host();
+    let (mut sim, host) = world(13);
     sim.rank("outer", move || {
         let (first, _) = ping_pong(1).unwrap();
         assert!(host.wait_until(Some(Time::from_nanos(1_000)), &mut || true));
@@ -308,7 +293,7 @@ fn the_trace_tells_every_turn() {
         let mut sim = Sim::new(SimConfig::seed(15));
         sim.trace_to(lines.clone());
         let host = sim.host();
-        host.attach(Lane::Device, with("nic", |_| Step::IdleUntil(None)));
+        device(&host, "nic", |_| Step::IdleUntil(None));
         sim.rank("rank", move || {
             host.wait_until(Some(Time::from_nanos(5_000_000)), &mut || false);
         });

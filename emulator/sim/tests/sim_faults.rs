@@ -8,17 +8,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gds_sim::{Sim, SimConfig, SimError, When, seeds};
-use gds_step::{Host, Lane, Step, Time};
+use gds_step::{Host, Step, Time};
 
-use world::{get, with, word};
+use world::{device, get, word, world};
 
 mod world;
 
 #[test]
 fn a_stuck_world_names_who_waits() {
-    let mut sim = Sim::new(SimConfig::seed(0xbad));
-    let host = sim.host();
-    host.attach(Lane::Device, with("nic0", |_| Step::IdleUntil(None)));
+    let (mut sim, host) = world(0xbad);
+    device(&host, "nic0", |_| Step::IdleUntil(None));
     for name in ["left", "right"] {
         let host = sim.host();
         sim.rank(name, move || {
@@ -64,7 +63,7 @@ fn limits_of_turns_and_of_time() {
     let run = |config: SimConfig| {
         let mut sim = Sim::new(config);
         let host = sim.host();
-        host.attach(Lane::Device, with("restless", |_| Step::Progress));
+        device(&host, "restless", |_| Step::Progress);
         sim.rank("patient", move || {
             host.wait_until(None, &mut || false);
         });
@@ -141,9 +140,8 @@ fn panics_are_errors_with_a_seed() {
     // The rest of the world goes on.
     sim.run().unwrap();
 
-    let mut sim = Sim::new(SimConfig::seed(5));
-    let host = sim.host();
-    host.attach(Lane::Device, with("nic1", |_| panic!("nic failed")));
+    let (mut sim, host) = world(5);
+    device(&host, "nic1", |_| panic!("nic failed"));
     sim.rank("waits", move || {
         host.wait_until(Some(Time::from_nanos(1_000_000)), &mut || false);
     });
@@ -161,13 +159,10 @@ fn the_frozen_are_not_stepped_and_the_killed_never_again() {
         let mut sim = Sim::new(SimConfig::seed(seed));
         let (host, count) = (sim.host(), word());
         let counted = Arc::clone(&count);
-        host.attach(
-            Lane::Device,
-            with("nic", move |now| {
-                counted.fetch_add(1, Ordering::Relaxed);
-                Step::IdleUntil(Some(now + Duration::from_micros(10)))
-            }),
-        );
+        device(&host, "nic", move |now| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Step::IdleUntil(Some(now + Duration::from_micros(10)))
+        });
         let ms = |n: u64| Time::from_nanos(n * 1_000_000);
         sim.freeze_at(When::Time(ms(1)), "nic");
         let control = sim.control();
@@ -247,8 +242,7 @@ impl Drop for WaitsOnDrop {
 fn an_unfinished_world_is_taken_down_cleanly() {
     let dropped = Arc::new(Mutex::new(Vec::new()));
     let token = Rc::new(());
-    let mut sim = Sim::new(SimConfig::seed(7));
-    let host = sim.host();
+    let (mut sim, host) = world(7);
     for i in 0..3 {
         let (host, dropped, token) = (sim.host(), Arc::clone(&dropped), Rc::clone(&token));
         sim.rank(format!("parked{i}"), move || {
@@ -259,13 +253,10 @@ fn an_unfinished_world_is_taken_down_cleanly() {
         });
     }
     let waits = WaitsOnDrop(sim.host(), Arc::clone(&dropped));
-    host.attach(
-        Lane::Device,
-        with("nic", move |_| {
-            let _ = &waits;
-            Step::IdleUntil(None)
-        }),
-    );
+    device(&host, "nic", move |_| {
+        let _ = &waits;
+        Step::IdleUntil(None)
+    });
     assert!(matches!(sim.run(), Err(SimError::Stuck { .. })));
     let held = Rc::clone(&token);
     sim.rank("never started", move || drop(held));
@@ -274,7 +265,7 @@ fn an_unfinished_world_is_taken_down_cleanly() {
     assert_eq!(Rc::strong_count(&token), 1);
     // The host outlives the world and is of no use.
     assert!(!host.wait_until(None, &mut || true));
-    host.detach(host.attach(Lane::Device, with("late", |_| Step::Progress)));
+    host.detach(device(&host, "late", |_| Step::Progress));
 }
 
 #[test]
@@ -287,8 +278,7 @@ fn a_world_dropped_by_a_panic_does_not_abort() {
         }
     }
     let fails = std::panic::catch_unwind(|| {
-        let mut sim = Sim::new(SimConfig::seed(8));
-        let host = sim.host();
+        let (mut sim, host) = world(8);
         sim.rank("parked", move || {
             let _bomb = Bomb;
             host.wait_until(None, &mut || false);
@@ -301,18 +291,17 @@ fn a_world_dropped_by_a_panic_does_not_abort() {
 
 #[test]
 fn a_machine_that_detaches_itself_goes_after_its_step() {
-    let mut sim = Sim::new(SimConfig::seed(11));
-    let host = sim.host();
+    let (mut sim, host) = world(11);
     let (own, token) = (Arc::new(Mutex::new(None)), word());
     let (id, held, detacher) = (Arc::clone(&own), Arc::clone(&token), sim.host());
-    let suicidal = with("suicidal", move |_| {
+    let attached = device(&host, "suicidal", move |_| {
         held.fetch_add(1, Ordering::Relaxed);
         if let Some(id) = id.lock().unwrap().take() {
             detacher.detach(id);
         }
         Step::Progress
     });
-    *own.lock().unwrap() = Some(host.attach(Lane::Device, suicidal));
+    *own.lock().unwrap() = Some(attached);
     sim.rank("rank", move || {
         host.wait_until(Some(Time::from_nanos(100_000)), &mut || false);
     });

@@ -36,19 +36,12 @@ fn lengths_are_as_asked_and_memory_is_zeroed() {
         assert_ne!(dev.addr().raw(), view.as_ptr() as u64);
     }
     for len in [0, usize::MAX, isize::MAX as usize] {
-        assert!(matches!(
-            gpu.alloc_device(len),
-            Err(Error::BadLength { .. })
-        ));
-        assert!(matches!(
-            gpu.alloc_pinned(len),
-            Err(Error::BadLength { .. })
-        ));
+        let bad = |e| matches!(e, Error::BadLength { .. });
+        assert!(gpu.alloc_device(len).is_err_and(bad));
+        assert!(gpu.alloc_pinned(len).is_err_and(bad));
     }
-    assert!(matches!(
-        gpu.alloc_pinned(1 << 60),
-        Err(Error::OutOfMemory { .. })
-    ));
+    let full = |e| matches!(e, Error::OutOfMemory { .. });
+    assert!(gpu.alloc_pinned(1 << 60).is_err_and(full));
 }
 
 #[test]
@@ -63,12 +56,7 @@ fn windows_and_views_check_bounds_and_alignment() {
             limit: 100,
             misaligned: false,
         };
-        let off = |offset, len| Fault {
-            offset,
-            len,
-            limit: 100,
-            misaligned: true,
-        };
+        let off = |offset, len| out(offset, len).changed(|f| f.misaligned = true);
         assert_eq!(window.write(99, &[1, 2]), Err(out(99, 2)));
         assert_eq!(window.read(u64::MAX, &mut [0; 4]), Err(out(u64::MAX, 4)));
         assert_eq!(window.store32(100, 1), Err(out(100, 4)));
@@ -159,10 +147,8 @@ fn freed_memory_stays_until_earlier_operations_have_retired() {
         a.submit([wait32(gate.addr(), 1), unfenced64(addr, 7)])
             .unwrap();
         drop(reg);
-        assert!(matches!(
-            a.submit([write32(addr, 1)]),
-            Err(Error::BadAddress { .. })
-        ));
+        let gone = |e| matches!(e, Error::BadAddress { .. });
+        assert!(a.submit([write32(addr, 1)]).is_err_and(gone));
         env.steps(100);
         assert_eq!(
             Arc::strong_count(&owner),
@@ -235,19 +221,15 @@ impl Probe {
 fn only_exported_memory_can_be_imported() {
     let (_env, gpu) = rig(Config::default());
     let dev = gpu.alloc_device(5000).unwrap();
-    let short = gpu.import(dev.export().unwrap(), 8193);
-    assert!(matches!(short, Err(Error::BadImport { .. })));
-    let file = std::fs::File::open("/proc/self/exe").unwrap();
-    assert!(matches!(
-        gpu.import(file.into(), 64),
-        Err(Error::BadImport { .. })
-    ));
+    let refused = |fd, len| {
+        let bad = |e| matches!(e, Error::BadImport { .. });
+        assert!(gpu.import(fd, len).is_err_and(bad));
+    };
+    refused(dev.export().unwrap(), 8193);
+    refused(std::fs::File::open("/proc/self/exe").unwrap().into(), 64);
     let loose = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&loose, 4096).unwrap();
-    assert!(matches!(
-        gpu.import(loose, 64),
-        Err(Error::BadImport { .. })
-    ));
+    refused(loose, 64);
     let twin = gpu.import(dev.export().unwrap(), 5000).unwrap();
     assert_ne!(twin.addr(), dev.addr());
     let stream = gpu.stream().unwrap();

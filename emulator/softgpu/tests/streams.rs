@@ -283,15 +283,10 @@ fn a_capturing_stream_takes_nothing() {
     let pin = gpu.alloc_pinned(64).unwrap();
     let stream = gpu.stream().unwrap();
     let event = Event::new();
-    let capturing = Err(Error::Capturing {
-        stream: stream.id(),
-    });
-    assert_eq!(
-        stream.end_capture(),
-        Err(Error::NotCapturing {
-            stream: stream.id()
-        })
-    );
+    let id = stream.id();
+    let capturing = Err(Error::Capturing { stream: id });
+    let not = Err(Error::NotCapturing { stream: id });
+    assert_eq!(stream.end_capture(), not);
     stream.begin_capture().unwrap();
     assert!(stream.is_capturing());
     assert_eq!(stream.begin_capture(), capturing);
@@ -375,10 +370,8 @@ fn memory_of_another_gpu_is_foreign() {
     let b = add_gpu(&env, Config::default());
     let pin = b.alloc_pinned(8).unwrap();
     let stream = a.stream().unwrap();
-    assert!(matches!(
-        stream.submit([write32(pin.addr(), 1)]),
-        Err(Error::BadAddress { .. })
-    ));
+    let foreign = |e| matches!(e, Error::BadAddress { .. });
+    assert!(stream.submit([write32(pin.addr(), 1)]).is_err_and(foreign));
 }
 
 #[test]

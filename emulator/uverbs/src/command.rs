@@ -21,27 +21,19 @@ pub(crate) struct Shape {
 
 /// A command taken apart.
 pub(crate) struct Call<'a> {
-    user: &'a dyn User,
-    core: &'a [u8],
+    pub user: &'a dyn User,
+    pub core: &'a [u8],
     /// What the driver's part of the library said.
     pub driver: &'a [u8],
-    core_out: Room,
-    driver_out: Room,
+    pub core_out: Room,
+    pub driver_out: Room,
 }
 
 /// Room for an answer in the process.
 #[derive(Clone, Copy, Default)]
-struct Room {
-    addr: u64,
-    len: usize,
-}
-
-/// A command in pieces; rooms are an address and a length.
-pub(crate) struct Pieces<'a> {
-    pub core: &'a [u8],
-    pub driver: &'a [u8],
-    pub core_out: (u64, usize),
-    pub driver_out: (u64, usize),
+pub(crate) struct Room {
+    pub addr: u64,
+    pub len: usize,
 }
 
 /// The number in a command's header, and whether it is an extended command.
@@ -127,28 +119,15 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Checks a command whose pieces come by themselves.
-    pub fn of_pieces(
-        user: &'a dyn User,
-        pieces: Pieces<'a>,
-        extended: bool,
-        shape: Shape,
-    ) -> Result<Call<'a>, Errno> {
-        let room = |(addr, len)| Room { addr, len };
-        let (core_out, driver_out) = (room(pieces.core_out), room(pieces.driver_out));
-        if pieces.core.len() < shape.input || core_out.len < shape.answer {
+    /// Checks a command whose pieces came by themselves.
+    pub fn checked(self, extended: bool, shape: Shape) -> Result<Call<'a>, Errno> {
+        if self.core.len() < shape.input || self.core_out.len < shape.answer {
             return Err(Errno::NOSPC);
         }
         if extended {
-            nothing_new(&pieces.core[shape.input..])?;
+            nothing_new(&self.core[shape.input..])?;
         }
-        Ok(Call {
-            user,
-            core: pieces.core,
-            driver: pieces.driver,
-            core_out,
-            driver_out,
-        })
+        Ok(self)
     }
 
     /// The input of the core.

@@ -100,45 +100,36 @@ fn what_an_older_or_newer_library_asks() {
 fn headers_must_count_right() {
     let rig = Rig::open();
     let at = rig.process.memory.addr();
-    assert_eq!(rig.context.write(&[]), Err(Errno::INVAL));
-    assert_eq!(rig.context.write(&[0; 7]), Err(Errno::INVAL));
+    let refused = |number: u32, bytes: &[u8], errno| {
+        assert_eq!(rig.context.write(bytes), Err(errno), "{number}");
+    };
+    refused(0, &[], Errno::INVAL);
+    refused(0, &[0; 7], Errno::INVAL);
     for (number, input, answer) in PLAIN {
-        let whole = plain(number, &vec![0; input], answer);
-        assert_eq!(
-            rig.context.write(&whole[..whole.len() - 4]),
-            Err(Errno::INVAL)
-        );
-        let short = plain(number, &vec![0; input - 4], answer);
-        assert_eq!(rig.context.write(&short), Err(Errno::NOSPC), "{number}");
+        let body = vec![0; input];
+        let whole = plain(number, &body, answer);
+        refused(number, &whole[..whole.len() - 4], Errno::INVAL);
+        refused(number, &plain(number, &body[4..], answer), Errno::NOSPC);
         if answer > 0 {
-            let mute = plain(number, &vec![0; input], answer - 4);
-            assert_eq!(rig.context.write(&mute), Err(Errno::NOSPC), "{number}");
+            refused(number, &plain(number, &body, answer - 4), Errno::NOSPC);
         }
-        let mut odd = whole;
-        odd[2] = 1;
-        assert_eq!(rig.context.write(&odd), Err(Errno::INVAL));
+        refused(number, &whole.changed(|w| w[2] = 1), Errno::INVAL);
     }
     for (number, input, answer) in EXTENDED {
         let body = vec![0; input];
+        let newer = [&body[..], &[1; 8]].concat();
         let whole = extended(number, at, (&body, &[]), (8, 0));
-        assert_eq!(
-            rig.context.write(&whole[..whole.len() - 8]),
-            Err(Errno::INVAL)
-        );
-        assert_eq!(rig.context.write(&whole[..16]), Err(Errno::INVAL));
-        let short = extended(number, at, (&body[8..], &[]), (8, 0));
-        assert_eq!(rig.context.write(&short), Err(Errno::NOSPC), "{number}");
-        let nowhere = extended(number, 0, (&body, &[]), (8, 0));
-        assert_eq!(rig.context.write(&nowhere), Err(Errno::INVAL));
-        let silent = extended(number, at, (&body, &[]), (0, 0));
-        assert_eq!(rig.context.write(&silent), Err(Errno::INVAL));
-        let newer = extended(
-            number,
-            at,
-            (&[&body[..], &[1; 8]].concat(), &[]),
-            (answer, 0),
-        );
-        assert_eq!(rig.context.write(&newer), Err(Errno::OPNOTSUPP), "{number}");
+        refused(number, &whole[..whole.len() - 8], Errno::INVAL);
+        refused(number, &whole[..16], Errno::INVAL);
+        for (at, body, room, errno) in [
+            (at, &body[8..], 8, Errno::NOSPC),
+            (0, &body, 8, Errno::INVAL),
+            (at, &body, 0, Errno::INVAL),
+            (at, &newer, answer, Errno::OPNOTSUPP),
+        ] {
+            let bytes = extended(number, at, (body, &[]), (room, 0));
+            refused(number, &bytes, errno);
+        }
     }
 }
 
@@ -306,11 +297,12 @@ fn an_answer_that_cannot_be_given_makes_nothing() {
     let pd = rig.pd();
     let cq = rig.cq(-1);
     let (buf, db, at) = (rig.room(1024), rig.room(8), rig.room(4096));
-    let send = |number, input: &[u8], driver: &[u8], out| {
+    let refused = |number, input: &[u8], driver: &[u8], out| {
         let mut body = input.to_vec();
         body[..8].copy_from_slice(&NOWHERE.to_ne_bytes());
         body.extend_from_slice(driver);
-        rig.context.write(&plain(number, &body, out))
+        let done = rig.context.write(&plain(number, &body, out));
+        assert_eq!(done, Err(Errno::FAULT));
     };
     let before = rig.nic.with(|nic| format!("{nic:?}"));
     let mr = RegMr {
@@ -322,19 +314,12 @@ fn an_answer_that_cannot_be_given_makes_nothing() {
     };
     let new_cq = CreateCq::default().changed(|c| (c.cqe, c.comp_channel) = (15, -1));
     let new_qp = qp_input(pd, cq.handle);
-    let fault = Err(Errno::FAULT);
     let (cq_own, qp_own) = (cq_driver(buf, db), qp_driver(buf, db));
     for _ in 0..5000 {
-        assert_eq!(send(command::ALLOC_PD, &[0; 8], &[], 8), fault);
-        assert_eq!(send(command::REG_MR, mr.as_bytes(), &[], 12), fault);
-        assert_eq!(
-            send(command::CREATE_CQ, new_cq.as_bytes(), cq_own.as_bytes(), 16),
-            fault
-        );
-        assert_eq!(
-            send(command::CREATE_QP, new_qp.as_bytes(), qp_own.as_bytes(), 72),
-            fault
-        );
+        refused(command::ALLOC_PD, &[0; 8], &[], 8);
+        refused(command::REG_MR, mr.as_bytes(), &[], 12);
+        refused(command::CREATE_CQ, new_cq.as_bytes(), cq_own.as_bytes(), 16);
+        refused(command::CREATE_QP, new_qp.as_bytes(), qp_own.as_bytes(), 72);
     }
     assert_eq!(rig.nic.with(|nic| format!("{nic:?}")), before);
     // There would be no room for more, had they been made.

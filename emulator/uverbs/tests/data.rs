@@ -2,44 +2,20 @@
 //! events, pages; and nothing that is written to the file does harm.
 
 mod rig;
+mod work;
 
 use std::sync::atomic::Ordering;
 
 use mlx5_prm::doorbell;
 use mlx5_prm::opcode::SendOpcode;
-use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, SliceSink, WqeFlags};
+use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, WqeFlags};
 use rig::*;
 use rustix::io::Errno;
-use vmlx5::Dma;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
 use vmlx5_uverbs::address::LinkLayer;
 use vmlx5_uverbs::{Context, UarMode};
-use zerocopy::IntoBytes;
-
-/// Posts an entry and rings.
-fn post(rig: &Rig, qp: &Qp, index: u32, wqe: &SendWqe<'_>) {
-    let mut entry = [0; 64];
-    let at = |addr: u64| addr - rig.process.memory.addr();
-    let encoded = wqe
-        .encode(index as u16, qp.qpn, &mut SliceSink::new(&mut entry))
-        .unwrap();
-    let memory = &rig.process.memory;
-    let place = at(qp.sends) + u64::from(index % 4) * 64;
-    memory.write(place, &entry).unwrap();
-    let record = encoded.record_value(index);
-    memory
-        .store32(at(qp.db) + doorbell::SND as u64, record)
-        .unwrap();
-    rig.ring();
-}
-
-fn entry(rig: &Rig, cq: &Cq, index: u64) -> [u8; 64] {
-    let mut entry = [0; 64];
-    let at = cq.buf - rig.process.memory.addr() + index % 16 * 64;
-    rig.process.memory.read(at, &mut entry).unwrap();
-    entry
-}
+use work::sge;
 
 fn opcode(entry: &[u8; 64]) -> u8 {
     entry[63] >> 4
@@ -73,18 +49,11 @@ fn write_of<'a>(sges: &'a [Sge], addr: u64, mr: &RegMrResp) -> SendWqe<'a> {
 fn a_write_arrives() {
     let mut rig = Rig::open();
     let (cq, qp, _, mr, data) = connected(&mut rig, -1);
-    rig.process
-        .memory
-        .write(data - rig.process.memory.addr(), b"payload")
-        .unwrap();
-    let sges = [Sge {
-        addr: data,
-        len: 7,
-        lkey: mr.lkey,
-    }];
-    post(&rig, &qp, 0, &write_of(&sges, data + 4096, &mr));
+    rig.put(data, b"payload");
+    let sges = [sge(&mr, data, 7)];
+    rig.post(&qp, 0, &write_of(&sges, data + 4096, &mr));
     rig.settle();
-    assert_eq!(opcode(&entry(&rig, &cq, 0)), 0);
+    assert_eq!(opcode(&rig.entry(&cq, 0)), 0);
     let back: [u8; 7] = rig.read(data + 4096);
     assert_eq!(&back, b"payload");
 }
@@ -97,11 +66,7 @@ fn rights_change_where_they_are_named() {
     let cq = rig.cq(-1);
     let data = rig.room(8192);
     let mr = rig.mr(pd, data, 8192, 0xf).unwrap();
-    let sges = [Sge {
-        addr: data,
-        len: 8,
-        lkey: mr.lkey,
-    }];
+    let sges = [sge(&mr, data, 8)];
     let rights = |qp: &Qp, qp_state, flags| ModifyQp {
         qp_handle: qp.handle,
         attr_mask: STATE | ACCESS_FLAGS,
@@ -126,7 +91,7 @@ fn rights_change_where_they_are_named() {
         if back {
             rig.tell(command::MODIFY_QP, &rights(&qp, 3, 0xf)).unwrap();
         }
-        post(&rig, &qp, 0, &write_of(&sges, data + 4096, &mr));
+        rig.post(&qp, 0, &write_of(&sges, data + 4096, &mr));
         rig.settle();
         // Both ends are one queue pair: what it refuses flushes what it sent.
         let query = rig.query_qp(qp.handle).unwrap();
@@ -146,14 +111,10 @@ fn memory_that_vanishes_is_an_error_of_the_work() {
         .end
         .store(gone - rig.process.memory.addr(), Ordering::Relaxed);
     assert_eq!(rig.mr(pd, gone, 4096, 0xf).err(), Some(Errno::FAULT));
-    let sges = [Sge {
-        addr: gone,
-        len: 8,
-        lkey: mr.lkey,
-    }];
-    post(&rig, &qp, 0, &write_of(&sges, gone, &mr));
+    let sges = [sge(&mr, gone, 8)];
+    rig.post(&qp, 0, &write_of(&sges, gone, &mr));
     rig.settle();
-    let failed = entry(&rig, &cq, 0);
+    let failed = rig.entry(&cq, 0);
     // The requester's error: local protection, as the memory refused.
     let vendor = vmlx5::vendor::MEMORY;
     assert_eq!((opcode(&failed), failed[55], failed[54]), (13, 4, vendor));
@@ -168,9 +129,8 @@ fn events(fd: u32) -> Vec<u64> {
 }
 
 fn arm(rig: &Rig, cq: &Cq, sequence: u32, solicited: bool, ci: u32) {
-    let at = cq.db - rig.process.memory.addr() + doorbell::ARM as u64;
     let word = doorbell::cq_arm_value(sequence, solicited, ci);
-    rig.process.memory.store32(at, word).unwrap();
+    rig.put32(cq.db + doorbell::ARM as u64, word);
     rig.ring_at(0x20);
 }
 
@@ -179,35 +139,31 @@ fn an_armed_queue_tells_once() {
     let mut rig = Rig::open();
     let channel = rig.channel();
     let (cq, qp, _, mr, data) = connected(&mut rig, channel as i32);
-    let sges = [Sge {
-        addr: data,
-        len: 8,
-        lkey: mr.lkey,
-    }];
+    let sges = [sge(&mr, data, 8)];
     let wqe = write_of(&sges, data, &mr);
-    post(&rig, &qp, 0, &wqe);
+    rig.post(&qp, 0, &wqe);
     rig.settle();
     assert_eq!(events(channel), [], "it was not armed");
     // Armed after the entry, at an index before it: it tells at once. The first word is zero.
     arm(&rig, &cq, 0, false, 0);
     rig.settle();
     assert_eq!(events(channel), [0xc0ffee]);
-    post(&rig, &qp, 1, &wqe);
+    rig.post(&qp, 1, &wqe);
     rig.settle();
     assert_eq!(events(channel), [], "it was not armed again");
     arm(&rig, &cq, 1, false, 2);
     rig.settle();
     assert_eq!(events(channel), [], "there is nothing new");
-    post(&rig, &qp, 2, &wqe);
+    rig.post(&qp, 2, &wqe);
     rig.settle();
     assert_eq!(events(channel), [0xc0ffee]);
     // Only what is solicited: not this, but an error is.
     arm(&rig, &cq, 2, true, 3);
-    post(&rig, &qp, 3, &wqe);
+    rig.post(&qp, 3, &wqe);
     rig.settle();
     assert_eq!(events(channel), []);
     let wrong = [Sge { lkey: 1, ..sges[0] }];
-    post(&rig, &qp, 4, &write_of(&wrong, data, &mr));
+    rig.post(&qp, 4, &write_of(&wrong, data, &mr));
     rig.settle();
     assert_eq!(events(channel), [0xc0ffee]);
     rig.destroy_qp(qp.handle).unwrap();
@@ -223,24 +179,16 @@ fn events_that_were_not_read_do_not_count() {
     let other = rig.cq(channel as i32);
     let second = rig.qp(pd, &other).unwrap();
     rig.connect(&second, &second);
-    let sges = [Sge {
-        addr: data,
-        len: 8,
-        lkey: mr.lkey,
-    }];
+    let sges = [sge(&mr, data, 8)];
     arm(&rig, &cq, 0, false, 0);
     arm(&rig, &other, 0, false, 0);
-    post(&rig, &qp, 0, &write_of(&sges, data, &mr));
-    post(&rig, &second, 0, &write_of(&sges, data, &mr));
+    rig.post(&qp, 0, &write_of(&sges, data, &mr));
+    rig.post(&second, 0, &write_of(&sges, data, &mr));
     rig.settle();
     rig.destroy_qp(qp.handle).unwrap();
     // Both queues have the same user handle here, so both events are taken back by the first.
     assert_eq!(rig.destroy_cq(cq.handle).unwrap().comp_events_reported, 0);
     assert_eq!(events(channel), []);
-}
-
-fn ioctl(rig: &Rig, object: u16, method: u16, attrs: &[(u16, u16, u64)]) -> Result<u64, Errno> {
-    rig.ioctl(object, method, attrs)
 }
 
 fn alloc_page(rig: &Rig) -> Result<(u32, u64, u32), Errno> {
@@ -252,7 +200,7 @@ fn alloc_page(rig: &Rig) -> Result<(u32, u64, u32), Errno> {
         (0x1003, 4, out + 8),
         (0x1004, 4, out + 16),
     ];
-    let at = ioctl(rig, 0x1008, 0x1000, &attrs)?;
+    let at = rig.ioctl(0x1008, 0x1000, &attrs)?;
     assert_eq!(rig.read::<u32>(out + 8), 4096);
     Ok((rig.read(at + 24 + 8), rig.read(out), rig.read(out + 16)))
 }
@@ -274,17 +222,14 @@ fn pages_one_by_one() {
     let pd = rig.pd();
     let cq = rig.cq(-1);
     let mut make = |page| -> Result<u32, Errno> {
-        let (buf, db) = (rig.room(512), rig.room(8));
-        let mut driver = qp_driver(buf, db);
-        driver.flags = mlx5::qp_flag::UAR_PAGE_INDEX;
-        driver.bfreg_index = page;
-        let input = qp_input(pd, cq.handle);
-        rig.ask(&input, driver.as_bytes())
-            .map(|(say, _)| say.qp_handle)
+        let flags = mlx5::qp_flag::UAR_PAGE_INDEX;
+        let named = |c: &mut mlx5::CreateQp| (c.flags, c.bfreg_index) = (flags, page);
+        let made = rig.make_qp(&qp_input(pd, cq.handle), named);
+        made.map(|(qp, _)| qp.handle)
     };
     assert_eq!(make(page + 1).err(), Some(Errno::INVAL));
     let qp = make(page).unwrap();
-    let destroy = |rig: &Rig| ioctl(rig, 0x1008, 0x1001, &[(0x1000, 0, handle.into())]);
+    let destroy = |rig: &Rig| rig.ioctl(0x1008, 0x1001, &[(0x1000, 0, handle.into())]);
     assert_eq!(destroy(&rig).err(), Some(Errno::BUSY));
     rig.destroy_qp(qp).unwrap();
     destroy(&rig).unwrap();
@@ -296,7 +241,7 @@ fn pages_one_by_one() {
 fn ioctls_that_are_not_there_say_so() {
     let rig = Rig::open();
     for (object, method) in [(0, 1), (0, 3), (0x1000, 0x1003), (7, 0), (0x1008, 0x1002)] {
-        let done = ioctl(&rig, object, method, &[]);
+        let done = rig.ioctl(object, method, &[]);
         assert_eq!(
             done.err(),
             Some(Errno::PROTONOSUPPORT),
@@ -305,17 +250,14 @@ fn ioctls_that_are_not_there_say_so() {
     }
     assert_eq!(rig.context.ioctl(NOWHERE), Err(Errno::FAULT));
     let foreign = [(0x1000, 0, 0), (0x77, 0, 0)];
-    let done = ioctl(&rig, 0x1008, 0x1001, &foreign);
+    let done = rig.ioctl(0x1008, 0x1001, &foreign);
     assert_eq!(done.err(), Some(Errno::PROTONOSUPPORT));
-    assert_eq!(ioctl(&rig, 0x1008, 0x1000, &[]).err(), Some(Errno::INVAL));
+    assert_eq!(rig.ioctl(0x1008, 0x1000, &[]).err(), Some(Errno::INVAL));
     let large = [(0x1000, 0, 0), (0x1001, 9, 0)];
-    assert_eq!(
-        ioctl(&rig, 0x1008, 0x1000, &large).err(),
-        Some(Errno::INVAL)
-    );
+    assert_eq!(rig.ioctl(0x1008, 0x1000, &large).err(), Some(Errno::INVAL));
     // The header must say how long it is.
-    rig.process.memory.write(0, &[1, 0]).unwrap();
     let at = rig.process.memory.addr();
+    rig.put(at, &[1, 0]);
     assert_eq!(rig.context.ioctl(at), Err(Errno::INVAL));
 }
 

@@ -2,18 +2,19 @@
 
 mod mailbox;
 mod rig;
+mod work;
 
 use mailbox::*;
 use mlx5_prm::opcode::SendOpcode;
-use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, WqeFlags};
+use mlx5_prm::wqe::{Payload, Remote, SendWqe, WqeFlags};
 use rig::*;
 use rustix::io::Errno;
-use vmlx5::Dma;
-use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5::{self, ioctl::*};
 use vmlx5_uverbs::abi::prm::{Field, cap, cqc, input, opcode, qpc, roce_address, status};
 use vmlx5_uverbs::address::LinkLayer;
+use vmlx5_uverbs::{UarMode, User};
+use work::sge;
 use zerocopy::IntoBytes;
 
 #[test]
@@ -28,14 +29,8 @@ fn fields_are_where_they_are_said_to_be() {
     let beyond = Field { bit: 124, bits: 8 };
     beyond.set(&mut bytes, 0xff);
     assert_eq!((bytes[15], beyond.get(&bytes)), (0x0f, 0xf0));
-    assert_eq!(
-        Field {
-            bit: 1 << 20,
-            bits: 64
-        }
-        .get(&bytes),
-        0
-    );
+    let (bit, bits) = (1 << 20, 64);
+    assert_eq!(Field { bit, bits }.get(&bytes), 0);
 }
 
 #[test]
@@ -50,16 +45,8 @@ fn rings_of_ones_own_do_the_work() {
         let data = devx.rig.room(8192);
         let mr = devx.rig.mr(devx.pd, data, 8192, 0xf).unwrap();
         let bytes: Vec<u8> = (0..2000).map(|i| (i * 7) as u8).collect();
-        devx.rig
-            .process
-            .memory
-            .write(devx.offset(data), &bytes)
-            .unwrap();
-        let sges = [Sge {
-            addr: data,
-            len: 2000,
-            lkey: mr.lkey,
-        }];
+        devx.rig.put(data, &bytes);
+        let sges = [sge(&mr, data, 2000)];
         let write = SendWqe {
             opcode: SendOpcode::RDMA_WRITE,
             flags: WqeFlags::default().changed(|w| w.signaled = true),
@@ -73,8 +60,7 @@ fn rings_of_ones_own_do_the_work() {
         devx.post(0, a.1, 0, &write);
         devx.rig.settle();
         let mut back = vec![0; 2000];
-        let memory = &devx.rig.process.memory;
-        memory.read(devx.offset(data) + 4096, &mut back).unwrap();
+        devx.rig.process.read(data + 4096, &mut back).unwrap();
         assert_eq!(back, bytes);
         let entry = devx.entry(0);
         assert_eq!(entry[63] >> 4, 0);
@@ -135,7 +121,6 @@ fn shared_receives_and_small_payloads_in_entries() {
     let mut devx = Devx::new();
     let (ring, db, data) = (devx.rig.room(128), devx.rig.room(8), devx.rig.room(4096));
     let mr = devx.rig.mr(devx.pd, data, 4096, 0xf).unwrap();
-    let memory = std::sync::Arc::clone(&devx.rig.process.memory);
     // Two receives of 64 bytes: which entry is next, and a piece.
     for i in 0..2_u64 {
         let mut entry = [0; 32];
@@ -143,7 +128,7 @@ fn shared_receives_and_small_payloads_in_entries() {
         entry[16..20].copy_from_slice(&64_u32.to_be_bytes());
         entry[20..24].copy_from_slice(&mr.lkey.to_be_bytes());
         entry[24..32].copy_from_slice(&(data + 64 * i).to_be_bytes());
-        memory.write(devx.offset(ring) + 32 * i, &entry).unwrap();
+        devx.rig.put(ring + 32 * i, &entry);
     }
     let ask = CreateSrq {
         pd_handle: devx.pd,
@@ -153,7 +138,7 @@ fn shared_receives_and_small_payloads_in_entries() {
     };
     let own = mlx5::CreateSrq::default().changed(|c| (c.buf_addr, c.db_addr) = (ring, db));
     let (srq, driver) = devx.rig.ask(&ask, own.as_bytes()).unwrap();
-    memory.store32(devx.offset(db), 2_u32.to_be()).unwrap();
+    devx.rig.put32(db, 2_u32.to_be());
 
     let cq = devx.create(&devx.cq()).unwrap();
     let a = devx.create(&devx.qp(0, cq.1)).unwrap();
@@ -175,8 +160,8 @@ fn shared_receives_and_small_payloads_in_entries() {
         let entry = devx.entry(index as u64);
         assert_eq!((entry[63] >> 4, entry[47]), (2, len as u8));
         let mut there = vec![0; len];
-        let at = devx.offset(data) + 64 * index as u64;
-        memory.read(at, &mut there).unwrap();
+        let at = data + 64 * index as u64;
+        devx.rig.process.read(at, &mut there).unwrap();
         if len <= 32 {
             assert_eq!((&entry[..len], there), (&payload[..len], vec![0; len]));
         } else {

@@ -2,6 +2,7 @@
 
 mod mailbox;
 mod rig;
+mod work;
 
 use mailbox::*;
 use rig::*;

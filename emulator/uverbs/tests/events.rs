@@ -7,7 +7,6 @@ use rustix::io::Errno;
 use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::address::LinkLayer;
-use zerocopy::IntoBytes;
 
 const SQD: u8 = 4;
 const RTS: u8 = 3;
@@ -24,18 +23,8 @@ fn opened(handle: u64) -> (Rig, u32, Qp) {
 }
 
 fn named_qp(rig: &mut Rig, pd: u32, cq: &Cq, handle: u64) -> Qp {
-    let (buf, db) = (rig.room(512), rig.room(8));
     let input = qp_input(pd, cq.handle).changed(|c| c.user_handle = handle);
-    let driver = qp_driver(buf, db);
-    let (say, own) = rig.ask(&input, driver.as_bytes()).unwrap();
-    let qp = Qp {
-        handle: say.qp_handle,
-        qpn: say.qpn,
-        bfreg: own.bfreg_index,
-        sends: buf + 256,
-        receives: buf,
-        db,
-    };
+    let (qp, _) = rig.make_qp(&input, |_| ()).unwrap();
     rig.connect(&qp, &qp);
     qp
 }

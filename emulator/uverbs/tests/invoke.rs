@@ -2,7 +2,7 @@
 
 mod rig;
 
-use rig::{Changed, NOWHERE, Rig};
+use rig::{Changed, NOWHERE, Rig, first_driver};
 use rustix::io::Errno;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
@@ -84,13 +84,7 @@ where
 }
 
 fn first(rig: &mut Rig) -> Result<(GetContextResp, mlx5::AllocUcontextResp), Errno> {
-    let ask = mlx5::AllocUcontextReqV2 {
-        total_num_bfregs: 16,
-        num_low_latency_bfregs: 4,
-        max_cqe_version: 1,
-        lib_caps: 3,
-        ..Default::default()
-    };
+    let ask = first_driver(0);
     let command = command::GET_CONTEXT;
     invoke(rig, command, &GetContext::default(), ask.as_bytes())
 }

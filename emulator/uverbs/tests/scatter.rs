@@ -1,16 +1,15 @@
 //! Which flags of a queue pair bring small payloads into completion entries.
 
 mod rig;
+mod work;
 
 use mlx5_prm::cqe::Cqe64;
-use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
-use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, SliceSink, WqeFlags};
+use mlx5_prm::wqe::{Payload, Remote, SendWqe, WqeFlags};
 use rig::*;
-use vmlx5::Dma;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5::qp_flag;
-use zerocopy::IntoBytes;
+use work::sge;
 
 const NONE: u32 = 0;
 const SCATTER: u32 = qp_flag::SCATTER_CQE;
@@ -23,14 +22,12 @@ fn scattered(qp_type: u8, flags: u32, sq_sig_all: u8) -> (bool, bool) {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let (sends, receives) = (rig.cq(-1), rig.cq(-1));
-    let (buf, db, data) = (rig.room(512), rig.room(8), rig.room(4096));
+    let data = rig.room(4096);
     let mut input = qp_input(pd, sends.handle);
     input.init.recv_cq_handle = receives.handle;
     (input.init.qp_type, input.init.sq_sig_all) = (qp_type, sq_sig_all);
-    let driver = qp_driver(buf, db).changed(|c| c.flags = flags);
-    let (say, _) = rig.ask(&input, driver.as_bytes()).unwrap();
-    let (handle, qpn) = (say.qp_handle, say.qpn);
-    for mut way in rig.ways(handle, qpn) {
+    let (qp, _) = rig.make_qp(&input, |c| c.flags = flags).unwrap();
+    for mut way in rig.ways(qp.handle, qp.qpn) {
         if qp_type == UC {
             use attr::*;
             let reliable = MAX_DEST_RD_ATOMIC
@@ -44,41 +41,17 @@ fn scattered(qp_type: u8, flags: u32, sq_sig_all: u8) -> (bool, bool) {
         rig.tell(command::MODIFY_QP, &way).unwrap();
     }
     let mr = rig.mr(pd, data, 4096, 0xf).unwrap();
-    let memory = rig.process.memory.clone();
-    let at = |addr: u64| addr - memory.addr();
-    memory.write(at(data), b"payload!").unwrap();
-    // A receive of 64 bytes, the list's end behind it.
-    let mut list = [0; 32];
-    list[..4].copy_from_slice(&64_u32.to_be_bytes());
-    list[4..8].copy_from_slice(&mr.lkey.to_be_bytes());
-    list[8..16].copy_from_slice(&(data + 1024).to_be_bytes());
-    list[20..24].copy_from_slice(&0x100_u32.to_be_bytes());
-    memory.write(at(buf), &list).unwrap();
-    memory.store32(at(db), doorbell::record_value(1)).unwrap();
-    let post = |index: u32, wqe: &SendWqe<'_>| {
-        let mut entry = [0; 64];
-        let encoded = wqe
-            .encode(index as u16, qpn, &mut SliceSink::new(&mut entry))
-            .unwrap();
-        let place = at(buf) + 256 + u64::from(index) * 64;
-        memory.write(place, &entry).unwrap();
-        let record = at(db) + doorbell::SND as u64;
-        memory.store32(record, encoded.record_value(index)).unwrap();
-    };
-    let sge = |addr| Sge {
-        addr,
-        len: 8,
-        lkey: mr.lkey,
-    };
+    rig.put(data, b"payload!");
+    rig.post_receive(&qp, 0, sge(&mr, data + 1024, 64));
     let flags = WqeFlags::default().changed(|w| w.signaled = true);
-    let (from, into) = ([sge(data)], [sge(data + 2048)]);
+    let (from, into) = ([sge(&mr, data, 8)], [sge(&mr, data + 2048, 8)]);
     let send = SendWqe {
         opcode: SendOpcode::SEND,
         flags,
         payload: Payload::Gather(&from),
         ..SendWqe::default()
     };
-    post(0, &send);
+    rig.post(&qp, 0, &send);
     let reliable = qp_type != UC;
     if reliable {
         let remote = Remote {
@@ -91,17 +64,13 @@ fn scattered(qp_type: u8, flags: u32, sq_sig_all: u8) -> (bool, bool) {
             payload: Payload::Gather(&into),
             ..send
         };
-        post(1, &read);
+        rig.post(&qp, 1, &read);
     }
-    rig.ring();
     rig.settle();
     let brought = |cq: &Cq, number: u64, opcode, place: u64| {
-        let mut entry = [0; 64];
-        memory.read(at(cq.buf) + number * 64, &mut entry).unwrap();
-        let entry = Cqe64::from_bytes(entry);
+        let entry = Cqe64::from_bytes(rig.entry(cq, number));
         assert_eq!((entry.opcode(), entry.owner()), (opcode, 0));
-        let mut there = [0; 8];
-        memory.read(at(data) + place, &mut there).unwrap();
+        let there: [u8; 8] = rig.read(data + place);
         let bytes = entry.to_bytes();
         match entry.scattered() {
             true => assert_eq!((&bytes[..8], there), (&b"payload!"[..], [0; 8])),

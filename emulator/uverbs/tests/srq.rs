@@ -2,17 +2,19 @@
 //! pairs take from them.
 
 mod rig;
+mod work;
 
 use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
-use mlx5_prm::wqe::{Payload, SendWqe, SliceSink};
+use mlx5_prm::wqe::{Payload, SendWqe};
 use rig::*;
 use rustix::io::Errno;
-use vmlx5::{Dma, Srqn};
+use vmlx5::Srqn;
 use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
 use vmlx5_uverbs::address::LinkLayer;
+use work::sge;
 use zerocopy::IntoBytes;
 
 const LIMIT: u32 = 2;
@@ -48,8 +50,7 @@ fn srq(rig: &mut Rig, pd: u32) -> Srq {
     let (buf, db) = (rig.room(4 * 32), rig.room(8));
     for entry in 0..3_u64 {
         let next = (entry as u16 + 1).to_be_bytes();
-        let at = buf + entry * 32 + 2 - rig.process.memory.addr();
-        rig.process.memory.write(at, &next).unwrap();
+        rig.put(buf + entry * 32 + 2, &next);
     }
     let own = mlx5::CreateSrq {
         buf_addr: buf,
@@ -89,29 +90,9 @@ fn destroy(rig: &mut Rig, handle: u32) -> Result<DestroySrqResp, Errno> {
 
 /// A queue pair that takes its receives from the queue; its sends are all of its buffer.
 fn qp_on(rig: &mut Rig, pd: u32, cq: &Cq, srq: u32) -> Result<(Qp, CreateQpResp), Errno> {
-    let (buf, db) = (rig.room(256), rig.room(8));
     let mut input = qp_input(pd, cq.handle);
-    input.init.is_srq = 1;
-    input.init.srq_handle = srq;
-    let driver = qp_driver(buf, db);
-    let (say, own) = rig.ask(&input, driver.as_bytes())?;
-    let qp = Qp {
-        handle: say.qp_handle,
-        qpn: say.qpn,
-        bfreg: own.bfreg_index,
-        sends: buf,
-        receives: 0,
-        db,
-    };
-    Ok((qp, say))
-}
-
-/// The bytes of a completion entry.
-fn raw(rig: &Rig, addr: u64) -> [u8; 64] {
-    let mut bytes = [0; 64];
-    let at = addr - rig.process.memory.addr();
-    rig.process.memory.read(at, &mut bytes).unwrap();
-    bytes
+    (input.init.is_srq, input.init.srq_handle) = (1, srq);
+    rig.make_qp(&input, |_| ())
 }
 
 #[test]
@@ -175,9 +156,7 @@ fn one_is_changed_asked_and_removed() {
     // The limit at creation means nothing.
     assert_eq!(query(&mut rig, srq.handle), Ok(held));
     // Three receives stand in the record.
-    let at = srq.db - rig.process.memory.addr();
-    let posted = doorbell::record_value(3);
-    rig.process.memory.store32(at, posted).unwrap();
+    rig.put32(srq.db, doorbell::record_value(3));
     modify(&rig, srq.handle, LIMIT, 3).unwrap();
     let limited = held.changed(|q| q.srq_limit = 3);
     assert_eq!(query(&mut rig, srq.handle), Ok(limited));
@@ -219,39 +198,24 @@ fn queue_pairs_take_from_it() {
     rig.connect(&qp, &qp);
     let data = rig.room(4096);
     let mr = rig.mr(pd, data, 4096, 0xf).unwrap();
-    let base = rig.process.memory.addr();
-    let memory = rig.process.memory.clone();
-    memory.write(data - base, b"shared").unwrap();
+    rig.put(data, b"shared");
     // A receive of 16 bytes in the first entry, behind the segment with the next one's index.
     let mut pointer = [0; 16];
     pointer[..4].copy_from_slice(&16_u32.to_be_bytes());
     pointer[4..8].copy_from_slice(&mr.lkey.to_be_bytes());
     pointer[8..].copy_from_slice(&(data + 2048).to_be_bytes());
-    memory.write(srq.buf - base + 16, &pointer).unwrap();
-    memory
-        .store32(srq.db - base, doorbell::record_value(1))
-        .unwrap();
+    rig.put(srq.buf + 16, &pointer);
+    rig.put32(srq.db, doorbell::record_value(1));
     modify(&rig, srq.handle, LIMIT, 1).unwrap();
-    let sges = [mlx5_prm::wqe::Sge {
-        addr: data,
-        len: 6,
-        lkey: mr.lkey,
-    }];
+    let sges = [sge(&mr, data, 6)];
     let wqe = SendWqe {
         opcode: SendOpcode::SEND,
         payload: Payload::Gather(&sges),
         ..SendWqe::default()
     };
-    let mut entry = [0; 64];
-    let encoded = wqe
-        .encode(0, qp.qpn, &mut SliceSink::new(&mut entry))
-        .unwrap();
-    memory.write(qp.sends - base, &entry).unwrap();
-    let record = qp.db - base + doorbell::SND as u64;
-    memory.store32(record, encoded.record_value(0)).unwrap();
-    rig.ring();
+    rig.post(&qp, 0, &wqe);
     rig.settle();
-    let done: [u8; 64] = raw(&rig, cq.buf);
+    let done = rig.entry(&cq, 0);
     assert_eq!(CqeOpcode(done[63] >> 4), CqeOpcode::RESP_SEND);
     // The entry's index, and the index of the queue pair's user: zero.
     assert_eq!((&done[60..62], &done[32..36]), (&[0, 0][..], &[0; 4][..]));

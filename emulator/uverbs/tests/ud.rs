@@ -1,17 +1,17 @@
 //! Queue pairs of datagrams, made and told by commands, talk to themselves.
 
 mod rig;
+mod work;
 
 use mlx5_prm::cqe::{Cqe64, Source};
-use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
-use mlx5_prm::wqe::{AvSeg, Payload, SendWqe, Sge, SliceSink, WqeFlags, encode_recv};
+use mlx5_prm::wqe::{AvSeg, Payload, SendWqe, Sge, WqeFlags};
 use rig::*;
 use rustix::io::Errno;
-use vmlx5::Dma;
 use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
-use vmlx5_uverbs::address::{Fabric, LinkLayer, Place};
+use vmlx5_uverbs::address::{LinkLayer, Place};
+use work::sge;
 
 const OUR_KEY: u32 = 0x1111_1111;
 /// The kind of queue pair, as verbs number it.
@@ -66,27 +66,13 @@ fn setup(link: LinkLayer) -> Setup {
 }
 
 impl Setup {
-    fn at(&self, addr: u64) -> u64 {
-        addr - self.rig.process.memory.addr()
-    }
-
     fn sge(&self, at: u64, len: u32) -> Sge {
-        Sge {
-            addr: self.data + at,
-            len,
-            lkey: self.mr.lkey,
-        }
+        sge(&self.mr, self.data + at, len)
     }
 
-    /// Posts the receive of an index.
-    fn receive(&self, index: u32, sge: Sge) {
-        let memory = &self.rig.process.memory;
-        let mut slot = [0; 64];
-        encode_recv(&[sge], 64, &mut SliceSink::new(&mut slot)).unwrap();
-        let place = self.at(self.qp.receives) + u64::from(index % 4) * 64;
-        memory.write(place, &slot).unwrap();
-        let record = doorbell::record_value(index + 1);
-        memory.store32(self.at(self.qp.db), record).unwrap();
+    /// Posts the first receive, of 48 bytes.
+    fn receive(&self) {
+        self.rig.post_receive(&self.qp, 0, self.sge(100, 48));
     }
 
     /// Sends eight bytes from the start of the data to itself; two blocks an entry.
@@ -98,24 +84,12 @@ impl Setup {
             payload: Payload::Gather(&[self.sge(0, 8)]),
             ..SendWqe::default()
         };
-        let mut entry = [0; 128];
-        let mut sink = SliceSink::new(&mut entry);
-        let encoded = wqe.encode(index as u16, self.qp.qpn, &mut sink).unwrap();
-        let memory = &self.rig.process.memory;
-        let place = self.at(self.qp.sends) + u64::from(index % 4) * 64;
-        memory.write(place, &entry).unwrap();
-        let record = encoded.record_value(index);
-        let at = self.at(self.qp.db) + doorbell::SND as u64;
-        memory.store32(at, record).unwrap();
-        self.rig.ring();
+        self.rig.post(&self.qp, index, &wqe);
         self.rig.settle();
     }
 
     fn entry(&self, index: u64) -> Cqe64 {
-        let mut entry = [0; 64];
-        let at = self.at(self.cq.buf) + index % 16 * 64;
-        self.rig.process.memory.read(at, &mut entry).unwrap();
-        Cqe64::from_bytes(entry)
+        Cqe64::from_bytes(self.rig.entry(&self.cq, index))
     }
 
     fn own(&self) -> AvSeg {
@@ -126,9 +100,8 @@ impl Setup {
 #[test]
 fn a_datagram_goes_by_lid() {
     let mut s = setup(LinkLayer::InfiniBand);
-    let memory = s.rig.process.memory.clone();
-    memory.write(s.at(s.data), b"datagram").unwrap();
-    s.receive(0, s.sge(100, 48));
+    s.rig.put(s.data, b"datagram");
+    s.receive();
     let av = s.own();
     s.send(0, av);
     // The order of the two depends on who is looked at first.
@@ -156,12 +129,7 @@ fn a_datagram_goes_by_lid() {
 #[test]
 fn a_datagram_goes_by_gid_and_its_receiver_learns_whom_to_answer() {
     let mut s = setup(LinkLayer::Ethernet);
-    let fabric = Fabric {
-        name: "test".into(),
-        devices: 1,
-        ports: 1,
-        link: LinkLayer::Ethernet,
-    };
+    let fabric = fabric(LinkLayer::Ethernet);
     let place = Place { device: 0, port: 1 };
     let (gid, _) = fabric.gids(place)[3];
     let attr = AhAttr {
@@ -178,7 +146,7 @@ fn a_datagram_goes_by_gid_and_its_receiver_learns_whom_to_answer() {
     let input = CreateAh::default().changed(|c| (c.pd_handle, c.attr) = (s.pd, attr));
     let (ah, own) = s.rig.ask(&input, &[]).unwrap();
     assert_eq!(own.dmac, fabric.mac(place));
-    s.receive(0, s.sge(100, 48));
+    s.receive();
     let av = AvSeg {
         rlid: 0xc000.into(),
         rmac: own.dmac,
@@ -218,7 +186,7 @@ fn a_key_is_changed_by_commands() {
     };
     s.rig.tell(command::MODIFY_QP, &change(7)).unwrap();
     assert_eq!(s.rig.query_qp(s.qp.handle).unwrap().qkey, 7);
-    s.receive(0, s.sge(100, 48));
+    s.receive();
     let old = s.own();
     s.send(0, old);
     assert_eq!(s.entry(0).opcode(), CqeOpcode::REQ);

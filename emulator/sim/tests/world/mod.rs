@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gds_step::{Machine, Step, Time};
+use gds_sim::{Sim, SimConfig};
+use gds_step::{Host, Lane, Machine, MachineId, Step, Time};
 
 /// A machine made of a name and a closure.
 struct With<F>(String, F);
@@ -17,8 +18,20 @@ impl<F: FnMut(Time) -> Step + Send> Machine for With<F> {
     }
 }
 
-pub fn with(name: &str, step: impl FnMut(Time) -> Step + Send + 'static) -> Box<dyn Machine> {
-    Box::new(With(name.to_owned(), step))
+/// A world and its host.
+pub fn world(seed: u64) -> (Sim, Arc<dyn Host>) {
+    let sim = Sim::new(SimConfig::seed(seed));
+    let host = sim.host();
+    (sim, host)
+}
+
+/// Attaches a machine to a host.
+pub fn device(
+    host: &Arc<dyn Host>,
+    name: &str,
+    step: impl FnMut(Time) -> Step + Send + 'static,
+) -> MachineId {
+    host.attach(Lane::Device, Box::new(With(name.to_owned(), step)))
 }
 
 pub fn word() -> Arc<AtomicU64> {

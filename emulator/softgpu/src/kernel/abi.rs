@@ -49,32 +49,64 @@ unsafe fn thread<'a>() -> &'a ThreadState {
     unsafe { &*THREAD.get() }
 }
 
-/// # Safety
-/// Called by kernel code that a grid runs; the pointer is good until the kernel thread ends.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_self() -> *const View {
-    // SAFETY: the caller's promise.
-    unsafe { thread() }.view()
+/// Defines functions as methods of the running kernel thread.
+macro_rules! functions {
+    ($($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? {
+        |$thread:ident| $body:expr
+    })*) => {$(
+        /// # Safety
+        /// Called by kernel code that a grid runs. A pointer is aligned and valid for the atomic
+        /// access, a store's until the grid is done.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
+            // SAFETY: the caller's promise.
+            let $thread = unsafe { thread() };
+            $body
+        }
+    )*};
 }
 
-/// # Safety
-/// Called by kernel code that a grid runs.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_shared(key: *const c_void, size: usize, align: usize) -> *mut c_void {
-    // SAFETY: the caller's promise.
-    let thread = unsafe { thread() };
-    match thread.shared().named(key as usize, size, align) {
-        Ok(p) => p.cast(),
-        Err(why) => thread.fail(Misuse::Shared(why)),
+functions! {
+    softgpu_self() -> *const View {
+        |thread| thread.view()
     }
-}
-
-/// # Safety
-/// Called by kernel code that a grid runs.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_dynamic_shared() -> *mut c_void {
-    // SAFETY: the caller's promise.
-    unsafe { thread() }.shared().dynamic().cast()
+    softgpu_shared(key: *const c_void, size: usize, align: usize) -> *mut c_void {
+        |thread| match thread.shared().named(key as usize, size, align) {
+            Ok(p) => p.cast(),
+            Err(why) => thread.fail(Misuse::Shared(why)),
+        }
+    }
+    softgpu_dynamic_shared() -> *mut c_void {
+        |thread| thread.shared().dynamic().cast()
+    }
+    softgpu_trap() -> ! {
+        |thread| thread.fail(Misuse::Trap)
+    }
+    softgpu_store32(p: *mut u32, value: u32) {
+        // SAFETY: the caller's promise, as in the three that follow.
+        |thread| unsafe { thread.hook().store(p.cast(), value.into(), false) }
+    }
+    softgpu_store64(p: *mut u64, value: u64) {
+        // SAFETY: as above.
+        |thread| unsafe { thread.hook().store(p.cast(), value, true) }
+    }
+    softgpu_load32(p: *const u32) -> u32 {
+        // SAFETY: as above.
+        |thread| unsafe { thread.hook().load(p.cast(), false) as u32 }
+    }
+    softgpu_load64(p: *const u64) -> u64 {
+        // SAFETY: as above.
+        |thread| unsafe { thread.hook().load(p.cast(), true) }
+    }
+    softgpu_settle(p: *const c_void, size: usize) {
+        |thread| thread.hook().settle(p.cast(), size)
+    }
+    softgpu_fence() {
+        |thread| thread.hook().fence()
+    }
+    softgpu_now_ns() -> u64 {
+        |thread| thread.hook().now_ns()
+    }
 }
 
 /// # Safety
@@ -149,71 +181,6 @@ unsafe extern "C" fn softgpu_warp(kind: u32, mask: u32, value: u64, arg: u32, wi
         arg,
         width,
     }))
-}
-
-/// # Safety
-/// Called by kernel code that a grid runs.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_trap() -> ! {
-    // SAFETY: the caller's promise.
-    unsafe { thread() }.fail(Misuse::Trap)
-}
-
-/// # Safety
-/// Called by kernel code that a grid runs; `p` is valid for an aligned atomic store until
-/// the grid is done.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_store32(p: *mut u32, value: u32) {
-    // SAFETY: the caller's promise, for the hook and for the pointer.
-    unsafe { thread().hook().store(p.cast(), value.into(), false) }
-}
-
-/// # Safety
-/// As for [`softgpu_store32`].
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_store64(p: *mut u64, value: u64) {
-    // SAFETY: the caller's promise, for the hook and for the pointer.
-    unsafe { thread().hook().store(p.cast(), value, true) }
-}
-
-/// # Safety
-/// Called by kernel code that a grid runs; `p` is valid for an aligned atomic load.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_load32(p: *const u32) -> u32 {
-    // SAFETY: the caller's promise, for the hook and for the pointer.
-    unsafe { thread().hook().load(p.cast(), false) as u32 }
-}
-
-/// # Safety
-/// As for [`softgpu_load32`].
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_load64(p: *const u64) -> u64 {
-    // SAFETY: the caller's promise, for the hook and for the pointer.
-    unsafe { thread().hook().load(p.cast(), true) }
-}
-
-/// # Safety
-/// Called by kernel code that a grid runs.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_settle(p: *const c_void, size: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { thread() }.hook().settle(p.cast(), size)
-}
-
-/// # Safety
-/// Called by kernel code that a grid runs.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_fence() {
-    // SAFETY: the caller's promise.
-    unsafe { thread() }.hook().fence()
-}
-
-/// # Safety
-/// Called by kernel code that a grid runs.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_now_ns() -> u64 {
-    // SAFETY: the caller's promise.
-    unsafe { thread() }.hook().now_ns()
 }
 
 /// The time as kernels ask for it. A thread that finds the clock where it left it naps, so

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::abi::core::{IoctlAttr, IoctlHdr, command};
-use crate::command::{Call, Done, Pieces};
+use crate::command::{Call, Done, Room};
 use crate::context::Context;
 use crate::context::request::Request;
 use crate::user::User;
@@ -54,15 +54,21 @@ impl Context {
         let extended = word & command::EXTENDED != 0;
         let core = bytes(user, find(CORE_IN))?;
         let driver = bytes(user, find(DRIVER_IN))?;
-        let room = |id| find(id).map_or((0, 0), |a| (a.data, usize::from(a.len)));
-        let pieces = Pieces {
+        let room = |id| {
+            find(id).map_or(Room::default(), |a| Room {
+                addr: a.data,
+                len: a.len.into(),
+            })
+        };
+        let call = Call {
+            user,
             core: &core,
             driver: &driver,
             core_out: room(CORE_OUT),
             driver_out: room(DRIVER_OUT),
         };
         self.carry_out(word & command::MASK, extended, |shape| {
-            Call::of_pieces(user, pieces, extended, shape)
+            call.checked(extended, shape)
         })
     }
 }

@@ -5,15 +5,13 @@
     reason = "each test uses a part of the harness"
 )]
 
-use mlx5_prm::doorbell;
-use mlx5_prm::wqe::{SendWqe, SliceSink};
+use mlx5_prm::wqe::SendWqe;
 use rustix::io::Errno;
-use vmlx5::Dma;
-use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
-use vmlx5_uverbs::abi::mlx5::{self, ioctl::*};
+use vmlx5_uverbs::abi::mlx5::ioctl::*;
 use vmlx5_uverbs::abi::prm::{Field, cqc, input, opcode, output, qpc};
 use vmlx5_uverbs::address::LinkLayer;
+use vmlx5_uverbs::{UarMode, User};
 use zerocopy::IntoBytes;
 
 use crate::rig::*;
@@ -49,14 +47,7 @@ pub const LOG_CQ: u64 = 4;
 
 pub fn open(link: LinkLayer, uar: UarMode, flags: u32) -> Rig {
     let mut rig = Rig::new(link, uar);
-    let ask = mlx5::AllocUcontextReqV2 {
-        total_num_bfregs: 16,
-        num_low_latency_bfregs: 4,
-        max_cqe_version: 1,
-        lib_caps: 3,
-        flags,
-        ..Default::default()
-    };
+    let ask = first_driver(flags);
     rig.ask(&GetContext::default(), ask.as_bytes()).unwrap();
     rig
 }
@@ -90,10 +81,6 @@ impl Devx {
 
     pub fn new() -> Devx {
         Devx::on(LinkLayer::InfiniBand)
-    }
-
-    pub fn offset(&self, addr: u64) -> u64 {
-        addr - self.rig.process.memory.addr()
     }
 
     pub fn page(&self) -> (u32, u32) {
@@ -167,15 +154,12 @@ impl Devx {
         bytes: &[u8],
         room: u16,
     ) -> (Answered, Vec<u8>) {
-        let memory = &self.rig.process.memory;
-        memory.write(self.offset(self.input), bytes).unwrap();
+        self.rig.put(self.input, bytes);
         // What is not written is seen.
-        memory
-            .write(self.offset(self.output), &[0xaa; 8192])
-            .unwrap();
+        self.rig.put(self.output, &[0xaa; 8192]);
         let done = self.rig.ioctl(object, method, attrs);
         let mut answer = vec![0; room.into()];
-        memory.read(self.offset(self.output), &mut answer).unwrap();
+        self.rig.process.read(self.output, &mut answer).unwrap();
         (done.map(|_| answer.clone()), answer)
     }
 
@@ -271,13 +255,7 @@ impl Devx {
             ],
         );
         let place = vmlx5_uverbs::address::Place { device: 0, port: 1 };
-        let fabric = vmlx5_uverbs::address::Fabric {
-            name: "test".into(),
-            devices: 1,
-            ports: 1,
-            link: LinkLayer::Ethernet,
-        };
-        let gid = fabric.gids(place)[3].0;
+        let gid = fabric(LinkLayer::Ethernet).gids(place)[3].0;
         to_rtr[qpc::AT..][qpc::path::RGID].copy_from_slice(&gid);
         [
             way(
@@ -308,17 +286,13 @@ impl Devx {
 
     /// Posts an entry of the `n`th queue pair, and rings.
     pub fn post(&self, n: u64, qpn: u32, index: u32, wqe: &SendWqe<'_>) {
-        let mut entry = [0; 64];
-        let encoded = wqe
-            .encode(index as u16, qpn, &mut SliceSink::new(&mut entry))
-            .unwrap();
-        let memory = &self.rig.process.memory;
-        let base = self.offset(self.umem.at);
-        let place = base + RINGS + n * 512 + 256 + u64::from(index % 4) * 64;
-        memory.write(place, &entry).unwrap();
-        let record = base + RECORDS + 64 + n * 64 + doorbell::SND as u64;
-        memory.store32(record, encoded.record_value(index)).unwrap();
-        self.rig.ring();
+        let qp = Qp {
+            qpn,
+            sends: self.umem.at + RINGS + n * 512 + 256,
+            db: self.umem.at + RECORDS + 64 + n * 64,
+            ..Qp::default()
+        };
+        self.rig.post(&qp, index, wqe);
     }
 
     pub fn entry(&self, index: u64) -> [u8; 64] {
@@ -341,12 +315,7 @@ pub fn refused(errno: Errno, answer: &[u8]) -> Refused {
         return Refused::Kernel(errno);
     }
     let syndrome = output::SYNDROME.get(answer) as u32;
-    let field = if syndrome == 0 {
-        0
-    } else {
-        syndrome & 0xff_ffff
-    };
-    Refused::Device(output::STATUS.get(answer) as u8, field)
+    Refused::Device(output::STATUS.get(answer) as u8, syndrome & 0xff_ffff)
 }
 
 pub fn header(code: u16) -> Vec<u8> {

@@ -200,14 +200,19 @@ pub const GPU: i32 = 79;
 /// The address of no memory.
 pub const NOWHERE: u64 = 0x10;
 
+/// The fabric of all tests.
+pub fn fabric(link: LinkLayer) -> Fabric {
+    Fabric {
+        name: "test".into(),
+        devices: 1,
+        ports: 1,
+        link,
+    }
+}
+
 impl Rig {
     pub fn new(link: LinkLayer, uar: UarMode) -> Rig {
-        let fabric = Fabric {
-            name: "test".into(),
-            devices: 1,
-            ports: 1,
-            link,
-        };
+        let fabric = fabric(link);
         let hub = Hub::new(Default::default());
         // The device's name for a node is another than the hub's: connections of a NIC with
         // itself, which is what these tests make, need the right one.
@@ -316,15 +321,7 @@ impl Rig {
     }
 
     pub fn get_context(&mut self) -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
-        let ask = mlx5::AllocUcontextReqV2 {
-            total_num_bfregs: 16,
-            num_low_latency_bfregs: 4,
-            max_cqe_version: 1,
-            lib_caps: 3,
-            ..Default::default()
-        };
-        let input = GetContext::default();
-        self.ask(&input, ask.as_bytes())
+        self.ask(&GetContext::default(), first_driver(0).as_bytes())
     }
 
     pub fn pd(&mut self) -> u32 {
@@ -384,19 +381,29 @@ impl Rig {
 
     /// One of any kind, as verbs number them.
     pub fn qp_of(&mut self, kind: u8, pd: u32, cq: &Cq) -> Result<Qp, Errno> {
+        let input = qp_input(pd, cq.handle).changed(|c| c.init.qp_type = kind);
+        self.make_qp(&input, |_| ()).map(|(qp, _)| qp)
+    }
+
+    /// One as it is asked for, with a change of what the driver says.
+    pub fn make_qp(
+        &mut self,
+        input: &CreateQp,
+        change: impl FnOnce(&mut mlx5::CreateQp),
+    ) -> Result<(Qp, CreateQpResp), Errno> {
         let (buf, db) = (self.room(512), self.room(8));
-        let mut input = qp_input(pd, cq.handle);
-        input.init.qp_type = kind;
-        let driver = qp_driver(buf, db);
-        let (say, own) = self.ask(&input, driver.as_bytes())?;
-        Ok(Qp {
+        let driver = qp_driver(buf, db).changed(change);
+        let (say, own) = self.ask(input, driver.as_bytes())?;
+        let qp = Qp {
             handle: say.qp_handle,
             qpn: say.qpn,
             bfreg: own.bfreg_index,
-            sends: buf + 256,
+            // First the receives, unless they come from elsewhere.
+            sends: buf + if input.init.is_srq == 0 { 256 } else { 0 },
             receives: buf,
             db,
-        })
+        };
+        Ok((qp, say))
     }
 
     pub fn destroy_qp(&mut self, handle: u32) -> Result<(), Errno> {
@@ -526,6 +533,7 @@ pub struct Cq {
     pub db: u64,
 }
 
+#[derive(Default)]
 pub struct Qp {
     pub handle: u32,
     pub qpn: u32,
@@ -533,6 +541,18 @@ pub struct Qp {
     pub sends: u64,
     pub receives: u64,
     pub db: u64,
+}
+
+/// What a current driver says in the first command.
+pub fn first_driver(flags: u32) -> mlx5::AllocUcontextReqV2 {
+    mlx5::AllocUcontextReqV2 {
+        total_num_bfregs: 16,
+        num_low_latency_bfregs: 4,
+        max_cqe_version: 1,
+        lib_caps: 3,
+        flags,
+        ..Default::default()
+    }
 }
 
 pub fn cq_driver(buf: u64, db: u64) -> mlx5::CreateCq {

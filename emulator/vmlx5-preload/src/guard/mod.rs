@@ -177,6 +177,16 @@ impl Own {
         }
     }
 
+    /// The bytes of an aligned word.
+    #[inline]
+    fn load<const N: usize>(&self, offset: u64) -> Result<[u8; N], DmaFault> {
+        let len = N as u64;
+        let at = self.at(offset, len, len)?;
+        let mut bytes = [0; N];
+        read(at, &mut bytes).map_err(|_| self.fault(offset, len))?;
+        Ok(bytes)
+    }
+
     /// An aligned word, changed: by `guarded`, or read and written by the kernel.
     fn word(
         &self,
@@ -219,17 +229,11 @@ impl Dma for Own {
     // Loads acquire and stores release: on this architecture every load and store does, and the
     // routines are calls that the compiler moves nothing across.
     fn load32(&self, offset: u64) -> Result<u32, DmaFault> {
-        let at = self.at(offset, 4, 4)?;
-        let mut bytes = [0; 4];
-        read(at, &mut bytes).map_err(|_| self.fault(offset, 4))?;
-        Ok(u32::from_ne_bytes(bytes))
+        self.load(offset).map(u32::from_ne_bytes)
     }
 
     fn load64(&self, offset: u64) -> Result<u64, DmaFault> {
-        let at = self.at(offset, 8, 8)?;
-        let mut bytes = [0; 8];
-        read(at, &mut bytes).map_err(|_| self.fault(offset, 8))?;
-        Ok(u64::from_ne_bytes(bytes))
+        self.load(offset).map(u64::from_ne_bytes)
     }
 
     fn store32(&self, offset: u64, value: u32) -> Result<(), DmaFault> {
