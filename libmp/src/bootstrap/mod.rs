@@ -12,12 +12,14 @@
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gdsync::Status;
 
 use crate::error::{Error, Kind, Result};
 
+mod bytes;
 mod descriptors;
 mod directory;
 pub mod env;
@@ -130,6 +132,11 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
         let text = "this bootstrap passes no descriptors";
         Err(Error::new("receive a descriptor", Kind::Unsupported, text))
     }
+}
+
+/// Takes a lock. What it guards holds whatever panicked meanwhile.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const JOIN: &str = "join the job";

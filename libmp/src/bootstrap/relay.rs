@@ -444,13 +444,7 @@ mod tests {
     /// Connects a rank that greets the store and proves that it knows the secret.
     fn take_slot(relay: &mut Relay, rank: u32, size: u32) -> Id {
         let (secret, nonce) = (Secret::from_bytes([1; 32]), [rank as u8; 32]);
-        let hello = Hello {
-            rank,
-            size,
-            name: 0,
-            host: 0,
-            nonce,
-        };
+        let hello = Hello::plain(rank, size);
         let (id, _) = relay.connect(Duration::ZERO, [127, 0, 0, 1].into(), nonce);
         let proof = hello.proof(&secret, "rank", 1, &nonce);
         for frame in [Frame::Hello(hello), Frame::Answer { proof }] {

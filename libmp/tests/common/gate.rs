@@ -1,0 +1,32 @@
+//! A word by which a test holds a stream.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use gdsync::Gpu;
+use gdsync::gpu::{Condition, MemoryKind, Stream, Word64};
+use gdsync::rdma::{Descriptor, post_on};
+
+/// A word that a stream waits for until it is opened.
+pub struct Gate(Word64);
+
+impl Gate {
+    pub fn new(gpu: &Gpu) -> Gate {
+        let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        Gate(region.word64(0).unwrap())
+    }
+
+    /// Has a stream wait.
+    pub fn hold(&self, stream: &Stream) {
+        let wait = Descriptor::WaitValue64 {
+            word: &self.0,
+            condition: Condition::Geq,
+            value: 1,
+            flush: false,
+        };
+        post_on(stream, &mut [], &[wait]).unwrap();
+    }
+
+    pub fn open(&self) {
+        self.0.store(1).unwrap();
+        self.0.region().gpu().host().ring();
+    }
+}
