@@ -33,7 +33,9 @@ fn unanswered(ctx: &Context, stream: Option<&Stream>, receives: bool, own: Optio
         return ctx.post_send(&send).unwrap();
     }
     let recv = ctx.post_recv(&recv).unwrap();
-    stream.map(|stream| recv.wait_on(stream).unwrap());
+    if let Some(stream) = stream {
+        recv.wait_on(stream).unwrap();
+    }
     recv
 }
 
