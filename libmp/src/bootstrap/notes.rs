@@ -57,13 +57,16 @@ impl RankNote {
     }
 }
 
+/// Host and nonce of a rank.
+pub(super) type Member = (u64, Nonce);
+
 /// Who belongs to the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JobNote {
     /// The job's number.
     pub job: u64,
-    /// By rank: host and nonce.
-    pub ranks: Vec<(u64, Nonce)>,
+    /// By rank.
+    pub ranks: Vec<Member>,
 }
 
 impl JobNote {

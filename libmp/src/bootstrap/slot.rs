@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::descriptors::Descriptors;
 use super::host::host;
-use super::notes::{JobNote, RANK_NOTE, RankNote, mailbox_name, note_name};
+use super::notes::{JobNote, Member, RANK_NOTE, RankNote, mailbox_name, note_name};
 use super::secret::{Nonce, random_bytes, random_number};
 use super::wire::MAX_RANKS;
 use super::{JOIN, Secret, missing};
@@ -154,8 +154,8 @@ impl RankSlot {
         }
     }
 
-    /// Host and nonce of each rank that has come, and the ranks that have not.
-    fn gather(&self) -> Result<(Vec<(u64, Nonce)>, Vec<u32>)> {
+    /// The ranks that have come, and the numbers of those that have not.
+    fn gather(&self) -> Result<(Vec<Member>, Vec<u32>)> {
         let size = self.note.size;
         let (mut ranks, mut missing) = (Vec::new(), Vec::new());
         for rank in 0..size {

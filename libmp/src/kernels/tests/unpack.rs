@@ -114,28 +114,26 @@ fn every_word_ends_the_receive_as_it_says() {
     let long = |len| (S::TRUNCATED, len, word(seq, TOO_LONG, 0));
     let good = |len| (S::SUCCESS, len, word(seq, TAKEN, 0));
     let failed = |s: S| (s, 0, word(seq, FAILED, u64::from(s.0)));
+    let eager = |len| word(seq, EAGER, len);
+    let direct = |len| word(seq, DIRECT, len);
+    let failure = |status| word(seq, FAILED, status);
     // Name, word, whether DIRECT is staged, how it ends.
     let cases = [
-        ("eager", word(seq, EAGER, 33), false, good(33)),
-        ("eager, full", word(seq, EAGER, 40), false, good(40)),
-        (
-            "eager, first segment",
-            word(seq, EAGER, 10),
-            false,
-            good(10),
-        ),
-        ("eager, a byte", word(seq, EAGER, 1), false, good(1)),
-        ("eager, empty", word(seq, EAGER, 0), false, good(0)),
-        ("eager, too long", word(seq, EAGER, 41), false, long(41)),
-        ("eager, a slot", word(seq, EAGER, 64), false, long(64)),
-        ("eager, more than a slot", word(seq, EAGER, 65), false, bad),
-        ("eager, huge", word(seq, EAGER, MAX_LEN), false, bad),
-        ("direct", word(seq, DIRECT, 40), false, good(40)),
-        ("direct, empty", word(seq, DIRECT, 0), false, good(0)),
-        ("direct, too long", word(seq, DIRECT, 41), false, bad),
-        ("staged", word(seq, DIRECT, 39), true, good(39)),
-        ("staged, empty", word(seq, DIRECT, 0), true, good(0)),
-        ("staged, too long", word(seq, DIRECT, 41), true, bad),
+        ("eager", eager(33), false, good(33)),
+        ("eager, full", eager(40), false, good(40)),
+        ("eager, first segment", eager(10), false, good(10)),
+        ("eager, a byte", eager(1), false, good(1)),
+        ("eager, empty", eager(0), false, good(0)),
+        ("eager, too long", eager(41), false, long(41)),
+        ("eager, a slot", eager(64), false, long(64)),
+        ("eager, more than a slot", eager(65), false, bad),
+        ("eager, huge", eager(MAX_LEN), false, bad),
+        ("direct", direct(40), false, good(40)),
+        ("direct, empty", direct(0), false, good(0)),
+        ("direct, too long", direct(41), false, bad),
+        ("staged", direct(39), true, good(39)),
+        ("staged, empty", direct(0), true, good(0)),
+        ("staged, too long", direct(41), true, bad),
         ("too long", word(seq, TOO_LONG, 99), false, long(99)),
         (
             "announced",
@@ -143,15 +141,15 @@ fn every_word_ends_the_receive_as_it_says() {
             false,
             long(MAX_LEN),
         ),
-        ("failed", word(seq, FAILED, 4), false, failed(S::TIMEOUT)),
+        ("failed", failure(4), false, failed(S::TIMEOUT)),
         (
             "failed, unknown",
-            word(seq, FAILED, 0x9_0999),
+            failure(0x9_0999),
             false,
             failed(S(0x999)),
         ),
-        ("failed, pending", word(seq, FAILED, 0), false, bad),
-        ("failed, success", word(seq, FAILED, 0x1_0001), false, bad),
+        ("failed, pending", failure(0), false, bad),
+        ("failed, success", failure(0x1_0001), false, bad),
         ("ready", word(seq, READY, 1), false, bad),
         ("refused", word(seq, REFUSED, 1), false, bad),
         ("taken", word(seq, TAKEN, 1), false, bad),
