@@ -20,8 +20,8 @@ use super::inbox::{Inbox, room};
 use super::notes::{JobNote, mail_name, parse_mail_name};
 use super::slot::{RankSlot, private, put};
 use super::{
-    Bootstrap, MAX_MESSAGE, RECEIVE, SEND, Secret, WINDOW, check, fits, full, gone, lock,
-    other_host,
+    Bootstrap, MAX_MESSAGE, RECEIVE, SEND, Secret, WINDOW, check, check_host, fits, full, gone,
+    lock,
 };
 use crate::error::{Error, Kind, Result};
 
@@ -251,10 +251,7 @@ impl Bootstrap for Directory {
     }
 
     fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
-        check(self.size(), to, &[])?;
-        if self.host(to) != self.host(self.rank()) {
-            return Err(other_host(to));
-        }
+        check_host(self, to)?;
         let secret = Secret::from_bytes(self.job.ranks[to as usize].1);
         self.slot.descriptors().send(&secret, to, topic, fd)
     }

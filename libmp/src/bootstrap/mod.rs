@@ -193,10 +193,14 @@ fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     })
 }
 
-#[cold]
-fn other_host(rank: u32) -> Error {
+/// Refuses ranks to which `from` cannot pass a descriptor.
+fn check_host(from: &impl Bootstrap, to: u32) -> Result<()> {
+    check(from.size(), to, &[])?;
+    if from.host(to) == from.host(from.rank()) {
+        return Ok(());
+    }
     let text = "is on another host";
-    Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(rank)
+    Err(Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(to))
 }
 
 /// `count` ranks, the first of which are `some`, have not come within `limit`.

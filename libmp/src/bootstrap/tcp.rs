@@ -15,7 +15,7 @@ pub use super::server::Server;
 use super::server::prepare;
 use super::session::{Session, Trouble};
 use super::wire::Hello;
-use super::{Bootstrap, JOIN, Secret, check, fits, full, gone, lock, missing, other_host};
+use super::{Bootstrap, JOIN, Secret, check, check_host, fits, full, gone, lock, missing};
 use crate::error::{Error, Kind, Result};
 
 /// Most bytes that one call reads.
@@ -275,10 +275,7 @@ impl Bootstrap for Tcp {
     }
 
     fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
-        check(self.size(), to, &[])?;
-        if self.host(to) != self.host(self.rank) {
-            return Err(other_host(to));
-        }
+        check_host(self, to)?;
         self.descriptors.send(&self.secret, to, topic, fd)
     }
 

@@ -88,3 +88,13 @@ impl Held {
         self.least(limit) == self
     }
 }
+
+/// How many times a test does what it does: the variable's number, else few.
+pub fn times(variable: &str, few: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{variable}: a number")),
+        Err(_) => few,
+    }
+}
