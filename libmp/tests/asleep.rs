@@ -70,9 +70,8 @@ fn messages_move_while_everybody_sleeps() {
             gate.hold(&stream);
             let requests: Vec<_> = (0..MESSAGES).map(exchange).collect();
             let region = into.region();
-            let words: Vec<_> = (0..MESSAGES)
-                .map(|i| region.word64(8 * i).unwrap())
-                .collect();
+            let word_at = |i| region.word64(8 * i).unwrap();
+            let words: Vec<_> = (0..MESSAGES).map(word_at).collect();
             assert!(words.iter().all(|w| w.load().unwrap() == 0));
             together.wait();
             if ctx.rank() == 0 {

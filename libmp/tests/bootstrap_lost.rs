@@ -213,10 +213,7 @@ fn tags_stay_open_when_nobody_can_be_asked_to_retire_them() {
     let run = play(1, 2, move |rank| {
         let ctx = store.open(rank, |b| b.channels(TAGS as usize));
         let (small, peer) = (slice(&ctx, SMALL), rank.peer());
-        let sends: Vec<_> = (0..TAGS)
-            .map(|tag| ctx.isend(peer, tag, &small).unwrap())
-            .collect();
-        mp::wait_all(&sends, LIMIT).unwrap();
+        (0..TAGS).for_each(|tag| send(&ctx, peer, tag, SMALL));
         // None of them is idle before it is received.
         lose(rank, &store);
         (0..TAGS).for_each(|tag| recv(&ctx, peer, tag, SMALL));

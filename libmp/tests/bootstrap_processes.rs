@@ -192,11 +192,8 @@ fn launchers() {
 /// A port that is free now, and the one behind it.
 fn free_port() -> u16 {
     until(|| {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .ok()?
-            .local_addr()
-            .ok()?
-            .port();
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+        let port = free.ok()?.port();
         let next = port.checked_add(1)?;
         TcpListener::bind(("127.0.0.1", next)).ok().map(|_| port)
     })
@@ -262,10 +259,8 @@ fn alone() {
 fn by_mpirun() {
     let folder = folder("mpirun");
     let mut command = Command::new("mpirun");
-    command
-        .args(["--oversubscribe", "-n", "4"])
-        .arg(own())
-        .arg("as:ring");
+    command.args(["--oversubscribe", "-n", "4"]);
+    command.arg(own()).arg("as:ring");
     // Root may not use it otherwise; nobody else minds.
     command
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")

@@ -15,7 +15,7 @@ use gdsync::rdma::Device;
 use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::CUstream;
 use mp::bootstrap::Local;
-use mp::{Context, Memory, Progress, Request, Source};
+use mp::{Context, Memory, Progress, Request, SendOp, Source};
 use standin::{Control, Variant, inside};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -90,74 +90,67 @@ impl Rig {
     }
 }
 
-/// What a test enqueues on a stream of rank 0; returns its requests.
-type Enqueue = fn(&Rig, &Stream) -> Vec<Request>;
-
-fn send(rig: &Rig, stream: &Stream, len: usize) -> Vec<Request> {
-    let [a, b] = &rig.ranks;
-    let into = rig.memory[1].slice(0, len).unwrap();
-    let from = rig.memory[0].slice(0, len).unwrap();
-    rig.with_progress(|| {
-        let receive = b.irecv(0, 1, &into).unwrap();
-        vec![receive, a.isend_on(stream, 1, 1, &from).unwrap()]
-    })
+/// What is enqueued on a stream of rank 0.
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Send(usize),
+    /// Whether the stream waits for it, or the request is dropped.
+    Receive(Source, usize, bool),
+    PreparedSend,
 }
 
-fn receive(rig: &Rig, stream: &Stream, from: Source, len: usize, waits: bool) -> Vec<Request> {
-    let [a, b] = &rig.ranks;
-    let into = rig.memory[0].slice(0, len).unwrap();
-    let data = rig.memory[1].slice(0, len).unwrap();
-    rig.with_progress(|| {
-        let receive = a.irecv_on(stream, from, 1, &into).unwrap();
-        let send = b.isend(0, 1, &data).unwrap();
-        if waits {
-            receive.wait_on(stream).unwrap();
-        }
-        vec![receive, send]
-    })
-}
-
-const ENQUEUED: &[(&str, Enqueue)] = &[
-    ("a short send", |rig, stream| send(rig, stream, 64)),
-    ("a long send", |rig, stream| send(rig, stream, LARGE)),
-    ("a short receive", |rig, stream| {
-        receive(rig, stream, Source::Rank(1), 64, true)
-    }),
-    ("a long receive", |rig, stream| {
-        receive(rig, stream, Source::Rank(1), LARGE, true)
-    }),
-    ("a short receive that is dropped", |rig, stream| {
-        receive(rig, stream, Source::Rank(1), 64, false)
-    }),
-    ("a long receive that is dropped", |rig, stream| {
-        receive(rig, stream, Source::Rank(1), LARGE, false)
-    }),
-    ("a receive from anybody", |rig, stream| {
-        receive(rig, stream, Source::Any, 64, true)
-    }),
-    ("a receive from anybody that is dropped", |rig, stream| {
-        receive(rig, stream, Source::Any, 64, false)
-    }),
-    ("a prepared send", |rig, stream| {
-        let from = rig.memory[0].slice(0, 64).unwrap();
-        let send = mp::SendOp::new(1, 1, std::slice::from_ref(&from)).on(stream);
-        vec![rig.with_progress(|| rig.ranks[0].prepare_send(&send).unwrap())]
-    }),
+const WORK: [Work; 9] = [
+    Work::Send(64),
+    Work::Send(LARGE),
+    Work::Receive(Source::Rank(1), 64, true),
+    Work::Receive(Source::Rank(1), LARGE, true),
+    Work::Receive(Source::Rank(1), 64, false),
+    Work::Receive(Source::Rank(1), LARGE, false),
+    Work::Receive(Source::Any, 64, true),
+    Work::Receive(Source::Any, 64, false),
+    Work::PreparedSend,
 ];
+
+/// Enqueues it, with what rank 1 has to do for it; returns the requests.
+fn enqueue(rig: &Rig, stream: &Stream, work: Work) -> Vec<Request> {
+    let [a, b] = &rig.ranks;
+    let slices = |len| [0, 1].map(|rank| rig.memory[rank].slice(0, len).unwrap());
+    rig.with_progress(|| match work {
+        Work::Send(len) => {
+            let [from, into] = slices(len);
+            let receive = b.irecv(0, 1, &into).unwrap();
+            vec![receive, a.isend_on(stream, 1, 1, &from).unwrap()]
+        }
+        Work::Receive(source, len, waits) => {
+            let [into, data] = slices(len);
+            let receive = a.irecv_on(stream, source, 1, &into).unwrap();
+            let send = b.isend(0, 1, &data).unwrap();
+            if waits {
+                receive.wait_on(stream).unwrap();
+            }
+            vec![receive, send]
+        }
+        Work::PreparedSend => {
+            let [from, _] = slices(64);
+            let send = SendOp::new(1, 1, std::slice::from_ref(&from)).on(stream);
+            vec![a.prepare_send(&send).unwrap()]
+        }
+    })
+}
 
 #[test]
 fn a_destroyed_stream_is_never_named_to_the_driver() {
     inside!(Variant::default());
     let control = Control::open();
     let mut wrong = Vec::new();
-    for (what, enqueue) in ENQUEUED {
+    for work in WORK {
         let rig = Rig::new();
         let (raw, stream) = rig.stream();
-        let requests = enqueue(&rig, &stream);
+        let requests = enqueue(&rig, &stream, work);
         rig.finish(raw, stream, requests);
         drop(rig);
         for stray in control.strays() {
-            wrong.push(format!("{what}: {stray}"));
+            wrong.push(format!("{work:?}: {stray}"));
         }
     }
     assert_eq!(wrong, [""; 0]);
@@ -208,7 +201,7 @@ const CALLS: &[(&str, Call)] = &[
             len: &word,
             offset: None,
         };
-        let send = mp::SendOp::new(1, 7, std::slice::from_ref(&from));
+        let send = SendOp::new(1, 7, std::slice::from_ref(&from));
         rig.ranks[0]
             .post_send(&send.size(size).on(stream))
             .map(drop)
@@ -256,7 +249,7 @@ fn captured_streams_are_refused() {
     let (raw, stream) = rig.stream();
     let cuda = driver();
     // All is open and warm.
-    drop(send(&rig, &stream, 64));
+    drop(enqueue(&rig, &stream, Work::Send(64)));
     let mut wrong = Vec::new();
     for (what, call) in CALLS {
         // SAFETY: a live stream of the current context.

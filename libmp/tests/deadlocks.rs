@@ -5,11 +5,12 @@
 #[path = "common/sim.rs"]
 mod sim;
 
+use std::array;
 use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Builder, Context, Kind, Memory, Request, Slice, Source};
-use sim::{LARGE, LIMIT, Rank, SMALL, millis, play, secs};
+use sim::{LARGE, LIMIT, Rank, SMALL, millis, peer_failed, play, recv_on, secs};
 
 const WATCHDOG: Duration = secs(1);
 /// When the ranks look at what is stuck.
@@ -59,10 +60,8 @@ fn stands_in_the_page(number: u32, rank: u32, alarms: &[String]) -> Result<(), S
     let section = sections.find(|section| section.starts_with(&heading));
     let section = section.ok_or(format!("no section {number}"))?;
     let who = format!("rank {rank}: stream ");
-    let mut said = alarms
-        .iter()
-        .filter(|line| line.starts_with(&who))
-        .peekable();
+    let mine = alarms.iter().filter(|line| line.starts_with(&who));
+    let mut said = mine.peekable();
     if said.peek().is_none() {
         return Ok(());
     }
@@ -132,30 +131,19 @@ fn named(rank: &Rank, ctx: &Context, expected: &[Wait<'_>]) {
 fn named_now(rank: &Rank, ctx: &Context, expected: &[Wait<'_>]) {
     let mut stuck = ctx.stuck();
     stuck.sort_by_key(|s| s.stream);
-    let found: Vec<_> = stuck
-        .iter()
-        .map(|s| (s.rank, s.peer, s.tag, s.number, &*s.what, s.stream))
-        .collect();
-    let wanted: Vec<_> = expected
-        .iter()
-        .map(|w| (rank.me, w.peer, w.tag, w.number, &*w.what, w.stream.id()))
-        .collect();
-    assert_eq!(found, wanted);
-    for s in &stuck {
-        assert!(
-            (WATCHDOG..LOOK + SLACK).contains(&s.since),
-            "{s} in {LOOK:?}"
-        );
+    assert_eq!(stuck.len(), expected.len(), "{stuck:?}");
+    for (s, w) in stuck.iter().zip(expected) {
+        let found = (s.rank, s.peer, s.tag, s.number, &*s.what, s.stream);
+        let wanted = (rank.me, w.peer, w.tag, w.number, &*w.what, w.stream.id());
+        assert_eq!(found, wanted);
+        let stood = WATCHDOG..LOOK + SLACK;
+        assert!(stood.contains(&s.since), "{s} in {LOOK:?}");
         let text = s.to_string();
         let (who, what) = text.split_once(" has waited for ").unwrap();
         let (_, what) = what.split_once(": ").unwrap();
         let said = |line: &String| line.starts_with(who) && line.ends_with(what);
-        let alarms = rank.warnings.alarms();
-        assert_eq!(
-            alarms.into_iter().filter(said).count(),
-            1,
-            "the warning of: {text}"
-        );
+        let alarms = rank.warnings.alarms().into_iter().filter(said);
+        assert_eq!(alarms.count(), 1, "the warning of: {text}");
     }
 }
 
@@ -169,9 +157,7 @@ fn given_up(rank: &Rank, ctx: &Context, streams: &[&Stream], requests: &[(&Reque
     assert!(took >= TIMEOUT, "given up after {took:?}");
     assert!(took < 2 * TIMEOUT + SLACK, "given up after {took:?}");
     for (request, peer) in requests {
-        let e = request.wait(LIMIT).unwrap_err();
-        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
-        assert_eq!(e.rank(), Some(*peer), "{e}");
+        peer_failed(&request.wait(LIMIT).unwrap_err(), *peer);
     }
     assert!(ctx.error().is_some());
     assert!(ctx.stuck().is_empty());
@@ -194,7 +180,7 @@ fn done(rank: &Rank, ctx: &Context, streams: &[&Stream], requests: &[Request]) {
 
 fn buffers<const N: usize>(ctx: &Context, len: usize) -> (Memory, [Slice; N]) {
     let memory = ctx.alloc(MemoryKind::Pinned, N * len).unwrap();
-    let slices = std::array::from_fn(|i| memory.slice(i * len, len).unwrap());
+    let slices = array::from_fn(|i| memory.slice(i * len, len).unwrap());
     (memory, slices)
 }
 
@@ -239,8 +225,7 @@ fn crossed_order_on_two_ranks() {
         if written == Wrong {
             second.wait_on(&stream).unwrap();
         }
-        let first = ctx.irecv_on(&stream, 0, 1, &a).unwrap();
-        first.wait_on(&stream).unwrap();
+        let first = recv_on(&ctx, &stream, 0, 1, &a);
         if written == Right {
             second.wait_on(&stream).unwrap();
             return done(rank, &ctx, &[&stream], &[first, second]);
@@ -261,9 +246,7 @@ fn more_waiting_streams_than_channels() {
         if rank.me == 1 {
             // Answers.
             let stream = ctx.gpu().stream().unwrap();
-            let go = ctx.irecv_on(&stream, peer, 100, &slices[8]).unwrap();
-            go.wait_on(&stream).unwrap();
-            let mut all = vec![go];
+            let mut all = vec![recv_on(&ctx, &stream, peer, 100, &slices[8])];
             for tag in 0..N {
                 all.push(ctx.isend_on(&stream, peer, tag, &slices[0]).unwrap());
             }
@@ -274,15 +257,13 @@ fn more_waiting_streams_than_channels() {
             }
             return done(rank, &ctx, &[&stream], &all);
         }
-        let streams: Vec<_> = (0..N).map(|_| ctx.gpu().stream().unwrap()).collect();
+        let streams = [(); N as usize].map(|()| ctx.gpu().stream().unwrap());
         let last = ctx.gpu().stream().unwrap();
-        let receive = |tag: u32, stream| {
-            let into = &slices[tag as usize];
-            ctx.irecv_on(stream, peer, tag, into).unwrap()
+        let receive = |tag| {
+            ctx.irecv_on(&streams[tag], peer, tag as u32, &slices[tag])
+                .unwrap()
         };
-        let mut all: Vec<_> = (0..N)
-            .map(|tag| receive(tag, &streams[tag as usize]))
-            .collect();
+        let mut all = Vec::from(array::from_fn::<_, { N as usize }, _>(receive));
         if written == Right {
             // What releases the others goes first, and one stream waits for all of them.
             all.push(ctx.isend_on(&last, peer, 100, &slices[8]).unwrap());
@@ -299,10 +280,8 @@ fn more_waiting_streams_than_channels() {
         let text = e.to_string();
         assert!(text.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{text}");
         assert!(text.contains("7 streams wait already"), "{text}");
-        let waits: Vec<_> = (0..7)
-            .map(|tag| to_send(&streams[tag as usize], peer, tag, 0))
-            .collect();
-        named(rank, &ctx, &waits);
+        let wait = |tag| to_send(&streams[tag], peer, tag as u32, 0);
+        named(rank, &ctx, &array::from_fn::<_, 7, _>(wait));
         // It came before the standstill: what releases them still gets through.
         all.push(ctx.isend_on(&last, peer, 100, &slices[8]).unwrap());
         for stream in &streams {
@@ -355,8 +334,7 @@ fn a_receive_without_a_sender() {
             return rank.barrier();
         }
         let tag = if written == Wrong { 2 } else { 1 };
-        let recv = ctx.irecv_on(&stream, peer, tag, &data).unwrap();
-        recv.wait_on(&stream).unwrap();
+        let recv = recv_on(&ctx, &stream, peer, tag, &data);
         if written == Right {
             return done(rank, &ctx, &[&stream], &[recv]);
         }
@@ -376,9 +354,8 @@ fn more_eager_messages_than_room() {
         let (many, one) = slices.split_at(5);
         let mut all = Vec::new();
         if rank.me == 0 {
-            for data in many {
-                all.push(ctx.isend_on(&stream, peer, 1, data).unwrap());
-            }
+            let send = |data| ctx.isend_on(&stream, peer, 1, data).unwrap();
+            all.extend(many.iter().map(send));
             all.push(ctx.isend_on(&stream, peer, 2, &one[0]).unwrap());
             if written == Right {
                 return done(rank, &ctx, &[&stream], &all);
@@ -390,19 +367,13 @@ fn more_eager_messages_than_room() {
             }
             return given_up(rank, &ctx, &[&stream], &[(&all[0], peer), (&all[1], peer)]);
         }
-        let take = |all: &mut Vec<Request>, tag, into| {
-            let recv = ctx.irecv_on(&stream, peer, tag, into).unwrap();
-            recv.wait_on(&stream).unwrap();
-            all.push(recv);
-        };
+        let take = |tag, into| recv_on(&ctx, &stream, peer, tag, into);
         if written == Wrong {
-            take(&mut all, 2, &one[0]);
+            all.push(take(2, &one[0]));
         }
-        for into in many {
-            take(&mut all, 1, into);
-        }
+        all.extend(many.iter().map(|into| take(1, into)));
         if written == Right {
-            take(&mut all, 2, &one[0]);
+            all.push(take(2, &one[0]));
             return done(rank, &ctx, &[&stream], &all);
         }
         named(rank, &ctx, &[to_send(&stream, peer, 2, 0)]);
@@ -427,17 +398,14 @@ fn synchronising_before_the_send() {
             if written == Wrong {
                 let e = question.wait(LOOK).unwrap_err();
                 assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(peer)), "{e}");
-                let e = question.wait(LIMIT).unwrap_err();
-                assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
-                assert_eq!(e.rank(), Some(peer));
+                peer_failed(&question.wait(LIMIT).unwrap_err(), peer);
                 return rank.barrier();
             }
             question.wait(LIMIT).unwrap();
             let answer = ctx.isend(peer, 1, &data).unwrap();
             return done(rank, &ctx, &[], &[answer]);
         }
-        let answer = ctx.irecv_on(&stream, peer, 1, &into).unwrap();
-        answer.wait_on(&stream).unwrap();
+        let answer = recv_on(&ctx, &stream, peer, 1, &into);
         if written == Right {
             let question = ctx.isend(peer, 1, &data).unwrap();
             return done(rank, &ctx, &[&stream], &[answer, question]);

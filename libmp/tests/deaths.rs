@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::Device;
-use heap::{Counting, Held};
+use heap::{Counting, Held, times};
 use mp::bootstrap::Local;
 use mp::{Context, Kind, Memory, RecvOp, Request, SendOp, Slice, Source};
 
@@ -33,14 +33,6 @@ const BOUND: Held = Held {
     files: 4,
     maps: 16,
 };
-
-/// How many die: `GDS_DEATHS`, else few.
-fn rounds() -> u32 {
-    match std::env::var("GDS_DEATHS") {
-        Ok(text) => text.parse().expect("GDS_DEATHS: a number of deaths"),
-        Err(_) => 350,
-    }
-}
 
 struct Rank {
     ctx: Context,
@@ -174,7 +166,7 @@ fn round(number: u32) {
 
 #[test]
 fn deaths_leave_nothing_behind() {
-    let (start, rounds) = (Instant::now(), rounds());
+    let (start, rounds) = (Instant::now(), times("GDS_DEATHS", 350) as u32);
     assert!(rounds >= (FIRST as u32 + 1) * EVERY, "too few to compare");
     let mut looks = Vec::with_capacity((rounds / EVERY) as usize);
     for number in 0..rounds {

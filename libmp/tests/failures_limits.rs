@@ -4,6 +4,7 @@
 #[path = "common/sim.rs"]
 mod sim;
 
+use std::array;
 use std::time::Duration;
 
 use gdsync::{Status, Stream};
@@ -33,7 +34,9 @@ fn unanswered(ctx: &Context, stream: Option<&Stream>, receives: bool, own: Optio
         return ctx.post_send(&send).unwrap();
     }
     let recv = ctx.post_recv(&recv).unwrap();
-    stream.map(|stream| recv.wait_on(stream).unwrap());
+    if let Some(stream) = stream {
+        recv.wait_on(stream).unwrap();
+    }
     recv
 }
 
@@ -206,9 +209,8 @@ fn handles_are_dropped_in_every_phase() {
             let ctx = rank.open(limit(secs(2)));
             let stream = ctx.gpu().stream().unwrap();
             let other = ctx.gpu().stream().unwrap();
-            let buffers: Vec<_> = (0..10)
-                .map(|i| ctx.adopt_vec(vec![rank.me as u8 + i; LARGE]).unwrap())
-                .collect();
+            let bytes = |i: usize| vec![rank.me as u8 + i as u8; LARGE];
+            let buffers: [_; 10] = array::from_fn(|i| ctx.adopt_vec(bytes(i)).unwrap());
             let at = |i: usize, len: usize| buffers[i].slice(0, len).unwrap();
             if rank.me == 0 {
                 // Taken back, or to be told of the death.
@@ -300,9 +302,8 @@ fn a_result_is_kept_for_a_stream_that_comes_late() {
         any.wait(LIMIT).unwrap();
         drop(any);
         // Whatever has its place now does not end.
-        let others: Vec<_> = (0..600)
-            .map(|tag| ctx.irecv(Source::Any, 100 + tag, &slice).unwrap())
-            .collect();
+        let receive = |tag| ctx.irecv(Source::Any, tag, &slice).unwrap();
+        let others: Vec<_> = (100..700).map(receive).collect();
         gate.open();
         assert!(stream.synchronize(secs(1)).unwrap(), "it waits for another");
         drop(others);

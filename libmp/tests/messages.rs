@@ -388,9 +388,8 @@ fn words_are_a_requests_as_long_as_a_stream_needs_them() {
         recv.wait(LIMIT).unwrap();
         drop(recv);
         // Others that are never done take the places of those that are.
-        let open: Vec<_> = (2..600)
-            .map(|tag| ctx.irecv(Source::Any, tag, &into).unwrap())
-            .collect();
+        let receive = |tag| ctx.irecv(Source::Any, tag, &into).unwrap();
+        let open: Vec<_> = (2..600).map(receive).collect();
         gate.open();
         assert!(late.synchronize(LIMIT).unwrap());
         drop(open);

@@ -38,11 +38,8 @@ fn a_context_behind_a_kernel_that_never_ends_is_dropped_in_bounded_time() {
     let warnings = alarm::of_this_process();
     let gpu = Gpu::soft().unwrap();
     let bootstrap = Local::ranks(1).remove(0);
-    let ctx = Context::builder()
-        .bootstrap(bootstrap)
-        .gpu(&gpu)
-        .build()
-        .unwrap();
+    let ctx = Context::builder().bootstrap(bootstrap).gpu(&gpu);
+    let ctx = ctx.build().unwrap();
     let stream = gpu.stream().unwrap();
     let memory = ctx.alloc(MemoryKind::Pinned, 4096).unwrap();
     PLACE.store(memory.region().addr().0 as usize, Ordering::Release);

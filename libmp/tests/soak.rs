@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Stream};
-use heap::{Counting, Held};
+use heap::{Counting, Held, times};
 use mp::bootstrap::Local;
 use mp::{Context, Memory};
 
@@ -29,14 +29,6 @@ const BOUND: Held = Held {
     files: 4,
     maps: 8,
 };
-
-/// How many requests: `GDS_SOAK`, else few.
-fn requests() -> u64 {
-    match std::env::var("GDS_SOAK") {
-        Ok(text) => text.parse().expect("GDS_SOAK: a number of requests"),
-        Err(_) => 300_000,
-    }
-}
 
 struct Side {
     ctx: Context,
@@ -96,7 +88,8 @@ fn requests_that_only_streams_wait_for_need_bounded_memory() {
         .collect();
     let [a, b] = &sides[..] else { unreachable!() };
     // A turn is four requests: a message each way.
-    let turns = requests().div_ceil(4).max(20 * SLOTS);
+    let requests = times("GDS_SOAK", 300_000);
+    let turns = requests.div_ceil(4).max(20 * SLOTS);
     let every = turns.div_ceil(1000);
     // What is under way comes and goes: the least that was held in a tenth of the time counts.
     let mut tenths: [Option<Held>; 10] = [None; 10];

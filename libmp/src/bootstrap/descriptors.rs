@@ -7,7 +7,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -15,9 +15,10 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use super::bytes::{Bytes, Garbage};
 use super::inbox::Inbox;
 use super::secret::Proof;
-use super::{Secret, gone, too_many};
+use super::{Secret, gone, lock, too_many};
 use crate::error::{Error, Kind, Result};
 
 const PASS: &str = "pass a descriptor";
@@ -57,22 +58,21 @@ impl Note {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Option<(Note, Proof)> {
-        let (magic, rest) = bytes.split_first_chunk::<8>()?;
-        let (from, rest) = rest.split_first_chunk()?;
-        let (topic, rest) = rest.split_first_chunk()?;
-        let proof = rest.try_into().ok()?;
-        let note = Note {
-            from: u32::from_le_bytes(*from),
-            topic: u64::from_le_bytes(*topic),
-        };
-        (*magic == MAGIC).then_some((note, Proof::from_bytes(proof)))
+    fn decode(bytes: &[u8]) -> Result<(Note, Proof), Garbage> {
+        let mut bytes = Bytes(bytes, "a short datagram");
+        if bytes.array()? != MAGIC {
+            return Err(Garbage("not a datagram of this version"));
+        }
+        let (from, topic) = (bytes.u32()?, bytes.u64()?);
+        let proof = Proof::from_bytes(bytes.array()?);
+        bytes.end("a datagram with something behind it")?;
+        Ok((Note { from, topic }, proof))
     }
 }
 
 /// Whether a datagram's bytes could be a note.
 pub(super) fn is_note(bytes: &[u8]) -> bool {
-    Note::decode(bytes).is_some()
+    Note::decode(bytes).is_ok()
 }
 
 /// A rank's socket for descriptors.
@@ -127,16 +127,10 @@ impl Descriptors {
         let from = self.rank;
         let note = Note { from, topic };
         let bytes = note.encode(note.proof(secret, self.job, to));
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = [fd];
-        control.push(SendAncillaryMessage::ScmRights(&fds));
-        let sent = address(secret, self.job, to).and_then(|address| {
-            let (bytes, flags) = ([IoSlice::new(&bytes)], SendFlags::NOSIGNAL);
-            rustix::net::sendmsg_addr(&self.socket, &address, &bytes, &mut control, flags)
-        });
+        let sent =
+            address(secret, self.job, to).and_then(|address| self.say(&address, &bytes, &[fd]));
         match sent {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(Errno::CONNREFUSED) => Err(gone(to)),
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS | Errno::INTR) => {
                 Err(too_many(to))
@@ -148,8 +142,22 @@ impl Descriptors {
         }
     }
 
+    /// Sends a datagram with descriptors, at most 16.
+    fn say(
+        &self,
+        to: &SocketAddrUnix,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> rustix::io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(fds));
+        let (bytes, flags) = ([IoSlice::new(bytes)], SendFlags::NOSIGNAL);
+        rustix::net::sendmsg_addr(&self.socket, to, &bytes, &mut control, flags).map(drop)
+    }
+
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inbox)
     }
 
     /// Drops what has arrived under `topic` and what will arrive.
@@ -211,7 +219,7 @@ impl Descriptors {
         if message.flags.intersects(cut) {
             return Ok(None);
         }
-        let Some((note, proof)) = Note::decode(&bytes[..message.bytes]) else {
+        let Ok((note, proof)) = Note::decode(&bytes[..message.bytes]) else {
             return Ok(None);
         };
         let ours = proof == note.proof(&self.secret, self.job, self.rank);
@@ -258,26 +266,13 @@ mod tests {
             b"",
         ];
         for bytes in cases {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            let fds = [file.as_fd()];
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-            let (bytes, flags) = ([IoSlice::new(bytes)], SendFlags::empty());
-            rustix::net::sendmsg_addr(&a.socket, &to, &bytes, &mut control, flags).unwrap();
+            a.say(&to, bytes, &[file.as_fd()]).unwrap();
         }
         // Too many descriptors, and a rank that is not of the job.
+        a.say(&to, &right, &[file.as_fd(); 16]).unwrap();
         let of_none = Note { from: 2, topic: 5 };
         let of_none = of_none.encode(of_none.proof(&ours, 7, 1));
-        for (bytes, fds) in [
-            (&right, &[file.as_fd(); 16][..]),
-            (&of_none, &[file.as_fd()]),
-        ] {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(fds));
-            let (bytes, flags) = ([IoSlice::new(bytes)], SendFlags::empty());
-            rustix::net::sendmsg_addr(&a.socket, &to, &bytes, &mut control, flags).unwrap();
-        }
+        a.say(&to, &of_none, &[file.as_fd()]).unwrap();
         // One that says the right thing and brings nothing.
         rustix::net::sendto(&a.socket, &right, SendFlags::empty(), &to).unwrap();
         assert_eq!(received(&b, 5), None);

@@ -11,7 +11,7 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use gds_step::deadline;
@@ -20,7 +20,8 @@ use super::inbox::{Inbox, room};
 use super::notes::{JobNote, mail_name, parse_mail_name};
 use super::slot::{RankSlot, private, put};
 use super::{
-    Bootstrap, MAX_MESSAGE, RECEIVE, SEND, Secret, WINDOW, check, fits, full, gone, other_host,
+    Bootstrap, MAX_MESSAGE, RECEIVE, SEND, Secret, WINDOW, check, check_host, fits, full, gone,
+    lock,
 };
 use crate::error::{Error, Kind, Result};
 
@@ -93,7 +94,7 @@ impl Directory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes what lies in this rank's mail, in the order of each sender, as far as there is room.
@@ -116,12 +117,9 @@ impl Directory {
                 continue;
             };
             let path = mailbox.join(mail_name(from, number));
-            let (topic, message) = match open(&path).map_err(failed)? {
-                Some(opened) => opened,
-                None => {
-                    let error = Error::new(RECEIVE, Kind::Protocol, "a message of another length");
-                    return Err(error.with_rank(from));
-                }
+            let Some((topic, message)) = open(&path).map_err(failed)? else {
+                let error = Error::new(RECEIVE, Kind::Protocol, "a message of another length");
+                return Err(error.with_rank(from));
             };
             if !state.inbox.has_room(from, message.len()) {
                 continue;
@@ -253,10 +251,7 @@ impl Bootstrap for Directory {
     }
 
     fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
-        check(self.size(), to, &[])?;
-        if self.host(to) != self.host(self.rank()) {
-            return Err(other_host(to));
-        }
+        check_host(self, to)?;
         let secret = Secret::from_bytes(self.job.ranks[to as usize].1);
         self.slot.descriptors().send(&secret, to, topic, fd)
     }

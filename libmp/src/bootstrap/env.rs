@@ -9,7 +9,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use rustix::process::getpid;
 
 use super::place;
 use super::tcp::{Join, Server};
-use super::{Bootstrap, Directory, Local, Secret, Tcp};
+use super::{Bootstrap, Directory, Local, Secret, Tcp, lock};
 use crate::error::{Error, Kind, Result};
 
 const READ: &str = "read the environment";
@@ -111,7 +111,7 @@ impl Plan {
             rank, size, limit, ..
         } = *self;
         Ok(match &self.place {
-            Place::Alone => Local::alone(),
+            Place::Alone => Local::ranks(1).remove(0),
             Place::Directory(path) => Arc::new(Directory::join(path, rank, size, limit)?),
             Place::Here(name) => {
                 let path = place::of_job(name)?;
@@ -136,8 +136,7 @@ impl Plan {
                 };
                 let tcp = Tcp::join(&join)?;
                 if let Some(server) = server {
-                    let mut hosted = HOSTED.lock().unwrap_or_else(PoisonError::into_inner);
-                    *hosted = server.release();
+                    *lock(&HOSTED) = server.release();
                 }
                 Arc::new(tcp)
             }
@@ -243,11 +242,8 @@ impl Vars<'_> {
                 let may = "tcp://host:port or file:///directory";
                 return Err(invalid("MP_STORE", &store, may));
             };
-            return self.store(
-                who.rank,
-                address.trim_end_matches('/'),
-                ("MP_STORE", &store),
-            );
+            let address = address.trim_end_matches('/');
+            return self.store(who.rank, address, ("MP_STORE", &store));
         }
         match (who.launcher, who.one_host) {
             ("torchrun", Some(false) | None) => {
@@ -348,7 +344,7 @@ fn unsupported(text: &str) -> Error {
 /// # Errors
 /// As [`Plan::from_vars`] and [`Plan::join`].
 pub fn from_env() -> Result<Arc<dyn Bootstrap>> {
-    let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut joined = lock(&JOINED);
     if let Some(joined) = joined.as_ref() {
         return Ok(Arc::clone(joined));
     }

@@ -29,15 +29,8 @@ impl World {
             now: Duration::ZERO,
         };
         for rank in 0..size {
-            let hello = Hello {
-                rank,
-                size,
-                name: 0,
-                host: 0,
-                nonce: [rank as u8; 32],
-            };
             let (id, _) = world.relay.connect(world.now, HERE, [9; 32]);
-            let session = Session::new(secret.clone(), hello);
+            let session = Session::new(secret.clone(), Hello::plain(rank, size));
             world.ranks.push((id, session));
         }
         for _ in 0..3 {
@@ -132,14 +125,7 @@ pub fn store(bytes: &[u8]) {
 pub fn session(bytes: &[u8]) {
     let mut world = World::started(2);
     world.hear(0, bytes);
-    let hello = Hello {
-        rank: 0,
-        size: 2,
-        name: 0,
-        host: 0,
-        nonce: [0; 32],
-    };
-    let mut session = Session::new(Secret::from_bytes([7; 32]), hello);
+    let mut session = Session::new(Secret::from_bytes([7; 32]), Hello::plain(0, 2));
     // Whatever it is, it is no more than refused.
     let _ = session.input(bytes);
 }

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::inbox::Inbox;
-use super::{Bootstrap, check, duplicate, full, gone, too_many};
+use super::{Bootstrap, check, duplicate, full, gone, lock, too_many};
 use crate::error::Result;
 
 /// One rank of a job whose ranks all live in this process.
@@ -44,16 +44,8 @@ impl Local {
             .collect()
     }
 
-    /// The only rank of a job.
-    pub(super) fn alone() -> Arc<dyn Bootstrap> {
-        let inboxes = [Mutex::new(Some(Inbox::default()))].into();
-        let (rank, job) = (0, next_job());
-        Arc::new(Local { rank, job, inboxes })
-    }
-
     fn inbox(&self, rank: u32) -> MutexGuard<'_, Option<Inbox>> {
-        let inbox = &self.inboxes[rank as usize];
-        inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inboxes[rank as usize])
     }
 }
 
@@ -93,9 +85,7 @@ impl Bootstrap for Local {
 
     fn is_forgotten(&self, topic: u64) -> bool {
         let inbox = self.inbox(self.rank);
-        inbox
-            .as_ref()
-            .is_some_and(|inbox| inbox.is_forgotten(topic))
+        inbox.as_ref().is_some_and(|i| i.is_forgotten(topic))
     }
 
     fn gone(&self, rank: u32) -> bool {

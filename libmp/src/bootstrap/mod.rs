@@ -12,12 +12,14 @@
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gdsync::Status;
 
 use crate::error::{Error, Kind, Result};
 
+mod bytes;
 mod descriptors;
 mod directory;
 pub mod env;
@@ -132,6 +134,11 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     }
 }
 
+/// Takes a lock. What it guards holds whatever panicked meanwhile.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 const JOIN: &str = "join the job";
 const SEND: &str = "send a control message";
 const RECEIVE: &str = "receive a control message";
@@ -186,10 +193,14 @@ fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     })
 }
 
-#[cold]
-fn other_host(rank: u32) -> Error {
+/// Refuses ranks to which `from` cannot pass a descriptor.
+fn check_host(from: &impl Bootstrap, to: u32) -> Result<()> {
+    check(from.size(), to, &[])?;
+    if from.host(to) == from.host(from.rank()) {
+        return Ok(());
+    }
     let text = "is on another host";
-    Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(rank)
+    Err(Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(to))
 }
 
 /// `count` ranks, the first of which are `some`, have not come within `limit`.

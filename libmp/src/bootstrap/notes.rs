@@ -1,10 +1,13 @@
 //! What lies in a shared directory, as bytes and names. Pure: no file, no clock.
 
+use super::bytes::{Bytes, Garbage};
 use super::secret::Nonce;
-use super::wire::{Garbage, MAX_RANKS};
+use super::wire::MAX_RANKS;
 
 const RANK_MAGIC: [u8; 8] = *b"mp-rank\x01";
 const JOB_MAGIC: [u8; 8] = *b"mp-job\0\x01";
+
+const SHORT: &str = "a short note";
 
 /// Bytes of a rank's note.
 pub(super) const RANK_NOTE: usize = 8 + 4 + 4 + 8 + 32;
@@ -39,28 +42,31 @@ impl RankNote {
     /// # Errors
     /// They are none.
     pub fn decode(bytes: &[u8]) -> Result<RankNote, Garbage> {
-        let mut bytes = Bytes(bytes);
+        let mut bytes = Bytes(bytes, SHORT);
         if bytes.array()? != RANK_MAGIC {
             return Err(Garbage("not a rank's note of this version"));
         }
         let note = RankNote {
-            rank: u32::from_le_bytes(bytes.array()?),
-            size: u32::from_le_bytes(bytes.array()?),
-            host: u64::from_le_bytes(bytes.array()?),
+            rank: bytes.u32()?,
+            size: bytes.u32()?,
+            host: bytes.u64()?,
             nonce: bytes.array()?,
         };
-        bytes.end()?;
+        bytes.end("a note with something behind it")?;
         Ok(note)
     }
 }
+
+/// Host and nonce of a rank.
+pub(super) type Member = (u64, Nonce);
 
 /// Who belongs to the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JobNote {
     /// The job's number.
     pub job: u64,
-    /// By rank: host and nonce.
-    pub ranks: Vec<(u64, Nonce)>,
+    /// By rank.
+    pub ranks: Vec<Member>,
 }
 
 impl JobNote {
@@ -81,17 +87,17 @@ impl JobNote {
     /// # Errors
     /// They are none.
     pub fn decode(bytes: &[u8]) -> Result<JobNote, Garbage> {
-        let mut bytes = Bytes(bytes);
+        let mut bytes = Bytes(bytes, SHORT);
         if bytes.array()? != JOB_MAGIC {
             return Err(Garbage("not a job's note of this version"));
         }
-        let job = u64::from_le_bytes(bytes.array()?);
+        let job = bytes.u64()?;
         let mut ranks = Vec::new();
         while !bytes.0.is_empty() {
             if ranks.len() == MAX_RANKS as usize {
                 return Err(Garbage("a job of too many ranks"));
             }
-            ranks.push((u64::from_le_bytes(bytes.array()?), bytes.array()?));
+            ranks.push((bytes.u64()?, bytes.array()?));
         }
         Ok(JobNote { job, ranks })
     }
@@ -118,24 +124,6 @@ pub(super) fn parse_mail_name(name: &str) -> Option<(u32, u64)> {
     let (from, number) = name.split_once('.')?;
     let parsed = (from.parse().ok()?, number.parse().ok()?);
     (mail_name(parsed.0, parsed.1) == name).then_some(parsed)
-}
-
-/// What is left to be read.
-struct Bytes<'a>(&'a [u8]);
-
-impl Bytes<'_> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Garbage> {
-        let (array, rest) = self.0.split_first_chunk().ok_or(Garbage("a short note"))?;
-        self.0 = rest;
-        Ok(*array)
-    }
-
-    fn end(&self) -> Result<(), Garbage> {
-        match self.0 {
-            [] => Ok(()),
-            _ => Err(Garbage("a note with something behind it")),
-        }
-    }
 }
 
 #[cfg(test)]

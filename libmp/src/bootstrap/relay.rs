@@ -405,9 +405,14 @@ fn origin(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
+    /// The store of a job of so many ranks.
+    fn relay(size: u32) -> Relay {
+        Relay::new(Secret::from_bytes([1; 32]), 0, 1, size)
+    }
+
     #[test]
     fn strangers_are_crowded_out_by_those_of_their_own_address() {
-        let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 2);
+        let mut relay = relay(2);
         let addresses: [IpAddr; 3] = [
             [10, 0, 0, 1].into(),
             [10, 0, 0, 2].into(),
@@ -444,13 +449,7 @@ mod tests {
     /// Connects a rank that greets the store and proves that it knows the secret.
     fn take_slot(relay: &mut Relay, rank: u32, size: u32) -> Id {
         let (secret, nonce) = (Secret::from_bytes([1; 32]), [rank as u8; 32]);
-        let hello = Hello {
-            rank,
-            size,
-            name: 0,
-            host: 0,
-            nonce,
-        };
+        let hello = Hello::plain(rank, size);
         let (id, _) = relay.connect(Duration::ZERO, [127, 0, 0, 1].into(), nonce);
         let proof = hello.proof(&secret, "rank", 1, &nonce);
         for frame in [Frame::Hello(hello), Frame::Answer { proof }] {
@@ -472,13 +471,9 @@ mod tests {
 
     #[test]
     fn a_connection_whose_greeting_is_too_long_or_too_late_is_refused() {
-        let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 2);
-        let mut connect = || {
-            relay
-                .connect(Duration::ZERO, [127, 0, 0, 1].into(), [0; 32])
-                .0
-        };
-        let (much, nothing) = (connect(), connect());
+        let mut relay = relay(2);
+        let here = [127, 0, 0, 1].into();
+        let [much, nothing] = [(); 2].map(|()| relay.connect(Duration::ZERO, here, [0; 32]).0);
         relay.input(Duration::ZERO, much, &(MAX_GREETING as u32).to_le_bytes());
         assert!(said(&mut relay, much).contains("too long"));
         relay.tick(GREETING_LIMIT - Duration::from_nanos(1));
@@ -492,7 +487,7 @@ mod tests {
 
     #[test]
     fn a_message_before_the_start_is_dropped_and_its_sender_disconnected() {
-        let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 3);
+        let mut relay = relay(3);
         let ids = [0, 1].map(|rank| take_slot(&mut relay, rank, 3));
         say(&mut relay, ids[0], &message(1));
         assert!(said(&mut relay, ids[0]).contains("out of turn"));
@@ -502,7 +497,7 @@ mod tests {
 
     #[test]
     fn the_counts_of_messages_in_flight_are_dropped_with_their_rank() {
-        let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 3);
+        let mut relay = relay(3);
         let ids = [0, 1, 2].map(|rank| take_slot(&mut relay, rank, 3));
         for (from, to) in [(0, 1), (1, 2), (2, 0)] {
             say(&mut relay, ids[from], &message(to));

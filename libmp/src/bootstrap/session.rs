@@ -268,13 +268,7 @@ mod tests {
 
     /// A session whose store knows `secret`.
     fn challenged(secret: &Secret) -> (Session, Result<(), Trouble>) {
-        let hello = Hello {
-            rank: 0,
-            size: SIZE,
-            name: 0,
-            host: 0,
-            nonce: [1; 32],
-        };
+        let hello = Hello::plain(0, SIZE);
         let (job, nonce) = (5, [2; 32]);
         let proof = hello.proof(secret, "store", job, &nonce);
         let mut session = Session::new(Secret::from_bytes([7; 32]), hello);

@@ -1,6 +1,5 @@
 //! A rank's slot in a shared directory: taking it, waiting for the others, giving it up.
 
-use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -12,7 +11,7 @@ use rustix::io::Errno;
 
 use super::descriptors::Descriptors;
 use super::host::host;
-use super::notes::{JobNote, RANK_NOTE, RankNote, mailbox_name, note_name};
+use super::notes::{JobNote, Member, RANK_NOTE, RankNote, mailbox_name, note_name};
 use super::secret::{Nonce, random_bytes, random_number};
 use super::wire::MAX_RANKS;
 use super::{JOIN, Secret, missing};
@@ -125,9 +124,7 @@ impl RankSlot {
     /// # Errors
     /// `Missing`, `Protocol`, `System`.
     pub fn wait(&self, limit: Duration, end: Instant) -> Result<JobNote> {
-        let RankNote { rank, size, .. } = self.note;
-        let mut missing_ranks = (0..size).collect::<BTreeSet<_>>();
-        let mut ranks = vec![(0, [0; 32]); size as usize];
+        let rank = self.note.rank;
         let mut pause = Duration::from_millis(1);
         loop {
             if !look(&self.path, rank).is_some_and(|(note, _)| note == self.note) {
@@ -135,8 +132,8 @@ impl RankSlot {
                 return Err(second(rank));
             }
             if rank == 0 {
-                self.gather(&mut missing_ranks, &mut ranks)?;
-                if missing_ranks.is_empty() {
+                let (ranks, missing) = self.gather()?;
+                if missing.is_empty() {
                     let job = random_number()?;
                     let note = JobNote { job, ranks };
                     let written = put(&self.path, JOB, &note.encode());
@@ -146,12 +143,10 @@ impl RankSlot {
                 return Ok(note);
             }
             if Instant::now() >= end {
-                self.gather(&mut missing_ranks, &mut ranks)?;
-                let some = missing_ranks.into_iter().collect::<Vec<_>>();
-                return Err(match some.len() {
+                return Err(match &self.gather()?.1[..] {
                     // Rank 0 is here and has not said so: it was too slow, or comes just now.
-                    0 => missing(limit, 1, &[0]),
-                    count => missing(limit, count as u32, &some),
+                    [] => missing(limit, 1, &[0]),
+                    some => missing(limit, some.len() as u32, some),
                 });
             }
             std::thread::sleep(pause);
@@ -159,24 +154,21 @@ impl RankSlot {
         }
     }
 
-    /// Notes who has come.
-    fn gather(&self, missing: &mut BTreeSet<u32>, ranks: &mut [(u64, Nonce)]) -> Result<()> {
+    /// The ranks that have come, and the numbers of those that have not.
+    fn gather(&self) -> Result<(Vec<Member>, Vec<u32>)> {
         let size = self.note.size;
-        // All anew: who was here may be gone.
-        *missing = (0..size).collect();
-        for (rank, seen) in ranks.iter_mut().enumerate() {
-            let rank = rank as u32;
-            let Some((note, true)) = look(&self.path, rank) else {
-                continue;
-            };
-            if note.size != size {
-                let text = format!("thinks there are {} ranks, not {size}", note.size);
-                return Err(Error::new(JOIN, Kind::Protocol, text).with_rank(rank));
+        let (mut ranks, mut missing) = (Vec::new(), Vec::new());
+        for rank in 0..size {
+            match look(&self.path, rank) {
+                Some((note, true)) if note.size != size => {
+                    let text = format!("thinks there are {} ranks, not {size}", note.size);
+                    return Err(Error::new(JOIN, Kind::Protocol, text).with_rank(rank));
+                }
+                Some((note, true)) => ranks.push((note.host, note.nonce)),
+                _ => missing.push(rank),
             }
-            *seen = (note.host, note.nonce);
-            missing.remove(&rank);
         }
-        Ok(())
+        Ok((ranks, missing))
     }
 
     /// The job's note, if it is of this job.
@@ -324,14 +316,12 @@ mod tests {
         let second = RankSlot::take(&place, 1, 2, true).unwrap();
         assert!(second.lives(1, &second.note.nonce) && !second.lives(1, &nonce));
         // A rank whose note is not locked has not joined.
-        let (mut missing, mut ranks) = (BTreeSet::new(), vec![(0, [0; 32]); 2]);
         let absent = RankNote {
             rank: 0,
             ..first.note
         };
         put(&place, &note_name(0), &absent.encode()).unwrap();
-        second.gather(&mut missing, &mut ranks).unwrap();
-        assert!(missing.iter().eq([&0]));
+        assert_eq!(second.gather().unwrap().1, [0]);
         drop((first, second));
         assert!(!place.exists());
     }

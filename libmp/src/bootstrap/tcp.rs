@@ -1,7 +1,7 @@
 //! Ranks that meet at a store, over TCP: across hosts, or on one.
 
 use std::io::{ErrorKind, Read};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ pub use super::server::Server;
 use super::server::prepare;
 use super::session::{Session, Trouble};
 use super::wire::Hello;
-use super::{Bootstrap, JOIN, Secret, check, fits, full, gone, missing, other_host};
+use super::{Bootstrap, JOIN, Secret, check, check_host, fits, full, gone, lock, missing};
 use crate::error::{Error, Kind, Result};
 
 /// Most bytes that one call reads.
@@ -158,7 +158,7 @@ impl Tcp {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -275,10 +275,7 @@ impl Bootstrap for Tcp {
     }
 
     fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
-        check(self.size(), to, &[])?;
-        if self.host(to) != self.host(self.rank) {
-            return Err(other_host(to));
-        }
+        check_host(self, to)?;
         self.descriptors.send(&self.secret, to, topic, fd)
     }
 
@@ -316,30 +313,15 @@ fn farewell(state: &mut State) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A connection to the store.
+/// A connection to the store, at the first of its addresses that answers.
 fn connect(join: &Join, end: Instant) -> std::io::Result<TcpStream> {
-    connect_any(&resolve(join)?, end)
-}
-
-#[cold]
-fn absent(join: &Join, e: std::io::Error) -> Error {
-    let text = format!("the store at {} cannot be reached", join.store);
-    let error = Error::new(JOIN, Kind::Absent, text).with_rank(join.rank);
-    error.with_limit(join.limit.as_millis()).with_source(e)
-}
-
-fn resolve(join: &Join) -> std::io::Result<Vec<SocketAddr>> {
-    join.store.to_socket_addrs().map(Iterator::collect)
-}
-
-fn connect_any(addresses: &[SocketAddr], end: Instant) -> std::io::Result<TcpStream> {
     let mut why = std::io::Error::from(ErrorKind::AddrNotAvailable);
-    for address in addresses {
+    for address in join.store.to_socket_addrs()? {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        match TcpStream::connect_timeout(address, left) {
+        match TcpStream::connect_timeout(&address, left) {
             Ok(stream) => return prepare(&stream).map(|()| stream),
             Err(e) => why = e,
         }
@@ -347,13 +329,25 @@ fn connect_any(addresses: &[SocketAddr], end: Instant) -> std::io::Result<TcpStr
     Err(why)
 }
 
+/// An error of this rank, within its limit.
+#[cold]
+fn failed(join: &Join, kind: Kind, text: String) -> Error {
+    let error = Error::new(JOIN, kind, text).with_rank(join.rank);
+    error.with_limit(join.limit.as_millis())
+}
+
+#[cold]
+fn absent(join: &Join, e: std::io::Error) -> Error {
+    let text = format!("the store at {} cannot be reached", join.store);
+    failed(join, Kind::Absent, text).with_source(e)
+}
+
 #[cold]
 fn late(join: &Join, session: &Session) -> Error {
     match session.missing() {
         (0, _) => {
             let text = format!("the store at {} does not answer", join.store);
-            let error = Error::new(JOIN, Kind::Absent, text).with_rank(join.rank);
-            error.with_limit(join.limit.as_millis())
+            failed(join, Kind::Absent, text)
         }
         (count, some) => missing(join.limit, count, some),
     }
@@ -362,8 +356,7 @@ fn late(join: &Join, session: &Session) -> Error {
 #[cold]
 fn broken(join: &Join, e: std::io::Error) -> Error {
     let text = format!("the connection to the store at {} broke", join.store);
-    let error = Error::new(JOIN, Kind::System, text).with_rank(join.rank);
-    error.with_limit(join.limit.as_millis()).with_source(e)
+    failed(join, Kind::System, text).with_source(e)
 }
 
 #[cold]
@@ -384,16 +377,9 @@ mod tests {
         let store = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(store.local_addr().unwrap()).unwrap();
         let (mut store, _) = store.accept().unwrap();
-        let hello = Hello {
-            rank: 0,
-            size: 2,
-            name: 0,
-            host: 0,
-            nonce: [0; 32],
-        };
         let mut state = State {
             stream,
-            session: Session::new(Secret::from_bytes([1; 32]), hello),
+            session: Session::new(Secret::from_bytes([1; 32]), Hello::plain(0, 2)),
             lost: None,
         };
         let words = state.session.output.pending().to_vec();

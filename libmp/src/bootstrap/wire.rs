@@ -3,6 +3,8 @@
 //! A frame is its length (4 bytes, of what follows), its kind (1 byte) and its body; all numbers
 //! little-endian. Greetings begin with a magic and the version, the same in every version.
 
+use super::bytes::Bytes;
+pub use super::bytes::Garbage;
 use super::{MAX_MESSAGE, Secret};
 use crate::bootstrap::secret::{Nonce, Proof};
 
@@ -108,11 +110,6 @@ pub enum Frame<'a> {
     },
 }
 
-/// Bytes that are no frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Garbage(pub &'static str);
-
 impl Frame<'_> {
     /// Appends the frame's bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
@@ -199,11 +196,9 @@ pub fn decode(bytes: &[u8], limit: usize) -> Result<Option<(Frame<'_>, usize)>, 
     let Some(frame) = rest.get(..len) else {
         return Ok(None);
     };
-    let mut body = Body(&frame[1..]);
+    let mut body = Bytes(&frame[1..], "a short frame");
     let decoded = body.frame(frame[0])?;
-    if !body.0.is_empty() {
-        return Err(Garbage("a frame with something behind it"));
-    }
+    body.end("a frame with something behind it")?;
     Ok(Some((decoded, 4 + len)))
 }
 
@@ -221,6 +216,19 @@ impl Hello {
         out.extend(self.nonce);
     }
 
+    /// Of a job without a name on one host: for tests and fuzzers.
+    pub(super) fn plain(rank: u32, size: u32) -> Hello {
+        let nonce = [rank as u8; 32];
+        let (name, host) = (0, 0);
+        Hello {
+            rank,
+            size,
+            name,
+            host,
+            nonce,
+        }
+    }
+
     /// What one side, `who`, says to prove that it knows the secret.
     pub(super) fn proof(&self, secret: &Secret, who: &str, job: u64, theirs: &Nonce) -> Proof {
         let mut bytes = Vec::new();
@@ -230,10 +238,8 @@ impl Hello {
     }
 }
 
-/// What is left of a frame's body.
-struct Body<'a>(&'a [u8]);
-
-impl<'a> Body<'a> {
+impl<'a> Bytes<'a> {
+    /// The frame of this kind whose body this is.
     fn frame(&mut self, kind: u8) -> Result<Frame<'a>, Garbage> {
         Ok(match kind {
             1 | 2 => {
@@ -242,7 +248,7 @@ impl<'a> Body<'a> {
                 }
                 let version = self.u32()?;
                 if version != VERSION {
-                    self.0 = &[];
+                    self.rest();
                     return Ok(Frame::Foreign { version });
                 }
                 if kind == 2 {
@@ -294,26 +300,8 @@ impl<'a> Body<'a> {
         })
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Garbage> {
-        let (array, rest) = self.0.split_first_chunk().ok_or(Garbage("a short frame"))?;
-        self.0 = rest;
-        Ok(*array)
-    }
-
-    fn u32(&mut self) -> Result<u32, Garbage> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    fn u64(&mut self) -> Result<u64, Garbage> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
-
     fn proof(&mut self) -> Result<Proof, Garbage> {
         Ok(Proof::from_bytes(self.array()?))
-    }
-
-    fn rest(&mut self) -> &'a [u8] {
-        std::mem::take(&mut self.0)
     }
 
     fn list<const N: usize, T>(&mut self, read: fn([u8; N]) -> T) -> Result<Vec<T>, Garbage> {

@@ -64,28 +64,37 @@ impl Held {
         }
     }
 
+    fn with(self, other: Held, each: fn(i64, i64) -> i64) -> Held {
+        Held {
+            bytes: each(self.bytes, other.bytes),
+            blocks: each(self.blocks, other.blocks),
+            files: each(self.files, other.files),
+            maps: each(self.maps, other.maps),
+        }
+    }
+
     /// The least of each.
     pub fn least(self, other: Held) -> Held {
-        Held {
-            bytes: self.bytes.min(other.bytes),
-            blocks: self.blocks.min(other.blocks),
-            files: self.files.min(other.files),
-            maps: self.maps.min(other.maps),
-        }
+        self.with(other, i64::min)
     }
 
     /// What it grew by since.
     pub fn since(self, before: Held) -> Held {
-        Held {
-            bytes: self.bytes - before.bytes,
-            blocks: self.blocks - before.blocks,
-            files: self.files - before.files,
-            maps: self.maps - before.maps,
-        }
+        self.with(before, |now, before| now - before)
     }
 
     /// Whether it is no more than `limit` in any respect.
     pub fn within(self, limit: Held) -> bool {
         self.least(limit) == self
+    }
+}
+
+/// How many times a test does what it does: the variable's number, else few.
+pub fn times(variable: &str, few: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{variable}: a number")),
+        Err(_) => few,
     }
 }

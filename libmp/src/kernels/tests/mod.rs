@@ -32,7 +32,7 @@ const GUARD: u8 = 0xa5;
 /// Bytes of a bench's memory.
 const BYTES: usize = 48 << 10;
 
-fn word(seq: u64, kind: u64, len: u64) -> u64 {
+const fn word(seq: u64, kind: u64, len: u64) -> u64 {
     (seq & 0xffff) << 48 | kind << 44 | len
 }
 

@@ -179,143 +179,75 @@ where
 
 #[test]
 fn every_answer_and_length_decides_the_send() {
+    use Status as S;
     let seq = u64::from(SEQ);
     let answer = |kind, len| Some(word(seq, kind, len));
-    let with = |ready, length, offset| Send {
-        ready,
-        length,
-        offset,
-        ..PLAIN
-    };
-    use Status as S;
+    let (next, last) = (word(seq + 1, READY, 100), word(seq - 1, READY, 100));
+    let (long, short) = (bad(S::LOCAL_LENGTH), bad(S::TRUNCATED));
+    let (refused, late) = (silent(S::TRUNCATED), silent(S::TIMEOUT));
+    let garbage = silent(S::BAD_RESPONSE);
+    const WIDE: u64 = (1 << 44) + 5;
+    // Name, the receiver's answer, length, offset, how it ends.
     let cases = [
-        ("whole", PLAIN, GOOD),
-        ("some", with(None, Some(60), None), GOOD),
-        ("some of the middle", with(None, Some(60), Some(40)), GOOD),
-        ("one byte at the end", with(None, Some(1), Some(99)), GOOD),
-        ("nothing", with(None, Some(0), None), GOOD),
-        ("nothing at the end", with(None, Some(0), Some(100)), GOOD),
-        ("beyond", with(None, Some(101), None), bad(S::LOCAL_LENGTH)),
-        (
-            "past the end",
-            with(None, Some(60), Some(41)),
-            bad(S::LOCAL_LENGTH),
-        ),
-        (
-            "whole, moved",
-            with(None, None, Some(1)),
-            bad(S::LOCAL_LENGTH),
-        ),
-        (
-            "far off",
-            with(None, Some(1), Some(u64::MAX)),
-            bad(S::LOCAL_LENGTH),
-        ),
-        (
-            "more than a word says",
-            with(None, Some((1 << 44) + 5), None),
-            bad(S::LOCAL_LENGTH),
-        ),
-        (
-            "endless",
-            with(None, Some(u64::MAX), None),
-            bad(S::LOCAL_LENGTH),
-        ),
-        (
-            "endless, wrapped",
-            with(None, Some(u64::MAX), Some(2)),
-            bad(S::LOCAL_LENGTH),
-        ),
-        ("ready", with(answer(READY, 100), None, None), GOOD),
+        ("whole", None, None, None, GOOD),
+        ("some", None, Some(60), None, GOOD),
+        ("some of the middle", None, Some(60), Some(40), GOOD),
+        ("one byte at the end", None, Some(1), Some(99), GOOD),
+        ("nothing", None, Some(0), None, GOOD),
+        ("nothing at the end", None, Some(0), Some(100), GOOD),
+        ("beyond", None, Some(101), None, long),
+        ("past the end", None, Some(60), Some(41), long),
+        ("whole, moved", None, None, Some(1), long),
+        ("far off", None, Some(1), Some(u64::MAX), long),
+        ("more than a word says", None, Some(WIDE), None, long),
+        ("endless", None, Some(u64::MAX), None, long),
+        ("endless, wrapped", None, Some(u64::MAX), Some(2), long),
+        ("ready", answer(READY, 100), None, None, GOOD),
         (
             "ready for all",
-            with(answer(READY, MAX_LEN), Some(3), Some(7)),
+            answer(READY, MAX_LEN),
+            Some(3),
+            Some(7),
             GOOD,
         ),
-        (
-            "ready for less",
-            with(answer(READY, 99), None, None),
-            bad(S::TRUNCATED),
-        ),
-        (
-            "ready for enough",
-            with(answer(READY, 60), Some(60), None),
-            GOOD,
-        ),
-        (
-            "nothing for nothing",
-            with(answer(READY, 0), Some(0), None),
-            GOOD,
-        ),
-        (
-            "ready, beyond",
-            with(answer(READY, 50), Some(101), None),
-            bad(S::LOCAL_LENGTH),
-        ),
-        (
-            "refused",
-            with(answer(REFUSED, 0), None, None),
-            silent(S::TRUNCATED),
-        ),
+        ("ready for less", answer(READY, 99), None, None, short),
+        ("ready for enough", answer(READY, 60), Some(60), None, GOOD),
+        ("nothing for nothing", answer(READY, 0), Some(0), None, GOOD),
+        ("ready, beyond", answer(READY, 50), Some(101), None, long),
+        ("refused", answer(REFUSED, 0), None, None, refused),
         (
             "refused, beyond",
-            with(answer(REFUSED, 0), Some(101), None),
-            silent(S::TRUNCATED),
+            answer(REFUSED, 0),
+            Some(101),
+            None,
+            refused,
         ),
-        (
-            "failed",
-            with(answer(FAILED, 4), None, None),
-            silent(S::TIMEOUT),
-        ),
-        (
-            "failed, beyond",
-            with(answer(FAILED, 4), Some(101), None),
-            silent(S::TIMEOUT),
-        ),
-        (
-            "failed, success",
-            with(answer(FAILED, 1), None, None),
-            silent(S::BAD_RESPONSE),
-        ),
-        (
-            "failed, pending",
-            with(answer(FAILED, 0), None, None),
-            silent(S::BAD_RESPONSE),
-        ),
+        ("failed", answer(FAILED, 4), None, None, late),
+        ("failed, beyond", answer(FAILED, 4), Some(101), None, late),
+        ("failed, success", answer(FAILED, 1), None, None, garbage),
+        ("failed, pending", answer(FAILED, 0), None, None, garbage),
         (
             "failed, wide",
-            with(answer(FAILED, 0x3_0012), None, None),
-            silent(S::TRUNCATED),
+            answer(FAILED, 0x3_0012),
+            None,
+            None,
+            refused,
         ),
-        (
-            "eager",
-            with(answer(EAGER, 100), None, None),
-            silent(S::BAD_RESPONSE),
-        ),
-        (
-            "taken",
-            with(answer(TAKEN, 100), None, None),
-            silent(S::BAD_RESPONSE),
-        ),
-        (
-            "the next",
-            with(Some(word(seq + 1, READY, 100)), None, None),
-            silent(S::TRUNCATED),
-        ),
-        (
-            "the last",
-            with(Some(word(seq - 1, READY, 100)), None, None),
-            silent(S::BAD_RESPONSE),
-        ),
-        (
-            "no word",
-            with(Some(0), None, None),
-            silent(S::BAD_RESPONSE),
-        ),
+        ("eager", answer(EAGER, 100), None, None, garbage),
+        ("taken", answer(TAKEN, 100), None, None, garbage),
+        ("the next", Some(next), None, None, refused),
+        ("the last", Some(last), None, None, garbage),
+        ("no word", Some(0), None, None, garbage),
     ];
     for threads in THREADS {
         let mut bench = Bench::new(threads);
-        for (name, send, ends) in cases {
+        for (name, ready, length, offset, ends) in cases {
+            let send = Send {
+                ready,
+                length,
+                offset,
+                ..PLAIN
+            };
             let what = format!("{name}, {threads} threads");
             run::<1>(&mut bench, &send, ends, &what);
             run::<STAMPS>(&mut bench, &send, ends, &what);
@@ -340,10 +272,8 @@ fn the_error_word_keeps_the_first_failure_and_may_be_absent() {
         lay_out(&mut bench, &send);
         expect(&mut bench, &send, bad(Status::LOCAL_LENGTH));
         bench.put32(ERROR, Status::FLUSHED.0);
-        bench
-            .memory
-            .write(ERROR, &Status::FLUSHED.0.to_le_bytes())
-            .unwrap();
+        let flushed = Status::FLUSHED.0.to_le_bytes();
+        bench.memory.write(ERROR, &flushed).unwrap();
         let mut params = params::<1>(&bench, &send);
         if !error {
             params.error = 0;
@@ -393,16 +323,8 @@ fn sixteen_work_requests_share_a_long_message() {
     let size = 16 * chunk;
     for threads in THREADS {
         let mut bench = Bench::new(threads);
-        for len in [
-            0,
-            1,
-            chunk - 1,
-            chunk,
-            chunk + 1,
-            5 * chunk + 3,
-            size - 1,
-            size,
-        ] {
+        let edges = [chunk - 1, chunk, chunk + 1, 5 * chunk + 3, size - 1];
+        for len in [0, 1].into_iter().chain(edges).chain([size]) {
             let send = Send {
                 ready: Some(word(u64::from(SEQ), READY, size)),
                 length: Some(len),
@@ -412,20 +334,15 @@ fn sixteen_work_requests_share_a_long_message() {
                 chunks: 16,
                 fields: true,
             };
-            run::<STAMPS>(
-                &mut bench,
-                &send,
-                GOOD,
-                &format!("{len} bytes, {threads} threads"),
-            );
+            let what = format!("{len} bytes, {threads} threads");
+            run::<STAMPS>(&mut bench, &send, GOOD, &what);
             let send = Send {
                 ready: Some(word(u64::from(SEQ), READY, len.saturating_sub(1))),
                 ..send
             };
-            let ends = if len == 0 {
-                GOOD
-            } else {
-                bad(Status::TRUNCATED)
+            let ends = match len {
+                0 => GOOD,
+                _ => bad(Status::TRUNCATED),
             };
             run::<STAMPS>(&mut bench, &send, ends, &format!("{len} bytes for less"));
         }

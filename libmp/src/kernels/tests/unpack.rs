@@ -29,30 +29,42 @@ fn staged(i: usize) -> u8 {
     !payload(i)
 }
 
-/// A receive into two segments, 10 and 30 bytes at odd addresses, with a slot of 64 bytes.
-fn receive(bench: &Bench) -> Unpack<SEGMENTS> {
-    let mut segment = [Segment::default(); SEGMENTS];
-    segment[0] = Segment {
-        addr: bench.addr(MEMORY + 3),
-        len: 10,
-    };
-    segment[1] = Segment {
-        addr: bench.addr(MEMORY + 0x101),
-        len: 30,
-    };
+/// A receive into segments at these places and of these lengths, with a slot as long as given.
+fn receive_into<const N: usize>(
+    bench: &Bench,
+    segments: &[(usize, usize)],
+    slot: usize,
+) -> Unpack<N> {
+    let mut segment = [Segment::default(); N];
+    for (to, &(at, len)) in segment.iter_mut().zip(segments) {
+        (to.addr, to.len) = (bench.addr(at), len as u64);
+    }
     Unpack {
         word: bench.addr(WORD),
         payload: bench.addr(PAYLOAD + 1),
         consumed: bench.addr(CONSUMED),
         result: bench.addr(RESULT),
         error: bench.addr(ERROR),
-        capacity: 40,
+        capacity: segments.iter().map(|(_, len)| *len as u64).sum(),
         staging: 0,
-        slot: 64,
+        slot: slot as u32,
         seq: SEQ,
-        segments: 2,
+        segments: segments.len() as u32,
         waits: 0,
         segment,
+    }
+}
+
+/// A receive into two segments, 10 and 30 bytes at odd addresses, with a slot of 64 bytes.
+fn receive(bench: &Bench) -> Unpack<SEGMENTS> {
+    receive_into(bench, &[(MEMORY + 3, 10), (MEMORY + 0x101, 30)], 64)
+}
+
+/// The image has so many bytes of a payload, from `skip` on, in those segments.
+fn copy(bench: &mut Bench, len: usize, skip: usize, payload: fn(usize) -> u8) {
+    for i in 0..len {
+        let at = if i < 10 { 3 + i } else { 0x101 + i - 10 };
+        bench.image[MEMORY + at] = payload(skip + i);
     }
 }
 
@@ -77,17 +89,21 @@ fn expect<const N: usize>(
 ) where
     Unpack<N>: Params,
 {
-    let (status, len, consumed) = ends;
     // SAFETY: all addresses lie in the bench's memory, which outlives the run; segments of the
     // tests are disjoint.
     unsafe { bench.kernels.unpack(&bench.stream, params) }.unwrap();
     bench.run();
+    ended(bench, ends, params.error != 0);
+    bench.check(what);
+}
+
+/// The image has the words of a receive that ended so.
+fn ended(bench: &mut Bench, (status, len, consumed): (Status, u64, u64), tells: bool) {
     bench.put64(CONSUMED, consumed);
     bench.put64(RESULT, result(status, len));
-    if status != Status::SUCCESS && params.error != 0 {
+    if status != Status::SUCCESS && tells {
         bench.put32(ERROR, status.0);
     }
-    bench.check(what);
 }
 
 #[test]
@@ -98,28 +114,26 @@ fn every_word_ends_the_receive_as_it_says() {
     let long = |len| (S::TRUNCATED, len, word(seq, TOO_LONG, 0));
     let good = |len| (S::SUCCESS, len, word(seq, TAKEN, 0));
     let failed = |s: S| (s, 0, word(seq, FAILED, u64::from(s.0)));
+    let eager = |len| word(seq, EAGER, len);
+    let direct = |len| word(seq, DIRECT, len);
+    let failure = |status| word(seq, FAILED, status);
     // Name, word, whether DIRECT is staged, how it ends.
     let cases = [
-        ("eager", word(seq, EAGER, 33), false, good(33)),
-        ("eager, full", word(seq, EAGER, 40), false, good(40)),
-        (
-            "eager, first segment",
-            word(seq, EAGER, 10),
-            false,
-            good(10),
-        ),
-        ("eager, a byte", word(seq, EAGER, 1), false, good(1)),
-        ("eager, empty", word(seq, EAGER, 0), false, good(0)),
-        ("eager, too long", word(seq, EAGER, 41), false, long(41)),
-        ("eager, a slot", word(seq, EAGER, 64), false, long(64)),
-        ("eager, more than a slot", word(seq, EAGER, 65), false, bad),
-        ("eager, huge", word(seq, EAGER, MAX_LEN), false, bad),
-        ("direct", word(seq, DIRECT, 40), false, good(40)),
-        ("direct, empty", word(seq, DIRECT, 0), false, good(0)),
-        ("direct, too long", word(seq, DIRECT, 41), false, bad),
-        ("staged", word(seq, DIRECT, 39), true, good(39)),
-        ("staged, empty", word(seq, DIRECT, 0), true, good(0)),
-        ("staged, too long", word(seq, DIRECT, 41), true, bad),
+        ("eager", eager(33), false, good(33)),
+        ("eager, full", eager(40), false, good(40)),
+        ("eager, first segment", eager(10), false, good(10)),
+        ("eager, a byte", eager(1), false, good(1)),
+        ("eager, empty", eager(0), false, good(0)),
+        ("eager, too long", eager(41), false, long(41)),
+        ("eager, a slot", eager(64), false, long(64)),
+        ("eager, more than a slot", eager(65), false, bad),
+        ("eager, huge", eager(MAX_LEN), false, bad),
+        ("direct", direct(40), false, good(40)),
+        ("direct, empty", direct(0), false, good(0)),
+        ("direct, too long", direct(41), false, bad),
+        ("staged", direct(39), true, good(39)),
+        ("staged, empty", direct(0), true, good(0)),
+        ("staged, too long", direct(41), true, bad),
         ("too long", word(seq, TOO_LONG, 99), false, long(99)),
         (
             "announced",
@@ -127,15 +141,15 @@ fn every_word_ends_the_receive_as_it_says() {
             false,
             long(MAX_LEN),
         ),
-        ("failed", word(seq, FAILED, 4), false, failed(S::TIMEOUT)),
+        ("failed", failure(4), false, failed(S::TIMEOUT)),
         (
             "failed, unknown",
-            word(seq, FAILED, 0x9_0999),
+            failure(0x9_0999),
             false,
             failed(S(0x999)),
         ),
-        ("failed, pending", word(seq, FAILED, 0), false, bad),
-        ("failed, success", word(seq, FAILED, 0x1_0001), false, bad),
+        ("failed, pending", failure(0), false, bad),
+        ("failed, success", failure(0x1_0001), false, bad),
         ("ready", word(seq, READY, 1), false, bad),
         ("refused", word(seq, REFUSED, 1), false, bad),
         ("taken", word(seq, TAKEN, 1), false, bad),
@@ -167,17 +181,10 @@ fn every_word_ends_the_receive_as_it_says() {
             };
             if let Some(skip) = copied {
                 let byte = if stage { staged } else { payload };
-                for i in 0..ends.1 as usize {
-                    let at = if i < 10 { 3 + i } else { 0x101 + i - 10 };
-                    bench.image[MEMORY + at] = byte(skip + i);
-                }
+                copy(&mut bench, ends.1 as usize, skip, byte);
             }
-            expect(
-                &mut bench,
-                &params,
-                ends,
-                &format!("{name}, {threads} threads"),
-            );
+            let what = format!("{name}, {threads} threads");
+            expect(&mut bench, &params, ends, &what);
         }
     }
 }
@@ -215,16 +222,20 @@ fn numbers_of_messages_wrap() {
     }
 }
 
+/// A word by its kind and length, and how it ends the receive: a message that fills it, and the
+/// failure of its sender.
+type Case = (u64, u64, (Status, u64, u64));
+
+const RECEIVED: Case = (EAGER, 40, (Status::SUCCESS, 40, word(SEQ as u64, TAKEN, 0)));
+const LATE: Case = (FAILED, 4, (Status::TIMEOUT, 0, word(SEQ as u64, FAILED, 4)));
+
 /// On a GPU whose stores become visible late and in any order, to who looks at every step: whoever
 /// sees one of the words finds the payload, and of a failure the result comes last.
 #[test]
 fn the_payload_comes_before_the_words() {
     let seq = u64::from(SEQ);
     for seed in 0..100 {
-        let received = (EAGER, 40, Status::SUCCESS);
-        let failed = (FAILED, 4, Status::TIMEOUT);
-        for ((kind, len, status), seen) in
-            [(received, RESULT), (received, CONSUMED), (failed, RESULT)]
+        for ((kind, len, ends), seen) in [(RECEIVED, RESULT), (RECEIVED, CONSUMED), (LATE, RESULT)]
         {
             let mut bench = Bench::with(1, seed, Some(Weak::seeded(seed)));
             lay_out(&mut bench, word(seq, kind, len));
@@ -233,20 +244,12 @@ fn the_payload_comes_before_the_words() {
             // SAFETY: as in `expect`.
             unsafe { bench.kernels.unpack(&bench.stream, &receive(&bench)) }.unwrap();
             bench.run_until(seen);
-            if status == Status::SUCCESS {
-                for i in 0..40 {
-                    let at = if i < 10 { 3 + i } else { 0x101 + i - 10 };
-                    bench.image[MEMORY + at] = payload(1 + i);
-                }
+            if kind == EAGER {
+                copy(&mut bench, 40, 1, payload);
                 bench.check_but(&[CONSUMED, RESULT], &format!("seed {seed}"));
                 bench.run();
-                bench.put64(CONSUMED, word(seq, TAKEN, 0));
-                bench.put64(RESULT, result(status, len));
-            } else {
-                bench.put64(CONSUMED, word(seq, FAILED, u64::from(status.0)));
-                bench.put64(RESULT, result(status, 0));
-                bench.put32(ERROR, status.0);
             }
+            ended(&mut bench, ends, true);
             bench.check(&format!("seed {seed}"));
         }
     }
@@ -258,7 +261,7 @@ fn a_kernel_that_waits_takes_the_message_when_it_is_there() {
     let seq = u64::from(SEQ);
     for threads in THREADS {
         let mut bench = Bench::new(threads);
-        for (kind, len, status) in [(EAGER, 40, Status::SUCCESS), (FAILED, 4, Status::TIMEOUT)] {
+        for (kind, len, ends) in [RECEIVED, LATE] {
             lay_out(&mut bench, word(seq - 16, kind, len));
             bench.load();
             let params = Unpack {
@@ -271,18 +274,10 @@ fn a_kernel_that_waits_takes_the_message_when_it_is_there() {
             bench.check("before the message");
             bench.store64(WORD, word(seq, kind, len));
             bench.run();
-            if status == Status::SUCCESS {
-                for i in 0..40 {
-                    let at = if i < 10 { 3 + i } else { 0x101 + i - 10 };
-                    bench.image[MEMORY + at] = payload(1 + i);
-                }
-                bench.put64(CONSUMED, word(seq, TAKEN, 0));
-                bench.put64(RESULT, result(status, len));
-            } else {
-                bench.put64(CONSUMED, word(seq, FAILED, u64::from(status.0)));
-                bench.put64(RESULT, result(status, 0));
-                bench.put32(ERROR, status.0);
+            if kind == EAGER {
+                copy(&mut bench, 40, 1, payload);
             }
+            ended(&mut bench, ends, true);
             bench.check(&format!("{threads} threads"));
         }
     }
@@ -305,24 +300,8 @@ fn bytes_go_where_they_belong_whatever_their_alignment() {
                     for i in 0..len {
                         bench.image[MEMORY + to + i] = payload(from + i);
                     }
-                    let two = receive(&bench);
-                    let params = Unpack::<1> {
-                        word: two.word,
-                        payload: bench.addr(PAYLOAD + from),
-                        consumed: two.consumed,
-                        result: two.result,
-                        error: two.error,
-                        capacity: len as u64,
-                        staging: 0,
-                        slot: len as u32,
-                        seq: SEQ,
-                        segments: 1,
-                        waits: 0,
-                        segment: [Segment {
-                            addr: bench.addr(MEMORY + to),
-                            len: len as u64,
-                        }],
-                    };
+                    let mut params = receive_into::<1>(&bench, &[(MEMORY + to, len)], len);
+                    params.payload = bench.addr(PAYLOAD + from);
                     let ends = (Status::SUCCESS, len as u64, word(u64::from(SEQ), TAKEN, 0));
                     let what = format!("{len} bytes from {from} to {to}, {threads} threads");
                     expect(&mut bench, &params, ends, &what);
@@ -387,29 +366,23 @@ fn a_payload_is_scattered_over_any_segments() {
         let kind = if shape.stage { DIRECT } else { EAGER };
         lay_out(bench, word(u64::from(SEQ), kind, len as u64));
         bench.load();
-        let mut params = receive(bench);
-        params.capacity = capacity as u64;
-        params.slot = capacity as u32;
-        params.payload = bench.addr(PAYLOAD + shape.from);
-        params.staging = if shape.stage {
-            bench.addr(STAGING + shape.from)
-        } else {
-            0
-        };
-        params.segments = segments.len() as u32;
         let byte = if shape.stage { staged } else { payload };
         let (mut at, mut taken) = (MEMORY, 0);
-        for (to, &(gap, bytes)) in params.segment.iter_mut().zip(&segments) {
-            at += gap;
-            *to = Segment {
-                addr: bench.addr(at),
-                len: bytes as u64,
-            };
-            for i in 0..bytes.min(len - taken) {
+        for (gap, bytes) in &mut segments {
+            at += *gap;
+            let copied = (*bytes).min(len - taken);
+            for i in 0..copied {
                 bench.image[at + i] = byte(shape.from + taken + i);
             }
-            taken += bytes.min(len - taken);
-            at += bytes;
+            taken += copied;
+            // From here on, its place.
+            *gap = at;
+            at += *bytes;
+        }
+        let mut params = receive_into::<SEGMENTS>(bench, &segments, capacity);
+        params.payload = bench.addr(PAYLOAD + shape.from);
+        if shape.stage {
+            params.staging = bench.addr(STAGING + shape.from);
         }
         let ends = (Status::SUCCESS, len as u64, word(u64::from(SEQ), TAKEN, 0));
         expect(bench, &params, ends, "scattered");

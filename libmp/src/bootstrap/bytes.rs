@@ -1,0 +1,37 @@
+//! Reads what other processes wrote, from the front; numbers are little-endian.
+
+/// Bytes that are not what they should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Garbage(pub &'static str);
+
+/// What is left to be read, and what to say if that is too short.
+pub(super) struct Bytes<'a>(pub &'a [u8], pub &'static str);
+
+impl<'a> Bytes<'a> {
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Garbage> {
+        let (array, rest) = self.0.split_first_chunk().ok_or(Garbage(self.1))?;
+        self.0 = rest;
+        Ok(*array)
+    }
+
+    pub fn u32(&mut self) -> Result<u32, Garbage> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub fn u64(&mut self) -> Result<u64, Garbage> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    pub fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Refuses bytes that nobody has read.
+    pub fn end(&self, what: &'static str) -> Result<(), Garbage> {
+        match self.0 {
+            [] => Ok(()),
+            _ => Err(Garbage(what)),
+        }
+    }
+}
