@@ -1,18 +1,21 @@
-//! A random program over random queue pairs, under a random schedule, run and checked.
+//! A random program under a random schedule, run and checked: over queue pairs of one GPU, or of two
+//! or three ranks with a GPU each.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Caps, MemoryKind};
-use gdsync::rdma::{Access, Doorbell, Lowering, Provider, QpConfig};
+use gdsync::rdma::{Access, Doorbell, Lowering, Provider, Qp, QpConfig};
 use softgpu::Weak;
 
-use crate::hardware::program::{self, Hazards, Settings};
+use crate::hardware::program::{self, Ends, Hazards, Memory, Program, Settings, Side};
 use crate::live::rig::{Pair, Rig, Runtime};
 use crate::live::verdict::{Verdict, text};
-use crate::world::{self, Rank};
+use crate::world::{self, LIMIT, Place, Rank};
 
 /// How often every ring is gone through at least, if all messages are as small as may be.
 const LAPS: u32 = 6;
@@ -22,57 +25,158 @@ const LAPS: u32 = 6;
 /// # Errors
 /// Whatever did not go as the program says, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
-    world::play(seed, 1, move |rank| {
-        if let Err(failed) = exchange(&rank, seed) {
+    let plan = Rc::new(Plan::draw(seed));
+    world::play(seed, plan.gpus.len(), move |rank| {
+        let played = match plan.gpus.len() {
+            1 => plan.alone(&rank),
+            _ => plan.among(&rank),
+        };
+        if let Err(failed) = played {
             panic!("{}", text(&failed));
         }
     })
 }
 
-fn exchange(rank: &Rank, seed: u64) -> Verdict {
-    let mut rng = Rng::with_seed(seed);
-    let options = gpu(&mut rng);
-    let hazards = Hazards {
-        caps: options.caps,
-        // With a stream that soon blocks nothing can be put off.
-        late: options.stream_bound > 8,
-    };
-    let place = rank.open(options);
-    let rig = Rig::with(Runtime::Soft, place.gpu.clone(), Provider::Emulated)?;
-    let devices = match one_in(&mut rng, 3) {
-        true => [place.device.clone(), place.device.clone()],
-        false => [place.device.clone(), rank.device(&place.gpu)],
-    };
-    let configs = [queue(&mut rng), queue(&mut rng)];
-    let pds = [place.pd.clone(), devices[1].alloc_pd()?];
-    let pair = Pair::on(devices, pds, [&configs[0], &configs[1]])?;
-    let blocks = configs.iter().map(|c| c.send_blocks.max(c.recv_entries));
-    let settings = Settings {
-        payload: memory(&mut rng),
-        streams: "any",
-        cpu_receives: false,
-        operations: "all",
-        messages: (LAPS * blocks.max().unwrap_or(4)) as usize,
-        seed,
-        hazards: Some(hazards),
-    };
-    if one_in(&mut rng, 3) {
-        for _ in 0..rng.usize(1..6) {
-            let nics = pair.devices.each_ref().map(world::nic);
-            let victims = [
-                place.engine(),
-                nics[0].clone(),
-                nics[0].clone() + ".watcher",
-                nics[1].clone(),
-                "rank0".to_owned(),
-                "hub.links".to_owned(),
-            ];
-            let after = Duration::from_micros(rng.u64(0..1000));
-            let lasts = Duration::from_micros(1 << rng.u32(0..13));
-            rank.pause(&victims[rng.usize(0..victims.len())], after, lasts);
+/// A program and the world that it runs in.
+struct Plan {
+    /// One, or one for each side.
+    gpus: Vec<SoftOptions>,
+    /// By side and peer.
+    queues: Vec<Vec<QpConfig>>,
+    /// Two sides on one GPU have a NIC each.
+    two_nics: bool,
+    program: Program,
+    pauses: Vec<Pause>,
+}
+
+/// A part of the world stands still for a while.
+struct Pause {
+    rank: usize,
+    /// By its place among the victims.
+    victim: usize,
+    after: Duration,
+    lasts: Duration,
+}
+
+impl Plan {
+    fn draw(seed: u64) -> Plan {
+        let mut rng = Rng::with_seed(seed);
+        let sides = if one_in(&mut rng, 5) { 3 } else { 2 };
+        let count = match sides == 2 && one_in(&mut rng, 3) {
+            true => 1,
+            false => sides,
+        };
+        let gpus: Vec<SoftOptions> = (0..count).map(|_| gpu(&mut rng)).collect();
+        let queues: Vec<Vec<QpConfig>> = (0..sides)
+            .map(|_| (0..sides).map(|_| queue(&mut rng, sides)).collect())
+            .collect();
+        let blocks = queues.iter().flatten();
+        let blocks = blocks.map(|c| c.send_blocks.max(c.recv_entries)).max();
+        let side = |i: usize| {
+            let gpu = &gpus[i % count];
+            Side {
+                source: memory(&mut rng),
+                landing: match one_in(&mut rng, 4) {
+                    true => MemoryKind::Pinned,
+                    false => MemoryKind::Device,
+                },
+                hazards: Some(Hazards {
+                    caps: gpu.caps,
+                    // With a stream that soon blocks nothing can be put off.
+                    late: gpu.stream_bound > 8,
+                }),
+            }
+        };
+        let settings = Settings {
+            sides: (0..sides).map(side).collect(),
+            streams: "any",
+            cpu_receives: false,
+            operations: "all",
+            messages: LAPS as usize * blocks.unwrap_or(4) as usize * sides * (sides - 1) / 2,
+            seed,
+        };
+        let pauses = match one_in(&mut rng, 3) {
+            true => rng.usize(1..6),
+            false => 0,
+        };
+        let pause = |_| Pause {
+            rank: rng.usize(0..count),
+            victim: rng.usize(0..6),
+            after: Duration::from_micros(rng.u64(0..1000)),
+            lasts: Duration::from_micros(1 << rng.u32(0..13)),
+        };
+        Plan {
+            pauses: (0..pauses).map(pause).collect(),
+            two_nics: !one_in(&mut rng, 3),
+            program: Program::draw(settings),
+            gpus,
+            queues,
         }
     }
-    program::play(&rig, pair, &settings)
+
+    fn open(&self, rank: &Rank) -> Verdict<(Place, Rig)> {
+        let place = rank.open(self.gpus[rank.me].clone());
+        let rig = Rig::with(Runtime::Soft, place.gpu.clone(), Provider::Emulated)?;
+        Ok((place, rig))
+    }
+
+    fn pause(&self, rank: &Rank, place: &Place, other_nic: String) {
+        let victims = [
+            place.engine(),
+            place.nic(),
+            place.nic() + ".watcher",
+            other_nic,
+            format!("rank{}", rank.me),
+            "hub.links".to_owned(),
+        ];
+        for pause in self.pauses.iter().filter(|pause| pause.rank == rank.me) {
+            rank.pause(&victims[pause.victim], pause.after, pause.lasts);
+        }
+    }
+
+    /// Plays both sides, on one GPU.
+    fn alone(&self, rank: &Rank) -> Verdict {
+        let (place, rig) = self.open(rank)?;
+        let other = match self.two_nics {
+            true => rank.device(&place.gpu),
+            false => place.device.clone(),
+        };
+        self.pause(rank, &place, world::nic(&other));
+        let pds = [place.pd.clone(), other.alloc_pd()?];
+        let configs = [&self.queues[0][1], &self.queues[1][0]];
+        let pair = Pair::on([place.device.clone(), other], pds, configs)?;
+        program::play(&rig, pair, &self.program)
+    }
+
+    /// Plays the side of a rank.
+    fn among(&self, rank: &Rank) -> Verdict {
+        let (place, rig) = self.open(rank)?;
+        let memory = Memory::new(&self.program, rank.me, |kind, len| {
+            place.pd.register(&place.gpu.alloc(kind, len)?, Access::ALL)
+        })?;
+        let mut remote = vec![memory.remote(); rank.ranks];
+        let configs = &self.queues[rank.me];
+        let mut qps: BTreeMap<(usize, usize), Qp> = BTreeMap::new();
+        for peer in (0..rank.ranks).filter(|peer| *peer != rank.me) {
+            let mut qp = place.pd.create_qp(&configs[peer])?;
+            remote[peer] = [&memory.source, &memory.landing].map(|mr| rank.swap_memory(mr, peer));
+            rank.connect(&mut qp, peer);
+            qps.insert((rank.me, peer), qp);
+        }
+        self.pause(rank, &place, place.nic() + ".proxy");
+        let least = |of: fn(&QpConfig) -> u32| configs.iter().map(of).min().unwrap_or(1) as usize;
+        let ends = Ends {
+            qps: qps.iter_mut().map(|(end, qp)| (*end, qp)).collect(),
+            memory: BTreeMap::from([(rank.me, memory)]),
+            remote,
+            entries: least(|config| config.recv_entries),
+            recv_sges: least(|config| config.recv_sges),
+        };
+        program::play_on(&rig, &self.program, ends, || rank.barrier())?;
+        rank.barrier();
+        drop(qps);
+        Ok(place.device.close(LIMIT)?)
+    }
 }
 
 fn one_in(rng: &mut Rng, n: u32) -> bool {
@@ -119,11 +223,12 @@ fn gpu(rng: &mut Rng) -> SoftOptions {
     }
 }
 
-fn queue(rng: &mut Rng) -> QpConfig {
+fn queue(rng: &mut Rng, sides: usize) -> QpConfig {
     let size = |rng: &mut Rng| match rng.u8(0..8) {
         0..5 => 4,
         5..7 => 8,
-        _ => 16,
+        _ if sides == 2 => 16,
+        _ => 8,
     };
     QpConfig {
         send_blocks: size(rng),

@@ -12,7 +12,7 @@ use gdsync::gpu::soft::SoftOptions;
 use gdsync::rdma::{Provider, QpConfig};
 use libtest_mimic::Arguments;
 
-use super::program::{self, Settings};
+use super::program::{self, Program, Settings, Side};
 use super::suite::Suite;
 use super::{few, is_required, laps, settings, told, unsupported};
 use crate::cover::{self, Axis, Cell};
@@ -105,17 +105,16 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
         ..QpConfig::default()
     };
     let settings = Settings {
-        payload: memory("payload"),
+        sides: vec![Side::plain(memory("payload")); 2],
         streams: "one",
         cpu_receives: false,
         operations: setting("operation"),
         messages: 2 * MESSAGES.min(laps()? * ENTRIES as usize),
         seed: program::seed_of(cell),
-        hazards: None,
     };
     let pair = Pair::new(&rig, Net::One, [&config, &config])?;
     rig.lie(&pair.qps, &config)?;
-    program::play(&rig, pair, &settings)
+    program::play(&rig, pair, &Program::draw(settings))
 }
 
 /// What this version cannot run at all, and why. (CUDA runs in the other trials: what its streams

@@ -3,10 +3,14 @@
 use fastrand::Rng;
 use gdsync::gpu::Condition;
 
-use super::{Hazards, Settings};
+use super::{Hazards, Settings, Side};
 
-/// Most bytes of a payload.
-pub const LONGEST: usize = 4096;
+/// Most bytes of a payload, and of one that travels in the entry, with hazards.
+const LONGEST: usize = 16 << 10;
+const INLINE: usize = 150;
+/// Messages that have a place of their own, without hazards; even, so that streams that take turns
+/// share none.
+const SLOTS: usize = 8;
 /// Bytes behind a payload that no message may change.
 pub const GUARD: usize = 64;
 
@@ -118,8 +122,10 @@ pub struct Odd {
 /// One message.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// The queue pair that acts.
+    /// The side that acts.
     pub from: usize,
+    /// The other one.
+    pub to: usize,
     /// What it does.
     pub operation: Operation,
     /// Bytes.
@@ -138,25 +144,66 @@ pub struct Step {
     pub odd: Option<Odd>,
 }
 
-/// The two words at each queue pair for the other's atomics.
-pub type Words = [[u64; 2]; 2];
+/// A program.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// What it was drawn from.
+    pub settings: Settings,
+    /// Its messages.
+    pub steps: Vec<Step>,
+    /// What the two words at each side (first) for each other one's atomics (second) are in the end.
+    pub words: Vec<Vec<[u64; 2]>>,
+    /// Where each message's slot begins, in every memory.
+    pub slots: Vec<usize>,
+    /// Bytes of all slots.
+    pub room: usize,
+}
 
-/// Draws the messages, and what the words are in the end.
-pub fn draw(settings: &Settings) -> (Vec<Step>, Words) {
+impl Program {
+    /// Draws the messages.
+    pub fn draw(settings: Settings) -> Program {
+        let (steps, words) = draw(&settings);
+        let need = |step: &Step| (step.len.max(8) + GUARD).next_multiple_of(64);
+        let longest = steps.iter().map(need).max().unwrap_or(0);
+        let mut room = 0;
+        let slot = |(i, step): (usize, &Step)| match settings.hazards() {
+            true => {
+                room += need(step);
+                room - need(step)
+            }
+            false => {
+                room = SLOTS * longest;
+                i % SLOTS * longest
+            }
+        };
+        let slots = steps.iter().enumerate().map(slot).collect();
+        Program {
+            settings,
+            steps,
+            words,
+            slots,
+            room,
+        }
+    }
+}
+
+fn draw(settings: &Settings) -> (Vec<Step>, Vec<Vec<[u64; 2]>>) {
     use Operation::{Nop, Read, Send, SendInline, Write, WriteImm, WriteInline};
     let mut rng = Rng::with_seed(settings.seed);
-    let mut words = Words::default();
-    let mut told = [true; 2];
+    let sides = settings.sides.len();
+    let mut words = vec![vec![[0_u64; 2]; sides]; sides];
+    let mut told = vec![true; sides];
     let steps = (0..settings.messages).map(|_| {
-        let from = rng.usize(0..2);
+        let from = rng.usize(0..sides);
+        let to = (from + rng.usize(1..sides)) % sides;
         let which = match settings.operations {
             "all" => ["sends", "writes", "reads", "atomics"][rng.usize(0..4)],
             other => other,
         };
-        let word = &mut words[1 - from];
+        let word = &mut words[to][from];
         let mut old = 0;
         let operation = match which {
-            _ if settings.hazards.is_some() && rng.u8(0..16) == 0 => Nop,
+            _ if settings.hazards() && rng.u8(0..16) == 0 => Nop,
             "send" => Send,
             "send-inline" => SendInline,
             "write-imm" => WriteImm,
@@ -182,10 +229,11 @@ pub fn draw(settings: &Settings) -> (Vec<Step>, Words) {
                 Operation::CompareSwap(compare, swap)
             }
         };
-        let len = length(&mut rng, operation, settings.hazards.is_some());
+        let len = length(&mut rng, operation, settings.hazards());
         let signaled = !operation.takes_receive() || rng.u8(0..4) > 0;
         let mut step = Step {
             from,
+            to,
             operation,
             len,
             imm: (operation == WriteImm || operation == Send && rng.bool()).then(|| rng.u32(..)),
@@ -197,8 +245,8 @@ pub fn draw(settings: &Settings) -> (Vec<Step>, Words) {
             ink: Ink::Kernel,
             odd: None,
         };
-        if let Some(hazards) = &settings.hazards {
-            let odd = odd(&mut rng, hazards, &step);
+        if let Some(hazards) = &settings.sides[from].hazards {
+            let odd = odd(&mut rng, &settings.sides[to], &step);
             step.ink = ink(&mut rng, hazards, len, odd.by_cpu[0]);
             step.signaled = rng.u8(0..4) > 0;
             step.hole = rng.u8(0..6) == 0;
@@ -211,8 +259,9 @@ pub fn draw(settings: &Settings) -> (Vec<Step>, Words) {
 }
 
 fn length(rng: &mut Rng, operation: Operation, hazards: bool) -> usize {
-    let sizes = [0, 1, 8, 32, 44, 64, 100, 777, 1024, LONGEST];
+    let sizes = [0, 1, 8, 32, 44, 64, 100, 777, 1024, 4096];
     let len = match operation {
+        o if o.is_inline() && hazards => length(rng, Operation::Send, true).min(INLINE),
         o if o.is_inline() => sizes[rng.usize(0..7)],
         o if o.is_atomic() => 8,
         Operation::Nop => 0,
@@ -220,7 +269,8 @@ fn length(rng: &mut Rng, operation: Operation, hazards: bool) -> usize {
             0..2 => 0,
             2..5 => rng.usize(1..9),
             5..7 => 4 * rng.usize(1..40),
-            7..14 => rng.usize(1..600),
+            7..13 => rng.usize(1..600),
+            13 => 1 << rng.u32(6..15),
             _ => rng.usize(1..=LONGEST),
         },
         _ => sizes[rng.usize(0..sizes.len())],
@@ -238,10 +288,11 @@ fn cuts(rng: &mut Rng, len: usize) -> [usize; 2] {
     cuts
 }
 
-fn odd(rng: &mut Rng, hazards: &Hazards, step: &Step) -> Odd {
+fn odd(rng: &mut Rng, receiver: &Side, step: &Step) -> Odd {
     let one_in = |rng: &mut Rng, n: u8| rng.u8(0..n) == 0;
     let by_cpu = [one_in(rng, 4), rng.bool()];
-    let late = hazards.late && step.operation.takes_receive() && one_in(rng, 6);
+    let may_be_late = receiver.hazards.as_ref().is_some_and(|h| h.late);
+    let late = may_be_late && step.operation.takes_receive() && one_in(rng, 6);
     let wait = |rng: &mut Rng| match rng.u8(0..8) {
         0 => Wait::Nothing,
         1 => Wait::Cpu,

@@ -1,18 +1,20 @@
-//! Random programs of messages over two queue pairs: the streams fill each payload, send it, wait for
-//! it and look at it, while the CPU only enqueues, a ring's length ahead. Payloads change from
-//! message to message.
+//! Random programs of messages over queue pairs between two sides or more: the streams fill each
+//! payload, send it, wait for it and look at it, while the CPU only enqueues, a ring's length ahead.
+//! Payloads change from message to message.
 //!
-//! `draw` draws the messages, `play` plays them. On real threads and real GPUs ([`run`])
-//! kernels fill and verify. Under the simulation ([`exchange`](crate::exchange)) there are
-//! [`Hazards`] as well: requests that are aborted, patched by the stream or refused, words that one
-//! stream hands to another, receives early and late, lists that grow over several messages, and
-//! memory that is written over as soon as a wait has passed.
+//! `draw` draws the messages, `play` plays them: of two sides on one GPU, or of one side whose peers
+//! play elsewhere. On real threads and real GPUs ([`run`]) kernels fill and verify. Under the
+//! simulation ([`exchange`](crate::exchange)) there are [`Hazards`] as well: requests that are
+//! aborted, patched by the stream or refused, words that one stream hands to another, receives early
+//! and late, lists that grow over several messages, and memory that is written over as soon as a wait
+//! has passed.
 
 mod draw;
 mod play;
 mod todo;
 
-pub use play::play;
+pub use draw::Program;
+pub use play::{Ends, Memory, play, play_on};
 
 use gdsync::gpu::{Caps, MemoryKind};
 use gdsync::rdma::QpConfig;
@@ -52,8 +54,8 @@ fn setting(cell: &Cell, axis: &str) -> &'static str {
 /// What a program is.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where messages are sent from and land.
-    pub payload: MemoryKind,
+    /// Its sides.
+    pub sides: Vec<Side>,
     /// Which streams send and look, as the axis calls it.
     pub streams: &'static str,
     /// Whether the CPU posts receives.
@@ -64,8 +66,35 @@ pub struct Settings {
     pub messages: usize,
     /// What they are drawn from.
     pub seed: u64,
+}
+
+impl Settings {
+    /// Whether more happens than messages.
+    pub fn hazards(&self) -> bool {
+        self.sides.iter().all(|side| side.hazards.is_some())
+    }
+}
+
+/// One side of a program.
+#[derive(Clone, Debug)]
+pub struct Side {
+    /// Where messages are sent from.
+    pub source: MemoryKind,
+    /// Where messages land.
+    pub landing: MemoryKind,
     /// What else happens.
     pub hazards: Option<Hazards>,
+}
+
+impl Side {
+    /// One where nothing else happens.
+    pub fn plain(payload: MemoryKind) -> Side {
+        Side {
+            source: payload,
+            landing: payload,
+            hazards: None,
+        }
+    }
 }
 
 /// What else a program may do.
@@ -108,17 +137,16 @@ pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
         ..QpConfig::default()
     };
     let settings = Settings {
-        payload,
+        sides: vec![Side::plain(payload); 2],
         streams: setting(cell, "streams"),
         cpu_receives: setting(cell, "receives") == "by CPU",
         operations: setting(cell, "operations"),
         // Each queue pair sends half of the messages, most of them of one block.
         messages: 2 * laps * blocks as usize,
         seed: seed_of(cell),
-        hazards: None,
     };
     let net = settings::nics(setting(cell, "NICs"));
     let pair = Pair::new(rig, net, [&config, &config])?;
     rig.lie(&pair.qps, &config)?;
-    play(rig, pair, &settings)
+    play(rig, pair, &Program::draw(settings))
 }

@@ -3,6 +3,15 @@
 use gdsync::gpu::{Condition, Span, Word32, Word64};
 use gdsync::rdma::{Completion, Descriptor, ReceiveRequest, SendRequest};
 
+/// A word of 32 or 64 bits.
+#[derive(Clone)]
+pub enum Word {
+    /// Of 32.
+    Narrow(Word32),
+    /// Of 64.
+    Wide(Word64),
+}
+
 /// A descriptor that owns what it names.
 pub enum Todo {
     /// Ring for a send.
@@ -12,13 +21,9 @@ pub enum Todo {
     /// Wait for a completion.
     Wait(Completion),
     /// Wait for a word.
-    WaitValue32(Word32, Condition, u32),
-    /// Wait for a word of 64 bits.
-    WaitValue64(Word64, Condition, u64),
+    WaitValue(Word, Condition, u64),
     /// Write a word.
-    Write32(Word32, u32),
-    /// Write a word of 64 bits.
-    Write64(Word64, u64),
+    Write(Word, u64),
     /// Write bytes.
     Bytes(Span, Vec<u8>),
     /// Flush.
@@ -28,31 +33,29 @@ pub enum Todo {
 impl Todo {
     /// The descriptor.
     pub fn descriptor(&self) -> Descriptor<'_> {
-        match self {
-            Todo::Send(request) => Descriptor::Send(*request),
-            Todo::Receive(request) => Descriptor::Receive(*request),
-            Todo::Wait(completion) => Descriptor::wait_flushed(*completion),
-            Todo::WaitValue32(word, condition, value) => Descriptor::WaitValue32 {
+        let flush = false;
+        match *self {
+            Todo::Send(request) => Descriptor::Send(request),
+            Todo::Receive(request) => Descriptor::Receive(request),
+            Todo::Wait(completion) => Descriptor::wait_flushed(completion),
+            Todo::WaitValue(Word::Narrow(ref word), condition, value) => Descriptor::WaitValue32 {
                 word,
-                condition: *condition,
-                value: *value,
-                flush: false,
+                condition,
+                value: value as u32,
+                flush,
             },
-            Todo::WaitValue64(word, condition, value) => Descriptor::WaitValue64 {
+            Todo::WaitValue(Word::Wide(ref word), condition, value) => Descriptor::WaitValue64 {
                 word,
-                condition: *condition,
-                value: *value,
-                flush: false,
+                condition,
+                value,
+                flush,
             },
-            Todo::Write32(word, value) => Descriptor::WriteValue32 {
+            Todo::Write(Word::Narrow(ref word), value) => Descriptor::WriteValue32 {
                 word,
-                value: *value,
+                value: value as u32,
             },
-            Todo::Write64(word, value) => Descriptor::WriteValue64 {
-                word,
-                value: *value,
-            },
-            Todo::Bytes(to, data) => Descriptor::WriteMemory { to, data },
+            Todo::Write(Word::Wide(ref word), value) => Descriptor::WriteValue64 { word, value },
+            Todo::Bytes(ref to, ref data) => Descriptor::WriteMemory { to, data },
             Todo::Flush => Descriptor::Flush,
         }
     }

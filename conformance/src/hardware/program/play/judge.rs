@@ -2,18 +2,20 @@
 
 use gdsync::gpu::Region;
 
-use super::{FILL, Play, SEEN, SLOT, TAKEN, seeds};
-use crate::hardware::program::draw::{GUARD, Words};
+use super::{FILL, Play, SEEN, TAKEN, seeds};
+use crate::hardware::program::draw::GUARD;
 use crate::live::rig::expected;
-use crate::live::verdict::{Verdict, ensure};
+use crate::live::verdict::Verdict;
 
 impl Play<'_> {
     /// Compares what is there in the end with what the program says.
-    pub(super) fn judge(&mut self, words: &Words) -> Verdict {
+    pub(super) fn judge(&mut self) -> Verdict {
         self.finding.clean("in the end")?;
-        let hazards = self.settings.hazards.is_some();
+        let hazards = self.settings.hazards();
+        let room = self.program.room;
         for (i, step) in self.steps.iter().enumerate() {
-            let stride = if hazards { SLOT } else { SEEN };
+            let slot = self.program.slots[i];
+            let seen = if hazards { slot } else { i * SEEN };
             let mut want = match step.operation.is_atomic() {
                 true => step.old.to_le_bytes().to_vec(),
                 false => expected(seeds(i).0, step.len),
@@ -24,7 +26,7 @@ impl Play<'_> {
             }
             let landing = self.landing(i);
             if landing.is_some() {
-                let seen = read(&self.seen, i * stride, want.len())?;
+                let seen = read(&self.seen, seen, want.len())?;
                 same(&seen, &want, || {
                     format!("message {i} as it was seen, {step:?}")
                 })?;
@@ -34,24 +36,24 @@ impl Play<'_> {
             }
             // Whatever came twice, or late, lies on top; elsewhere nothing does.
             want.fill(TAKEN);
-            want.resize(SLOT, FILL);
-            let untouched = vec![FILL; SLOT];
+            let end = *self.program.slots.get(i + 1).unwrap_or(&room);
+            want.resize(end - slot, FILL);
+            let untouched = vec![FILL; end - slot];
             let [_, received, written] = self.places(i);
-            for (side, at) in [(0, received), (0, written), (1, received), (1, written)] {
-                let here = landing == Some((side, at));
-                let want = if here { &want } else { &untouched };
-                let now = read(self.memory[side].region(), at, SLOT)?;
-                same(&now, want, || format!("message {i} in the end, {step:?}"))?;
+            for (side, memory) in &self.ends.memory {
+                for at in [received, written] {
+                    let here = landing == Some((*side, at));
+                    let want = if here { &want } else { &untouched };
+                    let now = read(memory.landing.region(), at, want.len())?;
+                    same(&now, want, || format!("message {i} in the end, {step:?}"))?;
+                }
             }
         }
-        for (at, want) in words.iter().enumerate() {
-            for (which, want) in want.iter().enumerate() {
-                let place = 3 * self.slots() * SLOT + 8 * which;
-                let got = read(self.memory[at].region(), place, 8)?;
-                ensure(got == want.to_le_bytes(), || {
-                    format!("word {which} at {at}: {got:02x?} instead of {want:#x}")
-                })?;
-            }
+        for (side, memory) in &self.ends.memory {
+            let want = self.program.words[*side].as_flattened();
+            let want: Vec<u8> = want.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let got = read(memory.source.region(), room, want.len())?;
+            same(&got, &want, || format!("the words at {side}"))?;
         }
         Ok(())
     }

@@ -10,24 +10,21 @@ mod judge;
 mod receive;
 mod send;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use gdsync::gpu::{Condition, MemoryKind, Region, Span, Stream};
-use gdsync::rdma::{Completion, Descriptor, Mr, Qp, ReceiveRequest, SendRequest, Sge, post_on};
+use gdsync::rdma::{
+    Completion, Descriptor, Mr, Qp, ReceiveRequest, RemoteMemory, SendRequest, Sge, post_on,
+};
 use gdsync::{Kind, Status};
 
 use super::Settings;
-use super::draw::{GUARD, Ink, LONGEST, Operation, Step, Wait, draw};
+use super::draw::{GUARD, Ink, Operation, Program, Step, Wait};
 use super::todo::Todo;
 use crate::live::limits::time_limit;
 use crate::live::rig::{Finding, Pair, Rig, expected, finish};
 use crate::live::verdict::{Verdict, ensure, refused, text};
 
-/// Room for one message.
-const SLOT: usize = LONGEST + GUARD;
-/// Messages that have a place of their own, without hazards; even, so that streams that take turns
-/// share none.
-const SLOTS: usize = 8;
 /// Bytes of each message that are copied out for the CPU, without hazards.
 const SEEN: usize = 128;
 
@@ -61,13 +58,61 @@ struct Open {
     spoiled: bool,
 }
 
+/// What a side's messages lie in, and what it is sent.
+pub struct Memory {
+    /// What is sent or read, and behind it two words for the atomics of each side.
+    pub source: Mr,
+    /// What comes: first where it is received, then where it is written or read to.
+    pub landing: Mr,
+    /// What must never be sent.
+    junk: Mr,
+}
+
+impl Memory {
+    /// Memory of a side.
+    ///
+    /// # Errors
+    /// As `register`, which registers new memory with all rights.
+    pub fn new<E>(
+        program: &Program,
+        side: usize,
+        register: impl Fn(MemoryKind, usize) -> Result<Mr, E>,
+    ) -> Result<Memory, E> {
+        let sides = &program.settings.sides;
+        let words = 16 * sides.len();
+        Ok(Memory {
+            source: register(sides[side].source, program.room + words)?,
+            landing: register(sides[side].landing, 2 * program.room)?,
+            junk: register(MemoryKind::Pinned, 64)?,
+        })
+    }
+
+    /// What others may name: source and landing.
+    pub fn remote(&self) -> [RemoteMemory; 2] {
+        [self.source.remote(), self.landing.remote()]
+    }
+}
+
+/// What the sides that a player plays have, and what it knows of the others.
+pub struct Ends<'p> {
+    /// Queue pairs, by side and peer.
+    pub qps: BTreeMap<(usize, usize), &'p mut Qp>,
+    /// Memory, by side.
+    pub memory: BTreeMap<usize, Memory>,
+    /// Of all sides.
+    pub remote: Vec<[RemoteMemory; 2]>,
+    /// Entries of each receive queue, and segments of each entry, at least.
+    pub entries: usize,
+    /// See above.
+    pub recv_sges: usize,
+}
+
 struct Play<'p> {
     rig: &'p Rig,
+    program: &'p Program,
     settings: &'p Settings,
     steps: &'p [Step],
-    pair: Pair,
-    memory: [Mr; 2],
-    junk: [Mr; 2],
+    ends: Ends<'p>,
     /// With hazards: payloads that streams copy into sources, bytes to write over, words that one
     /// stream writes for the other.
     ink: Region,
@@ -79,84 +124,113 @@ struct Play<'p> {
     finding: Finding,
     streams: [Stream; 2],
     open: Open,
-    /// Receives of later messages that are posted, by queue pair.
-    early: [VecDeque<(usize, ReceiveRequest)>; 2],
+    /// Receives of later messages that are posted, by side and peer.
+    early: BTreeMap<(usize, usize), VecDeque<(usize, ReceiveRequest)>>,
     /// Receives that the CPU did not look at, oldest first.
     receives: VecDeque<(usize, ReceiveRequest)>,
     /// How many of these there may be.
     ahead: usize,
-    /// All sends, with hazards.
-    sent: Vec<(usize, SendRequest)>,
+    /// All sends, with hazards, by side and peer.
+    sent: Vec<((usize, usize), SendRequest)>,
 }
 
-/// Plays a program between two queue pairs.
+/// Plays both sides of a program between two queue pairs.
 ///
 /// # Errors
 /// Whatever goes wrong, with the message's number.
-pub fn play(rig: &Rig, pair: Pair, settings: &Settings) -> Verdict {
-    let (steps, words) = draw(settings);
-    let mut play = Play::new(rig, pair, settings, &steps)?;
-    for (i, step) in steps.iter().enumerate() {
+pub fn play(rig: &Rig, mut pair: Pair, program: &Program) -> Verdict {
+    let memory = |side| Memory::new(program, side, |kind, len| pair.memory(side, kind, len));
+    let memory = [memory(0)?, memory(1)?];
+    let (entries, recv_sges) = (pair.entries, pair.recv_sges);
+    let [a, b] = &mut pair.qps;
+    let ends = Ends {
+        qps: BTreeMap::from([((0, 1), a), ((1, 0), b)]),
+        remote: memory.iter().map(Memory::remote).collect(),
+        memory: BTreeMap::from_iter(memory.into_iter().enumerate()),
+        entries,
+        recv_sges,
+    };
+    play_on(rig, program, ends, || {})?;
+    pair.leave("in the end")
+}
+
+/// Plays the sides of a program that have these ends; `meet` returns once all sides have come as far,
+/// before the first message and after the last.
+///
+/// # Errors
+/// Whatever goes wrong, with the message's number.
+pub fn play_on(rig: &Rig, program: &Program, ends: Ends<'_>, meet: impl Fn()) -> Verdict {
+    let mut play = Play::new(rig, program, ends)?;
+    meet();
+    for (i, step) in program.steps.iter().enumerate() {
         play.step(i)
             .map_err(|e| format!("message {i}, {step:?}: {}", text(&e)))?;
     }
-    play.end()?;
-    play.judge(&words)?;
-    play.pair.leave("in the end")
+    play.end(meet)?;
+    play.judge()
 }
 
 impl<'p> Play<'p> {
-    fn new(
-        rig: &'p Rig,
-        pair: Pair,
-        settings: &'p Settings,
-        steps: &'p [Step],
-    ) -> Verdict<Play<'p>> {
+    fn new(rig: &'p Rig, program: &'p Program, ends: Ends<'p>) -> Verdict<Play<'p>> {
+        let (settings, steps) = (&program.settings, &program.steps[..]);
         let count = steps.len();
-        let hazards = settings.hazards.is_some();
-        let slots = if hazards { count } else { SLOTS };
-        let memory = |of| pair.memory(of, settings.payload, 3 * slots * SLOT + 64);
-        let junk = |of| pair.memory(of, MemoryKind::Pinned, 64);
+        let hazards = settings.hazards();
         let pinned = |len: usize| rig.gpu.alloc(MemoryKind::Pinned, len);
-        let own = if hazards { count } else { 1 };
         let play = Play {
-            memory: [memory(0)?, memory(1)?],
-            junk: [junk(0)?, junk(1)?],
-            ink: pinned(own * SLOT)?,
-            over: pinned(2 * SLOT)?,
-            tokens: pinned(8 * own)?,
-            seen: pinned(count * if hazards { SLOT } else { SEEN })?,
+            ink: pinned(program.room)?,
+            over: pinned(2 * program.room)?,
+            tokens: pinned(8 * count)?,
+            seen: pinned(if hazards { program.room } else { count * SEEN })?,
             looked: vec![false; count],
             finding: rig.finding()?,
             streams: [rig.gpu.stream()?, rig.gpu.stream()?],
             open: Open::default(),
-            early: Default::default(),
+            early: BTreeMap::new(),
             receives: VecDeque::new(),
-            ahead: pair.entries / 2,
+            ahead: ends.entries / 2,
             sent: Vec::new(),
             rig,
+            program,
             settings,
             steps,
-            pair,
+            ends,
         };
         if hazards {
-            play.prepare_memory(slots)?;
+            play.prepare_memory()?;
         }
         Ok(play)
     }
 
+    /// Whether it plays this side.
+    fn plays(&self, side: usize) -> bool {
+        self.ends.memory.contains_key(&side)
+    }
+
+    /// Memory of a side that it plays.
+    fn memory(&self, side: usize) -> &Memory {
+        &self.ends.memory[&side]
+    }
+
+    /// A queue pair of a side that it plays, by side and peer.
+    fn qp(&mut self, end: (usize, usize)) -> &mut Qp {
+        self.ends.qps.get_mut(&end).expect("an end of its own")
+    }
+
     /// What lies in memory before the first message.
-    fn prepare_memory(&self, slots: usize) -> Verdict {
-        for junk in &self.junk {
+    fn prepare_memory(&self) -> Verdict {
+        let room = self.program.room;
+        for Memory { landing, junk, .. } in self.ends.memory.values() {
             junk.region().write(0, &[JUNK; 64])?;
+            landing.region().write(0, &vec![FILL; 2 * room])?;
         }
-        for memory in &self.memory {
-            memory.region().write(0, &vec![FILL; 3 * slots * SLOT])?;
-        }
-        self.over.write(0, &[TAKEN; SLOT])?;
-        self.over.write(SLOT, &[JUNK; SLOT])?;
+        self.over.write(0, &vec![TAKEN; room])?;
+        self.over.write(room, &vec![JUNK; room])?;
         for (i, step) in self.steps.iter().enumerate() {
-            self.ink.write(i * SLOT, &expected(seeds(i).0, step.len))?;
+            let (at, bytes) = (self.program.slots[i], expected(seeds(i).0, step.len));
+            self.ink.write(at, &bytes)?;
+            if step.operation == Operation::Read && self.plays(step.to) && !self.plays(step.from) {
+                self.source_memory(i).write(at, &bytes)?;
+            }
             if let Ink::Handed(Condition::Nor, _) = step.ink {
                 self.tokens.write(8 * i, &[0xff; 8])?;
             }
@@ -164,43 +238,44 @@ impl<'p> Play<'p> {
         Ok(())
     }
 
-    fn slots(&self) -> usize {
-        match self.settings.hazards {
-            Some(_) => self.steps.len(),
-            None => SLOTS,
-        }
-    }
-
     /// Where a message is sent or read from; where it lands if it is received, or else.
     fn places(&self, i: usize) -> [usize; 3] {
-        let (slots, slot) = (self.slots(), i % self.slots() * SLOT);
-        [0, 1, 2].map(|area| area * slots * SLOT + slot)
+        let slot = self.program.slots[i];
+        [slot, slot, self.program.room + slot]
     }
 
-    /// Whose memory a message lands in, and where; nothing, if nothing does.
+    /// Whose memory a message lands in, and where; nothing, if nothing does or another plays it.
     fn landing(&self, i: usize) -> Option<(usize, usize)> {
         let (step, [_, received, written]) = (&self.steps[i], self.places(i));
-        match step.operation {
-            Operation::Nop => None,
-            o if o.takes_receive() => Some((1 - step.from, received)),
-            o if o.brings() => Some((step.from, written)),
-            _ => Some((1 - step.from, written)),
+        let landing = match step.operation {
+            Operation::Nop => return None,
+            o if o.takes_receive() => (step.to, received),
+            o if o.brings() => (step.from, written),
+            _ => (step.to, written),
+        };
+        Some(landing).filter(|(side, _)| self.plays(*side))
+    }
+
+    /// Whose memory a message is sent or read from.
+    fn sourced(&self, i: usize) -> usize {
+        match self.steps[i].operation {
+            Operation::Read => self.steps[i].to,
+            _ => self.steps[i].from,
         }
     }
 
-    /// The memory that a message is sent or read from.
     fn source_memory(&self, i: usize) -> &Region {
-        let step = &self.steps[i];
-        let owner = match step.operation {
-            Operation::Read => 1 - step.from,
-            _ => step.from,
-        };
-        self.memory[owner].region()
+        self.memory(self.sourced(i)).source.region()
     }
 
     fn source(&self, i: usize) -> gdsync::Result<Span> {
         let (region, at) = (self.source_memory(i), self.places(i)[0]);
         region.span(at, self.steps[i].len)
+    }
+
+    /// The payload of a message, for streams to copy.
+    fn inked(&self, i: usize) -> gdsync::Result<Span> {
+        self.ink.span(self.program.slots[i], self.steps[i].len)
     }
 
     /// The streams that send and look at message `i`.
@@ -227,8 +302,8 @@ impl<'p> Play<'p> {
         let list = std::mem::take(&mut self.open);
         let wrong = self.ink.span(0, 8)?;
         let stream = &self.streams[list.stream];
-        let [a, b] = &mut self.pair.qps;
-        let queues: &mut [&mut Qp] = &mut [a, b];
+        let queues = self.ends.qps.values_mut().map(|qp| &mut **qp);
+        let queues = &mut queues.collect::<Vec<&mut Qp>>()[..];
         let mut descriptors: Vec<Descriptor<'_>> =
             list.todos.iter().map(Todo::descriptor).collect();
         if list.spoiled {
@@ -246,7 +321,7 @@ impl<'p> Play<'p> {
             match after {
                 After::Look(i) => self.show(i, list.stream)?,
                 After::Forget(i) => {
-                    let from = self.over.span(SLOT, self.steps[i].len)?;
+                    let from = self.over.span(self.program.room, self.steps[i].len)?;
                     self.copy(list.stream, &self.source(i)?, &from)?;
                 }
             }
@@ -267,12 +342,13 @@ impl<'p> Play<'p> {
         let Some((at, landing)) = self.landing(i) else {
             return Ok(());
         };
-        let landed = self.memory[at].region();
         self.looked[i] = true;
-        if self.settings.hazards.is_some() {
+        let landed = self.memory(at).landing.region();
+        if self.settings.hazards() {
             let len = step.len + GUARD;
             let place = landed.span(landing, len)?;
-            self.copy(stream, &self.seen.span(i * SLOT, len)?, &place)?;
+            let seen = self.seen.span(self.program.slots[i], len)?;
+            self.copy(stream, &seen, &place)?;
             return self.copy(stream, &place, &self.over.span(0, len)?);
         }
         let (seed, guard) = seeds(i);
@@ -293,21 +369,25 @@ impl<'p> Play<'p> {
     fn step(&mut self, i: usize) -> Verdict {
         let step = self.steps[i];
         let odd = step.odd;
+        let (from, to) = ((step.from, step.to), (step.to, step.from));
         let [sender, receiver] = self.streams(i);
+        let [acts, heeds] = [step.from, step.to].map(|side| self.plays(side));
         let takes_receive = step.operation.takes_receive();
         let looker = if takes_receive { receiver } else { sender };
         if let (None, Some((at, landing))) = (odd, self.landing(i)) {
             // What is there before.
-            let (stream, landed) = (&self.streams[looker], self.memory[at].region());
+            let (stream, landed) = (&self.streams[looker], self.memory(at).landing.region());
             let (_, guard) = seeds(i);
             self.rig
                 .fill(stream, landed, landing + step.len, GUARD, guard)?;
         }
-        if step.operation.moves() {
+        if acts && step.operation.moves() && self.plays(self.sourced(i)) {
             self.ink(i, sender)?;
         }
-        self.receive_early(i)?;
-        let receive = match takes_receive {
+        if heeds {
+            self.receive_early(i)?;
+        }
+        let receive = match heeds && takes_receive {
             true => Some(self.receive(i)?),
             false => None,
         };
@@ -315,29 +395,34 @@ impl<'p> Play<'p> {
             Some(_) => step.signaled,
             None => step.signaled || self.settings.streams == "sender and receiver",
         };
-        let send = self.prepare(i, signaled)?;
+        let send = match acts {
+            true => Some(self.prepare(i, signaled)?),
+            false => None,
+        };
         let late = odd.is_some_and(|odd| odd.late);
         let due = receive.filter(|(_, posted)| !posted).map(|(r, _)| r);
         if let Some(receive) = due.filter(|_| !late) {
             self.post_receive(i, receive, receiver)?;
         }
-        self.post(i, send, sender)?;
+        if let Some(send) = send {
+            self.post(i, send, sender)?;
+        }
         if let Some(receive) = due.filter(|_| late) {
             self.flush()?;
-            self.post_by_cpu(1 - step.from, receive)?;
+            self.post_by_cpu(to, receive)?;
         }
         let [wait_send, wait_receive] = odd.map_or([Wait::Stream; 2], |odd| odd.waits);
-        if signaled {
+        if let Some(send) = send.filter(|_| signaled) {
             let after = match odd {
                 _ if !takes_receive && self.landing(i).is_some() => Some(After::Look(i)),
                 Some(_) if step.operation.moves() => Some(After::Forget(i)),
                 _ => None,
             };
-            self.wait(step.from, send.into(), wait_send, sender, after)?;
+            self.wait(from, send.into(), wait_send, sender, after)?;
         }
         if let Some((receive, _)) = receive {
             let after = Some(After::Look(i));
-            self.wait(1 - step.from, receive.into(), wait_receive, receiver, after)?;
+            self.wait(to, receive.into(), wait_receive, receiver, after)?;
         }
         match odd.is_some_and(|odd| odd.joined) {
             true => Ok(()),
@@ -348,7 +433,7 @@ impl<'p> Play<'p> {
     /// Has the CPU or streams wait for a completion, and a stream do what comes behind.
     fn wait(
         &mut self,
-        at: usize,
+        at: (usize, usize),
         completion: Completion,
         wait: Wait,
         stream: usize,
@@ -358,7 +443,7 @@ impl<'p> Play<'p> {
             Wait::Nothing => {}
             Wait::Cpu => {
                 self.flush()?;
-                self.pair.qps[at].wait(completion, time_limit())?;
+                self.qp(at).wait(completion, time_limit())?;
                 let list = self.list(stream)?;
                 list.todos.push(Todo::Flush);
                 list.after.extend(after);
@@ -377,24 +462,27 @@ impl<'p> Play<'p> {
     }
 
     /// Waits for everything, and looks at what nothing has waited for.
-    fn end(&mut self) -> Verdict {
+    fn end(&mut self, meet: impl Fn()) -> Verdict {
         while !self.receives.is_empty() {
             self.look()?;
         }
         self.flush()?;
         self.finish()?;
-        if self.settings.hazards.is_none() {
+        if !self.settings.hazards() {
             return Ok(());
         }
-        for qp in &mut self.pair.qps {
+        for qp in self.ends.qps.values_mut() {
             qp.quiet(time_limit())?;
+            let error = qp.error();
+            ensure(error.is_none(), || format!("{qp:?}: {error:?}"))?;
         }
         for (from, request) in std::mem::take(&mut self.sent) {
-            let status = self.pair.qps[from].poll(request)?;
+            let status = self.qp(from).poll(request)?;
             ensure(status == Some(Status::SUCCESS), || {
                 format!("{request:?}: {status:?}")
             })?;
         }
+        meet();
         self.list(0)?.todos.push(Todo::Flush);
         self.flush()?;
         for i in 0..self.steps.len() {

@@ -12,10 +12,15 @@ use crate::live::verdict::{Verdict, ensure};
 
 impl Play<'_> {
     fn prepare_receive(&mut self, i: usize) -> gdsync::Result<ReceiveRequest> {
-        let (to, at, len) = (1 - self.steps[i].from, self.places(i)[1], self.steps[i].len);
-        let memory = &self.memory[to];
-        let qp = &mut self.pair.qps[to];
-        let Some(odd) = self.steps[i].odd else {
+        let step = &self.steps[i];
+        let (at, len) = (self.places(i)[1], step.len);
+        let memory = &self.ends.memory[&step.to].landing;
+        let qp = &mut **self
+            .ends
+            .qps
+            .get_mut(&(step.to, step.from))
+            .expect("an end");
+        let Some(odd) = step.odd else {
             return qp.prepare_receive(&[memory.sge(at as u64, len as u32)]);
         };
         let all = pieces(memory, at as u64, odd.cuts[1], len + GUARD);
@@ -23,10 +28,15 @@ impl Play<'_> {
         let all = all.iter().copied().filter(|sge| sge.len > 0);
         let all: Vec<Sge<'_>> = all.collect();
         let whole = [memory.sge(at as u64, (len + GUARD) as u32)];
-        match all.len() <= self.pair.recv_sges {
+        match all.len() <= self.ends.recv_sges {
             true => qp.prepare_receive(&all),
             false => qp.prepare_receive(&whole),
         }
+    }
+
+    /// The queue pair that receives a message.
+    fn receiver(&self, i: usize) -> (usize, usize) {
+        (self.steps[i].to, self.steps[i].from)
     }
 
     /// Posts receives of messages that come later, if there is room for them.
@@ -34,18 +44,19 @@ impl Play<'_> {
         let Some(odd) = self.steps[i].odd.filter(|odd| odd.early > 0) else {
             return Ok(());
         };
-        let from = self.steps[i].from;
-        let next = self.early[1 - from].back().map_or(i, |(last, _)| last + 1);
+        let end = self.receiver(i);
+        let early = self.early.entry(end).or_default();
+        let next = early.back().map_or(i, |(last, _)| last + 1);
         let later = next..self.steps.len().min(i + 12);
-        let later = later.filter(|k| self.steps[*k].from == from);
+        let later = later.filter(|k| self.receiver(*k) == end);
         let later = later.filter(|k| self.steps[*k].operation.takes_receive());
         let later: Vec<usize> = later.take(odd.early).collect();
         for k in later {
             match self.prepare_receive(k) {
                 Ok(request) => {
                     self.flush()?;
-                    self.post_by_cpu(1 - from, request)?;
-                    self.early[1 - from].push_back((k, request));
+                    self.post_by_cpu(end, request)?;
+                    self.early.entry(end).or_default().push_back((k, request));
                 }
                 Err(e) if e.kind() == Kind::QueueFull => break,
                 Err(e) => return Err(e.into()),
@@ -56,8 +67,9 @@ impl Play<'_> {
 
     /// The receive of a message, and whether it is posted.
     pub(super) fn receive(&mut self, i: usize) -> Verdict<(ReceiveRequest, bool)> {
-        let to = 1 - self.steps[i].from;
-        let early = self.early[to].pop_front_if(|(k, _)| *k == i);
+        let end = self.receiver(i);
+        let early = self.early.entry(end).or_default();
+        let early = early.pop_front_if(|(k, _)| *k == i);
         while self.receives.len() >= self.ahead {
             self.look()?;
         }
@@ -67,10 +79,10 @@ impl Play<'_> {
         };
         let newest = self.steps[i].odd.is_some_and(|o| o.newest_aborted[1]);
         if newest
-            && self.early[to].is_empty()
+            && self.early[&end].is_empty()
             && let Ok(newest) = self.prepare_receive(i)
         {
-            self.pair.qps[to].abort_receive(newest)?;
+            self.qp(end).abort_receive(newest)?;
         }
         self.receives.push_back((i, request));
         Ok((request, early.is_some()))
@@ -98,16 +110,16 @@ impl Play<'_> {
         };
         if by_cpu {
             self.flush()?;
-            return self.post_by_cpu(1 - self.steps[i].from, receive);
+            return self.post_by_cpu(self.receiver(i), receive);
         }
         self.list(stream)?.todos.push(Todo::Receive(receive));
         Ok(())
     }
 
-    pub(super) fn post_by_cpu(&mut self, to: usize, receive: ReceiveRequest) -> Verdict {
-        let qp = &mut self.pair.qps[to];
+    pub(super) fn post_by_cpu(&mut self, to: (usize, usize), receive: ReceiveRequest) -> Verdict {
+        let (rig, qp) = (self.rig, self.qp(to));
         // Not before those of streams are there.
-        retry_while(&self.rig.gpu, Kind::Busy, || qp.post_receive(receive))?;
+        retry_while(&rig.gpu, Kind::Busy, || qp.post_receive(receive))?;
         Ok(())
     }
 
@@ -117,8 +129,8 @@ impl Play<'_> {
         let Some((i, request)) = self.receives.pop_front() else {
             return Ok(());
         };
-        let (step, to) = (&self.steps[i], 1 - self.steps[i].from);
-        let qp = &mut self.pair.qps[to];
+        let (step, end) = (&self.steps[i], self.receiver(i));
+        let qp = self.qp(end);
         let said = match qp.wait(request, time_limit()) {
             Ok(()) => qp.received(request),
             Err(e) => Err(e),

@@ -1,12 +1,12 @@
 //! Sends: the message itself, prepare, put right, abort, post.
 
 use gdsync::gpu::Condition;
-use gdsync::rdma::{Field, RemoteSpan, SendRequest, Sge, Work};
+use gdsync::rdma::{Field, RemoteMemory, RemoteSpan, SendRequest, Sge, Work};
 use gdsync::{Kind, Status};
 
-use super::{JUNK, Play, SLOT, pieces, seeds};
+use super::{JUNK, Play, pieces, seeds};
 use crate::hardware::program::draw::{Ink, Odd, Operation};
-use crate::hardware::program::todo::Todo;
+use crate::hardware::program::todo::{Todo, Word};
 use crate::live::limits::time_limit;
 use crate::live::rig::expected;
 use crate::live::verdict::{Verdict, ensure, refused};
@@ -23,37 +23,29 @@ impl Play<'_> {
                 self.rig.fill(stream, region, at, len, seeds(i).0)?;
             }
             Ink::Cpu => self.source_memory(i).write(self.places(i)[0], &bytes())?,
-            Ink::Copy => self.copy(s, &to, &self.ink.span(i * SLOT, len)?)?,
+            Ink::Copy => self.copy(s, &to, &self.inked(i)?)?,
             Ink::Words => self.list(s)?.todos.push(Todo::Bytes(to, bytes())),
             Ink::Handed(condition, wide) => {
                 // In words, where that is possible: nothing but the fence before the token keeps
                 // those in order.
                 match (4..=256).contains(&len) && len.is_multiple_of(4) {
                     true => self.list(1 - s)?.todos.push(Todo::Bytes(to, bytes())),
-                    false => self.copy(1 - s, &to, &self.ink.span(i * SLOT, len)?)?,
+                    false => self.copy(1 - s, &to, &self.inked(i)?)?,
                 }
                 let value = match condition {
                     Condition::Nor => u64::MAX >> 1,
                     _ => 1,
                 };
-                let narrow = value as u32 & (u32::MAX >> 1);
-                let (write, wait) = match wide {
-                    true => {
-                        let word = self.tokens.word64(8 * i)?;
-                        (
-                            Todo::Write64(word.clone(), value),
-                            Todo::WaitValue64(word, condition, value),
-                        )
-                    }
+                let (word, value) = match wide {
+                    true => (Word::Wide(self.tokens.word64(8 * i)?), value),
                     false => {
-                        let word = self.tokens.word32(8 * i)?;
-                        (
-                            Todo::Write32(word.clone(), narrow),
-                            Todo::WaitValue32(word, condition, narrow),
-                        )
+                        let word = Word::Narrow(self.tokens.word32(8 * i)?);
+                        (word, value & u64::from(u32::MAX >> 1))
                     }
                 };
+                let write = Todo::Write(word.clone(), value);
                 self.list(1 - s)?.todos.push(write);
+                let wait = Todo::WaitValue(word, condition, value);
                 self.list(s)?.todos.push(wait);
             }
         }
@@ -62,26 +54,27 @@ impl Play<'_> {
 
     pub(super) fn prepare(&mut self, i: usize, signaled: bool) -> Verdict<SendRequest> {
         let step = &self.steps[i];
+        let end = (step.from, step.to);
         let Some(odd) = step.odd else {
-            let qp = &mut self.pair.qps[step.from];
+            let qp = self.qp(end);
             let hole = match step.hole {
                 true => Some(qp.prepare_within(&Work::nop().signaled(), time_limit())?),
                 false => None,
             };
             let send = self.attempt(i, signaled, true)?;
             if let Some(hole) = hole {
-                self.pair.qps[step.from].abort(hole)?;
+                self.qp(end).abort(hole)?;
             }
             return Ok(send);
         };
         let hole = match step.hole {
-            true => self.prepare_junk(step.from)?,
+            true => self.prepare_junk(end)?,
             false => None,
         };
         let mut send = self.attempt(i, signaled, false);
         if let Some(hole) = hole {
             // Behind the request, or, where there was no room for both, before it.
-            self.abort(step.from, hole)?;
+            self.abort(end, hole)?;
         }
         if matches!(&send, Err(e) if e.kind() == Kind::QueueFull) {
             self.flush()?;
@@ -89,27 +82,30 @@ impl Play<'_> {
         }
         let send = send?;
         if odd.newest_aborted[0]
-            && let Some(newest) = self.prepare_junk(step.from)?
+            && let Some(newest) = self.prepare_junk(end)?
         {
-            self.abort(step.from, newest)?;
+            self.abort(end, newest)?;
         }
-        self.sent.push((step.from, send));
+        self.sent.push((end, send));
         Ok(send)
     }
 
     /// A request that must never run; `None` if there is no room just now.
-    fn prepare_junk(&mut self, from: usize) -> Verdict<Option<SendRequest>> {
-        let there = self.memory[1 - from].remote().span(0, 64)?;
+    fn prepare_junk(&mut self, end: (usize, usize)) -> Verdict<Option<SendRequest>> {
+        let there = self.ends.remote[end.1][1].span(0, 64)?;
         let bytes = [JUNK; 64];
         let pieces = [&bytes[..]];
-        match self.pair.qps[from].prepare(&Work::write_inline(&pieces, there).signaled()) {
+        match self
+            .qp(end)
+            .prepare(&Work::write_inline(&pieces, there).signaled())
+        {
             Err(e) if e.kind() == Kind::QueueFull => Ok(None),
             prepared => Ok(Some(prepared?)),
         }
     }
 
-    fn abort(&mut self, from: usize, request: SendRequest) -> Verdict {
-        let qp = &mut self.pair.qps[from];
+    fn abort(&mut self, end: (usize, usize), request: SendRequest) -> Verdict {
+        let qp = self.qp(end);
         qp.abort(request)?;
         let status = match qp.poll(request) {
             Err(e) if e.kind() == Kind::NoSuchRequest => Some(Status::ABORTED),
@@ -123,19 +119,23 @@ impl Play<'_> {
     fn attempt(&mut self, i: usize, signaled: bool, block: bool) -> gdsync::Result<SendRequest> {
         let step = &self.steps[i];
         let [source, received, written] = self.places(i);
-        let words = 3 * self.slots() * SLOT;
-        let qp = &mut self.pair.qps[step.from];
-        let (memory, there) = (&self.memory[step.from], self.memory[1 - step.from].remote());
-        let local = if step.operation.brings() {
-            written
-        } else {
-            source
+        let words = self.program.room + 16 * step.from;
+        let memory = &self.ends.memory[&step.from];
+        let [their_source, their_landing] = &self.ends.remote[step.to];
+        let qp = &mut **self
+            .ends
+            .qps
+            .get_mut(&(step.from, step.to))
+            .expect("an end");
+        let (mr, local) = match step.operation.brings() {
+            true => (&memory.landing, written),
+            false => (&memory.source, source),
         };
         let odd = step.odd;
         let cuts = odd.map_or([step.len; 2], |odd| odd.cuts[0]);
         let [wrong, wrong_remote] = odd.map_or([false; 2], |odd| odd.patched);
-        let all = pieces(memory, local as u64, cuts, step.len);
-        let junk = [self.junk[step.from].sge(0, 1)];
+        let all = pieces(mr, local as u64, cuts, step.len);
+        let junk = [memory.junk.sge(0, 1)];
         let sges: &[Sge<'_>] = match odd {
             _ if wrong => &junk,
             Some(_) if !step.operation.is_atomic() => &all,
@@ -146,18 +146,18 @@ impl Play<'_> {
             false => vec![0; step.len],
         };
         let inline = [&bytes[..cuts[0]], &bytes[cuts[0]..]];
-        let span = |at: usize| match wrong_remote {
+        let span = |there: &RemoteMemory, at: usize| match wrong_remote {
             true => Ok(RemoteSpan::new(1, 2)),
             false => there.span(at as u64, step.len as u64),
         };
-        let word = |which: usize| there.span((words + 8 * which) as u64, 8);
+        let word = |which: usize| their_source.span((words + 8 * which) as u64, 8);
         let work = match step.operation {
             Operation::Send => Work::send(sges),
             Operation::SendInline => Work::send_inline(&inline),
-            Operation::WriteImm => Work::write(sges, span(received)?),
-            Operation::Write => Work::write(sges, span(written)?),
-            Operation::WriteInline => Work::write_inline(&inline, span(written)?),
-            Operation::Read => Work::read(sges, span(source)?),
+            Operation::WriteImm => Work::write(sges, span(their_landing, received)?),
+            Operation::Write => Work::write(sges, span(their_landing, written)?),
+            Operation::WriteInline => Work::write_inline(&inline, span(their_landing, written)?),
+            Operation::Read => Work::read(sges, span(their_source, source)?),
             Operation::FetchAdd(add) => Work::fetch_add(sges, word(0)?, add),
             Operation::CompareSwap(old, new) => Work::compare_swap(sges, word(1)?, old, new),
             Operation::Nop => Work::nop(),
@@ -180,35 +180,33 @@ impl Play<'_> {
     /// What the stream has to put right in a request that was prepared with wrong fields.
     fn patches(&self, i: usize, odd: &Odd, request: SendRequest) -> Verdict<Vec<Todo>> {
         let (step, [source, received, written]) = (&self.steps[i], self.places(i));
-        let qp = &self.pair.qps[step.from];
+        let qp = &self.ends.qps[&(step.from, step.to)];
         let word32 = |field, value: u32| -> gdsync::Result<Todo> {
-            Ok(Todo::Write32(qp.field32(request, field)?, value.to_be()))
+            let word = Word::Narrow(qp.field32(request, field)?);
+            Ok(Todo::Write(word, value.to_be().into()))
         };
         let word64 = |field, value: u64| -> gdsync::Result<Todo> {
-            Ok(Todo::Write64(qp.field64(request, field)?, value.to_be()))
+            let word = Word::Wide(qp.field64(request, field)?);
+            Ok(Todo::Write(word, value.to_be()))
         };
         let mut todos = Vec::new();
         if odd.patched[0] {
-            let memory = &self.memory[step.from];
-            let at = if step.operation.brings() {
-                written
-            } else {
-                source
+            let memory = self.memory(step.from);
+            let (mr, at) = match step.operation.brings() {
+                true => (&memory.landing, written),
+                false => (&memory.source, source),
             };
             todos.push(word32(Field::Length(0), step.len as u32)?);
-            todos.push(word64(
-                Field::Address(0),
-                memory.region().addr().0 + at as u64,
-            )?);
-            todos.push(word32(Field::Key(0), memory.lkey())?);
+            todos.push(word64(Field::Address(0), mr.region().addr().0 + at as u64)?);
+            todos.push(word32(Field::Key(0), mr.lkey())?);
         }
         if odd.patched[1] {
-            let at = match step.operation {
-                Operation::Read => source,
-                Operation::WriteImm => received,
-                _ => written,
+            let [their_source, their_landing] = &self.ends.remote[step.to];
+            let (there, at) = match step.operation {
+                Operation::Read => (their_source, source),
+                Operation::WriteImm => (their_landing, received),
+                _ => (their_landing, written),
             };
-            let there = self.memory[1 - step.from].remote();
             let there = there.span(at as u64, step.len as u64)?;
             todos.push(word64(Field::RemoteAddress, there.addr)?);
             todos.push(word32(Field::RemoteKey, there.rkey)?);
@@ -223,7 +221,8 @@ impl Play<'_> {
         };
         if odd.by_cpu[0] {
             self.flush()?;
-            let qp = &mut self.pair.qps[self.steps[i].from];
+            let step = &self.steps[i];
+            let qp = self.qp((step.from, step.to));
             return Ok(qp.post_within(send, time_limit())?);
         }
         let patches = self.patches(i, &odd, send)?;
