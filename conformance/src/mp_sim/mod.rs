@@ -14,9 +14,3 @@ pub mod loss;
 pub mod offload;
 pub mod survivors;
 pub mod talk;
-
-/// The bytes of a message that a number names.
-pub fn message(name: usize, len: usize) -> Vec<u8> {
-    let byte = |at: usize| (name * 31 + at * 7 + at / 251) as u8;
-    (0..len).map(byte).collect()
-}
