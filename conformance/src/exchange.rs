@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
@@ -15,7 +14,7 @@ use softgpu::Weak;
 use crate::hardware::program::{self, Ends, Hazards, Memory, Program, Settings, Side};
 use crate::live::rig::{Pair, Rig, Runtime};
 use crate::live::verdict::{Verdict, text};
-use crate::world::{self, LIMIT, Place, Rank};
+use crate::world::{self, LIMIT, Pause, Place, Rank};
 
 /// How often every ring is gone through at least, if all messages are as small as may be.
 const LAPS: u32 = 6;
@@ -47,15 +46,6 @@ struct Plan {
     two_nics: bool,
     program: Program,
     pauses: Vec<Pause>,
-}
-
-/// A part of the world stands still for a while.
-struct Pause {
-    rank: usize,
-    /// By its place among the victims.
-    victim: usize,
-    after: Duration,
-    lasts: Duration,
 }
 
 impl Plan {
@@ -99,14 +89,8 @@ impl Plan {
             true => rng.usize(1..6),
             false => 0,
         };
-        let pause = |_| Pause {
-            rank: rng.usize(0..count),
-            victim: rng.usize(0..6),
-            after: Duration::from_micros(rng.u64(0..1000)),
-            lasts: Duration::from_micros(1 << rng.u32(0..13)),
-        };
         Plan {
-            pauses: (0..pauses).map(pause).collect(),
+            pauses: (0..pauses).map(|_| Pause::draw(&mut rng, count)).collect(),
             two_nics: !one_in(&mut rng, 3),
             program: Program::draw(settings),
             gpus,
@@ -121,7 +105,7 @@ impl Plan {
     }
 
     fn pause(&self, rank: &Rank, place: &Place, other_nic: String) {
-        let victims = [
+        let parts = [
             place.engine(),
             place.nic(),
             place.nic() + ".watcher",
@@ -129,9 +113,7 @@ impl Plan {
             format!("rank{}", rank.me),
             "hub.links".to_owned(),
         ];
-        for pause in self.pauses.iter().filter(|pause| pause.rank == rank.me) {
-            rank.pause(&victims[pause.victim], pause.after, pause.lasts);
-        }
+        rank.pauses(&self.pauses, &parts);
     }
 
     /// Plays both sides, on one GPU.

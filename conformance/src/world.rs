@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fastrand::Rng;
 use gds_sim::{Sim, SimConfig, SimControl, SimError, SimReport, When};
 use gds_step::{Host, Lane};
 use gdsync::gpu::MemoryKind;
@@ -44,6 +45,27 @@ pub struct Rank {
     pub control: SimControl,
     hub: Hub,
     board: Rc<RefCell<Board>>,
+}
+
+/// One of six parts of a rank stands still for a while.
+pub struct Pause {
+    rank: usize,
+    part: usize,
+    after: Duration,
+    lasts: Duration,
+}
+
+impl Pause {
+    /// Draws one.
+    pub fn draw(rng: &mut Rng, ranks: usize) -> Pause {
+        let longest = 1 << rng.u32(8..22);
+        Pause {
+            rank: rng.usize(0..ranks),
+            part: rng.usize(0..6),
+            after: Duration::from_nanos(rng.u64(0..1 << 18)),
+            lasts: Duration::from_nanos(rng.u64(0..longest)),
+        }
+    }
 }
 
 /// A rank's machines.
@@ -181,6 +203,13 @@ impl Rank {
         let start = self.host.now() + after;
         self.control.freeze_at(When::Time(start), name);
         self.control.unfreeze_at(When::Time(start + lasts), name);
+    }
+
+    /// Has its pauses begin, of parts with these names.
+    pub fn pauses(&self, pauses: &[Pause], parts: &[String]) {
+        for pause in pauses.iter().filter(|pause| pause.rank == self.me) {
+            self.pause(&parts[pause.part], pause.after, pause.lasts);
+        }
     }
 
     /// Cuts a NIC off for good: its peers see their links lost.
