@@ -58,6 +58,11 @@ fn config(rng: &mut Rng) -> QpConfig {
     }
 }
 
+/// That a stream runs everything, here at last.
+fn passes(stream: &Stream, place: &str) {
+    assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs {place}");
+}
+
 /// Has a stream copy a word of the library, as it sees it now, to `at` of `to`.
 fn note(stream: &Stream, word: DevicePtr, to: &Mr, at: u64) {
     let addr = softgpu::DevAddr::from_raw;
@@ -100,7 +105,7 @@ fn traffic(rank: &Rank, place: &Place, qp: &mut Qp, messages: u64) {
             Descriptor::wait(send),
         ];
         qp.post_on(&stream, &list).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap(), "message {i} hangs");
+        passes(&stream, &format!("behind message {i}"));
         let mut got = [0; 8];
         memory.region().read(8, &mut got).unwrap();
         assert_eq!(u64::from_le_bytes(got), i << 8 | rank.peer() as u64);

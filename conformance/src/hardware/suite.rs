@@ -58,6 +58,13 @@ impl Suite {
         }
     }
 
+    /// What this version cannot run at all. (CUDA runs in other trials: what its streams can do is not
+    /// ours to switch.)
+    pub fn lacks_hip(&mut self) {
+        let why = "this version has no HIP runtime";
+        self.lacking("hip", why, !is_required("hip"));
+    }
+
     /// A trial that cannot be run here.
     pub fn lacking(&mut self, what: &str, why: impl Display, ignored: bool) {
         let title = format!("{what} (needs {what}: {why})");

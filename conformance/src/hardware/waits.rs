@@ -30,7 +30,7 @@ pub fn in_a_process(runtime: Runtime, channels: u32, streams: usize) -> Verdict 
         8 => command.env_remove(CHANNELS),
         other => command.env(CHANNELS, other.to_string()),
     };
-    child::run(command, scaled(LIMIT))
+    child::run(command, scaled(LIMIT)).map(drop)
 }
 
 /// The child's side of [`in_a_process`].

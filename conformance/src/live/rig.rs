@@ -256,6 +256,16 @@ pub fn retry_while<T>(
     result
 }
 
+/// A wait until a word is so much, or more.
+pub fn reaches(word: &Word32, value: u32) -> Descriptor<'_> {
+    Descriptor::WaitValue32 {
+        word,
+        condition: Condition::Geq,
+        value,
+        flush: false,
+    }
+}
+
 /// A word that holds streams until it is opened.
 #[derive(Debug)]
 pub struct Gate(Word32);
@@ -271,12 +281,7 @@ impl Gate {
 
     /// What a stream does to stand before it.
     pub fn wait(&self) -> Descriptor<'_> {
-        Descriptor::WaitValue32 {
-            word: &self.0,
-            condition: Condition::Geq,
-            value: 1,
-            flush: false,
-        }
+        reaches(&self.0, 1)
     }
 
     /// Lets everybody pass.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use fastrand::Rng;
 use gdsync::Kind;
-use gdsync::gpu::{Condition, MemoryKind, Region, Word32};
+use gdsync::gpu::{MemoryKind, Region, Word32};
 use gdsync::rdma::{
     Descriptor, Destination, GRH, Mr, Provider, QpConfig, ReceiveRequest, SendRequest, WaitOptions,
     Work,
@@ -16,7 +16,7 @@ use super::super::settings;
 use super::{Stations, came_from, qkey};
 use crate::cover::{self, Axis, Cell};
 use crate::live::limits::time_limit;
-use crate::live::rig::{Finding, Rig, expected, finish, retry, retry_while};
+use crate::live::rig::{Finding, Rig, expected, finish, reaches, retry, retry_while};
 use crate::live::verdict::{Verdict, ensure, text};
 
 /// What programs of datagrams differ in.
@@ -401,12 +401,8 @@ impl<'g> Table<'g> {
             }
             return Ok(());
         }
-        let ready = self.places.iter().map(|place| Descriptor::WaitValue32 {
-            word: &place.ready,
-            condition: Condition::Geq,
-            value: round,
-            flush: false,
-        });
+        let places = self.places.iter();
+        let ready = places.map(|place| reaches(&place.ready, round));
         let mut list: Vec<_> = ready.collect();
         list.extend(sends.iter().map(|(send, _)| Descriptor::Send(*send)));
         list.extend(signaled.iter().map(|send| Descriptor::wait(*send)));
