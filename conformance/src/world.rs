@@ -12,7 +12,7 @@ use gds_sim::{Sim, SimConfig, SimControl, SimError, SimReport, When};
 use gds_step::{Host, Lane};
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::rdma::{Access, Device, Mr, Pd, Qp, QpAddress, RemoteMemory};
+use gdsync::rdma::{Access, Device, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory};
 use gdsync::{EmulatedOptions, Fabric, Gpu};
 use vmlx5::fabric::NodeId;
 use vmlx5::fabric::faults::Faults;
@@ -98,6 +98,12 @@ impl Place {
     /// The name of the NIC among the machines; its watcher and proxy are called after it.
     pub fn nic(&self) -> String {
         nic(&self.device)
+    }
+
+    /// The number of the NIC in the fabric.
+    pub fn node(&self) -> u64 {
+        let qp = self.pd.create_qp(&QpConfig::default());
+        qp.expect("a queue pair").address().node
     }
 
     /// The name of the GPU among the machines.
@@ -216,23 +222,6 @@ impl Rank {
     pub fn cut(&self, node: u64) {
         assert!(self.hub.kill(NodeId(node)), "there is no node {node}");
         self.host.ring();
-    }
-
-    /// Tries until the answer is another one than that the object is `busy`.
-    pub fn retry<T>(
-        &self,
-        busy: gdsync::Kind,
-        mut attempt: impl FnMut() -> gdsync::Result<T>,
-    ) -> gdsync::Result<T> {
-        let mut result = None;
-        let deadline = self.host.now() + LIMIT;
-        self.host.wait_until(Some(deadline), &mut || {
-            let answer = attempt();
-            let again = matches!(&answer, Err(e) if e.kind() == busy);
-            result = Some(answer);
-            !again
-        });
-        result.expect("tried at least once")
     }
 }
 

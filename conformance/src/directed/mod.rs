@@ -14,6 +14,7 @@ use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{DevicePtr, MemoryKind, Stream};
 use gdsync::rdma::{Descriptor, Doorbell, Lowering, Mr, Qp, QpConfig, Work};
 
+use crate::live::rig::retry_while;
 use crate::world::{LIMIT, Place, Rank};
 
 pub use consistency::consistency;
@@ -80,7 +81,7 @@ fn noted(from: &Mr, at: u64) -> u32 {
 /// Resets both sides, connects them anew, and shows that they work.
 fn again(rank: &Rank, place: &Place, qp: &mut Qp) {
     // A queue pair that was failed by its peer's request knows it once its flush is seen.
-    rank.retry(gdsync::Kind::Busy, || qp.reset()).unwrap();
+    retry_while(&place.gpu, gdsync::Kind::Busy, || qp.reset()).unwrap();
     rank.barrier();
     rank.connect(qp, rank.peer());
     traffic(rank, place, qp, 20);

@@ -60,9 +60,18 @@ fn understand(mut words: impl Iterator<Item = String>) -> Result<Choice, String>
                 choice.cell = cells::parse(&value());
                 choice.cell.as_ref().map(drop)
             }
-            "--few" => Some(choice.few = true),
-            "--whole" => Some(choice.whole = true),
-            _ => Some(choice.rest.push(word.clone())),
+            "--few" => {
+                choice.few = true;
+                Some(())
+            }
+            "--whole" => {
+                choice.whole = true;
+                Some(())
+            }
+            _ => {
+                choice.rest.push(word.clone());
+                Some(())
+            }
         };
         understood.ok_or(word)?;
     }

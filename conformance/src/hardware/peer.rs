@@ -92,9 +92,6 @@ impl Side {
 }
 
 /// The peer: echoes until it is killed, or until whoever started it is gone.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let [runtime, path, payload] = arguments else {
         return Err("a runtime, a path and a kind of memory are needed".into());
@@ -155,9 +152,6 @@ impl Peer {
 
 /// The peer is killed in mid-run: what is in flight gets a typed status, streams pass, and the
 /// GPU works with others.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     let mut side = Side::open(runtime, path, settings::memory(payload))?;
     let mut peer = Peer::start(&[runtime.name(), path, payload])?;

@@ -31,9 +31,6 @@ pub struct Suite {
 
 impl Suite {
     /// None yet, over the provider that the environment chooses.
-    ///
-    /// # Errors
-    /// As [`provider::chosen`] and [`limits::check`].
     pub fn new(name: &'static str) -> Verdict<Suite> {
         limits::check()?;
         Ok(Suite {

@@ -113,9 +113,6 @@ impl Ranks {
 }
 
 /// The GPU of a rank that was started, and what it meets the others by.
-///
-/// # Errors
-/// As [`gpu_of`] and [`Tcp::join`].
 pub fn join(arguments: &[String]) -> Verdict<(Gpu, Arc<Tcp>)> {
     let [runtime, gpus, rank, ranks, store, secret, _] = arguments else {
         return Err("a runtime, GPUs, a rank, ranks, a store, a secret and more".into());

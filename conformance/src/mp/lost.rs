@@ -75,9 +75,6 @@ pub fn lost(runtime: Runtime, gpus: u32, fate: Fate) -> Verdict {
 }
 
 /// One rank.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let (gpu, bootstrap) = join(arguments)?;
     let rank = bootstrap.rank();

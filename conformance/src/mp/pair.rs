@@ -32,9 +32,6 @@ pub struct Pair<'a> {
 
 impl Pair<'_> {
     /// A pair with each of these, under tags from `tag` on.
-    ///
-    /// # Errors
-    /// As [`Context::alloc`] and [`gdsync::Gpu::stream`].
     pub fn all(
         ctx: &Context,
         others: impl IntoIterator<Item = u32>,
@@ -61,9 +58,6 @@ impl Pair<'_> {
     }
 
     /// Posts one message each way, and, where the CPU does not, has the stream wait for both.
-    ///
-    /// # Errors
-    /// What the library refuses.
     pub fn post(&self, round: usize, by_cpu: bool) -> Result<[Request; 2]> {
         let ctx = self.ctx;
         let (said, at) = Pair::said(ctx.rank(), self.other, round);
@@ -83,9 +77,6 @@ impl Pair<'_> {
     }
 
     /// Waits for both, and checks what came.
-    ///
-    /// # Errors
-    /// What the library says of the two.
     ///
     /// # Panics
     /// Other bytes came than were sent, or the stream does not go on.

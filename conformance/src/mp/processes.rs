@@ -50,9 +50,6 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
 }
 
 /// One rank.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let cell = arguments.last().and_then(|word| cells::parse(word));
     let setup = Setup::of(&cell.ok_or("no such cell")?);

@@ -199,9 +199,6 @@ impl Job {
     }
 
     /// A context of a rank over `place`, called `name`.
-    ///
-    /// # Errors
-    /// As [`Builder::build`].
     pub fn context(&self, rank: &Rank, place: &Place, name: &str) -> mp::Result<Context> {
         let mut rng = self.own(rank);
         let told = Told {

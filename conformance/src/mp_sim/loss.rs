@@ -10,7 +10,6 @@ use gds_sim::{SimError, SimReport};
 use gds_step::Time;
 use gdsync::Status;
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::QpConfig;
 use mp::{Context, Error, Kind};
 use mp_examples::halo2d::grid::{Direction, Grid};
 use mp_examples::halo2d::{self, Model};
@@ -133,12 +132,7 @@ fn strike(rank: &Rank, job: &Job, loss: &Loss) {
 /// The rank that is lost.
 fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
     let place = job.open(rank);
-    let node = place
-        .pd
-        .create_qp(&QpConfig::default())
-        .unwrap()
-        .address()
-        .node;
+    let node = place.node();
     let warn = || {
         rank.tell(rank.ranks - 1, &node.to_le_bytes());
         rank.tell(rank.ranks - 1, process(rank, &place).join("\n").as_bytes());

@@ -5,10 +5,10 @@
 //! that is lost; [`talk`] random programs of messages of every kind;
 //! [`survivors`] ranks that go on talking when one of them is lost. [`offload`] shows that messages
 //! move while the rank that enqueued them sleeps, [`late`] that ready words which two queue pairs
-//! write keep their order. [`job`] is what all of them share.
+//! write keep their order. `job` is what all of them share.
 
 pub mod halo;
-pub mod job;
+mod job;
 pub mod late;
 pub mod loss;
 pub mod offload;

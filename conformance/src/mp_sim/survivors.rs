@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
-use gdsync::rdma::QpConfig;
 use mp::{Request, Result};
 
 use super::job::{Job, Seat, Settings, process};
@@ -81,12 +80,7 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
 
 /// The rank that is lost: it takes part until its round.
 fn falls(rank: &Rank, job: &Job, seat: Seat, case: Case) {
-    let node = seat
-        .place
-        .pd
-        .create_qp(&QpConfig::default())
-        .expect("a queue pair");
-    let node = node.address().node;
+    let node = seat.place.node();
     let others = (0..case.ranks as u32).filter(|other| *other != seat.ctx.rank());
     let pairs = Pair::all(&seat.ctx, others, 0).expect("pairs");
     for round in 0..case.round {

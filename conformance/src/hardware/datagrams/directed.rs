@@ -130,9 +130,6 @@ impl Scene<'_> {
 
 /// Datagrams without a receive, to nobody, and with a wrong key are lost, of which the sender
 /// learns nothing; the next one arrives, in a receive that none of them has touched.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn lost(rig: &Rig, path: &str) -> Verdict {
     let mut scene = Scene::new(rig, Net::Hub, path, MemoryKind::Pinned)?;
     let there = scene.receiver().qp.address();
@@ -181,9 +178,6 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
 
 /// A datagram that is longer than its receive fails that, and all that are behind it; the stream
 /// that waits goes on, the sender knows nothing, and a reset mends it.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn too_long(rig: &Rig, path: &str) -> Verdict {
     // The kernel's soft-RoCE knows one word for all that goes wrong with datagrams.
     let rxe = provider::chosen()?.nic.starts_with("rxe");
@@ -225,9 +219,6 @@ pub fn too_long(rig: &Rig, path: &str) -> Verdict {
 /// A receive that a stream posts is there when the stream goes on, or a moment later where a thread
 /// hands it over: of copies that are sent until one is taken, that is the first, or a later
 /// one, and never half of one.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn posted_by_a_stream(rig: &Rig, path: &str) -> Verdict {
     for kind in [MemoryKind::Pinned, MemoryKind::Device] {
         let mut scene = Scene::new(rig, Net::One, path, kind)?;

@@ -50,18 +50,12 @@ pub fn qkey(station: usize) -> u32 {
 
 impl Stations {
     /// Makes NICs and active queue pairs.
-    ///
-    /// # Errors
-    /// As [`provider::open_two`] and [`Stations::on`].
     pub fn new(rig: &Rig, net: Net, config: &QpConfig, many: usize) -> gdsync::Result<Stations> {
         let devices = provider::open_two(rig.provider, &rig.gpu, net)?;
         Stations::on(devices, config, many)
     }
 
     /// Makes active queue pairs on NICs that are open, the second of which may be the first.
-    ///
-    /// # Errors
-    /// As [`Device::alloc_pd`], [`Pd::create_qp`] and [`Qp::activate`].
     pub fn on(devices: [Device; 2], config: &QpConfig, many: usize) -> gdsync::Result<Stations> {
         let pds = [devices[0].alloc_pd()?, devices[1].alloc_pd()?];
         let station = |i: usize| -> gdsync::Result<Station> {
@@ -81,26 +75,17 @@ impl Stations {
     }
 
     /// How `from` names `to`, by the record that `to` would hand out.
-    ///
-    /// # Errors
-    /// As [`Pd::destination`].
     pub fn destination(&self, from: usize, to: usize) -> gdsync::Result<Destination> {
         self.all[from].pd.destination(&self.all[to].qp.address())
     }
 
     /// New memory that a station may name.
-    ///
-    /// # Errors
-    /// As [`gdsync::Gpu::alloc`] and [`Pd::register`].
     pub fn memory(&self, of: usize, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
         let pd = &self.all[of].pd;
         pd.register(&pd.device().gpu().alloc(kind, len)?, Access::ALL)
     }
 
     /// Waits until nothing is in flight, finds no error, and takes everything down.
-    ///
-    /// # Errors
-    /// Something stays in flight, or a queue pair is in error.
     pub fn leave(self, what: &str) -> Verdict {
         let Stations { devices, mut all } = self;
         for Station { qp, .. } in &mut all {

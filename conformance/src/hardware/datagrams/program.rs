@@ -148,9 +148,6 @@ impl Play {
 }
 
 /// Runs the program of a cell: so many rounds.
-///
-/// # Errors
-/// Whatever goes wrong, with the seed, the round and the message.
 pub fn run(rig: &Rig, cell: &Cell, rounds: u32) -> Verdict {
     let net = settings::nics(setting(cell, "NICs"));
     let play = Play::of(cell);
@@ -161,9 +158,6 @@ pub fn run(rig: &Rig, cell: &Cell, rounds: u32) -> Verdict {
 }
 
 /// Runs the program that `seed` draws between stations that are there.
-///
-/// # Errors
-/// As [`run`].
 pub fn rounds_of(rig: &Rig, stations: Stations, play: &Play, rounds: u32, seed: u64) -> Verdict {
     let mut rng = Rng::with_seed(seed);
     let mut table = Table::new(rig, stations, play)?;
