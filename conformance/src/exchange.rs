@@ -12,7 +12,7 @@ use gdsync::rdma::{Access, Doorbell, Lowering, Provider, Qp, QpConfig};
 use softgpu::Weak;
 
 use crate::hardware::program::{self, Ends, Hazards, Memory, Program, Settings, Side};
-use crate::live::rig::{Pair, Rig, Runtime};
+use crate::live::rig::{self, Pair, Rig, Runtime};
 use crate::live::verdict::{Verdict, text};
 use crate::world::{self, LIMIT, Pause, Place, Rank};
 
@@ -138,9 +138,8 @@ impl Plan {
     /// Plays the side of a rank.
     fn among(&self, rank: &Rank) -> Verdict {
         let (place, rig) = self.open(rank)?;
-        let memory = Memory::new(&self.program, rank.me, |kind, len| {
-            place.pd.register(&place.gpu.alloc(kind, len)?, Access::ALL)
-        })?;
+        let register = |kind, len| rig::memory(&place.pd, kind, len);
+        let memory = Memory::new(&self.program, rank.me, register)?;
         let mut remote = vec![memory.remote(); rank.ranks];
         let configs = &self.queues[rank.me];
         let mut qps: BTreeMap<(usize, usize), Qp> = BTreeMap::new();

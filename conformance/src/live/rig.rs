@@ -319,8 +319,7 @@ impl Pair {
 
     /// New memory that queue pair `of` may name, with all rights.
     pub fn memory(&self, of: usize, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
-        let pd = &self.pds[of];
-        pd.register(&pd.device().gpu().alloc(kind, len)?, Access::ALL)
+        memory(&self.pds[of], kind, len)
     }
 
     /// One message each way, filled and verified by the GPU.
@@ -353,19 +352,33 @@ impl Pair {
     }
 
     /// Waits until nothing is in flight, finds no error, and takes everything down.
-    pub fn leave(mut self, what: &str) -> Verdict {
-        for qp in &mut self.qps {
-            let error = qp.error();
-            ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
-            qp.quiet(time_limit())?;
-        }
-        let Pair { devices, qps, .. } = self;
-        drop(qps);
-        for device in devices {
-            device.close(time_limit())?;
-        }
-        Ok(())
+    pub fn leave(self, what: &str) -> Verdict {
+        leave(self.devices, self.qps, what)
     }
+}
+
+/// New memory that queue pairs of a domain may name, with all rights.
+pub fn memory(pd: &Pd, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
+    pd.register(&pd.device().gpu().alloc(kind, len)?, Access::ALL)
+}
+
+/// Waits until nothing is in flight, finds no error, and takes queue pairs and NICs down.
+pub fn leave(
+    devices: impl IntoIterator<Item = Device>,
+    qps: impl IntoIterator<Item = Qp>,
+    what: &str,
+) -> Verdict {
+    let mut qps: Vec<Qp> = qps.into_iter().collect();
+    for qp in &mut qps {
+        let error = qp.error();
+        ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
+        qp.quiet(time_limit())?;
+    }
+    drop(qps);
+    for device in devices {
+        device.close(time_limit())?;
+    }
+    Ok(())
 }
 
 /// A wait with a time limit.

@@ -7,15 +7,13 @@ pub mod program;
 
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{
-    Access, Destination, Device, Doorbell, GRH, Mr, Pd, PortAddress, Provider, Qp, QpAddress,
-    QpConfig, Source, Transport,
+    Destination, Device, Doorbell, GRH, Mr, Pd, PortAddress, Provider, Qp, QpAddress, QpConfig,
+    Source, Transport,
 };
 
-use crate::live::limits::time_limit;
-use crate::live::provider;
-use crate::live::provider::Net;
-use crate::live::rig::Rig;
-use crate::live::verdict::{Verdict, ensure};
+use crate::live::provider::{self, Net};
+use crate::live::rig::{self, Rig};
+use crate::live::verdict::Verdict;
 
 /// The key of the first station; each has one of its own.
 const QKEY: u32 = 0x0da7_a900;
@@ -81,23 +79,13 @@ impl Stations {
 
     /// New memory that a station may name.
     pub fn memory(&self, of: usize, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
-        let pd = &self.all[of].pd;
-        pd.register(&pd.device().gpu().alloc(kind, len)?, Access::ALL)
+        rig::memory(&self.all[of].pd, kind, len)
     }
 
     /// Waits until nothing is in flight, finds no error, and takes everything down.
     pub fn leave(self, what: &str) -> Verdict {
-        let Stations { devices, mut all } = self;
-        for Station { qp, .. } in &mut all {
-            let error = qp.error();
-            ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
-            qp.quiet(time_limit())?;
-        }
-        drop(all);
-        for device in devices {
-            device.close(time_limit())?;
-        }
-        Ok(())
+        let qps = self.all.into_iter().map(|station| station.qp);
+        rig::leave(self.devices, qps, what)
     }
 }
 
