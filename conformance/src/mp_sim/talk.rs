@@ -1,5 +1,5 @@
 //! Random programs of messages of every kind: those of the matrix of messages
-//! ([`rank`]), with settings that a seed draws, under a schedule that it draws too. Requests are
+//! (`mp::rank`), with settings that a seed draws, under a schedule that it draws too. Requests are
 //! cancelled as well, messages are too long for their receives, sends are let go at once or waited
 //! for late, receives from anybody stand beside named ones and may be posted before all messages, a
 //! sender gets far ahead of its receivers, and parts of the ranks stand still for a while.
