@@ -48,16 +48,23 @@ pub fn pairwise(axes: &[Axis], makes_sense: impl Fn(&Cell) -> bool) -> Vec<Cell>
     cells
 }
 
-/// A few of `cells`: those with a setting that none before has, so that each setting is met.
-pub fn each(cells: Vec<Cell>) -> Vec<Cell> {
+/// A few of `cells`: those with a setting of these axes, by number, that none before has, so that
+/// each of their settings is met.
+pub fn each_of(cells: Vec<Cell>, is_meant: impl Fn(usize) -> bool) -> Vec<Cell> {
     let mut met = BTreeSet::new();
     let mut few = cells;
     few.retain(|cell| {
         let before = met.len();
-        met.extend(cell.iter().copied().enumerate());
+        let settings = cell.iter().copied().enumerate();
+        met.extend(settings.filter(|(axis, _)| is_meant(*axis)));
         met.len() > before
     });
     few
+}
+
+/// As [`each_of`], of all axes.
+pub fn each(cells: Vec<Cell>) -> Vec<Cell> {
+    each_of(cells, |_| true)
 }
 
 /// What a cell sets, for people.

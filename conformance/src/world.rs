@@ -7,11 +7,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fastrand::Rng;
 use gds_sim::{Sim, SimConfig, SimControl, SimError, SimReport, When};
 use gds_step::{Host, Lane};
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::rdma::{Access, Device, Mr, Pd, Qp, QpAddress, RemoteMemory};
+use gdsync::rdma::{Access, Device, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory};
 use gdsync::{EmulatedOptions, Gpu};
 use vmlx5::fabric::NodeId;
 use vmlx5::fabric::faults::Faults;
@@ -46,6 +47,27 @@ pub struct Rank {
     board: Rc<RefCell<Board>>,
 }
 
+/// One of six parts of a rank stands still for a while.
+pub struct Pause {
+    rank: usize,
+    part: usize,
+    after: Duration,
+    lasts: Duration,
+}
+
+impl Pause {
+    /// Draws one.
+    pub fn draw(rng: &mut Rng, ranks: usize) -> Pause {
+        let longest = 1 << rng.u32(8..22);
+        Pause {
+            rank: rng.usize(0..ranks),
+            part: rng.usize(0..6),
+            after: Duration::from_nanos(rng.u64(0..1 << 18)),
+            lasts: Duration::from_nanos(rng.u64(0..longest)),
+        }
+    }
+}
+
 /// A rank's machines.
 pub struct Place {
     /// Its GPU.
@@ -76,6 +98,12 @@ impl Place {
     /// The name of the NIC among the machines; its watcher and proxy are called after it.
     pub fn nic(&self) -> String {
         nic(&self.device)
+    }
+
+    /// The number of the NIC in the fabric.
+    pub fn node(&self) -> u64 {
+        let qp = self.pd.create_qp(&QpConfig::default());
+        qp.expect("a queue pair").address().node
     }
 
     /// The name of the GPU among the machines.
@@ -182,27 +210,17 @@ impl Rank {
         self.control.unfreeze_at(When::Time(start + lasts), name);
     }
 
+    /// Has its pauses begin, of parts with these names.
+    pub fn pauses(&self, pauses: &[Pause], parts: &[String]) {
+        for pause in pauses.iter().filter(|pause| pause.rank == self.me) {
+            self.pause(&parts[pause.part], pause.after, pause.lasts);
+        }
+    }
+
     /// Cuts a NIC off for good: its peers see their links lost.
     pub fn cut(&self, node: u64) {
         assert!(self.hub.kill(NodeId(node)), "there is no node {node}");
         self.host.ring();
-    }
-
-    /// Tries until the answer is another one than that the object is `busy`.
-    pub fn retry<T>(
-        &self,
-        busy: gdsync::Kind,
-        mut attempt: impl FnMut() -> gdsync::Result<T>,
-    ) -> gdsync::Result<T> {
-        let mut result = None;
-        let deadline = self.host.now() + LIMIT;
-        self.host.wait_until(Some(deadline), &mut || {
-            let answer = attempt();
-            let again = matches!(&answer, Err(e) if e.kind() == busy);
-            result = Some(answer);
-            !again
-        });
-        result.expect("tried at least once")
     }
 }
 

@@ -7,13 +7,12 @@ mod standin;
 #[path = "../../libgdsync/tests/virtual_nic/mod.rs"]
 mod virtual_nic;
 
-use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conformance::hardware::is_required;
-use conformance::live::child::{self, Guarded};
+use conformance::live::child;
 use libtest_mimic::{Arguments, Failed, Trial};
 use standin::Variant;
 
@@ -71,9 +70,7 @@ fn run(words: &[&str], laps: &str) -> Result<(), Failed> {
         .env("GDS_LAPS", laps)
         .env_remove("GDS_LOWER")
         .env_remove("GDS_DOORBELL")
-        .env_remove("GDS_ENDPOINT")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
+        .env_remove("GDS_ENDPOINT");
     if words.contains(&ON_CUDA) {
         command
             .env(standin::LIBRARY, standin::build(&Variant::default()))
@@ -81,36 +78,15 @@ fn run(words: &[&str], laps: &str) -> Result<(), Failed> {
             .env("GDS_REQUIRE", "cuda");
     }
     child::tie(&mut command);
-    let mut process = Guarded(command.spawn()?);
-    let mut hear = process.0.stdout.take().ok_or("no standard output")?;
-    let said = std::thread::spawn(move || {
-        let mut text = String::new();
-        let _ = hear.read_to_string(&mut text);
-        text
-    });
     let start = Instant::now();
-    let status = loop {
-        match process.0.try_wait()? {
-            Some(status) => break Some(status),
-            None if start.elapsed() > LIMIT => break None,
-            None => std::thread::sleep(Duration::from_millis(20)),
-        }
-    };
-    drop(process);
-    let said = said.join().unwrap_or_default();
-    match status {
-        Some(status) if status.success() => {
-            // What it came to stands behind the trials.
-            let end = said.rsplit_once("test result: ").map_or("", |(_, end)| end);
-            let (_, end) = end.split_once('\n').unwrap_or_default();
-            println!("{} ({:.0} s)", end.trim(), start.elapsed().as_secs_f64());
-            match is_over(end, words) {
-                true => Ok(()),
-                false => Err(format!("not over what was asked for, or nothing\n{said}").into()),
-            }
-        }
-        Some(status) => Err(format!("{status}\n{said}").into()),
-        None => Err(format!("not done within {LIMIT:?}\n{said}").into()),
+    let said = child::run(command, LIMIT)?;
+    // What it came to stands behind the trials.
+    let end = said.rsplit_once("test result: ").map_or("", |(_, end)| end);
+    let (_, end) = end.split_once('\n').unwrap_or_default();
+    println!("{} ({:.0} s)", end.trim(), start.elapsed().as_secs_f64());
+    match is_over(end, words) {
+        true => Ok(()),
+        false => Err(format!("not over what was asked for, or nothing\n{said}").into()),
     }
 }
 

@@ -7,7 +7,8 @@ use gdsync::gpu::{Condition, Consistency, MemoryKind};
 use gdsync::rdma::{Descriptor, Work};
 use softgpu::Weak;
 
-use super::{config, weak};
+use super::{config, passes, weak};
+use crate::live::rig::reaches;
 use crate::world::{LIMIT, play};
 
 /// Messages between two looks, each in a place of its own.
@@ -168,18 +169,13 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                 let mut looker = stream;
                 if looks_on {
                     looker = &onlooker;
-                    let wait = Descriptor::WaitValue32 {
-                        word: &told_here,
-                        condition: Condition::Geq,
-                        value: number(i) as u32 + 1,
-                        flush: false,
-                    };
+                    let wait = reaches(&told_here, number(i) as u32 + 1);
                     gdsync::rdma::post_on(looker, &mut [], &[wait]).unwrap();
                 }
                 looker.copy(&to, &from).unwrap();
             }
             for stream in streams.iter().chain([&onlooker]) {
-                assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs");
+                passes(stream, "behind all messages");
             }
             for (i, (len, way, _)) in draws.iter().enumerate() {
                 let mut got = vec![0; *len];

@@ -7,13 +7,14 @@
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
-use gdsync::gpu::{Condition, MemoryKind, Word32};
+use gdsync::gpu::{MemoryKind, Word32};
 use gdsync::rdma::{
     Access, Descriptor, Doorbell, Field, Mr, Qp, ReceiveRequest, RemoteMemory, SendRequest, Work,
 };
 use gdsync::{Kind, Status};
 
-use super::{LONG, again, config, note, noted, traffic, weak};
+use super::{LONG, again, config, note, noted, passes, traffic, weak};
+use crate::live::rig::reaches;
 use crate::world::{LIMIT, Place, Rank, play};
 
 /// What is wrong with the request.
@@ -200,10 +201,7 @@ fn fails(rank: &Rank, place: &Place, qp: &mut Qp, bystander: &mut Qp, case: &Cas
         );
     }
     looking_after.iter().for_each(|m| rank.control.unfreeze(m));
-    assert!(
-        stream.synchronize(LIMIT).unwrap(),
-        "the stream was not released"
-    );
+    passes(&stream, "behind the failure");
     let failed = case.cause.status();
     for (i, request) in requests.iter().enumerate() {
         let expected = match i {
@@ -255,12 +253,7 @@ fn enqueue(
         }
         _ => None,
     };
-    let mut list = vec![Descriptor::WaitValue32 {
-        word: gate,
-        condition: Condition::Eq,
-        value: 1,
-        flush: false,
-    }];
+    let mut list = vec![reaches(gate, 1)];
     for (i, request) in requests.iter().enumerate() {
         if let Some(word) = spoiled.as_ref().filter(|_| i == case.failing) {
             list.push(Descriptor::WriteValue32 {
@@ -317,10 +310,7 @@ fn is_asked(rank: &Rank, place: &Place, qp: &mut Qp, bystander: &mut Qp, case: &
     let Some((first, others)) = case.cause.receives() else {
         return;
     };
-    assert!(
-        stream.synchronize(LIMIT).unwrap(),
-        "the peer's stream was not released"
-    );
+    passes(&stream, "of the peer");
     for (i, request) in receives.iter().enumerate() {
         let expected = if i == 0 { first } else { others };
         assert_eq!(qp.poll(*request).unwrap(), Some(expected), "receive {i}");

@@ -14,6 +14,7 @@ use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{DevicePtr, MemoryKind, Stream};
 use gdsync::rdma::{Descriptor, Doorbell, Lowering, Mr, Qp, QpConfig, Work};
 
+use crate::live::rig::retry_while;
 use crate::world::{LIMIT, Place, Rank};
 
 pub use consistency::consistency;
@@ -53,6 +54,11 @@ fn config(rng: &mut Rng) -> QpConfig {
         .timeout(None)
 }
 
+/// That a stream runs everything, here at last.
+fn passes(stream: &Stream, place: &str) {
+    assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs {place}");
+}
+
 /// Has a stream copy a word of the library, as it sees it now, to `at` of `to`.
 fn note(stream: &Stream, word: DevicePtr, to: &Mr, at: u64) {
     let addr = softgpu::DevAddr::from_raw;
@@ -70,7 +76,7 @@ fn noted(from: &Mr, at: u64) -> u32 {
 /// Resets both sides, connects them anew, and shows that they work.
 fn again(rank: &Rank, place: &Place, qp: &mut Qp) {
     // A queue pair that was failed by its peer's request knows it once its flush is seen.
-    rank.retry(gdsync::Kind::Busy, || qp.reset()).unwrap();
+    retry_while(&place.gpu, gdsync::Kind::Busy, || qp.reset()).unwrap();
     rank.barrier();
     rank.connect(qp, rank.peer());
     traffic(rank, place, qp, 20);
@@ -95,7 +101,7 @@ fn traffic(rank: &Rank, place: &Place, qp: &mut Qp, messages: u64) {
             Descriptor::wait(send),
         ];
         qp.post_on(&stream, &list).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap(), "message {i} hangs");
+        passes(&stream, &format!("behind message {i}"));
         let mut got = [0; 8];
         memory.region().read(8, &mut got).unwrap();
         assert_eq!(u64::from_le_bytes(got), i << 8 | rank.peer() as u64);

@@ -29,9 +29,6 @@ pub fn config(path: &str) -> QpConfig {
 
 /// Has a stream of its own look for `status` in the error word of `qp`: it passes when it is
 /// there.
-///
-/// # Errors
-/// The word does not come.
 pub fn error_word(rig: &Rig, qp: &Qp, status: Status) -> Verdict {
     let stream = rig.gpu.stream()?;
     let mut batch = Batch::new();
@@ -48,9 +45,6 @@ fn failed(qp: &mut Qp, request: SendRequest, status: Status, what: &str) -> Verd
 }
 
 /// A request that its peer refuses.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn bad_key(rig: &Rig, path: &str, payload: MemoryKind) -> Verdict {
     let config = config(path);
     for net in [Net::One, Net::Hub] {
@@ -106,9 +100,6 @@ pub fn bad_key(rig: &Rig, path: &str, payload: MemoryKind) -> Verdict {
 }
 
 /// A peer that never takes the message, and a message that never comes.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn silent_peer(rig: &Rig, path: &str) -> Verdict {
     let soon = Duration::from_millis(200);
     // The time limit of the queue pair.

@@ -20,9 +20,6 @@ fn launch(stream: &Stream, kernel: &Kernel, dims: Dims, params: &[u8]) -> gdsync
 }
 
 /// Fill and Verify, at odd places, of odd lengths, by blocks and threads of odd numbers.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn patterns(rig: &Rig, kind: MemoryKind) -> Verdict {
     const ROOM: usize = 1 << 15;
     let (fill, verify) = (kernel(rig, Entry::Fill)?, kernel(rig, Entry::Verify)?);
@@ -48,12 +45,8 @@ pub fn patterns(rig: &Rig, kind: MemoryKind) -> Verdict {
                 len: len as u64,
                 seed,
             };
-            launch(
-                &stream,
-                &fill,
-                Dims::linear(blocks, threads),
-                params.bytes(),
-            )?;
+            let dims = Dims::linear(blocks, threads);
+            launch(&stream, &fill, dims, params.bytes())?;
             finish(&stream, "fill")?;
             let mut got = vec![0; ROOM];
             memory.read(0, &mut got)?;
@@ -61,10 +54,9 @@ pub fn patterns(rig: &Rig, kind: MemoryKind) -> Verdict {
             want[at..at + len].copy_from_slice(&expected(seed, len));
             ensure(got == want, what)?;
             // Four bytes are spoilt, if there are as many.
-            let spoilt = if len > 100 {
-                vec![40, 41, 90, len - 1]
-            } else {
-                vec![]
+            let spoilt = match len > 100 {
+                true => vec![40, 41, 90, len - 1],
+                false => vec![],
             };
             for i in &spoilt {
                 memory.write(at + i, &[got[at + i] ^ 0x10])?;
@@ -76,12 +68,7 @@ pub fn patterns(rig: &Rig, kind: MemoryKind) -> Verdict {
                 seed,
                 report: report.addr(),
             };
-            launch(
-                &stream,
-                &verify,
-                Dims::linear(blocks, threads),
-                params.bytes(),
-            )?;
+            launch(&stream, &verify, dims, params.bytes())?;
             finish(&stream, "verify")?;
             let mut found = [0; 16];
             report.read(0, &mut found)?;
@@ -142,9 +129,6 @@ impl Queue {
 }
 
 /// Trigger, launched twice: each time it posts what comes next, past a wrap too.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn trigger(rig: &Rig) -> Verdict {
     let kernel = kernel(rig, Entry::Trigger)?;
     let stream = rig.gpu.stream()?;
@@ -191,9 +175,6 @@ pub fn trigger(rig: &Rig) -> Verdict {
 }
 
 /// Wait, launched three times: it passes on success of the lap alone, and says so.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn wait(rig: &Rig) -> Verdict {
     const WAITERS: usize = 4096;
     const SAID: usize = 8192;

@@ -14,7 +14,7 @@ use libtest_mimic::Arguments;
 
 use super::program::{self, Program, Settings, Side};
 use super::suite::Suite;
-use super::{few, is_required, laps, settings, told, unsupported};
+use super::{few, laps, settings, told, unsupported};
 use crate::cover::{self, Axis, Cell};
 use crate::live::provider::{self, Net};
 use crate::live::rig::{Pair, Rig, Runtime};
@@ -93,10 +93,6 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
     program::play(&rig, pair, &Program::draw(settings))
 }
 
-/// What this version cannot run at all, and why. (CUDA runs in the other trials: what its streams
-/// can do is not ours to switch.)
-const ABSENT: (&str, &str) = ("hip", "this version has no HIP runtime");
-
 /// The command `conformance matrix`.
 pub fn command(words: impl Iterator<Item = String>) -> ! {
     let (few, words) = few(words);
@@ -109,8 +105,7 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
         let title = cover::name(&AXES, &cell);
         suite.add(Runtime::Soft, title, move || run(provider, &cell));
     }
-    let (hip, why) = ABSENT;
-    suite.lacking(hip, why, !is_required(hip));
+    suite.lacks_hip();
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     let known = ["", "soft", "virt", "cuda", "hip", "rdma_core"];
     for unknown in required.split(',').map(str::trim) {

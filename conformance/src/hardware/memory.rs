@@ -51,9 +51,6 @@ const ADJOINING: Ranges = Ranges {
 
 /// Memory of the application, registered three times in ranges that share pages: messages go
 /// from range to range, and each range comes and goes its own way.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn registered(rig: &Rig, path: &str) -> Verdict {
     const LEN: usize = 256;
     let start = foreign(8 * PAGE).as_mut_ptr();
@@ -117,9 +114,6 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
 
 /// Regions, registrations and queue pairs that are dropped while streams still have work with
 /// them: the work goes on as if they were there, whatever is allocated meanwhile.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn dropped(rig: &Rig, path: &str) -> Verdict {
     const LEN: usize = 1 << 16;
     let config = config(path).send_blocks(64);

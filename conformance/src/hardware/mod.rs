@@ -1,29 +1,29 @@
 //! The library on real threads and real GPUs: one set of trials for every GPU runtime, as the
 //! program `conformance`, which runs on a machine without a toolchain too. `GDS_PROVIDER` says over
-//! which provider; [`unsupported`] lists what one does not do, [`suite`] says what a run came
-//! to, and [`over`] starts it over virtual NICs that libibverbs finds.
+//! which provider; `unsupported` lists what one does not do, `suite` says what a run came
+//! to, and `over` starts it over virtual NICs that libibverbs finds.
 //!
-//! [`program`] plays random programs of messages, [`datagrams`] those without a connection,
-//! [`faults`] and [`peer`] let them fail, [`waits`] and [`memory`] go to the limits of streams and
-//! memory, [`kernels`] runs the library's kernels by themselves; [`matrix`] switches what the
+//! `program` plays random programs of messages, `datagrams` those without a connection,
+//! `faults` and `peer` let them fail, `waits` and `memory` go to the limits of streams and
+//! memory, `kernels` runs the library's kernels by themselves; [`matrix`] switches what the
 //! software GPU can do, [`mp`] is the matrix of messages. They stand on
-//! [`live`](crate::live); [`settings`] has what the words in their names mean. A runtime
+//! [`live`](crate::live); `settings` has what the words in their names mean. A runtime
 //! that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure.
 //! Trials run one after the other: on one GPU only a few streams may wait at a time.
 
-pub mod datagrams;
-pub mod faults;
-pub mod kernels;
+pub(crate) mod datagrams;
+mod faults;
+mod kernels;
 pub mod matrix;
-pub mod memory;
+mod memory;
 pub mod mp;
-pub mod over;
-pub mod peer;
-pub mod program;
-pub mod settings;
-pub mod suite;
-pub mod unsupported;
-pub mod waits;
+mod over;
+mod peer;
+pub(crate) mod program;
+mod settings;
+mod suite;
+mod unsupported;
+mod waits;
 
 use libtest_mimic::{Arguments, Failed};
 

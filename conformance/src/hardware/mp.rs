@@ -7,7 +7,7 @@ use gdsync::Gpu;
 use libtest_mimic::Arguments;
 
 use super::suite::Suite;
-use super::{is_required, told};
+use super::told;
 use crate::cover::Cell;
 use crate::live::CHANNELS;
 use crate::live::rig::Runtime;
@@ -16,18 +16,20 @@ use crate::mp::lost::{self, Fate};
 use crate::mp::{processes, run};
 
 /// What to run.
-#[derive(Clone, Debug, Default)]
-pub struct Choice {
+#[derive(Default)]
+struct Choice {
     /// These runtimes; all if it is empty.
-    pub runtimes: Vec<Runtime>,
+    runtimes: Vec<Runtime>,
     /// GPUs of CUDA that ranks share at most.
-    pub gpus: Option<u32>,
+    gpus: Option<u32>,
     /// Not any two settings, but each one.
-    pub few: bool,
+    few: bool,
     /// Not a cover, but everything.
-    pub whole: bool,
+    whole: bool,
     /// This cell alone.
-    pub cell: Option<Cell>,
+    cell: Option<Cell>,
+    /// Words for the trials.
+    rest: Vec<String>,
 }
 
 const HELP: &str = "\
@@ -42,53 +44,54 @@ usage: conformance mp [OPTIONS] [FILTER] [OPTIONS OF A TEST]
 and what `conformance --help` lists.
 ";
 
-/// The command `conformance mp`.
-pub fn command(words: impl Iterator<Item = String>) -> ! {
+/// What the words say; the one that is not understood.
+fn understand(mut words: impl Iterator<Item = String>) -> Result<Choice, String> {
     let mut choice = Choice::default();
-    let mut rest = vec!["conformance mp".to_owned()];
-    let mut words = words;
+    choice.rest.push("conformance mp".to_owned());
     while let Some(word) = words.next() {
         let mut value = || words.next().unwrap_or_default();
         let understood = match word.as_str() {
-            "--gpu" => {
-                let runtime = Runtime::named(&value());
-                choice.runtimes.extend(runtime);
-                runtime.is_some()
-            }
+            "--gpu" => Runtime::named(&value()).map(|runtime| choice.runtimes.push(runtime)),
             "--gpus" => {
                 choice.gpus = value().parse().ok().filter(|n| *n > 0);
-                choice.gpus.is_some()
+                choice.gpus.map(drop)
             }
             "--cell" => {
                 choice.cell = cells::parse(&value());
-                choice.cell.is_some()
+                choice.cell.as_ref().map(drop)
             }
             "--few" => {
                 choice.few = true;
-                true
+                Some(())
             }
             "--whole" => {
                 choice.whole = true;
-                true
+                Some(())
             }
             _ => {
-                rest.push(word.clone());
-                true
+                choice.rest.push(word.clone());
+                Some(())
             }
         };
-        if !understood {
-            eprint!("{word} is not understood\n\n{HELP}");
-            std::process::exit(2);
-        }
+        understood.ok_or(word)?;
     }
-    if rest.iter().any(|word| word == "--help" || word == "-h") {
-        println!("{HELP}");
-    }
-    run_all(&choice, Arguments::from_iter(rest))
+    Ok(choice)
 }
 
-/// Runs what is chosen, says what it came to, and ends the process.
-pub fn run_all(choice: &Choice, arguments: Arguments) -> ! {
+/// The command `conformance mp`: runs what is chosen, says what it came to, and ends the process.
+pub fn command(words: impl Iterator<Item = String>) -> ! {
+    let choice = understand(words).unwrap_or_else(|word| {
+        eprint!("{word} is not understood\n\n{HELP}");
+        std::process::exit(2)
+    });
+    if choice
+        .rest
+        .iter()
+        .any(|word| word == "--help" || word == "-h")
+    {
+        println!("{HELP}");
+    }
+    let arguments = Arguments::from_iter(&choice.rest);
     // Ranks share GPUs, so that many streams wait; the driver reads it at its start.
     if std::env::var_os(CHANNELS).is_none() {
         // SAFETY: no other thread has been started yet.
@@ -99,11 +102,10 @@ pub fn run_all(choice: &Choice, arguments: Arguments) -> ! {
     let all = choice.runtimes.is_empty();
     for runtime in Runtime::ALL {
         if all || choice.runtimes.contains(&runtime) {
-            add(&mut suite, runtime, choice);
+            add(&mut suite, runtime, &choice);
         }
     }
-    let (hip, why) = ABSENT;
-    suite.lacking(hip, why, !is_required(hip));
+    suite.lacks_hip();
     suite.run(arguments, |conclusion| {
         let (messages, bytes) = run::moved();
         println!(
@@ -116,9 +118,6 @@ pub fn run_all(choice: &Choice, arguments: Arguments) -> ! {
         );
     })
 }
-
-/// What this version cannot run at all, and why.
-const ABSENT: (&str, &str) = ("hip", "this version has no HIP runtime");
 
 fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
     let Some(gpu) = suite.gpu(runtime) else {

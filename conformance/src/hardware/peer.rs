@@ -6,9 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, ChildStdout, Stdio};
 
 use gdsync::gpu::{MemoryKind, Region, Stream};
-use gdsync::rdma::{
-    Access, Descriptor, Device, Mr, Qp, QpAddress, ReceiveRequest, SendRequest, Work,
-};
+use gdsync::rdma::{Descriptor, Device, Mr, Qp, QpAddress, ReceiveRequest, SendRequest, Work};
 use gdsync::{Kind, Status};
 
 use super::faults::{config, error_word};
@@ -16,7 +14,7 @@ use super::settings;
 use crate::live::child::{self, Guarded};
 use crate::live::limits::time_limit;
 use crate::live::provider;
-use crate::live::rig::{Rig, Runtime, expected, finish, retry};
+use crate::live::rig::{self, Rig, Runtime, expected, finish, retry};
 use crate::live::verdict::{Verdict, ensure};
 
 /// Bytes of a message.
@@ -65,7 +63,7 @@ impl Side {
         let device = provider::open(rig.provider, &rig.gpu)?;
         let pd = device.alloc_pd()?;
         let qp = pd.create_qp(&config(path))?;
-        let memory = pd.register(&rig.gpu.alloc(payload, 2 * SLOTS * LEN)?, Access::ALL)?;
+        let memory = rig::memory(&pd, payload, 2 * SLOTS * LEN)?;
         Ok(Side {
             sender: rig.gpu.stream()?,
             receiver: rig.gpu.stream()?,
@@ -92,9 +90,6 @@ impl Side {
 }
 
 /// The peer: echoes until it is killed, or until whoever started it is gone.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let [runtime, path, payload] = arguments else {
         return Err("a runtime, a path and a kind of memory are needed".into());
@@ -155,9 +150,6 @@ impl Peer {
 
 /// The peer is killed in mid-run: what is in flight gets a typed status, streams pass, and the
 /// GPU works with others.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     let mut side = Side::open(runtime, path, settings::memory(payload))?;
     let mut peer = Peer::start(&[runtime.name(), path, payload])?;
@@ -208,12 +200,9 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
             format!("message {round} came back as another")
         })?;
     }
-    let Side {
-        rig, qp, device, ..
-    } = side;
-    drop(qp);
-    device.close(time_limit())?;
-    rig.check(&config(path))
+    drop(side.qp);
+    side.device.close(time_limit())?;
+    side.rig.check(&config(path))
 }
 
 /// Enqueues a message on the stream that sends, and the wait for its echo on the other one: what

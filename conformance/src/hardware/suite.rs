@@ -31,9 +31,6 @@ pub struct Suite {
 
 impl Suite {
     /// None yet, over the provider that the environment chooses.
-    ///
-    /// # Errors
-    /// As [`provider::chosen`] and [`limits::check`].
     pub fn new(name: &'static str) -> Verdict<Suite> {
         limits::check()?;
         Ok(Suite {
@@ -56,6 +53,13 @@ impl Suite {
                 None
             }
         }
+    }
+
+    /// What this version cannot run at all. (CUDA runs in other trials: what its streams can do is not
+    /// ours to switch.)
+    pub fn lacks_hip(&mut self) {
+        let why = "this version has no HIP runtime";
+        self.lacking("hip", why, !is_required("hip"));
     }
 
     /// A trial that cannot be run here.

@@ -20,9 +20,6 @@ use crate::live::{CHANNELS, child};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// As many streams wait as a context with so many channels lets, in a process of its own.
-///
-/// # Errors
-/// As `waiting`.
 pub fn in_a_process(runtime: Runtime, channels: u32, streams: usize) -> Verdict {
     let mut command = child::command("waits", &[runtime.name(), &streams.to_string()])?;
     // 8 is what the driver takes if nobody says anything.
@@ -30,13 +27,10 @@ pub fn in_a_process(runtime: Runtime, channels: u32, streams: usize) -> Verdict 
         8 => command.env_remove(CHANNELS),
         other => command.env(CHANNELS, other.to_string()),
     };
-    child::run(command, scaled(LIMIT))
+    child::run(command, scaled(LIMIT)).map(drop)
 }
 
 /// The child's side of [`in_a_process`].
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let [runtime, streams] = arguments else {
         return Err("a runtime and a number of streams are needed".into());
@@ -169,9 +163,6 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
 
 /// A stream that waits takes no more than the driver does without blocking; the caller is told
 /// at once, and other streams go on.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn full_stream(rig: &Rig) -> Verdict {
     let limits = rig.gpu.wait_limits().ok_or("no limit of waiting streams")?;
     let limit = limits.submissions.ok_or("no limit of submissions")?;

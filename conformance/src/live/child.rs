@@ -3,6 +3,7 @@
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -67,20 +68,26 @@ impl Drop for Guarded {
     }
 }
 
-/// Runs a process to its end.
+/// Runs a process to its end. Returns what it wrote to standard output.
 ///
 /// # Errors
-/// The process fails, or is killed because it does not end within `limit`; the error holds what it
-/// wrote to standard error.
-pub fn run(mut command: Command, limit: Duration) -> Verdict {
-    command.stdin(Stdio::null()).stderr(Stdio::piped());
+/// The process fails, or is killed because it does not end within `limit`; the error holds all that
+/// it wrote.
+pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
+    fn hear(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = pipe.read_to_string(&mut text);
+            text
+        })
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = Guarded(command.spawn()?);
-    let mut errors = child.0.stderr.take().ok_or("no standard error")?;
-    let said = std::thread::spawn(move || {
-        let mut text = String::new();
-        let _ = errors.read_to_string(&mut text);
-        text
-    });
+    let said = hear(child.0.stdout.take().ok_or("no standard output")?);
+    let errors = hear(child.0.stderr.take().ok_or("no standard error")?);
     let start = Instant::now();
     let status = loop {
         let status = child.0.try_wait()?;
@@ -91,13 +98,14 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict {
     };
     // Kills it if it still runs.
     drop(child);
+    let said = said.join().unwrap_or_default();
     if status.is_some_and(|status| status.success()) {
-        return Ok(());
+        return Ok(said);
     }
     let what = match status {
         Some(status) => status.to_string(),
         None => format!("the process is not done within {limit:?}"),
     };
-    let text = said.join().unwrap_or_default();
-    Err(format!("{what}: {}", text.trim()).into())
+    let errors = errors.join().unwrap_or_default();
+    Err(format!("{what}: {}\n{}", errors.trim(), said.trim()).into())
 }

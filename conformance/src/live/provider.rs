@@ -32,9 +32,6 @@ pub struct Chosen {
 }
 
 /// What the environment chooses.
-///
-/// # Errors
-/// As [`Device::from_env`].
 pub fn chosen() -> Verdict<&'static Chosen> {
     static CHOSEN: OnceLock<Result<Chosen, String>> = OnceLock::new();
     let ask = || -> gdsync::Result<Chosen> {
@@ -79,9 +76,6 @@ pub fn was_alone() -> bool {
 }
 
 /// Opens a NIC.
-///
-/// # Errors
-/// As [`Device::open_with`].
 pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
     let options = DeviceOptions::default().provider(provider);
     Device::open_with(gpu, &options)
@@ -90,9 +84,6 @@ pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
 /// Two NICs, or one twice, with `net` between them. Of a provider for real NICs, one and its
 /// neighbour, as the kernel counts them, or, where there is one alone, that one opened again,
 /// which [`was_alone`] tells.
-///
-/// # Errors
-/// As [`open`].
 pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Device; 2]> {
     if provider == Provider::Emulated && net != Net::Host {
         let hub = Hub::new(HubConfig::default());

@@ -54,25 +54,16 @@ pub struct Rig {
 
 impl Rig {
     /// Opens the runtime's first GPU, for the provider that the environment chooses.
-    ///
-    /// # Errors
-    /// As [`Gpu::open`] and [`provider::chosen`].
     pub fn open(runtime: Runtime) -> Verdict<Rig> {
         Rig::of(runtime, Gpu::open(runtime.name())?)
     }
 
     /// The kernels for a GPU that is open.
-    ///
-    /// # Errors
-    /// As [`Gpu::load`] and [`provider::chosen`].
     pub fn of(runtime: Runtime, gpu: Gpu) -> Verdict<Rig> {
         Rig::with(runtime, gpu, provider::chosen()?.provider)
     }
 
     /// The kernels for a GPU that is open, and a provider.
-    ///
-    /// # Errors
-    /// As [`Gpu::load`].
     pub fn with(runtime: Runtime, gpu: Gpu, provider: Provider) -> Verdict<Rig> {
         let module = gpu.load(&KERNELS)?;
         let fill = module.kernel(Fill::ENTRY.name())?;
@@ -87,9 +78,6 @@ impl Rig {
     }
 
     /// Enqueues the pattern `seed` into `len` bytes of `region`.
-    ///
-    /// # Errors
-    /// As [`Stream::launch`].
     pub fn fill(
         &self,
         stream: &Stream,
@@ -110,9 +98,6 @@ impl Rig {
 
     /// Enqueues a look whether `len` bytes of `region` hold the pattern `seed`; what does not is
     /// added to `report`.
-    ///
-    /// # Errors
-    /// As [`Stream::launch`].
     pub fn verify(
         &self,
         stream: &Stream,
@@ -133,9 +118,6 @@ impl Rig {
     }
 
     /// An empty report.
-    ///
-    /// # Errors
-    /// As [`Gpu::alloc`] and [`Region::write`].
     pub fn finding(&self) -> gdsync::Result<Finding> {
         let region = self.gpu.alloc(MemoryKind::Device, 64)?;
         region.write(0, &Report::CLEAN.to_bytes())?;
@@ -162,9 +144,6 @@ impl Rig {
     }
 
     /// Shows that the GPU works: memory, a kernel, a copy, and a message on fresh queue pairs.
-    ///
-    /// # Errors
-    /// Whatever does not work.
     pub fn check(&self, config: &QpConfig) -> Verdict {
         let stream = self.gpu.stream()?;
         let (from, to) = (
@@ -197,9 +176,6 @@ pub struct Finding(Region);
 
 impl Finding {
     /// That nothing was found; the streams must be done.
-    ///
-    /// # Errors
-    /// What was found.
     pub fn clean(&self, what: &str) -> Verdict {
         let mut bytes = [0; 16];
         self.0.read(0, &mut bytes)?;
@@ -217,9 +193,6 @@ pub fn expected(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Waits until the stream has run everything.
-///
-/// # Errors
-/// It does not, or it failed.
 pub fn finish(stream: &Stream, what: &str) -> Verdict {
     let done = stream.synchronize(time_limit())?;
     ensure(done, || format!("{what}: {stream:?} stands still"))
@@ -254,33 +227,32 @@ pub fn retry_while<T>(
     result
 }
 
+/// A wait until a word is so much, or more.
+pub fn reaches(word: &Word32, value: u32) -> Descriptor<'_> {
+    Descriptor::WaitValue32 {
+        word,
+        condition: Condition::Geq,
+        value,
+        flush: false,
+    }
+}
+
 /// A word that holds streams until it is opened.
 #[derive(Debug)]
 pub struct Gate(Word32);
 
 impl Gate {
     /// A closed gate.
-    ///
-    /// # Errors
-    /// As [`Gpu::alloc`].
     pub fn new(gpu: &Gpu) -> gdsync::Result<Gate> {
         Ok(Gate(gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?))
     }
 
     /// What a stream does to stand before it.
     pub fn wait(&self) -> Descriptor<'_> {
-        Descriptor::WaitValue32 {
-            word: &self.0,
-            condition: Condition::Geq,
-            value: 1,
-            flush: false,
-        }
+        reaches(&self.0, 1)
     }
 
     /// Lets everybody pass.
-    ///
-    /// # Errors
-    /// As [`Word32::store`].
     pub fn open(&self) -> gdsync::Result<()> {
         self.0.store(1)
     }
@@ -311,9 +283,6 @@ pub struct Pair {
 
 impl Pair {
     /// Makes NICs and queue pairs, and connects these.
-    ///
-    /// # Errors
-    /// As [`provider::open_two`], [`Pd::create_qp`] and [`Qp::connect`].
     pub fn new(rig: &Rig, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
         let [first, second] = provider::open_two(rig.provider, &rig.gpu, net)?;
         let pd = first.alloc_pd()?;
@@ -325,9 +294,6 @@ impl Pair {
     }
 
     /// Makes queue pairs on NICs that are open, and connects them.
-    ///
-    /// # Errors
-    /// As [`Pd::create_qp`] and [`Qp::connect`].
     pub fn on(devices: [Device; 2], pds: [Pd; 2], configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
         let qp = |i: usize| pds[i].create_qp(configs[i]);
         let least = |f: fn(&QpConfig) -> u32| configs.map(f).into_iter().min().unwrap_or(1);
@@ -343,9 +309,6 @@ impl Pair {
     }
 
     /// Connects the two, after creation or reset.
-    ///
-    /// # Errors
-    /// As [`Qp::connect`].
     pub fn connect(&mut self) -> gdsync::Result<()> {
         let [a, b] = &mut self.qps;
         a.connect(&b.address())?;
@@ -353,18 +316,11 @@ impl Pair {
     }
 
     /// New memory that queue pair `of` may name, with all rights.
-    ///
-    /// # Errors
-    /// As [`Gpu::alloc`] and [`Pd::register`].
     pub fn memory(&self, of: usize, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
-        let pd = &self.pds[of];
-        pd.register(&pd.device().gpu().alloc(kind, len)?, Access::ALL)
+        memory(&self.pds[of], kind, len)
     }
 
     /// One message each way, filled and verified by the GPU.
-    ///
-    /// # Errors
-    /// Whatever goes wrong.
     pub fn message(&mut self, rig: &Rig, seed: u64) -> Verdict {
         let stream = rig.gpu.stream()?;
         let finding = rig.finding()?;
@@ -394,20 +350,31 @@ impl Pair {
     }
 
     /// Waits until nothing is in flight, finds no error, and takes everything down.
-    ///
-    /// # Errors
-    /// Something stays in flight, or a queue pair is in error.
-    pub fn leave(mut self, what: &str) -> Verdict {
-        for qp in &mut self.qps {
-            let error = qp.error();
-            ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
-            qp.quiet(time_limit())?;
-        }
-        let Pair { devices, qps, .. } = self;
-        drop(qps);
-        for device in devices {
-            device.close(time_limit())?;
-        }
-        Ok(())
+    pub fn leave(self, what: &str) -> Verdict {
+        leave(self.devices, self.qps, what)
     }
+}
+
+/// New memory that queue pairs of a domain may name, with all rights.
+pub fn memory(pd: &Pd, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
+    pd.register(&pd.device().gpu().alloc(kind, len)?, Access::ALL)
+}
+
+/// Waits until nothing is in flight, finds no error, and takes queue pairs and NICs down.
+pub fn leave(
+    devices: impl IntoIterator<Item = Device>,
+    qps: impl IntoIterator<Item = Qp>,
+    what: &str,
+) -> Verdict {
+    let mut qps: Vec<Qp> = qps.into_iter().collect();
+    for qp in &mut qps {
+        let error = qp.error();
+        ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
+        qp.quiet(time_limit())?;
+    }
+    drop(qps);
+    for device in devices {
+        device.close(time_limit())?;
+    }
+    Ok(())
 }

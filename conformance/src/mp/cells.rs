@@ -3,7 +3,7 @@
 
 use crate::cover::{self, Axis, Cell};
 
-use super::setup::{AXES, Setup, setting};
+use super::setup::{AXES, Setup};
 
 /// How many axes [`whole`] multiplies out.
 const MAIN: usize = 6;
@@ -111,14 +111,7 @@ fn cheapest_first(ground: Ground) -> Vec<Cell> {
 
 /// The cells with a setting of these axes that none before has.
 fn that_meet(cells: Vec<Cell>, axes: &[&str]) -> Vec<Cell> {
-    let mut met = std::collections::BTreeSet::new();
-    let mut few = cells;
-    few.retain(|cell| {
-        let before = met.len();
-        met.extend(axes.iter().map(|axis| (axis, setting(cell, axis))));
-        met.len() > before
-    });
-    few
+    cover::each_of(cells, |axis| axes.contains(&AXES[axis].0))
 }
 
 #[cfg(test)]

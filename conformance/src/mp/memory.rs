@@ -34,9 +34,6 @@ pub struct Arena {
 
 impl Arena {
     /// At least `len` bytes.
-    ///
-    /// # Errors
-    /// What the library refuses.
     pub fn new(ctx: &Context, place: Place, len: usize) -> Verdict<Arena> {
         let mut lent = None;
         let memory = match place {
@@ -63,9 +60,6 @@ impl Arena {
     }
 
     /// Gives it back, which must be possible: all that used it has ended.
-    ///
-    /// # Errors
-    /// Something uses it still.
     pub fn give_back(self, ctx: &Context) -> Verdict {
         let Arena {
             memory,
@@ -143,9 +137,6 @@ pub struct Ink {
 
 impl Ink {
     /// Ink for slots of `slot` bytes; the same row on every rank.
-    ///
-    /// # Errors
-    /// As [`Gpu::alloc`].
     pub fn new(gpu: &Gpu, slot: usize) -> Verdict<Ink> {
         let mut rng = fastrand::Rng::with_seed(0x1d8e_4e27_c47d_124f);
         let mut bytes = vec![0; WINDOWS + slot];

@@ -34,9 +34,6 @@ pub fn moved() -> (u64, u64) {
 }
 
 /// The GPU of a rank: of CUDA's, the ranks share those that there are.
-///
-/// # Errors
-/// As [`Gpu::open`].
 pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
     match runtime {
         Runtime::Soft => {
@@ -53,9 +50,6 @@ pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
 }
 
 /// A context of one rank, its part of the cell, and the time until `over` says that all are done.
-///
-/// # Errors
-/// Whatever goes wrong.
 pub fn play(
     setup: &Setup,
     bootstrap: Arc<dyn Bootstrap>,

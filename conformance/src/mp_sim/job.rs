@@ -194,35 +194,25 @@ impl Job {
     }
 
     /// A context of a rank over `place`, called `name`.
-    ///
-    /// # Errors
-    /// As [`Builder::build`].
     pub fn context(&self, rank: &Rank, place: &Place, name: &str) -> mp::Result<Context> {
         let mut rng = self.own(rank);
         let told = Told {
             rank: Arc::clone(&self.ranks[rank.me]),
             gone: Arc::clone(&self.gone),
         };
-        let Settings {
-            depth,
-            eager,
-            start,
-            channels,
-            connect,
-            timeout,
-        } = self.settings;
+        let settings = &self.settings;
         let queues = queues(&mut rng);
         Builder::default()
             .bootstrap(Arc::new(told))
             .gpu(&place.gpu)
             .device(&place.device)
             .name(name)
-            .depth(depth)
-            .eager_limit(eager)
-            .start(start)
-            .channels(channels)
-            .connect(connect)
-            .timeout(timeout)
+            .depth(settings.depth)
+            .eager_limit(settings.eager)
+            .start(settings.start)
+            .channels(settings.channels)
+            .connect(settings.connect)
+            .timeout(settings.timeout)
             .doorbell(queues.doorbell)
             .qp(queues)
             .build()

@@ -14,7 +14,7 @@ use mp::{Kind, RecvOp, Source};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Seat, Settings};
-use super::message;
+use crate::mp::pair::message;
 use crate::world::{LIMIT, Rank, play};
 
 const TAG: u32 = 3;

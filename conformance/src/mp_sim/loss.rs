@@ -10,14 +10,13 @@ use gds_sim::{SimError, SimReport};
 use gds_step::Time;
 use gdsync::Status;
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::QpConfig;
 use mp::{Context, Error, Kind};
 use mp_examples::halo2d::grid::{Direction, Grid};
 use mp_examples::halo2d::{self, Model};
 
 use super::halo::Case;
 use super::job::{Job, Seat, close_without, process};
-use super::message;
+use crate::mp::pair::Pair;
 use crate::world::{LIMIT, Rank, play};
 
 /// How long anybody waits for a peer.
@@ -133,12 +132,7 @@ fn strike(rank: &Rank, job: &Job, loss: &Loss) {
 /// The rank that is lost.
 fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
     let place = job.open(rank);
-    let node = place
-        .pd
-        .create_qp(&QpConfig::default())
-        .unwrap()
-        .address()
-        .node;
+    let node = place.node();
     let warn = || {
         rank.tell(rank.ranks - 1, &node.to_le_bytes());
         rank.tell(rank.ranks - 1, process(rank, &place).join("\n").as_bytes());
@@ -258,44 +252,14 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     Seat { place, ctx: after }.leave_without(lost);
 }
 
-/// Exchanges messages with all others, by the CPU and on a stream.
+/// Exchanges messages with all others, by the CPU and on streams.
 fn chat(ctx: &Context, others: &[u32]) {
-    const LENGTHS: [usize; 3] = [8, 300, 5000];
-    let stream = ctx.gpu().stream().unwrap();
-    let me = ctx.rank();
-    for (round, len) in LENGTHS.into_iter().enumerate() {
-        let memory = ctx
-            .alloc(MemoryKind::Pinned, 2 * len * others.len().max(1))
-            .unwrap();
-        let said = |from: u32, to: u32| message((from * 100 + to * 10) as usize + round, len);
-        let mut receives = Vec::new();
-        let mut sends = Vec::new();
-        for (i, other) in others.iter().enumerate() {
-            let into = memory.slice((2 * i + 1) * len, len).unwrap();
-            receives.push(match round % 2 {
-                0 => ctx.irecv_on(&stream, *other, 50, &into).unwrap(),
-                _ => ctx.irecv(*other, 50, &into).unwrap(),
-            });
-        }
-        for (i, other) in others.iter().enumerate() {
-            memory.write(2 * i * len, &said(me, *other)).unwrap();
-            let data = memory.slice(2 * i * len, len).unwrap();
-            sends.push(match round % 2 {
-                0 => ctx.isend_on(&stream, *other, 50, &data).unwrap(),
-                _ => ctx.isend(*other, 50, &data).unwrap(),
-            });
-        }
-        ctx.wait_all_on(&stream, &receives).unwrap();
-        assert!(
-            stream.synchronize(LIMIT).unwrap(),
-            "a stream that should go on"
-        );
-        mp::wait_all(&receives, LIMIT).unwrap();
-        mp::wait_all(&sends, LIMIT).unwrap();
-        for (i, other) in others.iter().enumerate() {
-            let mut got = vec![0; len];
-            memory.read((2 * i + 1) * len, &mut got).unwrap();
-            assert_eq!(got, said(*other, me), "{len} bytes from rank {other}");
+    let pairs = Pair::all(ctx, others.iter().copied(), 50).unwrap();
+    for round in 0..4 {
+        let post = |pair: &Pair<'_>| pair.post(round, round % 2 == 1).unwrap();
+        let posted: Vec<_> = pairs.iter().map(post).collect();
+        for (pair, requests) in pairs.iter().zip(&posted) {
+            pair.check(round, requests, LIMIT).unwrap();
         }
     }
 }

@@ -5,18 +5,12 @@
 //! that is lost; [`talk`] random programs of messages of every kind;
 //! [`survivors`] ranks that go on talking when one of them is lost. [`offload`] shows that messages
 //! move while the rank that enqueued them sleeps, [`late`] that ready words which two queue pairs
-//! write keep their order. [`job`] is what all of them share.
+//! write keep their order. `job` is what all of them share.
 
 pub mod halo;
-pub mod job;
+mod job;
 pub mod late;
 pub mod loss;
 pub mod offload;
 pub mod survivors;
 pub mod talk;
-
-/// The bytes of a message that a number names.
-pub fn message(name: usize, len: usize) -> Vec<u8> {
-    let byte = |at: usize| (name * 31 + at * 7 + at / 251) as u8;
-    (0..len).map(byte).collect()
-}

@@ -18,7 +18,7 @@ use mp::Context;
 use mp::bootstrap::Local;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
-use super::message;
+use crate::mp::pair::message;
 use crate::world::LIMIT;
 
 /// Messages each way on each stream.

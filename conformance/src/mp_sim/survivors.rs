@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
-use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::QpConfig;
-use mp::{Context, Memory, Request, Result};
+use mp::{Request, Result};
 
 use super::job::{Job, Seat, Settings, process};
-use super::message;
+use crate::mp::pair::Pair;
 use crate::world::{LIMIT, Rank, play};
 
 /// How long anybody waits for a peer.
@@ -80,93 +78,24 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     Ok(report)
 }
 
-/// One pair's memory, stream and tag, as one of the two has it.
-struct Pair {
-    other: u32,
-    tag: u32,
-    stream: Stream,
-    memory: Memory,
-}
-
-/// Bytes of a message, and where in the memory the one that is received lies.
-const ROOM: usize = 6000;
-
-fn length(round: usize) -> usize {
-    [8, 700, 0, 5000][round % 4]
-}
-
-impl Pair {
-    fn all(ctx: &Context, ranks: usize) -> Vec<Pair> {
-        let me = ctx.rank();
-        let others = (0..ranks as u32).filter(|other| *other != me);
-        let pair = |other: u32| Pair {
-            other,
-            tag: me.min(other) * 8 + me.max(other),
-            stream: ctx.gpu().stream().expect("a stream"),
-            memory: ctx.alloc(MemoryKind::Pinned, 2 * ROOM).expect("memory"),
-        };
-        others.map(pair).collect()
-    }
-
-    fn said(from: u32, to: u32, round: usize) -> Vec<u8> {
-        let name = (from as usize * 10 + to as usize) * 100 + round;
-        message(name, length(round))
-    }
-
-    /// Posts one message each way.
-    fn post(&self, ctx: &Context, round: usize, by_cpu: bool) -> Result<[Request; 2]> {
-        let said = Pair::said(ctx.rank(), self.other, round);
-        self.memory.write(0, &said)?;
-        let data = self.memory.slice(0, said.len())?;
-        let into = self.memory.slice(ROOM, said.len())?;
-        if by_cpu {
-            let recv = ctx.irecv(self.other, self.tag, &into)?;
-            return Ok([recv, ctx.isend(self.other, self.tag, &data)?]);
-        }
-        let recv = ctx.irecv_on(&self.stream, self.other, self.tag, &into)?;
-        let send = ctx.isend_on(&self.stream, self.other, self.tag, &data)?;
-        recv.wait_on(&self.stream)?;
-        send.wait_on(&self.stream)?;
-        Ok([recv, send])
-    }
-
-    /// Waits for both, and checks what came.
-    fn check(&self, ctx: &Context, round: usize, requests: &[Request; 2]) -> Result<()> {
-        let limit = 2 * PEER_LIMIT;
-        requests.iter().try_for_each(|r| r.wait(limit).map(drop))?;
-        assert!(
-            self.stream.synchronize(LIMIT)?,
-            "a stream that should go on"
-        );
-        let want = Pair::said(self.other, ctx.rank(), round);
-        let mut got = vec![0; want.len()];
-        self.memory.read(ROOM, &mut got)?;
-        assert_eq!(got, want, "round {round} from rank {}", self.other);
-        Ok(())
-    }
-}
-
 /// The rank that is lost: it takes part until its round.
 fn falls(rank: &Rank, job: &Job, seat: Seat, case: Case) {
-    let node = seat
-        .place
-        .pd
-        .create_qp(&QpConfig::default())
-        .expect("a queue pair");
-    let node = node.address().node;
-    let pairs = Pair::all(&seat.ctx, case.ranks);
+    let node = seat.place.node();
+    let others = (0..case.ranks as u32).filter(|other| *other != seat.ctx.rank());
+    let pairs = Pair::all(&seat.ctx, others, 0).expect("pairs");
     for round in 0..case.round {
-        let posted = pairs.iter().map(|p| p.post(&seat.ctx, round, case.by_cpu));
+        let posted = pairs.iter().map(|p| p.post(round, case.by_cpu));
         let posted: Vec<[Request; 2]> = posted.collect::<Result<_>>().expect("all live");
         for (pair, requests) in pairs.iter().zip(&posted) {
-            pair.check(&seat.ctx, round, requests).expect("all live");
+            let checked = pair.check(round, requests, 2 * PEER_LIMIT);
+            checked.expect("all live");
         }
     }
     // In the middle of a round: some of it is posted.
     let half: Vec<Result<[Request; 2]>> = pairs
         .iter()
         .take(case.round % case.ranks)
-        .map(|pair| pair.post(&seat.ctx, case.round, case.by_cpu))
+        .map(|pair| pair.post(case.round, case.by_cpu))
         .collect();
     if case.fall == Fall::Leaves {
         drop(half);
@@ -191,15 +120,16 @@ fn falls(rank: &Rank, job: &Job, seat: Seat, case: Case) {
 
 /// A rank that stays.
 fn stays(rank: &Rank, seat: Seat, case: Case) {
-    let mut pairs = Pair::all(&seat.ctx, case.ranks);
+    let others = (0..case.ranks as u32).filter(|other| *other != seat.ctx.rank());
+    let mut pairs = Pair::all(&seat.ctx, others, 0).expect("pairs");
     for round in 0..case.round + MORE {
         let posted: Vec<Result<[Request; 2]>> = pairs
             .iter()
-            .map(|pair| pair.post(&seat.ctx, round, case.by_cpu))
+            .map(|pair| pair.post(round, case.by_cpu))
             .collect();
         let mut lost = None;
         for (pair, requests) in pairs.iter().zip(posted) {
-            let ended = requests.and_then(|r| pair.check(&seat.ctx, round, &r));
+            let ended = requests.and_then(|r| pair.check(round, &r, 2 * PEER_LIMIT));
             if let Err(e) = ended {
                 assert_eq!(
                     e.rank(),
@@ -223,5 +153,6 @@ fn stays(rank: &Rank, seat: Seat, case: Case) {
         "rank {}: the lost one is known",
         rank.me
     );
+    drop(pairs);
     seat.leave_without(case.lost as u32);
 }

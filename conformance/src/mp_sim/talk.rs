@@ -1,5 +1,5 @@
 //! Random programs of messages of every kind: those of the matrix of messages
-//! ([`rank`]), with settings that a seed draws, under a schedule that it draws too. Requests are
+//! (`mp::rank`), with settings that a seed draws, under a schedule that it draws too. Requests are
 //! cancelled as well, messages are too long for their receives, sends are let go at once or waited
 //! for late, receives from anybody stand beside named ones and may be posted before all messages, a
 //! sender gets far ahead of its receivers, and parts of the ranks stand still for a while.
@@ -17,7 +17,7 @@ use crate::live::verdict::text;
 use crate::mp::memory::Place;
 use crate::mp::rank;
 use crate::mp::setup::{Ended, Form, Poster, Setup, Size};
-use crate::world::play;
+use crate::world::{Pause, play};
 
 /// Draws the program of `seed` and runs it under the schedule of `seed`.
 ///
@@ -45,7 +45,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
         ..settings
     };
     let pauses: Rc<[Pause]> = (0..rng.usize(0..4))
-        .map(|_| pause(&mut rng, setup.ranks))
+        .map(|_| Pause::draw(&mut rng, setup.ranks as usize))
         .collect();
     let together = rng.bool();
     // Whom one rank alone sends to starts late.
@@ -56,10 +56,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     let job = Job::new(seed, setup.ranks, settings).on_a_wire(faults);
     play(seed, setup.ranks as usize, move |rank| {
         let seat = job.sit(&rank);
-        let names = process(&rank, &seat.place);
-        for pause in pauses.iter().filter(|pause| pause.rank == rank.me) {
-            rank.pause(&names[pause.victim], pause.after, pause.lasts);
-        }
+        rank.pauses(&pauses, &process(&rank, &seat.place));
         if rank.me > 0 {
             rank.pass(behind);
         }
@@ -141,24 +138,5 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         },
         hazards: true,
         seed: rng.u64(..),
-    }
-}
-
-/// Something of a rank stands still for a while.
-struct Pause {
-    rank: usize,
-    /// By its place in [`process`].
-    victim: usize,
-    after: Duration,
-    lasts: Duration,
-}
-
-fn pause(rng: &mut Rng, ranks: u32) -> Pause {
-    let longest = 1 << rng.u32(8..22);
-    Pause {
-        rank: rng.usize(0..ranks as usize),
-        victim: rng.usize(0..6),
-        after: Duration::from_nanos(rng.u64(0..1 << 18)),
-        lasts: Duration::from_nanos(rng.u64(0..longest)),
     }
 }

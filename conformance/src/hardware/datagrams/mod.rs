@@ -7,15 +7,13 @@ pub mod program;
 
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{
-    Access, Destination, Device, Doorbell, GRH, Mr, Pd, PortAddress, Provider, Qp, QpAddress,
-    QpConfig, Source, Transport,
+    Destination, Device, Doorbell, GRH, Mr, Pd, PortAddress, Provider, Qp, QpAddress, QpConfig,
+    Source, Transport,
 };
 
-use crate::live::limits::time_limit;
-use crate::live::provider;
-use crate::live::provider::Net;
-use crate::live::rig::Rig;
-use crate::live::verdict::{Verdict, ensure};
+use crate::live::provider::{self, Net};
+use crate::live::rig::{self, Rig};
+use crate::live::verdict::Verdict;
 
 /// The key of the first station; each has one of its own.
 const QKEY: u32 = 0x0da7_a900;
@@ -50,18 +48,12 @@ pub fn qkey(station: usize) -> u32 {
 
 impl Stations {
     /// Makes NICs and active queue pairs.
-    ///
-    /// # Errors
-    /// As [`provider::open_two`] and [`Stations::on`].
     pub fn new(rig: &Rig, net: Net, config: &QpConfig, many: usize) -> gdsync::Result<Stations> {
         let devices = provider::open_two(rig.provider, &rig.gpu, net)?;
         Stations::on(devices, config, many)
     }
 
     /// Makes active queue pairs on NICs that are open, the second of which may be the first.
-    ///
-    /// # Errors
-    /// As [`Device::alloc_pd`], [`Pd::create_qp`] and [`Qp::activate`].
     pub fn on(devices: [Device; 2], config: &QpConfig, many: usize) -> gdsync::Result<Stations> {
         let pds = [devices[0].alloc_pd()?, devices[1].alloc_pd()?];
         let station = |i: usize| -> gdsync::Result<Station> {
@@ -78,38 +70,19 @@ impl Stations {
     }
 
     /// How `from` names `to`, by the record that `to` would hand out.
-    ///
-    /// # Errors
-    /// As [`Pd::destination`].
     pub fn destination(&self, from: usize, to: usize) -> gdsync::Result<Destination> {
         self.all[from].pd.destination(&self.all[to].qp.address())
     }
 
     /// New memory that a station may name.
-    ///
-    /// # Errors
-    /// As [`gdsync::Gpu::alloc`] and [`Pd::register`].
     pub fn memory(&self, of: usize, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
-        let pd = &self.all[of].pd;
-        pd.register(&pd.device().gpu().alloc(kind, len)?, Access::ALL)
+        rig::memory(&self.all[of].pd, kind, len)
     }
 
     /// Waits until nothing is in flight, finds no error, and takes everything down.
-    ///
-    /// # Errors
-    /// Something stays in flight, or a queue pair is in error.
     pub fn leave(self, what: &str) -> Verdict {
-        let Stations { devices, mut all } = self;
-        for Station { qp, .. } in &mut all {
-            let error = qp.error();
-            ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
-            qp.quiet(time_limit())?;
-        }
-        drop(all);
-        for device in devices {
-            device.close(time_limit())?;
-        }
-        Ok(())
+        let qps = self.all.into_iter().map(|station| station.qp);
+        rig::leave(self.devices, qps, what)
     }
 }
 

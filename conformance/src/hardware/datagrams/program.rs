@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use fastrand::Rng;
 use gdsync::Kind;
-use gdsync::gpu::{Condition, MemoryKind, Region, Word32};
+use gdsync::gpu::{MemoryKind, Region, Word32};
 use gdsync::rdma::{
     Descriptor, Destination, GRH, Mr, Provider, QpConfig, ReceiveRequest, SendRequest, Work,
 };
@@ -15,7 +15,7 @@ use super::super::settings;
 use super::{Stations, came_from, qkey};
 use crate::cover::{self, Axis, Cell};
 use crate::live::limits::time_limit;
-use crate::live::rig::{Finding, Rig, expected, finish, retry, retry_while};
+use crate::live::rig::{Finding, Rig, expected, finish, reaches, retry, retry_while};
 use crate::live::verdict::{Verdict, ensure, text};
 
 /// What programs of datagrams differ in.
@@ -145,9 +145,6 @@ impl Play {
 }
 
 /// Runs the program of a cell: so many rounds.
-///
-/// # Errors
-/// Whatever goes wrong, with the seed, the round and the message.
 pub fn run(rig: &Rig, cell: &Cell, rounds: u32) -> Verdict {
     let net = settings::nics(setting(cell, "NICs"));
     let play = Play::of(cell);
@@ -158,9 +155,6 @@ pub fn run(rig: &Rig, cell: &Cell, rounds: u32) -> Verdict {
 }
 
 /// Runs the program that `seed` draws between stations that are there.
-///
-/// # Errors
-/// As [`run`].
 pub fn rounds_of(rig: &Rig, stations: Stations, play: &Play, rounds: u32, seed: u64) -> Verdict {
     let mut rng = Rng::with_seed(seed);
     let mut table = Table::new(rig, stations, play)?;
@@ -398,12 +392,8 @@ impl<'g> Table<'g> {
             }
             return Ok(());
         }
-        let ready = self.places.iter().map(|place| Descriptor::WaitValue32 {
-            word: &place.ready,
-            condition: Condition::Geq,
-            value: round,
-            flush: false,
-        });
+        let places = self.places.iter();
+        let ready = places.map(|place| reaches(&place.ready, round));
         let mut list: Vec<_> = ready.collect();
         list.extend(sends.iter().map(|(send, _)| Descriptor::Send(*send)));
         list.extend(signaled.iter().map(|send| Descriptor::wait(*send)));

@@ -112,9 +112,6 @@ pub fn seed_of(cell: &Cell) -> u64 {
 }
 
 /// Runs the program of a cell: so many laps of each ring.
-///
-/// # Errors
-/// As [`Pair::new`] and [`play()`].
 pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
     let mut blocks: u32 = setting(cell, "blocks").parse()?;
     let payload = settings::memory(setting(cell, "payload"));

@@ -135,9 +135,6 @@ struct Play<'p> {
 }
 
 /// Plays both sides of a program between two queue pairs.
-///
-/// # Errors
-/// Whatever goes wrong, with the message's number.
 pub fn play(rig: &Rig, mut pair: Pair, program: &Program) -> Verdict {
     let memory = |side| Memory::new(program, side, |kind, len| pair.memory(side, kind, len));
     let memory = [memory(0)?, memory(1)?];
@@ -156,9 +153,6 @@ pub fn play(rig: &Rig, mut pair: Pair, program: &Program) -> Verdict {
 
 /// Plays the sides of a program that have these ends; `meet` returns once all sides have come as far,
 /// before the first message and after the last.
-///
-/// # Errors
-/// Whatever goes wrong, with the message's number.
 pub fn play_on(rig: &Rig, program: &Program, ends: Ends<'_>, meet: impl Fn()) -> Verdict {
     let mut play = Play::new(rig, program, ends)?;
     meet();

@@ -1,0 +1,93 @@
+//! Messages of this rank with one other, in rounds: one each way, by the CPU or a stream of the
+//! pair's own, under a tag of its own, with every byte compared.
+
+use std::time::Duration;
+
+use gdsync::gpu::{MemoryKind, Stream};
+use mp::{Context, Memory, Request, Result};
+
+use crate::live::limits::time_limit;
+
+/// Rounds that may be under way at a time.
+pub const AHEAD: usize = 4;
+/// Bytes of the longest message.
+const ROOM: usize = 5000;
+
+/// The bytes of a message that a number names.
+pub fn message(name: usize, len: usize) -> Vec<u8> {
+    let byte = |at: usize| (name * 31 + at * 7 + at / 251) as u8;
+    (0..len).map(byte).collect()
+}
+
+/// What one of the two has.
+pub struct Pair<'a> {
+    /// The other one.
+    pub other: u32,
+    /// What their messages are enqueued on.
+    pub stream: Stream,
+    ctx: &'a Context,
+    tag: u32,
+    memory: Memory,
+}
+
+impl Pair<'_> {
+    /// A pair with each of these, under tags from `tag` on.
+    pub fn all(
+        ctx: &Context,
+        others: impl IntoIterator<Item = u32>,
+        tag: u32,
+    ) -> Result<Vec<Pair<'_>>> {
+        let me = ctx.rank();
+        let pair = |other: u32| {
+            Ok(Pair {
+                other,
+                stream: ctx.gpu().stream()?,
+                ctx,
+                tag: tag + me.min(other) * 8 + me.max(other),
+                memory: ctx.alloc(MemoryKind::Pinned, 2 * AHEAD * ROOM)?,
+            })
+        };
+        others.into_iter().map(pair).collect()
+    }
+
+    /// What is sent in a round, short and by a handshake, and where it lies.
+    fn said(from: u32, to: u32, round: usize) -> (Vec<u8>, usize) {
+        let name = (from as usize * 10 + to as usize) * 100 + round;
+        let len = [8, 700, 0, ROOM][round % 4];
+        (message(name, len), 2 * (round % AHEAD) * ROOM)
+    }
+
+    /// Posts one message each way, and, where the CPU does not, has the stream wait for both.
+    pub fn post(&self, round: usize, by_cpu: bool) -> Result<[Request; 2]> {
+        let ctx = self.ctx;
+        let (said, at) = Pair::said(ctx.rank(), self.other, round);
+        self.memory.write(at, &said)?;
+        self.memory.write(at + ROOM, &vec![0; said.len()])?;
+        let data = self.memory.slice(at, said.len())?;
+        let into = self.memory.slice(at + ROOM, said.len())?;
+        if by_cpu {
+            let recv = ctx.irecv(self.other, self.tag, &into)?;
+            return Ok([recv, ctx.isend(self.other, self.tag, &data)?]);
+        }
+        let recv = ctx.irecv_on(&self.stream, self.other, self.tag, &into)?;
+        let send = ctx.isend_on(&self.stream, self.other, self.tag, &data)?;
+        recv.wait_on(&self.stream)?;
+        send.wait_on(&self.stream)?;
+        Ok([recv, send])
+    }
+
+    /// Waits for both, and checks what came.
+    ///
+    /// # Panics
+    /// Other bytes came than were sent, or the stream does not go on.
+    pub fn check(&self, round: usize, requests: &[Request; 2], limit: Duration) -> Result<()> {
+        requests.iter().try_for_each(|r| r.wait(limit).map(drop))?;
+        let passed = self.stream.synchronize(time_limit())?;
+        assert!(passed, "a stream that should go on");
+        let (want, at) = Pair::said(self.other, self.ctx.rank(), round);
+        let mut got = vec![0; want.len()];
+        self.memory.read(at + ROOM, &mut got)?;
+        assert_eq!(got, want, "round {round} from rank {}", self.other);
+        Ok(())
+    }
+}
