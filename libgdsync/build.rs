@@ -1,4 +1,4 @@
-//! Compiles the library's kernels for the software GPU. For the tests of this
+//! Compiles the library's kernels for the software GPU, if it is in the build. For the tests of this
 //! package, compiles theirs and looks for rdma-core.
 
 use gdsync_build::Kernels;

@@ -7,7 +7,7 @@ use vmlx5::fabric::hub::Hub;
 
 use crate::error::{Error, Kind, Result};
 
-/// What connects virtual NICs.
+/// What connects virtual NICs (feature `emulated`).
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Fabric {
@@ -27,7 +27,7 @@ impl fmt::Debug for Fabric {
     }
 }
 
-/// How a virtual NIC is made.
+/// How a virtual NIC is made (feature `emulated`).
 #[derive(Clone, Debug, Default)]
 pub struct EmulatedOptions {
     /// What it is plugged into.
