@@ -204,7 +204,7 @@ step_features() {
     tree=$(cargo tree $lean -e normal,build --prefix none)
     ! grep -E '^(softgpu|vmlx5)' <<<"$tree" ||
         die "features: the above are in a build without soft and emulated"
-    for features in soft emulated; do
+    for features in soft emulated,serde; do
         say "features: gdsync with $features alone"
         cargo clippy -p gdsync --no-default-features --features $features -- -D warnings
     done

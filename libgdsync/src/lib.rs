@@ -71,7 +71,9 @@
 //! Without them (`default-features = false`) a program carries no emulator and is built without a
 //! C++ compiler; what names one is refused ([`Kind::Unsupported`]), and the types and functions
 //! that are theirs do not exist: [`gpu::soft`], [`Gpu::soft`], [`EmulatedOptions`],
-//! [`Device::emulated`](rdma::Device::emulated) and those beside them.
+//! [`Device::emulated`](rdma::Device::emulated) and those beside them. `serde`, off by default, makes
+//! [`QpAddress`](rdma::QpAddress), [`PortAddress`](rdma::PortAddress) and
+//! [`RemoteMemory`](rdma::RemoteMemory) values of serde.
 //!
 //! # Environment
 //! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_DOORBELL`, `GDS_NIC`,

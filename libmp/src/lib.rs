@@ -112,7 +112,7 @@
 //! Contexts, memory, requests and bootstraps are `Send` and `Sync`: several threads may use one.
 //!
 //! # Features
-//! `soft` and `emulated`, both on by default, are those of [`gdsync`].
+//! `soft`, `emulated` (both on by default) and `serde` are those of [`gdsync`].
 //!
 //! # Environment
 //! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, and the variables of the job:

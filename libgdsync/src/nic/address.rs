@@ -14,7 +14,7 @@ pub(crate) const VERSION: u16 = 3;
 /// NICs and ports that one region is registered with, and a peer may be reached by.
 pub const RAILS: usize = 4;
 
-/// Where a queue pair can be reached.
+/// Where a queue pair can be reached. To serde (feature `serde`) it is the bytes of its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAddress {
     /// The NIC: for the emulated provider the node's number on its fabric, else its GUID.
@@ -39,6 +39,7 @@ pub struct QpAddress {
 
 /// How a port of a real NIC is addressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PortAddress {
     /// Its local identifier in an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
@@ -120,7 +121,8 @@ pub(crate) fn process() -> u64 {
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
-/// Memory of a peer, with the key that each of its NICs has for it.
+/// Memory of a peer, with the key that each of its NICs has for it. To serde (feature `serde`) it is
+/// the bytes of its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
     /// Its address, as work requests name it.
