@@ -10,11 +10,12 @@ usage: ./build.sh COMMAND [ARGUMENTS]
 
   demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS), four compute a
                  stencil (halo2d) and compare with the serial run
-  test  [STEP..] every test; steps: unit mutants interop fuzz rdma vm asan
+  test  [STEP..] every test; steps: unit cluster mutants interop fuzz rdma vm
+                 asan
   test --long [STEP..]
                  what takes too long for every change; steps: matrix (of messages, whole) seeds soak
-  check [STEP..] what needs no test run; steps: lock fmt clippy doc layers env licences
-                 kernels
+  check [STEP..] what needs no test run; steps: lock fmt clippy features doc layers env
+                 licences kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
   kernels        regenerates the kernels for CUDA: the folders device/ptx
   doctor [ARGS]  what this machine offers, what would be used, what is missing (--json)
@@ -44,6 +45,7 @@ kernels   python3                           python3
 kernels   python3:ensurepip                 python3-venv
 virt      /etc/libibverbs.d/mlx5.driver     ibverbs-providers
 virt      /usr/include/infiniband/mlx5dv.h  libibverbs-dev
+cluster   /etc/libibverbs.d/mlx5.driver     ibverbs-providers
 interop   readelf                           binutils
 rdma      ib_write_bw                       perftest
 rdma      ibv_devinfo                       ibverbs-utils
@@ -114,8 +116,8 @@ need_component() {
         die "cargo $1 is missing; install it with: rustup component add $2"
 }
 
-CHECK_STEPS="lock fmt clippy doc layers env licences kernels"
-TEST_STEPS="unit mutants interop fuzz rdma vm asan"
+CHECK_STEPS="lock fmt clippy features doc layers env licences kernels"
+TEST_STEPS="unit cluster mutants interop fuzz rdma vm asan"
 LONG_STEPS="matrix seeds soak"
 
 # chosen "ALL STEPS" [STEP..]: the named steps, or all of them, in the order given.
@@ -191,6 +193,23 @@ step_clippy() {
     cargo clippy --workspace --all-targets -- -D warnings
 }
 
+# What a cluster builds; `CXX=false` fails where a build script calls a C++ compiler.
+step_features() {
+    say "features: libraries, examples and benchmarks without soft and emulated: no emulator, no C++"
+    local lean="-p gdsync -p libmp -p mp-examples -p mpbench --no-default-features" features tree
+    # Unquoted on purpose: a list of plain words.
+    # shellcheck disable=SC2086
+    CXX=false cargo clippy $lean -- -D warnings
+    # shellcheck disable=SC2086
+    tree=$(cargo tree $lean -e normal,build --prefix none)
+    ! grep -E '^(softgpu|vmlx5)' <<<"$tree" ||
+        die "features: the above are in a build without soft and emulated"
+    for features in soft emulated,serde; do
+        say "features: gdsync with $features alone"
+        cargo clippy -p gdsync --no-default-features --features $features -- -D warnings
+    done
+}
+
 step_doc() {
     say "doc: documentation of the workspace, warnings are errors"
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
@@ -264,6 +283,7 @@ build_ahead() {
     local target workspace
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
     renice -n 19 -p "$BASHPID"
+    build_cluster || true
     for workspace in interop fuzz; do
         (
             cd $workspace
@@ -274,6 +294,20 @@ build_ahead() {
     done
     asan cargo test --locked --lib --tests --no-run -p vmlx5 -p vmlx5-uverbs
     asan cargo test --locked --no-run -p libmp --test memory
+}
+
+step_cluster() {
+    say "cluster: the examples without soft and emulated, on the stand-in for CUDA and on rdma-core"
+    local target
+    target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+    cargo build --profile test -p vmlx5-preload -p vmlx5-cli
+    build_cluster
+    examples/ci/cluster "$target/debug" "$target/cluster/debug"
+}
+
+build_cluster() {
+    CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/cluster" CXX=false \
+        cargo build --profile test -p mp-examples -p mprun --no-default-features
 }
 
 step_mutants() {

@@ -1,13 +1,12 @@
-//! Compiles the library's kernels, and those of its tests, with the host compiler, for the
-//! soft GPU. Tells the tests whether this machine has rdma-core.
-
-use std::path::Path;
+//! Compiles the library's kernels for the software GPU, if it is in the build. For the tests of this
+//! package, compiles theirs and looks for rdma-core.
 
 use gdsync_build::Kernels;
 
-const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
-
 fn main() -> Result<(), gdsync_build::Error> {
+    println!("cargo::rustc-check-cfg=cfg(rdma_core)");
+    #[cfg(feature = "testing")]
+    testing::prepare();
     Kernels::new("gds_kernels")
         .source("device/gds_copy.cu")
         .source("device/gds_pattern.cu")
@@ -15,43 +14,51 @@ fn main() -> Result<(), gdsync_build::Error> {
         .source("device/gds_trigger.cu")
         .include("device")
         .ptx("device/ptx/gds_kernels.ptx")
-        .compile()?;
-    println!("cargo::rerun-if-changed=tests/kernels");
-    cc::Build::new()
-        .cpp(true)
-        .std("c++17")
-        .cpp_link_stdlib(None)
-        .flag("-fno-exceptions")
-        .opt_level(2)
-        .include(gdsync_build::include_dir())
-        .file("tests/kernels/witness.cpp")
-        .compile("gds_test_kernels");
-    look_for_rdma_core();
-    Ok(())
+        .compile()
 }
 
-/// Sets `rdma_core` for tests: what runs without is shown as ignored.
-fn look_for_rdma_core() {
-    println!("cargo::rustc-check-cfg=cfg(rdma_core)");
-    let target = std::env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
-    let folders = [
-        "/usr/lib64".into(),
-        "/usr/lib".into(),
-        format!("/usr/lib/{target}-linux-gnu"),
-    ];
-    let place = |name: &&str| {
-        let all = folders.iter().map(|folder| Path::new(folder).join(name));
-        all.into_iter().find(|path| path.exists())
-    };
-    let found: Vec<_> = LIBRARIES.iter().filter_map(place).collect();
-    for path in &found {
-        println!("cargo::rerun-if-changed={}", path.display());
+#[cfg(feature = "testing")]
+mod testing {
+    use std::path::Path;
+
+    const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
+
+    pub fn prepare() {
+        println!("cargo::rerun-if-changed=tests/kernels");
+        cc::Build::new()
+            .cpp(true)
+            .std("c++17")
+            .cpp_link_stdlib(None)
+            .flag("-fno-exceptions")
+            .opt_level(2)
+            .include(gdsync_build::include_dir())
+            .file("tests/kernels/witness.cpp")
+            .compile("gds_test_kernels");
+        look_for_rdma_core();
     }
-    if found.len() < LIBRARIES.len() {
-        // Written anew when a library is installed. What is missing is not named itself: cargo
-        // would build this crate and all behind it anew each time.
-        println!("cargo::rerun-if-changed=/etc/ld.so.cache");
-    } else {
-        println!("cargo::rustc-cfg=rdma_core");
+
+    /// Sets `rdma_core` for tests: what runs without is shown as ignored.
+    fn look_for_rdma_core() {
+        let target = std::env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
+        let folders = [
+            "/usr/lib64".into(),
+            "/usr/lib".into(),
+            format!("/usr/lib/{target}-linux-gnu"),
+        ];
+        let place = |name: &&str| {
+            let all = folders.iter().map(|folder| Path::new(folder).join(name));
+            all.into_iter().find(|path| path.exists())
+        };
+        let found: Vec<_> = LIBRARIES.iter().filter_map(place).collect();
+        for path in &found {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        if found.len() < LIBRARIES.len() {
+            // Written anew when a library is installed. What is missing is not named itself: cargo
+            // would build this crate and all behind it anew each time.
+            println!("cargo::rerun-if-changed=/etc/ld.so.cache");
+        } else {
+            println!("cargo::rustc-cfg=rdma_core");
+        }
     }
 }

@@ -73,6 +73,16 @@ impl Error {
         }))
     }
 
+    /// The refusal of what the feature of this name has, in a build without it.
+    #[cold]
+    pub(crate) fn not_built(operation: &'static str, feature: &str) -> Error {
+        let what = format!(
+            "{feature}: it is not in this program; build it with the feature `{feature}` of the \
+             package gdsync (and libmp), which is on without --no-default-features"
+        );
+        Error::new(operation, Kind::Unsupported, what)
+    }
+
     /// Names the limit that was run into.
     #[cold]
     pub(crate) fn limit(mut self, limit: impl TryInto<u64>) -> Error {

@@ -66,10 +66,22 @@
 //! watcher, which visits the device's queue pairs about once a millisecond; the software devices
 //! have a thread of their own, and the CPU thread that rings for streams one where it is used.
 //!
+//! # Features
+//! `soft` is the software GPU and `emulated` the virtual NIC in the process, both on by default.
+//! Without them (`default-features = false`) a program carries no emulator and is built without a
+//! C++ compiler; what names one is refused ([`Kind::Unsupported`]), and the types and functions
+//! that are theirs do not exist: [`gpu::soft`], [`Gpu::soft`], [`EmulatedOptions`],
+//! [`Device::emulated`](rdma::Device::emulated) and those beside them. `serde`, off by default, makes
+//! [`QpAddress`](rdma::QpAddress), [`PortAddress`](rdma::PortAddress) and
+//! [`RemoteMemory`](rdma::RemoteMemory) values of serde.
+//!
 //! # Environment
 //! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_DOORBELL`, `GDS_NIC`,
 //! `GDS_FAULTS`, the settings of a queue pair's path ([`QpConfig`](rdma::QpConfig)) and the paths of
 //! libraries: see `docs/env.md`.
+
+// Some of `gpu` and `nic` is there for the virtual NIC alone.
+#![cfg_attr(not(feature = "emulated"), allow(dead_code))]
 
 mod env;
 mod error;
@@ -99,6 +111,7 @@ mod virtual_nic;
 
 pub use error::{Error, Kind, Result};
 pub use gpu::{Gpu, Stream};
+#[cfg(feature = "emulated")]
 pub use provider::emulated::EmulatedOptions;
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
@@ -127,8 +140,10 @@ const _: () = {
     shared::<rdma::Pd>();
     // Values: requests, what is said of them, options and errors.
     shared::<Error>();
+    #[cfg(feature = "emulated")]
     shared::<EmulatedOptions>();
     shared::<gpu::SharedMemory>();
+    #[cfg(feature = "soft")]
     shared::<gpu::soft::SoftOptions>();
     shared::<rdma::Completion>();
     shared::<rdma::Descriptor<'_>>();

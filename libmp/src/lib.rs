@@ -111,6 +111,9 @@
 //! # Threads
 //! Contexts, memory, requests and bootstraps are `Send` and `Sync`: several threads may use one.
 //!
+//! # Features
+//! `soft`, `emulated` (both on by default) and `serde` are those of [`gdsync`].
+//!
 //! # Environment
 //! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, and the variables of the job:
 //! see `docs/env.md`.

@@ -1,7 +1,8 @@
 //! Compiles GPU kernels in a build script, once for each GPU runtime.
 //!
 //! A kernel is a C++ function written against `gds_device.hpp`. The software GPU runs it as code
-//! of the host compiler, CUDA as PTX. [`Kernels::compile`] makes both and writes
+//! of the host compiler, CUDA as PTX. [`Kernels::compile`] makes both (without the feature `soft`,
+//! which is on by default, PTX alone) and writes
 //! `$OUT_DIR/NAME.rs`, which `gdsync::kernel_image!("NAME")` includes:
 //!
 //! ```no_run
@@ -37,7 +38,7 @@ pub enum Error {
     Source(String),
     /// The host compiler failed.
     #[error("compile kernels for the software GPU: {0}")]
-    Host(#[from] cc::Error),
+    Host(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// nvcc failed.
     #[error("compile kernels for CUDA: {0}")]
     Nvcc(String),
@@ -104,7 +105,8 @@ impl Kernels {
     /// Compiles the module: for the software GPU with the host compiler (`CXX`), for CUDA with
     /// nvcc (`NVCC`, else `$CUDA_HOME/bin/nvcc`, else the one in `PATH`) unless [`Kernels::ptx`]
     /// names a file. Where there is neither, cargo prints a warning, and loading the module on a
-    /// GPU of CUDA fails with `Unsupported`.
+    /// GPU of CUDA fails with `Unsupported`. Without the feature `soft` the host compiler is not
+    /// called, loading the module on a software GPU fails, and a missing nvcc is an error.
     ///
     /// # Errors
     /// A source that defines no kernel, a file that cannot be read, a compiler that fails.
@@ -117,7 +119,12 @@ impl Kernels {
             println!("cargo::rerun-if-changed={}", path.display());
         }
         let names = self.kernels(&sources)?;
+        #[cfg(feature = "soft")]
         self.host(&sources, &includes)?;
+        let soft = match cfg!(feature = "soft") {
+            true => &names[..],
+            false => &[],
+        };
         let ptx = match &self.ptx {
             Some(path) => {
                 let path = root.join(path);
@@ -128,7 +135,7 @@ impl Kernels {
             None => self.nvcc(&sources, &includes, &out)?,
         };
         let path = out.join(format!("{}.rs", self.name));
-        fs::write(&path, image(&self.name, &names, ptx.as_deref())).map_err(|e| file(&path, e))
+        fs::write(&path, image(&self.name, soft, ptx.as_deref())).map_err(|e| file(&path, e))
     }
 
     /// The names of the kernels in `sources`.
@@ -151,6 +158,7 @@ impl Kernels {
         Ok(names)
     }
 
+    #[cfg(feature = "soft")]
     fn host(&self, sources: &[PathBuf], includes: &[PathBuf]) -> Result<(), Error> {
         let mut build = cc::Build::new();
         build
@@ -164,7 +172,8 @@ impl Kernels {
             .flag("c++")
             .includes(includes)
             .files(sources);
-        Ok(build.try_compile(&self.name)?)
+        let compiled = build.try_compile(&self.name);
+        compiled.map_err(|e| Error::Host(e.into()))
     }
 
     /// Compiles to PTX, all sources as one translation unit. `None`: there is no nvcc.
@@ -204,7 +213,11 @@ impl Kernels {
                 let said = String::from_utf8_lossy(&output.stderr);
                 Err(Error::Nvcc(format!("{}: {said}", nvcc.display())))
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound && env::var_os("NVCC").is_none() => {
+            Err(e)
+                if e.kind() == io::ErrorKind::NotFound
+                    && env::var_os("NVCC").is_none()
+                    && cfg!(feature = "soft") =>
+            {
                 println!(
                     "cargo::warning=kernels {}: nvcc was not found (NVCC, CUDA_HOME, PATH): they \
                      run on the software GPU only",

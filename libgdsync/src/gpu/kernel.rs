@@ -79,7 +79,7 @@ type SoftKernel = (
 #[derive(Clone, Copy)]
 pub struct KernelImage {
     name: &'static str,
-    soft: &'static [SoftKernel],
+    pub(super) soft: &'static [SoftKernel],
     ptx: Option<&'static str>,
     hip: Option<&'static [u8]>,
 }
@@ -111,16 +111,10 @@ impl KernelImage {
         }
     }
 
-    /// Whether both are the same image: entries are functions of the program, at one address each.
+    /// Whether both are the same image: its code is in the program once, at one address.
     fn is(&self, other: &KernelImage) -> bool {
-        self.name == other.name && self.soft.as_ptr() == other.soft.as_ptr()
-    }
-
-    /// The kernel `name` for the software GPU.
-    pub(super) fn soft(&self, name: &str) -> Option<softgpu::Kernel> {
-        let (name, entry, size) = *self.soft.iter().find(|(known, ..)| *known == name)?;
-        // SAFETY: as `KernelImage::new` was promised.
-        Some(unsafe { softgpu::Kernel::new(name, entry, size()) })
+        let code = |image: &KernelImage| (image.soft.as_ptr(), image.ptx.map(str::as_ptr));
+        self.name == other.name && code(self) == code(other)
     }
 
     /// The kernels as text for CUDA; `None` if nvcc was not found when the image was built.

@@ -14,6 +14,7 @@ mod mapped;
 mod region;
 mod runtime;
 mod share;
+#[cfg(feature = "soft")]
 pub mod soft;
 mod stream;
 mod waiting;
@@ -52,8 +53,18 @@ pub use stream::{Lent, WeakStream};
 pub use waiting::WaitLimits;
 pub(crate) use waiting::{Proof, Waiting};
 
-/// The runtimes, in the order in which `auto` tries them.
-const RUNTIMES: [Opener; 2] = [cuda::OPENER, soft::OPENER];
+/// The runtimes of this build, in the order in which `auto` tries them.
+const RUNTIMES: &[Opener] = &[
+    cuda::OPENER,
+    #[cfg(feature = "soft")]
+    soft::OPENER,
+];
+
+/// Those whose feature is off, by its name, which is theirs.
+const NOT_BUILT: &[&str] = &[
+    #[cfg(not(feature = "soft"))]
+    "soft",
+];
 
 /// Counts GPUs and streams of this process, so that each has a number of its own. Relaxed:
 /// only uniqueness matters.
@@ -91,7 +102,7 @@ impl fmt::Debug for Gpu {
 
 impl Gpu {
     /// A GPU by name: `soft`, `cuda:1`, `cuda`, or `auto`: `cuda` if CUDA has a usable GPU, else
-    /// `soft`.
+    /// `soft`. Without the feature `soft`, `auto` is `cuda`.
     ///
     /// `cuda` is the first GPU that CUDA shows. In a job with several ranks on the host, it is the
     /// GPU of the local rank (`MP_LOCAL_RANK`, or the variable of torchrun, Open MPI, Hydra or SLURM)
@@ -99,8 +110,8 @@ impl Gpu {
     /// ranks than GPUs is a warning.
     ///
     /// # Errors
-    /// `Invalid` for another name, and for a local rank that is not a number; else as
-    /// [`Gpu::soft`] and [`Gpu::cuda`].
+    /// `Invalid` for another name, and for a local rank that is not a number; `Unsupported` for
+    /// `soft` in a build without that feature; else as [`Gpu::cuda`] and `Gpu::soft`.
     pub fn open(name: &str) -> Result<Gpu> {
         let unknown = || {
             let numbered = |opener: &Opener| match opener.numbered {
@@ -118,6 +129,9 @@ impl Gpu {
             Some((runtime, index)) => (runtime, Some(index.parse().map_err(|_| unknown())?)),
             None => (name, None),
         };
+        if NOT_BUILT.contains(&name) {
+            return Err(Error::not_built("open GPU", name));
+        }
         let named = |o: &&Opener| o.name == runtime && (o.numbered || index.is_none());
         let opener = RUNTIMES.iter().find(named).ok_or_else(unknown)?;
         (opener.open)(index)
@@ -125,8 +139,8 @@ impl Gpu {
 
     /// The first of [`RUNTIMES`] that has a usable GPU.
     fn best() -> Result<Gpu> {
-        let [first @ .., last] = &RUNTIMES;
-        for opener in first {
+        let (last, others) = RUNTIMES.split_last().expect("there is one");
+        for opener in others {
             match (opener.open)(None) {
                 Err(e) if matches!(e.kind(), Kind::Absent | Kind::Unsupported) => {
                     tracing::info!(target: "gdsync", "no GPU of {}, because: {e}", opener.name);

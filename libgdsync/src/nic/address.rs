@@ -15,7 +15,7 @@ pub(crate) const VERSION: u16 = 3;
 /// NICs and ports that one region is registered with, and a peer may be reached by.
 pub const RAILS: usize = 4;
 
-/// Where a queue pair can be reached.
+/// Where a queue pair can be reached. To serde (feature `serde`) it is the bytes of its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QpAddress {
@@ -41,6 +41,7 @@ pub struct QpAddress {
 
 /// How a port of a real NIC is addressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PortAddress {
     /// Its local identifier in an InfiniBand subnet; 0 on Ethernet.
@@ -140,7 +141,8 @@ pub(crate) fn process() -> u64 {
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
-/// Memory of a peer, with the key that each of its NICs has for it.
+/// Memory of a peer, with the key that each of its NICs has for it. To serde (feature `serde`) it is
+/// the bytes of its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteMemory {

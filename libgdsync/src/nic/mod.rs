@@ -6,6 +6,8 @@
 //! what NICs report outside of completion queues.
 
 mod address;
+#[cfg(feature = "serde")]
+mod address_serde;
 mod choice;
 mod events;
 mod path;

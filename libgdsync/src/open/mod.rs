@@ -1,6 +1,9 @@
 //! Opening a NIC: which provider drives it, by what a program or the environment says, else the
 //! first that works; and the rails of a GPU. The only place that knows providers and verbs objects.
 
+#[cfg(feature = "emulated")]
+mod emulated;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,10 +11,16 @@ use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 use crate::nic::{DeviceOptions, GID_INDEX, Nic, NicChoice, Provider, RAILS};
-use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::provider::mlx5::Mlx5Nic;
 use crate::provider::verbs::VerbsNic;
 use crate::rdma::{Device, QpConfig, Rails};
+
+/// Opens the virtual NIC; `None` in a build without it.
+#[cfg(feature = "emulated")]
+const VIRTUAL: Option<OpenNic> = Some(emulated::open);
+#[cfg(not(feature = "emulated"))]
+const VIRTUAL: Option<OpenNic> = None;
+type OpenNic = fn(&Gpu) -> Result<Arc<dyn Nic>>;
 
 /// How long a queue pair that was made to try a NIC may take to be gone.
 const TRIAL: Duration = Duration::from_secs(2);
@@ -31,7 +40,9 @@ impl Device {
     /// # Errors
     /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
     /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened. With
-    /// [`Provider::Auto`] and no NIC named, only what keeps the virtual one from being opened.
+    /// [`Provider::Auto`] and no NIC named, only what keeps the virtual one from being opened. Without
+    /// the feature `emulated`, `Unsupported` for [`Provider::Emulated`], and `Auto` fails with the
+    /// reasons for which no other NIC can be used.
     pub fn open_with(gpu: &Gpu, options: &DeviceOptions) -> Result<Device> {
         let named = NicChoice::resolve(options.nic.as_ref())?;
         let (nic, passed_over) = match options.provider.resolve()? {
@@ -39,38 +50,6 @@ impl Device {
             provider => (nic(gpu, provider, named.as_ref())?, Vec::new()),
         };
         Device::open(gpu, nic, options.watched, passed_over)
-    }
-
-    /// Opens the virtual ConnectX, linked into this process. It reaches others of this process
-    /// and of other processes of the host.
-    ///
-    /// # Errors
-    /// `System` if the operating system refuses a socket or memory.
-    pub fn emulated(gpu: &Gpu) -> Result<Device> {
-        Device::emulated_with(gpu, EmulatedOptions::default())
-    }
-
-    /// As [`Device::emulated`], with a fabric of the caller's choice.
-    ///
-    /// # Errors
-    /// As [`Device::emulated`].
-    pub fn emulated_with(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
-        Device::open_emulated(gpu, options, true)
-    }
-
-    /// As [`Device::emulated_with`], without the background thread that looks after queue pairs:
-    /// the caller does its work, by [`Device::progress`] about once a millisecond. Until then no
-    /// failure is told and no stream that waits for a failed request is released.
-    ///
-    /// # Errors
-    /// As [`Device::emulated`].
-    pub fn emulated_unwatched(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
-        Device::open_emulated(gpu, options, false)
-    }
-
-    fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
-        let nic = EmulatedNic::open(gpu, options)?;
-        Device::open(gpu, Arc::new(nic), watched, Vec::new())
     }
 
     /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
@@ -164,7 +143,7 @@ fn nic(gpu: &Gpu, provider: Provider, named: Option<&NicChoice>) -> Result<Arc<d
         Provider::Mlx5 => Arc::new(Mlx5Nic::open(gpu, named)?),
         Provider::Verbs => Arc::new(VerbsNic::open(gpu, named)?),
         Provider::Auto | Provider::Emulated => {
-            Arc::new(EmulatedNic::open(gpu, EmulatedOptions::default())?)
+            VIRTUAL.ok_or_else(|| Error::not_built("open device", "emulated"))?(gpu)?
         }
     })
 }
@@ -193,8 +172,16 @@ fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<Strin
         absent &= e.kind() == Kind::Absent;
         passed_over.push(format!("{provider}: {e}"));
     }
+    let Some(open) = VIRTUAL else {
+        let kind = match absent {
+            true => Kind::Absent,
+            false => Kind::Unsupported,
+        };
+        let what = format!("no NIC can be used: {}", passed_over.join("; "));
+        return Err(Error::new("open device", kind, what));
+    };
     report(&passed_over, Provider::Emulated, absent);
-    Ok((nic(gpu, Provider::Emulated, None)?, passed_over))
+    Ok((open(gpu)?, passed_over))
 }
 
 /// Whether it can be used: whether a queue pair can be made, whose doorbell the GPU reaches.

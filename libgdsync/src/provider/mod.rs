@@ -4,6 +4,7 @@
 //! and kernels ring directly. [`mlx5`] is a ConnectX by libibverbs and libmlx5, used the same
 //! way; [`verbs`] is any NIC by libibverbs alone, with a CPU thread between its queues and our rings.
 
+#[cfg(feature = "emulated")]
 pub(crate) mod emulated;
 pub(crate) mod mlx5;
 pub(crate) mod verbs;

@@ -1,4 +1,5 @@
-//! The soft GPU as a runtime: a thin layer over the crate `softgpu`.
+//! The soft GPU as a runtime: a thin layer over the crate `softgpu`. All of it is there with the
+//! feature `soft` alone.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -30,6 +31,7 @@ pub(super) const OPENER: Opener = Opener {
     open: |_| Gpu::soft(),
 };
 
+/// With the feature `soft`.
 impl Gpu {
     /// A software GPU of this process, run by its device thread.
     ///
@@ -54,6 +56,7 @@ impl Gpu {
     }
 }
 
+/// With the feature `soft`.
 impl Kernel {
     /// A kernel for the soft GPU.
     pub fn soft(kernel: softgpu::Kernel) -> Kernel {
@@ -61,6 +64,7 @@ impl Kernel {
     }
 }
 
+/// With the feature `soft`.
 impl Stream {
     /// The soft GPU's own handle, to use what only the soft GPU has (fills, capture).
     pub fn as_soft(&self) -> Option<&softgpu::Stream> {
@@ -78,8 +82,8 @@ pub(crate) fn window(region: &Region) -> Option<softgpu::Window> {
     })
 }
 
-/// How a soft GPU is made. The defaults are those of a GPU of today under CUDA: 64-bit memory
-/// operations, NOR and flush, no masks, 255 operations a batch.
+/// How a soft GPU is made (feature `soft`). The defaults are those of a GPU of today under CUDA:
+/// 64-bit memory operations, NOR and flush, no masks, 255 operations a batch.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SoftOptions {
@@ -364,6 +368,10 @@ impl Runtime for SoftRuntime {
     }
 
     fn load(&self, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>> {
+        if image.soft.is_empty() {
+            let why = format!("{image:?} were built without the feature `soft` of gdsync-build");
+            return Err(self.refuse("load kernels", Kind::Unsupported, &why));
+        }
         Ok(Arc::new(*image))
     }
 
@@ -375,10 +383,15 @@ impl Runtime for SoftRuntime {
 
 impl ModuleHandle for KernelImage {
     fn kernel(&self, name: &str) -> Result<Kernel> {
-        self.soft(name).map(Kernel::soft).ok_or_else(|| {
+        let found = self.soft.iter().find(|(known, ..)| *known == name);
+        let (name, entry, size) = *found.ok_or_else(|| {
             let what = format!("{self:?} have no kernel {name:?}");
             Error::new("find kernel", Kind::Invalid, what)
-        })
+        })?;
+        // SAFETY: as `KernelImage::new` was promised.
+        Ok(Kernel::soft(unsafe {
+            softgpu::Kernel::new(name, entry, size())
+        }))
     }
 }
 

@@ -1,8 +1,11 @@
 //! The virtual ConnectX as a provider: the only place that speaks to the crate `vmlx5`. [`nodes`]
-//! addresses its datagrams, [`span`] is memory as it sees it.
+//! addresses its datagrams, [`span`] is memory as it sees it, `soft` a
+//! software GPU's.
 
 mod nodes;
 mod options;
+#[cfg(feature = "soft")]
+mod soft;
 mod span;
 
 use std::collections::BTreeMap;

@@ -8,7 +8,7 @@ use vmlx5::fabric::hub::Hub;
 use crate::error::{Error, Kind, Result};
 use crate::options::setters;
 
-/// How a virtual NIC is made.
+/// How a virtual NIC is made (feature `emulated`).
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct EmulatedOptions {

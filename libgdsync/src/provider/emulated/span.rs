@@ -1,69 +1,30 @@
-//! Memory as the virtual NIC sees it: a soft GPU's, the host's, or a CUDA GPU's by its copy
-//! engine.
+//! Memory as the virtual NIC sees it: a software GPU's, the host's, or a GPU's by its copy engine.
 
 use std::sync::Arc;
 
 use vmlx5::{Dma, DmaFault};
 
-use crate::gpu::{Mapped, Region, soft};
+use crate::gpu::{Mapped, Region};
 use crate::ring::RingMemory;
 
 /// The memory of `region`.
 pub(super) fn of(region: &Region) -> Arc<dyn Dma> {
-    match (soft::window(region), region.mapped_already()) {
-        (Some(window), _) => Arc::new(Soft(window)),
-        (None, Some(mapped)) => Arc::new(Host {
+    #[cfg(feature = "soft")]
+    if let Some(memory) = super::soft::of(region) {
+        return memory;
+    }
+    match region.mapped_already() {
+        Some(mapped) => Arc::new(Host {
             mapped,
             _held: region.clone(),
         }),
-        (None, None) => Arc::new(Engine(region.clone())),
+        None => Arc::new(Engine(region.clone())),
     }
 }
 
 /// Whether [`of`] keeps a handle on `region`.
 pub(super) fn holds(region: &Region) -> bool {
     !region.gpu().is_software()
-}
-
-/// Memory of a soft GPU, whose own order it keeps.
-struct Soft(softgpu::Window);
-
-fn fault(f: softgpu::Fault) -> DmaFault {
-    DmaFault {
-        offset: f.offset,
-        len: f.len as u64,
-        limit: f.limit as u64,
-    }
-}
-
-impl Dma for Soft {
-    fn len(&self) -> u64 {
-        self.0.len() as u64
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmaFault> {
-        self.0.read(offset, into).map_err(fault)
-    }
-    fn write(&self, offset: u64, from: &[u8]) -> Result<(), DmaFault> {
-        self.0.write(offset, from).map_err(fault)
-    }
-    fn load32(&self, offset: u64) -> Result<u32, DmaFault> {
-        self.0.load32(offset).map_err(fault)
-    }
-    fn load64(&self, offset: u64) -> Result<u64, DmaFault> {
-        self.0.load64(offset).map_err(fault)
-    }
-    fn store32(&self, offset: u64, value: u32) -> Result<(), DmaFault> {
-        self.0.store32(offset, value).map_err(fault)
-    }
-    fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault> {
-        self.0.swap64(offset, value).map_err(fault)
-    }
-    fn compare_swap64(&self, offset: u64, current: u64, new: u64) -> Result<u64, DmaFault> {
-        self.0.compare_swap64(offset, current, new).map_err(fault)
-    }
-    fn fetch_add64(&self, offset: u64, add: u64) -> Result<u64, DmaFault> {
-        self.0.fetch_add64(offset, add).map_err(fault)
-    }
 }
 
 /// The offset, if `len` bytes aligned to `align` lie there.

@@ -1,0 +1,51 @@
+//! Opening the virtual NIC, in a build that has it.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::gpu::Gpu;
+use crate::nic::Nic;
+use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use crate::rdma::Device;
+
+pub(super) fn open(gpu: &Gpu) -> Result<Arc<dyn Nic>> {
+    Ok(Arc::new(EmulatedNic::open(
+        gpu,
+        EmulatedOptions::default(),
+    )?))
+}
+
+/// With the feature `emulated`.
+impl Device {
+    /// Opens the virtual ConnectX, linked into this process. It reaches others of this process
+    /// and of other processes of the host.
+    ///
+    /// # Errors
+    /// `System` if the operating system refuses a socket or memory.
+    pub fn emulated(gpu: &Gpu) -> Result<Device> {
+        Device::emulated_with(gpu, EmulatedOptions::default())
+    }
+
+    /// As [`Device::emulated`], with a fabric of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Device::emulated`].
+    pub fn emulated_with(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
+        Device::open_emulated(gpu, options, true)
+    }
+
+    /// As [`Device::emulated_with`], without the background thread that looks after queue pairs:
+    /// the caller does its work, by [`Device::progress`] about once a millisecond. Until then no
+    /// failure is told and no stream that waits for a failed request is released.
+    ///
+    /// # Errors
+    /// As [`Device::emulated`].
+    pub fn emulated_unwatched(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
+        Device::open_emulated(gpu, options, false)
+    }
+
+    fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
+        let nic = EmulatedNic::open(gpu, options)?;
+        Device::open(gpu, Arc::new(nic), watched, Vec::new())
+    }
+}
