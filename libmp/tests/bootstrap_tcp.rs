@@ -42,7 +42,7 @@ fn lone(store: impl ToString, secret: &Secret) -> Join {
     }
 }
 
-/// Of this host, where nobody listens.
+/// An address of this host without a listener.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()

@@ -142,31 +142,29 @@ fn failures_of_dropped_requests_are_logged_and_bounded() {
 
 #[test]
 fn synchronize_names_what_the_stream_waits_for() {
-    pair(
-        |b| b.timeout(secs(30)),
-        |rank, ctx| {
-            if rank.me == 1 {
-                rank.barrier();
-                return send(ctx, 0, 3, SMALL);
-            }
-            let stream = ctx.gpu().stream().unwrap();
-            let _recv = recv_on(ctx, &stream, 1, 3, &slice(ctx, SMALL));
-            let e = ctx.synchronize(&stream, secs(8)).unwrap_err();
-            assert_eq!(e.kind(), Kind::Timeout);
-            assert_eq!(
-                e.to_string(),
-                format!(
-                    "synchronize stream: stream {} has not ended in 8 s: receive from rank 1, tag \
+    let build = |b: Builder| b.timeout(secs(30));
+    pair(build, |rank, ctx| {
+        if rank.me == 1 {
+            rank.barrier();
+            return send(ctx, 0, 3, SMALL);
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let _recv = recv_on(ctx, &stream, 1, 3, &slice(ctx, SMALL));
+        let e = ctx.synchronize(&stream, secs(8)).unwrap_err();
+        assert_eq!(e.kind(), Kind::Timeout);
+        assert_eq!(
+            e.to_string(),
+            format!(
+                "synchronize stream: stream {} has not ended in 8 s: receive from rank 1, tag \
                      3, message 0: no message; rank 1 is alive. Do both ranks use the same tags \
                      in the same order?",
-                    stream.id()
-                )
-            );
-            rank.barrier();
-            ctx.synchronize(&stream, LIMIT).unwrap();
-            ctx.close(LIMIT).unwrap();
-        },
-    );
+                stream.id()
+            )
+        );
+        rank.barrier();
+        ctx.synchronize(&stream, LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
+    });
 }
 
 #[test]

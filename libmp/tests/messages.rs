@@ -217,7 +217,10 @@ fn lengths_come_from_words() {
                 let send = SendOp::new(peer, 2, &data).size(size).on(&stream);
                 let send = ctx.post_send(&send).unwrap();
                 recv.wait_on(&stream).unwrap();
-                send.wait_on(&stream).unwrap();
+                // One that has failed already is refused here.
+                if at.is_some() {
+                    send.wait_on(&stream).unwrap();
+                }
                 assert!(stream.synchronize(LIMIT).unwrap());
                 (recv.wait(LIMIT), send.wait(LIMIT))
             };

@@ -27,7 +27,7 @@ impl<'a> Bytes<'a> {
         std::mem::take(&mut self.0)
     }
 
-    /// Refuses bytes that nobody has read.
+    /// Refuses bytes that were not read.
     pub fn end(&self, what: &'static str) -> Result<(), Garbage> {
         match self.0 {
             [] => Ok(()),
