@@ -37,14 +37,7 @@ fn a_late_rank_and_a_late_store_are_waited_for() {
     let address = std::net::TcpListener::bind("127.0.0.1:0")
         .and_then(|l| l.local_addr())
         .unwrap();
-    let join = |rank| Join {
-        store: address.to_string(),
-        rank,
-        size: 2,
-        secret: secret.clone(),
-        name: String::new(),
-        limit: LONG,
-    };
+    let join = |rank| Join::new(address.to_string(), (rank, 2), &secret, LONG);
     std::thread::scope(|s| {
         let early = s.spawn(|| Tcp::join(&join(1)).unwrap());
         std::thread::sleep(Duration::from_millis(50));
@@ -62,10 +55,8 @@ fn a_late_rank_and_a_late_store_are_waited_for() {
 fn give_up(join: &Join, right: impl Fn(&mp::Error) -> bool) {
     let mut limit = Duration::from_millis(100);
     loop {
-        let join = Join {
-            limit,
-            ..join.clone()
-        };
+        let mut join = join.clone();
+        join.limit = limit;
         let e = Tcp::join(&join).unwrap_err();
         assert_eq!(e.limit_value(), Some(limit.as_millis() as u64), "{e}");
         if right(&e) {
@@ -108,14 +99,8 @@ fn a_store_that_is_not_there_is_said_so() {
     let address = std::net::TcpListener::bind("127.0.0.1:0")
         .and_then(|l| l.local_addr())
         .unwrap();
-    let join = |store: String| Join {
-        store,
-        rank: 0,
-        size: 2,
-        secret: Secret::random().unwrap(),
-        name: String::new(),
-        limit: Duration::from_millis(100),
-    };
+    let (secret, limit) = (Secret::random().unwrap(), Duration::from_millis(100));
+    let join = |store: String| Join::new(store, (0, 2), &secret, limit);
     let e = Tcp::join(&join(address.to_string())).unwrap_err();
     assert_eq!((e.kind(), e.limit_value()), (Kind::Absent, Some(100)));
     assert!(e.to_string().contains(&address.to_string()), "{e}");
@@ -256,14 +241,7 @@ fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
     let secret = Secret::random().unwrap();
     let fake = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = fake.local_addr().unwrap();
-    let join = Join {
-        store: address.to_string(),
-        rank: 0,
-        size: 1,
-        secret: secret.clone(),
-        name: String::new(),
-        limit: LONG,
-    };
+    let mut join = Join::new(address.to_string(), (0, 1), &secret, LONG);
     std::thread::scope(|s| {
         let joining = s.spawn(|| Tcp::join(&join));
         fake.set_nonblocking(true).unwrap();
@@ -282,10 +260,7 @@ fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
     // In the end it says what happened.
     let fake = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     fake.set_nonblocking(true).unwrap();
-    let join = Join {
-        store: fake.local_addr().unwrap().to_string(),
-        ..join
-    };
+    join.store = fake.local_addr().unwrap().to_string();
     std::thread::scope(|s| {
         let joining = s.spawn(|| {
             give_up(&join, |e| match e.kind() {

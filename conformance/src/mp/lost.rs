@@ -139,14 +139,8 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     let runtime = Runtime::named(runtime).ok_or("no such runtime")?;
     let rank: u32 = rank.parse()?;
     let gpu = gpu_of(runtime, rank, gpus.parse()?)?;
-    let join = Join {
-        store: store.clone(),
-        rank,
-        size: RANKS,
-        secret: Secret::from_text(secret)?,
-        name: JOB.to_owned(),
-        limit: time_limit(),
-    };
+    let (secret, part) = (Secret::from_text(secret)?, (rank, RANKS));
+    let join = Join::new(store, part, &secret, time_limit()).name(JOB);
     let ctx = Context::builder()
         .bootstrap(Arc::new(Tcp::join(&join)?))
         .gpu(&gpu)

@@ -135,14 +135,8 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     let setup = Setup::of(&cell);
     let rank: u32 = rank.parse()?;
     let gpu = gpu_of(runtime, rank, gpus.parse()?)?;
-    let join = Join {
-        store: store.clone(),
-        rank,
-        size: ranks.parse()?,
-        secret: Secret::from_text(secret)?,
-        name: JOB.to_owned(),
-        limit: time_limit(),
-    };
+    let (secret, part) = (Secret::from_text(secret)?, (rank, ranks.parse()?));
+    let join = Join::new(store, part, &secret, time_limit()).name(JOB);
     let bootstrap = Arc::new(Tcp::join(&join)?);
     // Set by the thread that waits for the end; relaxed: nothing else hangs on it.
     let over = Arc::new(AtomicBool::new(false));
