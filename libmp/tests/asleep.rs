@@ -44,7 +44,8 @@ fn messages_move_while_everybody_sleeps() {
             recv_entries: 4096,
             ..QpConfig::default()
         };
-        let build = move |b: mp::Builder| b.progress(progress).full(Full::Fail).qp(qp.clone());
+        let nic = mp::NicOptions::default().queues(qp);
+        let build = move |b: mp::Builder| b.progress(progress).full(Full::Fail).nic(nic.clone());
         ranks_with(2, build, move |ctx| {
             let peer = 1 - ctx.rank();
             let stream = ctx.gpu().stream().unwrap();

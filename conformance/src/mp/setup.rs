@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mp::{Builder, Connect, Progress};
+use mp::{Builder, Connect, NicOptions, Progress};
 
 use gdsync::rdma::{Doorbell, Lowering, Provider, QpConfig};
 
@@ -384,7 +384,7 @@ impl Setup {
                 true => Progress::Manual,
                 false => Progress::Background,
             })
-            .qp(QpConfig {
+            .nic(NicOptions::default().queues(QpConfig {
                 // Few, so that rings are used again; their indices wrap soon.
                 send_blocks: 32,
                 recv_entries: 4,
@@ -392,7 +392,7 @@ impl Setup {
                 lowering: self.lowering,
                 start: provider::shortly_before_the_wrap(provider),
                 ..QpConfig::default()
-            })
+            }))
     }
 }
 

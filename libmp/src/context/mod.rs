@@ -16,12 +16,11 @@ use gdsync::rdma::Device;
 use gdsync::{Gpu, Stream};
 
 use crate::WordOrder;
-use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Path, Rights};
 use crate::region::{Memory, Slice};
 use crate::two_sided::Stuck;
-use crate::two_sided::config::{Config, Connect, Progress};
+use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
 use cache::Cache;
 
@@ -88,13 +87,8 @@ impl Context {
         Builder::default()
     }
 
-    fn open(
-        bootstrap: Arc<dyn Bootstrap>,
-        gpu: &Gpu,
-        device: &Device,
-        config: Config,
-    ) -> Result<Context> {
-        let engine = Arc::new(Engine::new(bootstrap, gpu, device, config)?);
+    fn open(engine: Engine) -> Result<Context> {
+        let engine = Arc::new(engine);
         let machine = (engine.config.progress == Progress::Background).then(|| {
             let background = Background(Arc::downgrade(&engine));
             engine.host().attach(Lane::Watch, Box::new(background))

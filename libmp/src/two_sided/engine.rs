@@ -13,7 +13,7 @@ use super::state::{Guard, State};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::path::Nic;
+use crate::path::{Nic, NicOptions};
 
 /// How often the background work is done.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
@@ -38,6 +38,7 @@ impl Engine {
         bootstrap: Arc<dyn Bootstrap>,
         gpu: &Gpu,
         device: &Device,
+        nic: &NicOptions,
         config: Config,
     ) -> Result<Engine> {
         const OPERATION: &str = "build context";
@@ -61,15 +62,7 @@ impl Engine {
             size,
             topic: topic(&config.name, &*bootstrap),
             gpu: gpu.clone(),
-            nic: Nic {
-                me: rank,
-                device: device.clone(),
-                pd: device.alloc_pd()?,
-                queues: config.qp.clone(),
-                timeout: config.timeout,
-                order: config.order,
-                error: error.clone(),
-            },
+            nic: Nic::open(rank, device, nic, config.timeout, &error)?,
             kernels,
             error,
             state: Mutex::new(State::new(size, config.doorbell)),

@@ -4,6 +4,7 @@ mod batch;
 mod link;
 mod list;
 mod memory;
+mod options;
 
 use std::time::Duration;
 
@@ -18,18 +19,19 @@ pub(crate) use batch::{Batch, MOST_BYTES, MOST_PIECES, Put};
 pub(crate) use link::{LANES, Lane, Link};
 pub(crate) use list::List;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
+pub use options::NicOptions;
 
 /// How queue pairs to peers are made.
 #[derive(Clone, Debug)]
 pub(crate) struct Nic {
-    pub me: u32,
+    me: u32,
     pub device: Device,
-    pub pd: Pd,
-    pub queues: QpConfig,
-    pub timeout: Duration,
-    pub order: WordOrder,
+    pd: Pd,
+    queues: QpConfig,
+    timeout: Duration,
+    order: WordOrder,
     /// The context's error word.
-    pub error: Word32,
+    error: Word32,
 }
 
 /// What a peer may do with registered memory.
@@ -48,19 +50,34 @@ pub(crate) enum Rights {
 }
 
 impl Nic {
+    /// The path by `device`. Queue pairs give up after `timeout`, and tell `error` of failures.
+    ///
+    /// # Errors
+    /// `Invalid` for options out of range; what gdsync refuses.
+    pub fn open(
+        me: u32,
+        device: &Device,
+        options: &NicOptions,
+        timeout: Duration,
+        error: &Word32,
+    ) -> Result<Nic> {
+        Ok(Nic {
+            me,
+            order: options.check()?,
+            device: device.clone(),
+            pd: device.alloc_pd()?,
+            queues: options.queues.clone(),
+            timeout,
+            error: error.clone(),
+        })
+    }
+
     /// One for tests of what memory is for.
     #[cfg(test)]
     pub fn of(device: &Device) -> Nic {
         let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
-        Nic {
-            me: 0,
-            device: device.clone(),
-            pd: device.alloc_pd().unwrap(),
-            queues: QpConfig::default(),
-            timeout: Duration::ZERO,
-            order: WordOrder::Auto,
-            error: word.word32(0).unwrap(),
-        }
+        let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
+        Nic::open(0, device, &options, Duration::ZERO, &error).unwrap()
     }
 
     pub fn gpu(&self) -> &Gpu {
