@@ -126,8 +126,8 @@ impl Context {
     /// How this rank keeps the word that announces a message to `rank` behind its payload:
     /// [`WordOrder::Plain`] or [`WordOrder::BehindRead`]. `None` before the two are connected.
     pub fn word_order(&self, rank: u32) -> Option<WordOrder> {
-        let mut state = self.engine().lock();
-        state.peer(rank)?.link.order
+        let state = self.engine().lock();
+        state.peers.get(rank)?.link.order
     }
 
     /// By which path bytes reach `rank`, and why by that one. `None` if the job has no such rank.

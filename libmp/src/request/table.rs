@@ -403,6 +403,12 @@ impl Table {
         word::parse_result(self.words(key).result.load().unwrap_or(0))
     }
 
+    /// Tells how a request ended.
+    pub fn tell(&self, key: RequestKey, status: Status, len: u64) {
+        // Pinned memory, which the CPU reaches: it cannot fail.
+        let _ = self.result_word(key).store(word::result(status, len));
+    }
+
     /// As the GPU sees the result.
     pub fn result_addr(&self, key: RequestKey) -> DevicePtr {
         self.words(key).result.addr()

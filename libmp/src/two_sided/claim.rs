@@ -4,7 +4,7 @@
 use gdsync::{Status, Stream};
 
 use super::channel::has_come;
-use super::credit::{count, credit_on};
+use super::credit::credit_on;
 use super::engine::Engine;
 use super::peer::Target;
 use super::progress::arrived;
@@ -34,10 +34,8 @@ impl Engine {
         }
         let on = On::Stream(stream, None);
         let mut lane = self.lane_of(&mut state, &on);
-        let ready = match state.peer(rank) {
-            Some(peer) => peer.failed.is_some() || peer.is_open(lane, Target::Lanes),
-            None => false,
-        };
+        let peer = state.peers.get(rank);
+        let ready = peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Target::Lanes));
         if !ready {
             // At most the time limit, once a call: when it is repeated for want of room the lane is
             // there. Only a receive from anybody may find its rank, and so come here, while the
@@ -71,7 +69,7 @@ impl Engine {
             let what = "the GPU runs no kernels";
             return Err(Error::new(WAIT, Kind::Unsupported, what));
         };
-        if let Some(peer) = state.known(rank).filter(|peer| peer.failed.is_some())
+        if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here())
             && !arrived(state, key)
         {
             let e = peer.error(WAIT);
@@ -142,23 +140,15 @@ impl Engine {
                 let _ = word.store(failed);
             }
             let _ = channel.taken(number).store(failed);
-            state.take_fault(key);
-            self.blame(
-                state,
-                rank,
-                Some(key),
-                format!("enqueued in part only: {e}"),
-            );
-            self.give_up(state, rank, Status::CLOSED);
-            self.finish(state, key, Status::CLOSED, 0);
+            self.tear(state, key, &e);
             return Err(e);
         }
-        if let Some(run) = count(channel, number, lane, Some(stream.id()))
+        if let Some(run) = channel.count(number, lane, Some(stream.id()))
             && let Some(lane) = link.lane(lane)
             && let Err(e) = credit_on(stream, lane, channel, &run)
         {
             tracing::debug!(target: "mp", "the library tells rank {rank} what was taken: {e}");
-            channel.stale.push(run);
+            channel.side.credits.keep(run);
         }
         Ok(())
     }

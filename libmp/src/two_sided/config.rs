@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gdsync::rdma::Doorbell;
 
-use super::peer::MOST_CHANNELS;
+use super::channels::MOST_CHANNELS;
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Shape;
 

@@ -16,6 +16,7 @@
 
 mod any;
 mod channel;
+mod channels;
 mod claim;
 pub(crate) mod config;
 mod credit;
@@ -24,6 +25,7 @@ mod finish;
 mod lanes;
 mod liveness;
 mod open;
+mod outbox;
 mod peer;
 mod post;
 mod progress;
@@ -39,4 +41,4 @@ mod watch;
 
 pub use config::{Connect, Full, Progress};
 pub use spec::{RecvOp, SendOp, SizeSource, Source};
-pub use state::Stuck;
+pub use watch::Stuck;

@@ -168,16 +168,13 @@ impl Engine {
             peers, requests, ..
         } = state;
         let gone = || gone("no connection", spec.to);
-        let peer = peers[spec.to as usize].as_deref_mut().ok_or_else(gone)?;
+        let peer = peers.get_mut(spec.to).ok_or_else(gone)?;
         if !peer.may(lane, Target::Send(spec.tag)) {
-            return Err(match peer.failed {
-                Some(_) => peer.error(PREPARE),
-                None => gone(),
-            });
+            return Err(peer.error(PREPARE));
         }
-        let channel = peer.sends.get_mut(&spec.tag).ok_or_else(gone)?;
-        channel.used = order;
-        channel.born = channel.born.min(order);
+        let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(gone)?;
+        channel.side.used = order;
+        channel.side.born = channel.side.born.min(order);
         if channel.is_full() {
             let what = format!("messages under tag {} that were not taken", spec.tag);
             return Err(Error::new(PREPARE, Kind::QueueFull, what)
@@ -185,8 +182,8 @@ impl Engine {
                 .with_limit(super::channel::WINDOW));
         }
         let number = match on(Mutant::SwappedMatchOrder) {
-            true => channel.next ^ 1,
-            false => channel.next,
+            true => channel.numbers.next() ^ 1,
+            false => channel.numbers.next(),
         };
         let stream = match spec.on {
             On::Cpu => None,
@@ -247,7 +244,7 @@ impl Engine {
             order,
             ..Entry::new(operation, spec.to, spec.tag, spec.segments)
         };
-        channel.next += 1;
+        channel.numbers.advance();
         Ok((requests.put(entry), phase != Phase::Prepared))
     }
 

@@ -156,7 +156,8 @@ impl Engine {
             Phase::Sent(put) => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
                 let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
-                let lane = state.peer(rank).and_then(|peer| peer.link.lane(lane));
+                let peer = state.peers.get_mut(rank);
+                let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
                     return Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank));
                 };
