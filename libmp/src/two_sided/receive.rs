@@ -23,18 +23,9 @@ pub(super) const PREPARE: &str = "prepare receive";
 pub(crate) const ANYBODY: u32 = u32::MAX;
 
 impl Engine {
-    /// Numbers a receive.
-    pub fn prepare_recv(&self, spec: &RecvOp<'_>) -> Result<RequestKey> {
-        self.start_recv(spec, false)
-    }
-
-    /// Prepares a receive and posts it.
-    pub fn recv(&self, spec: &RecvOp<'_>) -> Result<RequestKey> {
-        self.start_recv(spec, true)
-    }
-
+    /// Numbers a receive, and posts it if `post` asks for that.
     #[inline]
-    fn start_recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
+    pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(PREPARE)?;
         let len = total(&self.nic, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;

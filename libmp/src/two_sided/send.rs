@@ -123,18 +123,10 @@ fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: Span) -> Res
 }
 
 impl Engine {
-    /// Numbers a send and, if a stream posts it, prepares its work requests.
-    pub fn prepare_send(&self, spec: &SendOp<'_>) -> Result<RequestKey> {
-        self.start_send(spec, false)
-    }
-
-    /// Prepares a send and posts it.
-    pub fn send(&self, spec: &SendOp<'_>) -> Result<RequestKey> {
-        self.start_send(spec, true)
-    }
-
+    /// Numbers a send, and posts it if `post` asks for that; else, if a stream posts it, prepares its
+    /// work requests.
     #[inline]
-    fn start_send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
+    pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
         let len = total(&self.nic, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word for {} segments", spec.segments.len());

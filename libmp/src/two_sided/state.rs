@@ -125,14 +125,10 @@ impl State {
         &mut self,
         key: RequestKey,
     ) -> Result<(&mut Entry, &mut SendChannel, &mut Link)> {
-        let State {
-            requests, peers, ..
-        } = self;
-        let entry = known(requests, key)?;
-        let peer = connected(peers, entry.peer)?;
-        let channel = peer.channels.sends.get_mut(&entry.tag);
+        let (entry, Peer { channels, link, .. }) = self.request(key)?;
+        let channel = channels.sends.get_mut(&entry.tag);
         let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
-        Ok((entry, channel, &mut peer.link))
+        Ok((entry, channel, link))
     }
 
     /// A receive with its channel, and the lanes to the peer.
@@ -140,14 +136,18 @@ impl State {
         &mut self,
         key: RequestKey,
     ) -> Result<(&mut Entry, &mut RecvChannel, &mut Link)> {
-        let State {
-            requests, peers, ..
-        } = self;
-        let entry = known(requests, key)?;
-        let peer = connected(peers, entry.peer)?;
-        let channel = peer.channels.recvs.get_mut(&entry.tag);
+        let (entry, Peer { channels, link, .. }) = self.request(key)?;
+        let channel = channels.recvs.get_mut(&entry.tag);
         let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
-        Ok((entry, channel, &mut peer.link))
+        Ok((entry, channel, link))
+    }
+
+    /// A request, and its peer.
+    fn request(&mut self, key: RequestKey) -> Result<(&mut Entry, &mut Peer)> {
+        let entry = known(&mut self.requests, key)?;
+        let peer = self.peers.get_mut(entry.peer);
+        let peer = peer.ok_or_else(|| gone("no connection", entry.peer))?;
+        Ok((entry, peer))
     }
 
     /// The channel to `rank` under `tag`.
@@ -171,14 +171,9 @@ pub(super) fn gone(what: &str, rank: u32) -> Error {
     Error::new("look up peer", Kind::Closed, what).with_rank(rank)
 }
 
-fn connected(peers: &mut Peers, rank: u32) -> Result<&mut Peer> {
-    let peer = peers.get_mut(rank);
-    peer.ok_or_else(|| gone("no connection", rank))
-}
-
 pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {
-    let none = || Error::new("look up request", Kind::NoSuchRequest, "it is not known");
-    requests.get_mut(key).ok_or_else(none)
+    let entry = requests.get_mut(key);
+    entry.ok_or_else(|| Error::unknown_request("look up request"))
 }
 
 /// The lock, which gives memory up only after it is given back.

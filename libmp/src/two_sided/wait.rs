@@ -56,21 +56,12 @@ impl Engine {
         key: RequestKey,
     ) -> Result<Option<Done>> {
         let Some(entry) = state.requests.get(key) else {
-            return Err(Error::new(
-                operation,
-                Kind::NoSuchRequest,
-                "it is not known",
-            ));
+            return Err(Error::unknown_request(operation));
         };
-        let Phase::Done(status) = entry.phase else {
-            if entry.phase == Phase::Prepared {
-                return Err(Error::new(
-                    operation,
-                    Kind::NoSuchRequest,
-                    "it is not posted",
-                ));
-            }
-            return Ok(None);
+        let status = match entry.phase {
+            Phase::Done(status) => status,
+            Phase::Prepared => return Err(Error::unposted(operation)),
+            _ => return Ok(None),
         };
         let name = entry.name();
         match (status, &entry.end.fault) {
@@ -136,22 +127,14 @@ impl Engine {
             self.advance(&mut state, key);
         }
         let Some(entry) = state.requests.get_mut(key) else {
-            return Err(Error::new(
-                OPERATION,
-                Kind::NoSuchRequest,
-                "it is not known",
-            ));
+            return Err(Error::unknown_request(OPERATION));
         };
         match entry.phase {
             // A stream that stood at the CPU's lane would hold up everything else on it.
             Phase::Sent(_) if entry.poster.stream.is_none() => {
                 self.wait_for_result(&mut state.requests, key, stream)
             }
-            Phase::Prepared => Err(Error::new(
-                OPERATION,
-                Kind::NoSuchRequest,
-                "it is not posted",
-            )),
+            Phase::Prepared => Err(Error::unposted(OPERATION)),
             Phase::Done(_) => self.answer(OPERATION, &mut state, key).map(drop),
             Phase::Sent(put) => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32};
-use gdsync::rdma::{Access, Device, Doorbell, Mr, Pd, Qp, QpConfig};
+use gdsync::rdma::{Access, Device, Doorbell, Pd, Qp, QpConfig};
 
 use super::WordOrder;
 use crate::error::Result;
@@ -86,7 +86,14 @@ impl Nic {
 
     /// Makes the keys of `region`.
     pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
-        Ok(Keys(self.registered(region, rights)?))
+        let access = match rights {
+            Rights::All => Access::ALL,
+            Rights::Words => Access::REMOTE_WRITE | Access::REMOTE_READ,
+            Rights::Write => Access::REMOTE_WRITE,
+            Rights::Source => Access::LOCAL_READ,
+            Rights::Landing => Access::LOCAL_WRITE,
+        };
+        Ok(Keys(self.pd.register(region, access)?))
     }
 
     /// Pinned memory with keys.
@@ -97,17 +104,6 @@ impl Nic {
     /// Whether this NIC knows memory by `keys`.
     pub fn knows(&self, keys: &Keys) -> bool {
         keys.0.is_of(&self.pd)
-    }
-
-    fn registered(&self, region: &Region, rights: Rights) -> Result<Mr> {
-        let access = match rights {
-            Rights::All => Access::ALL,
-            Rights::Words => Access::REMOTE_WRITE | Access::REMOTE_READ,
-            Rights::Write => Access::REMOTE_WRITE,
-            Rights::Source => Access::LOCAL_READ,
-            Rights::Landing => Access::LOCAL_WRITE,
-        };
-        Ok(self.pd.register(region, access)?)
     }
 
     fn queue_pair(&self, lane: usize, doorbell: Doorbell) -> Result<Qp> {
