@@ -235,6 +235,14 @@ impl Entry {
         }
     }
 
+    /// Gives up its memory: segments, and where a large message lands first.
+    pub fn take_memory(&mut self) -> (Segments, Option<Memory>) {
+        let staging = self
+            .receive_mut()
+            .and_then(|receive| receive.staging.take());
+        (std::mem::take(&mut self.segments), staging)
+    }
+
     /// All prepared puts, the newest first.
     pub fn newest_puts(&self) -> Vec<Put> {
         let late = self.late().map_or(&[][..], |late| &late.behind);

@@ -119,10 +119,8 @@ impl Engine {
 
     /// Makes the receive one from `rank`, whose next message is there or announced.
     fn adopt(&self, state: &mut State, key: RequestKey, rank: u32) -> Result<()> {
-        let State {
-            peers, requests, ..
-        } = state;
-        let (Some(entry), Some(peer)) = (requests.get_mut(key), peers.get_mut(rank)) else {
+        let (Some(entry), Some(peer)) = (state.requests.get_mut(key), state.peers.get_mut(rank))
+        else {
             return Ok(());
         };
         let Some(channel) = peer.channels.recvs.get_mut(&entry.tag) else {

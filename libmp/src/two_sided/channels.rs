@@ -59,29 +59,9 @@ impl Channels {
         self.recvs.get(&tag).is_some_and(RecvChannel::is_open)
     }
 
-    /// Makes this side's half of the channel to the peer; what the peer must know goes to `say`.
-    pub fn begin_send(
-        &mut self,
-        setup: &Setup<'_>,
-        tag: u32,
-        say: &mut Vec<Control>,
-    ) -> Result<()> {
-        let limit = setup.config.channels;
-        self.send_channel(setup, tag, limit, say).map(drop)
-    }
-
-    /// As [`Channels::begin_send`], of the channel from the peer.
-    pub fn begin_recv(
-        &mut self,
-        setup: &Setup<'_>,
-        tag: u32,
-        say: &mut Vec<Control>,
-    ) -> Result<()> {
-        let limit = setup.config.channels;
-        self.recv_channel(setup, tag, limit, say).map(drop)
-    }
-
-    fn send_channel(
+    /// Makes this side's half of the channel to the peer, if there is none and fewer than `limit`
+    /// are; what the peer must know goes to `say`.
+    pub fn send_channel(
         &mut self,
         setup: &Setup<'_>,
         tag: u32,
@@ -98,7 +78,8 @@ impl Channels {
         Ok(self.sends.get_mut(&tag).expect("it was inserted"))
     }
 
-    fn recv_channel(
+    /// As [`Channels::send_channel`], of the channel from the peer.
+    pub fn recv_channel(
         &mut self,
         setup: &Setup<'_>,
         tag: u32,
@@ -294,7 +275,7 @@ mod tests {
     fn two_sides_open_a_channel_and_the_idle_one_goes_when_it_is_asked_for() {
         with_setup(|setup| {
             let (mut a, mut b, mut say) = (Channels::new(1), Channels::new(0), Vec::new());
-            a.begin_send(setup, 7, &mut say).unwrap();
+            a.send_channel(setup, 7, 1, &mut say).unwrap();
             let (tag, block) = named(&mut say);
             assert!(a.is_opening() && !a.can_send(tag));
             b.peer_sends(setup, tag, &block, &mut say).unwrap();
@@ -302,8 +283,10 @@ mod tests {
             let (tag, mailbox) = named(&mut say);
             a.peer_receives(setup, tag, &mailbox, &mut say).unwrap();
             assert!(a.can_send(tag) && !a.is_opening() && say.is_empty());
+            let full = a.send_channel(setup, 8, 1, &mut say).err().unwrap();
+            assert_eq!(full.kind(), Kind::QueueFull);
             // Another memory under the tag is refused.
-            a.begin_recv(setup, 7, &mut say).unwrap();
+            a.recv_channel(setup, 7, 1, &mut say).unwrap();
             let (_, other) = named(&mut say);
             assert!(a.peer_receives(setup, tag, &other, &mut say).is_err());
 
@@ -328,7 +311,7 @@ mod tests {
         with_setup(|setup| {
             let (mut a, mut b, mut say) = (Channels::new(1), Channels::new(0), Vec::new());
             let places = (UNUSED_BYTES / setup.config.shape().mailbox_len()).max(UNUSED_TAGS);
-            a.begin_send(setup, 0, &mut say).unwrap();
+            a.send_channel(setup, 0, 1, &mut say).unwrap();
             let (_, block) = named(&mut say);
             let mut announced = 0..;
             for tag in announced.by_ref().take(places) {

@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Handle, Phase, RequestKey, Segments};
+use crate::request::table::{Entry, Handle, Phase, RequestKey};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
@@ -46,17 +46,12 @@ impl Engine {
         entry.len = len;
         entry.take_late();
         entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
-        let segments = std::mem::take(&mut entry.segments);
-        let staging = entry
-            .receive_mut()
-            .and_then(|receive| receive.staging.take());
+        let (segments, staging) = entry.take_memory();
         let (receive, rank, tag, number) =
             (entry.is_receive(), entry.peer, entry.tag, entry.number);
         let last = |slice: &Slice| std::sync::Arc::strong_count(&slice.memory().0) == 1;
         if segments.as_slice().iter().any(last) {
             state.trash.segments.push(segments);
-        } else if let Segments::Many(_) | Segments::One(_) = &segments {
-            drop(segments);
         }
         let memory = &mut state.trash.memory;
         match staging {
@@ -205,17 +200,14 @@ impl Engine {
     ///
     /// `false`: there is no room to say so now, and the receive must not end before.
     pub(super) fn refuse(&self, state: &mut State, key: RequestKey) -> bool {
-        let State {
-            peers, requests, ..
-        } = state;
-        let Some(entry) = requests.get(key) else {
+        let Some(entry) = state.requests.get(key) else {
             return true;
         };
         if entry.large || entry.receive().is_none_or(|receive| receive.refused) {
             return true;
         }
         let (rank, tag, number) = (entry.peer, entry.tag, entry.number);
-        let Some(peer) = peers.get_mut(rank).filter(|peer| peer.is_here()) else {
+        let Some(peer) = state.peers.get_mut(rank).filter(|peer| peer.is_here()) else {
             return true;
         };
         let Some(channel) = peer.channels.recvs.get_mut(&tag) else {
@@ -225,7 +217,7 @@ impl Engine {
             return true;
         };
         let next = channel.newest(number).filter(|next| *next != key);
-        let next = next.and_then(|next| requests.get(next));
+        let next = next.and_then(|next| state.requests.get(next));
         // A later receive that has told where it is tells that this one is over. One that a stream
         // tells of, whenever it comes there, must not be overtaken by a word: there a message does.
         let later = next.filter(|next| next.large && next.phase != Phase::Prepared);
@@ -238,7 +230,7 @@ impl Engine {
                 }
                 Err(e) => !matches!(e.kind(), Kind::QueueFull | Kind::Busy),
             };
-        if let Some(receive) = requests.get_mut(key).and_then(Entry::receive_mut) {
+        if let Some(receive) = state.requests.get_mut(key).and_then(Entry::receive_mut) {
             receive.refused = told;
         }
         if by_mail {
@@ -343,7 +335,7 @@ impl Engine {
             order: state.faults.order(),
             text,
         };
-        self.give_up(state, rank, Failure { status, cause });
+        self.give_up(state, rank, status, cause);
     }
 
     /// Ends a request of which only a part is on the stream: the peer would wait for the rest for
@@ -357,19 +349,18 @@ impl Engine {
 
     /// Gives a peer up: what is in flight with it ends with an error, in the rounds that follow.
     /// The peer is told, if it lives: it would wait for messages that will not come.
-    pub(crate) fn give_up(&self, state: &mut State, rank: u32, failure: Failure) {
+    pub(crate) fn give_up(&self, state: &mut State, rank: u32, status: Status, cause: Cause) {
         let me = self.rank;
         if !state.peers.get(rank).is_some_and(Peer::is_here) {
             return;
         }
-        let (status, cause) = (failure.status, &failure.cause);
         let lost = matches!(cause, Cause::Request { .. }) || self.loses(state, rank);
         if lost {
             // Before streams pass.
             self.note(status);
         }
         if lost || status != Status::REMOTE_ABORTED {
-            let text = match cause {
+            let text = match &cause {
                 Cause::Request { name, text, .. } => &format!("{name}: {text}"),
                 Cause::Protocol(text) | Cause::Other(text) => text,
             };
@@ -378,7 +369,7 @@ impl Engine {
             tracing::debug!(target: "mp", "rank {me}: rank {rank} has left");
         }
         if let Some(peer) = state.peers.get_mut(rank) {
-            peer.fail(failure);
+            peer.fail(Failure { status, cause });
         }
         self.say_given_up(state, rank);
         self.host().ring();
@@ -442,10 +433,7 @@ impl Engine {
     /// Takes a request back that was not posted, or is a receive that nothing has matched.
     pub(crate) fn take_back(&self, state: &mut State, key: RequestKey) -> Result<()> {
         const OPERATION: &str = "cancel request";
-        let State {
-            peers, requests, ..
-        } = state;
-        let entry = known(requests, key)?;
+        let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
         let unposted = entry.phase == Phase::Prepared;
         match entry.phase {
@@ -458,7 +446,7 @@ impl Engine {
             Phase::Posted if entry.poster.stream.is_none() && !entry.large => {}
             _ => return late("it was posted"),
         }
-        let Some(peer) = peers.get_mut(entry.peer) else {
+        let Some(peer) = state.peers.get_mut(entry.peer) else {
             return late("no connection");
         };
         let (tag, number) = (entry.tag, entry.number);
@@ -523,13 +511,10 @@ impl Engine {
     /// A prepared request was dropped whose number others come behind. What matches it is told: a
     /// message is taken and thrown away as too long, a receive ends as if its message were.
     fn void(&self, state: &mut State, key: RequestKey) {
-        let State {
-            peers, requests, ..
-        } = state;
-        let Some(entry) = requests.get_mut(key) else {
+        let Some(entry) = state.requests.get_mut(key) else {
             return;
         };
-        let peer = peers.get_mut(entry.peer);
+        let peer = state.peers.get_mut(entry.peer);
         if let Some(lane) = peer.and_then(|peer| peer.link.lane(entry.poster.lane)) {
             for put in entry.newest_puts() {
                 // Those that were taken back already are gone.
@@ -552,10 +537,7 @@ impl Engine {
             true => Phase::Posted,
             false => Phase::Queued { announced: false },
         };
-        let segments = std::mem::take(&mut entry.segments);
-        let staging = entry
-            .receive_mut()
-            .and_then(|receive| receive.staging.take());
+        let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);
         state.trash.memory.extend(staging);
         self.advance(state, key);

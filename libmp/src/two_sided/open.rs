@@ -7,7 +7,7 @@ use gdsync::Status;
 use super::engine::Engine;
 use super::lanes::Lanes;
 use super::outbox::UNSENT;
-use super::peer::{Cause, Closing, Failure, Peer, Setup, Standing, Target};
+use super::peer::{Cause, Closing, Peer, Setup, Standing, Target};
 use super::spec::On;
 use super::state::{Guard, State};
 use super::texts::time;
@@ -186,8 +186,7 @@ impl Engine {
         if state.outbox.overflows(rank) {
             tracing::warn!(target: "mp", "rank {}: rank {rank} asks and does not read", self.rank);
             let text = format!("rank {rank} does not read the control messages of this rank");
-            let (status, cause) = (Status::BAD_RESPONSE, Cause::Other(text));
-            self.give_up(state, rank, Failure { status, cause });
+            self.give_up(state, rank, Status::BAD_RESPONSE, Cause::Other(text));
         }
     }
 
@@ -247,8 +246,7 @@ impl Engine {
                             }
                             _ => Cause::Other(format!("this rank cannot open its side: {e}")),
                         };
-                        let status = Status::BAD_RESPONSE;
-                        self.give_up(state, rank, Failure { status, cause });
+                        self.give_up(state, rank, Status::BAD_RESPONSE, cause);
                     }
                 }
                 Ok(None) => break,
@@ -303,7 +301,7 @@ impl Engine {
             Control::GivenUp => {
                 let status = Status::REMOTE_ABORTED;
                 let cause = Cause::Other(self.status_text(state, rank, status));
-                self.give_up(state, rank, Failure { status, cause });
+                self.give_up(state, rank, status, cause);
             }
             _ => {}
         }

@@ -213,10 +213,11 @@ impl Peer {
     ) -> Result<()> {
         self.lane(setup, 0, say)?;
         self.lane(setup, lane, say)?;
+        let (channels, limit) = (&mut self.channels, setup.config.channels);
         match target {
             Target::Lanes => Ok(()),
-            Target::Send(tag) => self.channels.begin_send(setup, tag, say),
-            Target::Recv(tag) => self.channels.begin_recv(setup, tag, say),
+            Target::Send(tag) => channels.send_channel(setup, tag, limit, say).map(drop),
+            Target::Recv(tag) => channels.recv_channel(setup, tag, limit, say).map(drop),
         }
     }
 
@@ -244,51 +245,50 @@ impl Peer {
         message: &Control,
         say: &mut Vec<Control>,
     ) -> Result<()> {
-        let Peer {
-            link,
-            channels,
-            standing,
-            ..
-        } = self;
-        match (message, standing) {
-            (
-                &Control::Connect {
-                    lane,
-                    ref ends,
-                    shape,
-                    keeps_order,
-                },
-                _,
-            ) => {
+        match message {
+            Control::Connect {
+                lane,
+                ends,
+                shape,
+                keeps_order,
+            } => {
                 self.lane(setup, 0, say)?;
                 // What is said now tells the peer, too, how this side is set up.
-                self.lane(setup, lane, say)?;
-                self.agree(setup, shape)?;
-                self.link.connect(setup.nic, lane, ends, keeps_order)?;
-                say.push(Control::Up { lane });
+                self.lane(setup, *lane, say)?;
+                self.agree(setup, *shape)?;
+                self.link.connect(setup.nic, *lane, ends, *keeps_order)?;
+                say.push(Control::Up { lane: *lane });
             }
-            (Control::Up { lane }, _) => link.connected(*lane)?,
-            (Control::Sends { tag, block, shape }, _) => {
+            Control::Up { lane } => self.link.connected(*lane)?,
+            Control::Sends { tag, block, shape } => {
                 self.agree(setup, *shape)?;
                 self.channels.peer_sends(setup, *tag, block, say)?;
             }
-            (Control::Receives { tag, block, shape }, _) => {
+            Control::Receives { tag, block, shape } => {
                 self.agree(setup, *shape)?;
                 self.channels.peer_receives(setup, *tag, block, say)?;
             }
-            (Control::Retire { tag, next }, _) => {
+            Control::Retire { tag, next } => {
+                let link = &mut self.link;
                 // Nothing that tells of a receive is in flight to the peer's memory.
                 let mut done = |(lane, put): (u8, Put)| {
-                    link.lane(lane).is_none_or(|lane| !lane.is_pending(put))
+                    let lane = link.lane(lane);
+                    lane.is_none_or(|lane| !lane.is_pending(put))
                 };
                 let told = |channel: &RecvChannel| channel.all_told().all(&mut done);
-                say.push(channels.peer_retires(*tag, *next, told));
+                say.push(self.channels.peer_retires(*tag, *next, told));
             }
-            (Control::Retired { tag, gone }, _) => channels.retired(*tag, *gone)?,
-            (Control::Leaving, Standing::Here { leaving, .. }) => *leaving = true,
-            (Control::Left, Standing::Here { closing, .. }) => *closing = Closing::Answered,
-            (Control::Ping, _) => say.push(Control::Pong),
-            _ => {}
+            Control::Retired { tag, gone } => self.channels.retired(*tag, *gone)?,
+            Control::Leaving | Control::Left => {
+                if let Standing::Here { leaving, closing } = &mut self.standing {
+                    match message {
+                        Control::Leaving => *leaving = true,
+                        _ => *closing = Closing::Answered,
+                    }
+                }
+            }
+            Control::Ping => say.push(Control::Pong),
+            Control::Pong | Control::Truncated { .. } | Control::GivenUp => {}
         }
         Ok(())
     }

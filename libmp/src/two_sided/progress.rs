@@ -6,7 +6,7 @@ use gdsync::Status;
 use super::config::Progress;
 use super::credit::tell_the_rest;
 use super::engine::{Engine, PERIOD};
-use super::peer::{Cause, Failure, Standing};
+use super::peer::{Cause, Standing};
 use super::receive::has_come_to;
 use super::state::State;
 use crate::request::table::{Entry, Phase, RequestKey};
@@ -37,20 +37,15 @@ impl Engine {
                 done |= self.advance(&mut state, *key);
             }
         }
-        let mut state = self.lock();
-        state.keys = keys;
-        if now >= state.next_look {
-            state.next_look = now + PERIOD;
-            done |= self.look(&mut state, now);
-        }
-        let State {
-            gone_poll,
-            peers,
-            requests,
-            ..
-        } = &mut *state;
-        let due = gone_poll.due(peers, requests, now);
-        drop(state);
+        let due = {
+            let state = &mut *self.lock();
+            state.keys = keys;
+            if now >= state.next_look {
+                state.next_look = now + PERIOD;
+                done |= self.look(state, now);
+            }
+            state.gone_poll.due(&state.peers, &state.requests, now)
+        };
         for (rank, gone) in due {
             // This may read a file, so it is called without the lock.
             if gone || self.bootstrap.gone(rank) {
@@ -60,8 +55,7 @@ impl Engine {
                     peer.pulse.gone = true;
                 }
                 let cause = Cause::Other(format!("rank {rank} has left the job, or died"));
-                let status = Status::REMOTE_ABORTED;
-                self.give_up(&mut state, rank, Failure { status, cause });
+                self.give_up(&mut state, rank, Status::REMOTE_ABORTED, cause);
                 done = true;
             }
         }
@@ -210,8 +204,7 @@ impl Engine {
                     Ok(()) => self.status_text(state, rank, status),
                     Err(e) => e.to_string(),
                 };
-                let cause = Cause::Other(text);
-                self.give_up(state, rank, Failure { status, cause });
+                self.give_up(state, rank, status, Cause::Other(text));
                 done = true;
                 continue;
             }

@@ -89,10 +89,7 @@ impl Engine {
             let what = format!("a receive from anybody under tag {tag} comes first ({key:?})");
             return Err(Error::new(PREPARE, Kind::Busy, what).with_rank(rank));
         }
-        let State {
-            peers, requests, ..
-        } = state;
-        let peer = peers.get_mut(rank).ok_or_else(gone)?;
+        let peer = state.peers.get_mut(rank).ok_or_else(gone)?;
         if !peer.may(lane, Target::Recv(tag)) {
             return Err(peer.error(PREPARE));
         }
@@ -100,7 +97,7 @@ impl Engine {
         let channel = peer.channels.recvs.get_mut(&tag).ok_or_else(gone)?;
         let number = channel.numbers.next();
         let unclaimed = channel.newest(number).is_some_and(|before| {
-            let before = requests.get(before);
+            let before = state.requests.get(before);
             before.is_some_and(|e| matches!(e.phase, Phase::Prepared | Phase::Posted))
         });
         let full = |what: String, limit: u64| {
@@ -115,7 +112,7 @@ impl Engine {
             let what = format!("receives under tag {tag} whose messages were not taken");
             return full(what, WINDOW);
         }
-        requests.make_place(&self.gpu)?;
+        state.requests.make_place(&self.gpu)?;
         entry.peer = rank;
         entry.number = number;
         entry.poster.lane = lane;
@@ -123,14 +120,14 @@ impl Engine {
         // left something in the mailbox.
         let silent = !entry.large || !here;
         if silent && post {
-            entry.order = requests.order();
+            entry.order = state.requests.order();
             entry.phase = Phase::Posted;
         } else if entry.poster.stream.is_some() && !silent {
             let lane = peer.link.lane(lane).ok_or_else(gone)?;
             entry.puts = tell_place(&mut Batch::new(lane), channel, &entry)?;
         }
         let posted = entry.phase == Phase::Posted;
-        let key = requests.put(entry);
+        let key = state.requests.put(entry);
         channel.numbers.advance();
         *channel.newest(number) = Some(key);
         Ok((key, posted))

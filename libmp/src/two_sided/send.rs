@@ -156,11 +156,8 @@ impl Engine {
     ) -> Result<(RequestKey, bool)> {
         self.make_room(state);
         let order = state.requests.order();
-        let State {
-            peers, requests, ..
-        } = state;
         let gone = || gone("no connection", spec.to);
-        let peer = peers.get_mut(spec.to).ok_or_else(gone)?;
+        let peer = state.peers.get_mut(spec.to).ok_or_else(gone)?;
         if !peer.may(lane, Target::Send(spec.tag)) {
             return Err(peer.error(PREPARE));
         }
@@ -189,7 +186,7 @@ impl Engine {
                 behind: Vec::new(),
             }),
         };
-        requests.make_place(&self.gpu)?;
+        state.requests.make_place(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
         let mut late = late.map(Box::new);
         let mut puts = [None; 3];
@@ -237,7 +234,7 @@ impl Engine {
             ..Entry::new(operation, spec.to, spec.tag, spec.segments)
         };
         channel.numbers.advance();
-        Ok((requests.put(entry), phase != Phase::Prepared))
+        Ok((state.requests.put(entry), phase != Phase::Prepared))
     }
 
     /// Does what the CPU can do now for a send of its own. `true`: it went on.

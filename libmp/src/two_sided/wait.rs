@@ -130,13 +130,9 @@ impl Engine {
             return Err(Error::unknown_request(OPERATION));
         };
         match entry.phase {
-            // A stream that stood at the CPU's lane would hold up everything else on it.
-            Phase::Sent(_) if entry.poster.stream.is_none() => {
-                self.wait_for_result(&mut state.requests, key, stream)
-            }
             Phase::Prepared => Err(Error::unposted(OPERATION)),
             Phase::Done(_) => self.answer(OPERATION, &mut state, key).map(drop),
-            Phase::Sent(put) => {
+            Phase::Sent(put) if entry.poster.stream.is_some() => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
                 let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
                 let peer = state.peers.get_mut(rank);
@@ -150,7 +146,8 @@ impl Engine {
                     false => note_waiter(&mut state.requests, key, stream),
                 }
             }
-            Phase::Queued { .. } | Phase::Unmatched => {
+            // A stream that stood at the CPU's lane would hold up everything else on it.
+            Phase::Sent(_) | Phase::Queued { .. } | Phase::Unmatched => {
                 self.wait_for_result(&mut state.requests, key, stream)
             }
             Phase::Posted | Phase::Claimed(_) => self.try_claim(state, key, stream),
