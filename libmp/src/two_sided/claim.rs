@@ -11,7 +11,7 @@ use super::progress::arrived;
 use super::receive::{ANYBODY, lands_in_device};
 use super::spec::On;
 use super::state::{Guard, State, known};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
 use crate::path::List;
 use crate::request::table::{Entry, Phase, RequestKey};
@@ -62,10 +62,7 @@ impl Engine {
             Phase::Prepared => return Err(Error::unposted(WAIT)),
             _ => return self.wait_for_result(&mut state.requests, key, stream),
         }
-        let Some(kernels) = &self.kernels else {
-            let what = "the GPU runs no kernels";
-            return Err(Error::new(WAIT, Kind::Unsupported, what));
-        };
+        let kernels = self.kernels(WAIT)?;
         if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here())
             && !arrived(state, key)
         {

@@ -27,7 +27,7 @@ pub(crate) struct Engine {
     pub config: Config,
     pub gpu: Gpu,
     pub nic: Nic,
-    pub kernels: Option<Kernels>,
+    kernels: Option<Kernels>,
     pub bootstrap: Arc<dyn Bootstrap>,
     pub error: Word32,
     state: Mutex<State>,
@@ -69,6 +69,18 @@ impl Engine {
             bootstrap,
             config,
         })
+    }
+
+    /// The kernels.
+    ///
+    /// # Errors
+    /// `Unsupported` on a GPU that runs none.
+    #[inline]
+    pub fn kernels(&self, operation: &'static str) -> Result<&Kernels> {
+        let what = "the GPU runs no kernels: a stream needs them to take a message in, and for one \
+                    whose place or length it finds out";
+        let none = || Error::new(operation, Kind::Unsupported, what);
+        self.kernels.as_ref().ok_or_else(none)
     }
 
     pub fn host(&self) -> &Arc<dyn Host> {

@@ -188,10 +188,7 @@ impl Engine {
     }
 
     fn stamp(&self, stream: &Stream, params: &Stamp<STAMPS>) -> Result<()> {
-        let Some(kernels) = &self.kernels else {
-            let what = "the GPU runs no kernels";
-            return Err(Error::new(POST, Kind::Unsupported, what));
-        };
+        let kernels = self.kernels(POST)?;
         // SAFETY: the words are the context's, the channel's and the caller's, whose regions the
         // entry and the state keep until the request has ended; the work requests are prepared and
         // posted behind this.

@@ -88,13 +88,7 @@ impl Engine {
         };
         let rank = entry.peer;
         match entry.phase {
-            Phase::Queued { .. } => match state.given_up(rank) {
-                Some(status) => {
-                    self.finish(state, key, status, 0);
-                    true
-                }
-                None => self.push_send(state, key),
-            },
+            Phase::Queued { .. } => self.end_with_peer(state, key) || self.push_send(state, key),
             Phase::Sent(put) => {
                 let (lane, len) = (entry.poster.lane, entry.len);
                 let Some(peer) = state.peers.get_mut(rank) else {
@@ -148,35 +142,29 @@ impl Engine {
     }
 
     fn advance_posted(&self, state: &mut State, key: RequestKey) -> bool {
-        let Some(entry) = state.requests.get_mut(key) else {
+        let Some(entry) = state.requests.get(key) else {
             return false;
         };
-        let rank = entry.peer;
         if let Some(stream) = entry.poster.stream.clone() {
             // The memory is the stream's until it has come to the receive.
             if entry.receive().is_none_or(|receive| !receive.wanted) {
-                return match state.given_up(rank) {
-                    Some(status) if !arrived(state, key) => {
-                        self.finish(state, key, status, 0);
-                        true
-                    }
-                    _ => false,
-                };
+                return !arrived(state, key) && self.end_with_peer(state, key);
             }
             if !has_come_to(&mut state.requests, key, &stream) {
                 return false;
             }
         }
-        if self.take(state, key) {
-            return true;
+        self.take(state, key) || self.end_with_peer(state, key)
+    }
+
+    /// Ends a request whose peer was given up. `true`: it was.
+    fn end_with_peer(&self, state: &mut State, key: RequestKey) -> bool {
+        let rank = state.requests.get(key).map(|entry| entry.peer);
+        let failed = rank.and_then(|rank| state.given_up(rank));
+        if let Some(status) = failed {
+            self.finish(state, key, status, 0);
         }
-        match state.given_up(rank) {
-            Some(status) => {
-                self.finish(state, key, status, 0);
-                true
-            }
-            None => false,
-        }
+        failed.is_some()
     }
 
     /// What need not be seen to in every round: failures, silence, what peers are to be told.

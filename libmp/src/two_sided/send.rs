@@ -194,10 +194,7 @@ impl Engine {
         if let Some(stream) = stream {
             let lane = peer.link.lane(lane).ok_or_else(gone)?;
             if large || late.is_some() {
-                if self.kernels.is_none() {
-                    let what = "a message whose place or length a stream finds out needs kernels";
-                    return Err(Error::new(PREPARE, Kind::Unsupported, what));
-                }
+                self.kernels(PREPARE)?;
                 channel.make_stamps(&self.nic)?;
                 let mut batch = Batch::new(lane);
                 let all = spec.segments;
@@ -257,69 +254,55 @@ impl Engine {
         let (Phase::Queued { announced }, Some(lane)) = (entry.phase, link.lane(0)) else {
             return Ok(false);
         };
-        let number = entry.number;
+        let (number, len, segments) = (entry.number, entry.len, entry.segments.as_slice());
         if channel.room(number).is_some() {
             return Ok(false);
         }
         let mut batch = Batch::new(lane);
+        let mut too_long = false;
         if entry.handle == Handle::Void {
             put_stamp(&mut batch, channel, number, WordKind::TooLong, 0)?;
-            entry.phase = Phase::Sent(batch.post()?);
-            entry.since = None;
-            return Ok(true);
-        }
-        if !entry.large {
+        } else if !entry.large {
             if let Some(ready) = channel.stale(number) {
                 ready.store(word::threshold(number))?;
             }
-            plain(
-                &mut batch,
-                channel,
-                number,
-                entry.segments.as_slice(),
-                entry.len,
-            )?;
-            entry.phase = Phase::Sent(batch.post()?);
-            entry.since = None;
-            return Ok(true);
-        }
-        match channel.reply(number) {
-            None if announced => Ok(false),
-            None => {
-                let announce = word::word(number, WordKind::Announce, entry.len).to_le_bytes();
-                batch.put_bytes(&announce, channel.pair(number)?)?;
-                batch.post()?;
-                entry.phase = Phase::Queued { announced: true };
-                Ok(true)
-            }
-            Some((Some(WordKind::Ready), room)) if entry.len <= room => {
-                let to = channel.place(number)?;
-                payload(&mut batch, entry.segments.as_slice(), entry.len, to)?;
-                put_stamp(&mut batch, channel, number, WordKind::Direct, entry.len)?;
-                entry.phase = Phase::Sent(batch.post()?);
-                entry.since = None;
-                Ok(true)
-            }
-            Some((Some(WordKind::Ready), _)) => {
-                put_stamp(&mut batch, channel, number, WordKind::TooLong, entry.len)?;
-                entry.phase = Phase::Sent(batch.post()?);
-                entry.since = None;
-                let told = word::result(Status::TRUNCATED, entry.len);
-                self.note(Status::TRUNCATED);
-                state.requests.result_word(key).store(told)?;
-                Ok(true)
-            }
-            Some((kind, code)) => {
-                let status = match kind {
-                    Some(WordKind::Refused) => Status::TRUNCATED,
-                    Some(WordKind::Failed) => word::failure(code),
-                    _ => Status::BAD_RESPONSE,
-                };
-                let len = entry.len;
-                self.finish(state, key, status, len);
-                Ok(true)
+            plain(&mut batch, channel, number, segments, len)?;
+        } else {
+            match channel.reply(number) {
+                None if announced => return Ok(false),
+                None => {
+                    let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
+                    batch.put_bytes(&announce, channel.pair(number)?)?;
+                    batch.post()?;
+                    entry.phase = Phase::Queued { announced: true };
+                    return Ok(true);
+                }
+                Some((Some(WordKind::Ready), room)) if len <= room => {
+                    payload(&mut batch, segments, len, channel.place(number)?)?;
+                    put_stamp(&mut batch, channel, number, WordKind::Direct, len)?;
+                }
+                Some((Some(WordKind::Ready), _)) => {
+                    put_stamp(&mut batch, channel, number, WordKind::TooLong, len)?;
+                    too_long = true;
+                }
+                Some((kind, code)) => {
+                    let status = match kind {
+                        Some(WordKind::Refused) => Status::TRUNCATED,
+                        Some(WordKind::Failed) => word::failure(code),
+                        _ => Status::BAD_RESPONSE,
+                    };
+                    self.finish(state, key, status, len);
+                    return Ok(true);
+                }
             }
         }
+        entry.phase = Phase::Sent(batch.post()?);
+        entry.since = None;
+        if too_long {
+            self.note(Status::TRUNCATED);
+            state.requests.tell(key, Status::TRUNCATED, len);
+        }
+        Ok(true)
     }
 }
 
