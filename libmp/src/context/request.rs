@@ -102,12 +102,12 @@ impl Request {
     fn late(&self, limit: Duration) -> Error {
         let engine = self.engine();
         let state = engine.lock();
-        let text = engine.late_text(&state, self.key, limit);
+        let Some(entry) = state.requests.get(self.key) else {
+            return Error::unknown_request(WAIT);
+        };
+        let text = engine.late_text(&state, entry, limit);
         let error = Error::new(WAIT, Kind::Timeout, text);
-        match state.requests.get(self.key) {
-            Some(e) => error.of_message(e.name().peer, e.tag, e.number),
-            None => error,
-        }
+        error.of_message(entry.name().peer, entry.tag, entry.number)
     }
 
     /// Has `stream` stand still until it has ended. What has been received is in place then. A

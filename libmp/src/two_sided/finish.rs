@@ -91,7 +91,7 @@ impl Engine {
                 (*order, Why::Culprit)
             }
             Some(_) if !own => (order, Why::Peer),
-            _ => (order, Why::Own(self.own_text(state, key, status, len))),
+            _ => (order, Why::Own(self.own_text(state, entry, status, len))),
         };
         let claimed = match entry.phase {
             Phase::Claimed(stream) => Some(stream),

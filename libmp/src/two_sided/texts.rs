@@ -15,7 +15,7 @@ use super::receive::ANYBODY;
 use super::state::State;
 use crate::error::{Error, Kind};
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Handle, Phase, RequestKey};
+use crate::request::table::{Entry, Handle, Phase};
 
 /// Why a send of too many bytes failed.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -171,8 +171,7 @@ impl Engine {
     }
 
     /// What a stream waits for with a request, and what to check.
-    pub(super) fn wait_text(&self, state: &State, key: RequestKey) -> Option<String> {
-        let entry = state.requests.get(key)?;
+    pub(super) fn wait_text(&self, state: &State, entry: &Entry) -> Option<String> {
         let lack = lack(&state.peers, entry)?;
         let lacks = self.lacks(state, entry, Some(lack), "");
         Some(format!("{}: {lacks}", entry.name()))
@@ -185,18 +184,12 @@ impl Engine {
     }
 
     /// The text for a request that has not ended within the caller's `limit`.
-    pub(crate) fn late_text(&self, state: &State, key: RequestKey, limit: Duration) -> String {
-        let Some(entry) = state.requests.get(key) else {
-            return "a request that is not known".to_owned();
-        };
+    pub(crate) fn late_text(&self, state: &State, entry: &Entry, limit: Duration) -> String {
         format!("{}: {}", entry.name(), self.late(state, entry, limit, ""))
     }
 
     /// The text for a request whose time limit has passed.
-    pub(super) fn timeout_text(&self, state: &State, key: RequestKey) -> String {
-        let Some(entry) = state.requests.get(key) else {
-            return String::new();
-        };
+    pub(super) fn timeout_text(&self, state: &State, entry: &Entry) -> String {
         let setting = match (entry.timeout, entry.is_receive()) {
             (None, _) => " (Builder::timeout)",
             (Some(_), true) => " (RecvOp::timeout)",
@@ -233,13 +226,10 @@ impl Engine {
     pub(super) fn own_text(
         &self,
         state: &State,
-        key: RequestKey,
+        entry: &Entry,
         status: Status,
         len: u64,
     ) -> String {
-        let Some(entry) = state.requests.get(key) else {
-            return status.to_string();
-        };
         match status {
             Status::TRUNCATED if entry.handle == Handle::Void => {
                 format!("dropped before it was posted; its message of {len} bytes was thrown away")
@@ -252,7 +242,7 @@ impl Engine {
                 "the sender dropped the message, or it is longer than was declared".to_owned()
             }
             Status::TRUNCATED => TOO_LONG.to_owned(),
-            Status::TIMEOUT => self.timeout_text(state, key),
+            Status::TIMEOUT => self.timeout_text(state, entry),
             status => status.to_string(),
         }
     }

@@ -114,17 +114,18 @@ impl Engine {
     }
 
     fn time_out(&self, state: &mut State, key: RequestKey) {
-        let phase = state.requests.get(key).map(|entry| entry.phase);
-        if phase == Some(Phase::Unmatched) {
+        let Some(entry) = state.requests.get(key) else {
+            return;
+        };
+        if entry.phase == Phase::Unmatched {
             state.matcher.remove(key);
             return self.finish(state, key, Status::TIMEOUT, 0);
         }
-        let text = self.timeout_text(state, key);
+        let text = self.timeout_text(state, entry);
         self.give_up_for(state, key, Status::TIMEOUT, text);
     }
 
     fn describe(&self, state: &State, front: &Front, now: Time) -> Option<Stuck> {
-        let what = self.wait_text(state, front.key)?;
         let entry = state.requests.get(front.key)?;
         Some(Stuck {
             rank: self.rank,
@@ -134,7 +135,7 @@ impl Engine {
             },
             tag: entry.tag,
             number: entry.number,
-            what,
+            what: self.wait_text(state, entry)?,
             stream: front.stream,
             since: now.since(entry.since?),
         })
@@ -152,7 +153,8 @@ impl Engine {
                 state.watch.look(&mut state.requests, &state.peers, now);
                 let mut fronts = state.watch.fronts.iter();
                 let front = fronts.find(|front| front.stream == stream.id());
-                let waits = front.and_then(|front| self.wait_text(state, front.key));
+                let entry = front.and_then(|front| state.requests.get(front.key));
+                let waits = entry.and_then(|entry| self.wait_text(state, entry));
                 let waits = waits.map_or(String::new(), |waits| format!(": {waits}"));
                 let what = format!(
                     "stream {} has not ended in {}{waits}",
