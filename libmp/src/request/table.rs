@@ -303,7 +303,11 @@ impl Table {
     /// `QueueFull` with the limit; `Gdsync` if there is no memory for its words.
     #[inline]
     pub fn make_place(&mut self, gpu: &Gpu) -> Result<()> {
-        self.admit()?;
+        if self.entries.len() >= MAX_REQUESTS {
+            let what = "requests that are unfinished, or whose handles are held";
+            let full = Error::new("prepare request", Kind::QueueFull, what);
+            return Err(full.with_limit(MAX_REQUESTS));
+        }
         while self.used >= CHUNK * self.chunks.len() {
             // Under the state's lock, but no stream that stands still can hold it up: pinned memory
             // is made in a context of the library's own.
@@ -318,14 +322,6 @@ impl Table {
         let key = self.entries.insert(entry);
         self.used = self.used.max(index(key) + 1);
         key
-    }
-
-    fn admit(&self) -> Result<()> {
-        if self.entries.len() < MAX_REQUESTS {
-            return Ok(());
-        }
-        let what = "requests that are unfinished, or whose handles are held";
-        Err(Error::new("prepare request", Kind::QueueFull, what).with_limit(MAX_REQUESTS))
     }
 
     /// Whether it is time to sweep.

@@ -155,7 +155,7 @@ impl Engine {
             for rank in 0..self.size {
                 match self.is_open(rank, 0, Target::Lanes) {
                     Ok(true) => {}
-                    Ok(false) => missing.push(rank.to_string()),
+                    Ok(false) => missing.push(rank),
                     Err(e) => broken = Some(e),
                 }
             }
@@ -167,7 +167,7 @@ impl Engine {
         if missing.is_empty() {
             return Ok(());
         }
-        let what = format!("no answer from rank {}", missing.join(", "));
+        let what = format!("no answer from rank {}", join(&missing));
         Err(Error::new("connect all ranks", Kind::Missing, what).with_limit(self.size))
     }
 
