@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use mp::bootstrap::{Bootstrap, Local};
-use mp::{Builder, Context};
+use mp::{Builder, Context, NicOptions};
 
 use crate::endpoint::Endpoint;
 use crate::options::Setup;
@@ -30,7 +30,7 @@ pub fn builder(
         .gpu(&endpoint.gpu)
         .device(&endpoint.device)
         .doorbell(queues.doorbell)
-        .qp(queues)
+        .nic(NicOptions::default().queues(queues))
         .timeout(limit)
 }
 

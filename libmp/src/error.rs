@@ -85,6 +85,18 @@ impl Error {
         }))
     }
 
+    /// A request that is not known any more.
+    #[cold]
+    pub(crate) fn unknown_request(operation: &'static str) -> Error {
+        Error::new(operation, Kind::NoSuchRequest, "it is not known")
+    }
+
+    /// A request that was prepared alone.
+    #[cold]
+    pub(crate) fn unposted(operation: &'static str) -> Error {
+        Error::new(operation, Kind::NoSuchRequest, "it is not posted")
+    }
+
     /// Names the rank concerned.
     #[cold]
     #[must_use]

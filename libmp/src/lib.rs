@@ -134,7 +134,7 @@ pub use bootstrap::Bootstrap;
 pub use context::{Builder, Context, Request, Scope, wait_all, wait_any, wait_some};
 pub use error::{Error, Kind, Result};
 pub use gdsync;
-pub use path::{Path, WordOrder};
+pub use path::{NicOptions, Path, WordOrder};
 pub use region::{Memory, Slice};
 pub use request::Done;
 pub use two_sided::{Connect, Full, Progress, RecvOp, SendOp, SizeSource, Source, Stuck};

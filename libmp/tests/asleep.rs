@@ -41,7 +41,8 @@ fn messages_move_while_everybody_sleeps() {
         let before = Arc::new(Mutex::new(Vec::new()));
         // So that nothing here waits for room.
         let qp = QpConfig::default().send_blocks(4096).recv_entries(4096);
-        let build = move |b: mp::Builder| b.progress(progress).full(Full::Fail).qp(qp.clone());
+        let nic = mp::NicOptions::default().queues(qp);
+        let build = move |b: mp::Builder| b.progress(progress).full(Full::Fail).nic(nic.clone());
         ranks_with(2, build, move |ctx| {
             let peer = 1 - ctx.rank();
             let stream = ctx.gpu().stream().unwrap();

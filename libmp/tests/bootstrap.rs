@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jobs::{Job, Place, all_in, next, until};
-use mp::bootstrap::tcp::Join;
 use mp::bootstrap::{Bootstrap, Directory, Local, MAX_MESSAGE, Tcp};
 use mp::gdsync::Status;
 use mp::{Error, Kind};
@@ -236,9 +235,7 @@ fn a_time_limit_may_be_longer_than_the_clock_can_tell() {
         let rank = Directory::join(&place.0, 0, 1, limit).unwrap();
         assert_eq!(rank.size(), 1);
     }
-    let join = Join {
-        limit: Duration::MAX,
-        ..job.join(0)
-    };
+    let mut join = job.join(0);
+    join.limit = Duration::MAX;
     assert_eq!(Tcp::join(&join).unwrap().size(), 1);
 }

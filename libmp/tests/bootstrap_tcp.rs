@@ -30,18 +30,6 @@ fn a_receive_returns_room_to_the_sender_at_once() {
     until(|| ranks[0].send(1, 0, &block).ok());
 }
 
-/// The only rank of a job without a name at the store at this address.
-fn lone(store: impl ToString, secret: &Secret) -> Join {
-    Join {
-        store: store.to_string(),
-        rank: 0,
-        size: 1,
-        secret: secret.clone(),
-        name: String::new(),
-        limit: LONG,
-    }
-}
-
 /// An address of this host without a listener.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -51,12 +39,7 @@ fn free_address() -> SocketAddr {
 #[test]
 fn a_late_rank_and_a_late_store_are_waited_for() {
     let (secret, address) = (Secret::random().unwrap(), free_address());
-    let (size, join) = (2, lone(address, &secret));
-    let join = |rank| Join {
-        rank,
-        size,
-        ..join.clone()
-    };
+    let join = |rank| Join::new(address.to_string(), (rank, 2), &secret, LONG);
     std::thread::scope(|s| {
         let early = s.spawn(|| Tcp::join(&join(1)).unwrap());
         std::thread::sleep(Duration::from_millis(50));
@@ -74,10 +57,8 @@ fn a_late_rank_and_a_late_store_are_waited_for() {
 fn give_up(join: &Join, right: impl Fn(&mp::Error) -> bool) {
     let mut limit = Duration::from_millis(100);
     loop {
-        let join = Join {
-            limit,
-            ..join.clone()
-        };
+        let mut join = join.clone();
+        join.limit = limit;
         let e = Tcp::join(&join).unwrap_err();
         assert_eq!(e.limit_value(), Some(limit.as_millis() as u64), "{e}");
         if right(&e) {
@@ -118,10 +99,8 @@ fn missing_ranks_are_named() {
 #[test]
 fn a_store_that_is_not_there_is_said_so() {
     let (secret, address) = (Secret::random().unwrap(), free_address());
-    let join = |store: String| Join {
-        limit: Duration::from_millis(100),
-        ..lone(store, &secret)
-    };
+    let limit = Duration::from_millis(100);
+    let join = |store: String| Join::new(store, (0, 1), &secret, limit);
     let e = Tcp::join(&join(address.to_string())).unwrap_err();
     assert_eq!((e.kind(), e.limit_value()), (Kind::Absent, Some(100)));
     assert!(e.to_string().contains(&address.to_string()), "{e}");
@@ -140,7 +119,8 @@ fn a_store_that_is_not_there_is_said_so() {
             drop(silent.accept().map(|(s, _)| answer(s)));
             let _ = stream.read(&mut [0; 100]);
         });
-        Tcp::join(&lone(silent.local_addr().unwrap(), &secret)).unwrap_err()
+        let store = silent.local_addr().unwrap().to_string();
+        Tcp::join(&Join::new(store, (0, 1), &secret, LONG)).unwrap_err()
     });
     assert_eq!(e.kind(), Kind::Protocol, "{e}");
 }
@@ -247,7 +227,7 @@ fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
     let secret = Secret::random().unwrap();
     let fake = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = fake.local_addr().unwrap();
-    let join = lone(address, &secret);
+    let mut join = Join::new(address.to_string(), (0, 1), &secret, LONG);
     std::thread::scope(|s| {
         let joining = s.spawn(|| Tcp::join(&join));
         fake.set_nonblocking(true).unwrap();
@@ -261,7 +241,7 @@ fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
     // In the end it says what happened.
     let fake = TcpListener::bind("127.0.0.1:0").unwrap();
     fake.set_nonblocking(true).unwrap();
-    let join = lone(fake.local_addr().unwrap(), &secret);
+    join.store = fake.local_addr().unwrap().to_string();
     std::thread::scope(|s| {
         let joining = s.spawn(|| {
             give_up(&join, |e| match e.kind() {

@@ -21,7 +21,8 @@ fn open(rank: &Rank, ooo: f64, tell: WordOrder) -> Context {
     };
     let place = rank.place_with(SoftOptions::default(), true, faults);
     // Numbers that soon need a 17th bit, and few slots, which are soon used again.
-    let build = |b: mp::Builder| b.depth(4).start((1 << 16) - 5).word_order(tell);
+    let nic = mp::NicOptions::default().word_order(tell);
+    let build = |b: mp::Builder| b.depth(4).start((1 << 16) - 5).nic(nic);
     rank.open_at(&place, build)
 }
 

@@ -120,13 +120,7 @@ pub fn join(arguments: &[String]) -> Verdict<(Gpu, Arc<Tcp>)> {
     let runtime = Runtime::named(runtime).ok_or("no such runtime")?;
     let rank: u32 = rank.parse()?;
     let gpu = gpu_of(runtime, rank, gpus.parse()?)?;
-    let join = Join {
-        store: store.clone(),
-        rank,
-        size: ranks.parse()?,
-        secret: Secret::from_text(secret)?,
-        name: JOB.to_owned(),
-        limit: time_limit(),
-    };
+    let (secret, part) = (Secret::from_text(secret)?, (rank, ranks.parse()?));
+    let join = Join::new(store, part, &secret, time_limit()).name(JOB);
     Ok((gpu, Arc::new(Tcp::join(&join)?)))
 }

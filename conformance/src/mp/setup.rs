@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mp::{Builder, Connect, Progress};
+use mp::{Builder, Connect, NicOptions, Progress};
 
 use gdsync::rdma::{Doorbell, Lowering, Provider, QpConfig};
 
@@ -398,13 +398,17 @@ impl Setup {
                 true => Progress::Manual,
                 false => Progress::Background,
             })
-            .qp(QpConfig::default()
-                // Few, so that rings are used again; their indices wrap soon.
-                .send_blocks(32)
-                .recv_entries(4)
-                .recv_sges(1)
-                .lowering(self.lowering)
-                .start(provider::shortly_before_the_wrap(provider)))
+            .nic(
+                NicOptions::default().queues(
+                    QpConfig::default()
+                        // Few, so that rings are used again; their indices wrap soon.
+                        .send_blocks(32)
+                        .recv_entries(4)
+                        .recv_sges(1)
+                        .lowering(self.lowering)
+                        .start(provider::shortly_before_the_wrap(provider)),
+                ),
+            )
     }
 }
 

@@ -9,7 +9,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::rdma::{Doorbell, Lowering, QpConfig};
 use mp::bootstrap::Local;
-use mp::{Bootstrap, Builder, Connect, Context, Kind};
+use mp::{Bootstrap, Builder, Connect, Context, Kind, NicOptions};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use vmlx5::fabric::faults::Faults;
@@ -214,7 +214,7 @@ impl Job {
             .connect(settings.connect)
             .timeout(settings.timeout)
             .doorbell(queues.doorbell)
-            .qp(queues)
+            .nic(NicOptions::default().queues(queues))
             .build()
     }
 

@@ -14,8 +14,8 @@ use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Condition, MemoryKind, Stream, Word64};
 use gdsync::rdma::{Descriptor, Device, QpConfig, post_on};
 use gdsync::{EmulatedOptions, Gpu};
-use mp::Context;
 use mp::bootstrap::Local;
+use mp::{Context, NicOptions};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 use crate::mp::pair::message;
@@ -144,7 +144,7 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
                 .device(&device)
                 .eager_limit(256)
                 .timeout(LIMIT)
-                .qp(QpConfig::default().send_blocks(1024))
+                .nic(NicOptions::default().queues(QpConfig::default().send_blocks(1024)))
                 .build()
                 .expect("a context");
             let check = enqueue(&ctx, &mine);

@@ -122,14 +122,7 @@ impl Plan {
                 secret,
                 bind,
             } => {
-                let join = Join {
-                    store: address.clone(),
-                    rank,
-                    size,
-                    secret: secret.clone(),
-                    name: self.name.clone(),
-                    limit,
-                };
+                let join = Join::new(address, (rank, size), secret, limit).name(&self.name);
                 let server = match bind.filter(|_| rank == 0) {
                     Some(bind) => Some(Server::start(bind, secret, &self.name, size)?),
                     None => None,

@@ -26,6 +26,7 @@ const FAREWELL: Duration = Duration::from_millis(250);
 
 /// How a rank comes to a store.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Join {
     /// Host and port of the store.
     pub store: String,
@@ -39,6 +40,32 @@ pub struct Join {
     pub name: String,
     /// How long to wait for the store and the other ranks.
     pub limit: Duration,
+}
+
+impl Join {
+    /// Rank `rank` of `size` at `store`, in a job without a name, waiting at most `limit`.
+    pub fn new(
+        store: impl Into<String>,
+        (rank, size): (u32, u32),
+        secret: &Secret,
+        limit: Duration,
+    ) -> Join {
+        Join {
+            store: store.into(),
+            rank,
+            size,
+            secret: secret.clone(),
+            name: String::new(),
+            limit,
+        }
+    }
+
+    /// Gives the job a name.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Join {
+        self.name = name.into();
+        self
+    }
 }
 
 /// One rank of a job whose store is reached over TCP.

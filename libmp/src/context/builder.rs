@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gdsync::Gpu;
-use gdsync::rdma::{Device, DeviceOptions, Doorbell, QpConfig};
+use gdsync::rdma::{Device, DeviceOptions, Doorbell};
 
 use super::Context;
-use crate::WordOrder;
 use crate::bootstrap::{self, Bootstrap};
 use crate::error::Result;
+use crate::path::NicOptions;
 use crate::two_sided::config::{Config, Connect, Full, Progress};
+use crate::two_sided::engine::Engine;
 
 /// Makes a [`Context`]. What is not said comes from the environment or has a default. Ranks must
 /// say the same of [`eager_limit`](Builder::eager_limit) and [`depth`](Builder::depth).
@@ -19,7 +20,7 @@ pub struct Builder {
     bootstrap: Option<Arc<dyn Bootstrap>>,
     gpu: Option<Gpu>,
     device: Option<Device>,
-    order: Option<WordOrder>,
+    nic: NicOptions,
     config: Config,
 }
 
@@ -125,17 +126,10 @@ impl Builder {
         self
     }
 
-    /// How the word that announces a message is kept behind its payload. Default: as `MP_TELL` says.
+    /// Options of the path by the NIC.
     #[must_use]
-    pub fn word_order(mut self, how: WordOrder) -> Builder {
-        self.order = Some(how);
-        self
-    }
-
-    /// What queue pairs are made of; the time limit and the doorbell are the context's.
-    #[must_use]
-    pub fn qp(mut self, config: QpConfig) -> Builder {
-        self.config.qp = config;
+    pub fn nic(mut self, options: NicOptions) -> Builder {
+        self.nic = options;
         self
     }
 
@@ -153,12 +147,9 @@ impl Builder {
     /// # Errors
     /// `Invalid` for sizes out of range; `Gdsync` and others if GPU or NIC refuse; those of the
     /// bootstrap; `Timeout`, naming a rank, if peers are to be connected and one does not answer.
-    pub fn build(mut self) -> Result<Context> {
+    pub fn build(self) -> Result<Context> {
         self.config.check()?;
-        self.config.order = match self.order {
-            Some(order) => order,
-            None => WordOrder::from_env()?,
-        };
+        self.nic.check()?;
         let bootstrap = match self.bootstrap {
             Some(bootstrap) => bootstrap,
             None => bootstrap::from_env()?,
@@ -176,6 +167,12 @@ impl Builder {
                 Device::open_with(&gpu, &options)?
             }
         };
-        Context::open(bootstrap, &gpu, &device, self.config)
+        Context::open(Engine::new(
+            bootstrap,
+            &gpu,
+            &device,
+            &self.nic,
+            self.config,
+        )?)
     }
 }

@@ -16,7 +16,7 @@ impl Context {
     /// several segments, and for a stream that is being captured; `PeerFailed` and `Timeout`, naming the rank, if it cannot be connected;
     /// `QueueFull` as the context is built.
     pub fn prepare_send(&self, send: &SendOp<'_>) -> Result<Request> {
-        Ok(Request::new(self, self.engine().prepare_send(send)?))
+        Ok(Request::new(self, self.engine().send(send, false)?))
     }
 
     /// Prepares a receive; one from a rank has its number.
@@ -26,7 +26,7 @@ impl Context {
     /// than the channel has slots; `Busy` while a receive from anybody under the same tag comes
     /// first.
     pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
-        Ok(Request::new(self, self.engine().prepare_recv(recv)?))
+        Ok(Request::new(self, self.engine().recv(recv, false)?))
     }
 
     /// Prepares a send and posts it.
@@ -34,7 +34,7 @@ impl Context {
     /// # Errors
     /// As [`Context::prepare_send`] and [`Request::post`].
     pub fn post_send(&self, send: &SendOp<'_>) -> Result<Request> {
-        Ok(Request::new(self, self.engine().send(send)?))
+        Ok(Request::new(self, self.engine().send(send, true)?))
     }
 
     /// Prepares a receive and posts it.
@@ -42,7 +42,7 @@ impl Context {
     /// # Errors
     /// As [`Context::prepare_recv`] and [`Request::post`].
     pub fn post_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
-        Ok(Request::new(self, self.engine().recv(recv)?))
+        Ok(Request::new(self, self.engine().recv(recv, true)?))
     }
 
     /// Sends `data` to rank `to`, by the CPU.

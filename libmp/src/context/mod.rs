@@ -16,12 +16,11 @@ use gdsync::rdma::Device;
 use gdsync::{Gpu, Stream};
 
 use crate::WordOrder;
-use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Path, Rights};
 use crate::region::{Memory, Slice};
 use crate::two_sided::Stuck;
-use crate::two_sided::config::{Config, Connect, Progress};
+use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
 use cache::Cache;
 
@@ -88,13 +87,8 @@ impl Context {
         Builder::default()
     }
 
-    fn open(
-        bootstrap: Arc<dyn Bootstrap>,
-        gpu: &Gpu,
-        device: &Device,
-        config: Config,
-    ) -> Result<Context> {
-        let engine = Arc::new(Engine::new(bootstrap, gpu, device, config)?);
+    fn open(engine: Engine) -> Result<Context> {
+        let engine = Arc::new(engine);
         let machine = (engine.config.progress == Progress::Background).then(|| {
             let background = Background(Arc::downgrade(&engine));
             engine.host().attach(Lane::Watch, Box::new(background))
@@ -132,8 +126,8 @@ impl Context {
     /// How this rank keeps the word that announces a message to `rank` behind its payload:
     /// [`WordOrder::Plain`] or [`WordOrder::BehindRead`]. `None` before the two are connected.
     pub fn word_order(&self, rank: u32) -> Option<WordOrder> {
-        let mut state = self.engine().lock();
-        state.peer(rank)?.link.order
+        let state = self.engine().lock();
+        state.peers.get(rank)?.link.order
     }
 
     /// By which path bytes reach `rank`, and why by that one. `None` if the job has no such rank.

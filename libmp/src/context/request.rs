@@ -14,6 +14,7 @@ use crate::two_sided::engine::Engine;
 use crate::two_sided::wait::WAIT;
 
 const TEST: &str = "test request";
+const SEVERAL: &str = "wait for requests";
 
 /// A send or a receive.
 ///
@@ -101,12 +102,12 @@ impl Request {
     fn late(&self, limit: Duration) -> Error {
         let engine = self.engine();
         let state = engine.lock();
-        let text = engine.late_text(&state, self.key, limit);
+        let Some(entry) = state.requests.get(self.key) else {
+            return Error::unknown_request(WAIT);
+        };
+        let text = engine.late_text(&state, entry, limit);
         let error = Error::new(WAIT, Kind::Timeout, text);
-        match state.requests.get(self.key) {
-            Some(e) => error.of_message(e.name().peer, e.tag, e.number),
-            None => error,
-        }
+        error.of_message(entry.name().peer, entry.tag, entry.number)
     }
 
     /// Has `stream` stand still until it has ended. What has been received is in place then. A
@@ -156,7 +157,7 @@ fn same(requests: &[Request]) -> Result<Option<&Engine>> {
         true => Ok(Some(engine)),
         false => {
             let what = "requests of several contexts";
-            Err(Error::new("wait for requests", Kind::Invalid, what))
+            Err(Error::new(SEVERAL, Kind::Invalid, what))
         }
     }
 }
@@ -206,11 +207,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
 pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> {
     let mut found = None;
     let Some(engine) = same(requests)? else {
-        return Err(Error::new(
-            "wait for requests",
-            Kind::Invalid,
-            "there is none",
-        ));
+        return Err(Error::new(SEVERAL, Kind::Invalid, "there is none"));
     };
     engine.wait_until(limit, &mut |state| {
         found = requests.iter().position(|r| engine.has_ended(state, r.key));

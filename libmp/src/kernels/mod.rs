@@ -29,36 +29,6 @@ pub(crate) struct Kernels {
     stamp: Dims,
 }
 
-/// A size of [`Unpack`] or [`Stamp`] that there is a kernel for.
-pub(crate) trait Params {
-    /// The kernel that takes it.
-    fn kernel(kernels: &Kernels) -> &Kernel;
-}
-
-impl Params for Unpack<1> {
-    fn kernel(kernels: &Kernels) -> &Kernel {
-        &kernels.unpack_1
-    }
-}
-
-impl Params for Unpack<SEGMENTS> {
-    fn kernel(kernels: &Kernels) -> &Kernel {
-        &kernels.unpack_30
-    }
-}
-
-impl Params for Stamp<1> {
-    fn kernel(kernels: &Kernels) -> &Kernel {
-        &kernels.stamp_1
-    }
-}
-
-impl Params for Stamp<STAMPS> {
-    fn kernel(kernels: &Kernels) -> &Kernel {
-        &kernels.stamp_16
-    }
-}
-
 impl Kernels {
     /// Those of `gpu`, loaded with its first context: the driver lets loading stand behind waits,
     /// so later contexts must not need it.
@@ -82,7 +52,8 @@ impl Kernels {
         })
     }
 
-    /// Enqueues the receiver's half of a message.
+    /// Enqueues the receiver's half of a message. One that waits for the word says what comes to
+    /// which value behind it: `passed`.
     ///
     /// # Safety
     /// Every address in `params` that is not 0 is valid on the stream's GPU until the stream has
@@ -90,39 +61,31 @@ impl Kernels {
     /// segments overlap neither each other nor what is copied from.
     ///
     /// # Errors
-    /// Those of [`Stream::launch`].
+    /// Those of [`Stream::launch`] and [`Stream::launch_waiting`].
     #[inline]
-    pub unsafe fn unpack<const N: usize>(&self, stream: &Stream, params: &Unpack<N>) -> Result<()>
-    where
-        Unpack<N>: Params,
-    {
-        debug_assert!(params.segments as usize <= N);
-        // SAFETY: the kernel accesses what `Unpack` names, which the caller vouches for.
-        unsafe { stream.launch(Unpack::kernel(self), self.unpack, params.bytes()) }?;
-        Ok(())
-    }
-
-    /// As [`Kernels::unpack`], waiting for the word; `passed` comes to this value behind it.
-    ///
-    /// # Safety
-    /// As for [`Kernels::unpack`].
-    ///
-    /// # Errors
-    /// Those of [`Stream::launch_waiting`].
-    #[inline]
-    pub unsafe fn await_and_unpack<const N: usize>(
+    pub unsafe fn unpack<const N: usize>(
         &self,
         stream: &Stream,
         params: &Unpack<N>,
-        passed: (&Word64, u64),
-    ) -> Result<()>
-    where
-        Unpack<N>: Params,
-    {
-        debug_assert!(params.segments as usize <= N && params.waits == 1);
-        let kernel = Unpack::kernel(self);
-        // SAFETY: as for `unpack`.
-        unsafe { stream.launch_waiting(kernel, self.unpack, params.bytes(), passed) }?;
+        passed: Option<(&Word64, u64)>,
+    ) -> Result<()> {
+        const { assert!(N == 1 || N == SEGMENTS) };
+        debug_assert!(params.segments as usize <= N);
+        debug_assert!(params.waits == 1 || passed.is_none());
+        let kernel = if N == 1 {
+            &self.unpack_1
+        } else {
+            &self.unpack_30
+        };
+        // SAFETY: the kernel accesses what `Unpack` names, which the caller vouches for.
+        unsafe {
+            match passed {
+                None => stream.launch(kernel, self.unpack, params.bytes())?,
+                Some(passed) => {
+                    stream.launch_waiting(kernel, self.unpack, params.bytes(), passed)?
+                }
+            }
+        }
         Ok(())
     }
 
@@ -135,14 +98,17 @@ impl Kernels {
     /// # Errors
     /// Those of [`Stream::launch`].
     #[inline]
-    pub unsafe fn stamp<const N: usize>(&self, stream: &Stream, params: &Stamp<N>) -> Result<()>
-    where
-        Stamp<N>: Params,
-    {
+    pub unsafe fn stamp<const N: usize>(&self, stream: &Stream, params: &Stamp<N>) -> Result<()> {
+        const { assert!(N == 1 || N == STAMPS) };
         debug_assert!(params.chunks as usize <= N);
         debug_assert!(u64::from(params.chunks).saturating_mul(params.chunk) >= params.size);
+        let kernel = if N == 1 {
+            &self.stamp_1
+        } else {
+            &self.stamp_16
+        };
         // SAFETY: the kernel accesses what `Stamp` names, which the caller vouches for.
-        unsafe { stream.launch(Stamp::kernel(self), self.stamp, params.bytes()) }?;
+        unsafe { stream.launch(kernel, self.stamp, params.bytes()) }?;
         Ok(())
     }
 }

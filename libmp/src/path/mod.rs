@@ -12,6 +12,7 @@
 mod nic;
 mod order;
 
+pub use nic::NicOptions;
 pub(crate) use nic::{
     Batch, Keys, LANES, Lane, Link, List, MOST_BYTES, MOST_PIECES, Nic, Piece, Put, Remote, Rights,
     Span,

@@ -50,7 +50,7 @@ impl WordOrder {
     /// # Errors
     /// `Unsupported` if READs are needed and there are none.
     pub(crate) fn choose(self, keeps: bool, reads: bool) -> Result<(WordOrder, &'static str)> {
-        let forced = "MP_TELL or Builder::word_order forces it";
+        let forced = "MP_TELL or NicOptions::word_order forces it";
         if on(Mutant::PlainTell) {
             return Ok((WordOrder::Plain, "a mutant forces it"));
         }

@@ -5,6 +5,7 @@ pub(crate) mod table;
 
 /// How a request ended well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Done {
     /// The rank that sent the message; of a send, the rank that it went to.
     pub peer: u32,

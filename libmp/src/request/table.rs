@@ -235,6 +235,14 @@ impl Entry {
         }
     }
 
+    /// Gives up its memory: segments, and where a large message lands first.
+    pub fn take_memory(&mut self) -> (Segments, Option<Memory>) {
+        let staging = self
+            .receive_mut()
+            .and_then(|receive| receive.staging.take());
+        (std::mem::take(&mut self.segments), staging)
+    }
+
     /// All prepared puts, the newest first.
     pub fn newest_puts(&self) -> Vec<Put> {
         let late = self.late().map_or(&[][..], |late| &late.behind);
@@ -295,7 +303,11 @@ impl Table {
     /// `QueueFull` with the limit; `Gdsync` if there is no memory for its words.
     #[inline]
     pub fn make_place(&mut self, gpu: &Gpu) -> Result<()> {
-        self.admit()?;
+        if self.entries.len() >= MAX_REQUESTS {
+            let what = "requests that are unfinished, or whose handles are held";
+            let full = Error::new("prepare request", Kind::QueueFull, what);
+            return Err(full.with_limit(MAX_REQUESTS));
+        }
         while self.used >= CHUNK * self.chunks.len() {
             // Under the state's lock, but no stream that stands still can hold it up: pinned memory
             // is made in a context of the library's own.
@@ -310,14 +322,6 @@ impl Table {
         let key = self.entries.insert(entry);
         self.used = self.used.max(index(key) + 1);
         key
-    }
-
-    fn admit(&self) -> Result<()> {
-        if self.entries.len() < MAX_REQUESTS {
-            return Ok(());
-        }
-        let what = "requests that are unfinished, or whose handles are held";
-        Err(Error::new("prepare request", Kind::QueueFull, what).with_limit(MAX_REQUESTS))
     }
 
     /// Whether it is time to sweep.
@@ -401,6 +405,12 @@ impl Table {
     /// What a kernel has told of the request's end.
     pub fn told(&self, key: RequestKey) -> Option<(Status, u64)> {
         word::parse_result(self.words(key).result.load().unwrap_or(0))
+    }
+
+    /// Tells how a request ended.
+    pub fn tell(&self, key: RequestKey, status: Status, len: u64) {
+        // Pinned memory, which the CPU reaches: it cannot fail.
+        let _ = self.result_word(key).store(word::result(status, len));
     }
 
     /// As the GPU sees the result.

@@ -6,84 +6,135 @@
 
 use gdsync::Status;
 
-use super::channel::has_come;
 use super::engine::Engine;
-use super::peer::Target;
+use super::peer::{Peers, Target};
 use super::receive::{settle_told, tell_place};
 use super::state::State;
 use crate::error::{Kind, Result};
 use crate::path::Batch;
-use crate::request::table::{Phase, RequestKey};
-use crate::wire::word::{self, WordKind};
+use crate::request::table::{Phase, RequestKey, Table};
+use crate::wire::word::WordKind;
+
+/// Receives from anybody that nothing has matched.
+#[derive(Debug, Default)]
+pub(crate) struct Matcher {
+    /// Oldest first.
+    waiting: Vec<RequestKey>,
+    /// The rank where the next search begins.
+    from: u32,
+}
+
+/// One pass over the receives.
+#[derive(Debug, Default)]
+struct Pass {
+    at: usize,
+    /// Tags whose oldest receive stays: later ones do not overtake it.
+    blocked: Vec<u32>,
+}
+
+impl Matcher {
+    pub fn add(&mut self, key: RequestKey) {
+        self.waiting.push(key);
+    }
+
+    pub fn remove(&mut self, key: RequestKey) {
+        self.waiting.retain(|other| *other != key);
+    }
+
+    /// The oldest receive under `tag`.
+    pub fn first(&self, requests: &Table, tag: u32) -> Option<RequestKey> {
+        let same = |key: &&RequestKey| requests.get(**key).is_some_and(|entry| entry.tag == tag);
+        self.waiting.iter().find(same).copied()
+    }
+
+    /// The tags of all.
+    pub fn tags(&self, requests: &Table) -> Vec<u32> {
+        let entries = self.waiting.iter().filter_map(|key| requests.get(*key));
+        entries.map(|entry| entry.tag).collect()
+    }
+
+    /// The next receive of a pass for which there is a message, taken out with the tag, and the
+    /// message's rank.
+    fn next(
+        &mut self,
+        pass: &mut Pass,
+        requests: &Table,
+        peers: &Peers,
+    ) -> Option<(RequestKey, u32, u32)> {
+        while let Some(key) = self.waiting.get(pass.at).copied() {
+            let Some(entry) = requests.get(key) else {
+                self.waiting.remove(pass.at);
+                continue;
+            };
+            let marked = entry.receive().and_then(|receive| receive.marked.as_ref());
+            let there = marked.is_none() || requests.mark_word(key).load().unwrap_or(0) == 1;
+            if there
+                && !pass.blocked.contains(&entry.tag)
+                && let Some(rank) = mail(peers, entry.tag, self.from)
+            {
+                self.waiting.remove(pass.at);
+                return Some((key, entry.tag, rank));
+            }
+            if !pass.blocked.contains(&entry.tag) {
+                pass.blocked.push(entry.tag);
+            }
+            pass.at += 1;
+        }
+        None
+    }
+
+    /// Puts a receive back that could not be matched now.
+    fn put_back(&mut self, pass: &mut Pass, key: RequestKey, tag: u32) {
+        self.waiting.insert(pass.at, key);
+        pass.blocked.push(tag);
+        pass.at += 1;
+    }
+}
 
 impl Engine {
     /// Matches what can be matched. `true`: something was.
     pub(crate) fn match_any(&self, state: &mut State) -> bool {
-        let mut matched = false;
-        let mut at = 0;
-        let mut blocked: Vec<u32> = Vec::new();
-        while let Some(key) = state.any_source.get(at).copied() {
-            let Some((tag, stands)) = state.requests.get(key).map(|entry| {
-                let marked = entry.receive().and_then(|receive| receive.marked.as_ref());
-                let there =
-                    marked.is_none() || state.requests.mark_word(key).load().unwrap_or(0) == 1;
-                (entry.tag, there && !blocked.contains(&entry.tag))
-            }) else {
-                state.any_source.remove(at);
-                continue;
-            };
-            let found = if stands { find(state, tag) } else { None };
-            match found {
-                Some(rank) => match self.adopt(state, key, rank) {
-                    // No room on the lane: it is tried again in the next round.
-                    Err(e) if matches!(e.kind(), Kind::QueueFull | Kind::Busy) => {
-                        blocked.push(tag);
-                        at += 1;
-                    }
-                    adopted => {
-                        state.any_source.remove(at);
-                        state.any_from = (rank + 1) % self.size;
-                        if let Err(e) = adopted {
-                            tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
-                            let status = e.status().unwrap_or(Status::LOCAL_QP_OPERATION);
-                            self.finish(state, key, status, 0);
-                        }
-                        matched = true;
-                    }
-                },
-                None => {
-                    blocked.push(tag);
-                    at += 1;
+        let (mut matched, mut pass) = (false, Pass::default());
+        while let Some((key, tag, rank)) =
+            state.matcher.next(&mut pass, &state.requests, &state.peers)
+        {
+            match self.adopt(state, key, rank) {
+                // No room on the lane: it is tried again in the next round.
+                Err(e) if matches!(e.kind(), Kind::QueueFull | Kind::Busy) => {
+                    state.matcher.put_back(&mut pass, key, tag);
+                    continue;
                 }
+                Err(e) => {
+                    tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
+                    let status = e.status().unwrap_or(Status::LOCAL_QP_OPERATION);
+                    self.finish(state, key, status, 0);
+                }
+                Ok(()) => {}
             }
+            state.matcher.from = (rank + 1) % self.size;
+            matched = true;
         }
         matched
     }
 
     /// Makes the receive one from `rank`, whose next message is there or announced.
     fn adopt(&self, state: &mut State, key: RequestKey, rank: u32) -> Result<()> {
-        let State {
-            peers, requests, ..
-        } = state;
-        let (Some(entry), Some(peer)) =
-            (requests.get_mut(key), peers[rank as usize].as_deref_mut())
+        let (Some(entry), Some(peer)) = (state.requests.get_mut(key), state.peers.get_mut(rank))
         else {
             return Ok(());
         };
-        let Some(channel) = peer.recvs.get_mut(&entry.tag) else {
+        let Some(channel) = peer.channels.recvs.get_mut(&entry.tag) else {
             return Ok(());
         };
-        let number = channel.next;
-        let slot = channel.shape.slot(number);
+        let number = channel.numbers.next();
         entry.number = number;
-        let first = channel.word(number, false).load()?;
-        let announced = word::parse(first).1 == Some(WordKind::Announce);
+        let announced = matches!(channel.said(number), Some((Some(WordKind::Announce), _)));
         if announced && entry.large {
-            settle_told(channel, &mut peer.link, slot, 0)?;
+            settle_told(channel, &mut peer.link, number, 0)?;
             if let Some(lane) = peer.link.lane(0) {
                 let mut batch = Batch::new(lane);
                 tell_place(&mut batch, channel, entry)?;
-                channel.told[slot] = Some((0, batch.post()?));
+                *channel.told(number) = Some((0, batch.post()?));
             }
         }
         entry.peer = rank;
@@ -91,34 +142,63 @@ impl Engine {
         entry.poster.lane = 0;
         entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
         entry.phase = Phase::Posted;
-        channel.next += 1;
-        channel.receives[slot] = Some(key);
+        *channel.newest(number) = Some(key);
+        channel.numbers.advance();
         Ok(())
     }
 }
 
-impl State {
-    /// Whether a receive from anybody under `tag` could be matched.
-    pub(super) fn has_mail(&self, tag: u32) -> bool {
-        find(self, tag).is_some()
-    }
+/// A rank whose next message under `tag` is there or announced, and which a receive can take: the
+/// first from `from` on.
+pub(super) fn mail(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
+    let size = peers.size();
+    (0..size).map(|i| (from + i) % size).find(|rank| {
+        let Some(peer) = peers.get(*rank) else {
+            return false;
+        };
+        let Some(channel) = peer.channels.recvs.get(&tag).filter(|c| c.is_open()) else {
+            return false;
+        };
+        let number = channel.numbers.next();
+        let ready = match peer.is_here() {
+            true => peer.is_open(0, Target::Lanes),
+            false => channel.has_mail(),
+        };
+        ready && channel.is_free(number) && channel.has_come(number, false)
+    })
 }
 
-/// A rank whose next message under `tag` is there or announced, and which a receive can take.
-fn find(state: &State, tag: u32) -> Option<u32> {
-    let size = state.peers.len() as u32;
-    (0..size).map(|i| (state.any_from + i) % size).find(|rank| {
-        let Some(peer) = state.known(*rank) else {
-            return false;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::table::{Entry, Operation, Receive};
+
+    #[test]
+    fn receives_wait_in_their_order_and_one_that_is_gone_is_forgotten() {
+        let (mut matcher, mut requests) = (Matcher::default(), Table::new());
+        requests.make_place(&gdsync::Gpu::soft().unwrap()).unwrap();
+        let mut post = |tag| {
+            let operation = Operation::Receive(Receive::default());
+            requests.put(Entry::new(
+                operation,
+                super::super::receive::ANYBODY,
+                tag,
+                &[],
+            ))
         };
-        let Some(channel) = peer.recvs.get(&tag).filter(|c| c.is_open()) else {
-            return false;
-        };
-        let number = channel.next;
-        let ready = match peer.failed {
-            Some(_) => channel.has_mail(),
-            None => peer.is_open(0, Target::Lanes),
-        };
-        ready && channel.is_free(number) && has_come(channel.word(number, false), number)
-    })
+        let keys = [post(1), post(2), post(1)];
+        keys.into_iter().for_each(|key| matcher.add(key));
+        assert_eq!(matcher.tags(&requests), [1, 2, 1]);
+        assert_eq!(matcher.first(&requests, 1), Some(keys[0]));
+        matcher.remove(keys[0]);
+        assert_eq!(matcher.first(&requests, 1), Some(keys[2]));
+        // There is no message: each tag is looked for once.
+        let mut pass = Pass::default();
+        assert_eq!(matcher.next(&mut pass, &requests, &Peers::new(2)), None);
+        assert_eq!(pass.blocked, [2, 1]);
+        matcher.waiting.remove(1);
+        let mut pass = Pass::default();
+        matcher.put_back(&mut pass, keys[2], 1);
+        assert_eq!((matcher.waiting, pass.at), (vec![keys[2], keys[1]], 1));
+    }
 }

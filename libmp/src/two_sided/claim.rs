@@ -3,19 +3,18 @@
 
 use gdsync::{Status, Stream};
 
-use super::channel::has_come;
-use super::credit::{count, credit_on};
+use super::channel::RecvChannel;
+use super::credit::credit_on;
 use super::engine::Engine;
 use super::peer::Target;
 use super::progress::arrived;
 use super::receive::{ANYBODY, lands_in_device};
 use super::spec::On;
 use super::state::{Guard, State, known};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
 use crate::path::List;
-use crate::region::Slice;
-use crate::request::table::{Phase, RequestKey};
+use crate::request::table::{Entry, Phase, RequestKey};
 use crate::wire::word::{self, WordKind};
 
 const WAIT: &str = "wait on stream";
@@ -34,10 +33,8 @@ impl Engine {
         }
         let on = On::Stream(stream, None);
         let mut lane = self.lane_of(&mut state, &on);
-        let ready = match state.peer(rank) {
-            Some(peer) => peer.failed.is_some() || peer.is_open(lane, Target::Lanes),
-            None => false,
-        };
+        let peer = state.peers.get(rank);
+        let ready = peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Target::Lanes));
         if !ready {
             // At most the time limit, once a call: when it is repeated for want of room the lane is
             // there. Only a receive from anybody may find its rank, and so come here, while the
@@ -62,16 +59,11 @@ impl Engine {
         let rank = entry.peer;
         match entry.phase {
             Phase::Posted => {}
-            Phase::Prepared => {
-                return Err(Error::new(WAIT, Kind::NoSuchRequest, "it is not posted"));
-            }
+            Phase::Prepared => return Err(Error::unposted(WAIT)),
             _ => return self.wait_for_result(&mut state.requests, key, stream),
         }
-        let Some(kernels) = &self.kernels else {
-            let what = "the GPU runs no kernels";
-            return Err(Error::new(WAIT, Kind::Unsupported, what));
-        };
-        if let Some(peer) = state.known(rank).filter(|peer| peer.failed.is_some())
+        let kernels = self.kernels(WAIT)?;
+        if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here())
             && !arrived(state, key)
         {
             let e = peer.error(WAIT);
@@ -84,30 +76,12 @@ impl Engine {
         stream.check_room(4)?;
         // The word of a short message is one that a kernel can wait for: no flush belongs to it.
         let spins = !entry.large && link.lane(0).is_some_and(|lane| lane.may_spin());
-        let segments = entry.segments.as_slice();
-        let params = Unpack {
-            word: word.addr().0,
-            payload: channel.payload_addr(number),
-            consumed: channel.taken(number).addr().0,
-            result,
-            error: self.error.addr().0,
-            capacity: entry.len,
-            staging: entry.staging().map_or(0, |m| m.region().addr().0),
-            slot: channel.shape.room() as u32,
-            seq: number as u32,
-            segments: segments.len() as u32,
-            waits: spins.into(),
-            segment: [piece(segments.first())],
-        };
+        let words = [result, self.error.addr().0];
         let passed = (channel.taken(number), word::threshold(number));
-        if let Some(poster) = entry
-            .poster
-            .stream
-            .as_ref()
-            .filter(|p| p.id() != stream.id())
-        {
+        match &entry.poster.stream {
             // The memory is the poster's until it has come to the receive.
-            poster.precede(stream)?;
+            Some(poster) if poster.id() != stream.id() => poster.precede(stream)?,
+            _ => {}
         }
         if !spins {
             let mut list = List::<2>::new();
@@ -115,16 +89,19 @@ impl Engine {
             list.passed_by(passed.0, passed.1);
             list.post(stream, None)?;
         }
-        // SAFETY: words and payload are the channel's and the table's, which the state keeps; the
-        // segments are kept by the entry until the kernel has told its result.
-        let launched = unsafe {
-            match (segments.len(), spins) {
-                (0 | 1, false) => kernels.unpack(stream, &params),
-                (0 | 1, true) => kernels.await_and_unpack(stream, &params, passed),
-                (_, false) => kernels.unpack(stream, &scattered(&params, segments)),
-                (_, true) => {
-                    kernels.await_and_unpack(stream, &scattered(&params, segments), passed)
-                }
+        let waits = spins.then_some(passed);
+        // Words and payload are the channel's and the table's, which the state keeps; the segments
+        // are kept by the entry until the kernel has told its result.
+        let launched = match entry.segments.as_slice().len() {
+            0 | 1 => {
+                let params = unpack::<1>(channel, entry, words, spins);
+                // SAFETY: as said above.
+                unsafe { kernels.unpack(stream, &params, waits) }
+            }
+            _ => {
+                let params = unpack::<SEGMENTS>(channel, entry, words, spins);
+                // SAFETY: as said above.
+                unsafe { kernels.unpack(stream, &params, waits) }
             }
         };
         let launched = match launched {
@@ -138,56 +115,53 @@ impl Engine {
         if let Err(e) = launched {
             // The stream waits for a message that nothing would take in.
             let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));
-            if !has_come(word, number) {
+            if !channel.has_come(number, entry.large) {
                 let _ = word.store(failed);
             }
             let _ = channel.taken(number).store(failed);
-            state.take_fault(key);
-            self.blame(
-                state,
-                rank,
-                Some(key),
-                format!("enqueued in part only: {e}"),
-            );
-            self.give_up(state, rank, Status::CLOSED);
-            self.finish(state, key, Status::CLOSED, 0);
+            self.tear(state, key, &e);
             return Err(e);
         }
-        if let Some(run) = count(channel, number, lane, Some(stream.id()))
+        if let Some(run) = channel.count(number, lane, Some(stream.id()))
             && let Some(lane) = link.lane(lane)
             && let Err(e) = credit_on(stream, lane, channel, &run)
         {
             tracing::debug!(target: "mp", "the library tells rank {rank} what was taken: {e}");
-            channel.stale.push(run);
+            channel.side.credits.keep(run);
         }
         Ok(())
     }
 }
 
-fn piece(segment: Option<&Slice>) -> Segment {
-    segment.map_or(Segment::default(), |s| Segment {
-        addr: s.addr(),
-        len: s.len() as u64,
-    })
-}
-
-fn scattered(params: &Unpack<1>, segments: &[Slice]) -> Unpack<SEGMENTS> {
-    let mut list = [Segment::default(); SEGMENTS];
+/// What the kernel is told of a receive: `words` are its result and the context's error.
+#[inline]
+fn unpack<const N: usize>(
+    channel: &RecvChannel,
+    entry: &Entry,
+    words: [u64; 2],
+    waits: bool,
+) -> Unpack<N> {
+    let number = entry.number;
+    let segments = entry.segments.as_slice();
+    let mut list = [Segment::default(); N];
     for (place, segment) in list.iter_mut().zip(segments) {
-        *place = piece(Some(segment));
+        *place = Segment {
+            addr: segment.addr(),
+            len: segment.len() as u64,
+        };
     }
     Unpack {
-        word: params.word,
-        payload: params.payload,
-        consumed: params.consumed,
-        result: params.result,
-        error: params.error,
-        capacity: params.capacity,
-        staging: params.staging,
-        slot: params.slot,
-        seq: params.seq,
-        segments: params.segments,
-        waits: params.waits,
+        word: channel.word(number, entry.large).addr().0,
+        payload: channel.payload_addr(number),
+        consumed: channel.taken(number).addr().0,
+        result: words[0],
+        error: words[1],
+        capacity: entry.len,
+        staging: entry.staging().map_or(0, |m| m.region().addr().0),
+        slot: channel.shape.room() as u32,
+        seq: number as u32,
+        segments: segments.len() as u32,
+        waits: waits.into(),
         segment: list,
     }
 }

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Doorbell, QpConfig};
+use gdsync::rdma::Doorbell;
 
-use super::peer::MOST_CHANNELS;
-use crate::WordOrder;
+use super::channels::MOST_CHANNELS;
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Shape;
 
@@ -56,8 +54,6 @@ pub(crate) struct Config {
     pub progress: Progress,
     pub full: Full,
     pub doorbell: Doorbell,
-    pub order: WordOrder,
-    pub qp: QpConfig,
     pub channels: usize,
     pub start: u64,
 }
@@ -90,10 +86,6 @@ impl Config {
             let what = format!("{} tags, not from 4 on", self.channels);
             return refuse(what, MOST_CHANNELS as u64);
         }
-        if self.qp.send_blocks < 32 {
-            let what = format!("{} blocks a queue, fewer than 32", self.qp.send_blocks);
-            return refuse(what, 32768);
-        }
         Ok(())
     }
 }
@@ -110,12 +102,6 @@ impl Default for Config {
             progress: Progress::Background,
             full: Full::Wait,
             doorbell: Doorbell::Auto,
-            order: WordOrder::Auto,
-            qp: QpConfig::default()
-                .send_blocks(64)
-                .recv_entries(4)
-                .recv_sges(1)
-                .ring_memory(MemoryKind::Pinned),
             channels: 256,
             start: 0,
         }

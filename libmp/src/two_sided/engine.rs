@@ -13,7 +13,7 @@ use super::state::{Guard, State};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::path::Nic;
+use crate::path::{Nic, NicOptions};
 
 /// How often the background work is done.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
@@ -27,7 +27,7 @@ pub(crate) struct Engine {
     pub config: Config,
     pub gpu: Gpu,
     pub nic: Nic,
-    pub kernels: Option<Kernels>,
+    kernels: Option<Kernels>,
     pub bootstrap: Arc<dyn Bootstrap>,
     pub error: Word32,
     state: Mutex<State>,
@@ -38,6 +38,7 @@ impl Engine {
         bootstrap: Arc<dyn Bootstrap>,
         gpu: &Gpu,
         device: &Device,
+        nic: &NicOptions,
         config: Config,
     ) -> Result<Engine> {
         const OPERATION: &str = "build context";
@@ -61,21 +62,25 @@ impl Engine {
             size,
             topic: topic(&config.name, &*bootstrap),
             gpu: gpu.clone(),
-            nic: Nic {
-                me: rank,
-                device: device.clone(),
-                pd: device.alloc_pd()?,
-                queues: config.qp.clone(),
-                timeout: config.timeout,
-                order: config.order,
-                error: error.clone(),
-            },
+            nic: Nic::open(rank, device, nic, config.timeout, &error)?,
             kernels,
             error,
             state: Mutex::new(State::new(size, config.doorbell)),
             bootstrap,
             config,
         })
+    }
+
+    /// The kernels.
+    ///
+    /// # Errors
+    /// `Unsupported` on a GPU that runs none.
+    #[inline]
+    pub fn kernels(&self, operation: &'static str) -> Result<&Kernels> {
+        let what = "the GPU runs no kernels: a stream needs them to take a message in, and for one \
+                    whose place or length it finds out";
+        let none = || Error::new(operation, Kind::Unsupported, what);
+        self.kernels.as_ref().ok_or_else(none)
     }
 
     pub fn host(&self) -> &Arc<dyn Host> {

@@ -4,16 +4,16 @@ use gdsync::Status;
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
-use super::peer::{Cause, Peer};
+use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
-use super::receive::{has_come_to, settle_told};
+use super::receive::{ANYBODY, has_come_to, settle_told};
 use super::state::{State, known};
 use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Handle, Phase, RequestKey, Segments};
+use crate::request::table::{Entry, Handle, Phase, RequestKey};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
@@ -37,11 +37,7 @@ impl Engine {
         };
         let looked_at = entry.handle == Handle::Held || !entry.waiters.is_empty();
         if looked_at && state.requests.told(key).is_none() {
-            // Pinned memory, which the CPU reaches: it cannot fail.
-            let _ = state
-                .requests
-                .result_word(key)
-                .store(word::result(status, len));
+            state.requests.tell(key, status, len);
         }
         let Some(entry) = state.requests.get_mut(key) else {
             return;
@@ -50,17 +46,12 @@ impl Engine {
         entry.len = len;
         entry.take_late();
         entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
-        let segments = std::mem::take(&mut entry.segments);
-        let staging = entry
-            .receive_mut()
-            .and_then(|receive| receive.staging.take());
+        let (segments, staging) = entry.take_memory();
         let (receive, rank, tag, number) =
             (entry.is_receive(), entry.peer, entry.tag, entry.number);
         let last = |slice: &Slice| std::sync::Arc::strong_count(&slice.memory().0) == 1;
         if segments.as_slice().iter().any(last) {
             state.trash.segments.push(segments);
-        } else if let Segments::Many(_) | Segments::One(_) = &segments {
-            drop(segments);
         }
         let memory = &mut state.trash.memory;
         match staging {
@@ -93,14 +84,14 @@ impl Engine {
             return;
         };
         let name = entry.name();
-        let peer = state.known(entry.peer);
-        let cause = peer.and_then(|peer| peer.cause.as_ref());
-        let culprit = cause.filter(|cause| cause.culprit.is_some_and(|(of, _)| of == key));
+        let failure = state.peers.get(entry.peer).and_then(Peer::failure);
         let own = matches!(status, Status::TRUNCATED | Status::LOCAL_LENGTH);
-        let why = match culprit {
-            Some(_) => Why::Culprit,
-            None if !own && peer.is_some_and(|peer| peer.failed.is_some()) => Why::Peer,
-            None => Why::Own(self.own_text(state, key, status, len)),
+        let (order, why) = match failure.map(|failure| &failure.cause) {
+            Some(Cause::Request { culprit, order, .. }) if *culprit == key => {
+                (*order, Why::Culprit)
+            }
+            Some(_) if !own => (order, Why::Peer),
+            _ => (order, Why::Own(self.own_text(state, entry, status, len))),
         };
         let claimed = match entry.phase {
             Phase::Claimed(stream) => Some(stream),
@@ -110,7 +101,7 @@ impl Engine {
         let posted = poster.or(entry.end.stream);
         let waiters = entry.waiters.iter().map(|waiter| waiter.stream);
         let fault = Fault {
-            order: culprit.map_or(order, |cause| cause.order),
+            order,
             name,
             status,
             why,
@@ -124,14 +115,10 @@ impl Engine {
 
     /// Logs and keeps the failure of a request whose handle is dropped, if no call has returned it.
     fn drop_fault(&self, state: &mut State, key: RequestKey) {
-        let Some(entry) = state
-            .requests
-            .get_mut(key)
-            .filter(|entry| entry.handle != Handle::Held)
-        else {
-            return;
-        };
-        if let Some(fault) = entry.end.fault.take().filter(|_| !entry.end.taken) {
+        let entry = state.requests.get_mut(key);
+        if let Some(entry) = entry.filter(|entry| entry.handle != Handle::Held)
+            && let Some(fault) = entry.end.fault.take().filter(|_| !entry.end.taken)
+        {
             self.keep_fault(state, *fault);
         }
     }
@@ -213,29 +200,24 @@ impl Engine {
     ///
     /// `false`: there is no room to say so now, and the receive must not end before.
     pub(super) fn refuse(&self, state: &mut State, key: RequestKey) -> bool {
-        let State {
-            peers, requests, ..
-        } = state;
-        let Some(entry) = requests.get(key) else {
+        let Some(entry) = state.requests.get(key) else {
             return true;
         };
         if entry.large || entry.receive().is_none_or(|receive| receive.refused) {
             return true;
         }
         let (rank, tag, number) = (entry.peer, entry.tag, entry.number);
-        let Some(Some(peer)) = peers.get_mut(rank as usize) else {
+        let Some(peer) = state.peers.get_mut(rank).filter(|peer| peer.is_here()) else {
             return true;
         };
-        let Some(channel) = peer.recvs.get_mut(&tag).filter(|_| peer.failed.is_none()) else {
+        let Some(channel) = peer.channels.recvs.get_mut(&tag) else {
             return true;
         };
-        let len = match channel.word(number, false).load().map(word::parse) {
-            Ok((low, Some(WordKind::Announce), len)) if low == number as u16 => len,
-            _ => return true,
+        let Some((Some(WordKind::Announce), len)) = channel.said(number) else {
+            return true;
         };
-        let slot = channel.shape.slot(number);
-        let next = channel.receives[slot].filter(|next| *next != key);
-        let next = next.and_then(|next| requests.get(next));
+        let next = channel.newest(number).filter(|next| *next != key);
+        let next = next.and_then(|next| state.requests.get(next));
         // A later receive that has told where it is tells that this one is over. One that a stream
         // tells of, whenever it comes there, must not be overtaken by a word: there a message does.
         let later = next.filter(|next| next.large && next.phase != Phase::Prepared);
@@ -243,12 +225,12 @@ impl Engine {
         let told = later.is_some()
             || match refusal(channel, &mut peer.link, number) {
                 Ok(request) => {
-                    channel.told[slot] = Some((0, request));
+                    *channel.told(number) = Some((0, request));
                     true
                 }
                 Err(e) => !matches!(e.kind(), Kind::QueueFull | Kind::Busy),
             };
-        if let Some(receive) = requests.get_mut(key).and_then(Entry::receive_mut) {
+        if let Some(receive) = state.requests.get_mut(key).and_then(Entry::receive_mut) {
             receive.refused = told;
         }
         if by_mail {
@@ -274,12 +256,14 @@ impl Engine {
         number: u64,
         len: u64,
     ) {
-        let known = state.peer(rank).and_then(|peer| peer.sends.get(&tag));
-        let Some(channel) = known.filter(|channel| number < channel.next) else {
+        let Some(channel) = state.sending(rank, tag) else {
             return;
         };
+        if number >= channel.numbers.next() {
+            return;
+        }
         // Numbers begin anew where a channel went and came again.
-        let born = channel.born;
+        let born = channel.side.born;
         self.note(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
@@ -291,16 +275,15 @@ impl Engine {
             if len > self.config.eager_limit as u64 {
                 return;
             }
-            let name = Name {
-                receive: false,
-                peer: Some(rank),
-                tag,
-                number,
-                size: len,
-            };
             let fault = Fault {
                 order: state.faults.order(),
-                name,
+                name: Name {
+                    receive: false,
+                    peer: Some(rank),
+                    tag,
+                    number,
+                    size: len,
+                },
                 status: Status::TRUNCATED,
                 why: Why::Own(TOO_LONG.to_owned()),
                 streams: Vec::new(),
@@ -315,7 +298,7 @@ impl Engine {
             return;
         }
         let (large, queued) = (entry.large, matches!(entry.phase, Phase::Queued { .. }));
-        if large && let Some(channel) = state.peer(rank).and_then(|peer| peer.sends.get(&tag)) {
+        if large && let Some(channel) = state.sending(rank, tag) {
             channel.refuse(number);
         }
         if queued {
@@ -331,42 +314,62 @@ impl Engine {
             self.drop_fault(state, key);
         }
         // One that has not ended learns it when it does: the word comes before its completion.
-        let _ = state
-            .requests
-            .result_word(key)
-            .store(word::result(Status::TRUNCATED, len));
+        state.requests.tell(key, Status::TRUNCATED, len);
+    }
+
+    /// Gives a peer up that failed a request.
+    pub(super) fn give_up_for(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        status: Status,
+        text: String,
+    ) {
+        let Some(entry) = state.requests.get(key) else {
+            return;
+        };
+        let (rank, name) = (entry.peer, entry.name());
+        let cause = Cause::Request {
+            culprit: key,
+            name,
+            order: state.faults.order(),
+            text,
+        };
+        self.give_up(state, rank, status, cause);
+    }
+
+    /// Ends a request of which only a part is on the stream: the peer would wait for the rest for
+    /// ever.
+    pub(super) fn tear(&self, state: &mut State, key: RequestKey, e: &Error) {
+        state.take_fault(key);
+        let text = format!("enqueued in part only: {e}");
+        self.give_up_for(state, key, Status::CLOSED, text);
+        self.finish(state, key, Status::CLOSED, 0);
     }
 
     /// Gives a peer up: what is in flight with it ends with an error, in the rounds that follow.
     /// The peer is told, if it lives: it would wait for messages that will not come.
-    pub(crate) fn give_up(&self, state: &mut State, rank: u32, status: Status) {
+    pub(crate) fn give_up(&self, state: &mut State, rank: u32, status: Status, cause: Cause) {
         let me = self.rank;
-        let Some(peer) = state.peer(rank) else { return };
-        if peer.failed.is_some() {
+        if !state.peers.get(rank).is_some_and(Peer::is_here) {
             return;
         }
-        let lost = self.loses(state, rank);
-        if lost && self.error.load().unwrap_or(0) == 0 {
+        let lost = matches!(cause, Cause::Request { .. }) || self.loses(state, rank);
+        if lost {
             // Before streams pass.
-            let _ = self.error.store(status.0);
-        }
-        if let Some(peer) = state.peer(rank) {
-            peer.fail(status);
+            self.note(status);
         }
         if lost || status != Status::REMOTE_ABORTED {
-            let peer = state.peer(rank);
-            let text = match peer.and_then(|peer| peer.cause.as_ref()) {
-                Some(Cause {
-                    culprit: Some((_, name)),
-                    text,
-                    ..
-                }) => format!("{name}: {text}"),
-                Some(cause) => cause.text.clone(),
-                None => status.to_string(),
+            let text = match &cause {
+                Cause::Request { name, text, .. } => &format!("{name}: {text}"),
+                Cause::Protocol(text) | Cause::Other(text) => text,
             };
             tracing::warn!(target: "mp", "rank {me}: rank {rank} is given up: {text}");
         } else {
             tracing::debug!(target: "mp", "rank {me}: rank {rank} has left");
+        }
+        if let Some(peer) = state.peers.get_mut(rank) {
+            peer.fail(Failure { status, cause });
         }
         self.say_given_up(state, rank);
         self.host().ring();
@@ -377,17 +380,17 @@ impl Engine {
         let mut keys = Vec::new();
         state.requests.unfinished(&mut keys);
         keys.into_iter().any(|key| {
-            let phase = match state.requests.get(key) {
-                Some(entry) if entry.peer == rank => entry.phase,
-                _ => return false,
+            let entry = state.requests.get(key).filter(|entry| entry.peer == rank);
+            let Some(entry) = entry else {
+                return false;
             };
-            match phase {
+            match entry.phase {
                 Phase::Prepared | Phase::Unmatched | Phase::Done(_) => false,
                 Phase::Queued { .. } => true,
                 Phase::Posted | Phase::Claimed(_) => !arrived(state, key),
                 Phase::Sent(put) => {
-                    let lane = state.requests.get(key).map(|e| e.poster.lane);
-                    let lane = lane.and_then(|at| state.peer(rank)?.link.lane(at));
+                    let peer = state.peers.get_mut(rank);
+                    let lane = peer.and_then(|peer| peer.link.lane(entry.poster.lane));
                     lane.is_some_and(|lane| !matches!(lane.poll(put), Ok(Some(Status::SUCCESS))))
                 }
             }
@@ -399,11 +402,13 @@ impl Engine {
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();
         for rank in 0..self.size {
-            if let Some(peer) = state.peer(rank) {
-                if peer.failed.is_none() {
-                    peer.fail(Status::CLOSED);
+            if let Some(peer) = state.peers.get_mut(rank) {
+                if peer.is_here() {
+                    let cause = Cause::Other("this rank dropped its context".to_owned());
+                    let status = Status::CLOSED;
+                    peer.fail(Failure { status, cause });
                 }
-                for channel in peer.recvs.values() {
+                for channel in peer.channels.recvs.values() {
                     channel.release(Status::CLOSED);
                 }
                 self.say_given_up(&mut state, rank);
@@ -428,22 +433,12 @@ impl Engine {
     /// Takes a request back that was not posted, or is a receive that nothing has matched.
     pub(crate) fn take_back(&self, state: &mut State, key: RequestKey) -> Result<()> {
         const OPERATION: &str = "cancel request";
-        let State {
-            peers,
-            requests,
-            any_source,
-            ..
-        } = state;
-        let entry = known(requests, key)?;
+        let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
         let unposted = entry.phase == Phase::Prepared;
         match entry.phase {
-            Phase::Unmatched => {
-                any_source.retain(|other| *other != key);
-                self.finish(state, key, Status::CANCELLED, 0);
-                return Ok(());
-            }
-            Phase::Prepared if entry.peer == u32::MAX => {
+            Phase::Prepared | Phase::Unmatched if entry.peer == ANYBODY => {
+                state.matcher.remove(key);
                 self.finish(state, key, Status::CANCELLED, 0);
                 return Ok(());
             }
@@ -451,37 +446,35 @@ impl Engine {
             Phase::Posted if entry.poster.stream.is_none() && !entry.large => {}
             _ => return late("it was posted"),
         }
-        let Some(Peer {
-            sends, recvs, link, ..
-        }) = peers[entry.peer as usize].as_deref_mut()
-        else {
+        let Some(peer) = state.peers.get_mut(entry.peer) else {
             return late("no connection");
         };
-        let next = match entry.is_receive() {
-            true => recvs.get_mut(&entry.tag).map(|channel| {
-                let there =
-                    super::channel::has_come(channel.word(entry.number, entry.large), entry.number);
-                (&mut channel.next, there)
-            }),
-            false => sends
-                .get_mut(&entry.tag)
-                .map(|channel| (&mut channel.next, false)),
+        let (tag, number) = (entry.tag, entry.number);
+        let numbers = if entry.is_receive() {
+            let channel = peer.channels.recvs.get_mut(&tag);
+            if channel
+                .as_ref()
+                .is_some_and(|c| !unposted && c.has_come(number, entry.large))
+            {
+                return late("its message is there");
+            }
+            channel.map(|channel| &mut channel.numbers)
+        } else {
+            let channel = peer.channels.sends.get_mut(&tag);
+            channel.map(|channel| &mut channel.numbers)
         };
-        let Some((next, there)) = next else {
+        let Some(numbers) = numbers else {
             return late("no channel");
         };
-        if there && !unposted {
-            return late("its message is there");
-        }
-        if *next != entry.number + 1 {
+        if !numbers.is_newest(number) {
             return late("a later one of its tag was prepared");
         }
-        if let Some(lane) = link.lane(entry.poster.lane) {
+        if let Some(lane) = peer.link.lane(entry.poster.lane) {
             for put in entry.newest_puts() {
                 lane.abort(put)?;
             }
         }
-        *next -= 1;
+        numbers.give_back();
         self.finish(state, key, Status::CANCELLED, 0);
         Ok(())
     }
@@ -518,15 +511,10 @@ impl Engine {
     /// A prepared request was dropped whose number others come behind. What matches it is told: a
     /// message is taken and thrown away as too long, a receive ends as if its message were.
     fn void(&self, state: &mut State, key: RequestKey) {
-        let State {
-            peers, requests, ..
-        } = state;
-        let Some(entry) = requests.get_mut(key) else {
+        let Some(entry) = state.requests.get_mut(key) else {
             return;
         };
-        let peer = peers
-            .get_mut(entry.peer as usize)
-            .and_then(Option::as_deref_mut);
+        let peer = state.peers.get_mut(entry.peer);
         if let Some(lane) = peer.and_then(|peer| peer.link.lane(entry.poster.lane)) {
             for put in entry.newest_puts() {
                 // Those that were taken back already are gone.
@@ -549,10 +537,7 @@ impl Engine {
             true => Phase::Posted,
             false => Phase::Queued { announced: false },
         };
-        let segments = std::mem::take(&mut entry.segments);
-        let staging = entry
-            .receive_mut()
-            .and_then(|receive| receive.staging.take());
+        let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);
         state.trash.memory.extend(staging);
         self.advance(state, key);
@@ -561,8 +546,7 @@ impl Engine {
 
 /// Tells the sender of message `number` that its receive has ended without it.
 fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
-    let slot = channel.shape.slot(number);
-    settle_told(channel, link, slot, 0)?;
+    settle_told(channel, link, number, 0)?;
     let Some(lane) = link.lane(0) else {
         return Err(Error::new("refuse message", Kind::Closed, "no lane"));
     };
@@ -574,9 +558,8 @@ fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Pu
 
 /// Whether the word of a message says that its sender found it too long, and so has failed it.
 fn knows_too_long(state: &State, rank: u32, tag: u32, number: u64) -> bool {
-    let peer = state.known(rank);
-    let channel = peer.and_then(|peer| peer.recvs.get(&tag));
-    let word = channel.and_then(|channel| channel.word(number, false).load().ok());
-    word.map(word::parse)
-        .is_some_and(|(low, kind, _)| low == number as u16 && kind == Some(WordKind::TooLong))
+    let said = state
+        .receiving(rank, tag)
+        .and_then(|channel| channel.said(number));
+    matches!(said, Some((Some(WordKind::TooLong), _)))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gds_step::Time;
 
 use super::engine::Engine;
-use super::peer::Peer;
+use super::peer::{Peer, Peers};
 use super::state::State;
 use crate::request::table::{Phase, Table};
 use crate::wire::control::Control;
@@ -28,6 +28,48 @@ pub(super) enum Life {
     Own,
 }
 
+/// What is known of a peer's life.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse {
+    /// The bootstrap has said that it is gone.
+    pub gone: bool,
+    /// When a control message of it last arrived.
+    pub heard: Option<Time>,
+    /// When it was last asked whether it is alive.
+    probed: Option<Time>,
+}
+
+impl Pulse {
+    /// Whether it is alive, if a request has waited for it since `since`; it is asked after
+    /// `silence`.
+    fn life(&self, since: Option<Time>, now: Time, silence: Duration) -> Life {
+        if self.gone {
+            return Life::Gone;
+        }
+        let Some(since) = since else {
+            return Life::Unknown;
+        };
+        // The answer to the latest question may be in flight.
+        let fresh = |heard: &Time| *heard >= since && now.since(*heard) <= 2 * silence;
+        match (self.heard.filter(fresh), self.probed) {
+            (Some(_), _) => Life::Alive,
+            (None, Some(probed)) if probed >= since => Life::Mute(now.since(probed)),
+            (None, _) => Life::Unknown,
+        }
+    }
+
+    /// Whether it is to be asked now: a request has waited for it since `since`, and it has sent no
+    /// control message for as long as `silence`.
+    fn probe(&mut self, since: Time, now: Time, silence: Duration) -> bool {
+        let known = [self.probed, self.heard].into_iter().flatten();
+        let due = now.since(known.fold(since, Time::max)) >= silence;
+        if due {
+            self.probed = Some(now);
+        }
+        due
+    }
+}
+
 /// When the bootstrap is asked which ranks are gone.
 #[derive(Default)]
 pub(crate) struct GonePoll {
@@ -44,83 +86,53 @@ impl GonePoll {
 
     /// The ranks of which the bootstrap is to be asked now: one after the other, and each that a
     /// request or an answer is waited for from. `true`: it is gone, as it refused a message.
-    pub fn due(
-        &mut self,
-        peers: &[Option<Box<Peer>>],
-        requests: &Table,
-        now: Time,
-    ) -> Vec<(u32, bool)> {
+    pub fn due(&mut self, peers: &Peers, requests: &Table, now: Time) -> Vec<(u32, bool)> {
         if now < self.next {
             return Vec::new();
         }
         self.next = now + POLL;
-        let size = peers.len();
-        let mut asked = vec![false; size];
+        let size = peers.size();
+        let mut asked = vec![false; size as usize];
         for (_, entry) in requests.iter() {
             let waits = !matches!(entry.phase, Phase::Done(_) | Phase::Prepared);
             if let Some(asked) = asked.get_mut(entry.peer as usize) {
                 *asked |= waits;
             }
         }
-        let lives = |peer: &Peer| peer.failed.is_none();
-        for (asked, peer) in asked.iter_mut().zip(peers) {
-            let peer = peer.as_deref().filter(|peer| lives(peer));
-            *asked = peer.is_some_and(|peer| *asked || peer.gone || peer.owes_answer());
-        }
-        let next = (0..size).map(|i| (self.at as usize + i) % size);
-        let mut known = next.filter(|at| peers[*at].as_deref().is_some_and(lives));
-        if let Some(at) = known.next() {
-            asked[at] = true;
-            self.at = (at + 1) as u32;
-        }
-        let ranks = (0..).zip(peers).zip(asked);
-        ranks
-            .filter(|(_, asked)| *asked)
-            .map(|((rank, peer), _)| (rank, peer.as_deref().is_some_and(|peer| peer.gone)))
-            .collect()
+        let mut next = (0..size).map(|i| (self.at + i) % size);
+        let lives = |rank: &u32| peers.get(*rank).is_some_and(Peer::is_here);
+        let turn = next.find(lives);
+        self.at = turn.map_or(self.at, |rank| rank + 1);
+        let due = peers.here().filter(|peer| {
+            let waits = asked[peer.rank as usize] || peer.pulse.gone || peer.owes_answer();
+            waits || turn == Some(peer.rank)
+        });
+        due.map(|peer| (peer.rank, peer.pulse.gone)).collect()
     }
 }
 
 impl Engine {
     /// Whether a peer that a request has waited for since `since` is alive, as far as known.
     pub(super) fn life(&self, peer: Option<&Peer>, since: Option<Time>) -> Life {
-        let Some(peer) = peer else {
-            return Life::Unknown;
-        };
-        if peer.rank == self.rank {
-            return Life::Own;
-        }
-        if peer.gone {
-            return Life::Gone;
-        }
-        let (Some(since), now) = (since, self.host().now()) else {
-            return Life::Unknown;
-        };
-        // The answer to the latest question may be in flight.
-        let fresh = |heard: &Time| *heard >= since && now.since(*heard) <= 2 * self.probe_after();
-        match (peer.heard.filter(fresh), peer.probed) {
-            (Some(_), _) => Life::Alive,
-            (None, Some(probed)) if probed >= since => Life::Mute(now.since(probed)),
-            (None, _) => Life::Unknown,
+        match peer {
+            None => Life::Unknown,
+            Some(peer) if peer.rank == self.rank => Life::Own,
+            Some(peer) => peer.pulse.life(since, self.host().now(), self.silence()),
         }
     }
 
     /// How long a peer that a request waits for may send nothing before it is asked.
-    fn probe_after(&self) -> Duration {
+    fn silence(&self) -> Duration {
         self.config.timeout.min(self.config.watchdog) / 2
     }
 
     /// Asks a peer whether it is alive, if a request has waited for it since `since` and it has sent
     /// no control message for some time. Its background work answers.
     pub(super) fn probe(&self, state: &mut State, rank: u32, since: Time, now: Time) {
-        let Some(peer) = state.peer(rank) else { return };
-        if rank == self.rank || peer.failed.is_some() {
-            return;
-        }
-        let known = [peer.probed, peer.heard].into_iter().flatten();
-        let last = known.fold(since, Time::max);
-        if now.since(last) >= self.probe_after() {
-            peer.probed = Some(now);
+        let other = |peer: &&mut Peer| rank != self.rank && peer.is_here();
+        if let Some(peer) = state.peers.get_mut(rank).filter(other)
+            && peer.pulse.probe(since, now, self.silence())
+        {
             self.say(state, rank, vec![Control::Ping]);
         }
     }
@@ -128,16 +140,20 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use super::super::peer::{Cause, Failure};
     use super::*;
 
     #[test]
     fn ranks_are_asked_about_in_turn_and_those_that_are_gone_always() {
-        let mut peers: Vec<_> = (0..4).map(|rank| Some(Box::new(Peer::new(rank)))).collect();
-        peers[1] = None;
-        peers[2].as_mut().unwrap().failed = Some(gdsync::Status::TIMEOUT);
+        let mut peers = Peers::new(4);
+        for rank in [0, 2, 3] {
+            peers.make(rank).unwrap();
+        }
+        let (status, cause) = (gdsync::Status::TIMEOUT, Cause::Other(String::new()));
+        peers.get_mut(2).unwrap().fail(Failure { status, cause });
         let (mut gone_poll, requests) = (GonePoll::default(), Table::new());
         let mut now = Time::ZERO;
-        let mut ask = |peers: &[Option<Box<Peer>>]| {
+        let mut ask = |peers: &Peers| {
             let due = gone_poll.due(peers, &requests, now);
             assert_eq!(gone_poll.due(peers, &requests, now), [], "too soon");
             now = now + POLL;
@@ -145,7 +161,26 @@ mod tests {
         };
         assert_eq!(ask(&peers), [(0, false)]);
         assert_eq!(ask(&peers), [(3, false)]);
-        peers[3].as_mut().unwrap().gone = true;
+        peers.get_mut(3).unwrap().pulse.gone = true;
         assert_eq!(ask(&peers), [(0, false), (3, true)]);
+    }
+
+    #[test]
+    fn a_silent_peer_is_asked_and_its_answer_counts_for_some_time() {
+        let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+        let (mut pulse, silence) = (Pulse::default(), Duration::from_secs(5));
+        let since = at(10);
+        assert_eq!(pulse.life(Some(since), at(11), silence), Life::Unknown);
+        assert!(!pulse.probe(since, at(14), silence));
+        assert!(pulse.probe(since, at(15), silence));
+        assert!(!pulse.probe(since, at(16), silence), "it was just asked");
+        let mute = Life::Mute(Duration::from_secs(2));
+        assert_eq!(pulse.life(Some(since), at(17), silence), mute);
+        pulse.heard = Some(at(18));
+        assert_eq!(pulse.life(Some(since), at(28), silence), Life::Alive);
+        assert_ne!(pulse.life(Some(since), at(29), silence), Life::Alive);
+        assert_eq!(pulse.life(None, at(19), silence), Life::Unknown);
+        pulse.gone = true;
+        assert_eq!(pulse.life(Some(since), at(19), silence), Life::Gone);
     }
 }

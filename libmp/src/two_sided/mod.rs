@@ -6,16 +6,21 @@
 //! the receiver's mailbox at once, when its slot is free; a longer one is announced, waits
 //! until the receive says that it is there, and is written where that lies.
 //!
-//! - What there is: `engine` (all of a rank, and its one lock), `state` (what the lock guards),
-//!   `config`, `peer` (what is known of one rank), `channel` (one tag to or from it), `lanes`,
-//!   `staging`.
+//! The parts, each with fields of its own and tested by itself:
+//! - `channel` (one tag to or from a rank: numbers, memory, credits), `channels` (all of a rank: how
+//!   they open and go), `peer` (one rank: its lanes, channels, and whether it was given up).
+//! - `lanes` (which stream posts on which), `any` (receives from any source), `outbox` (control
+//!   messages that wait), `liveness` (whether ranks live), `watch` (where streams stand), `staging`.
+//!
+//! `state` is all of them behind the one lock of `engine`, which `config` sets up. The engine
+//! composes them:
 //! - What calls do: `spec`, `open`, `send`, `receive`, `post`, `wait`, `claim` (a stream takes a
 //!   message in), `take` (the CPU does).
-//! - What goes on behind them: `progress`, `any` (receives from any source), `credit`, `watch`,
-//!   `liveness`, `finish`, and `texts`, which says it in words.
+//! - What goes on behind them: `progress`, `credit`, `finish`, and `texts`, which says it in words.
 
 mod any;
 mod channel;
+mod channels;
 mod claim;
 pub(crate) mod config;
 mod credit;
@@ -24,6 +29,7 @@ mod finish;
 mod lanes;
 mod liveness;
 mod open;
+mod outbox;
 mod peer;
 mod post;
 mod progress;
@@ -39,4 +45,4 @@ mod watch;
 
 pub use config::{Connect, Full, Progress};
 pub use spec::{RecvOp, SendOp, SizeSource, Source};
-pub use state::Stuck;
+pub use watch::Stuck;

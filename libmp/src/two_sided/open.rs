@@ -1,26 +1,24 @@
 //! Opens peers, lanes and channels, and handles the control messages of peers.
 
-use std::mem;
 use std::time::Duration;
 
 use gdsync::Status;
 
 use super::engine::Engine;
 use super::lanes::Lanes;
-use super::peer::{Closing, Peer, Setup, Target};
+use super::outbox::UNSENT;
+use super::peer::{Cause, Closing, Peer, Setup, Standing, Target};
 use super::spec::On;
 use super::state::{Guard, State};
 use super::texts::time;
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Control;
 
-/// Control messages that are kept for a rank that has no room for them.
-const UNSENT: usize = 16384;
 /// Control messages taken in with one lock.
 const BURST: usize = 64;
 
 impl Engine {
-    fn setup<'a>(&'a self, lanes: &'a Lanes) -> Setup<'a> {
+    pub(super) fn setup<'a>(&'a self, lanes: &'a Lanes) -> Setup<'a> {
         Setup {
             nic: &self.nic,
             config: &self.config,
@@ -48,8 +46,8 @@ impl Engine {
     pub fn ensure(&self, rank: u32, on: &On<'_>, target: Target) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
         let lane = self.lane_of(&mut state, on);
-        match state.peers.get(rank as usize) {
-            Some(Some(peer)) if peer.may(lane, target) => return Ok((state, lane)),
+        match state.peers.get(rank) {
+            Some(peer) if peer.may(lane, target) => return Ok((state, lane)),
             _ => {}
         }
         drop(state);
@@ -111,10 +109,14 @@ impl Engine {
         let mut guard = self.lock();
         let state = &mut *guard;
         let setup = self.setup(&state.lanes);
-        let peer = state.peers[rank as usize].get_or_insert_with(|| Box::new(Peer::new(rank)));
-        if peer.failed.is_some() || state.lost.is_some() {
+        let lost = state.outbox.lost().is_some();
+        let peer = state
+            .peers
+            .make(rank)
+            .filter(|peer| peer.is_here() && !lost);
+        let Some(peer) = peer else {
             return Ok(());
-        }
+        };
         let mut say = Vec::new();
         let begun = peer.begin(&setup, lane, target, &mut say);
         self.say(state, rank, say);
@@ -123,13 +125,13 @@ impl Engine {
 
     fn is_open(&self, rank: u32, lane: u8, target: Target) -> Result<bool> {
         const OPERATION: &str = "open connection";
-        let mut state = self.lock();
-        match state.peer(rank) {
+        let state = self.lock();
+        match state.peers.get(rank) {
             Some(peer) if peer.may(lane, target) => return Ok(true),
-            Some(peer) if peer.failed.is_some() => return Err(peer.error(OPERATION)),
+            Some(peer) if !peer.is_here() => return Err(peer.error(OPERATION)),
             _ => {}
         }
-        let Some(why) = &state.lost else {
+        let Some(why) = state.outbox.lost() else {
             return Ok(false);
         };
         let what = format!(
@@ -153,7 +155,7 @@ impl Engine {
             for rank in 0..self.size {
                 match self.is_open(rank, 0, Target::Lanes) {
                     Ok(true) => {}
-                    Ok(false) => missing.push(rank.to_string()),
+                    Ok(false) => missing.push(rank),
                     Err(e) => broken = Some(e),
                 }
             }
@@ -165,95 +167,52 @@ impl Engine {
         if missing.is_empty() {
             return Ok(());
         }
-        let what = format!("no answer from rank {}", missing.join(", "));
+        let what = format!("no answer from rank {}", join(&missing));
         Err(Error::new("connect all ranks", Kind::Missing, what).with_limit(self.size))
     }
 
     /// Tells a rank that nothing else comes from this one.
     pub fn say_given_up(&self, state: &mut State, rank: u32) {
-        state.unsent.retain(|(to, _)| *to != rank);
+        state.outbox.clear(rank);
         self.say(state, rank, vec![Control::GivenUp]);
     }
 
     /// Sends control messages, or keeps what the bootstrap does not take now.
     pub fn say(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
-        state.unsent.extend(messages.into_iter().map(|m| (rank, m)));
+        state.outbox.push(rank, messages);
         if let (_, Some(e)) = self.send_unsent(state) {
             self.lose(state, &e);
         }
-        let kept = state.unsent.iter().filter(|(to, _)| *to == rank).count();
-        if kept <= UNSENT {
-            return;
-        }
-        if state.lost.is_some() {
-            // The bootstrap is lost, not the rank: the oldest messages for it are kept.
-            let mut room = UNSENT;
-            state.unsent.retain(|(to, _)| {
-                let keep = *to != rank || room > 0;
-                room -= usize::from(*to == rank && room > 0);
-                keep
-            });
-        } else {
+        if state.outbox.overflows(rank) {
             tracing::warn!(target: "mp", "rank {}: rank {rank} asks and does not read", self.rank);
             let text = format!("rank {rank} does not read the control messages of this rank");
-            self.blame(state, rank, None, text);
-            self.give_up(state, rank, Status::BAD_RESPONSE);
+            self.give_up(state, rank, Status::BAD_RESPONSE, Cause::Other(text));
         }
     }
 
     /// `true`: something was sent. The error is the bootstrap's, if it does not reach the others.
     fn send_unsent(&self, state: &mut State) -> (bool, Option<Error>) {
-        if state.unsent.is_empty() {
-            return (false, None);
-        }
-        let mut kept = Vec::new();
-        let mut held: Vec<u32> = Vec::new();
-        let mut gone = Vec::new();
-        let mut lost = None;
-        let mut sent = false;
-        for (rank, message) in mem::take(&mut state.unsent) {
-            if held.contains(&rank) {
-                kept.push((rank, message));
-                continue;
-            }
-            match self.bootstrap.send(rank, self.topic, &message.encode()) {
-                Ok(()) => sent = true,
-                Err(e) if e.kind() == Kind::QueueFull => {
-                    held.push(rank);
-                    kept.push((rank, message));
-                }
-                Err(_) if matches!(message, Control::Ping | Control::Pong) => {}
-                Err(e) if matches!(e.kind(), Kind::PeerFailed(_)) => {
-                    if message != Control::GivenUp {
-                        gone.push(rank);
-                    }
-                }
-                Err(e) => {
-                    // The error says nothing about the peer.
-                    held.push(rank);
-                    kept.push((rank, message));
-                    lost = Some(e);
-                }
-            }
-        }
-        state.unsent = kept;
-        if sent {
+        let send = |rank, message: &Control| {
+            let bytes = message.encode();
+            self.bootstrap.send(rank, self.topic, &bytes)
+        };
+        let sent = state.outbox.flush(send);
+        if sent.any {
             self.host().ring();
         }
-        for rank in gone {
+        for rank in sent.gone {
             // It is given up behind its last control messages, see `progress`.
-            if let Some(peer) = state.peer(rank) {
-                peer.gone = true;
+            if let Some(peer) = state.peers.get_mut(rank) {
+                peer.pulse.gone = true;
                 state.gone_poll.hurry();
             }
         }
-        (sent, lost)
+        (sent.any, sent.lost)
     }
 
     /// The bootstrap does not reach the other ranks: what is open stays so.
     fn lose(&self, state: &mut State, e: &Error) {
-        if !state.lost_told {
-            state.lost_told = true;
+        if state.outbox.lose(e) {
             tracing::warn!(
                 target: "mp",
                 "rank {}: the bootstrap does not reach the other ranks any more: {e}; peers and \
@@ -261,13 +220,17 @@ impl Engine {
                 self.rank
             );
         }
-        state.lost.get_or_insert_with(|| e.to_string());
-        state.unretire();
+        // What could not be asked to go stays.
+        for (rank, tag) in state.outbox.take_retires() {
+            if let Some(peer) = state.peers.get_mut(rank) {
+                peer.channels.unretire(tag);
+            }
+        }
     }
 
     /// Takes control messages in. `true`: there was something.
     pub fn hear(&self, state: &mut State) -> bool {
-        state.lost = None;
+        state.outbox.try_again();
         let (mut heard, mut lost) = self.send_unsent(state);
         for _ in 0..BURST {
             match self.bootstrap.receive(self.topic) {
@@ -275,15 +238,15 @@ impl Engine {
                     heard = true;
                     if let Err(e) = self.take_in(state, rank, &bytes) {
                         tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
-                        if !matches!(e.kind(), Kind::Protocol | Kind::QueueFull) {
-                            let text = format!("this rank cannot open its side: {e}");
-                            self.blame(state, rank, None, text);
-                        } else if let Some(peer) = state.peer(rank) {
-                            let limit = e.limit_value().map(|limit| format!(" (limit {limit})"));
-                            let why = e.object().to_owned() + &limit.unwrap_or_default();
-                            peer.why.get_or_insert(why);
-                        }
-                        self.give_up(state, rank, Status::BAD_RESPONSE);
+                        let cause = match e.kind() {
+                            Kind::Protocol | Kind::QueueFull => {
+                                let limit = e.limit_value();
+                                let limit = limit.map(|limit| format!(" (limit {limit})"));
+                                Cause::Protocol(e.object().to_owned() + &limit.unwrap_or_default())
+                            }
+                            _ => Cause::Other(format!("this rank cannot open its side: {e}")),
+                        };
+                        self.give_up(state, rank, Status::BAD_RESPONSE, cause);
                     }
                 }
                 Ok(None) => break,
@@ -296,8 +259,7 @@ impl Engine {
         if let Some(e) = lost {
             self.lose(state, &e);
         }
-        if state.lost.is_none() && state.lost_told {
-            state.lost_told = false;
+        if state.outbox.find() {
             tracing::info!(
                 target: "mp",
                 "rank {}: the bootstrap reaches the other ranks again",
@@ -316,37 +278,17 @@ impl Engine {
         }
     }
 
-    /// Makes mailboxes that a peer waits for, if there is a use or a place for them now.
-    pub fn make_mailboxes(
-        &self,
-        state: &mut State,
-        rank: u32,
-        say: &mut Vec<Control>,
-    ) -> Result<()> {
-        let wild = state
-            .any_source
-            .iter()
-            .filter_map(|key| state.requests.get(*key));
-        let wild: Vec<u32> = wild.map(|entry| entry.tag).collect();
-        let setup = self.setup(&state.lanes);
-        match state.peers.get_mut(rank as usize) {
-            Some(Some(peer)) => peer.make_mailboxes(&setup, |tag| wild.contains(&tag), say),
-            _ => Ok(()),
-        }
-    }
-
     fn take_in(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
         let setup = self.setup(&state.lanes);
-        let Some(place) = state.peers.get_mut(rank as usize) else {
+        let Some(peer) = state.peers.make(rank) else {
             let what = format!("the job has {} ranks", self.size);
             return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
         };
-        let peer = place.get_or_insert_with(|| Box::new(Peer::new(rank)));
-        peer.heard = Some(self.host().now());
+        peer.pulse.heard = Some(self.host().now());
         let message = match Control::decode(bytes) {
             // Also of a peer that was given up: what it refused before must not count as sent.
             Ok(message @ Control::Truncated { .. }) => message,
-            _ if peer.failed.is_some() => return Ok(()),
+            _ if !peer.is_here() => return Ok(()),
             message => message?,
         };
         let mut say = Vec::new();
@@ -357,9 +299,9 @@ impl Engine {
                 self.was_truncated(state, rank, tag, number, len);
             }
             Control::GivenUp => {
-                let text = self.status_text(state, rank, Status::REMOTE_ABORTED);
-                self.blame(state, rank, None, text);
-                self.give_up(state, rank, Status::REMOTE_ABORTED);
+                let status = Status::REMOTE_ABORTED;
+                let cause = Cause::Other(self.status_text(state, rank, status));
+                self.give_up(state, rank, status, cause);
             }
             _ => {}
         }
@@ -402,17 +344,17 @@ impl Engine {
     /// Asks peers whether anything is under way to this rank: all, or those who came since.
     fn ask_to_leave(&self, all: bool) {
         let mut state = self.lock();
-        if state.lost.is_some() {
+        if state.outbox.lost().is_some() {
             return;
         }
         for rank in (0..self.size).filter(|rank| *rank != self.rank) {
-            let Some(peer) = state.peer(rank).filter(|peer| peer.failed.is_none()) else {
+            let Some(closing) = state.peers.get_mut(rank).and_then(Peer::closing) else {
                 continue;
             };
-            if peer.closing != Closing::No && !all {
+            if *closing != Closing::No && !all {
                 continue;
             }
-            peer.closing = Closing::Asked;
+            *closing = Closing::Asked;
             self.say(&mut state, rank, vec![Control::Leaving]);
         }
     }
@@ -420,15 +362,15 @@ impl Engine {
     /// Ranks that were asked and have not answered. None without a bootstrap that brings answers.
     fn silent(&self) -> Vec<u32> {
         let state = self.lock();
-        if state.lost.is_some() {
+        if state.outbox.lost().is_some() {
             return Vec::new();
         }
-        let peers = state.peers.iter().flatten();
-        peers
-            .filter(|peer| peer.rank != self.rank && peer.failed.is_none())
-            .filter(|peer| peer.closing != Closing::Answered)
-            .map(|peer| peer.rank)
-            .collect()
+        let others = state.peers.iter().filter(|peer| peer.rank != self.rank);
+        let silent = others.filter(|peer| match peer.standing {
+            Standing::Here { closing, .. } => closing != Closing::Answered,
+            Standing::GivenUp(_) => false,
+        });
+        silent.map(|peer| peer.rank).collect()
     }
 }
 

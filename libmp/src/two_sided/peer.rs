@@ -1,58 +1,41 @@
-//! Peers: the link and the channels to one rank, and how they come about.
+//! Peers: one rank, as another has to do with it.
 //!
-//! Lanes and channels open on first use: each side tells the other its half, whichever comes
-//! first, and answers what it did not ask for.
+//! Lanes open on first use: each side tells the other its end, whichever comes first, and answers
+//! what it did not ask for.
 
-use std::collections::BTreeMap;
-
-use gds_step::Time;
 use gdsync::Status;
 
-use super::channel::{RecvChannel, SendChannel};
+use super::channel::RecvChannel;
+use super::channels::Channels;
 use super::config::Config;
 use super::lanes::Lanes;
+use super::liveness::Pulse;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Link, Nic, Put};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::wire::control::{Control, Shape};
-use crate::wire::record::Record;
 
-/// Channels of one direction that there may be with a peer, whichever side opened them.
-const COUNTERPARTS: usize = 4096;
-/// The highest limit that a side may set for those that it opens: both together fit.
-pub(crate) const MOST_CHANNELS: usize = COUNTERPARTS / 2;
-/// Bytes of mailboxes for tags that a peer announced and under which nothing was received from it
-/// yet; `UNUSED_TAGS` tags have one whatever its size. The peer waits with the other tags.
-const UNUSED_BYTES: usize = 32 << 20;
-const UNUSED_TAGS: usize = 16;
-/// Channels that a peer is asked about at a time, whether they can go.
-const RETIRE: usize = 16;
-
-/// One rank, as another has to do with it.
+/// One rank.
 pub(crate) struct Peer {
     pub rank: u32,
     pub link: Link,
-    pub sends: BTreeMap<u32, SendChannel>,
-    pub recvs: BTreeMap<u32, RecvChannel>,
-    /// By tag: the peer's return block, for tags whose mailbox is not made yet.
-    deferred: BTreeMap<u32, Vec<Record>>,
-    /// How it failed, if it was given up.
-    pub failed: Option<Status>,
-    /// It is about to leave, and waits to be told that nothing is under way to it.
-    pub leaving: bool,
-    /// Whether this side is about to leave.
-    pub closing: Closing,
-    /// What it said that made no sense here.
-    pub why: Option<String>,
-    /// Why it was given up, or is about to be.
-    pub cause: Option<Cause>,
-    /// The bootstrap has said that it is gone.
-    pub gone: bool,
-    /// When a control message of it last arrived.
-    pub heard: Option<Time>,
-    /// When it was last asked whether it is alive.
-    pub probed: Option<Time>,
+    pub channels: Channels,
+    pub pulse: Pulse,
+    pub standing: Standing,
+}
+
+/// How a peer stands with this rank.
+pub(crate) enum Standing {
+    /// Messages go between the two.
+    Here {
+        /// It is about to leave, and waits to be told that nothing is under way to it.
+        leaving: bool,
+        /// Whether this side is about to leave.
+        closing: Closing,
+    },
+    /// It was given up.
+    GivenUp(Failure),
 }
 
 /// How far this side is with leaving, towards a peer.
@@ -66,25 +49,47 @@ pub(crate) enum Closing {
     Answered,
 }
 
-/// Why a peer was given up.
-pub(crate) struct Cause {
-    /// The request that the peer failed.
-    pub culprit: Option<(RequestKey, Name)>,
-    /// The position of its failure in the order of failures.
-    pub order: u64,
-    /// In words.
-    pub text: String,
+/// How a peer failed.
+pub(crate) struct Failure {
+    pub status: Status,
+    pub cause: Cause,
 }
 
-impl Cause {
+/// Why a peer was given up.
+pub(crate) enum Cause {
+    /// It failed a request.
+    Request {
+        culprit: RequestKey,
+        name: Name,
+        /// The position of the failure in the order of failures.
+        order: u64,
+        text: String,
+    },
+    /// It sent what this rank does not understand.
+    Protocol(String),
+    /// Another reason, in words.
+    Other(String),
+}
+
+impl Failure {
     /// In words, for other requests than the culprit.
     pub fn of_others(&self, rank: u32) -> String {
-        match &self.culprit {
-            Some((_, name)) => {
-                let text = &self.text;
+        match &self.cause {
+            Cause::Request { name, text, .. } => {
                 format!("rank {rank} was given up after another request failed: {name}: {text}")
             }
-            None => self.text.clone(),
+            Cause::Protocol(why) => {
+                format!("rank {rank} sent what this rank does not understand: {why}")
+            }
+            Cause::Other(text) => text.clone(),
+        }
+    }
+
+    /// What kind of error a request with the peer ends with.
+    pub fn kind(&self) -> Kind {
+        match self.cause {
+            Cause::Protocol(_) => Kind::Protocol,
+            _ => Kind::PeerFailed(self.status),
         }
     }
 }
@@ -112,64 +117,89 @@ impl Peer {
         Peer {
             rank,
             link: Link::new(rank),
-            sends: BTreeMap::new(),
-            recvs: BTreeMap::new(),
-            deferred: BTreeMap::new(),
-            failed: None,
-            leaving: false,
-            closing: Closing::No,
-            why: None,
-            cause: None,
-            gone: false,
-            heard: None,
-            probed: None,
+            channels: Channels::new(rank),
+            pulse: Pulse::default(),
+            standing: Standing::Here {
+                leaving: false,
+                closing: Closing::No,
+            },
         }
     }
 
-    /// The error of a request that cannot be, as the peer was given up.
+    /// How it failed, if it was given up.
+    #[inline]
+    pub fn failure(&self) -> Option<&Failure> {
+        match &self.standing {
+            Standing::Here { .. } => None,
+            Standing::GivenUp(failure) => Some(failure),
+        }
+    }
+
+    /// The status that it was given up with.
+    #[inline]
+    pub fn failed(&self) -> Option<Status> {
+        self.failure().map(|failure| failure.status)
+    }
+
+    /// Whether it was not given up.
+    #[inline]
+    pub fn is_here(&self) -> bool {
+        self.failure().is_none()
+    }
+
+    /// The error of a request that cannot be: the peer was given up, or is not connected.
     #[cold]
     pub fn error(&self, operation: &'static str) -> Error {
-        let status = self.failed.unwrap_or(Status::CLOSED);
-        let error = match &self.why {
-            Some(why) => Error::new(operation, Kind::Protocol, why.as_str()),
-            None => {
-                let rank = self.rank;
-                let what = match &self.cause {
-                    Some(cause) => cause.of_others(rank),
-                    None => format!("rank {rank} was given up: {status}"),
-                };
-                Error::new(operation, Kind::PeerFailed(status), what).whole()
-            }
+        let rank = self.rank;
+        let Some(failure) = self.failure() else {
+            return super::state::gone("no connection", rank);
         };
-        error.with_rank(self.rank)
+        let error = match &failure.cause {
+            Cause::Protocol(why) => Error::new(operation, Kind::Protocol, why.as_str()),
+            _ => Error::new(operation, failure.kind(), failure.of_others(rank)).whole(),
+        };
+        error.with_rank(rank)
+    }
+
+    /// How far this side is with leaving.
+    pub fn closing(&mut self) -> Option<&mut Closing> {
+        match &mut self.standing {
+            Standing::Here { closing, .. } => Some(closing),
+            Standing::GivenUp(_) => None,
+        }
     }
 
     /// Whether this side waits for a control message of the peer's.
     pub fn owes_answer(&self) -> bool {
+        let asked = Closing::Asked;
         self.link.is_opening()
-            || self.closing == Closing::Asked
-            || self.sends.values().any(|channel| !channel.is_open())
-            || self.recvs.values().any(|channel| !channel.is_open())
+            || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
+            || self.channels.is_opening()
     }
 
     /// Whether everything is there to post on `lane`.
+    #[inline]
     pub fn is_open(&self, lane: u8, target: Target) -> bool {
         self.link.is_open(0)
             && self.link.is_open(lane)
             && match target {
                 Target::Lanes => true,
-                Target::Send(tag) => self.sends.get(&tag).is_some_and(SendChannel::is_open),
-                Target::Recv(tag) => self.recvs.get(&tag).is_some_and(RecvChannel::is_open),
+                Target::Send(tag) => self.channels.can_send(tag),
+                Target::Recv(tag) => self.channels.can_receive(tag),
             }
     }
 
     /// Whether a request may use `target`: all is open, or the peer was given up but left a message
     /// that can still be taken.
+    #[inline]
     pub fn may(&self, lane: u8, target: Target) -> bool {
-        match (self.failed, target) {
-            (None, _) => self.is_open(lane, target),
-            (Some(_), Target::Recv(tag)) => self.recvs.get(&tag).is_some_and(RecvChannel::has_mail),
-            (Some(_), _) => false,
+        match (&self.standing, target) {
+            (Standing::Here { .. }, _) => self.is_open(lane, target),
+            (Standing::GivenUp(_), Target::Recv(tag)) => {
+                let channel = self.channels.recvs.get(&tag);
+                channel.is_some_and(RecvChannel::has_mail)
+            }
+            (Standing::GivenUp(_), _) => false,
         }
     }
 
@@ -183,16 +213,12 @@ impl Peer {
     ) -> Result<()> {
         self.lane(setup, 0, say)?;
         self.lane(setup, lane, say)?;
+        let (channels, limit) = (&mut self.channels, setup.config.channels);
         match target {
-            Target::Lanes => {}
-            Target::Send(tag) => {
-                self.send_channel(setup, tag, setup.config.channels, say)?;
-            }
-            Target::Recv(tag) => {
-                self.recv_channel(setup, tag, setup.config.channels, say)?;
-            }
+            Target::Lanes => Ok(()),
+            Target::Send(tag) => channels.send_channel(setup, tag, limit, say).map(drop),
+            Target::Recv(tag) => channels.recv_channel(setup, tag, limit, say).map(drop),
         }
-        Ok(())
     }
 
     /// Makes this side's end of a lane; what the peer must know goes to `say`.
@@ -209,222 +235,62 @@ impl Peer {
         Ok(())
     }
 
-    fn send_channel(
-        &mut self,
-        setup: &Setup<'_>,
-        tag: u32,
-        limit: usize,
-        say: &mut Vec<Control>,
-    ) -> Result<&mut SendChannel> {
-        if !self.sends.contains_key(&tag) {
-            let shape = self.admit(self.sends.len(), limit, setup)?;
-            let channel = SendChannel::new(setup.nic, shape)?;
-            say.push(Control::Sends {
-                tag,
-                block: channel.block(),
-                shape,
-            });
-            self.sends.insert(tag, channel);
-        }
-        Ok(self.sends.get_mut(&tag).expect("it was inserted"))
-    }
-
-    fn recv_channel(
-        &mut self,
-        setup: &Setup<'_>,
-        tag: u32,
-        limit: usize,
-        say: &mut Vec<Control>,
-    ) -> Result<&mut RecvChannel> {
-        if !self.recvs.contains_key(&tag) {
-            // A channel that only the peer has opened does not count against this side's limit.
-            let own = self.recvs.values().filter(|c| c.is_used() || !c.is_open());
-            let shape = self.admit(own.count(), limit, setup)?;
-            let mut channel = RecvChannel::new(setup.nic, shape)?;
-            if let Some(block) = self.deferred.remove(&tag) {
-                channel.open(&block)?;
-            }
-            say.push(Control::Receives {
-                tag,
-                block: channel.block(),
-                shape,
-            });
-            self.recvs.insert(tag, channel);
-        }
-        Ok(self.recvs.get_mut(&tag).expect("it was inserted"))
-    }
-
-    /// Whether a mailbox may be made for a tag under which nothing is received.
-    fn has_mailbox_room(&self, setup: &Setup<'_>) -> bool {
-        let places = UNUSED_BYTES / setup.config.shape().mailbox_len();
-        let places = places.clamp(UNUSED_TAGS, COUNTERPARTS);
-        let unused = self.recvs.values().filter(|c| c.is_open() && !c.is_used());
-        unused.count() < places
-    }
-
-    /// Keeps the announcement until a mailbox may be made. The peer's first send under the tag waits.
-    fn defer(&mut self, setup: &Setup<'_>, tag: u32, block: &[Record]) -> Result<()> {
-        self.admit(self.recvs.len() + self.deferred.len(), COUNTERPARTS, setup)?;
-        match self.deferred.insert(tag, block.to_vec()) {
-            Some(known) if known != block => {
-                let what = format!("tag {tag}, announced twice");
-                Err(Error::new("open channel", Kind::Protocol, what).with_rank(self.rank))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Makes the mailboxes that the peer waits for: those of `wanted` tags, under which a receive
-    /// from any rank waits, and others as far as the bound allows.
-    pub fn make_mailboxes(
-        &mut self,
-        setup: &Setup<'_>,
-        wanted: impl Fn(u32) -> bool,
-        say: &mut Vec<Control>,
-    ) -> Result<()> {
-        let tags: Vec<u32> = self.deferred.keys().copied().collect();
-        for tag in tags {
-            if wanted(tag) || self.has_mailbox_room(setup) {
-                self.recv_channel(setup, tag, COUNTERPARTS, say)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the peer waits for a mailbox.
-    pub fn has_deferred(&self) -> bool {
-        !self.deferred.is_empty()
-    }
-
-    fn admit(&self, channels: usize, limit: usize, setup: &Setup<'_>) -> Result<Shape> {
-        if channels >= limit {
-            let what = "tags under which messages are under way";
-            return Err(Error::new("open channel", Kind::QueueFull, what)
-                .with_rank(self.rank)
-                .with_limit(limit));
-        }
-        Ok(setup.config.shape())
-    }
-
     /// Takes in what the peer said.
     ///
     /// # Errors
-    /// `Protocol` for what makes no sense here; else what opening its counterpart refuses.
+    /// `Protocol` for what cannot be meant for this side; else what opening its counterpart refuses.
     pub fn hear(
         &mut self,
         setup: &Setup<'_>,
         message: &Control,
         say: &mut Vec<Control>,
     ) -> Result<()> {
-        match *message {
+        match message {
             Control::Connect {
                 lane,
-                ref ends,
+                ends,
                 shape,
                 keeps_order,
             } => {
                 self.lane(setup, 0, say)?;
                 // What is said now tells the peer, too, how this side is set up.
-                self.lane(setup, lane, say)?;
-                self.agree(setup, shape)?;
-                self.link.connect(setup.nic, lane, ends, keeps_order)?;
-                say.push(Control::Up { lane });
-                Ok(())
+                self.lane(setup, *lane, say)?;
+                self.agree(setup, *shape)?;
+                self.link.connect(setup.nic, *lane, ends, *keeps_order)?;
+                say.push(Control::Up { lane: *lane });
             }
-            Control::Up { lane } => self.link.connected(lane),
-            Control::Sends {
-                tag,
-                ref block,
-                shape,
-            } => {
-                self.agree(setup, shape)?;
-                if !self.recvs.contains_key(&tag) && !self.has_mailbox_room(setup) {
-                    return self.defer(setup, tag, block);
-                }
-                self.recv_channel(setup, tag, COUNTERPARTS, say)?
-                    .open(block)
+            Control::Up { lane } => self.link.connected(*lane)?,
+            Control::Sends { tag, block, shape } => {
+                self.agree(setup, *shape)?;
+                self.channels.peer_sends(setup, *tag, block, say)?;
             }
-            Control::Receives {
-                tag,
-                ref block,
-                shape,
-            } => {
-                self.agree(setup, shape)?;
-                self.send_channel(setup, tag, COUNTERPARTS, say)?
-                    .open(block)
+            Control::Receives { tag, block, shape } => {
+                self.agree(setup, *shape)?;
+                self.channels.peer_receives(setup, *tag, block, say)?;
             }
             Control::Retire { tag, next } => {
                 let link = &mut self.link;
-                let gone = self.recvs.get(&tag).is_none_or(|channel| {
-                    channel.is_idle(next) && channel.told.iter().all(|told| is_told(link, told))
-                });
-                if gone {
-                    self.recvs.remove(&tag);
-                    self.deferred.remove(&tag);
-                }
-                say.push(Control::Retired { tag, gone });
-                Ok(())
+                // Nothing that tells of a receive is in flight to the peer's memory.
+                let mut done = |(lane, put): (u8, Put)| {
+                    let lane = link.lane(lane);
+                    lane.is_none_or(|lane| !lane.is_pending(put))
+                };
+                let told = |channel: &RecvChannel| channel.all_told().all(&mut done);
+                say.push(self.channels.peer_retires(*tag, *next, told));
             }
-            Control::Retired { tag, gone } => {
-                let asked = self.sends.get_mut(&tag).filter(|channel| channel.retiring);
-                match asked {
-                    Some(channel) if !gone => {
-                        channel.retiring = false;
-                        // Others are asked about first.
-                        channel.used = u64::MAX;
-                    }
-                    Some(_) => _ = self.sends.remove(&tag),
-                    None => {
-                        let what = format!("nobody asked about tag {tag}");
-                        return Err(Error::new("open channel", Kind::Protocol, what));
+            Control::Retired { tag, gone } => self.channels.retired(*tag, *gone)?,
+            Control::Leaving | Control::Left => {
+                if let Standing::Here { leaving, closing } = &mut self.standing {
+                    match message {
+                        Control::Leaving => *leaving = true,
+                        _ => *closing = Closing::Answered,
                     }
                 }
-                Ok(())
             }
-            Control::Leaving => {
-                self.leaving = true;
-                Ok(())
-            }
-            Control::Left => {
-                self.closing = Closing::Answered;
-                Ok(())
-            }
-            Control::Ping => {
-                say.push(Control::Pong);
-                Ok(())
-            }
-            Control::Pong | Control::Truncated { .. } | Control::GivenUp => Ok(()),
+            Control::Ping => say.push(Control::Pong),
+            Control::Pong | Control::Truncated { .. } | Control::GivenUp => {}
         }
-    }
-
-    /// Whether most places for channels are taken.
-    pub fn is_crowded(&self, limit: usize) -> bool {
-        self.sends.len() > limit / 4 * 3
-    }
-
-    /// When most places for channels are taken, asks the peer about those that were not used for
-    /// longest, whether they can go.
-    pub fn retire(&mut self, limit: usize, busy: &[u32], say: &mut Vec<Control>) {
-        if !self.is_crowded(limit) {
-            return;
-        }
-        let mut idle: Vec<(u64, u32)> = self
-            .sends
-            .iter()
-            .filter(|(tag, channel)| channel.is_idle() && !busy.contains(tag))
-            .map(|(tag, channel)| (channel.used, *tag))
-            .collect();
-        idle.sort_unstable();
-        let most = RETIRE.min(self.sends.len() - limit / 2);
-        for (_, tag) in idle.into_iter().take(most) {
-            if let Some(channel) = self.sends.get_mut(&tag) {
-                channel.retiring = true;
-                say.push(Control::Retire {
-                    tag,
-                    next: channel.next,
-                });
-            }
-        }
+        Ok(())
     }
 
     fn agree(&self, setup: &Setup<'_>, theirs: Shape) -> Result<()> {
@@ -441,17 +307,55 @@ impl Peer {
 
     /// Gives the peer up: nothing of it reaches this side any more, and every stream passes that
     /// waits for it to take messages or to be ready for them.
-    pub fn fail(&mut self, status: Status) {
-        self.failed = Some(status);
+    pub fn fail(&mut self, failure: Failure) {
+        let status = failure.status;
+        self.standing = Standing::GivenUp(failure);
         self.link.fail(status);
-        for channel in self.sends.values() {
+        for channel in self.channels.sends.values() {
             channel.release(status);
         }
     }
 }
 
-/// Whether nothing that tells a sender of a receive is in flight to the sender's memory.
-fn is_told(link: &mut Link, told: &Option<(u8, Put)>) -> bool {
-    let pending = |(lane, put): (u8, Put)| link.lane(lane).is_some_and(|lane| lane.is_pending(put));
-    !told.is_some_and(pending)
+/// The ranks of a job, each from when this one has to do with it.
+pub(crate) struct Peers(Vec<Option<Box<Peer>>>);
+
+impl Peers {
+    pub fn new(size: u32) -> Peers {
+        Peers((0..size).map(|_| None).collect())
+    }
+
+    #[inline]
+    pub fn get(&self, rank: u32) -> Option<&Peer> {
+        self.0.get(rank as usize)?.as_deref()
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, rank: u32) -> Option<&mut Peer> {
+        self.0.get_mut(rank as usize)?.as_deref_mut()
+    }
+
+    /// The rank, made if this one has not had to do with it; `None`: the job has no such rank.
+    pub fn make(&mut self, rank: u32) -> Option<&mut Peer> {
+        let place = self.0.get_mut(rank as usize)?;
+        Some(place.get_or_insert_with(|| Box::new(Peer::new(rank))))
+    }
+
+    /// Ranks of the job.
+    pub fn size(&self) -> u32 {
+        self.0.len() as u32
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Peer> {
+        self.0.iter().flatten().map(|peer| &**peer)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Peer> {
+        self.0.iter_mut().flatten().map(|peer| &mut **peer)
+    }
+
+    /// Those that were not given up.
+    pub fn here(&self) -> impl Iterator<Item = &Peer> {
+        self.iter().filter(|peer| peer.is_here())
+    }
 }

@@ -30,8 +30,7 @@ impl Engine {
     fn wait_for_room<T>(&self, attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         let lost = || {
             let state = self.lock();
-            let peers = state.peers.iter().flatten();
-            peers.filter(|peer| peer.failed.is_some()).count()
+            state.peers.iter().filter(|peer| !peer.is_here()).count()
         };
         let mut result = None;
         loop {
@@ -112,8 +111,8 @@ impl Engine {
         entry.order = order;
         let (rank, receive) = (entry.peer, entry.is_receive());
         if !receive
-            && let Some(peer) = state.peer(rank)
-            && peer.failed.is_some()
+            && let Some(peer) = state.peers.get(rank)
+            && !peer.is_here()
         {
             return Err(peer.error(POST));
         }
@@ -148,7 +147,7 @@ impl Engine {
             return Ok(());
         };
         stream.check_room(4)?;
-        let ready = &channel.ready[channel.shape.slot(entry.number)];
+        let ready = channel.ready(entry.number);
         if entry.large {
             list.wait_for(ready, entry.number, false);
         }
@@ -177,21 +176,11 @@ impl Engine {
             Ok(list.post(stream, Some(lane))?)
         });
         if let Err(e) = rest {
-            // Half of it is on the stream: the peer would wait for the rest for ever.
             for put in late.behind.iter().rev() {
                 // What the list did post is flushed.
                 let _ = lane.abort(*put);
             }
-            let rank = entry.peer;
-            state.take_fault(key);
-            self.blame(
-                state,
-                rank,
-                Some(key),
-                format!("enqueued in part only: {e}"),
-            );
-            self.give_up(state, rank, Status::CLOSED);
-            self.finish(state, key, Status::CLOSED, 0);
+            self.tear(state, key, &e);
             return Err(e);
         }
         entry.phase = Phase::Sent(stamp);
@@ -199,10 +188,7 @@ impl Engine {
     }
 
     fn stamp(&self, stream: &Stream, params: &Stamp<STAMPS>) -> Result<()> {
-        let Some(kernels) = &self.kernels else {
-            let what = "the GPU runs no kernels";
-            return Err(Error::new(POST, Kind::Unsupported, what));
-        };
+        let kernels = self.kernels(POST)?;
         // SAFETY: the words are the context's, the channel's and the caller's, whose regions the
         // entry and the state keep until the request has ended; the work requests are prepared and
         // posted behind this.

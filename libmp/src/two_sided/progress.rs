@@ -3,10 +3,10 @@
 use gds_step::Time;
 use gdsync::Status;
 
-use super::channel::has_come;
 use super::config::Progress;
 use super::credit::tell_the_rest;
 use super::engine::{Engine, PERIOD};
+use super::peer::{Cause, Standing};
 use super::receive::has_come_to;
 use super::state::State;
 use crate::request::table::{Entry, Phase, RequestKey};
@@ -37,31 +37,25 @@ impl Engine {
                 done |= self.advance(&mut state, *key);
             }
         }
-        let mut state = self.lock();
-        state.keys = keys;
-        if now >= state.next_look {
-            state.next_look = now + PERIOD;
-            done |= self.look(&mut state, now);
-        }
-        let State {
-            gone_poll,
-            peers,
-            requests,
-            ..
-        } = &mut *state;
-        let due = gone_poll.due(peers, requests, now);
-        drop(state);
+        let due = {
+            let state = &mut *self.lock();
+            state.keys = keys;
+            if now >= state.next_look {
+                state.next_look = now + PERIOD;
+                done |= self.look(state, now);
+            }
+            state.gone_poll.due(&state.peers, &state.requests, now)
+        };
         for (rank, gone) in due {
             // This may read a file, so it is called without the lock.
             if gone || self.bootstrap.gone(rank) {
                 let mut state = self.lock();
                 self.hear_out(&mut state);
-                if let Some(peer) = state.peer(rank) {
-                    peer.gone = true;
+                if let Some(peer) = state.peers.get_mut(rank) {
+                    peer.pulse.gone = true;
                 }
-                let text = format!("rank {rank} has left the job, or died");
-                self.blame(&mut state, rank, None, text);
-                self.give_up(&mut state, rank, Status::REMOTE_ABORTED);
+                let cause = Cause::Other(format!("rank {rank} has left the job, or died"));
+                self.give_up(&mut state, rank, Status::REMOTE_ABORTED, cause);
                 done = true;
             }
         }
@@ -94,18 +88,13 @@ impl Engine {
         };
         let rank = entry.peer;
         match entry.phase {
-            Phase::Queued { .. } => match state.given_up(rank) {
-                Some(status) => {
-                    self.finish(state, key, status, 0);
-                    true
-                }
-                None => self.push_send(state, key),
-            },
+            Phase::Queued { .. } => self.end_with_peer(state, key) || self.push_send(state, key),
             Phase::Sent(put) => {
                 let (lane, len) = (entry.poster.lane, entry.len);
-                let Some(peer) = state.peer(rank) else {
+                let Some(peer) = state.peers.get_mut(rank) else {
                     return false;
                 };
+                let reason = peer.failed();
                 let Some(lane) = peer.link.lane(lane) else {
                     return false;
                 };
@@ -113,9 +102,8 @@ impl Engine {
                     Ok(None) => return false,
                     Ok(Some(status)) => status,
                     // So old that the queue has forgotten it.
-                    Err(_) => peer.failed.unwrap_or(Status::SUCCESS),
+                    Err(_) => reason.unwrap_or(Status::SUCCESS),
                 };
-                let reason = peer.failed;
                 let (status, len) = match state.requests.told(key) {
                     Some(told) => told,
                     None if status == Status::SUCCESS => (status, len),
@@ -126,12 +114,9 @@ impl Engine {
                     && status != Status::LOCAL_LENGTH;
                 if fatal {
                     let text = self.status_text(state, rank, status);
-                    self.blame(state, rank, Some(key), text);
+                    self.give_up_for(state, key, status, text);
                 }
                 self.finish(state, key, status, len);
-                if fatal {
-                    self.give_up(state, rank, status);
-                }
                 true
             }
             Phase::Posted => {
@@ -157,78 +142,75 @@ impl Engine {
     }
 
     fn advance_posted(&self, state: &mut State, key: RequestKey) -> bool {
-        let Some(entry) = state.requests.get_mut(key) else {
+        let Some(entry) = state.requests.get(key) else {
             return false;
         };
-        let rank = entry.peer;
         if let Some(stream) = entry.poster.stream.clone() {
             // The memory is the stream's until it has come to the receive.
             if entry.receive().is_none_or(|receive| !receive.wanted) {
-                return match state.given_up(rank) {
-                    Some(status) if !arrived(state, key) => {
-                        self.finish(state, key, status, 0);
-                        true
-                    }
-                    _ => false,
-                };
+                return !arrived(state, key) && self.end_with_peer(state, key);
             }
             if !has_come_to(&mut state.requests, key, &stream) {
                 return false;
             }
         }
-        if self.take(state, key) {
-            return true;
+        self.take(state, key) || self.end_with_peer(state, key)
+    }
+
+    /// Ends a request whose peer was given up. `true`: it was.
+    fn end_with_peer(&self, state: &mut State, key: RequestKey) -> bool {
+        let rank = state.requests.get(key).map(|entry| entry.peer);
+        let failed = rank.and_then(|rank| state.given_up(rank));
+        if let Some(status) = failed {
+            self.finish(state, key, status, 0);
         }
-        match state.given_up(rank) {
-            Some(status) => {
-                self.finish(state, key, status, 0);
-                true
-            }
-            None => false,
-        }
+        failed.is_some()
     }
 
     /// What need not be seen to in every round: failures, silence, what peers are to be told.
     fn look(&self, state: &mut State, now: Time) -> bool {
         let mut done = false;
-        let lost = state.lost.is_some();
-        for rank in 0..state.peers.len() as u32 {
-            let Some(peer) = state.peer(rank).filter(|peer| peer.failed.is_none()) else {
+        let lost = state.outbox.lost().is_some();
+        for rank in 0..self.size {
+            let tags = match state.peers.get(rank) {
+                Some(peer) if peer.channels.has_deferred() => state.matcher.tags(&state.requests),
+                _ => Vec::new(),
+            };
+            let setup = self.setup(&state.lanes);
+            let Some(peer) = state.peers.get_mut(rank).filter(|peer| peer.is_here()) else {
                 continue;
             };
             done |= tell_the_rest(peer);
             let mut say = Vec::new();
-            if peer.has_deferred()
-                && let Err(e) = self.make_mailboxes(state, rank, &mut say)
-            {
-                tracing::warn!(target: "mp", "rank {}: for rank {rank}: {e}", self.rank);
-                self.blame(state, rank, None, e.to_string());
-                self.give_up(state, rank, Status::BAD_RESPONSE);
+            let made = peer.channels.make_mailboxes(&setup, &tags, &mut say);
+            let failed = match made {
+                Ok(()) => peer.link.error(),
+                Err(_) => Some(Status::BAD_RESPONSE),
+            };
+            if let Some(status) = failed {
+                let text = match made {
+                    Ok(()) => self.status_text(state, rank, status),
+                    Err(e) => e.to_string(),
+                };
+                self.give_up(state, rank, status, Cause::Other(text));
+                done = true;
                 continue;
             }
-            let State {
-                peers, requests, ..
-            } = &mut *state;
-            let Some(peer) = peers[rank as usize].as_deref_mut() else {
-                continue;
-            };
-            if !lost && peer.is_crowded(self.config.channels) {
+            if !lost && peer.channels.is_crowded(self.config.channels) {
                 let open = |entry: &&Entry| !matches!(entry.phase, Phase::Done(_));
-                let entries = requests.iter().map(|(_, entry)| entry).filter(open);
+                let entries = state.requests.iter().map(|(_, entry)| entry).filter(open);
                 let sends = entries.filter(|entry| !entry.is_receive() && entry.peer == rank);
                 let busy: Vec<u32> = sends.map(|entry| entry.tag).collect();
-                peer.retire(self.config.channels, &busy, &mut say);
+                peer.channels.retire(self.config.channels, &busy, &mut say);
             }
-            if peer.leaving && peer.link.busy_lanes() == 0 {
-                peer.leaving = false;
+            if let Standing::Here { leaving, .. } = &mut peer.standing
+                && *leaving
+                && peer.link.busy_lanes() == 0
+            {
+                *leaving = false;
                 say.push(Control::Left);
             }
-            if let Some(status) = peer.link.error() {
-                let text = self.status_text(state, rank, status);
-                self.blame(state, rank, None, text);
-                self.give_up(state, rank, status);
-                done = true;
-            } else if !say.is_empty() {
+            if !say.is_empty() {
                 self.say(state, rank, say);
                 done = true;
             }
@@ -250,12 +232,7 @@ impl Engine {
                 open.push(entry.name().to_string());
             }
         }
-        for peer in state
-            .peers
-            .iter_mut()
-            .flatten()
-            .filter(|p| p.failed.is_none())
-        {
+        for peer in state.peers.iter_mut().filter(|peer| peer.is_here()) {
             tell_the_rest(peer);
             let busy = peer.link.busy_lanes();
             open.extend((0..busy).map(|_| format!("words for rank {}", peer.rank)));
@@ -285,28 +262,25 @@ impl Engine {
 
 /// Whether the message of a receive is there.
 pub(super) fn arrived(state: &State, key: RequestKey) -> bool {
-    let Some(entry) = state.requests.get(key) else {
-        return false;
-    };
-    let peer = state.known(entry.peer);
-    let channel = peer.and_then(|peer| peer.recvs.get(&entry.tag));
-    channel.is_some_and(|c| has_come(c.word(entry.number, entry.large), entry.number))
+    state.requests.get(key).is_some_and(|entry| {
+        let channel = state.receiving(entry.peer, entry.tag);
+        channel.is_some_and(|channel| channel.has_come(entry.number, entry.large))
+    })
 }
 
 /// Lets the stream pass that waits for a message that will not come. `true`: it was.
-fn release(state: &mut State, key: RequestKey, status: Status) -> bool {
+fn release(state: &State, key: RequestKey, status: Status) -> bool {
     let Some(entry) = state.requests.get(key) else {
         return false;
     };
-    let (rank, tag, number, large) = (entry.peer, entry.tag, entry.number, entry.large);
-    let Some(channel) = state.peer(rank).and_then(|peer| peer.recvs.get(&tag)) else {
+    let Some(channel) = state.receiving(entry.peer, entry.tag) else {
         return false;
     };
-    let word = channel.word(number, large);
+    let (number, large) = (entry.number, entry.large);
     // The word may still tell of the message before, or already of this one.
-    if has_come(word, number) || !channel.is_free(number) {
+    if channel.has_come(number, large) || !channel.is_free(number) {
         return false;
     }
     let failed = word::word(number, WordKind::Failed, u64::from(status.0));
-    word.store(failed).is_ok()
+    channel.word(number, large).store(failed).is_ok()
 }

@@ -23,18 +23,9 @@ pub(super) const PREPARE: &str = "prepare receive";
 pub(crate) const ANYBODY: u32 = u32::MAX;
 
 impl Engine {
-    /// Numbers a receive.
-    pub fn prepare_recv(&self, spec: &RecvOp<'_>) -> Result<RequestKey> {
-        self.start_recv(spec, false)
-    }
-
-    /// Prepares a receive and posts it.
-    pub fn recv(&self, spec: &RecvOp<'_>) -> Result<RequestKey> {
-        self.start_recv(spec, true)
-    }
-
+    /// Numbers a receive, and posts it if `post` asks for that.
     #[inline]
-    fn start_recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
+    pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(PREPARE)?;
         let len = total(&self.nic, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
@@ -94,28 +85,19 @@ impl Engine {
         self.make_room(state);
         let gone = || gone("no connection", rank);
         let tag = entry.tag;
-        if let Some(key) = state.any_source.iter().find(|key| {
-            let wild = state.requests.get(**key);
-            wild.is_some_and(|wild| wild.tag == tag)
-        }) {
+        if let Some(key) = state.matcher.first(&state.requests, tag) {
             let what = format!("a receive from anybody under tag {tag} comes first ({key:?})");
             return Err(Error::new(PREPARE, Kind::Busy, what).with_rank(rank));
         }
-        let State {
-            peers, requests, ..
-        } = state;
-        let peer = peers[rank as usize].as_deref_mut().ok_or_else(gone)?;
+        let peer = state.peers.get_mut(rank).ok_or_else(gone)?;
         if !peer.may(lane, Target::Recv(tag)) {
-            return Err(match peer.failed {
-                Some(_) => peer.error(PREPARE),
-                None => gone(),
-            });
+            return Err(peer.error(PREPARE));
         }
-        let channel = peer.recvs.get_mut(&tag).ok_or_else(gone)?;
-        let number = channel.next;
-        let slot = channel.shape.slot(number);
-        let unclaimed = channel.receives[slot].is_some_and(|before| {
-            let before = requests.get(before);
+        let here = peer.is_here();
+        let channel = peer.channels.recvs.get_mut(&tag).ok_or_else(gone)?;
+        let number = channel.numbers.next();
+        let unclaimed = channel.newest(number).is_some_and(|before| {
+            let before = state.requests.get(before);
             before.is_some_and(|e| matches!(e.phase, Phase::Prepared | Phase::Posted))
         });
         let full = |what: String, limit: u64| {
@@ -130,24 +112,24 @@ impl Engine {
             let what = format!("receives under tag {tag} whose messages were not taken");
             return full(what, WINDOW);
         }
-        requests.make_place(&self.gpu)?;
+        state.requests.make_place(&self.gpu)?;
         entry.peer = rank;
         entry.number = number;
         entry.poster.lane = lane;
         // Nothing has to be told of a short one, nor to a peer that was given up, which may have
         // left something in the mailbox.
-        let silent = !entry.large || peer.failed.is_some();
+        let silent = !entry.large || !here;
         if silent && post {
-            entry.order = requests.order();
+            entry.order = state.requests.order();
             entry.phase = Phase::Posted;
         } else if entry.poster.stream.is_some() && !silent {
             let lane = peer.link.lane(lane).ok_or_else(gone)?;
             entry.puts = tell_place(&mut Batch::new(lane), channel, &entry)?;
         }
         let posted = entry.phase == Phase::Posted;
-        let key = requests.put(entry);
-        channel.next += 1;
-        channel.receives[slot] = Some(key);
+        let key = state.requests.put(entry);
+        channel.numbers.advance();
+        *channel.newest(number) = Some(key);
         Ok((key, posted))
     }
 
@@ -164,7 +146,7 @@ impl Engine {
             if let Some(receive) = entry.receive_mut() {
                 receive.marked = marked;
             }
-            state.any_source.push(key);
+            state.matcher.add(key);
             self.match_any(state);
             return Ok(());
         }
@@ -175,25 +157,25 @@ impl Engine {
             return Ok(());
         }
         let (entry, channel, link) = state.incoming(key)?;
-        let slot = channel.shape.slot(entry.number);
-        settle_told(channel, link, slot, entry.poster.lane).map_err(|e| e.with_rank(entry.peer))?;
+        let number = entry.number;
+        settle_told(channel, link, number, entry.poster.lane).map_err(|e| e.with_rank(rank))?;
         let Some(lane) = link.lane(entry.poster.lane) else {
             return Err(gone("no lane", rank));
         };
-        let before = channel.shape.previous(entry.number);
-        let free = channel.is_free(entry.number);
+        let before = channel.numbers.previous(number);
+        let free = channel.is_free(number);
         match &entry.poster.stream {
             Some(stream) => {
                 let stream = &*lent(stream)?;
                 let mut list = List::<4>::new();
                 if let Some(before) = before.filter(|_| !free) {
                     // Taken in on another stream: the word there is still this one's.
-                    list.wait_for(channel.taken(entry.number), before, false);
+                    list.wait_for(channel.taken(number), before, false);
                 }
                 list.put(entry.puts.iter().flatten().copied());
                 list.post(stream, Some(lane))?;
                 let last = entry.puts.iter().flatten().next_back();
-                channel.told[slot] = last.map(|request| (entry.poster.lane, *request));
+                *channel.told(number) = last.map(|request| (entry.poster.lane, *request));
             }
             None if !free => {
                 let what = "the message before in this slot was not taken yet";
@@ -203,7 +185,7 @@ impl Engine {
                 let mut batch = Batch::new(lane);
                 tell_place(&mut batch, channel, entry)?;
                 if !on(Mutant::MissingReadyWord) {
-                    channel.told[slot] = Some((entry.poster.lane, batch.post()?));
+                    *channel.told(number) = Some((entry.poster.lane, batch.post()?));
                 }
             }
         }
@@ -242,7 +224,7 @@ pub(super) fn tell_place(
     Ok(batch.first_three())
 }
 
-/// Checks that the last ready word of `slot` is written, or went by `lane`, which writes the next
+/// Checks that the last ready word in the slot of `number` is written, or went by `lane`, which writes the next
 /// one. A taken message does not imply that: a short one is sent without waiting for the word.
 ///
 /// # Errors
@@ -250,18 +232,18 @@ pub(super) fn tell_place(
 pub(super) fn settle_told(
     channel: &mut RecvChannel,
     link: &mut Link,
-    slot: usize,
+    number: u64,
     lane: u8,
 ) -> Result<()> {
     let other = |told: &(u8, Put)| told.0 != lane && !on(Mutant::EarlyTell);
-    let Some((before, put)) = channel.told[slot].filter(other) else {
+    let Some((before, put)) = channel.told(number).filter(other) else {
         return Ok(());
     };
     if link.lane(before).is_some_and(|lane| lane.is_pending(put)) {
         let what = "the receive before in this slot is still being told of";
         return Err(Error::new(PREPARE, Kind::QueueFull, what));
     }
-    channel.told[slot] = None;
+    *channel.told(number) = None;
     Ok(())
 }
 

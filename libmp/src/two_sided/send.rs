@@ -123,18 +123,10 @@ fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: Span) -> Res
 }
 
 impl Engine {
-    /// Numbers a send and, if a stream posts it, prepares its work requests.
-    pub fn prepare_send(&self, spec: &SendOp<'_>) -> Result<RequestKey> {
-        self.start_send(spec, false)
-    }
-
-    /// Prepares a send and posts it.
-    pub fn send(&self, spec: &SendOp<'_>) -> Result<RequestKey> {
-        self.start_send(spec, true)
-    }
-
+    /// Numbers a send, and posts it if `post` asks for that; else, if a stream posts it, prepares its
+    /// work requests.
     #[inline]
-    fn start_send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
+    pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
         let len = total(&self.nic, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word for {} segments", spec.segments.len());
@@ -164,20 +156,14 @@ impl Engine {
     ) -> Result<(RequestKey, bool)> {
         self.make_room(state);
         let order = state.requests.order();
-        let State {
-            peers, requests, ..
-        } = state;
         let gone = || gone("no connection", spec.to);
-        let peer = peers[spec.to as usize].as_deref_mut().ok_or_else(gone)?;
+        let peer = state.peers.get_mut(spec.to).ok_or_else(gone)?;
         if !peer.may(lane, Target::Send(spec.tag)) {
-            return Err(match peer.failed {
-                Some(_) => peer.error(PREPARE),
-                None => gone(),
-            });
+            return Err(peer.error(PREPARE));
         }
-        let channel = peer.sends.get_mut(&spec.tag).ok_or_else(gone)?;
-        channel.used = order;
-        channel.born = channel.born.min(order);
+        let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(gone)?;
+        channel.side.used = order;
+        channel.side.born = channel.side.born.min(order);
         if channel.is_full() {
             let what = format!("messages under tag {} that were not taken", spec.tag);
             return Err(Error::new(PREPARE, Kind::QueueFull, what)
@@ -185,8 +171,8 @@ impl Engine {
                 .with_limit(super::channel::WINDOW));
         }
         let number = match on(Mutant::SwappedMatchOrder) {
-            true => channel.next ^ 1,
-            false => channel.next,
+            true => channel.numbers.next() ^ 1,
+            false => channel.numbers.next(),
         };
         let stream = match spec.on {
             On::Cpu => None,
@@ -200,7 +186,7 @@ impl Engine {
                 behind: Vec::new(),
             }),
         };
-        requests.make_place(&self.gpu)?;
+        state.requests.make_place(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
         let mut late = late.map(Box::new);
         let mut puts = [None; 3];
@@ -208,10 +194,7 @@ impl Engine {
         if let Some(stream) = stream {
             let lane = peer.link.lane(lane).ok_or_else(gone)?;
             if large || late.is_some() {
-                if self.kernels.is_none() {
-                    let what = "a message whose place or length a stream finds out needs kernels";
-                    return Err(Error::new(PREPARE, Kind::Unsupported, what));
-                }
+                self.kernels(PREPARE)?;
                 channel.make_stamps(&self.nic)?;
                 let mut batch = Batch::new(lane);
                 let all = spec.segments;
@@ -247,8 +230,8 @@ impl Engine {
             order,
             ..Entry::new(operation, spec.to, spec.tag, spec.segments)
         };
-        channel.next += 1;
-        Ok((requests.put(entry), phase != Phase::Prepared))
+        channel.numbers.advance();
+        Ok((state.requests.put(entry), phase != Phase::Prepared))
     }
 
     /// Does what the CPU can do now for a send of its own. `true`: it went on.
@@ -271,69 +254,55 @@ impl Engine {
         let (Phase::Queued { announced }, Some(lane)) = (entry.phase, link.lane(0)) else {
             return Ok(false);
         };
-        let number = entry.number;
+        let (number, len, segments) = (entry.number, entry.len, entry.segments.as_slice());
         if channel.room(number).is_some() {
             return Ok(false);
         }
         let mut batch = Batch::new(lane);
+        let mut too_long = false;
         if entry.handle == Handle::Void {
             put_stamp(&mut batch, channel, number, WordKind::TooLong, 0)?;
-            entry.phase = Phase::Sent(batch.post()?);
-            entry.since = None;
-            return Ok(true);
-        }
-        if !entry.large {
+        } else if !entry.large {
             if let Some(ready) = channel.stale(number) {
                 ready.store(word::threshold(number))?;
             }
-            plain(
-                &mut batch,
-                channel,
-                number,
-                entry.segments.as_slice(),
-                entry.len,
-            )?;
-            entry.phase = Phase::Sent(batch.post()?);
-            entry.since = None;
-            return Ok(true);
-        }
-        match channel.reply(number) {
-            None if announced => Ok(false),
-            None => {
-                let announce = word::word(number, WordKind::Announce, entry.len).to_le_bytes();
-                batch.put_bytes(&announce, channel.pair(number)?)?;
-                batch.post()?;
-                entry.phase = Phase::Queued { announced: true };
-                Ok(true)
-            }
-            Some((Some(WordKind::Ready), room)) if entry.len <= room => {
-                let to = channel.place(number)?;
-                payload(&mut batch, entry.segments.as_slice(), entry.len, to)?;
-                put_stamp(&mut batch, channel, number, WordKind::Direct, entry.len)?;
-                entry.phase = Phase::Sent(batch.post()?);
-                entry.since = None;
-                Ok(true)
-            }
-            Some((Some(WordKind::Ready), _)) => {
-                put_stamp(&mut batch, channel, number, WordKind::TooLong, entry.len)?;
-                entry.phase = Phase::Sent(batch.post()?);
-                entry.since = None;
-                let told = word::result(Status::TRUNCATED, entry.len);
-                self.note(Status::TRUNCATED);
-                state.requests.result_word(key).store(told)?;
-                Ok(true)
-            }
-            Some((kind, code)) => {
-                let status = match kind {
-                    Some(WordKind::Refused) => Status::TRUNCATED,
-                    Some(WordKind::Failed) => word::failure(code),
-                    _ => Status::BAD_RESPONSE,
-                };
-                let len = entry.len;
-                self.finish(state, key, status, len);
-                Ok(true)
+            plain(&mut batch, channel, number, segments, len)?;
+        } else {
+            match channel.reply(number) {
+                None if announced => return Ok(false),
+                None => {
+                    let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
+                    batch.put_bytes(&announce, channel.pair(number)?)?;
+                    batch.post()?;
+                    entry.phase = Phase::Queued { announced: true };
+                    return Ok(true);
+                }
+                Some((Some(WordKind::Ready), room)) if len <= room => {
+                    payload(&mut batch, segments, len, channel.place(number)?)?;
+                    put_stamp(&mut batch, channel, number, WordKind::Direct, len)?;
+                }
+                Some((Some(WordKind::Ready), _)) => {
+                    put_stamp(&mut batch, channel, number, WordKind::TooLong, len)?;
+                    too_long = true;
+                }
+                Some((kind, code)) => {
+                    let status = match kind {
+                        Some(WordKind::Refused) => Status::TRUNCATED,
+                        Some(WordKind::Failed) => word::failure(code),
+                        _ => Status::BAD_RESPONSE,
+                    };
+                    self.finish(state, key, status, len);
+                    return Ok(true);
+                }
             }
         }
+        entry.phase = Phase::Sent(batch.post()?);
+        entry.since = None;
+        if too_long {
+            self.note(Status::TRUNCATED);
+            state.requests.tell(key, Status::TRUNCATED, len);
+        }
+        Ok(true)
     }
 }
 

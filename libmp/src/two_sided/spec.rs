@@ -116,6 +116,7 @@ impl<'a> SendOp<'a> {
 
 /// Whose message a receive takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Source {
     /// That of one rank.
     Rank(u32),

@@ -3,52 +3,24 @@
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::MutexGuard;
-use std::time::Duration;
 
 use gds_step::Time;
 use gdsync::rdma::Doorbell;
 use gdsync::{Status, Stream};
 
+use super::any::Matcher;
 use super::channel::{RecvChannel, SendChannel};
 use super::lanes::Lanes;
 use super::liveness::GonePoll;
-use super::peer::{Peer, Target};
-use super::spec::Source;
+use super::outbox::Outbox;
+use super::peer::{Peer, Peers, Target};
 use super::staging::Staging;
+use super::watch::Watch;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
 use crate::region::Memory;
 use crate::request::fault::Faults;
 use crate::request::table::{Entry, Phase, RequestKey, Segments, Table};
-use crate::wire::control::Control;
-
-/// A request that a stream has waited for longer than the watchdog's limit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stuck {
-    /// This rank.
-    pub rank: u32,
-    /// The rank whose message, or whose taking it, does not come.
-    pub peer: Source,
-    /// The message's tag.
-    pub tag: u32,
-    /// Its number under peer and tag, from 0; 0 if nothing has matched a receive from anybody.
-    pub number: u64,
-    /// What the stream waits for, and what to check, in words.
-    pub what: String,
-    /// The stream's number.
-    pub stream: u64,
-    /// For how long.
-    pub since: Duration,
-}
-
-/// The first request that a stream has not passed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Front {
-    pub stream: u64,
-    pub order: u64,
-    pub key: RequestKey,
-}
 
 /// Memory of requests that ended, to be given up without the lock.
 #[derive(Default)]
@@ -64,24 +36,16 @@ impl Trash {
 }
 
 pub(crate) struct State {
-    pub peers: Vec<Option<Box<Peer>>>,
+    pub peers: Peers,
     pub requests: Table,
     pub lanes: Lanes,
-    /// Receives from anybody that nothing has matched, oldest first.
-    pub any_source: Vec<RequestKey>,
-    /// Where the next search for them begins.
-    pub any_from: u32,
-    /// Control messages that the bootstrap had no room for.
-    pub unsent: Vec<(u32, Control)>,
-    /// Why the bootstrap does not reach the other ranks; `None`: it does.
-    pub lost: Option<String>,
-    /// Whether the loss was logged.
-    pub lost_told: bool,
+    pub matcher: Matcher,
+    pub outbox: Outbox,
     pub trash: Trash,
     pub staging: Staging,
     /// Kept from round to round.
     pub keys: Vec<RequestKey>,
-    pub fronts: Vec<Front>,
+    pub watch: Watch,
     pub next_look: Time,
     pub gone_poll: GonePoll,
     /// Failures that no call has returned.
@@ -91,18 +55,15 @@ pub(crate) struct State {
 impl State {
     pub fn new(size: u32, doorbell: Doorbell) -> State {
         State {
-            peers: (0..size).map(|_| None).collect(),
+            peers: Peers::new(size),
             requests: Table::new(),
             lanes: Lanes::new(doorbell),
-            any_source: Vec::new(),
-            any_from: 0,
-            unsent: Vec::new(),
-            lost: None,
-            lost_told: false,
+            matcher: Matcher::default(),
+            outbox: Outbox::default(),
             trash: Trash::default(),
             staging: Staging::default(),
             keys: Vec::new(),
-            fronts: Vec::new(),
+            watch: Watch::default(),
             next_look: Time::ZERO,
             gone_poll: GonePoll::default(),
             faults: Faults::default(),
@@ -130,14 +91,14 @@ impl State {
             let mut entries = requests.iter();
             entries.any(|(_, entry)| phase(&entry.phase) && entry.poster.lane == lane)
         };
-        let quiet = |peer: &mut Box<Peer>, lane: u8| {
-            peer.failed.is_some() || peer.link.lane(lane).is_none_or(Lane::is_quiet)
+        let quiet = |peer: &mut Peer, lane: u8| {
+            !peer.is_here() || peer.link.lane(lane).is_none_or(Lane::is_quiet)
         };
         let open = |phase: &Phase| matches!(phase, Phase::Prepared | Phase::Sent(_));
         lanes.take(
             stream,
             doorbell,
-            |lane| !any(lane, open) && peers.iter_mut().flatten().all(|peer| quiet(peer, lane)),
+            |lane| !any(lane, open) && peers.iter_mut().all(|peer| quiet(peer, lane)),
             |lane| any(lane, |phase| *phase == Phase::Prepared),
         )
     }
@@ -145,23 +106,8 @@ impl State {
     /// A lane to `rank` that is open, for a stream whose own `lane` cannot be: one of other streams
     /// that the same doorbell rings.
     pub fn open_lane_like(&self, rank: u32, lane: u8, target: Target) -> Option<u8> {
-        let peer = self.known(rank)?;
+        let peer = self.peers.get(rank)?;
         self.lanes.like(lane).find(|other| peer.may(*other, target))
-    }
-
-    /// Keeps the channels whose peer could not be asked to retire them.
-    pub fn unretire(&mut self) {
-        let State { peers, unsent, .. } = self;
-        unsent.retain(|(rank, message)| {
-            let Control::Retire { tag, .. } = message else {
-                return true;
-            };
-            let peer = peers.get_mut(*rank as usize).and_then(Option::as_deref_mut);
-            if let Some(channel) = peer.and_then(|peer| peer.sends.get_mut(tag)) {
-                channel.retiring = false;
-            }
-            false
-        });
     }
 
     /// A call is about to return the failure of a request.
@@ -179,14 +125,10 @@ impl State {
         &mut self,
         key: RequestKey,
     ) -> Result<(&mut Entry, &mut SendChannel, &mut Link)> {
-        let State {
-            requests, peers, ..
-        } = self;
-        let entry = known(requests, key)?;
-        let peer = connected(peers, entry.peer)?;
-        let channel = peer.sends.get_mut(&entry.tag);
+        let (entry, Peer { channels, link, .. }) = self.request(key)?;
+        let channel = channels.sends.get_mut(&entry.tag);
         let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
-        Ok((entry, channel, &mut peer.link))
+        Ok((entry, channel, link))
     }
 
     /// A receive with its channel, and the lanes to the peer.
@@ -194,27 +136,33 @@ impl State {
         &mut self,
         key: RequestKey,
     ) -> Result<(&mut Entry, &mut RecvChannel, &mut Link)> {
-        let State {
-            requests, peers, ..
-        } = self;
-        let entry = known(requests, key)?;
-        let peer = connected(peers, entry.peer)?;
-        let channel = peer.recvs.get_mut(&entry.tag);
+        let (entry, Peer { channels, link, .. }) = self.request(key)?;
+        let channel = channels.recvs.get_mut(&entry.tag);
         let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
-        Ok((entry, channel, &mut peer.link))
+        Ok((entry, channel, link))
     }
 
-    pub fn known(&self, rank: u32) -> Option<&Peer> {
-        self.peers.get(rank as usize)?.as_deref()
+    /// A request, and its peer.
+    fn request(&mut self, key: RequestKey) -> Result<(&mut Entry, &mut Peer)> {
+        let entry = known(&mut self.requests, key)?;
+        let peer = self.peers.get_mut(entry.peer);
+        let peer = peer.ok_or_else(|| gone("no connection", entry.peer))?;
+        Ok((entry, peer))
+    }
+
+    /// The channel to `rank` under `tag`.
+    pub fn sending(&self, rank: u32, tag: u32) -> Option<&SendChannel> {
+        self.peers.get(rank)?.channels.sends.get(&tag)
+    }
+
+    /// The channel from `rank` under `tag`.
+    pub fn receiving(&self, rank: u32, tag: u32) -> Option<&RecvChannel> {
+        self.peers.get(rank)?.channels.recvs.get(&tag)
     }
 
     /// How `rank` failed, if it was given up.
     pub fn given_up(&self, rank: u32) -> Option<Status> {
-        self.known(rank)?.failed
-    }
-
-    pub fn peer(&mut self, rank: u32) -> Option<&mut Peer> {
-        self.peers.get_mut(rank as usize)?.as_deref_mut()
+        self.peers.get(rank)?.failed()
     }
 }
 
@@ -223,14 +171,9 @@ pub(super) fn gone(what: &str, rank: u32) -> Error {
     Error::new("look up peer", Kind::Closed, what).with_rank(rank)
 }
 
-fn connected(peers: &mut [Option<Box<Peer>>], rank: u32) -> Result<&mut Peer> {
-    let peer = peers.get_mut(rank as usize).and_then(Option::as_deref_mut);
-    peer.ok_or_else(|| gone("no connection", rank))
-}
-
 pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {
-    let none = || Error::new("look up request", Kind::NoSuchRequest, "it is not known");
-    requests.get_mut(key).ok_or_else(none)
+    let entry = requests.get_mut(key);
+    entry.ok_or_else(|| Error::unknown_request("look up request"))
 }
 
 /// The lock, which gives memory up only after it is given back.

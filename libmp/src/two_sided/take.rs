@@ -3,7 +3,7 @@
 use gdsync::Status;
 
 use super::channel::RecvChannel;
-use super::credit::{count, credit_by_cpu};
+use super::credit::credit_by_cpu;
 use super::engine::Engine;
 use super::receive::lands_in_device;
 use super::state::State;
@@ -45,7 +45,7 @@ impl Engine {
         };
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = channel.taken(number).store(word::word(number, kind, 0));
-        if let Some(run) = count(channel, number, 0, None) {
+        if let Some(run) = channel.count(number, 0, None) {
             credit_by_cpu(link.lane(0), channel, run);
         }
         self.finish(state, key, status, len);

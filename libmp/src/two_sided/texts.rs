@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use gdsync::Status;
 
-use super::channel::has_come;
+use super::any::mail;
 use super::config::Progress;
 use super::engine::Engine;
 use super::liveness::Life;
-use super::peer::Cause;
+use super::peer::{Cause, Failure, Peer, Peers};
 use super::receive::ANYBODY;
 use super::state::State;
 use crate::error::{Error, Kind};
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Handle, Phase, RequestKey};
+use crate::request::table::{Entry, Handle, Phase};
 
 /// Why a send of too many bytes failed.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -80,26 +80,27 @@ pub(crate) fn time(d: Duration) -> String {
 }
 
 /// What a request waits for, if it does.
-pub(super) fn lack(state: &State, key: RequestKey) -> Option<Lack> {
-    let entry = state.requests.get(key)?;
+pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
     if entry.phase == Phase::Unmatched {
-        return Some(match state.has_mail(entry.tag) {
-            true => Lack::Match,
-            false => Lack::Message,
+        return Some(match mail(peers, entry.tag, 0) {
+            Some(_) => Lack::Match,
+            None => Lack::Message,
         });
     }
-    let peer = state.known(entry.peer)?;
+    let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
-        let channel = peer.recvs.get(&entry.tag)?;
-        let there = has_come(channel.word(entry.number, entry.large), entry.number);
+        let there = channels
+            .recvs
+            .get(&entry.tag)?
+            .has_come(number, entry.large);
         return (!there).then_some(Lack::Message);
     }
-    let channel = peer.sends.get(&entry.tag)?;
-    if channel.room(entry.number).is_some() {
-        let taken = channel.taken_before(entry.number);
+    let channel = channels.sends.get(&entry.tag)?;
+    if channel.room(number).is_some() {
+        let taken = channel.taken_before(number);
         return Some(Lack::Room { taken });
     }
-    if entry.large && channel.reply(entry.number).is_none() {
+    if entry.large && channel.reply(number).is_none() {
         return Some(Lack::Receive);
     }
     matches!(entry.phase, Phase::Queued { .. }).then_some(Lack::Cpu)
@@ -156,8 +157,7 @@ impl Engine {
             }
             None => (format!("it has not ended{within}"), String::new()),
         };
-        let peer = state.known(rank);
-        match self.life(peer, entry.since) {
+        match self.life(state.peers.get(rank), entry.since) {
             Life::Alive => format!("{what}; rank {rank} is alive. {hint}"),
             Life::Own => format!("{what}; rank {rank} is this rank. {hint}"),
             Life::Gone => format!("{what}; rank {rank} has left the job, or died"),
@@ -171,72 +171,43 @@ impl Engine {
     }
 
     /// What a stream waits for with a request, and what to check.
-    pub(super) fn wait_text(&self, state: &State, key: RequestKey) -> Option<String> {
-        let lack = lack(state, key)?;
-        let entry = state.requests.get(key)?;
+    pub(super) fn wait_text(&self, state: &State, entry: &Entry) -> Option<String> {
+        let lack = lack(&state.peers, entry)?;
         let lacks = self.lacks(state, entry, Some(lack), "");
         Some(format!("{}: {lacks}", entry.name()))
     }
 
+    /// What a request lacks that has not ended within a limit.
+    fn late(&self, state: &State, entry: &Entry, limit: Duration, setting: &str) -> String {
+        let within = format!(" in {}{setting}", time(limit));
+        self.lacks(state, entry, lack(&state.peers, entry), &within)
+    }
+
     /// The text for a request that has not ended within the caller's `limit`.
-    pub(crate) fn late_text(&self, state: &State, key: RequestKey, limit: Duration) -> String {
-        let Some(entry) = state.requests.get(key) else {
-            return "a request that is not known".to_owned();
-        };
-        let within = format!(" in {}", time(limit));
-        let lacks = self.lacks(state, entry, lack(state, key), &within);
-        format!("{}: {lacks}", entry.name())
+    pub(crate) fn late_text(&self, state: &State, entry: &Entry, limit: Duration) -> String {
+        format!("{}: {}", entry.name(), self.late(state, entry, limit, ""))
     }
 
     /// The text for a request whose time limit has passed.
-    pub(super) fn timeout_text(&self, state: &State, key: RequestKey) -> String {
-        let Some(entry) = state.requests.get(key) else {
-            return String::new();
-        };
+    pub(super) fn timeout_text(&self, state: &State, entry: &Entry) -> String {
         let setting = match (entry.timeout, entry.is_receive()) {
-            (None, _) => "Builder::timeout",
-            (Some(_), true) => "RecvOp::timeout",
-            (Some(_), false) => "SendOp::timeout",
+            (None, _) => " (Builder::timeout)",
+            (Some(_), true) => " (RecvOp::timeout)",
+            (Some(_), false) => " (SendOp::timeout)",
         };
         let limit = entry.timeout.unwrap_or(self.config.timeout);
-        let within = format!(" in {} ({setting})", time(limit));
-        self.lacks(state, entry, lack(state, key), &within)
-    }
-
-    /// Notes why a peer is about to be given up: the first reason counts. `culprit`: the request
-    /// that it failed.
-    pub(crate) fn blame(
-        &self,
-        state: &mut State,
-        rank: u32,
-        culprit: Option<RequestKey>,
-        text: String,
-    ) {
-        let name = culprit
-            .and_then(|key| state.requests.get(key))
-            .map(Entry::name);
-        let order = state.faults.order();
-        if let Some(peer) = state.peer(rank)
-            && peer.failed.is_none()
-        {
-            peer.cause.get_or_insert_with(|| Cause {
-                culprit: culprit.zip(name),
-                order,
-                text,
-            });
-        }
+        self.late(state, entry, limit, setting)
     }
 
     /// What a failure of the NIC says of a peer.
     pub(crate) fn status_text(&self, state: &State, rank: u32, status: Status) -> String {
-        let peer = state.known(rank);
         match status {
             Status::TRANSPORT_RETRY => format!(
                 "rank {rank} does not answer, the retries of the NIC are exhausted: it has died, \
                  or the way to it is cut"
             ),
             Status::TIMEOUT => {
-                let life = match self.life(peer, None) {
+                let life = match self.life(state.peers.get(rank), None) {
                     Life::Gone => format!("rank {rank} has left the job, or died"),
                     _ => format!("whether rank {rank} lives is not known"),
                 };
@@ -255,13 +226,10 @@ impl Engine {
     pub(super) fn own_text(
         &self,
         state: &State,
-        key: RequestKey,
+        entry: &Entry,
         status: Status,
         len: u64,
     ) -> String {
-        let Some(entry) = state.requests.get(key) else {
-            return status.to_string();
-        };
         match status {
             Status::TRUNCATED if entry.handle == Handle::Void => {
                 format!("dropped before it was posted; its message of {len} bytes was thrown away")
@@ -274,7 +242,7 @@ impl Engine {
                 "the sender dropped the message, or it is longer than was declared".to_owned()
             }
             Status::TRUNCATED => TOO_LONG.to_owned(),
-            Status::TIMEOUT => self.timeout_text(state, key),
+            Status::TIMEOUT => self.timeout_text(state, entry),
             status => status.to_string(),
         }
     }
@@ -283,19 +251,18 @@ impl Engine {
     pub(crate) fn fault_text(&self, state: &State, fault: &Fault) -> String {
         let name = fault.name;
         let rank = name.peer.unwrap_or(ANYBODY);
-        let peer = state.known(rank);
-        let cause = peer.and_then(|peer| peer.cause.as_ref());
-        match (&fault.why, cause) {
+        let failure = state.peers.get(rank).and_then(Peer::failure);
+        match (&fault.why, failure) {
             (Why::Own(text), _) => format!("{name}: {text}"),
-            (Why::Culprit, Some(cause)) => format!("{name}: {}", cause.text),
-            (Why::Peer, Some(cause)) => format!("{name}: {}", cause.of_others(rank)),
-            (_, None) if peer.is_some_and(|peer| peer.why.is_some()) => {
-                let why = peer
-                    .and_then(|peer| peer.why.as_deref())
-                    .unwrap_or_default();
-                format!("{name}: rank {rank} sent what this rank does not understand: {why}")
-            }
-            (_, None) => format!("{name}: {}", self.status_text(state, rank, fault.status)),
+            (
+                Why::Culprit,
+                Some(Failure {
+                    cause: Cause::Request { text, .. },
+                    ..
+                }),
+            ) => format!("{name}: {text}"),
+            (_, Some(failure)) => format!("{name}: {}", failure.of_others(rank)),
+            (_, None) => format!("{name}: {}", fault.status),
         }
     }
 
@@ -311,12 +278,11 @@ impl Engine {
             peer, tag, number, ..
         } = fault.name;
         let text = self.fault_text(state, fault);
-        let known = peer.and_then(|rank| state.known(rank));
-        let kind = match (&fault.why, known) {
+        let failure = peer.and_then(|rank| state.peers.get(rank)?.failure());
+        let kind = match (&fault.why, failure) {
             (Why::Own(_), _) if fault.status == Status::TRUNCATED => Kind::Truncated,
             (Why::Own(_), _) => Kind::Failed(fault.status),
-            (_, Some(peer)) if peer.why.is_some() => Kind::Protocol,
-            (_, Some(peer)) => Kind::PeerFailed(peer.failed.unwrap_or(fault.status)),
+            (_, Some(failure)) => failure.kind(),
             (_, None) => Kind::PeerFailed(fault.status),
         };
         Error::new(operation, kind, text).of_message(peer, tag, number)

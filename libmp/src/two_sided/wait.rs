@@ -56,21 +56,12 @@ impl Engine {
         key: RequestKey,
     ) -> Result<Option<Done>> {
         let Some(entry) = state.requests.get(key) else {
-            return Err(Error::new(
-                operation,
-                Kind::NoSuchRequest,
-                "it is not known",
-            ));
+            return Err(Error::unknown_request(operation));
         };
-        let Phase::Done(status) = entry.phase else {
-            if entry.phase == Phase::Prepared {
-                return Err(Error::new(
-                    operation,
-                    Kind::NoSuchRequest,
-                    "it is not posted",
-                ));
-            }
-            return Ok(None);
+        let status = match entry.phase {
+            Phase::Done(status) => status,
+            Phase::Prepared => return Err(Error::unposted(operation)),
+            _ => return Ok(None),
         };
         let name = entry.name();
         match (status, &entry.end.fault) {
@@ -136,27 +127,16 @@ impl Engine {
             self.advance(&mut state, key);
         }
         let Some(entry) = state.requests.get_mut(key) else {
-            return Err(Error::new(
-                OPERATION,
-                Kind::NoSuchRequest,
-                "it is not known",
-            ));
+            return Err(Error::unknown_request(OPERATION));
         };
         match entry.phase {
-            // A stream that stood at the CPU's lane would hold up everything else on it.
-            Phase::Sent(_) if entry.poster.stream.is_none() => {
-                self.wait_for_result(&mut state.requests, key, stream)
-            }
-            Phase::Prepared => Err(Error::new(
-                OPERATION,
-                Kind::NoSuchRequest,
-                "it is not posted",
-            )),
+            Phase::Prepared => Err(Error::unposted(OPERATION)),
             Phase::Done(_) => self.answer(OPERATION, &mut state, key).map(drop),
-            Phase::Sent(put) => {
+            Phase::Sent(put) if entry.poster.stream.is_some() => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
                 let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
-                let lane = state.peer(rank).and_then(|peer| peer.link.lane(lane));
+                let peer = state.peers.get_mut(rank);
+                let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
                     return Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank));
                 };
@@ -166,7 +146,8 @@ impl Engine {
                     false => note_waiter(&mut state.requests, key, stream),
                 }
             }
-            Phase::Queued { .. } | Phase::Unmatched => {
+            // A stream that stood at the CPU's lane would hold up everything else on it.
+            Phase::Sent(_) | Phase::Queued { .. } | Phase::Unmatched => {
                 self.wait_for_result(&mut state.requests, key, stream)
             }
             Phase::Posted | Phase::Claimed(_) => self.try_claim(state, key, stream),

@@ -8,18 +8,76 @@ use gdsync::{Status, Stream};
 
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
+use super::peer::Peers;
 use super::spec::Source;
-use super::state::{Front, State, Stuck};
+use super::state::State;
 use super::texts::{lack, time};
 use crate::error::{Error, Kind, Result};
-use crate::request::table::{Entry, Phase, RequestKey};
+use crate::request::table::{Entry, Phase, RequestKey, Table};
+
+/// A request that a stream has waited for longer than the watchdog's limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stuck {
+    /// This rank.
+    pub rank: u32,
+    /// The rank whose message, or whose taking it, does not come.
+    pub peer: Source,
+    /// The message's tag.
+    pub tag: u32,
+    /// Its number under peer and tag, from 0; 0 if nothing has matched a receive from anybody.
+    pub number: u64,
+    /// What the stream waits for, and what to check, in words.
+    pub what: String,
+    /// The stream's number.
+    pub stream: u64,
+    /// For how long.
+    pub since: Duration,
+}
+
+/// The first request that a stream has not passed.
+#[derive(Clone, Copy, Debug)]
+struct Front {
+    stream: u64,
+    order: u64,
+    key: RequestKey,
+}
+
+/// Where streams stand.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    /// One for each stream, as of the last look.
+    fronts: Vec<Front>,
+}
+
+impl Watch {
+    /// Finds, for each stream, the first request that it has not passed, and notes since when it
+    /// stands there.
+    fn look(&mut self, requests: &mut Table, peers: &Peers, now: Time) {
+        self.fronts.clear();
+        for (key, entry) in requests.iter() {
+            for (stream, order) in places(entry) {
+                match self.fronts.iter_mut().find(|front| front.stream == stream) {
+                    Some(front) if front.order < order => {}
+                    Some(front) => *front = Front { stream, order, key },
+                    None => self.fronts.push(Front { stream, order, key }),
+                }
+            }
+        }
+        for front in &self.fronts {
+            if let Some(entry) = requests.get_mut(front.key) {
+                entry.since = lack(peers, entry).map(|_| entry.since.unwrap_or(now));
+            }
+        }
+    }
+}
 
 impl Engine {
     /// Finds who stands, names those who have stood for long, and gives those up whose time is
     /// over.
     pub(super) fn watch(&self, state: &mut State, now: Time) {
-        find_fronts(state, now);
-        let fronts = std::mem::take(&mut state.fronts);
+        state.watch.look(&mut state.requests, &state.peers, now);
+        let watch = std::mem::take(&mut state.watch);
         for at in 0..state.keys.len() {
             let key = state.keys[at];
             let Some(entry) = state.requests.get_mut(key) else {
@@ -40,7 +98,7 @@ impl Engine {
             let limit = entry.timeout.unwrap_or(self.config.timeout);
             if !entry.named && waited >= self.config.watchdog {
                 entry.named = true;
-                for front in fronts.iter().filter(|front| front.key == key) {
+                for front in watch.fronts.iter().filter(|front| front.key == key) {
                     if let Some(stuck) = self.describe(state, front, now) {
                         tracing::warn!(target: "mp", "{stuck}");
                     }
@@ -52,29 +110,22 @@ impl Engine {
                 self.probe(state, rank, since, now);
             }
         }
-        state.fronts = fronts;
+        state.watch = watch;
     }
 
     fn time_out(&self, state: &mut State, key: RequestKey) {
         let Some(entry) = state.requests.get(key) else {
             return;
         };
-        let rank = entry.peer;
-        match entry.phase {
-            Phase::Unmatched => {
-                state.any_source.retain(|other| *other != key);
-                self.finish(state, key, Status::TIMEOUT, 0);
-            }
-            _ => {
-                let text = self.timeout_text(state, key);
-                self.blame(state, rank, Some(key), text);
-                self.give_up(state, rank, Status::TIMEOUT);
-            }
+        if entry.phase == Phase::Unmatched {
+            state.matcher.remove(key);
+            return self.finish(state, key, Status::TIMEOUT, 0);
         }
+        let text = self.timeout_text(state, entry);
+        self.give_up_for(state, key, Status::TIMEOUT, text);
     }
 
     fn describe(&self, state: &State, front: &Front, now: Time) -> Option<Stuck> {
-        let what = self.wait_text(state, front.key)?;
         let entry = state.requests.get(front.key)?;
         Some(Stuck {
             rank: self.rank,
@@ -84,7 +135,7 @@ impl Engine {
             },
             tag: entry.tag,
             number: entry.number,
-            what,
+            what: self.wait_text(state, entry)?,
             stream: front.stream,
             since: now.since(entry.since?),
         })
@@ -97,10 +148,13 @@ impl Engine {
         while !self.is_through(stream, deadline)? {
             let now = self.host().now();
             if now >= deadline {
-                let mut state = self.lock();
-                find_fronts(&mut state, now);
-                let front = state.fronts.iter().find(|f| f.stream == stream.id());
-                let waits = front.and_then(|front| self.wait_text(&state, front.key));
+                let mut guard = self.lock();
+                let state = &mut *guard;
+                state.watch.look(&mut state.requests, &state.peers, now);
+                let mut fronts = state.watch.fronts.iter();
+                let front = fronts.find(|front| front.stream == stream.id());
+                let entry = front.and_then(|front| state.requests.get(front.key));
+                let waits = entry.and_then(|entry| self.wait_text(state, entry));
                 let waits = waits.map_or(String::new(), |waits| format!(": {waits}"));
                 let what = format!(
                     "stream {} has not ended in {}{waits}",
@@ -130,41 +184,13 @@ impl Engine {
 
     pub(crate) fn stuck(&self) -> Vec<Stuck> {
         let now = self.host().now();
-        let mut state = self.lock();
-        find_fronts(&mut state, now);
-        let named = state
-            .fronts
-            .iter()
-            .filter_map(|front| self.describe(&state, front, now));
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.watch.look(&mut state.requests, &state.peers, now);
+        let fronts = state.watch.fronts.iter();
+        let named = fronts.filter_map(|front| self.describe(state, front, now));
         named.filter(|s| s.since >= self.config.watchdog).collect()
     }
-}
-
-/// Finds, for each stream, the first request that it has not passed, and notes since when it
-/// stands there.
-fn find_fronts(state: &mut State, now: Time) {
-    let mut fronts = std::mem::take(&mut state.fronts);
-    fronts.clear();
-    for (key, entry) in state.requests.iter() {
-        for (stream, order) in places(entry) {
-            match fronts.iter_mut().find(|front| front.stream == stream) {
-                Some(front) if front.order < order => {}
-                Some(front) => *front = Front { stream, order, key },
-                None => fronts.push(Front { stream, order, key }),
-            }
-        }
-    }
-    for front in &fronts {
-        let stands = lack(state, front.key).is_some();
-        let Some(entry) = state.requests.get_mut(front.key) else {
-            continue;
-        };
-        match stands {
-            true => _ = entry.since.get_or_insert(now),
-            false => entry.since = None,
-        }
-    }
-    state.fronts = fronts;
 }
 
 /// The streams that may stand at a request, with the order in which they were told to: the one

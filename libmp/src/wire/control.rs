@@ -107,8 +107,6 @@ pub enum Control {
 impl Control {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut b = MAGIC.to_vec();
-        b.extend(VERSION.to_le_bytes());
         let (kind, small) = match self {
             Control::Connect { lane, .. } => (1, *lane),
             Control::Up { lane } => (2, *lane),
@@ -123,6 +121,8 @@ impl Control {
             Control::Ping => (11, 0),
             Control::Pong => (12, 0),
         };
+        let mut b = MAGIC.to_vec();
+        b.extend(VERSION.to_le_bytes());
         b.extend([kind, small]);
         match self {
             Control::Connect {
@@ -135,12 +135,6 @@ impl Control {
                 b.push(u8::from(*keeps_order));
                 put(&mut b, ends);
             }
-            Control::Up { .. }
-            | Control::GivenUp
-            | Control::Leaving
-            | Control::Left
-            | Control::Ping
-            | Control::Pong => {}
             Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
                 b.extend(tag.to_le_bytes());
                 shape.encode(&mut b);
@@ -156,6 +150,7 @@ impl Control {
                 b.extend(number.to_le_bytes());
                 b.extend(len.to_le_bytes());
             }
+            _ => {}
         }
         b
     }
@@ -188,7 +183,7 @@ impl Control {
             },
             2 => Control::Up { lane: small },
             3 | 4 => {
-                let tag = u32::from_le_bytes(r.take()?);
+                let tag = r.u32()?;
                 let shape = r.shape()?;
                 let block = r.records()?;
                 match kind {
@@ -197,16 +192,16 @@ impl Control {
                 }
             }
             5 => Control::Truncated {
-                tag: u32::from_le_bytes(r.take()?),
-                number: u64::from_le_bytes(r.take()?),
-                len: u64::from_le_bytes(r.take()?),
+                tag: r.u32()?,
+                number: r.u64()?,
+                len: r.u64()?,
             },
             6 => Control::Retire {
-                tag: u32::from_le_bytes(r.take()?),
-                next: u64::from_le_bytes(r.take()?),
+                tag: r.u32()?,
+                next: r.u64()?,
             },
             7 => Control::Retired {
-                tag: u32::from_le_bytes(r.take()?),
+                tag: r.u32()?,
                 gone: small == 1,
             },
             8 => Control::GivenUp,
@@ -248,6 +243,14 @@ impl Reader<'_> {
         Ok(*head)
     }
 
+    fn u32(&mut self) -> Result<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
     fn flag(&mut self) -> Result<bool> {
         match self.take()? {
             [0] => Ok(false),
@@ -273,9 +276,9 @@ impl Reader<'_> {
 
     fn shape(&mut self) -> Result<Shape> {
         Ok(Shape {
-            depth: u32::from_le_bytes(self.take()?),
-            eager: u32::from_le_bytes(self.take()?),
-            start: u64::from_le_bytes(self.take()?),
+            depth: self.u32()?,
+            eager: self.u32()?,
+            start: self.u64()?,
         })
     }
 }

@@ -57,14 +57,8 @@ impl Job {
     }
 
     pub fn join(&self, rank: u32) -> Join {
-        Join {
-            store: self.server.address().to_string(),
-            rank,
-            size: self.size,
-            secret: self.secret.clone(),
-            name: "test".into(),
-            limit: LONG,
-        }
+        let store = self.server.address().to_string();
+        Join::new(store, (rank, self.size), &self.secret, LONG).name("test")
     }
 
     pub fn all(&self) -> Vec<Tcp> {

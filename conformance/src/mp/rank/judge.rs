@@ -123,12 +123,8 @@ impl Player<'_> {
             )
         };
         if let Some(done) = taken.done {
-            let want = Done {
-                peer: from,
-                tag: tag(line.number),
-                len: bytes.len() as u64,
-            };
-            ensure(done == want, || {
+            let want = (from, tag(line.number), bytes.len() as u64);
+            ensure((done.peer, done.tag, done.len) == want, || {
                 format!("{}: {done:?} instead of {want:?}", what())
             })?;
         }

@@ -489,12 +489,8 @@ impl<'a> Player<'a> {
         ensure(!sent.too_long || sent.len <= self.setup.eager, || {
             format!("a send that is too long ended with {done:?}")
         })?;
-        let want = Done {
-            peer: to,
-            tag: tag(number),
-            len: sent.len as u64,
-        };
-        ensure(done == want, || {
+        let want = (to, tag(number), sent.len as u64);
+        ensure((done.peer, done.tag, done.len) == want, || {
             format!("a send ended with {done:?} instead of {want:?}")
         })
     }

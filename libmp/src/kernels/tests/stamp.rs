@@ -164,10 +164,7 @@ fn expect(bench: &mut Bench, send: &Send, ends: Ends) {
     }
 }
 
-fn run<const N: usize>(bench: &mut Bench, send: &Send, ends: Ends, what: &str)
-where
-    Stamp<N>: Params,
-{
+fn run<const N: usize>(bench: &mut Bench, send: &Send, ends: Ends, what: &str) {
     lay_out(bench, send);
     let params = params::<N>(bench, send);
     // SAFETY: all addresses lie in the bench's memory, which outlives the run; no NIC reads it.

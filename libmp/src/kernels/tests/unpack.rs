@@ -86,12 +86,10 @@ fn expect<const N: usize>(
     params: &Unpack<N>,
     ends: (Status, u64, u64),
     what: &str,
-) where
-    Unpack<N>: Params,
-{
+) {
     // SAFETY: all addresses lie in the bench's memory, which outlives the run; segments of the
     // tests are disjoint.
-    unsafe { bench.kernels.unpack(&bench.stream, params) }.unwrap();
+    unsafe { bench.kernels.unpack(&bench.stream, params, None) }.unwrap();
     bench.run();
     ended(bench, ends, params.error != 0);
     bench.check(what);
@@ -202,7 +200,7 @@ fn the_error_word_keeps_the_first_failure_and_may_be_absent() {
     expect(&mut bench, &params, ends, "no error word");
     params.error = bench.addr(ERROR);
     // SAFETY: as in `expect`.
-    unsafe { bench.kernels.unpack(&bench.stream, &params) }.unwrap();
+    unsafe { bench.kernels.unpack(&bench.stream, &params, None) }.unwrap();
     bench.run();
     bench.check("an error word that is set");
 }
@@ -242,7 +240,7 @@ fn the_payload_comes_before_the_words() {
             bench.put64(CONSUMED, 0);
             bench.load();
             // SAFETY: as in `expect`.
-            unsafe { bench.kernels.unpack(&bench.stream, &receive(&bench)) }.unwrap();
+            unsafe { bench.kernels.unpack(&bench.stream, &receive(&bench), None) }.unwrap();
             bench.run_until(seen);
             if kind == EAGER {
                 copy(&mut bench, 40, 1, payload);
@@ -269,7 +267,7 @@ fn a_kernel_that_waits_takes_the_message_when_it_is_there() {
                 ..receive(&bench)
             };
             // SAFETY: as in `expect`.
-            unsafe { bench.kernels.unpack(&bench.stream, &params) }.unwrap();
+            unsafe { bench.kernels.unpack(&bench.stream, &params, None) }.unwrap();
             assert!(!bench.runs_within(Duration::from_millis(5)));
             bench.check("before the message");
             bench.store64(WORD, word(seq, kind, len));

@@ -4,12 +4,13 @@ mod batch;
 mod link;
 mod list;
 mod memory;
+mod options;
 
 use std::time::Duration;
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32};
-use gdsync::rdma::{Access, Device, Doorbell, Mr, Pd, Qp, QpConfig};
+use gdsync::rdma::{Access, Device, Doorbell, Pd, Qp, QpConfig};
 
 use super::WordOrder;
 use crate::error::Result;
@@ -18,18 +19,19 @@ pub(crate) use batch::{Batch, MOST_BYTES, MOST_PIECES, Put};
 pub(crate) use link::{LANES, Lane, Link};
 pub(crate) use list::List;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
+pub use options::NicOptions;
 
 /// How queue pairs to peers are made.
 #[derive(Clone, Debug)]
 pub(crate) struct Nic {
-    pub me: u32,
+    me: u32,
     pub device: Device,
-    pub pd: Pd,
-    pub queues: QpConfig,
-    pub timeout: Duration,
-    pub order: WordOrder,
+    pd: Pd,
+    queues: QpConfig,
+    timeout: Duration,
+    order: WordOrder,
     /// The context's error word.
-    pub error: Word32,
+    error: Word32,
 }
 
 /// What a peer may do with registered memory.
@@ -48,19 +50,34 @@ pub(crate) enum Rights {
 }
 
 impl Nic {
+    /// The path by `device`. Queue pairs give up after `timeout`, and tell `error` of failures.
+    ///
+    /// # Errors
+    /// `Invalid` for options out of range; what gdsync refuses.
+    pub fn open(
+        me: u32,
+        device: &Device,
+        options: &NicOptions,
+        timeout: Duration,
+        error: &Word32,
+    ) -> Result<Nic> {
+        Ok(Nic {
+            me,
+            order: options.check()?,
+            device: device.clone(),
+            pd: device.alloc_pd()?,
+            queues: options.queues.clone(),
+            timeout,
+            error: error.clone(),
+        })
+    }
+
     /// One for tests of what memory is for.
     #[cfg(test)]
     pub fn of(device: &Device) -> Nic {
         let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
-        Nic {
-            me: 0,
-            device: device.clone(),
-            pd: device.alloc_pd().unwrap(),
-            queues: QpConfig::default(),
-            timeout: Duration::ZERO,
-            order: WordOrder::Auto,
-            error: word.word32(0).unwrap(),
-        }
+        let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
+        Nic::open(0, device, &options, Duration::ZERO, &error).unwrap()
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -69,7 +86,14 @@ impl Nic {
 
     /// Makes the keys of `region`.
     pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
-        Ok(Keys(self.registered(region, rights)?))
+        let access = match rights {
+            Rights::All => Access::ALL,
+            Rights::Words => Access::REMOTE_WRITE | Access::REMOTE_READ,
+            Rights::Write => Access::REMOTE_WRITE,
+            Rights::Source => Access::LOCAL_READ,
+            Rights::Landing => Access::LOCAL_WRITE,
+        };
+        Ok(Keys(self.pd.register(region, access)?))
     }
 
     /// Pinned memory with keys.
@@ -80,17 +104,6 @@ impl Nic {
     /// Whether this NIC knows memory by `keys`.
     pub fn knows(&self, keys: &Keys) -> bool {
         keys.0.is_of(&self.pd)
-    }
-
-    fn registered(&self, region: &Region, rights: Rights) -> Result<Mr> {
-        let access = match rights {
-            Rights::All => Access::ALL,
-            Rights::Words => Access::REMOTE_WRITE | Access::REMOTE_READ,
-            Rights::Write => Access::REMOTE_WRITE,
-            Rights::Source => Access::LOCAL_READ,
-            Rights::Landing => Access::LOCAL_WRITE,
-        };
-        Ok(self.pd.register(region, access)?)
     }
 
     fn queue_pair(&self, lane: usize, doorbell: Doorbell) -> Result<Qp> {

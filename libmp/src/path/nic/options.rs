@@ -1,0 +1,53 @@
+//! Options of the path by a NIC.
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::QpConfig;
+
+use crate::error::{Error, Kind, Result};
+use crate::path::WordOrder;
+
+/// What only the path by a NIC has: given to [`Builder::nic`](crate::Builder::nic).
+#[derive(Clone, Debug)]
+pub struct NicOptions {
+    pub(super) queues: QpConfig,
+    order: Option<WordOrder>,
+}
+
+impl Default for NicOptions {
+    fn default() -> NicOptions {
+        NicOptions {
+            queues: QpConfig::default()
+                .send_blocks(64)
+                .recv_entries(4)
+                .recv_sges(1)
+                .ring_memory(MemoryKind::Pinned),
+            order: None,
+        }
+    }
+}
+
+impl NicOptions {
+    /// What queue pairs are made of; the time limit and the doorbell are the context's.
+    #[must_use]
+    pub fn queues(mut self, config: QpConfig) -> NicOptions {
+        self.queues = config;
+        self
+    }
+
+    /// How the word that announces a message is kept behind its payload. Default: as `MP_TELL` says.
+    #[must_use]
+    pub fn word_order(mut self, how: WordOrder) -> NicOptions {
+        self.order = Some(how);
+        self
+    }
+
+    /// Checks the queues, and answers how words are kept behind their payload.
+    pub(crate) fn check(&self) -> Result<WordOrder> {
+        if self.queues.send_blocks < 32 {
+            let blocks = self.queues.send_blocks;
+            let what = format!("{blocks} blocks a queue, fewer than 32");
+            return Err(Error::new("build context", Kind::Invalid, what).with_limit(32768));
+        }
+        self.order.map_or_else(WordOrder::from_env, Ok)
+    }
+}

@@ -1,0 +1,159 @@
+//! Channels: what two ranks keep in each other's memory for the messages under one tag in one
+//! direction.
+//!
+//! The receiver has a *mailbox*: for each slot two words, `first` and `arrival`, and room for an
+//! eager message. The sender has a *return block*: for each slot where the receive is
+//! (`place`), whether it is there (`ready`) and that its message was taken (`taken`). Message n
+//! uses slot n modulo the depth on both sides, whoever sends it and whoever takes it, so nobody
+//! has to match anything while messages move: the n-th send under a tag meets the n-th receive.
+
+mod credits;
+mod numbers;
+mod receiving;
+mod sending;
+
+use gdsync::Status;
+use gdsync::gpu::Word64;
+
+use crate::error::{Error, Kind, Result};
+use crate::path::{Keys, Remote, Span};
+use crate::wire::control::Shape;
+use crate::wire::record::{Place, Record};
+use crate::wire::word::{self, WordKind};
+
+use credits::Credits;
+pub(crate) use credits::Run;
+pub(crate) use numbers::{Numbers, WINDOW};
+use receiving::Receiving;
+use sending::Sending;
+
+/// Bytes of a slot's words in the mailbox.
+const PAIR: usize = 16;
+
+impl Shape {
+    fn slots(&self) -> usize {
+        self.depth as usize
+    }
+
+    /// Bytes of a slot's payload.
+    pub(crate) fn room(&self) -> usize {
+        (self.eager as usize).next_multiple_of(64)
+    }
+
+    fn payload_at(&self, slot: usize) -> usize {
+        (self.slots() * PAIR).next_multiple_of(64) + slot * self.room()
+    }
+
+    pub(crate) fn mailbox_len(&self) -> usize {
+        self.payload_at(self.slots())
+    }
+
+    fn ready_at(&self, slot: usize) -> usize {
+        self.slots() * Place::ROOM + slot * 8
+    }
+
+    fn taken_at(&self, slot: usize) -> usize {
+        self.ready_at(self.slots()) + slot * 8
+    }
+
+    fn block_len(&self) -> usize {
+        self.taken_at(self.slots())
+    }
+
+    /// The words of all slots, set to what they hold before any message.
+    fn words(&self, block: &Keys, at: impl Fn(usize) -> usize) -> Result<Vec<Word64>> {
+        let numbers = Numbers::new(self);
+        let one = |slot: usize| -> Result<Word64> {
+            let word = block.region().word64(at(slot))?;
+            word.store(numbers.before(slot))?;
+            Ok(word)
+        };
+        (0..self.slots()).map(one).collect()
+    }
+}
+
+/// One side of a channel; `S` is what only that side has.
+pub(crate) struct Channel<S> {
+    pub numbers: Numbers,
+    pub shape: Shape,
+    /// Memory here that the peer writes to.
+    memory: Keys,
+    /// Memory of the peer's, once it is known.
+    remote: Option<Remote>,
+    /// By slot: the message was taken.
+    taken: Vec<Word64>,
+    pub side: S,
+}
+
+/// The sending side.
+pub(crate) type SendChannel = Channel<Sending>;
+/// The receiving side.
+pub(crate) type RecvChannel = Channel<Receiving>;
+
+impl<S> Channel<S> {
+    fn of(shape: Shape, memory: Keys, taken: Vec<Word64>, side: S) -> Channel<S> {
+        Channel {
+            numbers: Numbers::new(&shape),
+            shape,
+            memory,
+            remote: None,
+            taken,
+            side,
+        }
+    }
+
+    /// The memory that the peer writes to, as it names it.
+    pub fn block(&self) -> Vec<Record> {
+        vec![self.memory.record()]
+    }
+
+    fn adopt(&mut self, block: &[Record], len: usize) -> Result<()> {
+        let block = Remote::read(block, len)?;
+        if self.remote.is_some_and(|known| known != block) {
+            let what = "a channel's memory, announced twice";
+            return Err(Error::new("open channel", Kind::Protocol, what));
+        }
+        self.remote = Some(block);
+        Ok(())
+    }
+
+    #[inline]
+    fn span(&self, offset: usize, len: usize) -> Result<Span> {
+        let closed = || Error::new("address channel", Kind::Protocol, "it is not open");
+        let remote = self.remote.as_ref().ok_or_else(closed)?;
+        remote.span(offset, len)
+    }
+
+    /// The word that says that message `number` was taken.
+    #[inline]
+    pub fn taken(&self, number: u64) -> &Word64 {
+        &self.taken[self.numbers.slot(number)]
+    }
+
+    /// Whether it was.
+    #[inline]
+    pub fn is_taken(&self, number: u64) -> bool {
+        has_come(self.taken(number), number)
+    }
+
+    /// Whether so many messages are under way that no further one is numbered.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.numbers.is_full(|number| self.is_taken(number))
+    }
+}
+
+/// Whether `at` has come to message `number`.
+#[inline]
+pub(crate) fn has_come(at: &Word64, number: u64) -> bool {
+    at.load().is_ok_and(|w| word::reached(w, number))
+}
+
+/// Lets every stream pass that waits for one of `words`.
+fn store_failure<'a>(words: impl Iterator<Item = &'a Word64>, next: u64, status: Status) {
+    let failed = word::word(next, WordKind::Failed, status.0.into());
+    for word in words {
+        // Pinned memory, which the CPU reaches: it cannot fail.
+        let _ = word.store(failed);
+    }
+}

@@ -1,0 +1,177 @@
+//! The receiving side of a channel: its mailbox, and what its sender is told.
+
+use gdsync::Status;
+use gdsync::gpu::Word64;
+
+use super::{Channel, Credits, PAIR, RecvChannel, Run, store_failure};
+use crate::error::Result;
+use crate::path::{Keys, Nic, Piece, Put, Rights, Span};
+use crate::request::table::RequestKey;
+use crate::wire::control::Shape;
+use crate::wire::record::{Place, Record};
+use crate::wire::word::{self, WordKind};
+
+/// What only a receiver has. Its memory is the mailbox.
+pub(crate) struct Receiving {
+    /// By slot: the message is there, or announced.
+    first: Vec<Word64>,
+    /// By slot: the message is there.
+    arrival: Vec<Word64>,
+    /// What is copied into the sender's return block: that messages were taken.
+    outbox: Keys,
+    /// By slot: the newest receive.
+    receives: Vec<Option<RequestKey>>,
+    /// By slot: what last told the sender of a receive there, and by which lane. Another lane tells
+    /// of the next only when that is done: words must not overtake each other.
+    told: Vec<Option<(u8, Put)>>,
+    pub credits: Credits,
+}
+
+impl RecvChannel {
+    pub fn new(nic: &Nic, shape: Shape) -> Result<RecvChannel> {
+        let mailbox = nic.pinned(shape.mailbox_len(), Rights::Words)?;
+        let outbox = nic.pinned(shape.slots() * 8, Rights::Source)?;
+        let taken = shape.words(&outbox, |slot| slot * 8)?;
+        let side = Receiving {
+            first: shape.words(&mailbox, |slot| slot * PAIR)?,
+            arrival: shape.words(&mailbox, |slot| slot * PAIR + 8)?,
+            outbox,
+            receives: vec![None; shape.slots()],
+            told: vec![None; shape.slots()],
+            credits: Credits::default(),
+        };
+        Ok(Channel::of(shape, mailbox, taken, side))
+    }
+
+    /// The peer's return block is known now.
+    pub fn open(&mut self, block: &[Record]) -> Result<()> {
+        self.adopt(block, self.shape.block_len())
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    /// The word that tells a receive that its message is there: a small one also ends when a
+    /// message is announced that it has no room for.
+    #[inline]
+    pub fn word(&self, number: u64, large: bool) -> &Word64 {
+        match large {
+            true => &self.side.arrival[self.numbers.slot(number)],
+            false => &self.side.first[self.numbers.slot(number)],
+        }
+    }
+
+    /// Whether that word tells of the message.
+    pub fn has_come(&self, number: u64, large: bool) -> bool {
+        super::has_come(self.word(number, large), number)
+    }
+
+    /// What the first word of a message says, if it is about that message.
+    pub fn said(&self, number: u64) -> Option<(Option<WordKind>, u64)> {
+        let (low, kind, len) = word::parse(self.word(number, false).load().ok()?);
+        (low == number as u16).then_some((kind, len))
+    }
+
+    /// The newest receive in the slot of `number`.
+    #[inline]
+    pub fn newest(&mut self, number: u64) -> &mut Option<RequestKey> {
+        &mut self.side.receives[self.numbers.slot(number)]
+    }
+
+    /// What last told the sender of a receive in the slot of `number`, and by which lane.
+    #[inline]
+    pub fn told(&mut self, number: u64) -> &mut Option<(u8, Put)> {
+        &mut self.side.told[self.numbers.slot(number)]
+    }
+
+    /// The same of all slots that have one.
+    pub fn all_told(&self) -> impl Iterator<Item = (u8, Put)> + '_ {
+        self.side.told.iter().flatten().copied()
+    }
+
+    /// Where an eager message lies.
+    fn payload_at(&self, number: u64) -> usize {
+        self.shape.payload_at(self.numbers.slot(number))
+    }
+
+    /// Address of that.
+    pub fn payload_addr(&self, number: u64) -> u64 {
+        self.memory.region().addr().0 + self.payload_at(number) as u64
+    }
+
+    /// Copies an eager message out.
+    pub fn read_payload(&self, number: u64, offset: usize, into: &mut [u8]) -> Result<()> {
+        let at = self.payload_at(number) + offset;
+        Ok(self.memory.region().read(at, into)?)
+    }
+
+    /// Whether the message before in the slot of `number` was taken.
+    pub fn is_free(&self, number: u64) -> bool {
+        let before = self.numbers.previous(number);
+        before.is_none_or(|before| self.is_taken(before))
+    }
+
+    /// Where the sender learns where the receive of `number` lies.
+    pub fn place(&self, number: u64) -> Result<Span> {
+        self.span(self.numbers.slot(number) * Place::ROOM, Place::LEN)
+    }
+
+    /// Where it learns that it is there.
+    pub fn ready(&self, number: u64) -> Result<Span> {
+        self.span(self.shape.ready_at(self.numbers.slot(number)), 8)
+    }
+
+    /// Counts a message as taken by a poster. Answers a run that its sender is to be told of now.
+    #[inline]
+    pub fn count(&mut self, number: u64, lane: u8, stream: Option<u64>) -> Option<Run> {
+        let half = self.shape.depth / 2;
+        self.side.credits.count(number, lane, stream, half)
+    }
+
+    /// A run of which the sender can be told, and was not.
+    pub fn credit_due(&mut self) -> Option<Run> {
+        let (numbers, taken) = (self.numbers, &self.taken);
+        let is_taken = |n: u64| super::has_come(&taken[numbers.slot(n)], n);
+        let all = |run: &Run| (run.from..run.to).all(is_taken);
+        self.side.credits.due(all)
+    }
+
+    /// What to put where, so that the sender learns that these messages were taken: one piece, or
+    /// two at the ring's end.
+    pub fn credit(&self, run: &Run) -> Result<[Option<(Piece<'_>, Span)>; 2]> {
+        let count = (run.to - run.from) as usize;
+        let slot = self.numbers.slot(run.from);
+        let head = count.min(self.shape.slots() - slot);
+        let piece = |slot: usize, n: usize| -> Result<Option<(Piece<'_>, Span)>> {
+            if n == 0 {
+                return Ok(None);
+            }
+            let to = self.span(self.shape.taken_at(slot), n * 8)?;
+            Ok(Some((self.side.outbox.piece(slot * 8, n * 8), to)))
+        };
+        Ok([piece(slot, head)?, piece(0, count - head)?])
+    }
+
+    /// Whether every message up to `next` was taken, its sender told, and no receive waits for
+    /// another.
+    pub fn is_idle(&self, next: u64) -> bool {
+        let told = self.numbers.next() == next && self.side.credits.is_empty();
+        told && self.numbers.last(next).all(|n| self.is_taken(n))
+    }
+
+    /// Whether the next message is in the mailbox.
+    pub fn has_mail(&self) -> bool {
+        let said = self.said(self.numbers.next());
+        said.is_some_and(|(kind, _)| kind == Some(WordKind::Eager))
+    }
+
+    /// Lets every stream pass that waits for a message, with `status`; for the end.
+    pub fn release(&self, status: Status) {
+        // A message that has come and was not taken is lost: its receive ends with `status`. Over
+        // the word of a message without a receive the store does no harm: no stream still waits in
+        // its slot, since the message before was taken.
+        let words = self.side.first.iter().chain(&self.side.arrival);
+        store_failure(words, self.numbers.next(), status);
+    }
+}
