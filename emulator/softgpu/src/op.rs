@@ -24,11 +24,20 @@ impl Cond {
     /// else the upper halves do not count.
     #[inline]
     pub fn holds(self, word: u64, value: u64, mask: u64, wide: bool) -> bool {
-        let bits = if wide { u64::MAX } else { u32::MAX.into() };
-        let (v, value, mask) = (word & mask & bits, value & bits, mask & bits);
+        let low = |n: u64| u64::from(n as u32);
+        if wide {
+            self.over(word, value, mask, 63)
+        } else {
+            self.over(low(word), low(value), low(mask), 31)
+        }
+    }
+
+    /// `sign` is the uppermost bit of the words. Inlined, so that it is a constant.
+    #[inline(always)]
+    fn over(self, word: u64, value: u64, mask: u64, sign: u32) -> bool {
+        let v = word & mask;
         match self {
-            // The sign of the difference: its uppermost bit.
-            Cond::Geq => v.wrapping_sub(value) & (bits ^ bits >> 1) == 0,
+            Cond::Geq => v.wrapping_sub(value) >> sign & 1 == 0,
             Cond::Eq => v == value,
             Cond::And => v & value != 0,
             Cond::Nor => !(v | value) & mask != 0,

@@ -114,9 +114,17 @@ impl Operands<'_> {
 
     #[inline]
     fn word(&mut self, n: usize, addr: DevAddr, wide: bool) -> Result<Target, Error> {
+        // Each with its length as a constant.
+        match wide {
+            true => self.aligned(n, addr, 8),
+            false => self.aligned(n, addr, 4),
+        }
+    }
+
+    #[inline]
+    fn aligned(&mut self, n: usize, addr: DevAddr, align: usize) -> Result<Target, Error> {
         let object = Object::MemOp(n);
-        let align = if wide { 8 } else { 4 };
-        if addr.raw() & (align as u64 - 1) != 0 {
+        if !addr.raw().is_multiple_of(align as u64) {
             return Err(Error::Misaligned {
                 object,
                 addr,
@@ -145,7 +153,7 @@ impl Operands<'_> {
                 wide,
                 fenced,
             } => {
-                need(caps.memops64 || !wide, WIDE)?;
+                need(!wide || caps.memops64, WIDE)?;
                 to.push(Op::Write {
                     at: self.word(n, addr, wide)?,
                     value,
@@ -161,7 +169,7 @@ impl Operands<'_> {
                 wide,
                 flush,
             } => {
-                need(caps.memops64 || !wide, WIDE)?;
+                need(!wide || caps.memops64, WIDE)?;
                 need(
                     caps.nor || cond != Cond::Nor,
                     "waits with the condition NOR",
