@@ -233,16 +233,28 @@ pub fn play(
     ranks: usize,
     body: impl Fn(Rank) + Clone + 'static,
 ) -> Result<SimReport, SimError> {
-    let mut sim = Sim::new(SimConfig::seed(seed));
+    play_in(SimConfig::seed(seed), Some(seed), ranks, body)
+}
+
+/// As [`play`], in a simulation of this kind. Without a seed for the links these take no turns.
+pub fn play_in(
+    config: SimConfig,
+    links: Option<u64>,
+    ranks: usize,
+    body: impl Fn(Rank) + Clone + 'static,
+) -> Result<SimReport, SimError> {
+    let mut sim = Sim::new(config);
     if let Some(digest) = digest::wanted() {
         sim.trace_to(digest);
     }
     let host = sim.host();
     let hub = Hub::new(HubConfig {
-        scheduled: true,
+        scheduled: links.is_some(),
         ..HubConfig::default()
     });
-    host.attach(Lane::Device, Box::new(hub.link_machine(seed)));
+    if let Some(seed) = links {
+        host.attach(Lane::Device, Box::new(hub.link_machine(seed)));
+    }
     let board = Board {
         arrived: vec![0; ranks],
         ..Board::default()

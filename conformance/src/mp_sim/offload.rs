@@ -8,23 +8,23 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gds_sim::{Sim, SimConfig, SimError, When};
-use gds_step::{Host, Lane, Machine, Step, Time};
+use gds_sim::{SimConfig, SimError, When};
+use gds_step::{Lane, Machine, Step, Time};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Condition, MemoryKind, Stream, Word64};
-use gdsync::rdma::{Descriptor, Device, QpConfig, post_on};
-use gdsync::{EmulatedOptions, Gpu};
+use gdsync::rdma::{Descriptor, QpConfig, post_on};
 use mp::bootstrap::Local;
 use mp::{Context, NicOptions};
-use vmlx5::fabric::hub::{Hub, HubConfig};
 
 use crate::mp::pair::message;
-use crate::world::LIMIT;
+use crate::world::{LIMIT, play_in};
 
 /// Messages each way on each stream.
 const MESSAGES: usize = 24;
 /// Streams of a rank.
 const STREAMS: usize = 2;
+/// Messages each way.
+const EACH: usize = STREAMS * MESSAGES;
 /// How long the ranks sleep.
 const SLEEP: Duration = Duration::from_millis(100);
 /// When everything is enqueued at the latest, and the first message may start.
@@ -41,13 +41,25 @@ pub enum Sleep {
     All,
 }
 
-/// Sets words at given times: what the messages are sent behind.
+/// Sets words at given times, which the messages of a rank are sent behind, and notes when others are
+/// set, which they set.
 struct Clockwork {
     gates: Vec<(Time, Word64)>,
+    marks: Vec<Word64>,
+    /// By rank and mark.
+    times: Arc<Mutex<Vec<Option<Time>>>>,
+    rank: usize,
 }
 
 impl Machine for Clockwork {
     fn step(&mut self, now: Time) -> Step {
+        let mut times = self.times.lock().expect("nobody panicked");
+        let times = &mut times[self.rank * EACH..];
+        for (mark, time) in self.marks.iter().zip(times) {
+            if time.is_none() && mark.load().is_ok_and(|set| set == 1) {
+                *time = Some(now);
+            }
+        }
         let before = self.gates.len();
         self.gates.retain(|(at, gate)| {
             let due = *at <= now;
@@ -63,29 +75,7 @@ impl Machine for Clockwork {
     }
 
     fn name(&self) -> String {
-        "clockwork".to_owned()
-    }
-}
-
-/// Notes when words are set.
-struct Recorder {
-    marks: Vec<Word64>,
-    times: Arc<Mutex<Vec<Option<Time>>>>,
-}
-
-impl Machine for Recorder {
-    fn step(&mut self, now: Time) -> Step {
-        let mut times = self.times.lock().expect("nobody panicked");
-        for (mark, time) in self.marks.iter().zip(times.iter_mut()) {
-            if time.is_none() && mark.load().is_ok_and(|set| set == 1) {
-                *time = Some(now);
-            }
-        }
-        Step::IdleUntil(None)
-    }
-
-    fn name(&self) -> String {
-        "recorder".to_owned()
+        format!("clockwork{}", self.rank)
     }
 }
 
@@ -106,78 +96,66 @@ fn length(stream: usize, i: usize) -> usize {
 /// # Errors
 /// What the simulation found.
 pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
-    let mut sim = Sim::new(SimConfig {
+    let config = SimConfig {
         step_ns: 0..=0,
         ..SimConfig::seed(seed)
-    });
-    let host = sim.host();
-    let hub = Hub::new(HubConfig::default());
-    let count = 2 * STREAMS * MESSAGES;
-    let times = Arc::new(Mutex::new(vec![None; count]));
-    let (mut gates, mut marks) = (Vec::new(), Vec::new());
-    let jobs = Local::ranks_of(seed, 2);
-    for (me, bootstrap) in jobs.into_iter().enumerate() {
-        let gpu = Gpu::soft_with(Arc::clone(&host), SoftOptions::default()).expect("a GPU");
-        let device = Device::emulated_with(&gpu, EmulatedOptions::default().hub(Some(hub.clone())))
-            .expect("a NIC");
-        let words = gpu
-            .alloc(MemoryKind::Pinned, 16 * STREAMS * MESSAGES)
-            .expect("words");
+    };
+    let times = Arc::new(Mutex::new(vec![None; 2 * EACH]));
+    let (jobs, noted) = (Local::ranks_of(seed, 2), Arc::clone(&times));
+    play_in(config, None, 2, move |rank| {
+        let me = rank.me;
+        let place = rank.open(SoftOptions::default());
+        let words = place.gpu.alloc(MemoryKind::Pinned, 16 * EACH);
+        let words = words.expect("words");
         let word = |at: usize| words.word64(8 * at).expect("a word");
-        let mine: Vec<[Word64; 2]> = (0..STREAMS * MESSAGES)
+        let mine: Vec<[Word64; 2]> = (0..EACH)
             .map(|at| [word(2 * at), word(2 * at + 1)])
             .collect();
-        for (at, [gate_word, mark]) in mine.iter().enumerate() {
-            gates.push((gate(me, at / MESSAGES, at % MESSAGES), gate_word.clone()));
-            marks.push(mark.clone());
-        }
-        let machines = [
+        let due = |at: usize| gate(me, at / MESSAGES, at % MESSAGES);
+        let clockwork = Clockwork {
+            gates: (0..EACH).map(|at| (due(at), mine[at][0].clone())).collect(),
+            marks: mine.iter().map(|[_, mark]| mark.clone()).collect(),
+            times: Arc::clone(&noted),
+            rank: me,
+        };
+        rank.host.attach(Lane::Device, Box::new(clockwork));
+        let ctx = Context::builder()
+            .bootstrap(Arc::clone(&jobs[me]))
+            .gpu(&place.gpu)
+            .device(&place.device)
+            .eager_limit(256)
+            .timeout(LIMIT)
+            .nic(NicOptions::default().queues(QpConfig::default().send_blocks(1024)))
+            .build()
+            .expect("a context");
+        let check = enqueue(&ctx, &mine);
+        let now = rank.host.now();
+        assert!(now < ENQUEUED, "enqueued only at {now:?}");
+        let parts = [
             format!("mp{me}.progress"),
-            device.name().replace("emulated ", "") + ".watcher",
+            place.nic() + ".watcher",
             format!("rank{me}"),
         ];
-        let (control, env) = (sim.control(), Arc::clone(&host));
-        sim.rank(format!("rank{me}"), move || {
-            let ctx = Context::builder()
-                .bootstrap(bootstrap)
-                .gpu(&gpu)
-                .device(&device)
-                .eager_limit(256)
-                .timeout(LIMIT)
-                .nic(NicOptions::default().queues(QpConfig::default().send_blocks(1024)))
-                .build()
-                .expect("a context");
-            let check = enqueue(&ctx, &mine);
-            assert!(env.now() < ENQUEUED, "enqueued only at {:?}", env.now());
-            let names = match sleep {
-                Sleep::Nobody => &[][..],
-                Sleep::Ranks => &machines[2..],
-                Sleep::All => &machines[..],
-            };
-            for name in names {
-                control.freeze(name);
-                control.unfreeze_at(When::Time(ENQUEUED + SLEEP), name);
-            }
-            check(&*env);
-            ctx.close(LIMIT).expect("closed");
-        });
-    }
-    host.attach(Lane::Device, Box::new(Clockwork { gates }));
-    let recorder = Recorder {
-        marks,
-        times: Arc::clone(&times),
-    };
-    host.attach(Lane::Device, Box::new(recorder));
-    sim.run()?;
+        let asleep = match sleep {
+            Sleep::Nobody => &[][..],
+            Sleep::Ranks => &parts[2..],
+            Sleep::All => &parts[..],
+        };
+        for name in asleep {
+            rank.control.freeze(name);
+            let wakes = When::Time(ENQUEUED + SLEEP);
+            rank.control.unfreeze_at(wakes, name);
+        }
+        check();
+        ctx.close(LIMIT).expect("closed");
+    })?;
     let times = times.lock().expect("nobody panicked");
-    Ok(times
-        .iter()
-        .map(|t| t.expect("every message moved"))
-        .collect())
+    let moved = |time: &Option<Time>| time.expect("every message moved");
+    Ok(times.iter().map(moved).collect())
 }
 
 /// Enqueues all messages of a rank; what is returned waits for them and checks them.
-fn enqueue(ctx: &Context, words: &[[Word64; 2]]) -> impl FnOnce(&dyn Host) + use<> {
+fn enqueue(ctx: &Context, words: &[[Word64; 2]]) -> impl FnOnce() + use<> {
     const ROOM: usize = 4096;
     let peer = 1 - ctx.rank();
     let memory = |kind| ctx.alloc(kind, ROOM * words.len()).expect("memory");
@@ -210,7 +188,7 @@ fn enqueue(ctx: &Context, words: &[[Word64; 2]]) -> impl FnOnce(&dyn Host) + use
     let expected: Vec<Vec<u8>> = (0..words.len())
         .map(|at| message(name(peer, at), length(at / MESSAGES, at % MESSAGES)))
         .collect();
-    move |_| {
+    move || {
         for stream in &streams {
             assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs");
         }
