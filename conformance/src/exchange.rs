@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
-use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::MemoryKind;
+use gdsync::gpu::soft::SoftOptions;
 use gdsync::rdma::{Access, Doorbell, Lowering, Provider, QpConfig};
 use softgpu::Weak;
 

@@ -9,6 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 use crate::nic::{DeviceOptions, GID_INDEX, Nic, NicChoice, Provider, RAILS};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use crate::provider::ibv;
 use crate::provider::mlx5::Mlx5Nic;
 use crate::provider::verbs::VerbsNic;
 use crate::rdma::{Device, QpConfig, Rails};
@@ -137,8 +138,8 @@ impl Rails {
         let first = Device::from_env(gpu)?;
         let provider = first.provider();
         let near = match provider {
-            Provider::Mlx5 => Mlx5Nic::near(gpu, true)?,
-            Provider::Verbs => Mlx5Nic::near(gpu, false)?,
+            Provider::Mlx5 => ibv::near(gpu, true)?,
+            Provider::Verbs => ibv::near(gpu, false)?,
             Provider::Auto | Provider::Emulated => Vec::new(),
         };
         let mut devices = vec![first];

@@ -15,11 +15,11 @@ use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::*;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use super::context::{Context, check, missing, refused_last, told};
-use super::path::Change;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
 use crate::nic::{Access, Layout, PathSettings, QpRings, Transport};
+use crate::provider::ibv::path::Change;
+use crate::provider::ibv::{Context, check, missing, refused_last, told};
 use crate::ring::cq::ENTRY;
 
 const CREATE: &str = "create queue pair";

@@ -10,7 +10,8 @@ use gdsync_sys::verbs::types::*;
 use super::relay::{Limits, Queues};
 use crate::error::Result;
 use crate::nic::Transport;
-use crate::provider::mlx5::{Change, Context, check, is_gone, path, refused_last};
+use crate::provider::ibv::path::{self, Change};
+use crate::provider::ibv::{Context, check, is_gone, refused_last};
 
 const CREATE: &str = "create queue pair";
 

@@ -17,7 +17,7 @@ use super::OPEN;
 use super::queues::DeviceQueues;
 use super::relay::Relay;
 use crate::error::Result;
-use crate::provider::mlx5::{Context, refused_last};
+use crate::provider::ibv::{Context, refused_last};
 
 /// How long the thread spins after the last progress, as the driver's threads do.
 const SPIN: Duration = Duration::from_micros(500);

@@ -15,7 +15,7 @@ use super::fields::{self, Field, Side};
 use super::request::{Data, Kind, Request, as_verbs};
 use crate::gpu::{Mapped, Stream};
 use crate::nic::{Access, Transport};
-use crate::provider::mlx5::Handle;
+use crate::provider::ibv::Handle;
 use crate::provider::mlx5::tests::{Completions, Silence, VendorQp};
 use crate::rdma::{Descriptor, Destination, Device, Doorbell, Lowering, Mr, Qp, QpConfig, Work};
 use crate::ring::cq::ENTRY;

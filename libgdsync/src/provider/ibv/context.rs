@@ -11,10 +11,12 @@ use gdsync_sys::mlx5::Mlx5;
 use gdsync_sys::verbs::Ibverbs;
 use gdsync_sys::verbs::types::{ibv_context, ibv_device, ibv_port_attr};
 
-use super::OPEN;
 use super::port::Reason;
 use crate::error::{Error, Kind, Result};
 use crate::nic::{Events, NicName};
+
+/// What opening is called in errors.
+pub(super) const OPEN: &str = "open NIC";
 
 /// The libraries.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +39,7 @@ impl Libraries {
 }
 
 /// `Absent`: there is no library. `Unsupported`: one that lacks something.
-pub(super) fn missing(e: &LoadError) -> Error {
+pub(in crate::provider) fn missing(e: &LoadError) -> Error {
     let kind = match e {
         LoadError::NotFound { .. } => Kind::Absent,
         _ => Kind::Unsupported,
@@ -79,7 +81,7 @@ fn no_list() -> Error {
 }
 
 /// What an answer other than 0 says: an errno, which some functions negate or leave in `errno`.
-pub(super) fn told(answer: i32, operation: &'static str, what: &str) -> Error {
+pub(in crate::provider) fn told(answer: i32, operation: &'static str, what: &str) -> Error {
     match answer {
         -1 => refused_last(operation, what),
         errno => refused(operation, what, errno.abs()),

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use gdsync_sys::verbs::consts;
 use gdsync_sys::verbs::types::{ibv_gid_entry, ibv_port_attr};
 
-use super::OPEN;
-use super::context::{self, Context, Libraries, check};
+use super::context::{self, Context, Libraries, OPEN, check};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 use crate::nic::{GID_INDEX, NicChoice, NicName, PortAddress};
@@ -94,7 +93,7 @@ pub(super) fn choose(
 
 /// The active ports of the NICs that are nearest to `gpu`, all at one distance, in the order in
 /// which [`choose`] looks at them.
-pub(super) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
+pub(crate) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
     let (contexts, _) = by_distance(gpu, None, direct)?;
     let mut found = Vec::new();
     let mut nearest = None;
