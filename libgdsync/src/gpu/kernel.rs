@@ -4,7 +4,9 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use gds_step::Mutex;
 
 use super::Gpu;
 use super::runtime::{ModuleHandle, Runtime};
@@ -156,7 +158,7 @@ pub(super) struct Loaded(Mutex<Vec<(KernelImage, Arc<dyn ModuleHandle>)>>);
 impl Loaded {
     /// Loads an image that is not loaded yet: the one place where kernels are loaded.
     fn load(&self, runtime: &dyn Runtime, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>> {
-        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.0.lock();
         if let Some((_, handle)) = loaded.iter().find(|(known, _)| known.is(image)) {
             return Ok(Arc::clone(handle));
         }

@@ -5,9 +5,9 @@
 //! milliseconds. Copies of several rows always go to a copy engine, and memory operations to
 //! neither, so few bytes are written as two rows and single words.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use gds_step::Mutex;
 use gdsync_sys::cuda::types::{
     CUDA_MEMCPY2D, CUdeviceptr, CUstream, CUstreamBatchMemOpParams as Params,
 };
@@ -86,7 +86,7 @@ impl Engine {
     unsafe fn copy(&self, context: &Context, at: CUdeviceptr, mut way: Way<'_>) -> Result<()> {
         const OPERATION: &str = "copy device memory";
         let _own = context.enter_own()?;
-        let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.0.lock();
         let Some(stage) = guard.take() else {
             let what = format!("{}: an earlier copy is stuck", context.name());
             return Err(Error::new(OPERATION, Kind::System, what));
@@ -134,7 +134,7 @@ impl Engine {
     pub unsafe fn zero(&self, context: &Context, at: CUdeviceptr, len: usize) -> Result<()> {
         const OPERATION: &str = "zero device memory";
         let _own = context.enter_own()?;
-        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.0.lock();
         let Some(stage) = &*guard else {
             return Err(Error::new(OPERATION, Kind::System, context.name()));
         };

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
+use gds_step::Mutex;
 use gdsync_sys::LoadError;
 use gdsync_sys::mlx5::Mlx5;
 use gdsync_sys::verbs::Ibverbs;
@@ -154,7 +155,7 @@ impl Context {
             let path = CStr::from_ptr((&raw const (*device).ibdev_path).cast());
             (name(verbs, device), path.to_string_lossy().into_owned())
         };
-        let mut open = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = CONTEXTS.lock();
         // One that failed, or was removed, may be there again.
         if let Some(context) = open.get(&name).filter(|context| !context.events.is_lost()) {
             return Ok(context);

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::TryLockError;
 
 use gds_step::Time;
 use gdsync_sys::verbs::consts::*;
@@ -23,12 +22,8 @@ impl Context {
             libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
         };
         if answer < 0 {
-            self.stop_reading(&mut self.readable(), &io::Error::last_os_error());
+            self.stop_reading(&mut self.readable.lock(), &io::Error::last_os_error());
         }
-    }
-
-    fn readable(&self) -> std::sync::MutexGuard<'_, bool> {
-        self.readable.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     fn stop_reading(&self, readable: &mut bool, why: &io::Error) {
@@ -39,10 +34,8 @@ impl Context {
 
     /// Takes in all events that there are. Returns at once while another thread does so.
     pub fn read_events(&self, now: Time) {
-        let mut readable = match self.readable.try_lock() {
-            Ok(readable) => readable,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
+        let Some(mut readable) = self.readable.try_lock() else {
+            return;
         };
         let verbs = self.verbs();
         while *readable {
@@ -124,7 +117,7 @@ impl Context {
     /// Forgets what was reported about a queue pair that was reset. An event from before the reset
     /// that is read later is ignored, because the queue pair is not in error then.
     pub(in crate::provider) fn forget_reports(&self, qpn: u32) {
-        let _reader = self.readable();
+        let _reader = self.readable.lock();
         self.events.reset(qpn);
     }
 

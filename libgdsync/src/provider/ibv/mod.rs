@@ -13,9 +13,9 @@ pub(super) mod path;
 mod port;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::Once;
 
-use gds_step::Time;
+use gds_step::{Mutex, Time};
 use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 
 pub(super) use self::context::{Context, check, is_gone, missing, refused_last, told};
@@ -87,17 +87,9 @@ impl IbvPort {
         Some(self.port.address)
     }
 
-    fn pds(&self) -> MutexGuard<'_, Pds> {
-        self.pds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn mrs(&self) -> MutexGuard<'_, BTreeMap<u32, Object<ibv_mr>>> {
-        self.mrs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn pd(&self, id: PdId, operation: &'static str) -> Result<*mut ibv_pd> {
         let gone = || Error::new(operation, Kind::Foreign, format!("{id:?}"));
-        let pds = self.pds();
+        let pds = self.pds.lock();
         pds.by_id.get(&id).map(|pd| pd.0).ok_or_else(gone)
     }
 
@@ -108,7 +100,7 @@ impl IbvPort {
         if pd.is_null() {
             return Err(refused_last("allocate pd", &self.name));
         }
-        let mut pds = self.pds();
+        let mut pds = self.pds.lock();
         let id = PdId(pds.next);
         pds.next += 1;
         pds.by_id.insert(id, Object(pd));
@@ -116,7 +108,7 @@ impl IbvPort {
     }
 
     pub fn dealloc_pd(&self, id: PdId) {
-        let Some(pd) = self.pds().by_id.remove(&id) else {
+        let Some(pd) = self.pds.lock().by_id.remove(&id) else {
             return;
         };
         // SAFETY: made by `alloc_pd`, and taken from the table by us alone. Registrations and
@@ -145,12 +137,12 @@ impl IbvPort {
                 rkey: (*mr).rkey,
             }
         };
-        self.mrs().insert(keys.lkey, Object(mr));
+        self.mrs.lock().insert(keys.lkey, Object(mr));
         Ok(keys)
     }
 
     pub fn dereg_mr(&self, keys: MrKeys) {
-        let Some(mr) = self.mrs().remove(&keys.lkey) else {
+        let Some(mr) = self.mrs.lock().remove(&keys.lkey) else {
             return;
         };
         // SAFETY: made by `reg_mr`, and taken from the table by us alone.

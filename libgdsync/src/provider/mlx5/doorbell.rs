@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gds_step::Mutex;
 
 use crate::error::Result;
 use crate::gpu::{Gpu, Mapped, Region, WeakRegion};
@@ -17,10 +18,6 @@ const LEN: usize = 8;
 
 /// What any NIC of this process has registered, by register; for several GPUs, several.
 static ALL: Mutex<BTreeMap<usize, Vec<WeakRegion>>> = Mutex::new(BTreeMap::new());
-
-fn all() -> MutexGuard<'static, BTreeMap<usize, Vec<WeakRegion>>> {
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What one NIC has registered, by register.
 #[derive(Default)]
@@ -33,7 +30,7 @@ impl Doorbells {
     /// `register` is a doorbell of a NIC, mapped until the process ends.
     pub unsafe fn get(&self, gpu: &Gpu, register: NonNull<u8>) -> Result<(Region, Place)> {
         let at = register.as_ptr() as usize;
-        let mut all = all();
+        let mut all = ALL.lock();
         let known = all.entry(at).or_default();
         known.retain(|region| region.upgrade().is_some());
         let found = known
@@ -49,7 +46,7 @@ impl Doorbells {
                 region
             }
         };
-        let mut own = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = self.0.lock();
         own.insert(at, region.clone());
         let place = Place {
             // SAFETY: as the caller promises; only stored to, atomically.
@@ -63,8 +60,8 @@ impl Doorbells {
 impl Drop for Doorbells {
     /// Under the lock, so that nobody registers what is not yet taken back.
     fn drop(&mut self) {
-        let _all = all();
-        let own = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _all = ALL.lock();
+        let own = self.0.get_mut();
         own.clear();
     }
 }

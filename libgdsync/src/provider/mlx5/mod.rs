@@ -10,9 +10,9 @@ mod qp;
 pub(crate) mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use gds_step::Time;
+use gds_step::{Mutex, Time};
 use gdsync_sys::mlx5::{MLX5DV_OBJ_AH, Mlx5, mlx5dv_ah, mlx5dv_obj};
 use gdsync_sys::verbs::consts;
 use mlx5_prm::wqe::{AvSeg, SEGMENT};
@@ -59,10 +59,6 @@ impl Mlx5Nic {
         })
     }
 
-    fn alive(&self) -> MutexGuard<'_, Alive> {
-        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// From RESET to INIT, where queue pairs are from the start: receives may be posted there, and
     /// a change to RESET, for which libmlx5 zeroes the doorbell record, is made by
     /// [`Nic::reset_qp`] alone.
@@ -92,8 +88,8 @@ impl Mlx5Nic {
         change: impl FnOnce(&QpParts) -> Result<R>,
     ) -> Result<R> {
         let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
-        let qp = self.alive().qps.get(&qpn).cloned().ok_or_else(gone)?;
-        let parts = qp.lock().unwrap_or_else(PoisonError::into_inner);
+        let qp = self.alive.lock().qps.get(&qpn).cloned().ok_or_else(gone)?;
+        let parts = qp.lock();
         change(parts.as_ref().ok_or_else(gone)?)
     }
 }
@@ -167,7 +163,7 @@ impl Nic for Mlx5Nic {
             rings.retry_time(RETRIES),
         );
         let parts = Arc::new(Mutex::new(Some(parts)));
-        self.alive().qps.insert(qpn, parts);
+        self.alive.lock().qps.insert(qpn, parts);
         Ok(QpMade {
             objects: QpObjects { qpn, start: 0 },
             doorbell: Some((held, register)),
@@ -189,7 +185,7 @@ impl Nic for Mlx5Nic {
     fn create_ah(&self, pd: PdId, to: &AhAttr) -> Result<Ah> {
         let handle = self.base.handle(pd, to)?;
         let av = address_vector(&handle)?;
-        let mut alive = self.alive();
+        let mut alive = self.alive.lock();
         let id = alive.next_ah;
         alive.next_ah += 1;
         alive.ahs.insert(id, handle);
@@ -197,7 +193,7 @@ impl Nic for Mlx5Nic {
     }
 
     fn destroy_ah(&self, id: u64) {
-        let handle = self.alive().ahs.remove(&id);
+        let handle = self.alive.lock().ahs.remove(&id);
         // Outside the lock.
         drop(handle);
     }
@@ -259,10 +255,10 @@ impl Nic for Mlx5Nic {
 
     fn destroy_qp(&self, objects: &QpObjects) {
         self.base.context().events.forget(objects.qpn);
-        let qp = self.alive().qps.remove(&objects.qpn);
+        let qp = self.alive.lock().qps.remove(&objects.qpn);
         // Without the lock of the tables, and after a change of state that is in progress.
         if let Some(qp) = qp {
-            drop(qp.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(qp.lock().take());
         }
     }
 }

@@ -8,8 +8,8 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
 
+use gds_step::Mutex;
 use gdsync_sys::mlx5::*;
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::*;
@@ -38,14 +38,14 @@ struct Offers(Mutex<Vec<Offer>>);
 
 impl Offers {
     fn set(&self, offers: &[Offer]) {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.lock();
         held.clear();
         held.extend_from_slice(offers);
     }
 
     /// The memory for an object; `None` if it does not fit.
     fn take(&self, kind: u64, len: usize, align: usize) -> Option<usize> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.lock();
         let fits = |o: &Offer| o.kind == kind && len <= o.len && o.at.is_multiple_of(align.max(1));
         let found = held.iter().position(fits)?;
         Some(held.swap_remove(found).at)

@@ -18,10 +18,10 @@ mod thread;
 mod translate;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use gds_step::{MachineId, Shared, Time};
+use gds_step::{MachineId, Mutex, Shared, Time};
 use gdsync_sys::verbs::consts::IBV_QPS_RESET;
 use gdsync_sys::verbs::types::ibv_device_attr;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
@@ -99,13 +99,9 @@ impl VerbsNic {
         })
     }
 
-    fn qps(&self) -> MutexGuard<'_, BTreeMap<u32, Owned>> {
-        self.qps.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn relay(&self, qpn: u32, operation: &'static str) -> Result<SharedRelay> {
         let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
-        let qps = self.qps();
+        let qps = self.qps.lock();
         qps.get(&qpn).map(|qp| qp.relay.clone()).ok_or_else(gone)
     }
 
@@ -276,7 +272,7 @@ impl Nic for VerbsNic {
         events.add(qpn, objects, port.number, rings.retry_time(RETRIES));
         self.common.change(|relays| relays.push(relay.clone()));
         let path = rings.path;
-        self.qps().insert(qpn, Owned { relay, ring, path });
+        self.qps.lock().insert(qpn, Owned { relay, ring, path });
         Ok(QpMade {
             objects: QpObjects {
                 qpn,
@@ -290,7 +286,12 @@ impl Nic for VerbsNic {
         const OPERATION: &str = "connect";
         let port = self.base.port();
         let gone = || Error::new(OPERATION, Kind::WrongState, format!("queue pair {qpn:#x}"));
-        let settings = self.qps().get(&qpn).map(|qp| qp.path).ok_or_else(gone)?;
+        let settings = self
+            .qps
+            .lock()
+            .get(&qpn)
+            .map(|qp| qp.path)
+            .ok_or_else(gone)?;
         let mut to_receive = path::ready_to_receive(port, peer, &settings)?;
         let mut to_send = path::ready_to_send(psn, &settings);
         let (asked, answered) = self.reads(to_send.0.max_rd_atomic);
@@ -363,7 +364,7 @@ impl Nic for VerbsNic {
     }
 
     fn destroy_qp(&self, objects: &QpObjects) {
-        let Some(owned) = self.qps().remove(&objects.qpn) else {
+        let Some(owned) = self.qps.lock().remove(&objects.qpn) else {
             return;
         };
         self.base.context().events.forget(objects.qpn);

@@ -208,11 +208,8 @@ fn check_region(stream: &Stream, region: &Region) -> Result<()> {
     if region.gpu().is(stream.gpu()) {
         return Ok(());
     }
-    Err(Error::new(
-        OPERATION,
-        Kind::Foreign,
-        format!("{region:?} with {stream:?}"),
-    ))
+    let what = format!("{region:?} with {stream:?}");
+    Err(Error::new(OPERATION, Kind::Foreign, what))
 }
 
 /// The queue pair that is locked now: descriptors of one list mostly name the same.
@@ -320,11 +317,8 @@ fn check(stream: &Stream, qp: &Qp, state: &QpState, request: Completion) -> Resu
         return Err(Error::new(OPERATION, Kind::Foreign, what));
     }
     if let Some(status) = state.failed() {
-        return Err(Error::new(
-            OPERATION,
-            Kind::Failed(status),
-            format!("{qp:?}"),
-        ));
+        let what = format!("{qp:?}");
+        return Err(Error::new(OPERATION, Kind::Failed(status), what));
     }
     qp.known(state, request, OPERATION)
 }

@@ -6,10 +6,10 @@
 //! that this keeps alive.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use gds_step::{Host, Time};
+use gds_step::{Host, Mutex, Time};
 use mlx5_prm::doorbell;
 
 use super::device::Flushes;
@@ -289,15 +289,11 @@ impl QpCore {
     /// is left to the watcher's next visit.
     #[inline]
     pub fn lock_for_watcher(&self) -> MutexGuard<'_, QpState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(in crate::rdma) fn try_lock(&self) -> Option<Locked<'_>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(Locked::new(self, state)),
-            Err(TryLockError::Poisoned(p)) => Some(Locked::new(self, p.into_inner())),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        Some(Locked::new(self, self.state.try_lock()?))
     }
 
     /// Rings from the CPU: everything up to `index` is for the NIC.

@@ -277,11 +277,8 @@ impl Qp {
             let mr = sge.mr;
             let end = sge.offset.checked_add(u64::from(sge.len));
             if !mr.is_of(&self.pd) {
-                return Err(Error::new(
-                    operation,
-                    Kind::Foreign,
-                    format!("{mr:?} with {self:?}"),
-                ));
+                let what = format!("{mr:?} with {self:?}");
+                return Err(Error::new(operation, Kind::Foreign, what));
             }
             if end.is_none_or(|end| end > mr.region().len() as u64) {
                 let what = format!("{} bytes at {} of {mr:?}", sge.len, sge.offset);

@@ -6,10 +6,10 @@
 //! `live` it runs about once a millisecond on a thread of its own.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
-use gds_step::{Machine, Step, Time};
+use gds_step::{Machine, Mutex, Step, Time};
 use mlx5_prm::doorbell;
 
 use super::{Life, QpCore, QpState, Side};
@@ -26,7 +26,7 @@ pub(crate) struct WatchList(Arc<Mutex<Vec<Arc<QpCore>>>>);
 
 impl WatchList {
     pub fn lock(&self) -> MutexGuard<'_, Vec<Arc<QpCore>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub fn add(&self, core: Arc<QpCore>) {
@@ -157,7 +157,7 @@ impl QpCore {
                 state.under_way = true;
                 let rung = state.rung_by_streams;
                 drop(state);
-                let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut ends = self.ends.lock();
                 *ends = rung.then(|| self.gpu.runtime().ends());
                 drop(ends);
                 // Stored after the call of the NIC: when `close` returns, a queue pair that no
