@@ -20,7 +20,7 @@ mod tests;
 pub struct LiveConfig {
     /// How long the device and the proxy thread spin after the last progress. Default 500 us:
     /// several times what a peer needs to wake up, or two ranks that play ping-pong would put
-    /// each other to sleep at every turn.
+    /// each other to sleep at every message.
     pub spin: Duration,
     /// The longest sleep of the device and the proxy thread while a machine is attached:
     /// the time in which a store that nobody rang for is noticed. Default 40 us, which leaves
@@ -35,7 +35,7 @@ pub struct LiveConfig {
     pub wait_first: Duration,
     /// The longest sleep of [`Env::wait_until`]. Default 500 us.
     pub wait_longest: Duration,
-    /// How long a spin keeps the processor; after that it gives other threads a turn at each
+    /// How long a spin keeps the processor; after that it yields to other threads at each
     /// look, or two ranks that share a processor would wait out each other's spins. Default
     /// 2 us, zero on a machine of one processor.
     pub keep: Duration,

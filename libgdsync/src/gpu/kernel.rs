@@ -203,7 +203,7 @@ impl Gpu {
     }
 
     /// A shape for a kernel whose threads share `items` items in a grid-stride loop: blocks of
-    /// 256 threads, at most 1,024; one thread on the software GPU, where threads take turns and
+    /// 256 threads, at most 1,024; one thread on the software GPU, where one thread runs at a time and
     /// more of them are not faster.
     pub fn dims_for(&self, items: u64) -> Dims {
         match self.is_software() {

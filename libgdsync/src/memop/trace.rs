@@ -167,7 +167,7 @@ impl Tracer {
 type Names = BTreeMap<u64, (u64, String)>;
 
 /// The name of an address: `owner`, `owner+0x40`, or the number.
-fn place(at: DevicePtr, names: &Names) -> String {
+fn named(at: DevicePtr, names: &Names) -> String {
     match names.range(..=at.0).next_back() {
         Some((start, (len, name))) if at.0 - start < *len => match at.0 - start {
             0 => name.clone(),
@@ -189,7 +189,7 @@ fn line(op: &Op, names: &Names) -> String {
             value,
             fenced,
         } => {
-            let (bits, at, value) = (width.bits(), place(at, names), hex(width, value));
+            let (bits, at, value) = (width.bits(), named(at, names), hex(width, value));
             let fenced = if fenced { " fenced" } else { "" };
             format!("write{bits} {at} = {value}{fenced}")
         }
@@ -205,23 +205,23 @@ fn line(op: &Op, names: &Names) -> String {
                 true => String::new(),
                 false => format!(" mask {}", hex(width, mask)),
             };
-            let (bits, at, value) = (width.bits(), place(at, names), hex(width, value));
+            let (bits, at, value) = (width.bits(), named(at, names), hex(width, value));
             let flush = if flush { " flush" } else { "" };
             format!("wait{bits} {at} {condition:?} {value}{mask}{flush}")
         }
-        Op::WaitEntry(entry) => format!("wait-entry {}", place(entry.word, names)),
-        Op::Copy { at, data } => format!("copy {} = {data:?}", place(at, names)),
+        Op::WaitEntry(entry) => format!("wait-entry {}", named(entry.word, names)),
+        Op::Copy { at, data } => format!("copy {} = {data:?}", named(at, names)),
         Op::Fence => "fence".to_owned(),
         Op::Flush => "flush".to_owned(),
     }
 }
 
 fn program_line(op: &ProgramOp, names: &Names) -> String {
-    let at = place(DevicePtr(op.at), names);
+    let at = named(DevicePtr(op.at), names);
     let (phase, name, value) = (op.phase, op.name(), op.value);
     match op.code() {
         Some(Code::Ring) => {
-            let doorbell = place(DevicePtr(op.extra), names);
+            let doorbell = named(DevicePtr(op.extra), names);
             let record = op.more;
             format!("phase {phase}: {name} {at} = {record:#010x}, {doorbell} = {value:#018x}")
         }

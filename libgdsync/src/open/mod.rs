@@ -88,7 +88,7 @@ impl Device {
     /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
     /// the GPU that has an active port. A CPU thread posts what streams ask for, and tells them
     /// of completions. Queues lie in pinned memory, whatever [`QpConfig`] says. A request of more
-    /// pieces than the NIC takes fails when its turn comes, as one that makes no sense does
+    /// pieces than the NIC takes fails when it is reached, as a malformed one does
     /// ([`Status::LOCAL_QP_OPERATION`](crate::Status::LOCAL_QP_OPERATION)); inline data are one
     /// piece, or two around the end of the ring.
     ///

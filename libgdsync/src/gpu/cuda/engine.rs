@@ -38,7 +38,7 @@ struct Stage {
 unsafe impl Send for Stage {}
 
 /// Which way a copy goes.
-enum Way<'a> {
+enum Direction<'a> {
     Out(&'a mut [u8]),
     In(&'a [u8]),
 }
@@ -71,7 +71,7 @@ impl Engine {
     /// The memory is valid on this device.
     pub unsafe fn read(&self, context: &Context, at: CUdeviceptr, into: &mut [u8]) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.copy(context, at, Way::Out(into)) }
+        unsafe { self.copy(context, at, Direction::Out(into)) }
     }
 
     /// Copies into device memory; visible to the GPU when this returns.
@@ -80,10 +80,15 @@ impl Engine {
     /// As [`Engine::read`].
     pub unsafe fn write(&self, context: &Context, at: CUdeviceptr, from: &[u8]) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.copy(context, at, Way::In(from)) }
+        unsafe { self.copy(context, at, Direction::In(from)) }
     }
 
-    unsafe fn copy(&self, context: &Context, at: CUdeviceptr, mut way: Way<'_>) -> Result<()> {
+    unsafe fn copy(
+        &self,
+        context: &Context,
+        at: CUdeviceptr,
+        mut direction: Direction<'_>,
+    ) -> Result<()> {
         const OPERATION: &str = "copy device memory";
         let _own = context.enter_own()?;
         let mut guard = self.0.lock();
@@ -92,9 +97,9 @@ impl Engine {
             return Err(Error::new(OPERATION, Kind::System, what));
         };
         let cuda = context.cuda;
-        let len = match &way {
-            Way::Out(into) => into.len(),
-            Way::In(from) => from.len(),
+        let len = match &direction {
+            Direction::Out(into) => into.len(),
+            Direction::In(from) => from.len(),
         };
         for done in (0..len).step_by(STAGE) {
             let part = (len - done).min(STAGE);
@@ -102,11 +107,11 @@ impl Engine {
             // SAFETY: the staging buffer has room for `part` and is ours under the lock; the
             // device range is the caller's promise.
             let copied = unsafe {
-                match &way {
-                    Way::Out(_) => {
+                match &direction {
+                    Direction::Out(_) => {
                         (cuda.cuMemcpyDtoHAsync_v2)(stage.memory.cast(), here, part, stage.stream)
                     }
-                    Way::In(from) => {
+                    Direction::In(from) => {
                         stage.memory.copy_from(from[done..].as_ptr(), part);
                         stage.put(context, here, part)
                     }
@@ -118,7 +123,7 @@ impl Engine {
                 *guard = Some(stage);
                 return Err(e);
             }
-            if let Way::Out(into) = &mut way {
+            if let Direction::Out(into) = &mut direction {
                 // SAFETY: the copy into the staging buffer is done, and nobody else writes it.
                 unsafe { into[done..].as_mut_ptr().copy_from(stage.memory, part) };
             }

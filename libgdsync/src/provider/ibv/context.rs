@@ -131,15 +131,15 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// The NIC's place in sysfs's tree of devices.
-    pub fn place(&self) -> Option<PathBuf> {
+    /// The NIC's path in sysfs's tree of devices.
+    pub fn sysfs_path(&self) -> Option<PathBuf> {
         std::fs::canonicalize(self.sysfs.join("device")).ok()
     }
 
     /// What a port is like; `None` if there is no such port.
     pub fn port(&self, number: u8) -> Option<ibv_port_attr> {
         let mut attr = ibv_port_attr::default();
-        // SAFETY: an open context and a place to write to.
+        // SAFETY: an open context and memory to write to.
         let answer = unsafe {
             let verbs = self.verbs;
             verbs.query_port(self.raw(), number, &mut attr)

@@ -40,7 +40,7 @@ impl Context {
         let verbs = self.verbs();
         while *readable {
             let mut event = MaybeUninit::<ibv_async_event>::zeroed();
-            // SAFETY: an open context, whose descriptor does not block, and a place to write to.
+            // SAFETY: an open context, whose descriptor does not block, and memory to write to.
             let answer = unsafe { (verbs.ibv_get_async_event)(self.raw(), event.as_mut_ptr()) };
             if answer != 0 {
                 let why = io::Error::last_os_error();
@@ -142,7 +142,7 @@ impl Context {
         let mut attr = ibv_qp_attr::default();
         let mut init = MaybeUninit::<ibv_qp_init_attr>::zeroed();
         let query = self.verbs().ibv_query_qp;
-        // SAFETY: a queue pair that does not end before its event is acknowledged, and places to
+        // SAFETY: a queue pair that does not end before its event is acknowledged, and memory to
         // write to.
         let answer = unsafe { query(qp, &mut attr, IBV_QP_STATE, init.as_mut_ptr()) };
         answer != 0 || attr.qp_state == IBV_QPS_ERR

@@ -11,7 +11,7 @@ use gds_step::Mutex;
 
 use crate::error::Result;
 use crate::gpu::{Gpu, Mapped, Region, WeakRegion};
-use crate::nic::Place;
+use crate::nic::SharedAddr;
 
 /// Bytes of a doorbell.
 const LEN: usize = 8;
@@ -28,7 +28,7 @@ impl Doorbells {
     ///
     /// # Safety
     /// `register` is a doorbell of a NIC, mapped until the process ends.
-    pub unsafe fn get(&self, gpu: &Gpu, register: NonNull<u8>) -> Result<(Region, Place)> {
+    pub unsafe fn get(&self, gpu: &Gpu, register: NonNull<u8>) -> Result<(Region, SharedAddr)> {
         let at = register.as_ptr() as usize;
         let mut all = ALL.lock();
         let known = all.entry(at).or_default();
@@ -48,12 +48,12 @@ impl Doorbells {
         };
         let mut own = self.0.lock();
         own.insert(at, region.clone());
-        let place = Place {
+        let at = SharedAddr {
             // SAFETY: as the caller promises; only stored to, atomically.
             cpu: unsafe { Mapped::write_combining(register, LEN) },
             gpu: region.addr(),
         };
-        Ok((region, place))
+        Ok((region, at))
     }
 }
 

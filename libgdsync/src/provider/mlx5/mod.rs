@@ -273,7 +273,7 @@ fn address_vector(handle: &Handle) -> Result<AvSeg> {
     question.ah.object = handle.raw();
     question.ah.out = &mut out;
     let mlx5 = Mlx5::get().map_err(missing)?;
-    // SAFETY: a live address handle of a NIC for direct verbs, and a place to write to.
+    // SAFETY: a live address handle of a NIC for direct verbs, and memory to write to.
     let answer = unsafe { (mlx5.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_AH) };
     check(answer, "name destination", "how entries name it")?;
     let av = out.av.cast::<[[u8; SEGMENT]; AvSeg::SEGMENTS]>();

@@ -89,7 +89,7 @@ pub(super) struct QpParts {
     pub access: Access,
     pub transport: Transport,
     pub path: PathSettings,
-    /// The place of its partition key.
+    /// The index of its partition key in the port's table.
     pub pkey: u16,
 }
 
@@ -136,7 +136,7 @@ fn direct() -> Result<&'static Mlx5> {
     Mlx5::get().map_err(missing)
 }
 
-/// The CPU's address of a place in a region.
+/// The CPU's address of an offset in a region.
 fn address(region: &Region, offset: u64) -> Result<usize> {
     Ok(region.mapped()?.as_ptr() as usize + offset as usize)
 }

@@ -81,7 +81,7 @@ impl Sizes {
 pub(super) fn attributes(context: &Context) -> Result<ibv_device_attr> {
     let mut attr = std::mem::MaybeUninit::zeroed();
     let verbs = context.verbs();
-    // SAFETY: an open context and a place to write to.
+    // SAFETY: an open context and memory to write to.
     let answer = unsafe { (verbs.ibv_query_device)(context.raw(), attr.as_mut_ptr()) };
     check(answer, super::OPEN, "what the device is like")?;
     // SAFETY: numbers, of which all zeros are some.

@@ -261,7 +261,7 @@ impl Common {
         let verbs = self.context.verbs();
         loop {
             let (mut cq, mut own) = (std::ptr::null_mut::<ibv_cq>(), std::ptr::null_mut());
-            // SAFETY: a live channel, which does not block, and places to write to.
+            // SAFETY: a live channel, which does not block, and memory to write to.
             if unsafe { (verbs.ibv_get_cq_event)(self.channel, &mut cq, &mut own) } != 0 {
                 return;
             }

@@ -13,7 +13,7 @@ use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::memop::Width::Bits32;
 use crate::memop::{Condition, Op};
 use crate::mutant::{self, Mutant};
-use crate::nic::Place;
+use crate::nic::SharedAddr;
 use crate::rdma::verbs::Flusher;
 use crate::ring::RingMemory;
 
@@ -28,9 +28,9 @@ const STREAMS: usize = 32;
 #[derive(Clone, Copy)]
 struct Words {
     /// How many flushes are asked for: written by the stream, fenced; read by the machine.
-    asked: Place,
+    asked: SharedAddr,
     /// How many are made: written by the machine with release, waited for by the stream.
-    made: Place,
+    made: SharedAddr,
 }
 
 impl Words {
@@ -122,9 +122,9 @@ impl HostFlusher {
         };
         let mut table = self.table.lock();
         let tracer = self.gpu.tracer();
-        for (place, what) in [(words.asked, "asked"), (words.made, "made")] {
+        for (word, what) in [(words.asked, "asked"), (words.made, "made")] {
             let name = format!("flush{}.{what}", table.words.len());
-            tracer.name(place.gpu, place.cpu.len(), name);
+            tracer.name(word.gpu, word.cpu.len(), name);
         }
         table.words.push(words);
         Ok(Slot { words, asked: 0 })
@@ -135,7 +135,7 @@ impl HostFlusher {
     /// a flush.
     fn more(&self) -> Result<Words> {
         let region = self.gpu.alloc(MemoryKind::Pinned, 2 * APART * STREAMS)?;
-        let memory = Place {
+        let memory = SharedAddr {
             cpu: region.mapped()?,
             gpu: region.addr(),
         };

@@ -1,7 +1,7 @@
 //! Lists of descriptors: sends, waits and word operations in one submission to a stream.
 //!
 //! Two passes. The first changes queue state and turns descriptors into operations; whatever it
-//! refuses is undone as a whole. The second hands them to the runtime, as memory operations or as
+//! refuses is undone as a whole. The second passes them to the runtime, as memory operations or as
 //! programs. Both work in buffers that are kept from call to call.
 
 mod descriptor;
@@ -26,7 +26,7 @@ use crate::memop::Width::{Bits32, Bits64};
 use crate::memop::completion::Entry;
 use crate::memop::post::{self, Ring};
 use crate::memop::{Batch, Condition, Inline, Op, Role, cost, program};
-use crate::nic::Place;
+use crate::nic::SharedAddr;
 use crate::ring::fifo::PostMark;
 use crate::ring::{Poster, RingMemory, Ticket};
 use crate::status::Status;
@@ -336,7 +336,7 @@ fn decide_send(
         .post(Ticket(request.ticket), Poster::Stream(stream.id()))
         .map_err(|e| qp.refused(OPERATION, e))?;
     s.undo.push((queue, Side::Send, mark));
-    let places = &qp.core.places;
+    let addrs = &qp.core.addrs;
     if posted.edge.is_some() {
         s.proof = Some(Proof::Idle);
     }
@@ -345,9 +345,9 @@ fn decide_send(
         RungBy::Poster => post::push(
             &mut s.list,
             &Ring {
-                record: places.record.gpu.offset(doorbell::SND as u64),
+                record: addrs.record.gpu.offset(doorbell::SND as u64),
                 record_value: doorbell::record_value(posted.index),
-                doorbell: places.doorbell.gpu,
+                doorbell: addrs.doorbell.gpu,
                 doorbell_value: u64::from_ne_bytes(posted.doorbell),
                 edge: posted.edge.map(doorbell::record_value),
             },
@@ -355,7 +355,7 @@ fn decide_send(
         RungBy::CpuThread => {
             let edge = posted.edge.map(|_| mark.posted() as u32);
             let value = state.send.fifo.posted() as u32;
-            trigger(&mut s.list, places.send.trigger, value, edge);
+            trigger(&mut s.list, addrs.send.trigger, value, edge);
         }
     }
     Ok(())
@@ -363,7 +363,7 @@ fn decide_send(
 
 /// Appends what has the CPU ring: its word gets `value`, once it has that of the stream that posted
 /// last.
-fn trigger(list: &mut Batch, word: Place, value: u32, edge: Option<u32>) {
+fn trigger(list: &mut Batch, word: SharedAddr, value: u32, edge: Option<u32>) {
     if let Some(before) = edge {
         list.push(Op::wait(Bits32, word.gpu, Condition::Eq, before));
     }
@@ -386,15 +386,15 @@ fn decide_receive(
     if edge.is_some() {
         s.proof = Some(Proof::Idle);
     }
-    let places = &qp.core.places;
+    let addrs = &qp.core.addrs;
     match qp.core.rung_by {
         RungBy::Poster => post::push_receive(
             &mut s.list,
-            places.record.gpu.offset(doorbell::RCV as u64),
+            addrs.record.gpu.offset(doorbell::RCV as u64),
             doorbell::record_value(index),
             edge.map(doorbell::record_value),
         ),
-        RungBy::CpuThread => trigger(&mut s.list, places.recv.trigger, index, edge),
+        RungBy::CpuThread => trigger(&mut s.list, addrs.recv.trigger, index, edge),
     }
     Ok(())
 }
@@ -433,23 +433,23 @@ fn decide_wait(
         }
         return Ok(());
     };
-    let places = qp.core.side(completion.side);
+    let addrs = qp.core.side(completion.side);
     let waiter = cq
         .waiter(stream.id())
         .map_err(|e| qp.refused(OPERATION, e))?;
     let spot = cq.spot(position);
     if timeout.is_some() {
         let (word, mark) = (4 * waiter, cq.next_mark(waiter));
-        if places.arrived.cpu.load32(word) == mark {
+        if addrs.arrived.cpu.load32(word) == mark {
             // Of 2^32 waits ago, or of none.
-            places.arrived.cpu.store32(word, mark.wrapping_sub(1));
+            addrs.arrived.cpu.store32(word, mark.wrapping_sub(1));
         }
-        let arrived = places.arrived.gpu.offset(word as u64);
+        let arrived = addrs.arrived.gpu.offset(word as u64);
         s.list.push(Op::write(Bits32, arrived, mark));
     }
     s.list.push(match qp.core.rung_by {
         RungBy::Poster => Op::WaitEntry(Entry {
-            word: places.cq.gpu.offset(spot.offset as u64),
+            word: addrs.cq.gpu.offset(spot.offset as u64),
             owner: spot.owner,
             first_lap: spot.first_lap,
             send: completion.side == Side::Send,
@@ -457,7 +457,7 @@ fn decide_wait(
         }),
         RungBy::CpuThread => {
             let done = (position as u32).wrapping_add(1);
-            Op::wait(Bits32, places.done.gpu, Condition::Geq, done).flushing(flush)
+            Op::wait(Bits32, addrs.done.gpu, Condition::Geq, done).flushing(flush)
         }
     });
     s.waits.push(Waited {
@@ -480,16 +480,16 @@ fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>
         let qp = queues.get(w.queue);
         let state = hold(queues, w.queue, held);
         let (_, cq) = state.work(w.side);
-        let places = qp.core.side(w.side);
+        let addrs = qp.core.side(w.side);
         // Announcements come last, so this one speaks for every wait before.
         if qp.core.gpu.waiting().counts() {
             s.proof = Some(Proof::Mark {
                 memory: qp.core.control.downgrade(),
-                word: places.passed.cpu.part(4 * w.waiter, 4),
+                word: addrs.passed.cpu.part(4 * w.waiter, 4),
                 count: cq.next_mark(w.waiter),
             });
         }
-        let word = places.passed.gpu.offset(4 * w.waiter as u64);
+        let word = addrs.passed.gpu.offset(4 * w.waiter as u64);
         let mark = Op::write(Bits32, word, cq.next_mark(w.waiter));
         s.list.add(mark, Role::Mark, false);
     }

@@ -142,7 +142,7 @@ impl Qp {
     /// The error word: [`Status::PENDING`] (0) until a request fails, then its status.
     /// Kernels may read it after a wait to learn whether they were released by a failure.
     pub fn error_word(&self) -> DevicePtr {
-        self.core.places.error.gpu
+        self.core.addrs.error.gpu
     }
 
     /// The status word of a request: [`Status::PENDING`] (0) until the request fails, then its

@@ -507,9 +507,9 @@ impl Drop for Qp {
     /// Never blocks: what is in flight goes on, and the watcher takes the queue pair down once
     /// it is done.
     fn drop(&mut self) {
-        let places = &self.core.places;
-        for place in [places.uar, places.record.gpu] {
-            self.tracer().forget(place);
+        let addrs = &self.core.addrs;
+        for at in [addrs.uar, addrs.record.gpu] {
+            self.tracer().forget(at);
         }
         self.core.advance(Life::Closing);
     }

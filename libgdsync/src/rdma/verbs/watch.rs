@@ -76,7 +76,7 @@ impl FlushFaults {
         let list = self.list.upgrade().map(WatchList);
         for core in list.iter().flat_map(WatchList::open) {
             // The word keeps the first cause.
-            let error = &core.places.error.cpu;
+            let error = &core.addrs.error.cpu;
             if Status(error.load32(0)) == Status::PENDING {
                 error.store32(0, Status::NOT_VISIBLE.0);
             }
@@ -192,7 +192,7 @@ impl QpCore {
         };
         let cq = &state.send.cq;
         let position = cq.completed();
-        let rung = doorbell::record_index(self.places.record.cpu.load32(doorbell::SND));
+        let rung = doorbell::record_index(self.addrs.record.cpu.load32(doorbell::SND));
         let waiting = position < cq.next()
             && state
                 .send
@@ -222,14 +222,14 @@ impl QpCore {
         } = state;
         let mut overdue = None;
         timers.retain_mut(|timer| {
-            let (completed, places) = match timer.side {
-                Side::Send => (send.cq.completed(), &self.places.send),
-                Side::Receive => (recv.cq.completed(), &self.places.recv),
+            let (completed, addrs) = match timer.side {
+                Side::Send => (send.cq.completed(), &self.addrs.send),
+                Side::Receive => (recv.cq.completed(), &self.addrs.recv),
             };
             if completed > timer.position {
                 return false;
             }
-            let arrived = places.arrived.cpu.load32(4 * timer.waiter);
+            let arrived = addrs.arrived.cpu.load32(4 * timer.waiter);
             // Not "or later": a stream that has arrived at a later wait has passed this one, and
             // the word may be that of a wait with a limit any number of waits ago.
             if arrived == timer.mark {
