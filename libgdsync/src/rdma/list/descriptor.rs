@@ -31,7 +31,7 @@ pub enum Descriptor<'a> {
         completion: Completion,
         /// What the NIC wrote to GPU memory before it wrote the completion is visible to what the
         /// stream does next. Needed for receives and READs into device memory; how it is kept, and
-        /// what it costs, [`Device::consistency`](super::Device::consistency) tells. Refused as
+        /// what it costs, [`Device::consistency`](crate::rdma::Device::consistency) tells. Refused as
         /// `Unsupported` where nothing can. If the flush itself fails, all queue pairs of the device
         /// fail with [`Status::NOT_VISIBLE`](crate::Status::NOT_VISIBLE).
         flush: bool,
@@ -108,7 +108,7 @@ impl Descriptor<'_> {
     }
 
     /// As [`Descriptor::wait`], and what the NIC wrote to GPU memory for it is visible then, by
-    /// the means that [`Device::consistency`](super::Device::consistency) names.
+    /// the means that [`Device::consistency`](crate::rdma::Device::consistency) names.
     pub fn wait_flushed(completion: impl Into<Completion>) -> Self {
         Descriptor::Wait {
             completion: completion.into(),
