@@ -2,7 +2,8 @@
 //! renamed is understood by its former name too, with a warning.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+
+use gds_step::Mutex;
 
 use crate::error::{Error, Kind, Result};
 
@@ -51,6 +52,6 @@ impl<T: Copy> Variable<T> {
 /// Whether this process has not said this before.
 pub(crate) fn first_time(said: &str) -> bool {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut all = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = SAID.lock();
     all.insert(said.to_owned())
 }

@@ -26,7 +26,7 @@ pub enum Kind {
     OutOfOrder,
     /// A request that was never posted, was aborted, or is too old to be known.
     NoSuchRequest,
-    /// The object is in use in a way that forbids this (work in flight, another poster's turn).
+    /// The object is in use in a way that forbids this (work in flight, another poster).
     Busy,
     /// The queue pair is not in the state the call needs.
     WrongState,

@@ -1,4 +1,4 @@
-//! The variables by which a launcher tells a process its place in the job.
+//! The variables by which a launcher tells a process its rank in the job.
 
 /// Reads a variable of the environment.
 pub type Get<'a> = &'a dyn Fn(&str) -> Option<String>;

@@ -67,7 +67,7 @@ impl Mlx5 {
         let mut question = mlx5dv_obj::default();
         question.qp.object = qp;
         question.qp.out = &mut out;
-        // SAFETY: a live queue pair, as the caller says, and a place to write to.
+        // SAFETY: a live queue pair, as the caller says, and memory to write to.
         match unsafe { (self.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_QP) } {
             0 => Ok(out),
             answer => Err(answer),
@@ -94,7 +94,7 @@ impl Mlx5 {
         let mut question = mlx5dv_obj::default();
         question.cq.object = cq;
         question.cq.out = &mut out;
-        // SAFETY: a live completion queue, as the caller says, and a place to write to.
+        // SAFETY: a live completion queue, as the caller says, and memory to write to.
         match unsafe { (self.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_CQ) } {
             0 => Ok(out),
             answer => Err(answer),

@@ -16,6 +16,7 @@
 
 mod bell;
 mod live;
+mod lock;
 mod machine;
 mod mutants;
 mod panics;
@@ -25,6 +26,7 @@ mod word;
 
 pub use bell::{Bell, BellError};
 pub use live::{Failure, Live, LiveConfig, LiveError};
+pub use lock::Mutex;
 pub use machine::{Env, Host, Lane, Machine, MachineId, Probe, Shared, Step};
 pub use panics::panic_message;
 pub use thread_times::{ThreadTime, thread_times};

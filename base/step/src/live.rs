@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::{Bell, BellError, Env, Host, Lane, Machine, MachineId, Time};
+use crate::{Bell, BellError, Env, Host, Lane, Machine, MachineId, Mutex, Time};
 
 use worker::{Pace, WorkerThread};
 
@@ -20,7 +20,7 @@ mod tests;
 pub struct LiveConfig {
     /// How long the device and the proxy thread spin after the last progress. Default 500 us:
     /// several times what a peer needs to wake up, or two ranks that play ping-pong would put
-    /// each other to sleep at every turn.
+    /// each other to sleep at every message.
     pub spin: Duration,
     /// The longest sleep of the device and the proxy thread while a machine is attached:
     /// the time in which a store that nobody rang for is noticed. Default 40 us, which leaves
@@ -35,7 +35,7 @@ pub struct LiveConfig {
     pub wait_first: Duration,
     /// The longest sleep of [`Env::wait_until`]. Default 500 us.
     pub wait_longest: Duration,
-    /// How long a spin keeps the processor; after that it gives other threads a turn at each
+    /// How long a spin keeps the processor; after that it yields to other threads at each
     /// look, or two ranks that share a processor would wait out each other's spins. Default
     /// 2 us, zero on a machine of one processor.
     pub keep: Duration,
@@ -138,7 +138,7 @@ impl Live {
     /// The system refused its bell or its thread. The next call tries again.
     pub fn global() -> Result<Arc<Live>, LiveError> {
         static GLOBAL: Mutex<Option<Arc<Live>>> = Mutex::new(None);
-        let mut global = GLOBAL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut global = GLOBAL.lock();
         if let Some(live) = &*global {
             return Ok(Arc::clone(live));
         }
@@ -181,10 +181,7 @@ impl Live {
 
     /// The machines that panicked so far, oldest first.
     pub fn failures(&self) -> Vec<Failure> {
-        self.failures
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.failures.lock().clone()
     }
 
     fn device_pace(config: &LiveConfig) -> Pace {
@@ -214,10 +211,6 @@ impl Live {
             keep: Duration::ZERO,
         };
         self.start_worker("gds-watch", pace)
-    }
-
-    fn watchers(&self) -> MutexGuard<'_, BTreeMap<u64, WorkerThread>> {
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -265,7 +258,7 @@ impl Host for Live {
         {
             let id = id(WATCH);
             worker.attach(id, machine);
-            self.watchers().insert(id.0, worker);
+            self.watch.lock().insert(id.0, worker);
             return id;
         }
         let proxy = (lane == Lane::Proxy).then(|| self.proxy()).flatten();
@@ -287,7 +280,7 @@ impl Host for Live {
             DEVICE => Some(&self.device),
             PROXY => self.proxy.get().and_then(Option::as_ref),
             WATCH => {
-                let worker = self.watchers().remove(&id.0);
+                let worker = self.watch.lock().remove(&id.0);
                 // And the thread ends.
                 if let Some(worker) = worker
                     && !worker.detach(id)

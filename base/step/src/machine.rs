@@ -1,10 +1,10 @@
 //! Step machines, and what a rank sees of the driver that steps them.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::Time;
+use crate::{Mutex, Time};
 
 /// What a step achieved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,15 +113,10 @@ impl<M> Shared<M> {
     pub fn with<R>(&self, f: impl FnOnce(&mut M) -> R) -> R {
         let inner = &*self.0;
         inner.waiting.fetch_add(1, Ordering::Relaxed);
-        let mut guard = lock(&inner.machine);
+        let mut guard = inner.machine.lock();
         inner.waiting.fetch_sub(1, Ordering::Relaxed);
         f(&mut guard)
     }
-}
-
-/// A poisoned machine is still a machine: the panic was reported where it happened.
-fn lock<M>(m: &Mutex<M>) -> MutexGuard<'_, M> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<M> Clone for Shared<M> {
@@ -142,14 +137,11 @@ impl<M: Machine> Machine for Shared<M> {
             std::thread::yield_now();
             return Step::Progress;
         }
-        match self.0.machine.try_lock() {
-            Ok(mut m) => m.step(now),
-            Err(std::sync::TryLockError::Poisoned(p)) => p.into_inner().step(now),
-            Err(std::sync::TryLockError::WouldBlock) => Step::Progress,
-        }
+        let machine = self.0.machine.try_lock();
+        machine.map_or(Step::Progress, |mut machine| machine.step(now))
     }
 
     fn name(&self) -> String {
-        lock(&self.0.machine).name()
+        self.0.machine.lock().name()
     }
 }

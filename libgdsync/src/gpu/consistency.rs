@@ -48,7 +48,7 @@ impl fmt::Display for Consistency {
 impl Consistency {
     /// The policy for payload in memory of `kind` on a GPU of these capabilities, beside a NIC
     /// that can (`reads`) or cannot READ from itself. The order is that of what it costs a
-    /// stream: nothing, a flag of its wait, a turn of the CPU's. A READ is the last as its effect
+    /// stream: nothing, a flag of its wait, a flush by the CPU. A READ is the last as its effect
     /// follows from the rules of PCIe, and not from a promise of the GPU's maker.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Events: places in a stream that hosts and other streams wait for.
+//! Events: points in a stream that hosts and other streams wait for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::Gpu;
 use super::runtime::EventHandle;
 use crate::error::Result;
 
-/// A place in a stream, marked by [`Stream::record`](super::Stream::record). Clones are the same.
+/// A point in a stream, marked by [`Stream::record`](super::Stream::record). Clones are the same.
 #[derive(Clone)]
 pub struct Event {
     gpu: Gpu,

@@ -4,7 +4,9 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use gds_step::Mutex;
 
 use super::Gpu;
 use super::runtime::{ModuleHandle, Runtime};
@@ -150,7 +152,7 @@ pub(super) struct Loaded(Mutex<Vec<(KernelImage, Arc<dyn ModuleHandle>)>>);
 impl Loaded {
     /// Loads an image that is not loaded yet: the one place where kernels are loaded.
     fn load(&self, runtime: &dyn Runtime, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>> {
-        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.0.lock();
         if let Some((_, handle)) = loaded.iter().find(|(known, _)| known.is(image)) {
             return Ok(Arc::clone(handle));
         }
@@ -195,7 +197,7 @@ impl Gpu {
     }
 
     /// A shape for a kernel whose threads share `items` items in a grid-stride loop: blocks of
-    /// 256 threads, at most 1,024; one thread on the software GPU, where threads take turns and
+    /// 256 threads, at most 1,024; one thread on the software GPU, where one thread runs at a time and
     /// more of them are not faster.
     pub fn dims_for(&self, items: u64) -> Dims {
         match self.is_software() {

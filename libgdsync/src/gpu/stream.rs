@@ -4,8 +4,10 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
+
+use gds_step::Mutex;
 
 use super::event::Event;
 use super::runtime::{Left, StreamHandle};
@@ -51,14 +53,10 @@ pub(crate) struct StreamInner {
 }
 
 impl StreamInner {
-    fn gone(&self) -> MutexGuard<'_, Option<Left>> {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Handles the drop of the application's last handle.
     #[cold]
     fn leave(&self) {
-        let mut gone = self.gone();
+        let mut gone = self.gone.lock();
         // It may have been adopted again meanwhile.
         if gone.is_some() || self.handles.load(Ordering::Acquire) != 0 {
             return;
@@ -122,7 +120,7 @@ impl WeakStream {
 
     /// The stream, unless the application's last handle on it is gone.
     pub fn lend(&self) -> Option<Lent<'_>> {
-        let gone = self.0.inner.gone();
+        let gone = self.0.inner.gone.lock();
         gone.is_none().then_some(Lent {
             stream: &self.0,
             _gone: gone,
@@ -133,7 +131,7 @@ impl WeakStream {
     /// run. Streams of a lost GPU have ended; with any other error nothing is known.
     pub fn has_ended(&self) -> bool {
         let inner = &self.0.inner;
-        let ended = match &*inner.gone() {
+        let ended = match &*inner.gone.lock() {
             None => return false,
             Some(Left::Done) => return true,
             Some(Left::Ours) => inner.handle.is_idle(),
@@ -148,7 +146,7 @@ impl WeakStream {
     /// Those of [`Stream::record`] and [`Stream::wait_event`].
     pub fn precede(&self, stream: &Stream) -> Result<()> {
         let inner = &self.0.inner;
-        let event = match &*inner.gone() {
+        let event = match &*inner.gone.lock() {
             None => self.0.record()?,
             Some(Left::Done) => return Ok(()),
             Some(Left::Ours) => self.0.record()?,
@@ -169,10 +167,10 @@ impl Adopted {
     /// # Errors
     /// Those of `make`.
     pub fn get(&self, raw: *mut c_void, make: impl FnOnce() -> Result<Stream>) -> Result<Stream> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         for inner in known.iter().filter_map(Weak::upgrade) {
             // One that is gone may have been destroyed, and its place given to another stream.
-            let gone = inner.gone();
+            let gone = inner.gone.lock();
             if inner.handle.raw() == raw && gone.is_none() {
                 inner.handles.fetch_add(1, Ordering::Relaxed);
                 drop(gone);
@@ -181,7 +179,7 @@ impl Adopted {
             }
         }
         let made = make()?;
-        known.retain(|s| s.upgrade().is_some_and(|inner| inner.gone().is_none()));
+        known.retain(|s| s.upgrade().is_some_and(|inner| inner.gone.lock().is_none()));
         known.push(Arc::downgrade(&made.inner));
         Ok(made)
     }
@@ -384,19 +382,13 @@ impl Stream {
         /// Threads of a block of the copy kernel, and blocks at most.
         const SHAPE: (u32, u64) = (256, 32);
         if to.len() != from.len() {
-            return Err(Error::new(
-                "enqueue copy",
-                Kind::Invalid,
-                format!("{} bytes into {} bytes", from.len(), to.len()),
-            ));
+            let what = format!("{} bytes into {} bytes", from.len(), to.len());
+            return Err(Error::new("enqueue copy", Kind::Invalid, what));
         }
         for span in [to, from] {
             if !span.region().gpu().is(self.gpu()) {
-                return Err(Error::new(
-                    "enqueue copy",
-                    Kind::Foreign,
-                    format!("{span:?}"),
-                ));
+                let what = format!("{span:?}");
+                return Err(Error::new("enqueue copy", Kind::Foreign, what));
             }
         }
         self.check(self.gpu(), "enqueue copy")?;

@@ -9,8 +9,10 @@
 //! The slot also counts what is enqueued behind the wait. A driver takes about a thousand
 //! submissions to a stream that waits and then blocks the thread; ours refuses first.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gds_step::Mutex;
 
 use super::region::WeakRegion;
 use super::runtime::{EventHandle, StreamHandle};
@@ -106,12 +108,6 @@ struct WaitSlot {
     state: Mutex<SlotState>,
 }
 
-impl WaitSlot {
-    fn lock(&self) -> MutexGuard<'_, SlotState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// The slots of one GPU.
 pub(crate) struct Waiting {
     limits: Option<WaitLimits>,
@@ -151,7 +147,7 @@ impl Waiting {
     /// Whether a stream is known to wait.
     pub fn any(&self) -> bool {
         self.slots.iter().any(|slot| {
-            let state = slot.lock();
+            let state = slot.state.lock();
             slot.owner.load(Ordering::Relaxed) != 0 && !state.has_passed()
         })
     }
@@ -172,7 +168,7 @@ impl Waiting {
             return Ok(());
         };
         if let Some(slot) = self.slot_of(stream.id()) {
-            let mut state = slot.lock();
+            let mut state = slot.state.lock();
             if slot.owner.load(Ordering::Relaxed) == stream.id() {
                 if let Some(limit) = limits.submissions {
                     state.count(stream, operation, n, limit)?;
@@ -193,7 +189,7 @@ impl Waiting {
     pub fn check(&self, stream: &Stream, operation: &'static str, n: u32) -> Result<()> {
         let limit = self.limits.and_then(|limits| limits.submissions);
         if let (Some(limit), Some(slot)) = (limit, self.slot_of(stream.id())) {
-            let mut state = slot.lock();
+            let mut state = slot.state.lock();
             if slot.owner.load(Ordering::Relaxed) == stream.id() {
                 state.count(stream, operation, n, limit)?;
                 state.count -= n;
@@ -213,7 +209,7 @@ impl Waiting {
     ) -> Result<()> {
         for ask in [false, true] {
             for slot in &self.slots {
-                let mut state = slot.lock();
+                let mut state = slot.state.lock();
                 let free = slot.owner.load(Ordering::Relaxed) == 0;
                 if free || (ask && state.has_passed()) {
                     *state = SlotState {
@@ -242,7 +238,7 @@ impl Waiting {
         let Some(slot) = self.slot_of(id) else {
             return;
         };
-        let mut state = slot.lock();
+        let mut state = slot.state.lock();
         if slot.owner.load(Ordering::Relaxed) != id {
             return;
         }

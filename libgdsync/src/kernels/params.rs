@@ -117,11 +117,11 @@ pub struct Verify {
     pub report: DevicePtr,
 }
 
-/// Copies between two places that do not overlap.
+/// Copies between two ranges that do not overlap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Transfer {
-    /// Where to; alignment of both places to 8 makes it fast.
+    /// Where to; alignment of both ranges to 8 makes it fast.
     pub to: DevicePtr,
     /// Where from.
     pub from: DevicePtr,

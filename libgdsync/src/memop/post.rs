@@ -27,7 +27,7 @@ pub struct Ring {
 }
 
 /// Appends the operations that ring. Rings for one queue that follow each other become one: the
-/// later doorbell hands over what both are for.
+/// later doorbell rings for both.
 pub fn push(batch: &mut Batch, ring: &Ring) {
     let record = Op::write(Bits32, ring.record, ring.record_value);
     let doorbell = Op::write(Bits64, ring.doorbell, ring.doorbell_value)

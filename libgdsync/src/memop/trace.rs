@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gds_step::Mutex;
 
 use super::program::{Code, Program, ProgramOp};
 use super::{DevicePtr, Op, Width};
@@ -70,13 +71,9 @@ impl Tracer {
         Ok(tracer)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn set(&self, sink: Sink) {
         let on = !matches!(sink, Sink::Nowhere);
-        self.lock().sink = sink;
+        self.state.lock().sink = sink;
         self.on.store(on, Ordering::Relaxed);
     }
 
@@ -87,7 +84,7 @@ impl Tracer {
 
     /// The lines captured so far; capturing goes on.
     pub fn take(&self) -> Vec<String> {
-        match &mut self.lock().sink {
+        match &mut self.state.lock().sink {
             Sink::Captured(lines) => std::mem::take(lines),
             _ => Vec::new(),
         }
@@ -103,12 +100,15 @@ impl Tracer {
 
     /// Names the `len` bytes at `at`.
     pub(crate) fn name(&self, at: DevicePtr, len: usize, name: impl Into<String>) {
-        self.lock().names.insert(at.0, (len as u64, name.into()));
+        self.state
+            .lock()
+            .names
+            .insert(at.0, (len as u64, name.into()));
     }
 
     /// Forgets the name of what begins at `at`.
     pub(crate) fn forget(&self, at: DevicePtr) {
-        self.lock().names.remove(&at.0);
+        self.state.lock().names.remove(&at.0);
     }
 
     /// Notes one submission of memory operations.
@@ -144,7 +144,7 @@ impl Tracer {
 
     #[cold]
     fn emit(&self, head: &str, lines: impl FnOnce(&Names) -> Vec<String>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let lines = lines(&state.names);
         let mut text = head.to_owned();
         for line in &lines {
@@ -167,7 +167,7 @@ impl Tracer {
 type Names = BTreeMap<u64, (u64, String)>;
 
 /// The name of an address: `owner`, `owner+0x40`, or the number.
-fn place(at: DevicePtr, names: &Names) -> String {
+fn named(at: DevicePtr, names: &Names) -> String {
     match names.range(..=at.0).next_back() {
         Some((start, (len, name))) if at.0 - start < *len => match at.0 - start {
             0 => name.clone(),
@@ -189,7 +189,7 @@ fn line(op: &Op, names: &Names) -> String {
             value,
             fenced,
         } => {
-            let (bits, at, value) = (width.bits(), place(at, names), hex(width, value));
+            let (bits, at, value) = (width.bits(), named(at, names), hex(width, value));
             let fenced = if fenced { " fenced" } else { "" };
             format!("write{bits} {at} = {value}{fenced}")
         }
@@ -205,23 +205,23 @@ fn line(op: &Op, names: &Names) -> String {
                 true => String::new(),
                 false => format!(" mask {}", hex(width, mask)),
             };
-            let (bits, at, value) = (width.bits(), place(at, names), hex(width, value));
+            let (bits, at, value) = (width.bits(), named(at, names), hex(width, value));
             let flush = if flush { " flush" } else { "" };
             format!("wait{bits} {at} {condition:?} {value}{mask}{flush}")
         }
-        Op::WaitEntry(entry) => format!("wait-entry {}", place(entry.word, names)),
-        Op::Copy { at, data } => format!("copy {} = {data:?}", place(at, names)),
+        Op::WaitEntry(entry) => format!("wait-entry {}", named(entry.word, names)),
+        Op::Copy { at, data } => format!("copy {} = {data:?}", named(at, names)),
         Op::Fence => "fence".to_owned(),
         Op::Flush => "flush".to_owned(),
     }
 }
 
 fn program_line(op: &ProgramOp, names: &Names) -> String {
-    let at = place(DevicePtr(op.at), names);
+    let at = named(DevicePtr(op.at), names);
     let (phase, name, value) = (op.phase, op.name(), op.value);
     match op.code() {
         Some(Code::Ring) => {
-            let doorbell = place(DevicePtr(op.extra), names);
+            let doorbell = named(DevicePtr(op.extra), names);
             let record = op.more;
             format!("phase {phase}: {name} {at} = {record:#010x}, {doorbell} = {value:#018x}")
         }

@@ -34,7 +34,7 @@ pub struct QpAddress {
     pub port: Option<PortAddress>,
     /// The queue key, of a queue pair of datagrams; `None`: it is a connection.
     pub qkey: Option<u32>,
-    /// Which of its side's [`RAILS`] it is of: the place of its NIC's keys in
+    /// Which of its side's [`RAILS`] it is of: the index of its NIC's keys in
     /// [`RemoteMemory::rkeys`]. 0 where a side has but one.
     pub rail: u8,
 }
@@ -76,7 +76,7 @@ impl QpAddress {
     /// In byte 40: there is a port, there is a queue key; above them the rail.
     const PORT: u8 = 1;
     const QKEY: u8 = 2;
-    const LANE: u32 = 4;
+    const RAIL: u32 = 4;
 
     /// The record.
     pub fn to_bytes(&self) -> [u8; QpAddress::LEN] {
@@ -97,7 +97,7 @@ impl QpAddress {
             b[40] |= Self::QKEY;
             b[60..].copy_from_slice(&qkey.to_le_bytes());
         }
-        b[40] |= self.rail.min(15) << Self::LANE;
+        b[40] |= self.rail.min(15) << Self::RAIL;
         b
     }
 
@@ -120,7 +120,7 @@ impl QpAddress {
                 gid: take(bytes, 44),
             }),
             qkey: (bytes[40] & Self::QKEY != 0).then(|| u32::from_le_bytes(take(bytes, 60))),
-            rail: bytes[40] >> Self::LANE,
+            rail: bytes[40] >> Self::RAIL,
         };
         if usize::from(address.rail) >= RAILS {
             let what = format!("a queue pair of rail {}", address.rail);

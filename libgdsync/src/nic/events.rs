@@ -6,10 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gds_step::Time;
+use gds_step::{Mutex, Time};
 
 use crate::status::Status;
 
@@ -65,12 +64,8 @@ impl Watched {
 }
 
 impl Events {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change<R>(&self, change: impl FnOnce(&mut Table) -> R) -> R {
-        let result = change(&mut self.table());
+        let result = change(&mut self.table.lock());
         self.changes.fetch_add(1, Ordering::Release);
         result
     }
@@ -90,17 +85,17 @@ impl Events {
             retry_time,
             report: Report::None,
         };
-        self.table().qps.insert(qpn, watched);
+        self.table.lock().qps.insert(qpn, watched);
     }
 
     /// A queue pair is about to be destroyed: its number may be another's afterwards.
     pub fn forget(&self, qpn: u32) {
-        self.table().qps.remove(&qpn);
+        self.table.lock().qps.remove(&qpn);
     }
 
     /// A queue pair was reset: what was reported before is over.
     pub fn reset(&self, qpn: u32) {
-        if let Some(qp) = self.table().qps.get_mut(&qpn) {
+        if let Some(qp) = self.table.lock().qps.get_mut(&qpn) {
             qp.report = Report::None;
         }
     }
@@ -112,7 +107,7 @@ impl Events {
 
     /// Whether the NIC failed, or was removed.
     pub fn is_lost(&self) -> bool {
-        self.table().lost
+        self.table.lock().lost
     }
 
     /// A port went up or down.
@@ -151,7 +146,7 @@ impl Events {
 
     /// What was reported about a queue pair.
     pub fn of(&self, qpn: u32, now: Time) -> Report {
-        let table = self.table();
+        let table = self.table.lock();
         if table.lost {
             return Report::Lost(Status::DEVICE_FATAL);
         }

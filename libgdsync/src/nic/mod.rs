@@ -93,16 +93,16 @@ impl Transport {
     }
 }
 
-/// A place in memory as CPU and GPU see it.
+/// An address in memory as CPU and GPU see it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct SharedAddr {
     pub cpu: Mapped,
     pub gpu: DevicePtr,
 }
 
-impl Place {
-    pub fn part(&self, offset: usize, len: usize) -> Place {
-        Place {
+impl SharedAddr {
+    pub fn part(&self, offset: usize, len: usize) -> SharedAddr {
+        SharedAddr {
             cpu: self.cpu.part(offset, len),
             gpu: self.gpu.offset(offset as u64),
         }
@@ -133,7 +133,7 @@ pub(crate) struct QpMade {
     pub objects: QpObjects,
     /// Where its doorbell is rung, and what keeps that in the GPU's sight; `None`: at
     /// [`BF_OFFSET`](mlx5_prm::doorbell::BF_OFFSET) of the page in [`QpRings::uar`].
-    pub doorbell: Option<(Region, Place)>,
+    pub doorbell: Option<(Region, SharedAddr)>,
 }
 
 /// How the memory of a queue pair has to lie.

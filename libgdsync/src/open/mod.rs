@@ -11,6 +11,7 @@ use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 use crate::nic::{DeviceOptions, GID_INDEX, Nic, NicChoice, Provider, RAILS};
+use crate::provider::ibv;
 use crate::provider::mlx5::Mlx5Nic;
 use crate::provider::verbs::VerbsNic;
 use crate::rdma::{Device, QpConfig, Rails};
@@ -66,7 +67,7 @@ impl Device {
     /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
     /// the GPU that has an active port. A CPU thread posts what streams ask for, and tells them
     /// of completions. Queues lie in pinned memory, whatever [`QpConfig`] says. A request of more
-    /// pieces than the NIC takes fails when its turn comes, as one that makes no sense does
+    /// pieces than the NIC takes fails when it is reached, as a malformed one does
     /// ([`Status::LOCAL_QP_OPERATION`](crate::Status::LOCAL_QP_OPERATION)); inline data are one
     /// piece, or two around the end of the ring.
     ///
@@ -116,8 +117,8 @@ impl Rails {
         let first = Device::from_env(gpu)?;
         let provider = first.provider();
         let near = match provider {
-            Provider::Mlx5 => Mlx5Nic::near(gpu, true)?,
-            Provider::Verbs => Mlx5Nic::near(gpu, false)?,
+            Provider::Mlx5 => ibv::near(gpu, true)?,
+            Provider::Verbs => ibv::near(gpu, false)?,
             Provider::Auto | Provider::Emulated => Vec::new(),
         };
         let mut devices = vec![first];

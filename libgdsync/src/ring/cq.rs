@@ -219,7 +219,7 @@ impl<M: RingMemory> CompletionRing<M> {
         position
     }
 
-    /// Retires what new entries cover of `fifo`, and hands each retired hold to `empty`.
+    /// Retires what new entries cover of `fifo`, and passes each retired hold to `empty`.
     pub fn retire<H>(&mut self, fifo: &mut Fifo<H>, empty: impl FnMut(&mut H)) {
         if self.advance() > self.start {
             fifo.retire(self.ticket(self.completed - 1), empty);

@@ -216,7 +216,7 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
 }
 
 impl<M: RingMemory, H> SendQueue<M, H> {
-    /// Retires what new completion entries cover and hands each retired hold to `empty`.
+    /// Retires what new completion entries cover and passes each retired hold to `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
         self.cq.retire(&mut self.fifo, empty);
     }

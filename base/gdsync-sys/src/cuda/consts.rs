@@ -61,8 +61,6 @@ numbers! {
     CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED = 90;
     /// Whether registered host memory has the same address on the device.
     CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91;
-    /// Whether the first version of memory operations is enabled.
-    CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1 = 92;
     /// Whether `CU_STREAM_WAIT_VALUE_FLUSH` and its operation are supported.
     CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES = 98;
     /// Whether host memory can be registered.
@@ -89,16 +87,8 @@ numbers! {
     CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124;
     /// Whether memory can be exported as a fabric handle.
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED = 128;
-    /// NUMA node of the device's own memory.
-    CU_DEVICE_ATTRIBUTE_NUMA_ID = 131;
-    /// Whether multicast objects are supported.
-    CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED = 132;
     /// Whether contexts are shared through MPS.
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133;
-    /// NUMA node of the host that is nearest, as a signed number; -1 if there is none.
-    CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID = 134;
-    /// Whether pinned host memory can be exported as a dma-buf.
-    CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED = 146;
 }
 
 // Compute modes.
@@ -176,8 +166,6 @@ numbers! {
     CU_CTX_SCHED_SPIN = 0x01;
     /// A thread that waits sleeps.
     CU_CTX_SCHED_BLOCKING_SYNC = 0x04;
-    /// Synchronous copies really are.
-    CU_CTX_SYNC_MEMOPS = 0x80;
 
     /// A stream that synchronises with the legacy default stream.
     CU_STREAM_DEFAULT = 0;
@@ -282,10 +270,6 @@ numbers! {
     CU_MEM_ALLOCATION_TYPE_PINNED = 1;
     /// On a device.
     CU_MEM_LOCATION_TYPE_DEVICE = 1;
-    /// On the host.
-    CU_MEM_LOCATION_TYPE_HOST = 2;
-    /// On a NUMA node of the host.
-    CU_MEM_LOCATION_TYPE_HOST_NUMA = 3;
     /// Not exported.
     CU_MEM_HANDLE_TYPE_NONE = 0;
     /// As a file descriptor.

@@ -26,7 +26,7 @@ opaque! {
     ibv_td;
     /// An XRC domain.
     ibv_xrcd;
-    /// An address handle: the way of datagrams to a port.
+    /// An address handle: the route of datagrams to a port.
     ibv_ah;
     /// A table of receive work queues.
     ibv_rwq_ind_table;
@@ -175,7 +175,7 @@ pub struct ibv_port_attr {
     pub max_mtu: c_uint,
     /// The largest packet now.
     pub active_mtu: c_uint,
-    /// Places in its table of GIDs.
+    /// Entries of its table of GIDs.
     pub gid_tbl_len: c_int,
     /// What the port can do.
     pub port_cap_flags: u32,
@@ -185,7 +185,7 @@ pub struct ibv_port_attr {
     pub bad_pkey_cntr: u32,
     /// Packets with a wrong queue key.
     pub qkey_viol_cntr: u32,
-    /// Places in its table of partition keys.
+    /// Entries of its table of partition keys.
     pub pkey_tbl_len: u16,
     /// Its local identifier.
     pub lid: u16,
@@ -229,7 +229,7 @@ pub struct ibv_gid {
 pub struct ibv_gid_entry {
     /// The identifier.
     pub gid: ibv_gid,
-    /// Its place.
+    /// Its index.
     pub gid_index: u32,
     /// The port.
     pub port_num: u32,
@@ -409,9 +409,9 @@ pub struct ibv_global_route {
     pub dgid: ibv_gid,
     /// The flow.
     pub flow_label: u32,
-    /// The place of the own identifier in the port's table.
+    /// The index of the own identifier in the port's table.
     pub sgid_index: u8,
-    /// Routers on the way, at most.
+    /// Routers on the path, at most.
     pub hop_limit: u8,
     /// The traffic class.
     pub traffic_class: u8,
@@ -465,7 +465,7 @@ pub struct ibv_qp_attr {
     pub ah_attr: ibv_ah_attr,
     /// Where it is by the second path.
     pub alt_ah_attr: ibv_ah_attr,
-    /// The place of the partition key in the port's table.
+    /// The index of the partition key in the port's table.
     pub pkey_index: u16,
     /// The same for the second path.
     pub alt_pkey_index: u16,

@@ -146,7 +146,7 @@ pub struct ibv_send_atomic {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ibv_send_ud {
-    /// The way to the peer's port.
+    /// The route to the peer's port.
     pub ah: *mut ibv_ah,
     /// The peer's queue pair.
     pub remote_qpn: u32,
@@ -216,7 +216,7 @@ pub struct ibv_wc {
     pub src_qp: u32,
     /// `IBV_WC_WITH_*`: what `imm_data` is.
     pub wc_flags: c_uint,
-    /// The partition key's place.
+    /// The partition key's index.
     pub pkey_index: u16,
     /// The peer's local identifier.
     pub slid: u16,

@@ -5,11 +5,11 @@ use std::cell::Cell;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{Bell, Machine, MachineId, Probe, Step, Time};
+use crate::{Bell, Machine, MachineId, Mutex, Probe, Step, Time};
 
 use super::{Failure, LiveError};
 use crate::panic_message;
@@ -85,10 +85,6 @@ enum Round {
     Idle(Time),
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Worker {
     pub(super) fn bell(&self) -> &Bell {
         &self.bell
@@ -97,7 +93,7 @@ impl Worker {
     pub(super) fn attach(&self, id: MachineId, machine: Box<dyn Machine>) {
         let name = machine.name();
         if let Some(probe) = machine.probe() {
-            lock(&self.probes).push((id, name.clone(), probe));
+            self.probes.lock().push((id, name.clone(), probe));
         }
         self.post(Letter::Attach(Slot { id, name, machine }));
     }
@@ -112,7 +108,7 @@ impl Worker {
             return true;
         }
         let start = Instant::now();
-        let mut mailbox = lock(&self.mailbox);
+        let mut mailbox = self.mailbox.lock();
         while mailbox.handled < ticket {
             let again = mailbox.stuck == Some(mailbox.handled);
             let left = DETACH.saturating_sub(start.elapsed());
@@ -133,7 +129,7 @@ impl Worker {
     /// Warns of the step that keeps the thread from detaching.
     #[cold]
     fn accuse(&self) {
-        let probes = lock(&self.probes);
+        let probes = self.probes.lock();
         let at = probes.iter().filter_map(|(_, name, probe)| {
             let what = probe()?;
             Some(format!("{name}: {what}"))
@@ -151,7 +147,7 @@ impl Worker {
     }
 
     fn post(&self, letter: Letter) -> u64 {
-        let mut mailbox = lock(&self.mailbox);
+        let mut mailbox = self.mailbox.lock();
         mailbox.letters.push(letter);
         mailbox.posted += 1;
         let ticket = mailbox.posted;
@@ -243,7 +239,7 @@ impl Worker {
     /// Handles all letters; `false` when told to stop.
     fn read_mail(&self, slots: &mut Vec<Slot>) -> bool {
         let (letters, last) = {
-            let mut mailbox = lock(&self.mailbox);
+            let mut mailbox = self.mailbox.lock();
             self.mail.store(false, Ordering::Relaxed);
             (std::mem::take(&mut mailbox.letters), mailbox.posted)
         };
@@ -262,17 +258,17 @@ impl Worker {
         if !go_on {
             slots.drain(..).for_each(|slot| self.discard(slot));
         }
-        lock(&self.mailbox).handled = if go_on { last } else { u64::MAX };
+        self.mailbox.lock().handled = if go_on { last } else { u64::MAX };
         self.handled.notify_all();
         go_on
     }
 
     fn discard(&self, slot: Slot) {
         let Slot { id, name, machine } = slot;
-        lock(&self.probes).retain(|(probed, ..)| *probed != id);
+        self.probes.lock().retain(|(probed, ..)| *probed != id);
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(machine))) {
             let message = panic_message(payload);
-            lock(&self.failures).push(Failure {
+            self.failures.lock().push(Failure {
                 machine: id,
                 name,
                 message,
@@ -283,7 +279,7 @@ impl Worker {
     #[cold]
     fn fail(&self, slot: Slot, message: String) {
         let (machine, name) = (slot.id, slot.name.clone());
-        lock(&self.failures).push(Failure {
+        self.failures.lock().push(Failure {
             machine,
             name,
             message,

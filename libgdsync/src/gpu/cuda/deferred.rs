@@ -10,10 +10,10 @@
 
 use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use gds_step::{Machine, Step, Time};
+use gds_step::{Machine, Mutex, Step, Time};
 
 use super::context::Context;
 use super::memory::Origin;
@@ -100,13 +100,9 @@ fn take_reached(ends: &mut Vec<Arc<End>>, reached: &mut Vec<Arc<End>>) {
 }
 
 impl DeferredFrees {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Has `stream` considered from now on.
     pub fn know(&self, stream: &Arc<CudaStream>) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.streams.retain(|s| s.strong_count() > 0);
         state.streams.push(Arc::downgrade(stream));
     }
@@ -114,20 +110,20 @@ impl DeferredFrees {
     /// A stream's handle goes away; its work up to `end` still counts.
     pub fn forget(&self, end: End) {
         let mut reached = Vec::new();
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         take_reached(&mut state.ends, &mut reached);
         state.ends.push(Arc::new(end));
         drop(state);
     }
 
     pub fn is_empty(&self) -> bool {
-        self.lock().pending.is_empty()
+        self.0.lock().pending.is_empty()
     }
 
     /// Takes `what` back; frees it now if no stream is busy, else later.
     pub fn defer(&self, context: &Context, what: Origin) {
         let live = {
-            let mut state = self.lock();
+            let mut state = self.0.lock();
             let (ends, live) = state.ends();
             state.pending.push(Deferred { what, ends });
             live
@@ -139,7 +135,7 @@ impl DeferredFrees {
     /// How far all streams have been enqueued.
     pub fn ends(&self) -> Vec<Arc<End>> {
         // The handles are dropped behind the lock.
-        let (ends, _live) = self.lock().ends();
+        let (ends, _live) = self.0.lock().ends();
         ends
     }
 
@@ -153,7 +149,7 @@ impl DeferredFrees {
         {
             return;
         }
-        let (done, reached) = self.lock().settle();
+        let (done, reached) = self.0.lock().settle();
         let free = |what: Origin| what.free(context);
         let owners: Vec<Owner> = done.into_iter().filter_map(free).collect();
         drop(quiet);
@@ -165,7 +161,7 @@ impl DeferredFrees {
     /// Whether no stream that we know has anything to do.
     pub fn all_idle(&self, context: &Context) -> bool {
         let (live, ends) = {
-            let mut state = self.lock();
+            let mut state = self.0.lock();
             let ends = state.ends.iter().all(|end| end.is_reached());
             (state.live(), ends)
         };

@@ -7,8 +7,10 @@
 //! one, by whole pages, which is what other drivers and processes are given.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gds_step::Mutex;
 
 use super::context::Context;
 use super::share::{self, Mapping};
@@ -92,13 +94,9 @@ impl Unit {
         self.cut && !self.shared.load(Ordering::Relaxed)
     }
 
-    fn room(&self) -> MutexGuard<'_, Room> {
-        self.room.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether no piece of it is in use.
     fn is_unused(&self) -> bool {
-        self.room().is_all(self.mapping.len)
+        self.room.lock().is_all(self.mapping.len)
     }
 
     /// `offset` and `len` of it as a piece.
@@ -112,7 +110,7 @@ impl Unit {
     }
 
     fn take(&self, len: usize) -> Option<usize> {
-        let free = &mut self.room().free;
+        let free = &mut self.room.lock().free;
         let (offset, left) = free
             .iter()
             .find(|(_, left)| **left >= len)
@@ -127,7 +125,7 @@ impl Unit {
     /// Takes a piece back, to be given out again unless it was exported; returns whether no other
     /// is in use.
     fn give(&self, mut offset: usize, mut len: usize, exported: bool) -> bool {
-        let mut room = self.room();
+        let mut room = self.room.lock();
         if exported {
             room.spent += len;
             return room.is_all(self.mapping.len);
@@ -149,10 +147,6 @@ impl Unit {
 }
 
 impl DevicePool {
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Unit>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// `len` bytes or some more, of any content.
     pub fn take(&self, context: &Context, len: usize) -> Result<Piece> {
         let wanted = len.checked_next_multiple_of(PAGE).ok_or_else(|| {
@@ -162,7 +156,7 @@ impl DevicePool {
                 format!("{len} bytes"),
             )
         })?;
-        let mut units = self.lock();
+        let mut units = self.0.lock();
         for unit in units.iter().filter(|unit| unit.is_open()) {
             if let Some(offset) = unit.take(wanted) {
                 return Ok(unit.piece(offset, wanted));
@@ -180,7 +174,7 @@ impl DevicePool {
     /// Takes a piece back. Units that are free as a whole are unmapped, but for one of those
     /// that small pieces are cut from.
     pub fn give(&self, context: &Context, piece: Piece) {
-        let mut units = self.lock();
+        let mut units = self.0.lock();
         let exported = piece.exported.load(Ordering::Relaxed);
         if !piece.unit.give(piece.offset, piece.len, exported) {
             return;
@@ -191,7 +185,7 @@ impl DevicePool {
                 return true;
             }
             // All of a unit that is kept can be allocated again.
-            let keep = unit.is_open() && unit.room().spent == 0 && !kept;
+            let keep = unit.is_open() && unit.room.lock().spent == 0 && !kept;
             kept |= keep;
             if !keep {
                 share::unmap(context.cuda, &unit.mapping);
@@ -241,7 +235,7 @@ mod tests {
         for (at, pages) in held.drain(..) {
             unit.give(at * PAGE, pages * PAGE, false);
         }
-        assert_eq!(unit.room().free, BTreeMap::from([(0, 16 * PAGE)]));
+        assert_eq!(unit.room.lock().free, BTreeMap::from([(0, 16 * PAGE)]));
         // An exported piece is not allocated again, and does not keep the unit in use.
         let (first, second) = (unit.take(PAGE).unwrap(), unit.take(15 * PAGE).unwrap());
         assert!(!unit.give(first, PAGE, true));

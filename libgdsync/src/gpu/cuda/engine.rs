@@ -5,9 +5,9 @@
 //! milliseconds. Copies of several rows always go to a copy engine, and memory operations to
 //! neither, so few bytes are written as two rows and single words.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use gds_step::Mutex;
 use gdsync_sys::cuda::types::{
     CUDA_MEMCPY2D, CUdeviceptr, CUstream, CUstreamBatchMemOpParams as Params,
 };
@@ -38,7 +38,7 @@ struct Stage {
 unsafe impl Send for Stage {}
 
 /// Which way a copy goes.
-enum Way<'a> {
+enum Direction<'a> {
     Out(&'a mut [u8]),
     In(&'a [u8]),
 }
@@ -71,7 +71,7 @@ impl Engine {
     /// The memory is valid on this device.
     pub unsafe fn read(&self, context: &Context, at: CUdeviceptr, into: &mut [u8]) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.copy(context, at, Way::Out(into)) }
+        unsafe { self.copy(context, at, Direction::Out(into)) }
     }
 
     /// Copies into device memory; visible to the GPU when this returns.
@@ -80,21 +80,26 @@ impl Engine {
     /// As [`Engine::read`].
     pub unsafe fn write(&self, context: &Context, at: CUdeviceptr, from: &[u8]) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.copy(context, at, Way::In(from)) }
+        unsafe { self.copy(context, at, Direction::In(from)) }
     }
 
-    unsafe fn copy(&self, context: &Context, at: CUdeviceptr, mut way: Way<'_>) -> Result<()> {
+    unsafe fn copy(
+        &self,
+        context: &Context,
+        at: CUdeviceptr,
+        mut direction: Direction<'_>,
+    ) -> Result<()> {
         const OPERATION: &str = "copy device memory";
         let _own = context.enter_own()?;
-        let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.0.lock();
         let Some(stage) = guard.take() else {
             let what = format!("{}: an earlier copy is stuck", context.name());
             return Err(Error::new(OPERATION, Kind::System, what));
         };
         let cuda = context.cuda;
-        let len = match &way {
-            Way::Out(into) => into.len(),
-            Way::In(from) => from.len(),
+        let len = match &direction {
+            Direction::Out(into) => into.len(),
+            Direction::In(from) => from.len(),
         };
         for done in (0..len).step_by(STAGE) {
             let part = (len - done).min(STAGE);
@@ -102,11 +107,11 @@ impl Engine {
             // SAFETY: the staging buffer has room for `part` and is ours under the lock; the
             // device range is the caller's promise.
             let copied = unsafe {
-                match &way {
-                    Way::Out(_) => {
+                match &direction {
+                    Direction::Out(_) => {
                         (cuda.cuMemcpyDtoHAsync_v2)(stage.memory.cast(), here, part, stage.stream)
                     }
-                    Way::In(from) => {
+                    Direction::In(from) => {
                         stage.memory.copy_from(from[done..].as_ptr(), part);
                         stage.put(context, here, part)
                     }
@@ -118,7 +123,7 @@ impl Engine {
                 *guard = Some(stage);
                 return Err(e);
             }
-            if let Way::Out(into) = &mut way {
+            if let Direction::Out(into) = &mut direction {
                 // SAFETY: the copy into the staging buffer is done, and nobody else writes it.
                 unsafe { into[done..].as_mut_ptr().copy_from(stage.memory, part) };
             }
@@ -134,7 +139,7 @@ impl Engine {
     pub unsafe fn zero(&self, context: &Context, at: CUdeviceptr, len: usize) -> Result<()> {
         const OPERATION: &str = "zero device memory";
         let _own = context.enter_own()?;
-        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.0.lock();
         let Some(stage) = &*guard else {
             return Err(Error::new(OPERATION, Kind::System, context.name()));
         };

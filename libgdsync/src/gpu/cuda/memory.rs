@@ -133,7 +133,7 @@ impl Memory {
         &self.origin
     }
 
-    fn place(&self, offset: usize, len: usize) -> Result<CUdeviceptr> {
+    fn checked_addr(&self, offset: usize, len: usize) -> Result<CUdeviceptr> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside {
             let what = format!("{len} bytes at {offset} of {:#x}+{}", self.at, self.len);
@@ -290,7 +290,7 @@ fn gdrcopy() -> Result<&'static Gdr, &'static str> {
 
 impl Backing for Memory {
     fn read(&self, offset: usize, into: &mut [u8]) -> Option<Result<()>> {
-        let at = self.place(offset, into.len());
+        let at = self.checked_addr(offset, into.len());
         // SAFETY: inside memory that lives as long as this.
         let read = |at| unsafe { self.context.engine.read(&self.context, at, into) };
         Some(at.and_then(read))
@@ -299,7 +299,7 @@ impl Backing for Memory {
     fn write(&self, offset: usize, from: &[u8]) -> Option<Result<()>> {
         // SAFETY: as in `read`.
         let write = |at| unsafe { self.context.engine.write(&self.context, at, from) };
-        Some(self.place(offset, from.len()).and_then(write))
+        Some(self.checked_addr(offset, from.len()).and_then(write))
     }
 
     /// By GDRCopy.

@@ -2,8 +2,9 @@
 
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Once};
 
+use gds_step::Mutex;
 use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream, CUuuid};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 use gdsync_sys::gpu_choice::LocalRank;
@@ -153,7 +154,7 @@ fn context_id(cuda: &Cuda, context: CUcontext) -> u64 {
 unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<Gpu> {
     const OPERATION: &str = "open CUDA GPU";
     let key = (app as usize, context_id(cuda, app));
-    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut open = OPEN.lock();
     if let Some((_, _, gpu)) = open.iter().find(|(at, id, _)| (*at, *id) == key) {
         return Ok(gpu.clone());
     }

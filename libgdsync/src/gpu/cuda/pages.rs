@@ -4,8 +4,8 @@
 //! ranges are cut into units, each registered once and counted.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use gds_step::Mutex;
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
@@ -36,10 +36,6 @@ struct Unit {
 pub(crate) type Units = Vec<usize>;
 
 impl HostPages {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Registers the pages of `len` bytes at `ptr` as far as they are not registered.
     ///
     /// # Safety
@@ -55,7 +51,7 @@ impl HostPages {
         // What no stream uses any more goes first: the memory there may be another by this time.
         // What one may still use is the same, as the application has promised.
         context.deferred.free_unused(context);
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let mut used: Vec<usize> = state.overlapping(start, end);
         let mut gaps = Vec::new();
         let mut at = start;
@@ -94,7 +90,7 @@ impl HostPages {
 
     /// Ends a registration, once no stream uses it: gives back the units that have no other.
     pub fn leave(&self, context: &Context, units: &Units) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         for start in units {
             let Some(unit) = state.units.get_mut(start) else {
                 continue;

@@ -3,9 +3,10 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use gds_step::Mutex;
 use gdsync_sys::cuda::types::{CUevent, CUstream};
 use gdsync_sys::cuda::{CudaResult, consts};
 
@@ -44,15 +45,9 @@ pub(crate) struct CudaStream {
 #[derive(Default)]
 struct Kept(Mutex<Option<Owner>>);
 
-impl Kept {
-    fn lock(&self) -> MutexGuard<'_, Option<Owner>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl fmt::Debug for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.lock().is_some())
+        write!(f, "{}", self.0.lock().is_some())
     }
 }
 
@@ -63,7 +58,7 @@ unsafe impl Sync for CudaStream {}
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        if self.ours && self.left().is_none() && !self.context.is_lost() {
+        if self.ours && self.left.lock().is_none() && !self.context.is_lost() {
             stream_pool::destroy(&self.context, self.raw);
         }
     }
@@ -95,17 +90,13 @@ impl CudaStream {
 
     /// Keeps `owner` as long as this handle, if nothing else keeps the stream so far.
     pub(super) fn keep(&self, owner: Owner) {
-        let mut kept = self.owner.lock();
+        let mut kept = self.owner.0.lock();
         if kept.is_none() {
             *kept = Some(owner);
         } else {
             drop(kept);
             drop(owner);
         }
-    }
-
-    fn left(&self) -> MutexGuard<'_, Option<Option<Arc<CudaEvent>>>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn handle(&self) -> CUstream {
@@ -130,7 +121,7 @@ impl CudaStream {
             other => {
                 self.context.check(other, "query stream")?;
                 self.submitted.store(0, Ordering::Relaxed);
-                *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *self.mark.lock() = None;
                 Ok(true)
             }
         }
@@ -148,7 +139,7 @@ impl CudaStream {
     /// can be set now.
     pub(super) fn end(self: &Arc<Self>) -> Result<Option<End>> {
         // Held until the event is recorded: the stream may be destroyed behind `leave`.
-        let left = self.left();
+        let left = self.left.lock();
         if let Some(end) = &*left {
             return Ok(match end {
                 Some(event) if !event.is_done()? => Some(End::Event(Arc::clone(event))),
@@ -159,7 +150,7 @@ impl CudaStream {
             return Ok(None);
         }
         let count = self.submitted.load(Ordering::Relaxed);
-        let mut mark = self.mark.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mark = self.mark.lock();
         let done = match &*mark {
             Some((event, at)) => event.is_done()?.then_some(*at),
             None => None,
@@ -245,7 +236,7 @@ impl StreamHandle for CudaStream {
     /// A stream that is being captured is not asked, which would end the capture: it is not idle.
     /// One that the application may have destroyed is not asked either.
     fn is_idle(&self) -> Result<bool> {
-        match &*self.left() {
+        match &*self.left.lock() {
             Some(end) => end.as_ref().map_or(Ok(true), |event| event.is_done()),
             None => self.query(),
         }
@@ -260,7 +251,7 @@ impl StreamHandle for CudaStream {
     /// The application may destroy the stream from now on. No event can be recorded on a stream
     /// that is being captured: the event is then never done.
     fn leave(&self) -> Left {
-        let mut left = self.left();
+        let mut left = self.left.lock();
         let busy = (!self.query().unwrap_or(self.context.is_lost())).then(|| {
             let last = match self.is_capturing() {
                 Ok(true) => Err("it is being captured".to_owned()),
@@ -294,7 +285,7 @@ impl StreamHandle for CudaStream {
     }
 
     fn release(&self) -> Option<Owner> {
-        self.owner.lock().take()
+        self.owner.0.lock().take()
     }
 
     /// The `CUstream`.

@@ -5,8 +5,9 @@
 //! and meanwhile holds up the process's other calls. So streams are made while all streams of the
 //! context are idle, one that is dropped serves again, and with none left the call is refused.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use gds_step::Mutex;
 use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::CUstream;
 
@@ -34,13 +35,9 @@ struct Spare {
 unsafe impl Send for Spare {}
 
 impl StreamPool {
-    fn lock(&self) -> MutexGuard<'_, Vec<Spare>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Makes streams until there are enough, or the driver refuses.
     pub fn fill(&self, context: &Context) {
-        let mut spares = self.lock();
+        let mut spares = self.0.lock();
         while spares.len() < AHEAD
             && let Ok(raw) = make(context)
         {
@@ -54,14 +51,14 @@ impl StreamPool {
     /// `TooManyWaits` if one waits and no stream is left; `DeviceLost`, `System`.
     pub fn take(&self, context: &Context, waits: impl FnOnce() -> bool) -> Result<CUstream> {
         context.alive()?;
-        if self.lock().len() < AHEAD / 2
+        if self.0.lock().len() < AHEAD / 2
             && let Some(_quiet) = context.quiet()
             && context.deferred.all_idle(context)
         {
             self.fill(context);
         }
         let taken = {
-            let mut spares = self.lock();
+            let mut spares = self.0.lock();
             let idle = |spare: &Spare| {
                 let done = spare.end.as_ref().map(|end| end.is_done());
                 done.is_none_or(|done| done.unwrap_or(false))
@@ -87,7 +84,7 @@ impl StreamPool {
     /// Takes back a stream, which is idle once `end` is done. Destroys it if there are enough, or if
     /// its end cannot be known.
     pub fn put(&self, context: &Context, raw: CUstream, end: Option<Arc<CudaEvent>>) {
-        let mut spares = self.lock();
+        let mut spares = self.0.lock();
         let ends = end.as_ref().is_none_or(|end| end.is_recorded());
         if ends && spares.len() < AHEAD {
             spares.push(Spare { raw, end });

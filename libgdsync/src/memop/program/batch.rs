@@ -98,6 +98,11 @@ impl Program {
     }
 }
 
+/// Operations that the programs of `list` have at most.
+pub fn operations(list: &Batch) -> usize {
+    list.ops().iter().map(room).sum()
+}
+
 /// Operations that `op` takes at most.
 fn room(op: &Op) -> usize {
     match op {

@@ -17,6 +17,8 @@
 //! by other kernels (`device/gds_trigger.cu`).
 
 mod batch;
+
+pub use batch::operations;
 #[cfg(test)]
 mod tests;
 

@@ -6,21 +6,18 @@
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gds_step::Mutex;
 
 use crate::error::Result;
 use crate::gpu::{Gpu, Mapped, Region, WeakRegion};
-use crate::nic::Place;
+use crate::nic::SharedAddr;
 
 /// Bytes of a doorbell.
 const LEN: usize = 8;
 
 /// What any NIC of this process has registered, by register; for several GPUs, several.
 static ALL: Mutex<BTreeMap<usize, Vec<WeakRegion>>> = Mutex::new(BTreeMap::new());
-
-fn all() -> MutexGuard<'static, BTreeMap<usize, Vec<WeakRegion>>> {
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What one NIC has registered, by register.
 #[derive(Default)]
@@ -31,9 +28,9 @@ impl Doorbells {
     ///
     /// # Safety
     /// `register` is a doorbell of a NIC, mapped until the process ends.
-    pub unsafe fn get(&self, gpu: &Gpu, register: NonNull<u8>) -> Result<(Region, Place)> {
+    pub unsafe fn get(&self, gpu: &Gpu, register: NonNull<u8>) -> Result<(Region, SharedAddr)> {
         let at = register.as_ptr() as usize;
-        let mut all = all();
+        let mut all = ALL.lock();
         let known = all.entry(at).or_default();
         known.retain(|region| region.upgrade().is_some());
         let found = known
@@ -49,22 +46,22 @@ impl Doorbells {
                 region
             }
         };
-        let mut own = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = self.0.lock();
         own.insert(at, region.clone());
-        let place = Place {
+        let at = SharedAddr {
             // SAFETY: as the caller promises; only stored to, atomically.
             cpu: unsafe { Mapped::write_combining(register, LEN) },
             gpu: region.addr(),
         };
-        Ok((region, place))
+        Ok((region, at))
     }
 }
 
 impl Drop for Doorbells {
     /// Under the lock, so that nobody registers what is not yet taken back.
     fn drop(&mut self) {
-        let _all = all();
-        let own = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _all = ALL.lock();
+        let own = self.0.get_mut();
         own.clear();
     }
 }

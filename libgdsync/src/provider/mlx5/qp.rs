@@ -8,18 +8,18 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
 
+use gds_step::Mutex;
 use gdsync_sys::mlx5::*;
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::*;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use super::context::{Context, check, missing, refused_last, told};
-use super::path::Change;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
 use crate::nic::{Access, Layout, PathSettings, QpRings, Transport};
+use crate::provider::ibv::path::Change;
+use crate::provider::ibv::{Context, check, missing, refused_last, told};
 use crate::ring::cq::ENTRY;
 
 const CREATE: &str = "create queue pair";
@@ -38,14 +38,14 @@ struct Offers(Mutex<Vec<Offer>>);
 
 impl Offers {
     fn set(&self, offers: &[Offer]) {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.lock();
         held.clear();
         held.extend_from_slice(offers);
     }
 
     /// The memory for an object; `None` if it does not fit.
     fn take(&self, kind: u64, len: usize, align: usize) -> Option<usize> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.lock();
         let fits = |o: &Offer| o.kind == kind && len <= o.len && o.at.is_multiple_of(align.max(1));
         let found = held.iter().position(fits)?;
         Some(held.swap_remove(found).at)
@@ -89,7 +89,7 @@ pub(super) struct QpParts {
     pub access: Access,
     pub transport: Transport,
     pub path: PathSettings,
-    /// The place of its partition key.
+    /// The index of its partition key in the port's table.
     pub pkey: u16,
 }
 
@@ -136,7 +136,7 @@ fn direct() -> Result<&'static Mlx5> {
     Mlx5::get().map_err(missing)
 }
 
-/// The CPU's address of a place in a region.
+/// The CPU's address of an offset in a region.
 fn address(region: &Region, offset: u64) -> Result<usize> {
     Ok(region.mapped()?.as_ptr() as usize + offset as usize)
 }

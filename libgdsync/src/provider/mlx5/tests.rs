@@ -18,11 +18,11 @@ use mlx5_prm::cqe::{self, Cqe64, Success};
 use mlx5_prm::doorbell;
 use mlx5_prm::opcode::CqeOpcode;
 
-use super::context::{Context, check};
-use super::handle::Handle;
-use super::{Mlx5Nic, path};
+use super::Mlx5Nic;
+
 use crate::gpu::{Gpu, Mapped};
 use crate::nic::{Access, AhAttr, Nic as _, PathConfig, PathSettings, QpAddress, Transport};
+use crate::provider::ibv::{Context, Handle, check, path};
 use crate::ring::RingMemory as _;
 use crate::ring::cq::ENTRY;
 
@@ -168,7 +168,7 @@ impl VendorQp {
         recv_sges: u32,
     ) -> VendorQp {
         let nic = Mlx5Nic::open(gpu, None).unwrap();
-        let context = nic.context();
+        let context = nic.base.context();
         let (verbs, mlx5) = (context.verbs(), Mlx5::get().unwrap());
         // SAFETY: objects of one open context, each checked before it is used.
         unsafe {
@@ -288,7 +288,7 @@ impl VendorQp {
 
     /// To the destination's port, as libmlx5 names it.
     pub fn handle(&self, nic: &Mlx5Nic, to: &AhAttr) -> Handle {
-        let attr = path::ah_attr(nic.port_used(), to, &settings()).unwrap();
+        let attr = path::ah_attr(nic.base.port(), to, &settings()).unwrap();
         // SAFETY: a protection domain of this context, which is there as long as this.
         unsafe { Handle::make(self.context, self.pd, attr).unwrap() }
     }
@@ -305,7 +305,7 @@ impl VendorQp {
             qkey: None,
             rail: 0,
         };
-        let port = nic.port_used();
+        let port = nic.base.port();
         let up = match self.transport {
             Transport::Rc => [
                 path::ready_to_receive(port, &here, &settings()).unwrap(),

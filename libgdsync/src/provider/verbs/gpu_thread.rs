@@ -1,7 +1,7 @@
 //! Who looks at the rings: a thread of the NIC's, or, on a software GPU, the thread that is the
 //! GPU, in between its own work.
 //!
-//! Where processors are few two threads that spin take turns at the scheduler's pace, twice for
+//! Where processors are few two threads that spin alternate at the scheduler's pace, twice for
 //! each message: to ring, and to be told. The GPU's thread is awake whenever a stream could post
 //! or wait, so there it costs one more look a round, and nothing is handed over.
 

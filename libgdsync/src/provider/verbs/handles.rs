@@ -10,7 +10,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use gdsync_sys::verbs::types::ibv_ah;
 use mlx5_prm::wqe::AvSeg;
 
-use crate::provider::mlx5::Handle;
+use crate::provider::ibv::Handle;
 
 /// The handles of a NIC: read for each datagram, changed when destinations come and go.
 #[derive(Default)]

@@ -6,7 +6,7 @@
 //! `ibv_poll_cq` tells it writes into our completion queues. [`translate`] turns one form into the
 //! other, [`relay`] is one queue pair, [`entries`] writes completion entries, [`handles`] knows whom
 //! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
-//! registrations and paths are those of [`mlx5`](super::mlx5). On a software GPU the
+//! registrations and paths are as for any NIC ([`ibv`](super::ibv)). On a software GPU the
 //! GPU's thread may be that one: [`gpu_thread`].
 
 mod entries;
@@ -18,10 +18,10 @@ mod thread;
 mod translate;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use gds_step::{MachineId, Shared, Time};
+use gds_step::{MachineId, Mutex, Shared, Time};
 use gdsync_sys::verbs::consts::IBV_QPS_RESET;
 use gdsync_sys::verbs::types::ibv_device_attr;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
@@ -32,7 +32,8 @@ use self::queues::DeviceQueues;
 use self::relay::{Limits, Relay, Rings};
 use self::thread::{Common, SharedRelay};
 use self::translate::RingMemory;
-use super::mlx5::{Change, Mlx5Nic, path};
+use super::ibv::IbvPort;
+use super::ibv::path::{self, Change};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, Region};
 use crate::nic::{
@@ -60,8 +61,7 @@ struct Owned {
 
 /// One port of a NIC, and its thread.
 pub(crate) struct VerbsNic {
-    /// Opens, registers, knows the port; none of its queue pairs are used.
-    base: Mlx5Nic,
+    base: IbvPort,
     attributes: ibv_device_attr,
     common: Arc<Common>,
     thread: Option<JoinHandle<()>>,
@@ -74,7 +74,7 @@ pub(crate) struct VerbsNic {
 
 impl VerbsNic {
     pub fn open(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<VerbsNic> {
-        let base = Mlx5Nic::open_any(gpu, nic)?;
+        let base = IbvPort::open(gpu, nic, false)?;
         let context = base.context();
         let attributes = queues::attributes(context)?;
         let by_gpu = gpu_thread::wanted(gpu)?;
@@ -99,13 +99,9 @@ impl VerbsNic {
         })
     }
 
-    fn qps(&self) -> MutexGuard<'_, BTreeMap<u32, Owned>> {
-        self.qps.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn relay(&self, qpn: u32, operation: &'static str) -> Result<SharedRelay> {
         let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
-        let qps = self.qps();
+        let qps = self.qps.lock();
         qps.get(&qpn).map(|qp| qp.relay.clone()).ok_or_else(gone)
     }
 
@@ -157,11 +153,11 @@ impl Nic for VerbsNic {
     }
 
     fn node(&self) -> u64 {
-        self.base.node()
+        self.base.context().guid
     }
 
     fn port(&self) -> Option<PortAddress> {
-        self.base.port()
+        self.base.address()
     }
 
     fn layout(&self) -> Layout {
@@ -200,8 +196,8 @@ impl Nic for VerbsNic {
         self.attributes.vendor_id == SOFT_ROCE
     }
 
-    fn holds(&self, region: &Region) -> usize {
-        self.base.holds(region)
+    fn holds(&self, _: &Region) -> usize {
+        0
     }
 
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade> {
@@ -216,7 +212,7 @@ impl Nic for VerbsNic {
             recv_sges: stride as usize / SEGMENT,
         };
         let pkey = self.base.pkey_index(&rings.path)?;
-        let port = self.base.port_used();
+        let port = self.base.port();
         let init = path::init(port, rings.access, rings.transport, pkey);
         let raw = self.base.pd(pd, OPERATION)?;
         // SAFETY: a protection domain of this context, which queue pairs hold, and the channel,
@@ -276,7 +272,7 @@ impl Nic for VerbsNic {
         events.add(qpn, objects, port.number, rings.retry_time(RETRIES));
         self.common.change(|relays| relays.push(relay.clone()));
         let path = rings.path;
-        self.qps().insert(qpn, Owned { relay, ring, path });
+        self.qps.lock().insert(qpn, Owned { relay, ring, path });
         Ok(QpMade {
             objects: QpObjects {
                 qpn,
@@ -288,9 +284,14 @@ impl Nic for VerbsNic {
 
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
-        let port = self.base.port_used();
+        let port = self.base.port();
         let gone = || Error::new(OPERATION, Kind::WrongState, format!("queue pair {qpn:#x}"));
-        let settings = self.qps().get(&qpn).map(|qp| qp.path).ok_or_else(gone)?;
+        let settings = self
+            .qps
+            .lock()
+            .get(&qpn)
+            .map(|qp| qp.path)
+            .ok_or_else(gone)?;
         let mut to_receive = path::ready_to_receive(port, peer, &settings)?;
         let mut to_send = path::ready_to_send(psn, &settings);
         let (asked, answered) = self.reads(to_send.0.max_rd_atomic);
@@ -336,11 +337,11 @@ impl Nic for VerbsNic {
     }
 
     fn read_events(&self, now: Time) {
-        self.base.read_events(now);
+        self.base.context().read_events(now);
     }
 
     fn reports(&self) -> u32 {
-        self.base.reports()
+        self.base.context().events.changes()
     }
 
     fn report(&self, qpn: u32, now: Time) -> Report {
@@ -363,7 +364,7 @@ impl Nic for VerbsNic {
     }
 
     fn destroy_qp(&self, objects: &QpObjects) {
-        let Some(owned) = self.qps().remove(&objects.qpn) else {
+        let Some(owned) = self.qps.lock().remove(&objects.qpn) else {
             return;
         };
         self.base.context().events.forget(objects.qpn);

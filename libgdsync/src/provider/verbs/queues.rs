@@ -10,7 +10,8 @@ use gdsync_sys::verbs::types::*;
 use super::relay::{Limits, Queues};
 use crate::error::Result;
 use crate::nic::Transport;
-use crate::provider::mlx5::{Change, Context, check, is_gone, path, refused_last};
+use crate::provider::ibv::path::{self, Change};
+use crate::provider::ibv::{Context, check, is_gone, refused_last};
 
 const CREATE: &str = "create queue pair";
 
@@ -80,7 +81,7 @@ impl Sizes {
 pub(super) fn attributes(context: &Context) -> Result<ibv_device_attr> {
     let mut attr = std::mem::MaybeUninit::zeroed();
     let verbs = context.verbs();
-    // SAFETY: an open context and a place to write to.
+    // SAFETY: an open context and memory to write to.
     let answer = unsafe { (verbs.ibv_query_device)(context.raw(), attr.as_mut_ptr()) };
     check(answer, super::OPEN, "what the device is like")?;
     // SAFETY: numbers, of which all zeros are some.

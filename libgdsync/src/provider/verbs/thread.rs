@@ -6,18 +6,18 @@
 //! the time that it was waited for, and 1 ms at most. Where nothing is expected the thread sleeps.
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gds_step::{Host, Machine as _, Shared, Step, Time};
+use gds_step::{Host, Machine as _, Mutex, Shared, Step, Time};
 use gdsync_sys::verbs::types::{ibv_comp_channel, ibv_cq};
 
 use super::OPEN;
 use super::queues::DeviceQueues;
 use super::relay::Relay;
 use crate::error::Result;
-use crate::provider::mlx5::{Context, refused_last};
+use crate::provider::ibv::{Context, refused_last};
 
 /// How long the thread spins after the last progress, as the driver's threads do.
 const SPIN: Duration = Duration::from_micros(500);
@@ -99,7 +99,7 @@ impl Common {
 
     /// Has the relays changed.
     pub fn change(&self, change: impl FnOnce(&mut Vec<SharedRelay>)) {
-        change(&mut self.relays.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.relays.lock());
         self.changes.fetch_add(1, Ordering::Relaxed);
         self.ring();
     }
@@ -119,7 +119,7 @@ impl Common {
         let changes = self.changes.load(Ordering::Relaxed);
         if *seen != Some(changes) {
             *seen = Some(changes);
-            let all = self.relays.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = self.relays.lock();
             relays.clone_from(&all);
         }
     }
@@ -261,7 +261,7 @@ impl Common {
         let verbs = self.context.verbs();
         loop {
             let (mut cq, mut own) = (std::ptr::null_mut::<ibv_cq>(), std::ptr::null_mut());
-            // SAFETY: a live channel, which does not block, and places to write to.
+            // SAFETY: a live channel, which does not block, and memory to write to.
             if unsafe { (verbs.ibv_get_cq_event)(self.channel, &mut cq, &mut own) } != 0 {
                 return;
             }

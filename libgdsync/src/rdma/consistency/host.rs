@@ -3,17 +3,17 @@
 //! lane looks at the first, flushes, and writes the second. One flush serves all streams that
 //! had asked before it.
 
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-use gds_step::{Lane, Machine, MachineId, Step, Time};
+use gds_step::{Lane, Machine, MachineId, Mutex, Step, Time};
 
-use super::{FlushFaults, PerStream, lock};
+use super::{FlushFaults, PerStream};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::memop::Width::Bits32;
 use crate::memop::{Condition, Op};
 use crate::mutant::{self, Mutant};
-use crate::nic::Place;
+use crate::nic::SharedAddr;
 use crate::rdma::verbs::Flusher;
 use crate::ring::RingMemory;
 
@@ -28,9 +28,9 @@ const STREAMS: usize = 32;
 #[derive(Clone, Copy)]
 struct Words {
     /// How many flushes are asked for: written by the stream, fenced; read by the machine.
-    asked: Place,
+    asked: SharedAddr,
     /// How many are made: written by the machine with release, waited for by the stream.
-    made: Place,
+    made: SharedAddr,
 }
 
 impl Words {
@@ -94,7 +94,7 @@ impl HostFlusher {
 
     /// Has a device told of flushes that fail.
     pub(super) fn tell(&self, fault: &Arc<FlushFaults>) {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.faults.retain(|fault| fault.strong_count() > 0);
         table.faults.push(Arc::downgrade(fault));
     }
@@ -115,16 +115,16 @@ impl HostFlusher {
 
     /// Called by one thread at a time.
     fn make(&self) -> Result<Slot> {
-        let free = lock(&self.table).free.pop();
+        let free = self.table.lock().free.pop();
         let words = match free {
             Some(words) => words,
             None => self.more()?,
         };
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let tracer = self.gpu.tracer();
-        for (place, what) in [(words.asked, "asked"), (words.made, "made")] {
+        for (word, what) in [(words.asked, "asked"), (words.made, "made")] {
             let name = format!("flush{}.{what}", table.words.len());
-            tracer.name(place.gpu, place.cpu.len(), name);
+            tracer.name(word.gpu, word.cpu.len(), name);
         }
         table.words.push(words);
         Ok(Slot { words, asked: 0 })
@@ -135,7 +135,7 @@ impl HostFlusher {
     /// a flush.
     fn more(&self) -> Result<Words> {
         let region = self.gpu.alloc(MemoryKind::Pinned, 2 * APART * STREAMS)?;
-        let memory = Place {
+        let memory = SharedAddr {
             cpu: region.mapped()?,
             gpu: region.addr(),
         };
@@ -143,7 +143,7 @@ impl HostFlusher {
             asked: memory.part(2 * APART * i, 4),
             made: memory.part(2 * APART * i + APART, 4),
         };
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.free.extend((1..STREAMS).rev().map(words));
         table.regions.push(region);
         Ok(words(0))
@@ -160,7 +160,7 @@ impl Drop for HostFlusher {
             self.gpu.host().detach(*machine);
         }
         let _ = self.gpu.runtime().host_flush();
-        for words in &lock(&self.table).words {
+        for words in &self.table.lock().words {
             let asked = words.asked.cpu.load32(0);
             words.made.cpu.store32(0, asked.wrapping_add(AHEAD));
         }
@@ -178,7 +178,7 @@ struct HostFlag {
 
 impl Machine for HostFlag {
     fn step(&mut self, _now: Time) -> Step {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         self.asked.clear();
         // Who asks from here on is served by the next flush. Pairs with the stream's fenced
         // write: what it waited for has been seen.

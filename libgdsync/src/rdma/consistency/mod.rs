@@ -9,7 +9,9 @@ mod read;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use gds_step::Mutex;
 
 use super::verbs::{Device, FlushFaults, Flusher, Flushes, WatchList};
 use crate::error::{Error, Kind, Result};
@@ -21,10 +23,6 @@ pub(super) use read::{Loop, ReadFlusher};
 
 /// NICs of one GPU that flush by READs, at most.
 pub(super) const MOST: usize = 8;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What flushes on one GPU. Owned by devices, so that it ends with them.
 #[derive(Default)]
@@ -46,7 +44,7 @@ impl Flushers {
 
     /// The flusher by the CPU, if there is a device.
     pub(super) fn host(&self) -> Option<Arc<HostFlusher>> {
-        lock(&self.0).host.upgrade()
+        self.0.lock().host.upgrade()
     }
 
     /// The flushers by READs, one for each NIC.
@@ -55,7 +53,7 @@ impl Flushers {
     /// `Unsupported` if there is none, or a NIC that has none.
     pub(super) fn reads(&self) -> Result<[Option<Arc<ReadFlusher>>; MOST]> {
         let mut out = [const { None }; MOST];
-        let known = lock(&self.0);
+        let known = self.0.lock();
         if known.unable.iter().any(|one| one.strong_count() > 0) {
             return Err(no_consistency("a NIC is open that does no READs"));
         }
@@ -72,7 +70,7 @@ impl Flushers {
     }
 
     fn add(&self, read: &Arc<ReadFlusher>) -> Result<()> {
-        let mut known = lock(&self.0);
+        let mut known = self.0.lock();
         known.reads.retain(|read| read.strong_count() > 0);
         if known.reads.len() == MOST {
             let what = "NICs that flush what they write to the GPU by READs";
@@ -123,7 +121,7 @@ fn flusher(
     let flushers = Flushers::of(gpu);
     match Consistency::choose(MemoryKind::Device, gpu.caps(), nic.reads()) {
         Ok(Consistency::HostFlag) => {
-            let mut known = lock(&flushers.0);
+            let mut known = flushers.0.lock();
             let held = known.host.upgrade().unwrap_or_else(|| {
                 let made = Arc::new(HostFlusher::new(gpu));
                 known.host = Arc::downgrade(&made);
@@ -139,7 +137,7 @@ fn flusher(
         }
         Err(e) if gpu.wish().is_some() => Err(e.of(nic.name())),
         Err(_) => {
-            let mut known = lock(&flushers.0);
+            let mut known = flushers.0.lock();
             known.unable.retain(|one| one.strong_count() > 0);
             known.unable.push(Arc::downgrade(fault));
             Ok(None)
@@ -171,13 +169,13 @@ impl<T> PerStream<T> {
         idle: impl Fn(&T) -> bool,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<Arc<Mutex<T>>> {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         if let Some((_, own)) = known.iter().find(|(of, _)| *of == stream) {
             return Ok(Arc::clone(own));
         }
         if known.len() >= self.keep {
             // Handles are made under the lock of the table: who is the only one stays so.
-            let unused = |one: &Arc<Mutex<T>>| Arc::strong_count(one) == 1 && idle(&lock(one));
+            let unused = |one: &Arc<Mutex<T>>| Arc::strong_count(one) == 1 && idle(&one.lock());
             if let Some((of, one)) = known.iter_mut().find(|(_, one)| unused(one)) {
                 *of = stream;
                 return Ok(Arc::clone(one));

@@ -7,12 +7,13 @@
 //! not. They belong to a device of their own beside the one that they serve, over the same NIC,
 //! with a watcher that knows no others.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use gds_step::Mutex;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{self, Payload, Remote, SendWqe, WqeFlags};
 
-use super::{FlushFaults, PerStream, lock};
+use super::{FlushFaults, PerStream};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind};
 use crate::nic::{Access, Nic};
@@ -74,7 +75,7 @@ impl ReadFlusher {
     /// The queue pair of a stream. One in error is replaced.
     pub fn of(&self, stream: u64) -> Result<Arc<Mutex<Loop>>> {
         let one = self.loops.get(stream, Loop::is_idle, || self.make())?;
-        let mut held = lock(&one);
+        let mut held = one.lock();
         if held.qp.core.lock().failed().is_some() {
             *held = self.make()?;
         }
@@ -83,7 +84,7 @@ impl ReadFlusher {
     }
 
     fn make(&self) -> Result<Loop> {
-        let mut own = lock(&self.own);
+        let mut own = self.own.lock();
         let own = match &mut *own {
             Some(own) => own,
             none => none.insert(self.open()?),
@@ -121,7 +122,7 @@ impl ReadFlusher {
 impl Flusher for ReadFlusher {
     /// Where nobody else watches them.
     fn progress(&self) -> bool {
-        let own = lock(&self.own);
+        let own = self.own.lock();
         own.as_ref().is_some_and(|own| own.pd.device().progress())
     }
 }

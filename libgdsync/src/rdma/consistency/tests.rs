@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Flushers, lock};
+use super::Flushers;
 use crate::gpu::soft::SoftOptions;
 use crate::gpu::{Gpu, MemoryKind};
 use crate::memop::Condition;
@@ -64,7 +64,7 @@ fn nothing_is_left_of_a_device_that_flushed() {
         assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
         if let Ok(flushers) = Flushers::of(&gpu).reads() {
             let one = flushers[0].as_ref().unwrap().of(stream.id()).unwrap();
-            cores.push(Arc::downgrade(&lock(&one).qp.core));
+            cores.push(Arc::downgrade(&one.lock().qp.core));
         }
         drop((qp, pd, device));
         assert!(cores.iter().all(|core| core.upgrade().is_none()));
@@ -115,7 +115,7 @@ fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
                 .unwrap();
             let flusher = Flushers::of(&gpu).reads().unwrap()[0].clone().unwrap();
             let one = flusher.of(stream.id()).unwrap();
-            lock(&one).qp.fail(Status::CLOSED);
+            one.lock().qp.fail(Status::CLOSED);
             gate.store(round).unwrap();
             assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
             let mut seen = [0; 4];

@@ -3,7 +3,9 @@
 //! A flush belongs behind the last of several waits in a row, since nothing between them looks at
 //! memory. There the stream asks for it, and waits.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
+
+use gds_step::Mutex;
 
 use super::{Descriptor, Held, Scratch, decide, decide_send, decide_wait, hold};
 use crate::error::Result;
@@ -68,10 +70,6 @@ pub(super) enum By<'a> {
     Nics,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Calls `run` with those who flush for `stream`. Nobody else has them meanwhile, so that the
 /// stream asks in the order in which it was enqueued.
 ///
@@ -89,14 +87,14 @@ pub(super) fn with_flusher(
         // those pass that wait for it by then.
         let flusher = Flushers::of(gpu).host().ok_or_else(nobody)?;
         let slot = flusher.slot(id)?;
-        return run(&Queues::named(named), By::Cpu(lock(&slot)));
+        return run(&Queues::named(named), By::Cpu(slot.lock()));
     }
     let flushers = Flushers::of(gpu).reads()?;
     let mut owned: [Option<Arc<Mutex<Loop>>>; MOST] = [const { None }; MOST];
     for (to, flusher) in owned.iter_mut().zip(flushers.iter().flatten()) {
         *to = Some(flusher.of(id)?);
     }
-    let loops = owned.each_ref().map(|one| one.as_deref().map(lock));
+    let loops = owned.each_ref().map(|one| one.as_deref().map(Mutex::lock));
     let loops = &loops;
     run(&Queues { named, loops }, By::Nics)
 }

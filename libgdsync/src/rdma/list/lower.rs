@@ -23,7 +23,7 @@ pub(super) struct Buffers {
     program: Program,
 }
 
-/// Hands `list` to the stream, as memory operations or, where they can be, as programs.
+/// Passes `list` to the stream, as memory operations or, where they can be, as programs.
 pub(super) fn lower(
     stream: &Stream,
     list: &mut Batch,
@@ -65,7 +65,7 @@ pub(super) fn lower(
     }
 }
 
-/// Collects operations and hands them to the stream when they are complete or must be.
+/// Collects operations and passes them to the stream when they are complete or must be.
 struct Output<'a> {
     stream: &'a Stream,
     caps: Caps,

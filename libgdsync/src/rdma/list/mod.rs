@@ -1,153 +1,35 @@
 //! Lists of descriptors: sends, waits and word operations in one submission to a stream.
 //!
 //! Two passes. The first changes queue state and turns descriptors into operations; whatever it
-//! refuses is undone as a whole. The second hands them to the runtime, as memory operations or as
+//! refuses is undone as a whole. The second passes them to the runtime, as memory operations or as
 //! programs. Both work in buffers that are kept from call to call.
 
+mod descriptor;
 mod flushed;
 mod lower;
+#[cfg(test)]
+mod tests;
 
 use mlx5_prm::doorbell;
 use std::cell::Cell;
 use std::time::Duration;
 
+pub use self::descriptor::Descriptor;
 use self::flushed::{By, Queues};
 use self::lower::{Buffers, ROOM, Sent, lower};
 use super::verbs::{
     Completion, Locked, Lowering, Qp, QpState, ReceiveRequest, RungBy, SendRequest, Side, Timer,
 };
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{self, Proof, Region, Span, Stream, Word32, Word64};
+use crate::gpu::{self, Proof, Region, Stream};
 use crate::memop::Width::{Bits32, Bits64};
 use crate::memop::completion::Entry;
 use crate::memop::post::{self, Ring};
 use crate::memop::{Batch, Condition, Inline, Op, Role, cost, program};
-use crate::nic::Place;
+use crate::nic::SharedAddr;
 use crate::ring::fifo::PostMark;
 use crate::ring::{Poster, RingMemory, Ticket};
 use crate::status::Status;
-
-/// One thing for a stream to do.
-///
-/// A list borrows the words, spans and bytes that it names until it is posted:
-///
-/// ```compile_fail,E0505
-/// # use gdsync::gpu::Word64;
-/// # use gdsync::rdma::{Descriptor, Qp};
-/// fn mark(qp: &mut Qp, stream: &gdsync::Stream, word: Word64) -> gdsync::Result<()> {
-///     let list = [Descriptor::WriteValue64 { word: &word, value: 1 }];
-///     drop(word); // `list` borrows it
-///     qp.post_on(stream, &list)
-/// }
-/// ```
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum Descriptor<'a> {
-    /// Ring for a prepared send.
-    Send(SendRequest),
-    /// Make a prepared receive available.
-    Receive(ReceiveRequest),
-    /// Wait until a request has completed with success.
-    Wait {
-        /// The request.
-        completion: Completion,
-        /// What the NIC wrote to GPU memory before it wrote the completion is visible to what the
-        /// stream does next. Needed for receives and READs into device memory; how it is kept, and
-        /// what it costs, [`Device::consistency`](super::Device::consistency) tells. Refused as
-        /// `Unsupported` where nothing can. If the flush itself fails, all queue pairs of the device
-        /// fail with [`Status::NOT_VISIBLE`].
-        flush: bool,
-        /// How long the stream may wait before the queue pair is put in error with
-        /// [`Status::TIMEOUT`]. Counted from when the stream arrives there; of several waits with
-        /// limits on one completion queue in one list, from when it arrives at the first.
-        timeout: Option<Duration>,
-    },
-    /// Stand still until a word passes.
-    WaitValue32 {
-        /// The word.
-        word: &'a Word32,
-        /// How it is compared.
-        condition: Condition,
-        /// With what.
-        value: u32,
-        /// Whether what devices wrote before is visible then.
-        flush: bool,
-    },
-    /// As [`Descriptor::WaitValue32`] with 64 bits.
-    WaitValue64 {
-        /// The word.
-        word: &'a Word64,
-        /// How it is compared.
-        condition: Condition,
-        /// With what.
-        value: u64,
-        /// Whether what devices wrote before is visible then.
-        flush: bool,
-    },
-    /// Store into a word, after everything the stream wrote before.
-    WriteValue32 {
-        /// The word.
-        word: &'a Word32,
-        /// What.
-        value: u32,
-    },
-    /// As [`Descriptor::WriteValue32`] with 64 bits.
-    WriteValue64 {
-        /// The word.
-        word: &'a Word64,
-        /// What.
-        value: u64,
-    },
-    /// Store bytes that are captured now. Address and length are multiples of 4.
-    WriteMemory {
-        /// Where.
-        to: &'a Span,
-        /// What; as long as `to`.
-        data: &'a [u8],
-    },
-    /// What devices wrote to GPU memory so far is visible to what the stream does next.
-    Flush,
-    /// Does nothing on the stream. Tells the library that what the caller enqueues behind this list
-    /// brings `word`, cyclically, to `value`: then the stream is known to have passed the waits
-    /// for words in this list. Without, that shows only when the stream has nothing left to do,
-    /// and until then it counts among those that wait.
-    PassedBy {
-        /// The word.
-        word: &'a Word64,
-        /// The value, or one cyclically greater.
-        value: u64,
-    },
-}
-
-impl Descriptor<'_> {
-    /// A wait until a request has completed with success.
-    pub fn wait(completion: impl Into<Completion>) -> Self {
-        Descriptor::Wait {
-            completion: completion.into(),
-            flush: false,
-            timeout: None,
-        }
-    }
-
-    /// As [`Descriptor::wait`], and what the NIC wrote to GPU memory for it is visible then, by
-    /// the means that [`Device::consistency`](super::Device::consistency) names.
-    pub fn wait_flushed(completion: impl Into<Completion>) -> Self {
-        Descriptor::Wait {
-            completion: completion.into(),
-            flush: true,
-            timeout: None,
-        }
-    }
-
-    /// Limits a wait for a completion to so long; of no effect on anything else.
-    #[must_use]
-    pub fn within(mut self, limit: impl Into<Option<Duration>>) -> Self {
-        if let Descriptor::Wait { timeout, .. } = &mut self {
-            *timeout = limit.into();
-        }
-        self
-    }
-}
 
 /// A wait that takes effect on queue state once it is enqueued.
 #[derive(Clone, Copy, Debug)]
@@ -277,14 +159,15 @@ fn run(
     }
 }
 
-/// Submissions that the list, of at most so many memory operations, takes at most.
+/// Submissions that the list, of at most so many memory operations of 64 bits, takes at most.
 fn submissions(stream: &Stream, list: &Batch, operations: usize, kernel: bool) -> u32 {
     /// Record and the halves of a doorbell.
     const GLUED: usize = 3;
     let caps = stream.gpu().caps();
-    let (limit, glued) = match kernel {
-        true => (program::MAX_OPS, ROOM),
-        false => (caps.batch_limit, GLUED),
+    let (operations, limit, glued) = match kernel {
+        true => (program::operations(list), program::MAX_OPS, ROOM),
+        false if caps.memops64 => (operations, caps.batch_limit, GLUED),
+        false => (2 * operations, caps.batch_limit, GLUED),
     };
     let mut n = gpu::submissions(operations, limit, glued);
     if !(caps.nor && caps.ordered_writes) {
@@ -325,11 +208,8 @@ fn check_region(stream: &Stream, region: &Region) -> Result<()> {
     if region.gpu().is(stream.gpu()) {
         return Ok(());
     }
-    Err(Error::new(
-        OPERATION,
-        Kind::Foreign,
-        format!("{region:?} with {stream:?}"),
-    ))
+    let what = format!("{region:?} with {stream:?}");
+    Err(Error::new(OPERATION, Kind::Foreign, what))
 }
 
 /// The queue pair that is locked now: descriptors of one list mostly name the same.
@@ -356,22 +236,6 @@ type Named<'h> = (usize, &'h Qp, &'h mut QpState);
 fn named<'q, 'h>(queues: &'q Queues<'_, '_>, id: u64, held: &'h mut Held<'q>) -> Result<Named<'h>> {
     let queue = find(queues, id)?;
     Ok((queue, queues.get(queue), hold(queues, queue, held)))
-}
-
-impl Descriptor<'_> {
-    /// The memory of the application's that it names.
-    fn region(&self) -> Option<&Region> {
-        match self {
-            Descriptor::WaitValue32 { word, .. } | Descriptor::WriteValue32 { word, .. } => {
-                Some(word.region())
-            }
-            Descriptor::WaitValue64 { word, .. }
-            | Descriptor::WriteValue64 { word, .. }
-            | Descriptor::PassedBy { word, .. } => Some(word.region()),
-            Descriptor::WriteMemory { to, .. } => Some(to.region()),
-            _ => None,
-        }
-    }
 }
 
 fn decide<'q>(
@@ -462,11 +326,8 @@ fn check(stream: &Stream, qp: &Qp, state: &QpState, request: Completion) -> Resu
         return Err(Error::new(OPERATION, Kind::Foreign, what));
     }
     if let Some(status) = state.failed() {
-        return Err(Error::new(
-            OPERATION,
-            Kind::Failed(status),
-            format!("{qp:?}"),
-        ));
+        let what = format!("{qp:?}");
+        return Err(Error::new(OPERATION, Kind::Failed(status), what));
     }
     qp.known(state, request, OPERATION)
 }
@@ -484,7 +345,7 @@ fn decide_send(
         .post(Ticket(request.ticket), Poster::Stream(stream.id()))
         .map_err(|e| qp.refused(OPERATION, e))?;
     s.undo.push((queue, Side::Send, mark));
-    let places = &qp.core.places;
+    let addrs = &qp.core.addrs;
     if posted.edge.is_some() {
         s.proof = Some(Proof::Idle);
     }
@@ -493,9 +354,9 @@ fn decide_send(
         RungBy::Poster => post::push(
             &mut s.list,
             &Ring {
-                record: places.record.gpu.offset(doorbell::SND as u64),
+                record: addrs.record.gpu.offset(doorbell::SND as u64),
                 record_value: doorbell::record_value(posted.index),
-                doorbell: places.doorbell.gpu,
+                doorbell: addrs.doorbell.gpu,
                 doorbell_value: u64::from_ne_bytes(posted.doorbell),
                 edge: posted.edge.map(doorbell::record_value),
             },
@@ -503,7 +364,7 @@ fn decide_send(
         RungBy::CpuThread => {
             let edge = posted.edge.map(|_| mark.posted() as u32);
             let value = state.send.fifo.posted() as u32;
-            trigger(&mut s.list, places.send.trigger, value, edge);
+            trigger(&mut s.list, addrs.send.trigger, value, edge);
         }
     }
     Ok(())
@@ -511,7 +372,7 @@ fn decide_send(
 
 /// Appends what has the CPU ring: its word gets `value`, once it has that of the stream that posted
 /// last.
-fn trigger(list: &mut Batch, word: Place, value: u32, edge: Option<u32>) {
+fn trigger(list: &mut Batch, word: SharedAddr, value: u32, edge: Option<u32>) {
     if let Some(before) = edge {
         list.push(Op::wait(Bits32, word.gpu, Condition::Eq, before));
     }
@@ -534,15 +395,15 @@ fn decide_receive(
     if edge.is_some() {
         s.proof = Some(Proof::Idle);
     }
-    let places = &qp.core.places;
+    let addrs = &qp.core.addrs;
     match qp.core.rung_by {
         RungBy::Poster => post::push_receive(
             &mut s.list,
-            places.record.gpu.offset(doorbell::RCV as u64),
+            addrs.record.gpu.offset(doorbell::RCV as u64),
             doorbell::record_value(index),
             edge.map(doorbell::record_value),
         ),
-        RungBy::CpuThread => trigger(&mut s.list, places.recv.trigger, index, edge),
+        RungBy::CpuThread => trigger(&mut s.list, addrs.recv.trigger, index, edge),
     }
     Ok(())
 }
@@ -581,23 +442,23 @@ fn decide_wait(
         }
         return Ok(());
     };
-    let places = qp.core.side(completion.side);
+    let addrs = qp.core.side(completion.side);
     let waiter = cq
         .waiter(stream.id())
         .map_err(|e| qp.refused(OPERATION, e))?;
     let spot = cq.spot(position);
     if timeout.is_some() {
         let (word, mark) = (4 * waiter, cq.next_mark(waiter));
-        if places.arrived.cpu.load32(word) == mark {
+        if addrs.arrived.cpu.load32(word) == mark {
             // Of 2^32 waits ago, or of none.
-            places.arrived.cpu.store32(word, mark.wrapping_sub(1));
+            addrs.arrived.cpu.store32(word, mark.wrapping_sub(1));
         }
-        let arrived = places.arrived.gpu.offset(word as u64);
+        let arrived = addrs.arrived.gpu.offset(word as u64);
         s.list.push(Op::write(Bits32, arrived, mark));
     }
     s.list.push(match qp.core.rung_by {
         RungBy::Poster => Op::WaitEntry(Entry {
-            word: places.cq.gpu.offset(spot.offset as u64),
+            word: addrs.cq.gpu.offset(spot.offset as u64),
             owner: spot.owner,
             first_lap: spot.first_lap,
             send: completion.side == Side::Send,
@@ -605,7 +466,7 @@ fn decide_wait(
         }),
         RungBy::CpuThread => {
             let done = (position as u32).wrapping_add(1);
-            Op::wait(Bits32, places.done.gpu, Condition::Geq, done).flushing(flush)
+            Op::wait(Bits32, addrs.done.gpu, Condition::Geq, done).flushing(flush)
         }
     });
     s.waits.push(Waited {
@@ -628,16 +489,16 @@ fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>
         let qp = queues.get(w.queue);
         let state = hold(queues, w.queue, held);
         let (_, cq) = state.work(w.side);
-        let places = qp.core.side(w.side);
+        let addrs = qp.core.side(w.side);
         // Announcements come last, so this one speaks for every wait before.
         if qp.core.gpu.waiting().counts() {
             s.proof = Some(Proof::Mark {
                 memory: qp.core.control.downgrade(),
-                word: places.passed.cpu.part(4 * w.waiter, 4),
+                word: addrs.passed.cpu.part(4 * w.waiter, 4),
                 count: cq.next_mark(w.waiter),
             });
         }
-        let word = places.passed.gpu.offset(4 * w.waiter as u64);
+        let word = addrs.passed.gpu.offset(4 * w.waiter as u64);
         let mark = Op::write(Bits32, word, cq.next_mark(w.waiter));
         s.list.add(mark, Role::Mark, false);
     }

@@ -2,8 +2,10 @@
 //! still ring. A virtual NIC looks at the queue pairs when it is called.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+use gds_step::Mutex;
 
 use crate::error::{Kind, Result};
 use crate::gpu::{Gpu, MemoryKind, Region, Word32};
@@ -34,22 +36,18 @@ impl Calls {
     /// Has the next such call hang until what is returned is dropped.
     fn hang(&self, call: &'static str) -> Sender<()> {
         let (sender, receiver) = channel();
-        self.seen().hangs = Some((call, receiver));
+        self.0.lock().hangs = Some((call, receiver));
         sender
-    }
-
-    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at this queue pair from now on.
     fn look_at(&self, qp: &Qp) {
-        self.seen().cores.push(Arc::downgrade(&qp.core));
+        self.0.lock().cores.push(Arc::downgrade(&qp.core));
     }
 
     fn note(&self, call: &'static str) {
         let (cores, known) = {
-            let seen = self.seen();
+            let seen = self.0.lock();
             let known = seen.calls.iter().any(|(_, locked)| *locked);
             (seen.cores.clone(), known)
         };
@@ -58,7 +56,7 @@ impl Calls {
         let limit = if known { Duration::ZERO } else { LIMIT };
         let locked = |core: &Weak<QpCore>| core.upgrade().is_some_and(|c| !unlocks(&c, limit));
         let locked = cores.iter().any(locked);
-        let mut seen = self.seen();
+        let mut seen = self.0.lock();
         seen.calls.push((call, locked));
         let hangs = seen.hangs.take_if(|(hangs, _)| *hangs == call);
         drop(seen);
@@ -68,7 +66,12 @@ impl Calls {
     }
 
     fn count(&self, call: &str) -> usize {
-        self.seen().calls.iter().filter(|(c, _)| *c == call).count()
+        self.0
+            .lock()
+            .calls
+            .iter()
+            .filter(|(c, _)| *c == call)
+            .count()
     }
 }
 
@@ -238,7 +241,7 @@ fn no_lock_is_held_while_the_nic_is_called() {
         for call in ["dereg_mr", "modify_to_error", "reset_qp", "destroy_qp"] {
             assert!(calls.count(call) >= 2, "{call} was not tried");
         }
-        let seen = calls.seen();
+        let seen = calls.0.lock();
         let held: Vec<_> = seen.calls.iter().filter(|(_, held)| *held).collect();
         assert!(held.is_empty(), "with a lock: {held:?}");
     }

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use super::core::{Hold, Places, QpCore, QpState, RungBy, Side, SidePlaces, WAITER_WORDS};
+use super::core::{Hold, QpAddrs, QpCore, QpState, RungBy, Side, SideAddrs, WAITER_WORDS};
 use super::{Pd, QpConfig};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, MemoryKind, Region};
 use crate::memop::DevicePtr;
 use crate::memop::trace::Tracer;
-use crate::nic::{Layout, Place, QpObjects, QpRings, Transport};
+use crate::nic::{Layout, QpObjects, QpRings, SharedAddr, Transport};
 use crate::ring::cq::{ENTRY, WAITERS};
 use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue};
 use crate::status::Status;
 
-/// Lays out the region that all is in which has no other place: the UAR's page, the words, then
+/// Lays out the region that all is in which has no region of its own: the UAR's page, the words, then
 /// the queues.
 struct Carver {
     region: Region,
@@ -27,9 +27,9 @@ struct Carver {
 const ALIGN: usize = 64;
 
 impl Carver {
-    fn take(&mut self, len: usize) -> Result<Place> {
+    fn take(&mut self, len: usize) -> Result<SharedAddr> {
         let at = self.take_at(len);
-        place(&self.region, at, len)
+        shared_addr(&self.region, at, len)
     }
 
     fn take_at(&mut self, len: usize) -> usize {
@@ -76,8 +76,8 @@ fn words_len(config: &QpConfig) -> usize {
     2 * ALIGN + side(config.send_blocks) + side(config.recv_entries)
 }
 
-fn place(region: &Region, at: usize, len: usize) -> Result<Place> {
-    let whole = Place {
+fn shared_addr(region: &Region, at: usize, len: usize) -> Result<SharedAddr> {
+    let whole = SharedAddr {
         cpu: region.mapped()?,
         gpu: region.addr(),
     };
@@ -173,11 +173,11 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
         }
         Some(region) => {
             regions.push(region.clone());
-            (place(&region, 0, 8)?, region, 0)
+            (shared_addr(&region, 0, 8)?, region, 0)
         }
     };
-    let mut side = |ring: Place, cq: Place, requests: u32| -> Result<SidePlaces> {
-        Ok(SidePlaces {
+    let mut side = |ring: SharedAddr, cq: SharedAddr, requests: u32| -> Result<SideAddrs> {
+        Ok(SideAddrs {
             ring,
             cq,
             passed: carver.take(WAITER_WORDS)?,
@@ -188,13 +188,13 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
         })
     };
     let send = side(
-        place(&ring, send_at, sizes.send_bytes)?,
-        place(&cqs, cq_at, send_cq)?,
+        shared_addr(&ring, send_at, sizes.send_bytes)?,
+        shared_addr(&cqs, cq_at, send_cq)?,
         config.send_blocks,
     )?;
     let recv = side(
-        place(&ring, recv_at, sizes.recv_bytes)?,
-        place(&cqs, cq_at + recv_cq_at, recv_cq)?,
+        shared_addr(&ring, recv_at, sizes.recv_bytes)?,
+        shared_addr(&cqs, cq_at + recv_cq_at, recv_cq)?,
         config.recv_entries,
     )?;
     let error = carver.take(4)?;
@@ -221,13 +221,13 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
     )?;
     let objects = made.objects;
     let register = match made.doorbell {
-        None => place(&control, doorbell::BF_OFFSET, 8)?,
+        None => shared_addr(&control, doorbell::BF_OFFSET, 8)?,
         Some((region, register)) => {
             regions.push(region);
             register
         }
     };
-    let places = Places {
+    let addrs = QpAddrs {
         uar: DevicePtr(register.gpu.0 - doorbell::BF_OFFSET as u64),
         record,
         doorbell: register,
@@ -237,19 +237,19 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
     };
     let next = u64::from(config.start);
     let (send, recv) = empty_queues(
-        &places,
+        &addrs,
         objects.qpn,
         config.transport,
         config.start,
         (next, next),
     );
-    name(gpu.tracer(), &objects, &places);
+    name(gpu.tracer(), &objects, &addrs);
     Ok(Built {
         core: QpCore::new(
             Gpu::clone(gpu),
             nic,
             objects,
-            places,
+            addrs,
             kind,
             config.transport,
             config.timeout,
@@ -281,20 +281,20 @@ fn shared(gpu: &Gpu, kind: MemoryKind, len: usize) -> Result<Region> {
 /// The empty queues of a queue pair, and its words as they are before anything is posted. The NIC
 /// writes its next completions, of sends and of receives, at `next`.
 fn empty_queues(
-    places: &Places,
+    addrs: &QpAddrs,
     qpn: u32,
     transport: Transport,
     start: u32,
     next: (u64, u64),
 ) -> (SendQueue<Mapped, Hold>, ReceiveQueue<Mapped, Hold>) {
-    write_words(places, start);
-    let cq = |side: &SidePlaces, next: u64| {
+    write_words(addrs, start);
+    let cq = |side: &SideAddrs, next: u64| {
         let log = (side.cq.cpu.len() / ENTRY).trailing_zeros() as u8;
         side.done.cpu.store32(0, next as u32);
         CompletionRing::new(side.cq.cpu, side.passed.cpu, log, next)
     };
-    let (send, recv) = (&places.send, &places.recv);
-    let requests = |side: &SidePlaces| (side.statuses.cpu.len() / 4) as u32;
+    let (send, recv) = (&addrs.send, &addrs.recv);
+    let requests = |side: &SideAddrs| (side.statuses.cpu.len() / 4) as u32;
     let (blocks, entries) = (requests(send), requests(recv));
     let stride = recv.ring.cpu.len() / entries as usize;
     let sends = SendQueue::new(send.ring.cpu, qpn, blocks, start, cq(send, next.0));
@@ -307,12 +307,12 @@ fn empty_queues(
 }
 
 /// The words of a queue pair as they are before anything is posted.
-fn write_words(places: &Places, start: u32) {
-    let record = &places.record.cpu;
+fn write_words(addrs: &QpAddrs, start: u32) {
+    let record = &addrs.record.cpu;
     record.store32(doorbell::SND, doorbell::record_value(start));
     record.store32(doorbell::RCV, doorbell::record_value(start));
-    places.error.cpu.store32(0, 0);
-    for side in [&places.send, &places.recv] {
+    addrs.error.cpu.store32(0, 0);
+    for side in [&addrs.send, &addrs.recv] {
         for waiter in 0..WAITERS {
             side.arrived.cpu.store32(4 * waiter, 0);
         }
@@ -320,19 +320,19 @@ fn write_words(places: &Places, start: u32) {
             side.statuses.cpu.store32(4 * status, 0);
         }
     }
-    places.send.trigger.cpu.store32(0, 0);
-    places.recv.trigger.cpu.store32(0, start);
+    addrs.send.trigger.cpu.store32(0, 0);
+    addrs.recv.trigger.cpu.store32(0, start);
 }
 
-fn name(tracer: &Tracer, objects: &QpObjects, places: &Places) {
+fn name(tracer: &Tracer, objects: &QpObjects, addrs: &QpAddrs) {
     let qp = format!("qp{:#x}", objects.qpn);
-    let give = |place: Place, what: &str| {
-        tracer.name(place.gpu, place.cpu.len(), format!("{qp}.{what}"));
+    let give = |at: SharedAddr, what: &str| {
+        tracer.name(at.gpu, at.cpu.len(), format!("{qp}.{what}"));
     };
-    tracer.name(places.uar, doorbell::PAGE, format!("{qp}.uar"));
-    give(places.record, "record");
-    give(places.error, "error");
-    for (side, which) in [(&places.send, "send"), (&places.recv, "recv")] {
+    tracer.name(addrs.uar, doorbell::PAGE, format!("{qp}.uar"));
+    give(addrs.record, "record");
+    give(addrs.error, "error");
+    for (side, which) in [(&addrs.send, "send"), (&addrs.recv, "recv")] {
         give(side.ring, &format!("{which}-ring"));
         give(side.cq, &format!("{which}-cq"));
         give(side.passed, &format!("{which}-passed"));
@@ -356,11 +356,11 @@ pub(in crate::rdma) fn reset(core: &QpCore) -> Result<()> {
         Err(e) if e.kind() == Kind::Failed(Status::CLOSED) => (None, Some(e)),
         Err(e) => return Err(e),
     };
-    let places = &core.places;
+    let addrs = &core.addrs;
     // The completion queues go on where the NIC stands: only work queues restart.
     let next = indices.unwrap_or_else(|| (state.send.cq.written(), state.recv.cq.written()));
     let start = core.objects.start;
-    let (send, recv) = empty_queues(places, core.qpn(), core.transport, start, next);
+    let (send, recv) = empty_queues(addrs, core.qpn(), core.transport, start, next);
     let epoch = state.epoch + 1;
     let mut new = QpState::new(send, recv);
     new.epoch = epoch;
@@ -369,7 +369,7 @@ pub(in crate::rdma) fn reset(core: &QpCore) -> Result<()> {
     new.rung_by_streams = state.rung_by_streams;
     if refused.is_some() {
         new.cause = Some((Side::Receive, Status::CLOSED));
-        places.error.cpu.store32(0, Status::CLOSED.0);
+        addrs.error.cpu.store32(0, Status::CLOSED.0);
     }
     let old = std::mem::replace(&mut *state, new);
     drop(state);

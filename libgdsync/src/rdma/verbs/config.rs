@@ -107,7 +107,7 @@ pub struct QpConfig {
     /// How it talks to others.
     pub transport: Transport,
     /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up
-    /// to 3 or a write with up to 2 segments takes one, a datagram with up to 4 takes two. Signaled requests also need places for
+    /// to 3 or a write with up to 2 segments takes one, a datagram with up to 4 takes two. Signaled requests also need entries for
     /// their completions, which come free by the quarter: between half and all of the blocks
     /// are to be had for them at once.
     pub send_blocks: u32,

@@ -6,10 +6,10 @@
 //! that this keeps alive.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use gds_step::{Host, Time};
+use gds_step::{Host, Mutex, Time};
 use mlx5_prm::doorbell;
 
 use super::device::Flushes;
@@ -19,7 +19,7 @@ use super::watch::FlushFaults;
 use super::{Destination, Mr};
 use crate::gpu::{Ends, Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
-use crate::nic::{Nic, Place, QpObjects, Report, Transport};
+use crate::nic::{Nic, QpObjects, Report, SharedAddr, Transport};
 use crate::ring::cq::WAITERS;
 use crate::ring::fault::{Fault, StatusSink, due, settled, status};
 use crate::ring::fifo::Fifo;
@@ -56,32 +56,32 @@ pub(crate) enum Side {
 
 /// Where the pieces of one side lie.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SidePlaces {
-    pub ring: Place,
-    pub cq: Place,
+pub(crate) struct SideAddrs {
+    pub ring: SharedAddr,
+    pub cq: SharedAddr,
     /// Per waiter: counted up by its stream after it has passed.
-    pub passed: Place,
+    pub passed: SharedAddr,
     /// Per waiter: written by its stream before it waits, for waits with a time limit.
-    pub arrived: Place,
+    pub arrived: SharedAddr,
     /// Per request: its [`Status`] once it has failed.
-    pub statuses: Place,
+    pub statuses: SharedAddr,
     /// Rung by the CPU thread: how many positions are complete.
-    pub done: Place,
+    pub done: SharedAddr,
     /// Rung by the CPU thread: how many requests are to be posted.
-    pub trigger: Place,
+    pub trigger: SharedAddr,
 }
 
 /// Where the pieces of a queue pair lie.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Places {
+pub(crate) struct QpAddrs {
     /// The page of the doorbell, for its name in traces; no access is by this.
     pub uar: DevicePtr,
     /// The doorbell: eight bytes, for stores alone.
-    pub doorbell: Place,
-    pub record: Place,
-    pub error: Place,
-    pub send: SidePlaces,
-    pub recv: SidePlaces,
+    pub doorbell: SharedAddr,
+    pub record: SharedAddr,
+    pub error: SharedAddr,
+    pub send: SideAddrs,
+    pub recv: SideAddrs,
 }
 
 /// How work reaches the NIC.
@@ -127,7 +127,7 @@ pub(crate) struct QpCore {
     /// The GPU's, at hand: who steps the software devices.
     pub host: Arc<dyn Host>,
     pub objects: QpObjects,
-    pub places: Places,
+    pub addrs: QpAddrs,
     pub rung_by: RungBy,
     pub transport: Transport,
     pub timeout: Option<Duration>,
@@ -226,7 +226,7 @@ impl QpCore {
         gpu: Gpu,
         nic: Arc<dyn Nic>,
         objects: QpObjects,
-        places: Places,
+        addrs: QpAddrs,
         rung_by: RungBy,
         transport: Transport,
         timeout: Option<Duration>,
@@ -243,7 +243,7 @@ impl QpCore {
             gpu,
             nic,
             objects,
-            places,
+            addrs,
             rung_by,
             transport,
             timeout,
@@ -273,10 +273,10 @@ impl QpCore {
         mixed >> 8
     }
 
-    pub fn side(&self, side: Side) -> &SidePlaces {
+    pub fn side(&self, side: Side) -> &SideAddrs {
         match side {
-            Side::Send => &self.places.send,
-            Side::Receive => &self.places.recv,
+            Side::Send => &self.addrs.send,
+            Side::Receive => &self.addrs.recv,
         }
     }
 
@@ -289,24 +289,20 @@ impl QpCore {
     /// is left to the watcher's next visit.
     #[inline]
     pub fn lock_for_watcher(&self) -> MutexGuard<'_, QpState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(in crate::rdma) fn try_lock(&self) -> Option<Locked<'_>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(Locked::new(self, state)),
-            Err(TryLockError::Poisoned(p)) => Some(Locked::new(self, p.into_inner())),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        Some(Locked::new(self, self.state.try_lock()?))
     }
 
     /// Rings from the CPU: everything up to `index` is for the NIC.
     pub fn ring(&self, index: u32, doorbell: [u8; 8]) {
-        let record = &self.places.record.cpu;
+        let record = &self.addrs.record.cpu;
         record.store32(doorbell::SND, doorbell::record_value(index));
         // The NIC must see the record before the doorbell, and the entries before both.
         fence(Ordering::SeqCst);
-        let register = &self.places.doorbell.cpu;
+        let register = &self.addrs.doorbell.cpu;
         register.store64_fenced(0, u64::from_ne_bytes(doorbell));
         self.ring_nic();
     }
@@ -365,8 +361,8 @@ impl QpCore {
         let before = (send.fifo.retired(), recv.fifo.retired());
         let mut busy = false;
         let mut sink = Publisher {
-            statuses: &self.places.send.statuses.cpu,
-            error: &self.places.error.cpu,
+            statuses: &self.addrs.send.statuses.cpu,
+            error: &self.addrs.error.cpu,
             shared: self.error.as_ref(),
             fault: self.flushes.raises.then_some(&*self.flushes.fault),
             slots: u64::from(send.fifo.room()),
@@ -376,7 +372,7 @@ impl QpCore {
             let cause = cause_of(Side::Send);
             busy |= send_fault.tick(&mut send.fifo, &mut send.cq, cause, &mut sink);
         }
-        sink.statuses = &self.places.recv.statuses.cpu;
+        sink.statuses = &self.addrs.recv.statuses.cpu;
         sink.slots = u64::from(recv.fifo.room());
         if received {
             let cause = cause_of(Side::Receive);
@@ -392,7 +388,7 @@ impl QpCore {
         send.retire_with(|hold| let_go(hold, ended));
         recv.retire_with(|hold| let_go(hold, ended));
         if self.rung_by == RungBy::CpuThread {
-            let (sends, receives) = (&self.places.send.done, &self.places.recv.done);
+            let (sends, receives) = (&self.addrs.send.done, &self.addrs.recv.done);
             sends.cpu.store32(0, send.cq.completed() as u32);
             receives.cpu.store32(0, recv.cq.completed() as u32);
         }
@@ -430,7 +426,7 @@ impl QpCore {
         }
         state.cause = Some((side, status));
         state.connected = false;
-        self.places.error.cpu.store32(0, status.0);
+        self.addrs.error.cpu.store32(0, status.0);
         state.fails = true;
     }
 
@@ -446,16 +442,16 @@ impl QpCore {
         let mut state = self.lock();
         let state = &mut *state;
         if !leaving && !self.is_idle(state) {
-            self.places.error.cpu.store32(0, Status::CLOSED.0);
+            self.addrs.error.cpu.store32(0, Status::CLOSED.0);
         }
-        for (places, cq) in [
-            (&self.places.send, &state.send.cq),
-            (&self.places.recv, &state.recv.cq),
+        for (addrs, cq) in [
+            (&self.addrs.send, &state.send.cq),
+            (&self.addrs.recv, &state.recv.cq),
         ] {
             for position in cq.completed()..cq.next() {
                 cq.release(position);
             }
-            places.done.cpu.store32(0, cq.next() as u32);
+            addrs.done.cpu.store32(0, cq.next() as u32);
         }
         // Ordering edges need no help: streams write the record whether or not a NIC reads it.
         self.host.ring();

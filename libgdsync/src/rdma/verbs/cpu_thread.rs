@@ -63,7 +63,7 @@ fn serve(core: &QpCore) -> bool {
     }
     let mut busy = false;
     // Pairs with the stream's fenced write: what it wrote before is visible now.
-    let trigger = core.places.send.trigger.cpu.load32(0);
+    let trigger = core.addrs.send.trigger.cpu.load32(0);
     let wanted = trigger.wrapping_sub(state.rung as u32);
     if wanted as i32 > 0 {
         let upto = state.rung + u64::from(wanted);
@@ -73,8 +73,8 @@ fn serve(core: &QpCore) -> bool {
         state.rung = upto;
         busy = true;
     }
-    let trigger = core.places.recv.trigger.cpu.load32(0);
-    let record = &core.places.record.cpu;
+    let trigger = core.addrs.recv.trigger.cpu.load32(0);
+    let record = &core.addrs.record.cpu;
     if doorbell::record_index(record.load32(doorbell::RCV)) != trigger as u16 {
         record.store32(doorbell::RCV, doorbell::record_value(trigger));
         core.ring_nic();

@@ -142,7 +142,7 @@ impl Device {
     /// of `kind` before: by what GPU and NIC can do, or what `GDS_CONSISTENCY` says.
     ///
     /// # Errors
-    /// `Unsupported` if there is no way: waits that ask for a flush are then refused, and payload
+    /// `Unsupported` if nothing can: waits that ask for a flush are then refused, and payload
     /// that streams consume belongs into pinned memory.
     pub fn consistency(&self, kind: MemoryKind) -> Result<Consistency> {
         Consistency::choose(kind, self.0.gpu.caps(), self.nic().reads()).map_err(|e| e.of(self))

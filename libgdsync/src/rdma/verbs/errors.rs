@@ -22,11 +22,8 @@ impl Qp {
             return Err(self.failed(operation, status));
         }
         if !state.connected {
-            return Err(Error::new(
-                operation,
-                Kind::WrongState,
-                format!("{self:?} is not connected"),
-            ));
+            let what = format!("{self:?} is not connected");
+            return Err(Error::new(operation, Kind::WrongState, what));
         }
         Ok(state)
     }

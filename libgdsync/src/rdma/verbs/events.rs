@@ -43,9 +43,9 @@ impl QpCore {
         state.connected = false;
         state.fails = true;
         state.reported.get_or_insert(report);
-        let known = Status(self.places.error.cpu.load32(0));
+        let known = Status(self.addrs.error.cpu.load32(0));
         if matches!(known, Status::PENDING | Status::FLUSHED) {
-            self.places.error.cpu.store32(0, status.0);
+            self.addrs.error.cpu.store32(0, status.0);
         }
     }
 }

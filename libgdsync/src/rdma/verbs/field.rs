@@ -45,11 +45,8 @@ impl Qp {
     /// request is not prepared.
     pub fn field32(&self, request: SendRequest, field: Field) -> Result<Word32> {
         if matches!(field, Field::Address(_) | Field::RemoteAddress) {
-            return Err(Error::new(
-                "name field",
-                Kind::Invalid,
-                format!("{field:?} has 64 bits"),
-            ));
+            let what = format!("{field:?} has 64 bits");
+            return Err(Error::new("name field", Kind::Invalid, what));
         }
         let at = self.field(request, field, "name field")?;
         let (region, start) = &self.ring;
@@ -62,11 +59,8 @@ impl Qp {
     /// As [`Qp::field32`].
     pub fn field64(&self, request: SendRequest, field: Field) -> Result<Word64> {
         if !matches!(field, Field::Address(_) | Field::RemoteAddress) {
-            return Err(Error::new(
-                "name field",
-                Kind::Invalid,
-                format!("{field:?} has 32 bits"),
-            ));
+            let what = format!("{field:?} has 32 bits");
+            return Err(Error::new("name field", Kind::Invalid, what));
         }
         let at = self.field(request, field, "name field")?;
         let (region, start) = &self.ring;

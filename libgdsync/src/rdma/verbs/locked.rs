@@ -9,8 +9,8 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 
 use mlx5_prm::opcode::CqeOpcode;
 
@@ -160,7 +160,7 @@ impl QpCore {
     /// done. The NIC may start a request when it reads the doorbell record, before the request's
     /// stream rings. That late doorbell must not reach another queue pair with the same number.
     pub(in crate::rdma) fn leave(&self) -> bool {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = self.ends.lock();
         if self.is(Life::Closed) || ends.as_ref().is_some_and(|ends| !ends.is_reached()) {
             return false;
         }

@@ -72,11 +72,8 @@ impl Pd {
     pub fn register(&self, region: &Region, access: Access) -> Result<Mr> {
         let device = self.device();
         if !region.gpu().is(device.gpu()) {
-            return Err(Error::new(
-                "register memory",
-                Kind::Foreign,
-                format!("{region:?} with {device:?}"),
-            ));
+            let what = format!("{region:?} with {device:?}");
+            return Err(Error::new("register memory", Kind::Foreign, what));
         }
         let nic = Arc::clone(device.nic());
         let keys = nic.reg_mr(self.id(), region, access)?;

@@ -77,7 +77,7 @@ impl Qp {
             .recv
             .post(Ticket(request.ticket), Poster::Cpu)
             .map_err(|e| self.refused(OPERATION, e))?;
-        let record = &self.core.places.record.cpu;
+        let record = &self.core.addrs.record.cpu;
         if edge.is_some_and(|index| {
             doorbell::record_index(record.load32(doorbell::RCV)) != index as u16
         }) {
@@ -96,17 +96,17 @@ impl Qp {
 impl QpCore {
     /// Hands receives up to this index to the NIC.
     fn post_receives(&self, index: u32) {
-        self.places.recv.trigger.cpu.store32(0, index);
-        let record = &self.places.record.cpu;
+        self.addrs.recv.trigger.cpu.store32(0, index);
+        let record = &self.addrs.record.cpu;
         record.store32(doorbell::RCV, doorbell::record_value(index));
         self.ring_nic();
     }
 
     /// Rings for everything posted up to `posted`, which was handed to the CPU.
     fn ring_posted(&self, state: &mut QpState, posted: &Posted) {
-        let places = &self.places.send;
+        let addrs = &self.addrs.send;
         state.rung = state.send.fifo.posted();
-        places.trigger.cpu.store32(0, state.rung as u32);
+        addrs.trigger.cpu.store32(0, state.rung as u32);
         self.ring(posted.index, posted.doorbell);
     }
 
@@ -115,7 +115,7 @@ impl QpCore {
     pub fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
         match self.rung_by {
             RungBy::Poster => {
-                let record = self.places.record.cpu.load32(doorbell::SND);
+                let record = self.addrs.record.cpu.load32(doorbell::SND);
                 doorbell::record_index(record) == index as u16
             }
             RungBy::CpuThread => state.rung >= posted,
@@ -125,8 +125,8 @@ impl QpCore {
     /// Whether a stream has posted its receives up to this index.
     pub fn has_posted_receives(&self, index: u32) -> bool {
         let written = match self.rung_by {
-            RungBy::Poster => doorbell::record_index(self.places.record.cpu.load32(doorbell::RCV)),
-            RungBy::CpuThread => self.places.recv.trigger.cpu.load32(0) as u16,
+            RungBy::Poster => doorbell::record_index(self.addrs.record.cpu.load32(doorbell::RCV)),
+            RungBy::CpuThread => self.addrs.recv.trigger.cpu.load32(0) as u16,
         };
         written == index as u16
     }

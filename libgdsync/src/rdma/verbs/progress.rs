@@ -52,11 +52,8 @@ impl Qp {
             let state = self.core.lock();
             self.known(&state, completion, OPERATION)?;
             if completion.ticket >= state.fifo(completion.side).posted() {
-                return Err(Error::new(
-                    OPERATION,
-                    Kind::NoSuchRequest,
-                    format!("{self:?}: it is not posted"),
-                ));
+                let what = format!("{self:?}: it is not posted");
+                return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
             }
         }
         let host = Arc::clone(&self.core.host);
@@ -145,7 +142,7 @@ impl Qp {
     /// The error word: [`Status::PENDING`] (0) until a request fails, then its status.
     /// Kernels may read it after a wait to learn whether they were released by a failure.
     pub fn error_word(&self) -> DevicePtr {
-        self.core.places.error.gpu
+        self.core.addrs.error.gpu
     }
 
     /// The status word of a request: [`Status::PENDING`] (0) until the request fails, then its
@@ -199,10 +196,7 @@ impl Qp {
         if done {
             return Ok(());
         }
-        Err(Error::new(
-            "wait for quiet",
-            Kind::Timeout,
-            format!("{self:?} has work in flight"),
-        ))
+        let what = format!("{self:?} has work in flight");
+        Err(Error::new("wait for quiet", Kind::Timeout, what))
     }
 }

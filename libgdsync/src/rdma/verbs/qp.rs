@@ -277,11 +277,8 @@ impl Qp {
             let mr = sge.mr;
             let end = sge.offset.checked_add(u64::from(sge.len));
             if !mr.is_of(&self.pd) {
-                return Err(Error::new(
-                    operation,
-                    Kind::Foreign,
-                    format!("{mr:?} with {self:?}"),
-                ));
+                let what = format!("{mr:?} with {self:?}");
+                return Err(Error::new(operation, Kind::Foreign, what));
             }
             if end.is_none_or(|end| end > mr.region().len() as u64) {
                 let what = format!("{} bytes at {} of {mr:?}", sge.len, sge.offset);
@@ -510,9 +507,9 @@ impl Drop for Qp {
     /// Never blocks: what is in flight goes on, and the watcher takes the queue pair down once
     /// it is done.
     fn drop(&mut self) {
-        let places = &self.core.places;
-        for place in [places.uar, places.record.gpu] {
-            self.tracer().forget(place);
+        let addrs = &self.core.addrs;
+        for at in [addrs.uar, addrs.record.gpu] {
+            self.tracer().forget(at);
         }
         self.core.advance(Life::Closing);
     }

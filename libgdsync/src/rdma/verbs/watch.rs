@@ -6,10 +6,10 @@
 //! `live` it runs about once a millisecond on a thread of its own.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
-use gds_step::{Machine, Step, Time};
+use gds_step::{Machine, Mutex, Step, Time};
 use mlx5_prm::doorbell;
 
 use super::{Life, QpCore, QpState, Side};
@@ -26,7 +26,7 @@ pub(crate) struct WatchList(Arc<Mutex<Vec<Arc<QpCore>>>>);
 
 impl WatchList {
     pub fn lock(&self) -> MutexGuard<'_, Vec<Arc<QpCore>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub fn add(&self, core: Arc<QpCore>) {
@@ -76,7 +76,7 @@ impl FlushFaults {
         let list = self.list.upgrade().map(WatchList);
         for core in list.iter().flat_map(WatchList::open) {
             // The word keeps the first cause.
-            let error = &core.places.error.cpu;
+            let error = &core.addrs.error.cpu;
             if Status(error.load32(0)) == Status::PENDING {
                 error.store32(0, Status::NOT_VISIBLE.0);
             }
@@ -157,7 +157,7 @@ impl QpCore {
                 state.under_way = true;
                 let rung = state.rung_by_streams;
                 drop(state);
-                let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut ends = self.ends.lock();
                 *ends = rung.then(|| self.gpu.runtime().ends());
                 drop(ends);
                 // Stored after the call of the NIC: when `close` returns, a queue pair that no
@@ -192,7 +192,7 @@ impl QpCore {
         };
         let cq = &state.send.cq;
         let position = cq.completed();
-        let rung = doorbell::record_index(self.places.record.cpu.load32(doorbell::SND));
+        let rung = doorbell::record_index(self.addrs.record.cpu.load32(doorbell::SND));
         let waiting = position < cq.next()
             && state
                 .send
@@ -222,14 +222,14 @@ impl QpCore {
         } = state;
         let mut overdue = None;
         timers.retain_mut(|timer| {
-            let (completed, places) = match timer.side {
-                Side::Send => (send.cq.completed(), &self.places.send),
-                Side::Receive => (recv.cq.completed(), &self.places.recv),
+            let (completed, addrs) = match timer.side {
+                Side::Send => (send.cq.completed(), &self.addrs.send),
+                Side::Receive => (recv.cq.completed(), &self.addrs.recv),
             };
             if completed > timer.position {
                 return false;
             }
-            let arrived = places.arrived.cpu.load32(4 * timer.waiter);
+            let arrived = addrs.arrived.cpu.load32(4 * timer.waiter);
             // Not "or later": a stream that has arrived at a later wait has passed this one, and
             // the word may be that of a wait with a limit any number of waits ago.
             if arrived == timer.mark {

@@ -90,9 +90,9 @@ enum Stage {
     Posted,
     /// Back from it.
     Done(Outcome),
-    /// It does nothing, when its turn comes.
+    /// It does nothing, when it is reached.
     Nothing,
-    /// It fails when its turn comes; nothing behind it is posted.
+    /// It fails when it is reached; nothing behind it is posted.
     Bad(Syndrome),
 }
 

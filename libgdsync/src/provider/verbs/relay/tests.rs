@@ -329,7 +329,7 @@ fn after_a_failure_everything_is_flushed_in_order() {
     assert!(rig.relay.queues.sends.is_empty() && rig.relay.queues.receives.is_empty());
 }
 
-/// An entry that is none fails when its turn comes, as with a NIC, and puts the queue in error.
+/// An entry that is none fails when it is reached, as with a NIC, and puts the queue in error.
 #[test]
 fn garbage_is_an_error_entry() {
     let good = |rig: &Rig| rig.wqe(SendOpcode::SEND, true);

@@ -5,8 +5,9 @@ use super::rig::{By, Rig};
 use super::{BYS, all_flags, shapes};
 use crate::Gpu;
 use crate::nic::{AhAttr, Nic as _, QpAddress};
+use crate::provider::ibv::Handle;
+use crate::provider::mlx5::Mlx5Nic;
 use crate::provider::mlx5::tests::VendorQp;
-use crate::provider::mlx5::{Handle, Mlx5Nic};
 use crate::rdma::{Destination, GRH, Pd, Source};
 use crate::virtual_nic::inside;
 

@@ -6,7 +6,7 @@ use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, WqeFlags};
 
 use crate::nic::RemoteSpan;
-use crate::provider::mlx5::Handle;
+use crate::provider::ibv::Handle;
 use crate::provider::mlx5::tests::no_send;
 use crate::rdma::{Destination, Mr, Sge, Work};
 

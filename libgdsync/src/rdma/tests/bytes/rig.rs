@@ -15,7 +15,7 @@ use super::fields::{self, Field, Side};
 use super::request::{Data, Kind, Request, as_verbs};
 use crate::gpu::{Mapped, Stream};
 use crate::nic::{Access, Transport};
-use crate::provider::mlx5::Handle;
+use crate::provider::ibv::Handle;
 use crate::provider::mlx5::tests::{Completions, Silence, VendorQp};
 use crate::rdma::{Descriptor, Destination, Device, Doorbell, Lowering, Mr, Qp, QpConfig, Work};
 use crate::ring::cq::ENTRY;
@@ -236,20 +236,20 @@ impl Rig {
             Transport::Rc => Vec::new(),
             Transport::Ud { .. } => datagrams::destinations(&gpu, &pd, &theirs),
         };
-        let places = ours.core.places;
+        let addrs = ours.core.addrs;
         let completions = |cq: Mapped, next| Completions {
             ring: cq,
             log: (cq.len() / ENTRY).trailing_zeros() as u8,
             next,
         };
         // SAFETY: the register of this queue pair alone, which has nothing in flight.
-        let doorbell = unsafe { Silence::new(places.doorbell.cpu.as_ptr()) };
-        assert_eq!(places.recv.ring.cpu.len(), entries as usize * theirs.stride);
+        let doorbell = unsafe { Silence::new(addrs.doorbell.cpu.as_ptr()) };
+        assert_eq!(addrs.recv.ring.cpu.len(), entries as usize * theirs.stride);
         Rig {
             stream: gpu.stream().unwrap(),
             completions: [
-                completions(places.send.cq.cpu, 1),
-                completions(places.recv.cq.cpu, 0),
+                completions(addrs.send.cq.cpu, 1),
+                completions(addrs.recv.cq.cpu, 0),
             ],
             memory,
             ours,
@@ -284,10 +284,10 @@ impl Rig {
     }
 
     fn fill_rings(&self) {
-        let places = &self.ours.core.places;
+        let addrs = &self.ours.core.addrs;
         for ring in [
-            &places.send.ring.cpu,
-            &places.recv.ring.cpu,
+            &addrs.send.ring.cpu,
+            &addrs.recv.ring.cpu,
             &self.theirs.send_ring,
             &self.theirs.recv_ring,
         ] {
@@ -299,17 +299,17 @@ impl Rig {
 
     /// Compares what was written into the rings.
     fn compare(&mut self, receive: bool, entries: Vec<(usize, Vec<Field>)>) -> Result<(), String> {
-        let places = &self.ours.core.places;
+        let addrs = &self.ours.core.addrs;
         let rings = match receive {
-            false => [&places.send.ring.cpu, &self.theirs.send_ring],
-            true => [&places.recv.ring.cpu, &self.theirs.recv_ring],
+            false => [&addrs.send.ring.cpu, &self.theirs.send_ring],
+            true => [&addrs.recv.ring.cpu, &self.theirs.recv_ring],
         };
         let written = Written {
             rings: rings.map(read),
             qpns: [self.ours.core.qpn(), self.theirs.qpn()],
             fill: self.fill,
             entries,
-            records: [word(&places.record.cpu), word(&self.theirs.record)],
+            records: [word(&addrs.record.cpu), word(&self.theirs.record)],
             doorbells: (!receive).then(|| {
                 let rung = self.theirs.take_doorbell().expect("libmlx5 has rung");
                 [word(&self.doorbell.register), rung]

@@ -4,17 +4,20 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
+use gds_step::Mutex;
 use gdsync_sys::LoadError;
 use gdsync_sys::mlx5::Mlx5;
 use gdsync_sys::verbs::Ibverbs;
 use gdsync_sys::verbs::types::{ibv_context, ibv_device, ibv_port_attr};
 
-use super::OPEN;
 use super::port::Reason;
 use crate::error::{Error, Kind, Result};
 use crate::nic::{Events, NicName};
+
+/// What opening is called in errors.
+pub(super) const OPEN: &str = "open NIC";
 
 /// The libraries.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +40,7 @@ impl Libraries {
 }
 
 /// `Absent`: there is no library. `Unsupported`: one that lacks something.
-pub(super) fn missing(e: &LoadError) -> Error {
+pub(in crate::provider) fn missing(e: &LoadError) -> Error {
     let kind = match e {
         LoadError::NotFound { .. } => Kind::Absent,
         _ => Kind::Unsupported,
@@ -79,7 +82,7 @@ fn no_list() -> Error {
 }
 
 /// What an answer other than 0 says: an errno, which some functions negate or leave in `errno`.
-pub(super) fn told(answer: i32, operation: &'static str, what: &str) -> Error {
+pub(in crate::provider) fn told(answer: i32, operation: &'static str, what: &str) -> Error {
     match answer {
         -1 => refused_last(operation, what),
         errno => refused(operation, what, errno.abs()),
@@ -128,15 +131,15 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// The NIC's place in sysfs's tree of devices.
-    pub fn place(&self) -> Option<PathBuf> {
+    /// The NIC's path in sysfs's tree of devices.
+    pub fn sysfs_path(&self) -> Option<PathBuf> {
         std::fs::canonicalize(self.sysfs.join("device")).ok()
     }
 
     /// What a port is like; `None` if there is no such port.
     pub fn port(&self, number: u8) -> Option<ibv_port_attr> {
         let mut attr = ibv_port_attr::default();
-        // SAFETY: an open context and a place to write to.
+        // SAFETY: an open context and memory to write to.
         let answer = unsafe {
             let verbs = self.verbs;
             verbs.query_port(self.raw(), number, &mut attr)
@@ -152,7 +155,7 @@ impl Context {
             let path = CStr::from_ptr((&raw const (*device).ibdev_path).cast());
             (name(verbs, device), path.to_string_lossy().into_owned())
         };
-        let mut open = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = CONTEXTS.lock();
         // One that failed, or was removed, may be there again.
         if let Some(context) = open.get(&name).filter(|context| !context.events.is_lost()) {
             return Ok(context);

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use gdsync_sys::verbs::consts;
 use gdsync_sys::verbs::types::{ibv_gid_entry, ibv_port_attr};
 
-use super::OPEN;
-use super::context::{self, Context, Libraries, check};
+use super::context::{self, Context, Libraries, OPEN, check};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 use crate::nic::{GID_INDEX, NicChoice, NicName, PortAddress};
@@ -23,7 +22,7 @@ pub(in crate::provider) struct Port {
     /// Whatever leaves it names a GID, also in its own subnet: what is several NICs by one port,
     /// for virtual machines, has but one LID.
     pub by_gid: bool,
-    /// The place of its GID.
+    /// The index of its GID.
     pub gid_index: u8,
     pub address: PortAddress,
 }
@@ -94,7 +93,7 @@ pub(super) fn choose(
 
 /// The active ports of the NICs that are nearest to `gpu`, all at one distance, in the order in
 /// which [`choose`] looks at them.
-pub(super) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
+pub(crate) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
     let (contexts, _) = by_distance(gpu, None, direct)?;
     let mut found = Vec::new();
     let mut nearest = None;
@@ -120,7 +119,7 @@ pub(super) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
 }
 
 /// A NIC, behind its distance from a GPU.
-type Placed = (usize, &'static Context);
+type Distant = (usize, &'static Context);
 
 /// The NICs, or those of this name, each behind its distance from `gpu`, the nearest first; and
 /// why others cannot be used. Where the topology says nothing they stand in the order of their
@@ -129,12 +128,12 @@ fn by_distance(
     gpu: &Gpu,
     name: Option<&NicName>,
     direct: bool,
-) -> Result<(Vec<Placed>, Vec<Reason>)> {
+) -> Result<(Vec<Distant>, Vec<Reason>)> {
     let (contexts, passed_over) = context::all(Libraries::load(direct)?, name)?;
-    let gpu_place = gpu.pci().and_then(|address| pci_place(&address));
-    let far = |context: &Context| match (&gpu_place, context.place()) {
+    let gpu_path = gpu.pci().and_then(|address| pci_path(&address));
+    let far = |context: &Context| match (&gpu_path, context.sysfs_path()) {
         (None, _) => 0,
-        (Some(gpu), Some(place)) => distance(gpu, &place),
+        (Some(gpu), Some(nic)) => distance(gpu, &nic),
         (Some(_), None) => usize::MAX,
     };
     let mut all: Vec<_> = contexts.into_iter().map(|nic| (far(nic), nic)).collect();
@@ -175,21 +174,21 @@ fn gid(context: &Context, port: u8, index: u8) -> Result<[u8; 16]> {
     Ok(gid)
 }
 
-/// The place of a partition key in the port's table: as a full member if it is there twice.
-/// `None` is the first place.
+/// The index of a partition key in the port's table: as a full member if it is there twice.
+/// `None` is the first index.
 pub(super) fn pkey_index(context: &Context, port: u8, wanted: Option<u16>) -> Result<u16> {
     const MEMBER: u16 = 0x8000;
     let Some(wanted) = wanted else { return Ok(0) };
-    let places = context.port(port).map_or(0, |attr| attr.pkey_tbl_len);
+    let entries = context.port(port).map_or(0, |attr| attr.pkey_tbl_len);
     let read = |index: u16| {
         let mut key = 0;
         let verbs = context.verbs();
-        // SAFETY: an open context and a place to write to.
+        // SAFETY: an open context and memory to write to.
         let answer = unsafe { (verbs.ibv_query_pkey)(context.raw(), port, index.into(), &mut key) };
         (answer == 0).then_some((index, u16::from_be(key)))
     };
     let same = |(_, key): &(u16, u16)| key & !MEMBER == wanted & !MEMBER;
-    let all: Vec<_> = (0..places).filter_map(read).filter(same).collect();
+    let all: Vec<_> = (0..entries).filter_map(read).filter(same).collect();
     let full = all.iter().find(|(_, key)| key & MEMBER != 0);
     full.or(all.first())
         .map(|(index, _)| *index)
@@ -210,27 +209,27 @@ fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 1
         let what = format!("{verbs:?} does not tell the types of GIDs, as RoCE needs");
         return Err(Error::new(OPEN, Kind::Unsupported, what));
     };
-    let places = u8::try_from(attr.gid_tbl_len).unwrap_or(u8::MAX);
+    let entries = u8::try_from(attr.gid_tbl_len).unwrap_or(u8::MAX);
     let read = |index: u8| {
         let mut entry = ibv_gid_entry::default();
         let len = size_of::<ibv_gid_entry>();
-        // SAFETY: an open context and a place of this length to write to.
+        // SAFETY: an open context and memory of this length to write to.
         let answer = unsafe { query(context.raw(), port.into(), index.into(), &mut entry, 0, len) };
         let good = answer == 0 && entry.gid_type == consts::IBV_GID_TYPE_ROCE_V2;
         good.then_some((index, entry.gid.raw))
     };
     if let Ok(said) = std::env::var(GID_INDEX) {
-        let chosen = said.parse().ok().filter(|index| *index < places);
+        let chosen = said.parse().ok().filter(|index| *index < entries);
         return chosen.and_then(read).ok_or_else(|| {
             let what = format!(
                 "{GID_INDEX}={said}: {}:{port} has no GID of RoCE v2 there",
                 context.name
             );
-            Error::new(OPEN, Kind::Invalid, what).limit(places)
+            Error::new(OPEN, Kind::Invalid, what).limit(entries)
         });
     }
     let link_local = |gid: &[u8; 16]| gid[..2] == [0xfe, 0x80];
-    let all: Vec<_> = (0..places).filter_map(read).collect();
+    let all: Vec<_> = (0..entries).filter_map(read).collect();
     let best = all.iter().find(|(_, gid)| !link_local(gid)).or(all.first());
     best.copied().ok_or_else(|| {
         let what = format!("{}:{port} has no GID of RoCE v2", context.name);
@@ -239,12 +238,12 @@ fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 1
 }
 
 /// Where sysfs has the PCI device with this address.
-fn pci_place(address: &str) -> Option<PathBuf> {
+fn pci_path(address: &str) -> Option<PathBuf> {
     let address = address.to_ascii_lowercase();
     std::fs::canonicalize(Path::new("/sys/bus/pci/devices").join(address)).ok()
 }
 
-/// How many bridges and devices lie between two places in the tree of devices.
+/// How many bridges and devices lie between two devices in the tree of devices.
 fn distance(a: &Path, b: &Path) -> usize {
     let (a, b): (Vec<_>, Vec<_>) = (a.components().collect(), b.components().collect());
     let common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
@@ -261,7 +260,7 @@ mod tests {
         let beside = Path::new("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.1");
         let bridge = Path::new("/sys/devices/pci0000:00/0000:00:02.0/0000:02:00.0");
         let socket = Path::new("/sys/devices/pci0000:80/0000:80:02.0/0000:82:00.0");
-        let far = [gpu, beside, bridge, socket].map(|place| distance(gpu, place));
+        let far = [gpu, beside, bridge, socket].map(|nic| distance(gpu, nic));
         assert_eq!(far, [0, 2, 4, 6]);
     }
 }

@@ -24,11 +24,11 @@ pub(super) struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// Registers it by the first way there is. That a GPU's memory goes by another than a dma-buf
+    /// Registers it by the first that works. That a GPU's memory goes by another than a dma-buf
     /// is said once, `told`, with the reason.
     ///
     /// # Errors
-    /// `System`, with the reasons of all ways, if the NIC refuses.
+    /// `System`, with the reasons of all attempts, if the NIC refuses.
     pub fn register(&self, told: &Once) -> Result<*mut ibv_mr> {
         if self.region.kind() == MemoryKind::Pinned {
             return self.by_address();

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::TryLockError;
 
 use gds_step::Time;
 use gdsync_sys::verbs::consts::*;
@@ -23,12 +22,8 @@ impl Context {
             libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
         };
         if answer < 0 {
-            self.stop_reading(&mut self.readable(), &io::Error::last_os_error());
+            self.stop_reading(&mut self.readable.lock(), &io::Error::last_os_error());
         }
-    }
-
-    fn readable(&self) -> std::sync::MutexGuard<'_, bool> {
-        self.readable.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     fn stop_reading(&self, readable: &mut bool, why: &io::Error) {
@@ -39,15 +34,13 @@ impl Context {
 
     /// Takes in all events that there are. Returns at once while another thread does so.
     pub fn read_events(&self, now: Time) {
-        let mut readable = match self.readable.try_lock() {
-            Ok(readable) => readable,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
+        let Some(mut readable) = self.readable.try_lock() else {
+            return;
         };
         let verbs = self.verbs();
         while *readable {
             let mut event = MaybeUninit::<ibv_async_event>::zeroed();
-            // SAFETY: an open context, whose descriptor does not block, and a place to write to.
+            // SAFETY: an open context, whose descriptor does not block, and memory to write to.
             let answer = unsafe { (verbs.ibv_get_async_event)(self.raw(), event.as_mut_ptr()) };
             if answer != 0 {
                 let why = io::Error::last_os_error();
@@ -124,7 +117,7 @@ impl Context {
     /// Forgets what was reported about a queue pair that was reset. An event from before the reset
     /// that is read later is ignored, because the queue pair is not in error then.
     pub(in crate::provider) fn forget_reports(&self, qpn: u32) {
-        let _reader = self.readable();
+        let _reader = self.readable.lock();
         self.events.reset(qpn);
     }
 
@@ -149,7 +142,7 @@ impl Context {
         let mut attr = ibv_qp_attr::default();
         let mut init = MaybeUninit::<ibv_qp_init_attr>::zeroed();
         let query = self.verbs().ibv_query_qp;
-        // SAFETY: a queue pair that does not end before its event is acknowledged, and places to
+        // SAFETY: a queue pair that does not end before its event is acknowledged, and memory to
         // write to.
         let answer = unsafe { query(qp, &mut attr, IBV_QP_STATE, init.as_mut_ptr()) };
         answer != 0 || attr.qp_state == IBV_QPS_ERR

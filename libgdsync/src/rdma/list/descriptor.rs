@@ -1,0 +1,144 @@
+//! What a list consists of.
+
+use std::time::Duration;
+
+use crate::gpu::{Condition, Region, Span, Word32, Word64};
+use crate::rdma::verbs::{Completion, ReceiveRequest, SendRequest};
+
+/// One thing for a stream to do.
+///
+/// A list borrows the words, spans and bytes that it names until it is posted:
+///
+/// ```compile_fail,E0505
+/// # use gdsync::gpu::Word64;
+/// # use gdsync::rdma::{Descriptor, Qp};
+/// fn mark(qp: &mut Qp, stream: &gdsync::Stream, word: Word64) -> gdsync::Result<()> {
+///     let list = [Descriptor::WriteValue64 { word: &word, value: 1 }];
+///     drop(word); // `list` borrows it
+///     qp.post_on(stream, &list)
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Descriptor<'a> {
+    /// Ring for a prepared send.
+    Send(SendRequest),
+    /// Make a prepared receive available.
+    Receive(ReceiveRequest),
+    /// Wait until a request has completed with success.
+    Wait {
+        /// The request.
+        completion: Completion,
+        /// What the NIC wrote to GPU memory before it wrote the completion is visible to what the
+        /// stream does next. Needed for receives and READs into device memory; how it is kept, and
+        /// what it costs, [`Device::consistency`](crate::rdma::Device::consistency) tells. Refused as
+        /// `Unsupported` where nothing can. If the flush itself fails, all queue pairs of the device
+        /// fail with [`Status::NOT_VISIBLE`](crate::Status::NOT_VISIBLE).
+        flush: bool,
+        /// How long the stream may wait before the queue pair is put in error with
+        /// [`Status::TIMEOUT`](crate::Status::TIMEOUT). Counted from when the stream arrives there; of several waits with
+        /// limits on one completion queue in one list, from when it arrives at the first.
+        timeout: Option<Duration>,
+    },
+    /// Stand still until a word passes.
+    WaitValue32 {
+        /// The word.
+        word: &'a Word32,
+        /// How it is compared.
+        condition: Condition,
+        /// With what.
+        value: u32,
+        /// Whether what devices wrote before is visible then.
+        flush: bool,
+    },
+    /// As [`Descriptor::WaitValue32`] with 64 bits.
+    WaitValue64 {
+        /// The word.
+        word: &'a Word64,
+        /// How it is compared.
+        condition: Condition,
+        /// With what.
+        value: u64,
+        /// Whether what devices wrote before is visible then.
+        flush: bool,
+    },
+    /// Store into a word, after everything the stream wrote before.
+    WriteValue32 {
+        /// The word.
+        word: &'a Word32,
+        /// What.
+        value: u32,
+    },
+    /// As [`Descriptor::WriteValue32`] with 64 bits.
+    WriteValue64 {
+        /// The word.
+        word: &'a Word64,
+        /// What.
+        value: u64,
+    },
+    /// Store bytes that are captured now. Address and length are multiples of 4.
+    WriteMemory {
+        /// Where.
+        to: &'a Span,
+        /// What; as long as `to`.
+        data: &'a [u8],
+    },
+    /// What devices wrote to GPU memory so far is visible to what the stream does next.
+    Flush,
+    /// Does nothing on the stream. Tells the library that what the caller enqueues behind this list
+    /// brings `word`, cyclically, to `value`: then the stream is known to have passed the waits
+    /// for words in this list. Without, that shows only when the stream has nothing left to do,
+    /// and until then it counts among those that wait.
+    PassedBy {
+        /// The word.
+        word: &'a Word64,
+        /// The value, or one cyclically greater.
+        value: u64,
+    },
+}
+
+impl Descriptor<'_> {
+    /// A wait until a request has completed with success.
+    pub fn wait(completion: impl Into<Completion>) -> Self {
+        Descriptor::Wait {
+            completion: completion.into(),
+            flush: false,
+            timeout: None,
+        }
+    }
+
+    /// As [`Descriptor::wait`], and what the NIC wrote to GPU memory for it is visible then, by
+    /// the means that [`Device::consistency`](crate::rdma::Device::consistency) names.
+    pub fn wait_flushed(completion: impl Into<Completion>) -> Self {
+        Descriptor::Wait {
+            completion: completion.into(),
+            flush: true,
+            timeout: None,
+        }
+    }
+
+    /// Limits a wait for a completion to so long; of no effect on anything else.
+    #[must_use]
+    pub fn within(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        if let Descriptor::Wait { timeout, .. } = &mut self {
+            *timeout = limit.into();
+        }
+        self
+    }
+}
+
+impl Descriptor<'_> {
+    /// The memory of the application's that it names.
+    pub(super) fn region(&self) -> Option<&Region> {
+        match self {
+            Descriptor::WaitValue32 { word, .. } | Descriptor::WriteValue32 { word, .. } => {
+                Some(word.region())
+            }
+            Descriptor::WaitValue64 { word, .. }
+            | Descriptor::WriteValue64 { word, .. }
+            | Descriptor::PassedBy { word, .. } => Some(word.region()),
+            Descriptor::WriteMemory { to, .. } => Some(to.region()),
+            _ => None,
+        }
+    }
+}
