@@ -50,7 +50,7 @@ fn a_kernel_where_none_can_be_launched() {
     let mut options = SoftOptions::default();
     options.caps.kernels = false;
     options.caps.nor = false;
-    let gpu = Gpu::soft_with(Live::global().unwrap(), options).unwrap();
+    let gpu = soft(options);
     let device = Device::emulated(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     let (_, config) = paths().remove(0);

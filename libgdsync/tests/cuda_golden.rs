@@ -59,9 +59,7 @@ fn a_gpu_without_64_bits_is_refused() {
         ..cuda()
     };
     set(&caps);
-    let refused = Gpu::cuda(0).unwrap_err();
-    assert_eq!(refused.kind(), Kind::Unsupported);
-    assert!(refused.to_string().contains("64-bit"), "{refused}");
+    refused(Gpu::cuda(0), Kind::Unsupported, None, &["64-bit"]);
 }
 
 cases! {

@@ -34,9 +34,7 @@ fn soft(caps: Caps) -> (Gpu, Box<dyn Watch>) {
         caps,
         ..SoftOptions::default()
     };
-    let live = gds_step::Live::global().unwrap();
-    let gpu = Gpu::soft_with(live, options).unwrap();
-    (gpu, Box::new(Traced))
+    (common::soft(options), Box::new(Traced))
 }
 
 plain_cases! {
@@ -55,6 +53,9 @@ plain_cases! {
     };
     a_message_in_each_lap_by_kernel => golden_rig::laps("laps-kernel", &soft, cuda(), by_kernel());
     a_message_in_each_lap_by_proxy => golden_rig::laps("laps-proxy", &soft, cuda(), by_proxy());
+    flushes => golden_rig::flushes("flushes", &soft, cuda(), small());
+    aborts_holes_patches_and_time_limits =>
+        golden_rig::aborts_holes_patches_and_time_limits(&soft);
 }
 
 #[test]
@@ -62,11 +63,6 @@ fn a_change_of_stream() {
     golden_rig::edges("edges-ring", &soft, small());
     golden_rig::edges("edges-kernel", &soft, by_kernel());
     golden_rig::edges("edges-proxy", &soft, by_proxy());
-}
-
-#[test]
-fn flushes() {
-    golden_rig::flushes("flushes", &soft, cuda(), small());
 }
 
 /// By the CPU, that the stream asks by a word.
@@ -103,13 +99,13 @@ fn a_flush_by_nobody_is_refused() {
         };
         let (gpu, _) = soft(caps);
         let stream = gpu.stream().unwrap();
-        let flush = || gdsync::rdma::post_on(&stream, &mut [], &[Descriptor::Flush]);
-        assert_eq!(flush().unwrap_err().kind(), Kind::Unsupported);
+        let flush = || post_on(&stream, &mut [], &[Descriptor::Flush]);
+        assert_eq!(kind(flush()), Some(Kind::Unsupported));
         let device = Device::emulated(&gpu).unwrap();
         flush().unwrap();
         passes(&stream);
         drop(device);
-        assert_eq!(flush().unwrap_err().kind(), Kind::Unsupported);
+        assert_eq!(kind(flush()), Some(Kind::Unsupported));
     }
 }
 
@@ -137,11 +133,6 @@ fn a_long_list_is_cut_between_groups() {
     for limit in [3, 8, 255] {
         golden_rig::long_list(&soft, limit);
     }
-}
-
-#[test]
-fn aborts_holes_patches_and_time_limits() {
-    golden_rig::aborts_holes_patches_and_time_limits(&soft);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! library speaks, say of themselves what is not so, or vanish. A stand-in of libibverbs has them.
 
 mod common;
+#[path = "common/shim.rs"]
+mod shim;
 mod verbs_device;
 mod virtual_nic;
 
@@ -16,7 +18,7 @@ use virtual_nic::outside;
 macro_rules! with_nics {
     ($nics:expr $(, $var:expr)*) => {
         outside!(&[
-            ("GDS_IBVERBS_LIB", common::shim("odd_nics", &[]).to_str().unwrap()),
+            ("GDS_IBVERBS_LIB", shim::verbs("odd_nics", &[]).to_str().unwrap()),
             ("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1"),
             ("GDS_VERBS_THREAD", "own"),
             ("ODD_NICS", $nics),
