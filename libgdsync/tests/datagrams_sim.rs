@@ -51,40 +51,32 @@ fn text(message: &Message) -> Vec<u8> {
 
 fn stations(gpu: &Gpu, config: &QpConfig, fabric: &dyn Fn() -> Fabric) -> Vec<Station> {
     let open = || {
-        let fabric = fabric();
-        Device::emulated_with(
-            gpu,
-            EmulatedOptions {
-                fabric,
-                ..EmulatedOptions::default()
-            },
-        )
-        .unwrap()
+        let options = EmulatedOptions {
+            fabric: fabric(),
+            ..EmulatedOptions::default()
+        };
+        Device::emulated_with(gpu, options).unwrap()
     };
     // Two of them share a NIC.
     let devices = [open(), open(), open()];
     let station = |i: usize| {
         let pd = devices[i % 3].alloc_pd().unwrap();
-        let transport = Transport::Ud {
-            qkey: QKEY + i as u32,
+        let qkey = QKEY + i as u32;
+        let config = QpConfig {
+            transport: Transport::Ud { qkey },
+            ..config.clone()
         };
-        let mut qp = pd
-            .create_qp(&QpConfig {
-                transport,
-                ..config.clone()
-            })
-            .unwrap();
+        let mut qp = pd.create_qp(&config).unwrap();
         qp.activate().unwrap();
         let kind = [MemoryKind::Pinned, MemoryKind::Device][i % 2];
         let [out, into] = [(); 2].map(|()| memory(&pd, kind, SLOT as usize * MOST, Access::ALL));
-        let ready = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         Station {
             qp,
             pd,
             out,
             into,
             stream: gpu.stream().unwrap(),
-            ready: ready.word32(0).unwrap(),
+            ready: gpu.word(),
             heard: BTreeMap::new(),
         }
     };

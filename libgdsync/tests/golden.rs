@@ -8,7 +8,7 @@ mod golden_rig;
 
 use common::*;
 use gdsync::gpu::Caps;
-use golden_rig::{Watch, by_kernel, by_proxy, cuda, renumber, small};
+use golden_rig::{Watch, cuda, renumber};
 
 /// The GPU's own tracer.
 struct Traced;
@@ -37,55 +37,11 @@ fn soft(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     (common::soft(options), Box::new(Traced))
 }
 
-plain_cases! {
-    a_message_in_each_lap_as_on_cuda => golden_rig::laps("laps-cuda", &soft, cuda(), small());
-    a_message_in_each_lap_with_masked_waits_as_on_hip => {
-        let caps = Caps {mask: true, nor: false, ..cuda() };
-        golden_rig::laps("laps-mask", &soft, caps, small());
-    };
-    a_message_in_each_lap_without_nor => {
-        let caps = Caps { nor: false, ..cuda() };
-        golden_rig::laps("laps-no-nor", &soft, caps, small());
-    };
-    a_message_in_each_lap_without_64_bits => {
-        let caps = Caps { memops64: false, ..cuda() };
-        golden_rig::laps("laps-32-bit", &soft, caps, small());
-    };
-    a_message_in_each_lap_by_kernel => golden_rig::laps("laps-kernel", &soft, cuda(), by_kernel());
-    a_message_in_each_lap_by_proxy => golden_rig::laps("laps-proxy", &soft, cuda(), by_proxy());
-    flushes => golden_rig::flushes("flushes", &soft, cuda(), small());
-    aborts_holes_patches_and_time_limits =>
-        golden_rig::aborts_holes_patches_and_time_limits(&soft);
-}
-
 #[test]
-fn a_change_of_stream() {
-    golden_rig::edges("edges-ring", &soft, small());
-    golden_rig::edges("edges-kernel", &soft, by_kernel());
-    golden_rig::edges("edges-proxy", &soft, by_proxy());
-}
-
-/// By the CPU, that the stream asks by a word.
-#[test]
-fn flushes_by_the_cpu() {
-    let caps = Caps {
-        flush: false,
-        ..cuda()
-    };
-    golden_rig::flushes("flushes-host", &soft, caps, small());
-    golden_rig::flushes("flushes-host-kernel", &soft, caps, by_kernel());
-}
-
-/// By a READ of the NIC's, that the stream rings for.
-#[test]
-fn flushes_by_the_nic() {
-    let caps = Caps {
-        flush: false,
-        host_flush: false,
-        ..cuda()
-    };
-    golden_rig::flushes("flushes-read", &soft, caps, small());
-    golden_rig::flushes("flushes-read-kernel", &soft, caps, by_kernel());
+fn every_program_has_its_trace() {
+    for program in golden_rig::programs() {
+        program.run(&soft);
+    }
 }
 
 /// Without a NIC there is nobody to flush, and that is never silently left out.
@@ -109,34 +65,9 @@ fn a_flush_by_nobody_is_refused() {
     }
 }
 
-/// Every word operation, on a runtime with everything and on the barest one.
-#[test]
-fn word_operations() {
-    let full = Caps {
-        inline_copy: true,
-        mask: true,
-        ..cuda()
-    };
-    let bare = Caps {
-        memops64: false,
-        nor: false,
-        fence: false,
-        ..cuda()
-    };
-    golden_rig::words("words-full", &soft, full);
-    golden_rig::words("words-cuda", &soft, cuda());
-    golden_rig::words("words-bare", &soft, bare);
-}
-
 #[test]
 fn a_long_list_is_cut_between_groups() {
     for limit in [3, 8, 255] {
         golden_rig::long_list(&soft, limit);
     }
-}
-
-#[test]
-fn sends_in_a_row_ring_once() {
-    golden_rig::row("row-memops", &soft, Lowering::MemOps);
-    golden_rig::row("row-kernel", &soft, Lowering::Kernel);
 }

@@ -32,6 +32,11 @@ fn nothing_panicked() {
     assert!(failures.is_empty(), "{failures:?}");
 }
 
+/// Things of several types.
+macro_rules! things {
+    ($($thing:expr),*) => { vec![$(Box::new($thing) as Box<dyn Any>),*] };
+}
+
 /// Nothing of the device is left soon.
 #[track_caller]
 fn closes(device: &Device, what: &str) {
@@ -78,15 +83,7 @@ fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
                 let qpn = format!("{:#x}", p.a.address().qpn);
                 let region = near.region().clone();
                 let Pair { a, b, pd_a, .. } = p;
-                drop_in(
-                    &order,
-                    vec![
-                        Box::new(a),
-                        Box::new(near),
-                        Box::new(region),
-                        Box::new(pd_a),
-                    ],
-                );
+                drop_in(&order, things![a, near, region, pd_a]);
 
                 let close = device.close(SOON);
                 refused(close, Kind::Timeout, None, &["1 queue pairs", &qpn]);
@@ -130,16 +127,7 @@ fn what_waits_when_the_device_goes_is_let_go_with_a_status() {
                 a, b, pd_a, pd_b, ..
             } = p;
             let (region, _peer) = (near.region().clone(), (b, pd_b));
-            drop_in(
-                &order,
-                vec![
-                    Box::new(a),
-                    Box::new(near),
-                    Box::new(region),
-                    Box::new(pd_a),
-                    Box::new(device),
-                ],
-            );
+            drop_in(&order, things![a, near, region, pd_a, device]);
             finish(&stream, &what);
             assert!(done.is_set(), "{what}");
             assert_eq!(saw.seen().error, Status::CLOSED, "{what}");
@@ -201,18 +189,7 @@ fn everything_may_go_in_any_order_the_gpu_too() {
                 ..
             } = p;
             drop(again);
-            drop_in(
-                &order,
-                vec![
-                    Box::new(a),
-                    Box::new((b, pd_b)),
-                    Box::new(near),
-                    Box::new(pd_a),
-                    Box::new(stream),
-                    Box::new(gate),
-                    Box::new(gpu),
-                ],
-            );
+            drop_in(&order, things![a, (b, pd_b), near, pd_a, stream, gate, gpu]);
             drop(far);
         }
         // The driver is alive and well.
