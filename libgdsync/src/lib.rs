@@ -103,6 +103,12 @@ mod provider;
 pub mod rdma;
 mod ring;
 mod status;
+// The steps of the integration tests serve unit tests too; they name the crate from outside.
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
+#[cfg(test)]
+extern crate self as gdsync;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

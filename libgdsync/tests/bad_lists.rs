@@ -139,8 +139,7 @@ fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
         options.caps.flush = false;
         options.caps.host_flush = host_flush;
         options.caps.memops64 = false;
-        let live = gds_step::Live::global().unwrap();
-        let gpu = Gpu::soft_with(live, options).unwrap();
+        let gpu = soft(options);
         let mut p = Pair::new(&gpu, Net::One, &config);
         let (mem, stream) = (p.mem_a(MemoryKind::Pinned, 64), gpu.stream().unwrap());
         let list = [sge(&mem, 0, 8)];

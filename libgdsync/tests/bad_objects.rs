@@ -1,9 +1,8 @@
 //! Objects, memory, addresses and settings that make no sense: each is refused with a typed error
 //! that names object and limit.
 
+mod child;
 mod common;
-
-use std::process::Command;
 
 use common::*;
 use gdsync::gpu::DevicePtr;
@@ -48,7 +47,7 @@ fn a_kernel_where_none_can_be_launched() {
     let mut options = SoftOptions::default();
     options.caps.kernels = false;
     options.caps.nor = false;
-    let gpu = Gpu::soft_with(Live::global().unwrap(), options).unwrap();
+    let gpu = soft(options);
     let device = Device::emulated(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     let (_, config) = paths().remove(0);
@@ -313,60 +312,60 @@ fn registrations_that_the_nic_does_not_have_room_for() {
     a.complete(&Work::write(&list, to));
 }
 
-/// Runs [`child`] in a process of its own, with one variable set; returns what it wrote.
-fn in_child(name: &str, value: &str) -> String {
-    let exe = std::env::current_exe().unwrap();
-    let out = Command::new(exe)
-        .args(["--exact", "child", "--ignored", "--nocapture"])
-        .env_remove("GDS_LOWER")
-        .env_remove("GDS_DOORBELL")
-        .env_remove("GDS_ENDPOINT")
-        .env(name, value)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    assert!(out.status.success(), "{name}={value}: {text}");
-    text
+#[test]
+fn settings_from_the_environment() {
+    const CHILD: &str = "GDSYNC_SETTINGS";
+    const SETTING: &str = "GDSYNC_SETTING";
+    const EXPECT: &str = "GDSYNC_EXPECT";
+    let test = child::test_name!();
+    if child::is(CHILD, test) {
+        let [setting, expect] = [SETTING, EXPECT].map(|name| std::env::var(name).unwrap());
+        return setting_means(&setting, &expect);
+    }
+    for (name, value, expect) in [
+        ("GDS_LOWER", "auto", "MemOps Direct"),
+        ("GDS_LOWER", "memops", "MemOps Direct"),
+        ("GDS_LOWER", "kernel", "Kernel Direct"),
+        ("GDS_DOORBELL", "auto", "MemOps Direct"),
+        ("GDS_DOORBELL", "direct", "MemOps Direct"),
+        ("GDS_DOORBELL", "cpu-thread", "MemOps CpuThread"),
+        ("GDS_ENDPOINT", "auto", "MemOps Direct"),
+        ("GDS_ENDPOINT", "ring", "MemOps Direct"),
+        ("GDS_ENDPOINT", "proxy", "MemOps CpuThread"),
+        ("GDS_LOWER", "nonsense", "Invalid"),
+        ("GDS_LOWER", "", "Invalid"),
+        ("GDS_LOWER", "MEMOPS", "Invalid"),
+        ("GDS_DOORBELL", "rdma", "Invalid"),
+        ("GDS_ENDPOINT", "rdma", "Invalid"),
+    ] {
+        child::run(CHILD, test, |command| {
+            command
+                .env_remove("GDS_LOWER")
+                .env_remove("GDS_DOORBELL")
+                .env_remove("GDS_ENDPOINT")
+                .env(name, value)
+                .env(SETTING, format!("{name}={value}"))
+                .env(EXPECT, expect);
+        });
+    }
 }
 
-#[test]
-#[ignore = "run by settings_from_the_environment in a process of its own"]
-fn child() {
+/// In a process with this in its environment.
+fn setting_means(setting: &str, expect: &str) {
     let gpu = Gpu::soft().unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
     match pd.create_qp(&QpConfig::default()) {
-        Ok(qp) => println!("made {:?} {:?}", qp.lowering(), qp.doorbell()),
-        Err(e) => println!("refused {:?} {e}", e.kind()),
+        Ok(qp) => {
+            let made = format!("{:?} {:?}", qp.lowering(), qp.doorbell());
+            assert_eq!(made, expect, "{setting}");
+        }
+        Err(e) => {
+            assert_eq!(format!("{:?}", e.kind()), expect, "{setting}: {e}");
+            let known = format!("{setting}: known are auto, ");
+            assert!(e.to_string().contains(&known), "{e}");
+        }
     }
     // What the program says goes before the environment.
     let config = by(Lowering::MemOps, Doorbell::Direct);
-    let mut p = Pair::new(&gpu, Net::One, &config);
-    p.check("child");
-}
-
-#[test]
-fn settings_from_the_environment() {
-    for (name, value, expect) in [
-        ("GDS_LOWER", "auto", "made MemOps Direct"),
-        ("GDS_LOWER", "memops", "made MemOps Direct"),
-        ("GDS_LOWER", "kernel", "made Kernel Direct"),
-        ("GDS_DOORBELL", "auto", "made MemOps Direct"),
-        ("GDS_DOORBELL", "direct", "made MemOps Direct"),
-        ("GDS_DOORBELL", "cpu-thread", "made MemOps CpuThread"),
-        ("GDS_ENDPOINT", "auto", "made MemOps Direct"),
-        ("GDS_ENDPOINT", "ring", "made MemOps Direct"),
-        ("GDS_ENDPOINT", "proxy", "made MemOps CpuThread"),
-        ("GDS_LOWER", "nonsense", "refused Invalid"),
-        ("GDS_LOWER", "", "refused Invalid"),
-        ("GDS_LOWER", "MEMOPS", "refused Invalid"),
-        ("GDS_DOORBELL", "rdma", "refused Invalid"),
-        ("GDS_ENDPOINT", "rdma", "refused Invalid"),
-    ] {
-        let text = in_child(name, value);
-        assert!(text.contains(expect), "{name}={value}: {text}");
-        if expect.starts_with("refused") {
-            let named = format!("{name}={value}: known are auto, ");
-            assert!(text.contains(&named), "{name}={value}: {text}");
-        }
-    }
+    Pair::new(&gpu, Net::One, &config).check(setting);
 }

@@ -45,8 +45,7 @@ fn messages(config: &QpConfig) {
         let bytes: Vec<u8> = (0..4000_u32).map(|i| round ^ i as u8).collect();
         near.region().write(0, &bytes).unwrap();
         let recv = p.b.receive(&[sge(&far, 0, 4000)]);
-        let send = p.a.signaled(&Work::send(&[sge(&near, 0, 4000)]));
-        p.a.post_on(&stream, &send_and_wait(send)).unwrap();
+        p.a.start_on(&stream, &Work::send(&[sge(&near, 0, 4000)]));
         p.b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
             .unwrap();
         let (to, from) = (seen.span(0, 4000), far.region().span(0, 4000));
@@ -129,9 +128,7 @@ fn a_flush_that_fails_fails_the_queue_pairs() {
 fn what_the_gpu_cannot_do_is_refused_if_it_is_demanded() {
     inside!(Variant::env(&[("GDS_CONSISTENCY", "host")]));
     let _control = set(100, 1, 0);
-    let refused = Gpu::cuda(0).unwrap_err();
-    assert_eq!(refused.kind(), Kind::Unsupported);
-    assert!(refused.to_string().contains("GDS_CONSISTENCY"), "{refused}");
+    refused(Gpu::cuda(0), Kind::Unsupported, None, &["GDS_CONSISTENCY"]);
 }
 
 #[test]

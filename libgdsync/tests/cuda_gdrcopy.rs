@@ -2,10 +2,11 @@
 //! in the GPU then, and no copy engine is asked.
 
 mod common;
+#[path = "common/shim.rs"]
+mod shim;
 mod standin;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use common::*;
 use standin::{Control, Variant, inside};
@@ -13,19 +14,16 @@ use standin::{Control, Variant, inside};
 /// The stand-in for libgdrapi, built once.
 fn gdrapi() -> &'static str {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin/gdrapi/gdrapi.c");
-    let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("standin-libgdrapi.so");
-    // The processes of the tests only load it.
-    if std::env::var("GDS_GDRAPI_LIB").is_err() {
-        let made = library.with_extension(std::process::id().to_string());
-        let status = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-            .args([&made, &source])
-            .status()
-            .unwrap();
-        assert!(status.success());
-        std::fs::rename(made, &library).unwrap();
-    }
-    Box::leak(library.to_str().unwrap().to_owned().into_boxed_str())
+    let library = match std::env::var("GDS_GDRAPI_LIB") {
+        // The processes of the tests only load it.
+        Ok(library) => library,
+        Err(_) => {
+            let arguments = &["-O1", "-Wall", "-Werror"];
+            let made = shim::compile("standin-libgdrapi.so", &source, arguments);
+            made.to_str().unwrap().to_owned()
+        }
+    };
+    Box::leak(library.into_boxed_str())
 }
 
 fn with_gdrcopy() -> Variant {
@@ -46,31 +44,22 @@ fn queues_and_payload_lie_in_the_gpu_and_no_copy_engine_is_asked() {
     let memory = pd.register(&memory, Access::ALL).unwrap();
     let stream = gpu.stream().unwrap();
     for lowering in [Lowering::MemOps, Lowering::Kernel] {
-        let config = QpConfig::default()
-            .send_blocks(8)
-            .recv_entries(8)
+        let config = sized(&by(lowering, Doorbell::Direct), 8, 8)
             .ring_memory(MemoryKind::Device)
             .cq_memory(MemoryKind::Device)
-            .record_memory(MemoryKind::Device)
-            .lowering(lowering);
+            .record_memory(MemoryKind::Device);
         let (mut a, _b) = joined(&pd, &config);
         control.record(true);
         for i in 0..100u32 {
             memory.region().write(0, &i.to_le_bytes()).unwrap();
             let list = [memory.sge(0, 4)];
-            let to = memory
-                .remote()
-                .span(u64::from(i % 8) * 8 + 1024, 4)
-                .unwrap();
+            let at = u64::from(i % 8) * 8 + 1024;
+            let to = memory.remote().span(at, 4).unwrap();
             let send = a.signaled(&Work::write(&list, to));
             let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
             a.post_on(&stream, &list).unwrap();
-            assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
-            let mut got = [0; 4];
-            memory
-                .region()
-                .read(1024 + i as usize % 8 * 8, &mut got)
-                .unwrap();
+            passes(&stream);
+            let got = memory.region().bytes(at as usize);
             assert_eq!(u32::from_le_bytes(got), i);
         }
         control.record(false);

@@ -10,7 +10,7 @@ mod trace;
 
 use common::*;
 use gdsync::gpu::Caps;
-use golden_rig::{Watch, by_kernel, by_proxy, cuda, small};
+use golden_rig::{Watch, cuda};
 use standin::{Control, Variant, cases, inside};
 use trace::Calls;
 
@@ -42,12 +42,25 @@ fn standin_gpu(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     (gpu, Box::new(Calls::new(control)))
 }
 
-cases! {
-    a_message_in_each_lap => golden_rig::laps("laps-cuda", &standin_gpu, cuda(), small());
-    a_message_in_each_lap_without_nor => {
-        let caps = cuda().nor(false);
-        golden_rig::laps("laps-no-nor", &standin_gpu, caps, small());
-    };
+/// Says which program a process runs.
+const PROGRAM: &str = "GOLDEN_PROGRAM";
+
+/// What no GPU of CUDA has is left out: masks, inline copies, no words of 64 bits; and flushes by
+/// the NIC, which no attribute here asks for. Each runs in a process of its own, as attributes are
+/// read once.
+#[test]
+fn every_program_that_cuda_runs_has_its_trace() {
+    let programs = golden_rig::programs();
+    if let Ok(chosen) = std::env::var(PROGRAM) {
+        let program = programs.iter().find(|program| program.name == chosen);
+        return program.unwrap().run(&standin_gpu);
+    }
+    let able = |c: &Caps| !c.mask && !c.inline_copy && c.memops64 && c.host_flush;
+    for program in programs.iter().filter(|program| able(&program.caps)) {
+        let variant = Variant::env(Box::leak(Box::new([(PROGRAM, program.name)])));
+        let library = standin::build(&variant);
+        standin::run(standin::child::test_name!(), &library, &variant);
+    }
 }
 
 /// Such a GPU is older than what the driver still supports, and is refused as a whole.
@@ -56,29 +69,9 @@ fn a_gpu_without_64_bits_is_refused() {
     inside!(Variant::default());
     let caps = cuda().memops64(false);
     set(&caps);
-    let refused = Gpu::cuda(0).unwrap_err();
-    assert_eq!(refused.kind(), Kind::Unsupported);
-    assert!(refused.to_string().contains("64-bit"), "{refused}");
+    refused(Gpu::cuda(0), Kind::Unsupported, None, &["64-bit"]);
 }
 
 cases! {
-    a_message_in_each_lap_by_kernel =>
-        golden_rig::laps("laps-kernel", &standin_gpu, cuda(), by_kernel());
-    a_message_in_each_lap_by_proxy =>
-        golden_rig::laps("laps-proxy", &standin_gpu, cuda(), by_proxy());
-    a_change_of_stream => golden_rig::edges("edges-ring", &standin_gpu, small());
-    a_change_of_stream_by_kernel => golden_rig::edges("edges-kernel", &standin_gpu, by_kernel());
-    a_change_of_stream_by_proxy => golden_rig::edges("edges-proxy", &standin_gpu, by_proxy());
-    flushes => golden_rig::flushes("flushes", &standin_gpu, cuda(), small());
-    flushes_by_the_cpu => {
-        let caps = cuda().flush(false);
-        golden_rig::flushes("flushes-host", &standin_gpu, caps, small());
-    };
-    word_operations => golden_rig::words("words-cuda", &standin_gpu, cuda());
     a_long_list_is_cut_between_groups => golden_rig::long_list(&standin_gpu, 255);
-    aborts_holes_patches_and_time_limits =>
-        golden_rig::aborts_holes_patches_and_time_limits(&standin_gpu);
-    sends_in_a_row_ring_once => golden_rig::row("row-memops", &standin_gpu, Lowering::MemOps);
-    sends_in_a_row_ring_once_by_kernel =>
-        golden_rig::row("row-kernel", &standin_gpu, Lowering::Kernel);
 }

@@ -153,13 +153,7 @@ fn streams_are_made_while_a_stream_waits() {
     for value in 1..=3 {
         r.a.post_on(&waiting, &[gate.wait_for(value)]).unwrap();
         until("it waits", || control.waiting() == 1);
-        let mut streams = Vec::new();
-        let error = loop {
-            match r.gpu.stream() {
-                Ok(stream) => streams.push(stream),
-                Err(error) => break error,
-            }
-        };
+        let (mut streams, error) = fill(|| r.gpu.stream());
         assert_eq!(error.kind(), Kind::TooManyWaits, "{error:?}");
         assert!((16..=32).contains(&streams.len()), "{}", streams.len());
         // One that is dropped serves again, once it has done what it was given.

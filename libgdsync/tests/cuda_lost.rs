@@ -96,8 +96,8 @@ fn codes_never_seen_before() {
     each("cuMemsetD8Async", &mut |r| {
         r.gpu.alloc(MemoryKind::Device, 64).map(drop)
     });
-    // SAFETY: a page that is never freed.
     each("cuMemHostRegister_v2", &mut |r| {
+        // SAFETY: a page that is never freed.
         unsafe { r.gpu.register_host(page, 4096) }.map(drop)
     });
     each("cuMemcpyDtoHAsync_v2", &mut |_| {

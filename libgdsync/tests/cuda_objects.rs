@@ -415,39 +415,29 @@ fn other_process(gpu: &Gpu) {
     let given = std::env::var(EXPORTER).unwrap();
     let given: Vec<&str> = given.split(' ').collect();
     let hex = given[0];
-    let mut handle = [0; 64];
-    for (i, byte) in handle.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap();
-    }
-    let file = |path: &str| {
-        let file = std::fs::File::options().read(true).write(true).open(path);
-        std::os::fd::OwnedFd::from(file.unwrap())
+    let byte = |i: usize| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap();
+    let handle: [u8; 64] = std::array::from_fn(byte);
+    let len = 4096;
+    let ipc = |offset| SharedMemory::Ipc {
+        handle,
+        offset,
+        len,
     };
-    let ways = [
-        SharedMemory::Ipc {
-            handle,
-            offset: 0,
-            len: 4096,
-        },
-        SharedMemory::File {
-            fd: file(given[1]),
-            offset: 0,
-            len: 4096,
-        },
-        SharedMemory::File {
-            fd: file(given[2]),
-            offset: given[3].parse().unwrap(),
-            len: 4096,
-        },
-    ];
-    let texts = [
-        &b"from the first"[..],
-        b"and once more",
-        b"a part of a unit",
-    ];
-    for (shared, expected) in ways.iter().zip(texts) {
+    let file = |path: &str, offset| {
+        let file = std::fs::File::options().read(true).write(true).open(path);
+        let fd = file.unwrap().into();
+        SharedMemory::File { fd, offset, len }
+    };
+    for (shared, expected) in [
+        (ipc(0), &b"from the first"[..]),
+        (file(given[1], 0), b"and once more"),
+        (
+            file(given[2], given[3].parse().unwrap()),
+            b"a part of a unit",
+        ),
+    ] {
         // SAFETY: the first process keeps its regions until this one has ended.
-        let region = unsafe { gpu.open_shared(shared) }.unwrap();
+        let region = unsafe { gpu.open_shared(&shared) }.unwrap();
         let got = region.vec(0, expected.len());
         assert_eq!(got, expected);
         // By a stream, beside the copy engine.
@@ -457,19 +447,11 @@ fn other_process(gpu: &Gpu) {
         post(gpu, &stream, &[write]).unwrap();
         passes(&stream);
         region.write(68, b"nd").unwrap();
-        // A length that is not there.
-        let too_long = match shared {
-            SharedMemory::Ipc { handle, .. } => SharedMemory::Ipc {
-                handle: *handle,
-                offset: 64,
-                len: 4096,
-            },
-            _ => continue,
-        };
-        // SAFETY: refused.
-        let opened = unsafe { gpu.open_shared(&too_long) };
-        assert_eq!(kind(opened), Some(Kind::Invalid));
     }
+    // A length that is not there.
+    // SAFETY: refused.
+    let too_long = unsafe { gpu.open_shared(&ipc(64)) };
+    assert_eq!(kind(too_long), Some(Kind::Invalid));
 }
 
 /// A descriptor reaches the pages of its region and no others: these are not allocated again, and

@@ -45,31 +45,12 @@ fn failing(config: QpConfig) {
 /// Streams send, receive and wait; the driver holds at the end what it held at the start.
 fn growth(config: QpConfig, messages: u32) {
     let mut p = pair(&sized(&config, 256, 256));
-    let [near, far] = p.memories(Pin, 64);
-    let (sender, receiver) = (p.gpu.stream().unwrap(), p.gpu.stream().unwrap());
     let control = Control::open();
     let mut before = None;
-    for i in 0..messages {
-        if i == messages / 10 {
-            before = Some((control.live(), resident()));
-        }
-        let recv = p.b.receive_within(&[far.sge(0, 8)]);
-        post_all(&mut p.b, &receiver, &receive_and_wait(recv));
-        let list = [near.sge(0, 8)];
-        let work = Work::send(&list).with_imm(i);
-        let work = if i % 3 == 0 { work } else { work.signaled() };
-        let send = p.a.prepare_within(&work, LIMIT).unwrap();
-        let mut post = vec![Descriptor::Send(send)];
-        if i % 3 != 0 {
-            post.push(Descriptor::wait(send));
-        }
-        post_all(&mut p.a, &sender, &post);
-        if i + 1 == messages {
-            passes(&receiver);
-            passes(&sender);
-            assert_eq!(p.b.received(recv).unwrap().imm, Some(i));
-        }
-    }
+    let memory = p.memories(Pin, 64);
+    whole_path::flow(&mut p, &memory, messages, None, || {
+        before = Some((control.live(), resident()));
+    });
     let (mut live, pages) = before.unwrap();
     // How much was enqueued then is chance.
     live.insert("commands".to_owned(), 0);
@@ -77,17 +58,6 @@ fn growth(config: QpConfig, messages: u32) {
     let now = resident();
     assert!(now < pages + (4 << 20), "{pages} bytes, then {now}");
     assert_eq!((control.blocked(), control.full()), (Vec::new(), 0));
-}
-
-/// Posts; a stream that is given more than it takes says so, and takes more later.
-fn post_all(qp: &mut Qp, stream: &gdsync::Stream, list: &[Descriptor<'_>]) {
-    until("the stream takes it", || match qp.post_on(stream, list) {
-        Ok(()) => true,
-        Err(e) => {
-            assert_eq!(e.kind(), Kind::QueueFull, "{e}");
-            false
-        }
-    });
 }
 
 fn resident() -> usize {

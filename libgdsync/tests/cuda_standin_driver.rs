@@ -3,7 +3,7 @@
 
 mod standin;
 
-use standin::{Control, Variant, inside, thread, until};
+use standin::{Control, Variant, functions, inside, thread, until};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -18,47 +18,40 @@ unsafe impl Send for Driver {}
 // SAFETY: as above.
 unsafe impl Sync for Driver {}
 
-macro_rules! calls {
-    ($($name:ident($($arg:ident: $ty:ty),*) = $symbol:literal;)*) => {
-        impl Driver {
-            $(#[allow(clippy::too_many_arguments)]
-            fn $name(&self, $($arg: $ty),*) -> c_int {
-                // SAFETY: as the stand-in defines it.
-                let f: unsafe extern "C" fn($($ty),*) -> c_int = unsafe { self.0.get($symbol) };
-                // SAFETY: the tests pass places that live, or values that it has to refuse.
-                unsafe { f($($arg),*) }
-            })*
-        }
-    };
-}
+impl Driver {
+    unsafe fn get<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.get(name) }
+    }
 
-calls! {
-    init(flags: c_uint) = "cuInit";
-    retain(out: &mut Handle, device: c_int) = "cuDevicePrimaryCtxRetain";
-    create(out: &mut Handle, flags: c_uint, device: c_int) = "cuCtxCreate_v2";
-    set_current(context: Handle) = "cuCtxSetCurrent";
-    alloc(out: &mut u64, len: usize) = "cuMemAlloc_v2";
-    free(at: u64) = "cuMemFree_v2";
-    host_alloc(out: &mut u64, len: usize, flags: c_uint) = "cuMemHostAlloc";
-    register(at: *mut u8, len: usize, flags: c_uint) = "cuMemHostRegister_v2";
-    unregister(at: *mut u8) = "cuMemHostUnregister";
-    stream(out: &mut Handle, flags: c_uint) = "cuStreamCreate";
-    query(stream: Handle) = "cuStreamQuery";
-    batch(stream: Handle, n: c_uint, ops: *const [u64; 6], flags: c_uint) = "cuStreamBatchMemOp_v2";
-    copy_in(to: u64, from: *const u8, len: usize, stream: Handle) = "cuMemcpyHtoDAsync_v2";
-    copy_out(to: *mut u8, from: u64, len: usize, stream: Handle) = "cuMemcpyDtoHAsync_v2";
-    load(out: &mut Handle, image: *const u8) = "cuModuleLoadData";
-    function(out: &mut Handle, module: Handle, name: *const c_char) = "cuModuleGetFunction";
-    function_load(function: Handle) = "cuFuncLoad";
-    launch(f: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-        shared: c_uint, stream: Handle, each: *mut *const c_void, extra: *mut *mut c_void) = "cuLaunchKernel";
-    begin_capture(stream: Handle, mode: c_int) = "cuStreamBeginCapture_v2";
-    end_capture(stream: Handle, graph: &mut Handle) = "cuStreamEndCapture";
-    exchange_mode(mode: &mut c_int) = "cuThreadExchangeStreamCaptureMode";
-    event(out: &mut Handle, flags: c_uint) = "cuEventCreate";
-    record(event: Handle, stream: Handle) = "cuEventRecord";
-    reached(event: Handle) = "cuEventQuery";
-    wait_event(stream: Handle, event: Handle, flags: c_uint) = "cuStreamWaitEvent";
+    functions! {
+        init(flags: c_uint) -> c_int = "cuInit";
+        retain(out: &mut Handle, device: c_int) -> c_int = "cuDevicePrimaryCtxRetain";
+        create(out: &mut Handle, flags: c_uint, device: c_int) -> c_int = "cuCtxCreate_v2";
+        set_current(context: Handle) -> c_int = "cuCtxSetCurrent";
+        alloc(out: &mut u64, len: usize) -> c_int = "cuMemAlloc_v2";
+        free(at: u64) -> c_int = "cuMemFree_v2";
+        host_alloc(out: &mut u64, len: usize, flags: c_uint) -> c_int = "cuMemHostAlloc";
+        register(at: *mut u8, len: usize, flags: c_uint) -> c_int = "cuMemHostRegister_v2";
+        unregister(at: *mut u8) -> c_int = "cuMemHostUnregister";
+        stream(out: &mut Handle, flags: c_uint) -> c_int = "cuStreamCreate";
+        query(stream: Handle) -> c_int = "cuStreamQuery";
+        batch(stream: Handle, n: c_uint, ops: *const [u64; 6], flags: c_uint) -> c_int = "cuStreamBatchMemOp_v2";
+        copy_in(to: u64, from: *const u8, len: usize, stream: Handle) -> c_int = "cuMemcpyHtoDAsync_v2";
+        copy_out(to: *mut u8, from: u64, len: usize, stream: Handle) -> c_int = "cuMemcpyDtoHAsync_v2";
+        load(out: &mut Handle, image: *const u8) -> c_int = "cuModuleLoadData";
+        function(out: &mut Handle, module: Handle, name: *const c_char) -> c_int = "cuModuleGetFunction";
+        function_load(function: Handle) -> c_int = "cuFuncLoad";
+        launch(f: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+            shared: c_uint, stream: Handle, each: *mut *const c_void, extra: *mut *mut c_void) -> c_int = "cuLaunchKernel";
+        begin_capture(stream: Handle, mode: c_int) -> c_int = "cuStreamBeginCapture_v2";
+        end_capture(stream: Handle, graph: &mut Handle) -> c_int = "cuStreamEndCapture";
+        exchange_mode(mode: &mut c_int) -> c_int = "cuThreadExchangeStreamCaptureMode";
+        event(out: &mut Handle, flags: c_uint) -> c_int = "cuEventCreate";
+        record(event: Handle, stream: Handle) -> c_int = "cuEventRecord";
+        reached(event: Handle) -> c_int = "cuEventQuery";
+        wait_event(stream: Handle, event: Handle, flags: c_uint) -> c_int = "cuStreamWaitEvent";
+    }
 }
 
 const GEQ: u64 = 0;

@@ -55,21 +55,19 @@ fn stations(gpu: &Gpu, config: &QpConfig, hub: Option<&Hub>) -> Vec<Station> {
     let devices = [open(), open(), open()];
     let station = |i: usize| {
         let pd = devices[i % 3].alloc_pd().unwrap();
-        let transport = Transport::Ud {
-            qkey: QKEY + i as u32,
-        };
-        let mut qp = pd.create_qp(&config.clone().transport(transport)).unwrap();
+        let qkey = QKEY + i as u32;
+        let config = config.clone().transport(Transport::Ud { qkey });
+        let mut qp = pd.create_qp(&config).unwrap();
         qp.activate().unwrap();
         let kind = [MemoryKind::Pinned, MemoryKind::Device][i % 2];
         let [out, into] = [(); 2].map(|()| memory(&pd, kind, SLOT as usize * MOST, Access::ALL));
-        let ready = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         Station {
             qp,
             pd,
             out,
             into,
             stream: gpu.stream().unwrap(),
-            ready: ready.word32(0).unwrap(),
+            ready: gpu.word(),
             heard: BTreeMap::new(),
         }
     };

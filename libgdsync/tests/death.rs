@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
-use common::witness::Witness;
+use common::witness::{Seen, Witness};
 use common::*;
 use gdsync::rdma::{QpAddress, RemoteMemory};
 
@@ -56,8 +56,7 @@ fn peer() {
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
     let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
     let mem = memory(&pd, MemoryKind::Device, 64, Access::ALL);
-    let recv: ReceiveRequest = qp.prepare_receive(&[sge(&mem, 0, 8)]).unwrap();
-    qp.post_receive(recv).unwrap();
+    let recv = qp.receive(&[sge(&mem, 0, 8)]);
     let address = hex(&qp.address().to_bytes());
     println!("\npeer {address} {}", hex(&mem.remote().to_bytes()));
     let mut line = String::new();
@@ -116,13 +115,10 @@ fn the_peer_dies() {
         assert_eq!(kind(qp.wait(waiting, LIMIT)), failed(lost), "{path}");
         gate.open();
         finish(&stream, path);
-        assert_eq!(
-            (saw.seen().error, saw.seen().status),
-            (lost, lost),
-            "{path}"
-        );
-        let seen = last.seen();
-        assert_eq!((seen.error, seen.status), (lost, Status::FLUSHED), "{path}");
+        for (saw, status) in [(saw, lost), (last, Status::FLUSHED)] {
+            let error = lost;
+            assert_eq!(saw.seen(), Seen { error, status }, "{path}");
+        }
         assert_eq!(kind(qp.wait(later, LIMIT)), failed(Status::FLUSHED));
         assert_eq!(kind(qp.wait(own, LIMIT)), failed(Status::FLUSHED));
         // What is left is of use with others.
@@ -130,11 +126,8 @@ fn the_peer_dies() {
         qp.reset().unwrap();
         let mut other = pd.create_qp(&config).unwrap();
         common::connect(&mut qp, &mut other);
-        let write = qp.start(&Work::write(
-            &[sge(&mem, 0, 8)],
-            mem.remote().span(8, 8).unwrap(),
-        ));
-        qp.wait(write, LIMIT).unwrap();
+        let to = mem.remote().span(8, 8).unwrap();
+        qp.complete(&Work::write(&list, to));
         drop((qp, other));
         device.close(LIMIT).unwrap();
     }

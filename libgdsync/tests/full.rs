@@ -10,7 +10,7 @@ const SOON: Duration = Duration::from_millis(5);
 #[test]
 fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
     for (path, config) in paths() {
-        let config = config.send_blocks(4);
+        let config = sized(&config, 4, config.recv_entries);
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::One, &config);
         let [mem, far] = p.memories(MemoryKind::Pinned, 64);
@@ -33,10 +33,7 @@ fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
         finish(&stream, path);
         all_refused! { Kind::QueueFull, Some(4), names; p.a.prepare_within(&work, SOON) }
         // Room comes while somebody waits for it.
-        let mut receives = Vec::new();
-        for _ in 0..5 {
-            receives.push(p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap());
-        }
+        let receives = [(); 5].map(|()| p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap());
         let Pair { a, b, .. } = &mut p;
         std::thread::scope(|s| {
             s.spawn(|| {
@@ -59,28 +56,21 @@ fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
 #[test]
 fn a_completion_queue_is_full_until_its_stream_has_passed() {
     for (path, config) in paths() {
-        let config = config.send_blocks(4);
+        let config = sized(&config, 4, config.recv_entries);
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::One, &config);
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
         p.a.post_on(&stream, &[gate.wait()]).unwrap();
-        let mut done = 0;
         // All complete at once, but a stream still has to look at them.
-        let refusal = loop {
-            let send = match p.a.prepare(&Work::nop().signaled()) {
-                Ok(send) => send,
-                Err(e) => break e,
-            };
+        let (done, refusal) = fill(|| {
+            let send = p.a.prepare(&Work::nop().signaled())?;
             p.a.post(send).unwrap();
             p.a.wait(send, LIMIT).unwrap();
-            let wait = [Descriptor::wait(send)];
-            p.a.post_on(&stream, &wait).unwrap();
-            done += 1;
-            assert!(done < 100, "{path}: entries are used again too early");
-        };
+            p.a.post_on(&stream, &[Descriptor::wait(send)])
+        });
         let names = &["qp 0x", "completion queue is full"];
         refused::<()>(Err(refusal), Kind::QueueFull, Some(4), names);
-        assert_eq!(done, 4, "{path}");
+        assert_eq!(done.len(), 4, "{path}: entries are used again too early");
         let Pair { a, .. } = &mut p;
         std::thread::scope(|s| {
             s.spawn(|| {

@@ -8,7 +8,7 @@ mod golden_rig;
 
 use common::*;
 use gdsync::gpu::Caps;
-use golden_rig::{Watch, by_kernel, by_proxy, cuda, renumber, small};
+use golden_rig::{Watch, cuda, renumber};
 
 /// The GPU's own tracer.
 struct Traced;
@@ -31,55 +31,14 @@ impl Watch for Traced {
 /// A soft GPU that can do this.
 fn soft(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     let options = SoftOptions::default().caps(caps);
-    let live = gds_step::Live::global().unwrap();
-    let gpu = Gpu::soft_with(live, options).unwrap();
-    (gpu, Box::new(Traced))
-}
-
-plain_cases! {
-    a_message_in_each_lap_as_on_cuda => golden_rig::laps("laps-cuda", &soft, cuda(), small());
-    a_message_in_each_lap_with_masked_waits_as_on_hip => {
-        let caps = cuda().mask(true).nor(false);
-        golden_rig::laps("laps-mask", &soft, caps, small());
-    };
-    a_message_in_each_lap_without_nor => {
-        let caps = cuda().nor(false);
-        golden_rig::laps("laps-no-nor", &soft, caps, small());
-    };
-    a_message_in_each_lap_without_64_bits => {
-        let caps = cuda().memops64(false);
-        golden_rig::laps("laps-32-bit", &soft, caps, small());
-    };
-    a_message_in_each_lap_by_kernel => golden_rig::laps("laps-kernel", &soft, cuda(), by_kernel());
-    a_message_in_each_lap_by_proxy => golden_rig::laps("laps-proxy", &soft, cuda(), by_proxy());
+    (common::soft(options), Box::new(Traced))
 }
 
 #[test]
-fn a_change_of_stream() {
-    golden_rig::edges("edges-ring", &soft, small());
-    golden_rig::edges("edges-kernel", &soft, by_kernel());
-    golden_rig::edges("edges-proxy", &soft, by_proxy());
-}
-
-#[test]
-fn flushes() {
-    golden_rig::flushes("flushes", &soft, cuda(), small());
-}
-
-/// By the CPU, that the stream asks by a word.
-#[test]
-fn flushes_by_the_cpu() {
-    let caps = cuda().flush(false);
-    golden_rig::flushes("flushes-host", &soft, caps, small());
-    golden_rig::flushes("flushes-host-kernel", &soft, caps, by_kernel());
-}
-
-/// By a READ of the NIC's, that the stream rings for.
-#[test]
-fn flushes_by_the_nic() {
-    let caps = cuda().flush(false).host_flush(false);
-    golden_rig::flushes("flushes-read", &soft, caps, small());
-    golden_rig::flushes("flushes-read-kernel", &soft, caps, by_kernel());
+fn every_program_has_its_trace() {
+    for program in golden_rig::programs() {
+        program.run(&soft);
+    }
 }
 
 /// Without a NIC there is nobody to flush, and that is never silently left out.
@@ -89,24 +48,14 @@ fn a_flush_by_nobody_is_refused() {
         let caps = cuda().flush(false).host_flush(host_flush);
         let (gpu, _) = soft(caps);
         let stream = gpu.stream().unwrap();
-        let flush = || gdsync::rdma::post_on(&stream, &mut [], &[Descriptor::Flush]);
-        assert_eq!(flush().unwrap_err().kind(), Kind::Unsupported);
+        let flush = || post_on(&stream, &mut [], &[Descriptor::Flush]);
+        assert_eq!(kind(flush()), Some(Kind::Unsupported));
         let device = Device::emulated(&gpu).unwrap();
         flush().unwrap();
         passes(&stream);
         drop(device);
-        assert_eq!(flush().unwrap_err().kind(), Kind::Unsupported);
+        assert_eq!(kind(flush()), Some(Kind::Unsupported));
     }
-}
-
-/// Every word operation, on a runtime with everything and on the barest one.
-#[test]
-fn word_operations() {
-    let full = cuda().inline_copy(true).mask(true);
-    let bare = cuda().memops64(false).nor(false).fence(false);
-    golden_rig::words("words-full", &soft, full);
-    golden_rig::words("words-cuda", &soft, cuda());
-    golden_rig::words("words-bare", &soft, bare);
 }
 
 #[test]
@@ -114,15 +63,4 @@ fn a_long_list_is_cut_between_groups() {
     for limit in [3, 8, 255] {
         golden_rig::long_list(&soft, limit);
     }
-}
-
-#[test]
-fn aborts_holes_patches_and_time_limits() {
-    golden_rig::aborts_holes_patches_and_time_limits(&soft);
-}
-
-#[test]
-fn sends_in_a_row_ring_once() {
-    golden_rig::row("row-memops", &soft, Lowering::MemOps);
-    golden_rig::row("row-kernel", &soft, Lowering::Kernel);
 }

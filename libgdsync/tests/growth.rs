@@ -2,6 +2,7 @@
 //! come and go. Alone in its process, so that what it counts is its own.
 
 mod common;
+mod whole_path;
 
 use common::*;
 
@@ -58,56 +59,24 @@ fn messages(path: &str, config: &QpConfig, messages: u32) {
     let gpu = Gpu::soft().unwrap();
     let config = sized(config, 256, 256);
     let mut p = Pair::new(&gpu, Net::Hub, &config);
-    let [near, far] = p.memories(MemoryKind::Pinned, 64);
-    let (sender, receiver) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let memory = p.memories(MemoryKind::Pinned, 64);
     let mut before = None;
-    let mut last = None;
-    for i in 0..messages {
-        if i == messages / 10 {
-            before = Some(held());
-        }
-        // A full receive queue empties as the stream passes its waits.
-        let recv = p.b.receive_within(&[sge(&far, 0, 8)]);
-        let post = [
-            Descriptor::Receive(recv),
-            Descriptor::wait(recv).within(LIMIT),
-        ];
-        p.b.post_on(&receiver, &post).unwrap();
-        let list = [sge(&near, 0, 8)];
-        // Every third without signal.
-        let work = Work::send(&list).with_imm(i);
-        let work = if i % 3 == 0 { work } else { work.signaled() };
-        let send = p.a.prepare_within(&work, LIMIT).unwrap();
-        let mut post = vec![Descriptor::Send(send)];
-        if i % 3 != 0 {
-            post.push(Descriptor::wait(send).within(LIMIT));
-        }
-        p.a.post_on(&sender, &post).unwrap();
-        last = Some(recv);
-    }
-    finish(&sender, path);
-    finish(&receiver, path);
+    whole_path::flow(&mut p, &memory, messages, Some(LIMIT), || {
+        before = Some(held())
+    });
     compare(&before.unwrap(), path);
-    let last = last.unwrap();
-    assert_eq!(p.b.poll(last).unwrap(), Some(Status::SUCCESS), "{path}");
-    assert_eq!(p.b.received(last).unwrap().imm, Some(messages - 1));
     p.check(path);
 }
 
 /// Queue pairs, registrations, regions, streams and whole devices come and go.
 fn queue_pairs(path: &str, config: &QpConfig) {
     let gpu = Gpu::soft().unwrap();
-    let pd = gdsync::rdma::Device::emulated(&gpu)
-        .unwrap()
-        .alloc_pd()
-        .unwrap();
+    let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
     let round = |net| {
         let mut p = Pair::new(&gpu, net, config);
         let device = p.a.device().clone();
-        let (near, far) = (
-            p.mem_a(MemoryKind::Device, 4096),
-            p.mem_b(MemoryKind::Pinned, 4096),
-        );
+        let near = p.mem_a(MemoryKind::Device, 4096);
+        let far = p.mem_b(MemoryKind::Pinned, 4096);
         let also = memory(&pd, MemoryKind::Device, 100, Access::ALL);
         let stream = gpu.stream().unwrap();
         let list = [sge(&near, 0, 8)];

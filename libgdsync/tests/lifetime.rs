@@ -32,6 +32,18 @@ fn nothing_panicked() {
     assert!(failures.is_empty(), "{failures:?}");
 }
 
+/// Things of several types.
+macro_rules! things {
+    ($($thing:expr),*) => { vec![$(Box::new($thing) as Box<dyn Any>),*] };
+}
+
+/// Nothing of the device is left soon.
+#[track_caller]
+fn closes(device: &Device, what: &str) {
+    let closed = device.close(LIMIT);
+    closed.unwrap_or_else(|e| panic!("{what}: {e}"));
+}
+
 fn drop_in(order: &[usize], things: Vec<Box<dyn Any>>) {
     let mut things: Vec<_> = things.into_iter().map(Some).collect();
     for i in order {
@@ -71,22 +83,14 @@ fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
                 let qpn = format!("{:#x}", p.a.address().qpn);
                 let region = near.region().clone();
                 let Pair { a, b, pd_a, .. } = p;
-                let things: Vec<Box<dyn Any>> = vec![
-                    Box::new(a),
-                    Box::new(near),
-                    Box::new(region),
-                    Box::new(pd_a),
-                ];
-                drop_in(&order, things);
+                drop_in(&order, things![a, near, region, pd_a]);
 
                 let close = device.close(SOON);
                 refused(close, Kind::Timeout, None, &["1 queue pairs", &qpn]);
                 gate.open();
                 finish(&stream, &what);
                 assert!(done.is_set(), "{what}");
-                device
-                    .close(LIMIT)
-                    .unwrap_or_else(|e| panic!("{what}: {e}"));
+                closes(&device, &what);
                 let got = far.region().bytes::<8>(16);
                 assert_eq!(u64::from_le_bytes(got), value, "{what}");
                 drop(b);
@@ -123,14 +127,7 @@ fn what_waits_when_the_device_goes_is_let_go_with_a_status() {
                 a, b, pd_a, pd_b, ..
             } = p;
             let (region, _peer) = (near.region().clone(), (b, pd_b));
-            let things: Vec<Box<dyn Any>> = vec![
-                Box::new(a),
-                Box::new(near),
-                Box::new(region),
-                Box::new(pd_a),
-                Box::new(device),
-            ];
-            drop_in(&order, things);
+            drop_in(&order, things![a, near, region, pd_a, device]);
             finish(&stream, &what);
             assert!(done.is_set(), "{what}");
             assert_eq!(saw.seen().error, Status::CLOSED, "{what}");
@@ -152,8 +149,7 @@ fn a_device_that_goes_before_its_streams_ring_leaves_them_free_to_go_on() {
         // Posts change from stream to stream, so each waits for the other's.
         for i in 0..8 {
             let stream = &streams[i % 2];
-            let send = p.a.signaled(&Work::send(&list));
-            p.a.post_on(stream, &send_and_wait(send)).unwrap();
+            p.a.start_on(stream, &Work::send(&list));
         }
         p.a.post_on(&streams[1], &[done.set()]).unwrap();
         drop(p);
@@ -176,10 +172,8 @@ fn everything_may_go_in_any_order_the_gpu_too() {
         for order in orders(7).into_iter().step_by(101) {
             let gpu = Gpu::soft().unwrap();
             let mut p = Pair::new(&gpu, Net::Hub, &config);
-            let (near, far) = (
-                p.mem_a(MemoryKind::Device, 64),
-                p.mem_b(MemoryKind::Pinned, 64),
-            );
+            let near = p.mem_a(MemoryKind::Device, 64);
+            let far = p.mem_b(MemoryKind::Pinned, 64);
             let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
             let list = [sge(&near, 0, 8)];
             let to = far.remote().span(0, 8).unwrap();
@@ -195,16 +189,7 @@ fn everything_may_go_in_any_order_the_gpu_too() {
                 ..
             } = p;
             drop(again);
-            let things: Vec<Box<dyn Any>> = vec![
-                Box::new(a),
-                Box::new((b, pd_b)),
-                Box::new(near),
-                Box::new(pd_a),
-                Box::new(stream),
-                Box::new(gate),
-                Box::new(gpu),
-            ];
-            drop_in(&order, things);
+            drop_in(&order, things![a, (b, pd_b), near, pd_a, stream, gate, gpu]);
             drop(far);
         }
         // The driver is alive and well.
@@ -260,9 +245,7 @@ fn a_dropped_queue_pair_outlives_the_receives_that_a_stream_posts() {
         all_refused! { Kind::Timeout, None, &["1 queue pairs", &qpn]; device.close(SOON) }
         gate.open();
         finish(&stream, path);
-        device
-            .close(LIMIT)
-            .unwrap_or_else(|e| panic!("{path}: {e}"));
+        closes(&device, path);
         drop(b);
     }
     nothing_panicked();
@@ -283,9 +266,7 @@ fn a_dropped_queue_pair_that_nobody_answers_ends_at_its_limit() {
             let send = p.a.prepare(&work).unwrap();
             p.a.post(send).unwrap();
             drop(p);
-            device
-                .close(LIMIT)
-                .unwrap_or_else(|e| panic!("{path}, signaled {signaled}: {e}"));
+            closes(&device, &format!("{path}, signaled {signaled}"));
         }
     }
 }

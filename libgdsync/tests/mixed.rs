@@ -48,9 +48,7 @@ fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
                 let second = p.b.receive(&[sge(&far, at + 8, 8)]);
                 ok(p.b.wait(second, LIMIT));
                 for i in 0..2 {
-                    let mut got = [0; 8];
-                    let place = (at + 8 * i) as usize;
-                    far.region().read(place, &mut got).unwrap();
+                    let got = far.region().bytes((at + 8 * i) as usize);
                     assert_eq!(u64::from_le_bytes(got), 2 * round + i, "{what}");
                 }
                 ok(p.a.quiet(LIMIT));
@@ -66,7 +64,7 @@ fn one_list_serves_queue_pairs_of_every_kind() {
     let mut pairs: Vec<Pair> = paths()
         .into_iter()
         .map(|(_, config)| {
-            let config = config.send_blocks(8);
+            let config = sized(&config, 8, config.recv_entries);
             Pair::new(&gpu, Net::One, &config)
         })
         .collect();

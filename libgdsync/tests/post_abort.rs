@@ -66,9 +66,11 @@ struct World {
 
 impl World {
     fn new(gpu: &Gpu, config: &QpConfig, blocks: u32, start: u32) -> World {
-        let near = config.clone().send_blocks(blocks).start(start);
-        let far = config.clone().recv_entries(ROOM).start(start);
+        let at = |config: QpConfig| config.start(start);
+        let near = at(sized(config, blocks, config.recv_entries));
+        let far = at(sized(config, config.send_blocks, ROOM));
         let p = Pair::of(gpu, Net::Hub, &near, &far);
+        let mem = p.mem_a(MemoryKind::Pinned, 64);
         let mut sink = Sink {
             mem: p.mem_b(MemoryKind::Pinned, 64),
             qp: p.b,
@@ -78,7 +80,7 @@ impl World {
         sink.step();
         World {
             gpu: gpu.clone(),
-            mem: memory_of(&p.pd_a),
+            mem,
             streams: [gpu.stream().unwrap(), gpu.stream().unwrap()],
             a: p.a,
             sink,
@@ -204,11 +206,6 @@ impl World {
         }
         assert_eq!(self.a.error(), None, "{what}");
     }
-}
-
-fn memory_of(pd: &gdsync::rdma::Pd) -> Mr {
-    use gdsync::rdma::Access;
-    common::memory(pd, MemoryKind::Pinned, 64, Access::ALL)
 }
 
 /// Does something at random.

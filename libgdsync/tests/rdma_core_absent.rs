@@ -1,10 +1,11 @@
 //! Libraries and NICs that are not there, not whole, or not the ones that were named: a typed
 //! error with the reason, and the virtual NIC is used.
 
+#[path = "common/shim.rs"]
+mod shim;
 mod virtual_nic;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use gdsync::rdma::{Device, Provider};
 use gdsync::{Gpu, Kind};
@@ -53,21 +54,7 @@ fn standin(name: &str, functions: &[(&str, &str)]) -> PathBuf {
     }
     std::fs::write(&c, source).unwrap();
     std::fs::write(&map, script).unwrap();
-    let done = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
-        .args(["-shared", "-fPIC"])
-        .arg(format!("-Wl,--version-script={}", map.display()))
-        .arg("-o")
-        .args([&part, &c])
-        .output()
-        .unwrap();
-    assert!(
-        done.status.success(),
-        "{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
-    let path = folder.join(name);
-    std::fs::rename(&part, &path).unwrap();
-    path
+    shim::compile(name, &c, &[&shim::exports(&map)])
 }
 
 /// What the table of libibverbs requires.

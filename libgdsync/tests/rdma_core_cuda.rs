@@ -22,10 +22,10 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
         (Lowering::Kernel, Doorbell::Direct),
         (Lowering::MemOps, Doorbell::CpuThread),
     ] {
+        let what = format!("{lowering:?} {doorbell:?}");
         let config = sized(&by(lowering, doorbell), 16, 16);
         control.record(first);
-        let mut a = pd.create_qp(&config).unwrap();
-        let mut b = pd.create_qp(&config).unwrap();
+        let mut p = Pair::of_domain(&pd, &config);
         if first {
             // As a register of a device, which this one's memory is not, and then as it is.
             let calls = control.calls();
@@ -34,28 +34,23 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
             control.record(false);
             first = false;
         }
-        a.connect(&b.address()).unwrap();
-        b.connect(&a.address()).unwrap();
-        let region = gpu.alloc(MemoryKind::Pinned, 8192).unwrap();
-        let memory = pd.register(&region, Access::ALL).unwrap();
+        p.connect();
+        let memory = p.memory(MemoryKind::Pinned, 8192);
+        let region = memory.region();
         let stream = gpu.stream().unwrap();
         for round in 0..100_u8 {
             let len = [8, 64, 3000][usize::from(round) % 3];
             region.write(0, &vec![round; len]).unwrap();
             region.write(4096, &vec![!round; len]).unwrap();
-            let recv = b.receive(&[memory.sge(4096, len as u32)]);
-            let send = a.signaled(&Work::send(&[memory.sge(0, len as u32)]));
-            a.post_on(&stream, &send_and_wait(send)).unwrap();
-            b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
-                .unwrap();
-            assert!(
-                stream.synchronize(LIMIT).unwrap(),
-                "{lowering:?} {doorbell:?}"
-            );
-            let got = region.vec(4096, len);
-            assert_eq!(got, vec![round; len], "{lowering:?} {doorbell:?}");
+            let recv = p.b.receive(&[memory.sge(4096, len as u32)]);
+            let send = [memory.sge(0, len as u32)];
+            p.a.start_on(&stream, &Work::send(&send));
+            let wait = [Descriptor::wait_flushed(recv)];
+            p.b.post_on(&stream, &wait).unwrap();
+            finish(&stream, &what);
+            assert_eq!(region.vec(4096, len), vec![round; len], "{what}");
         }
-        assert_eq!((a.error(), b.error()), (None, None));
+        assert_eq!((p.a.error(), p.b.error()), (None, None));
     }
 }
 

@@ -41,8 +41,8 @@ fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
     let device = open(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
-    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-    let memory = pd.register(&region, Access::ALL).unwrap();
+    let memory = common::memory(&pd, MemoryKind::Pinned, 4096, Access::ALL);
+    let region = memory.region();
     let (there, theirs) = exchange(&mut line, &qp, &memory);
     qp.connect(&there).unwrap();
     ready(&mut line);
@@ -66,8 +66,7 @@ fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
     other.wait().unwrap();
     // It is silent now, and that is an error after its time.
     let span = theirs.span(0, 8).unwrap();
-    let write = qp.signaled(&Work::write(&[memory.sge(0, 8)], span));
-    qp.post_on(&stream, &send_and_wait(write)).unwrap();
+    let write = qp.start_on(&stream, &Work::write(&[memory.sge(0, 8)], span));
     let error = qp.wait(write, LIMIT).unwrap_err();
     assert_eq!(error.kind(), Kind::Failed(Status::TRANSPORT_RETRY));
     assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
@@ -91,8 +90,8 @@ fn the_other_process() {
     let device = device.unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
-    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-    let memory = pd.register(&region, Access::ALL).unwrap();
+    let memory = common::memory(&pd, MemoryKind::Pinned, 4096, Access::ALL);
+    let region = memory.region();
     let (there, _) = exchange(&mut line, &qp, &memory);
     qp.connect(&there).unwrap();
     let mut round = 0;
@@ -106,8 +105,7 @@ fn the_other_process() {
         round += 1;
         recv = qp.receive(&[memory.sge(0, 1500)]);
         region.write(2048, &pattern(round, 1500)).unwrap();
-        let send = qp.start(&Work::send(&[memory.sge(2048, 1500)]));
-        qp.wait(send, LIMIT).unwrap();
+        qp.complete(&Work::send(&[memory.sge(2048, 1500)]));
     }
 }
 

@@ -4,6 +4,8 @@
 //! change of state.
 
 mod common;
+#[path = "common/shim.rs"]
+mod shim;
 mod verbs_device;
 mod virtual_nic;
 
@@ -22,7 +24,7 @@ const INIT_OF_RESET: &str = "1:1:2";
 /// The library that refuses.
 fn library() -> &'static Path {
     let behind = ["-Wl,--no-as-needed", "-l:libibverbs.so.1", "-ldl"];
-    common::shim("refused_states", &behind)
+    shim::verbs("refused_states", &behind)
 }
 
 /// Runs the test in a process of its own in which this state is refused, or held if `$var` says so.

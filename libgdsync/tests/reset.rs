@@ -6,7 +6,7 @@ use common::*;
 
 /// Queues so short that a few messages lead around them.
 fn short(config: &QpConfig, start: u32) -> QpConfig {
-    config.clone().send_blocks(4).recv_entries(8).start(start)
+    sized(config, 4, 8).start(start)
 }
 
 #[test]
@@ -76,45 +76,39 @@ fn fail(p: &mut Pair, signaled: bool, what: &str) {
     assert_eq!(kind(p.a.wait(bad, LIMIT)), Some(expect), "{what}");
 }
 
-/// Something of `a` that is under way until the gate opens, or until `b` receives.
-type Start = fn(&mut Pair, &gdsync::Stream, &Gate);
+/// Begins a SEND that is under way until the gate opens, or until the peer receives.
+type Start = fn(&mut Qp, &Stream, &Gate, Work<'_>);
 
-fn nothing_yet(p: &mut Pair, stream: &gdsync::Stream, gate: &Gate, work: Work<'_>) {
-    let send = p.a.prepare(&work).unwrap();
+fn behind_the_gate(qp: &mut Qp, stream: &Stream, gate: &Gate, work: Work<'_>) {
+    let send = qp.prepare(&work).unwrap();
     let list = [gate.wait(), Descriptor::Send(send)];
-    p.a.post_on(stream, &list).unwrap();
+    qp.post_on(stream, &list).unwrap();
 }
 
 #[test]
 fn work_in_flight_forbids_a_reset_until_it_is_done() {
     let starts: [(&str, Start); 5] = [
-        ("a signaled send behind a gate", |p, stream, gate| {
-            let mem = p.mem_a(MemoryKind::Pinned, 64);
-            let list = [sge(&mem, 0, 8)];
-            nothing_yet(p, stream, gate, Work::send(&list).signaled());
+        ("a signaled send behind a gate", |qp, stream, gate, send| {
+            behind_the_gate(qp, stream, gate, send.signaled());
         }),
-        ("an unsignaled send behind a gate", |p, stream, gate| {
-            let mem = p.mem_a(MemoryKind::Pinned, 64);
-            let list = [sge(&mem, 0, 8)];
-            nothing_yet(p, stream, gate, Work::send(&list));
-        }),
-        ("a send that nobody receives", |p, _, _| {
-            let mem = p.mem_a(MemoryKind::Pinned, 64);
-            p.a.start(&Work::send(&[sge(&mem, 0, 8)]));
-        }),
-        ("an unsignaled send that nobody receives", |p, _, _| {
-            let mem = p.mem_a(MemoryKind::Pinned, 64);
-            let send = p.a.prepare(&Work::send(&[sge(&mem, 0, 8)])).unwrap();
-            p.a.post(send).unwrap();
+        ("an unsignaled send behind a gate", behind_the_gate),
+        ("a send that nobody receives", |qp, _, _, send| {
+            qp.start(&send);
         }),
         (
+            "an unsignaled send that nobody receives",
+            |qp, _, _, send| {
+                let send = qp.prepare(&send).unwrap();
+                qp.post(send).unwrap();
+            },
+        ),
+        (
             "a stream that has not arrived at its wait",
-            |p, stream, gate| {
-                let mem = p.mem_a(MemoryKind::Pinned, 64);
-                let send = p.a.start(&Work::send(&[sge(&mem, 0, 8)]));
+            |qp, stream, gate, send| {
+                let send = qp.start(&send);
                 // In submissions of their own: those of one may be waited for side by side.
-                p.a.post_on(stream, &[gate.wait()]).unwrap();
-                p.a.post_on(stream, &[Descriptor::wait(send)]).unwrap();
+                qp.post_on(stream, &[gate.wait()]).unwrap();
+                qp.post_on(stream, &[Descriptor::wait(send)]).unwrap();
             },
         ),
     ];
@@ -124,7 +118,9 @@ fn work_in_flight_forbids_a_reset_until_it_is_done() {
             let gpu = Gpu::soft().unwrap();
             let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));
             let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
-            start(&mut p, &stream, &gate);
+            let mem = p.mem_a(MemoryKind::Pinned, 64);
+            start(&mut p.a, &stream, &gate, Work::send(&[sge(&mem, 0, 8)]));
+            drop(mem);
             let late = name.starts_with("a stream");
             let mut receive = late.then(|| receive_one(&mut p));
             std::thread::sleep(Duration::from_millis(3));
@@ -143,7 +139,7 @@ fn work_in_flight_forbids_a_reset_until_it_is_done() {
     }
 }
 
-fn receive_one(p: &mut Pair) -> gdsync::rdma::ReceiveRequest {
+fn receive_one(p: &mut Pair) -> ReceiveRequest {
     let mem = p.mem_b(MemoryKind::Pinned, 64);
     p.b.receive(&[sge(&mem, 0, 8)])
 }

@@ -90,21 +90,13 @@ fn what_is_no_shared_memory_is_refused() {
     let pinned = gpu.alloc(MemoryKind::Pinned, LEN).unwrap();
     assert_eq!(pinned.share().unwrap_err().kind(), Kind::Unsupported);
     let region = gpu.alloc_exportable(LEN).unwrap();
-    let memory = |offset, len| SharedMemory::File {
-        fd: file(&region),
-        offset,
-        len,
-    };
     let null = File::options().read(true).write(true).open("/dev/null");
+    let of = |fd, offset, len| SharedMemory::File { fd, offset, len };
     let refused = [
-        memory(8, 8),
-        memory(0, 0),
-        memory(0, 1 << 20),
-        SharedMemory::File {
-            fd: null.unwrap().into(),
-            offset: 0,
-            len: 8,
-        },
+        of(file(&region), 8, 8),
+        of(file(&region), 0, 0),
+        of(file(&region), 0, 1 << 20),
+        of(null.unwrap().into(), 0, 8),
         SharedMemory::Ipc {
             handle: [0; 64],
             offset: 0,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::witness::Witness;
+use common::witness::{Seen, Witness};
 use common::*;
 use gds_sim::seeds;
 
@@ -24,6 +24,22 @@ fn plays(mut test: impl FnMut(&Gpu, &QpConfig, &str)) {
         }
         Ok::<_, String>(())
     });
+}
+
+/// Opens the gate before a stream, which ends at its limit then.
+#[track_caller]
+fn ends_at_the_limit(gpu: &Gpu, gate: &Gate, stream: &Stream, what: &str) {
+    gate.open();
+    let opened = gpu.host().now();
+    finish(stream, what);
+    let took = gpu.host().now() - opened;
+    assert!(SHORT <= took && took < 2 * SHORT, "{what}: {took:?}");
+}
+
+/// What a kernel sees behind a request that ended so, where the queue pair failed by its limit.
+fn timed_out(status: Status) -> Seen {
+    let error = Status::TIMEOUT;
+    Seen { error, status }
 }
 
 #[test]
@@ -51,16 +67,10 @@ fn a_send_that_nobody_receives_fails_after_the_limit_and_the_stream_goes_on() {
         // Nothing is late while the gate holds the doorbell back.
         pass(gpu, 10 * SHORT);
         assert_eq!(p.a.error(), None, "{path}: a false alarm");
-        gate.open();
-        let opened = gpu.host().now();
-        finish(&stream, path);
-        let took = gpu.host().now() - opened;
-        assert!(SHORT <= took && took < 2 * SHORT, "{path}: {took:?}");
+        ends_at_the_limit(gpu, &gate, &stream, path);
         assert!(done.is_set());
-        assert_eq!(first.seen().error, Status::TIMEOUT, "{path}");
-        assert_eq!(first.seen().status, Status::TIMEOUT, "{path}");
-        assert_eq!(last.seen().error, Status::TIMEOUT, "{path}");
-        assert_eq!(last.seen().status, Status::FLUSHED, "{path}");
+        assert_eq!(first.seen(), timed_out(Status::TIMEOUT), "{path}");
+        assert_eq!(last.seen(), timed_out(Status::FLUSHED), "{path}");
         assert_eq!(kind(p.a.wait(sends[0], LIMIT)), TIMEOUT, "{path}");
         assert_eq!(kind(p.a.wait(sends[1], LIMIT)), FLUSHED, "{path}");
         assert_eq!(kind(p.a.wait(own, LIMIT)), FLUSHED, "{path}");
@@ -90,18 +100,9 @@ fn a_peer_that_is_silent_or_dead_is_noticed_within_the_limit() {
                 true => p.hub.kill(node),
                 false => p.hub.silence(node, true),
             });
-            let status = Status::TIMEOUT;
-            gate.open();
-            let opened = gpu.host().now();
-            finish(&stream, &what);
-            let took = gpu.host().now() - opened;
-            assert!(SHORT <= took && took < 2 * SHORT, "{what}: {took:?}");
-            assert_eq!((saw.seen().error, saw.seen().status), (status, status));
-            assert_eq!(
-                kind(p.a.wait(write, LIMIT)),
-                Some(Kind::Failed(status)),
-                "{what}"
-            );
+            ends_at_the_limit(gpu, &gate, &stream, &what);
+            assert_eq!(saw.seen(), timed_out(Status::TIMEOUT), "{what}");
+            assert_eq!(kind(p.a.wait(write, LIMIT)), TIMEOUT, "{what}");
             if !dead {
                 assert!(p.hub.silence(node, false));
                 p.recover(&what);
@@ -137,14 +138,9 @@ fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
             // It counts from when the stream arrives.
             pass(gpu, 10 * SHORT);
             assert_eq!(p.b.error(), None, "{what}: a false alarm");
-            gate.open();
-            let opened = gpu.host().now();
-            finish(&stream, &what);
-            let took = gpu.host().now() - opened;
-            assert!(SHORT <= took && took < 2 * SHORT, "{what}: {took:?}");
+            ends_at_the_limit(gpu, &gate, &stream, &what);
             assert!(done.is_set());
-            assert_eq!(saw.seen().error, Status::TIMEOUT, "{what}");
-            assert_eq!(saw.seen().status, Status::TIMEOUT, "{what}");
+            assert_eq!(saw.seen(), timed_out(Status::TIMEOUT), "{what}");
             assert_eq!(kind(p.b.wait(receives[0], LIMIT)), TIMEOUT, "{what}");
             assert_eq!(kind(p.b.wait(receives[1], LIMIT)), FLUSHED, "{what}");
             assert_eq!(p.b.error(), Some(Status::TIMEOUT), "{what}");
@@ -186,12 +182,7 @@ fn a_slow_peer_is_not_a_silent_one() {
         let [near, far] = p.memories(MemoryKind::Pinned, 64);
         let stream = gpu.stream().unwrap();
         let list = [sge(&near, 0, 8)];
-        let mut last = None;
-        for _ in 0..6 {
-            let send = p.a.signaled(&Work::send(&list));
-            p.a.post_on(&stream, &send_and_wait(send)).unwrap();
-            last = Some(send);
-        }
+        let sends = [(); 6].map(|()| p.a.start_on(&stream, &Work::send(&list)));
         // Each takes nearly as long as it may, all together far longer.
         for _ in 0..6 {
             pass(gpu, SHORT - 40 * MS);
@@ -199,7 +190,7 @@ fn a_slow_peer_is_not_a_silent_one() {
             p.b.wait(recv, LIMIT).unwrap();
         }
         finish(&stream, path);
-        p.a.wait(last.unwrap(), LIMIT).unwrap();
+        p.a.wait(sends[5], LIMIT).unwrap();
         assert_eq!(p.a.error(), None, "{path}");
     });
 }

@@ -8,9 +8,6 @@
 mod steps;
 pub mod witness;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
 pub use std::time::Duration;
 
 use gds_sim::{Sim, SimConfig};
@@ -268,33 +265,6 @@ pub fn each_path(test: impl Fn(&mut Pair, &Mr, &Stream, &str)) {
         p.check(path);
         p.recover(path);
     }
-}
-
-/// A library of C from `tests/NAME/verbs.c`, linked with these arguments; made once.
-pub fn shim(name: &str, arguments: &[&str]) -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests")
-            .join(name);
-        let versions = sources.join("verbs.map");
-        let part = folder.join(format!("{name}.{}.so", std::process::id()));
-        let done = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
-            .args(["-shared", "-fPIC", "-D_GNU_SOURCE"])
-            .arg(format!("-Wl,--version-script={}", versions.display()))
-            .arg("-o")
-            .args([&part, &sources.join("verbs.c")])
-            .args(arguments)
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{said}");
-        // Processes that run beside this one put the same there.
-        let path = folder.join(format!("lib{name}.so"));
-        std::fs::rename(&part, &path).unwrap();
-        path
-    })
 }
 
 /// Registers new memory.

@@ -21,11 +21,11 @@ size_t give(const std::vector<std::string>& lines, char* out, size_t len) {
 }  // namespace
 
 // Starts with an empty log, or stops.
-STANDIN_API void standin_record(int on) {
+STANDIN_API void standin_record(bool on) {
     Lock lock;
     Log& log = machine().log;
-    log.on = on != 0;
-    if (on != 0) {
+    log.on = on;
+    if (on) {
         log.first += log.lines.size();
         log.lines.clear();
     }
@@ -137,20 +137,4 @@ STANDIN_API size_t standin_live(char* out, size_t len) {
                  line("contexts", contexts), line("streams", streams), line("commands", commands), line("events", m.events.size()),
                  line("modules", m.modules.size())},
                 out, len);
-}
-
-// Faults, attributes, log and counts as at the start, and a lost device back; what is alive stays.
-STANDIN_API void standin_reset() {
-    Lock lock;
-    Machine& m = machine();
-    m.faults.clear();
-    m.attributes.clear();
-    m.io_memory.clear();
-    m.blocked.clear();
-    m.log.on = false;
-    m.log.first += m.log.lines.size();
-    m.log.lines.clear();
-    m.full = m.operations = m.lose_after = 0;
-    m.lost = m.lose_code = 0;
-    m.work.notify_all();
 }

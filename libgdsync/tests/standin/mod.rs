@@ -218,6 +218,22 @@ unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
+/// Methods of a type that has a `get` as [`Control::get`]: each calls the function of this name
+/// with its own arguments.
+macro_rules! functions {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? = $symbol:literal;)*) => {$(
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        pub fn $name(&self, $($arg: $ty),*) $(-> $out)? {
+            // SAFETY: as the stand-in defines it.
+            let f: unsafe extern "C" fn($($ty),*) $(-> $out)? = unsafe { self.get($symbol) };
+            // SAFETY: the tests pass places that live, or values that it has to refuse.
+            unsafe { f($($arg),*) }
+        }
+    )*};
+}
+pub(crate) use functions;
+
 /// The stand-in of this process: its functions, and what tests see and switch.
 #[derive(Clone, Copy, Debug)]
 pub struct Control(*mut c_void);
@@ -248,11 +264,21 @@ impl Control {
         unsafe { std::mem::transmute_copy(&at) }
     }
 
-    fn count(&self, name: &str) -> u64 {
-        // SAFETY: the counters in control.cpp have this type.
-        let f: unsafe extern "C" fn() -> u64 = unsafe { self.get(name) };
-        // SAFETY: no arguments.
-        unsafe { f() }
+    functions! {
+        /// Notes calls from now on, or ceases to.
+        record(on: bool) = "standin_record";
+        /// The device is lost, now (0) or with the operation `after` from here.
+        lose_device(code: c_int, after: u64) = "standin_lose_device";
+        /// Sets a device attribute.
+        set_attribute(attribute: c_int, value: c_int) = "standin_set_attribute";
+        /// Makes memory I/O memory; with length 0, ordinary memory again.
+        io_memory(at: *mut u8, len: usize) = "standin_io_memory";
+        /// Enqueues that stood still before a full stream.
+        full() -> u64 = "standin_full";
+        /// Memory operations that have run.
+        operations() -> u64 = "standin_operations";
+        /// Streams that wait now.
+        waiting() -> u64 = "standin_waiting";
     }
 
     fn text(&self, name: &str) -> String {
@@ -272,14 +298,6 @@ impl Control {
             .to_owned()
     }
 
-    /// Notes calls from now on, or ceases to.
-    pub fn record(&self, on: bool) {
-        // SAFETY: as control.cpp defines it.
-        let f: unsafe extern "C" fn(c_int) = unsafe { self.get("standin_record") };
-        // SAFETY: any argument is allowed.
-        unsafe { f(c_int::from(on)) };
-    }
-
     /// The calls noted: `thread function arguments = error`, indented what they carry.
     pub fn calls(&self) -> String {
         self.text("standin_calls")
@@ -293,30 +311,6 @@ impl Control {
         let name = CString::new(name).unwrap();
         // SAFETY: a string that ends.
         unsafe { f(name.as_ptr(), code, after) };
-    }
-
-    /// The device is lost, now (0) or with the operation `after` from here.
-    pub fn lose_device(&self, code: i32, after: u64) {
-        // SAFETY: as control.cpp defines it.
-        let f: unsafe extern "C" fn(c_int, u64) = unsafe { self.get("standin_lose_device") };
-        // SAFETY: any arguments are allowed.
-        unsafe { f(code, after) };
-    }
-
-    /// Sets a device attribute.
-    pub fn set_attribute(&self, attribute: i32, value: i32) {
-        // SAFETY: as control.cpp defines it.
-        let f: unsafe extern "C" fn(c_int, c_int) = unsafe { self.get("standin_set_attribute") };
-        // SAFETY: any arguments are allowed.
-        unsafe { f(attribute, value) };
-    }
-
-    /// Makes memory I/O memory; with length 0, ordinary memory again.
-    pub fn io_memory(&self, at: *mut u8, len: usize) {
-        // SAFETY: as control.cpp defines it.
-        let f: unsafe extern "C" fn(*mut u8, usize) = unsafe { self.get("standin_io_memory") };
-        // SAFETY: the numbers are noted, nothing is accessed.
-        unsafe { f(at, len) };
     }
 
     /// Calls that stood still behind waiting streams: thread and function.
@@ -337,21 +331,6 @@ impl Control {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Enqueues that stood still before a full stream.
-    pub fn full(&self) -> u64 {
-        self.count("standin_full")
-    }
-
-    /// Memory operations that have run.
-    pub fn operations(&self) -> u64 {
-        self.count("standin_operations")
-    }
-
-    /// Streams that wait now.
-    pub fn waiting(&self) -> u64 {
-        self.count("standin_waiting")
-    }
-
     /// What is alive, by name.
     pub fn live(&self) -> HashMap<String, u64> {
         self.text("standin_live")
@@ -361,14 +340,6 @@ impl Control {
                 (name.to_owned(), n.parse().unwrap())
             })
             .collect()
-    }
-
-    /// Faults, attributes, log and counts as at the start, a lost device back.
-    pub fn reset(&self) {
-        // SAFETY: as control.cpp defines it.
-        let f: unsafe extern "C" fn() = unsafe { self.get("standin_reset") };
-        // SAFETY: no arguments.
-        unsafe { f() };
     }
 }
 

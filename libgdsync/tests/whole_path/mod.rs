@@ -1,5 +1,9 @@
 //! The whole path, whoever makes the GPU: prepare, post on a stream, wait on the stream.
 
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::time::Duration;
+
 use crate::common::*;
 
 /// Writes posted on a stream arrive, and the stream sees them complete.
@@ -79,4 +83,59 @@ pub fn failing(gpu: &Gpu, config: &QpConfig, to: MemoryKind) {
     assert_eq!(kind(p.a.wait(after, LIMIT)), flushed);
     assert_eq!(p.a.error(), Some(Status::REMOTE_ACCESS));
     assert_eq!(kind(p.a.prepare(&Work::send(&list))), refused);
+}
+
+/// Streams send, receive and wait, every third message without signal; the CPU prepares and posts,
+/// and never asks; waits have this time limit. After a tenth of the messages `settled` is called.
+pub fn flow(
+    p: &mut Pair,
+    [near, far]: &[Mr; 2],
+    messages: u32,
+    timeout: Option<Duration>,
+    mut settled: impl FnMut(),
+) {
+    let (sender, receiver) = (p.gpu.stream().unwrap(), p.gpu.stream().unwrap());
+    let list = [near.sge(0, 8)];
+    let wait = |completion| Descriptor::Wait {
+        completion,
+        flush: false,
+        timeout,
+    };
+    let mut last = None;
+    for i in 0..messages {
+        if i == messages / 10 {
+            settled();
+        }
+        // A full receive queue empties as the stream passes its waits.
+        let recv = p.b.receive_within(&[far.sge(0, 8)]);
+        let post = [Descriptor::Receive(recv), wait(recv.into())];
+        post_all(&mut p.b, &receiver, &post);
+        let work = Work::send(&list).with_imm(i);
+        let work = if i % 3 == 0 { work } else { work.signaled() };
+        let send = p.a.prepare_within(&work, LIMIT).unwrap();
+        let mut post = vec![Descriptor::Send(send)];
+        if i % 3 != 0 {
+            post.push(wait(send.into()));
+        }
+        post_all(&mut p.a, &sender, &post);
+        last = Some(recv);
+    }
+    passes(&sender);
+    passes(&receiver);
+    let last = last.unwrap();
+    assert_eq!(p.b.poll(last).unwrap(), Some(Status::SUCCESS));
+    assert_eq!(p.b.received(last).unwrap().imm, Some(messages - 1));
+}
+
+/// Posts; a stream that is given more than it takes says so, and takes more later.
+fn post_all(qp: &mut Qp, stream: &Stream, list: &[Descriptor<'_>]) {
+    until(stream.gpu(), "the stream takes it", || {
+        match qp.post_on(stream, list) {
+            Ok(()) => true,
+            Err(e) => {
+                assert_eq!(e.kind(), Kind::QueueFull, "{e}");
+                false
+            }
+        }
+    });
 }

@@ -1,13 +1,12 @@
 //! Random programs keep the order that memory operations have: on a model that lets the threads
 //! of a step run in any order, and by the kernels on the soft GPU.
 
-use std::time::Duration;
-
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestCaseError;
 
 use super::*;
+use crate::common::{Bytes as _, finish};
 use crate::gpu::{Dims, Gpu, KERNELS, MemoryKind};
 use crate::kernels::Entry;
 use crate::memop::Width::{Bits32, Bits64};
@@ -458,8 +457,6 @@ proptest! {
     }
 }
 
-const LIMIT: Duration = Duration::from_secs(20);
-
 /// The kernels leave the memory that the list asks for, whichever of them takes the program.
 #[test]
 fn the_kernels_run_programs_as_the_list_says() {
@@ -487,9 +484,8 @@ fn the_kernels_run_programs_as_the_list_says() {
         *used.entry(entry.name()).or_insert(0) += 1;
         // SAFETY: every address of the program lies in `region`, which outlives the run.
         unsafe { stream.launch(&kernel, Dims::linear(1, 32), bytes) }.unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap(), "{program:?}");
-        let mut got = vec![0; 4 * ALL_WORDS];
-        region.read(0, &mut got).unwrap();
+        finish(&stream, &format!("{program:?}"));
+        let got = region.vec(0, 4 * ALL_WORDS);
         let want: Vec<u8> = plan.memory.iter().flat_map(|w| w.to_le_bytes()).collect();
         assert_eq!(got, want, "{program:?}");
     }
@@ -525,8 +521,8 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
         batch.add(mark, Role::Mark, false);
     }
     assert!(take_all(&mut program, &batch));
-    let shape: Vec<_> = steps(&program).iter().map(Vec::len).collect();
-    assert_eq!(shape, [26, 26, 26]);
+    let shape = |program: &Program| -> Vec<usize> { steps(program).iter().map(Vec::len).collect() };
+    assert_eq!(shape(&program), [26, 26, 26]);
     assert_eq!(Entry::of_program(&program).0, Entry::Program);
 
     // Queues that share a doorbell take turns, and so do tests of one word.
@@ -537,8 +533,7 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
             post::push(&mut batch, &ring(record, 0x2000, edge));
         }
         assert!(take_all(&mut program, &batch));
-        let shape: Vec<_> = steps(&program).iter().map(Vec::len).collect();
-        assert_eq!(shape, expected);
+        assert_eq!(shape(&program), expected);
     }
     assert_eq!(
         Entry::of_program(&program),

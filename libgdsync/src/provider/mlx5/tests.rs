@@ -26,6 +26,15 @@ use crate::provider::ibv::{Context, Handle, check, path};
 use crate::ring::RingMemory as _;
 use crate::ring::cq::ENTRY;
 
+/// A structure of C of which nothing is set.
+///
+/// # Safety
+/// All zeros are one: numbers, pointers that may be null, and functions that may be absent.
+unsafe fn unset<T>() -> T {
+    // SAFETY: the caller's promise.
+    unsafe { std::mem::zeroed() }
+}
+
 fn settings() -> PathSettings {
     PathConfig::default().resolve().unwrap()
 }
@@ -179,23 +188,16 @@ impl VendorQp {
             let attr = ibv_parent_domain_init_attr {
                 pd,
                 td: threads,
-                comp_mask: 0,
-                alloc: None,
-                free: None,
-                pd_context: ptr::null_mut(),
+                ..unset()
             };
             let domain = verbs.alloc_parent_domain(context.raw(), attr).unwrap();
             assert!(!domain.is_null());
             let make_cq = || {
                 let mut attr = ibv_cq_init_attr_ex {
                     cqe: 63,
-                    cq_context: ptr::null_mut(),
-                    channel: ptr::null_mut(),
-                    comp_vector: 0,
-                    wc_flags: 0,
                     comp_mask: IBV_CQ_INIT_ATTR_MASK_FLAGS,
                     flags: IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
-                    parent_domain: ptr::null_mut(),
+                    ..unset()
                 };
                 let mut own = mlx5dv_cq_init_attr {
                     comp_mask: MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE,
@@ -208,10 +210,8 @@ impl VendorQp {
             };
             let cqs = [make_cq(), make_cq()];
             let mut attr = ibv_qp_init_attr_ex {
-                qp_context: ptr::null_mut(),
                 send_cq: cqs[0],
                 recv_cq: cqs[1],
-                srq: ptr::null_mut(),
                 cap: ibv_qp_cap {
                     max_send_wr: blocks * 64 / LONGEST,
                     max_recv_wr: entries,
@@ -223,21 +223,10 @@ impl VendorQp {
                     Transport::Rc => IBV_QPT_RC,
                     Transport::Ud { .. } => IBV_QPT_UD,
                 },
-                sq_sig_all: 0,
                 comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
                 pd: domain,
-                xrcd: ptr::null_mut(),
-                create_flags: 0,
-                max_tso_header: 0,
-                rwq_ind_tbl: ptr::null_mut(),
-                rx_hash_conf: ibv_rx_hash_conf {
-                    rx_hash_function: 0,
-                    rx_hash_key_len: 0,
-                    rx_hash_key: ptr::null_mut(),
-                    rx_hash_fields_mask: 0,
-                },
-                source_qpn: 0,
                 send_ops_flags: IBV_QP_EX_WITH_SEND,
+                ..unset()
             };
             let mut own = mlx5dv_qp_init_attr {
                 comp_mask: MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS
@@ -468,19 +457,11 @@ impl VendorQp {
 
 /// A request of nothing.
 pub(crate) fn no_send() -> ibv_send_wr {
+    // SAFETY: numbers, pointers and a union of both.
+    let none = unsafe { unset() };
     ibv_send_wr {
-        wr_id: 0,
-        next: ptr::null_mut(),
-        sg_list: ptr::null_mut(),
-        num_sge: 0,
         opcode: IBV_WR_SEND,
-        send_flags: 0,
-        imm_data: 0,
-        wr: ibv_send_remote {
-            atomic: ibv_send_atomic::default(),
-        },
-        qp_type: 0,
-        _others: [0; 6],
+        ..none
     }
 }
 

@@ -3,26 +3,18 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gds_step::Mutex;
 
-use crate::error::{Kind, Result};
-use crate::gpu::{Gpu, MemoryKind, Region, Word32};
-use crate::memop::Condition;
-use crate::nic::{
-    Access, Ah, AhAttr, MrKeys, Nic, PdId, QpAddress, QpMade, QpObjects, QpRings, Transport,
-};
-use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use super::odd_nic::OddNic;
+use crate::common::*;
+use crate::nic::Transport;
 use crate::rdma::verbs::QpCore;
-use crate::rdma::{Descriptor, Device, Doorbell, Mr, Pd, Qp, QpConfig, Work};
-use crate::status::Status;
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// What a NIC was asked for: the call, and whether a queue pair was locked.
 #[derive(Clone, Default)]
-struct Calls(Arc<Mutex<Seen>>);
+pub(super) struct Calls(Arc<Mutex<Seen>>);
 
 #[derive(Default)]
 struct Seen {
@@ -45,7 +37,7 @@ impl Calls {
         self.0.lock().cores.push(Arc::downgrade(&qp.core));
     }
 
-    fn note(&self, call: &'static str) {
+    pub fn note(&self, call: &'static str) {
         let (cores, known) = {
             let seen = self.0.lock();
             let known = seen.calls.iter().any(|(_, locked)| *locked);
@@ -73,6 +65,11 @@ impl Calls {
             .filter(|(c, _)| *c == call)
             .count()
     }
+
+    /// Waits until the NIC is called so.
+    fn wait_for(&self, gpu: &Gpu, call: &str) {
+        until(gpu, call, || self.count(call) > 0);
+    }
 }
 
 /// Whether the lock of a queue pair is free now or within `limit`.
@@ -87,97 +84,30 @@ fn unlocks(core: &QpCore, limit: Duration) -> bool {
     true
 }
 
-struct LookingNic {
-    nic: EmulatedNic,
-    calls: Calls,
+fn config(transport: Transport) -> QpConfig {
+    sized(&QpConfig::default(), 8, 4).transport(transport)
 }
 
-impl LookingNic {
-    fn note(&self, call: &'static str) {
-        self.calls.note(call);
-    }
+/// Queue pairs that are looked at when their NIC is called, not connected yet.
+fn apart(config: &QpConfig) -> (Pair, Calls) {
+    let gpu = Gpu::soft().unwrap();
+    let nic = OddNic::new(&gpu);
+    let calls = nic.calls.clone();
+    let pd = nic.open(&gpu).alloc_pd().unwrap();
+    let pair = Pair::of_domain(&pd, config);
+    calls.look_at(&pair.a);
+    calls.look_at(&pair.b);
+    (pair, calls)
 }
 
-impl Nic for LookingNic {
-    delegate_to_nic!();
-    delegate_to_nic! {
-        modify_to_error(qpn: u32) -> bool;
-    }
+fn connected(config: &QpConfig) -> (Pair, Calls) {
+    let (mut pair, calls) = apart(config);
+    pair.connect();
+    (pair, calls)
 }
 
-struct Rig {
-    gpu: Gpu,
-    calls: Calls,
-    device: Device,
-    pd: Pd,
-    a: Qp,
-    b: Qp,
-}
-
-impl Rig {
-    fn config(transport: Transport) -> QpConfig {
-        QpConfig::default()
-            .send_blocks(8)
-            .recv_entries(4)
-            .transport(transport)
-    }
-
-    fn new(transport: Transport) -> Rig {
-        Rig::with(&Rig::config(transport))
-    }
-
-    fn with(config: &QpConfig) -> Rig {
-        let gpu = Gpu::soft().unwrap();
-        let nic = EmulatedNic::open(&gpu, EmulatedOptions::default()).unwrap();
-        let calls = Calls::default();
-        let nic = LookingNic {
-            nic,
-            calls: calls.clone(),
-        };
-        let device = Device::open(&gpu, Arc::new(nic), true, Vec::new()).unwrap();
-        let pd = device.alloc_pd().unwrap();
-        let [a, b] = [(); 2].map(|()| pd.create_qp(config).unwrap());
-        calls.look_at(&a);
-        calls.look_at(&b);
-        Rig {
-            gpu,
-            calls,
-            device,
-            pd,
-            a,
-            b,
-        }
-    }
-
-    fn connected() -> Rig {
-        let mut rig = Rig::new(Transport::Rc);
-        rig.connect();
-        rig
-    }
-
-    fn connect(&mut self) {
-        self.a.connect(&self.b.address()).unwrap();
-        self.b.connect(&self.a.address()).unwrap();
-    }
-
-    fn memory(&self) -> Mr {
-        let memory = self.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        self.pd.register(&memory, Access::ALL).unwrap()
-    }
-
-    fn word(&self) -> Word32 {
-        let memory = self.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        memory.word32(0).unwrap()
-    }
-}
-
-fn gate(word: &Word32) -> Descriptor<'_> {
-    Descriptor::WaitValue32 {
-        word,
-        condition: Condition::Geq,
-        value: 1,
-        flush: false,
-    }
+fn memory(pair: &Pair) -> Mr {
+    pair.memory(MemoryKind::Pinned, 64)
 }
 
 /// A slow call of the NIC does not block the queue pair: not the end of a registration or of a
@@ -185,42 +115,39 @@ fn gate(word: &Word32) -> Descriptor<'_> {
 #[test]
 fn no_lock_is_held_while_the_nic_is_called() {
     for transport in [Transport::Rc, Transport::Ud { qkey: 5 }] {
-        let mut rig = Rig::new(transport);
+        let (mut p, calls) = apart(&config(transport));
         for round in 0..3 {
             let to = match transport {
                 Transport::Rc => {
-                    rig.connect();
+                    p.connect();
                     None
                 }
                 Transport::Ud { .. } => {
-                    rig.a.activate().unwrap();
-                    rig.b.activate().unwrap();
-                    Some(rig.pd.destination(&rig.b.address()).unwrap())
+                    p.a.activate().unwrap();
+                    p.b.activate().unwrap();
+                    Some(p.pd_a.destination(&p.b.address()).unwrap())
                 }
             };
             // One request is done, one is flushed, one aborted; each holds memory of its own.
-            let into = rig.memory();
-            let receive = rig.b.prepare_receive(&[into.sge(0, 64)]).unwrap();
-            rig.b.post_receive(receive).unwrap();
-            let send = |rig: &mut Rig| {
-                let from = rig.memory();
+            let into = memory(&p);
+            let receive = p.b.receive(&[into.sge(0, 64)]);
+            let send = |p: &mut Pair| {
+                let from = memory(p);
                 let list = [from.sge(0, 8)];
-                let work = Work::send(&list).signaled();
-                let work = to.iter().fold(work, |work, to| work.to(to));
-                rig.a.prepare(&work).unwrap()
+                let work = to.iter().fold(Work::send(&list), |work, to| work.to(to));
+                p.a.signaled(&work)
             };
-            let first = send(&mut rig);
-            rig.a.post(first).unwrap();
+            let first = send(&mut p);
+            p.a.post(first).unwrap();
             drop(into);
-            rig.a.wait(first, LIMIT).unwrap();
-            rig.b.wait(receive, LIMIT).unwrap();
-            let last = send(&mut rig);
-            rig.a.abort(last).unwrap();
-            let into = rig.memory();
-            let flushed = rig.b.prepare_receive(&[into.sge(0, 64)]).unwrap();
-            rig.b.post_receive(flushed).unwrap();
+            p.a.wait(first, LIMIT).unwrap();
+            p.b.wait(receive, LIMIT).unwrap();
+            let last = send(&mut p);
+            p.a.abort(last).unwrap();
+            let into = memory(&p);
+            p.b.receive(&[into.sge(0, 64)]);
             drop((into, to));
-            for qp in [&mut rig.a, &mut rig.b] {
+            for qp in [&mut p.a, &mut p.b] {
                 if round % 2 == 0 {
                     qp.fail(Status::CLOSED);
                 }
@@ -228,15 +155,8 @@ fn no_lock_is_held_while_the_nic_is_called() {
                 qp.reset().unwrap();
             }
         }
-        let Rig {
-            calls,
-            device,
-            a,
-            b,
-            pd,
-            ..
-        } = rig;
-        drop((a, b, pd));
+        let device = p.a.device().clone();
+        drop(p);
         device.close(LIMIT).unwrap();
         for call in ["dereg_mr", "modify_to_error", "reset_qp", "destroy_qp"] {
             assert!(calls.count(call) >= 2, "{call} was not tried");
@@ -257,32 +177,27 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
         ("dereg_mr", Doorbell::Direct),
         ("dereg_mr", Doorbell::CpuThread),
     ] {
-        let config = Rig::config(Transport::Rc)
+        let config = config(Transport::Rc)
             .doorbell(doorbell)
             .timeout((call == "modify_to_error").then_some(Duration::from_millis(5)));
-        let mut rig = Rig::with(&config);
-        rig.connect();
-        let (device, pd, calls) = (rig.device.clone(), rig.pd.clone(), rig.calls.clone());
-        let (from, into) = (rig.memory(), rig.memory());
+        let (mut p, calls) = connected(&config);
+        let (gpu, device, pd) = (p.gpu.clone(), p.a.device().clone(), p.pd_a.clone());
+        let (from, into) = (memory(&p), memory(&p));
         // In flight until there is a receive.
-        let list = [from.sge(0, 8)];
-        let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
+        let send = p.a.signaled(&Work::send(&[from.sge(0, 8)]));
         if call != "destroy_qp" {
-            rig.a.post(send).unwrap();
+            p.a.post(send).unwrap();
         }
         let hanging = calls.hang(call);
         match call {
-            "destroy_qp" => drop((rig.a, rig.b)),
+            "destroy_qp" => drop((p.a, p.b)),
             "dereg_mr" => {
                 drop(from);
-                let receive = rig.b.prepare_receive(&[into.sge(0, 8)]).unwrap();
-                rig.b.post_receive(receive).unwrap();
+                p.b.receive(&[into.sge(0, 8)]);
             }
             _ => {}
         }
-        let host = Arc::clone(device.gpu().host());
-        let deadline = host.now() + LIMIT;
-        assert!(host.wait_until(Some(deadline), &mut || calls.count(call) > 0));
+        calls.wait_for(&gpu, call);
         let (sender, done) = channel();
         std::thread::spawn(move || {
             drop(pd.create_qp(&config).unwrap());
@@ -299,15 +214,11 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
 /// no longer reach it.
 #[test]
 fn close_returns_after_idle_queue_pairs_are_destroyed() {
-    let rig = Rig::connected();
-    let hanging = rig.calls.hang("destroy_qp");
-    let Rig {
-        device, calls, a, ..
-    } = rig;
-    drop(a);
-    let host = Arc::clone(device.gpu().host());
-    let deadline = host.now() + LIMIT;
-    assert!(host.wait_until(Some(deadline), &mut || calls.count("destroy_qp") > 0));
+    let (p, calls) = connected(&config(Transport::Rc));
+    let hanging = calls.hang("destroy_qp");
+    let device = p.a.device().clone();
+    drop(p.a);
+    calls.wait_for(&p.gpu, "destroy_qp");
     let early = device.close(Duration::from_millis(20));
     drop(hanging);
     let e = early.expect_err("the NIC has not destroyed it yet");
@@ -318,31 +229,19 @@ fn close_returns_after_idle_queue_pairs_are_destroyed() {
 /// One CPU thread rings for all NICs.
 #[test]
 fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
-    let config = Rig::config(Transport::Rc).doorbell(Doorbell::CpuThread);
-    let [mut rig, mut other] = [(); 2].map(|()| Rig::with(&config));
-    rig.connect();
-    other.connect();
-    let (from, into) = (rig.memory(), rig.memory());
-    let list = [from.sge(0, 8)];
-    let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
-    rig.a.post(send).unwrap();
-    let hanging = rig.calls.hang("dereg_mr");
+    let config = config(Transport::Rc).doorbell(Doorbell::CpuThread);
+    let [(mut p, calls), (mut other, _)] = [(); 2].map(|()| connected(&config));
+    let (from, into) = (memory(&p), memory(&p));
+    p.a.start(&Work::send(&[from.sge(0, 8)]));
+    let hanging = calls.hang("dereg_mr");
     drop(from);
-    let receive = rig.b.prepare_receive(&[into.sge(0, 8)]).unwrap();
-    rig.b.post_receive(receive).unwrap();
-    let (host, calls) = (Arc::clone(rig.gpu.host()), rig.calls.clone());
-    let deadline = host.now() + LIMIT;
-    assert!(host.wait_until(Some(deadline), &mut || calls.count("dereg_mr") > 0));
-    let memory = other.memory();
-    let list = [memory.sge(0, 8)];
+    p.b.receive(&[into.sge(0, 8)]);
+    calls.wait_for(&p.gpu, "dereg_mr");
+    let memory = memory(&other);
     let span = memory.remote().span(32, 8).unwrap();
-    let write = other
-        .a
-        .prepare(&Work::write(&list, span).signaled())
-        .unwrap();
     let stream = other.gpu.stream().unwrap();
-    let post = [Descriptor::Send(write), Descriptor::wait(write)];
-    other.a.post_on(&stream, &post).unwrap();
+    let list = [memory.sge(0, 8)];
+    other.a.start_on(&stream, &Work::write(&list, span));
     let passed = stream.synchronize(Duration::from_secs(5)).unwrap();
     drop(hanging);
     assert!(passed, "the CPU thread is held up by a call of another NIC");
@@ -352,33 +251,30 @@ fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
 /// be done before its stream rings for it.
 #[test]
 fn a_queue_pair_is_kept_until_streams_are_past_its_doorbell() {
-    let mut rig = Rig::connected();
-    let (memory, word) = (rig.memory(), rig.word());
-    let stream = rig.gpu.stream().unwrap();
+    let (mut p, calls) = connected(&config(Transport::Rc));
+    let (memory, gate) = (memory(&p), Gate::new(&p.gpu));
+    let stream = p.gpu.stream().unwrap();
     let span = memory.remote().span(32, 8).unwrap();
-    let list = [memory.sge(0, 8)];
-    let write = rig.a.prepare(&Work::write(&list, span).signaled()).unwrap();
-    let post = [gate(&word), Descriptor::Send(write)];
-    rig.a.post_on(&stream, &post).unwrap();
+    let write = p.a.signaled(&Work::write(&[memory.sge(0, 8)], span));
+    let post = [gate.wait(), Descriptor::Send(write)];
+    p.a.post_on(&stream, &post).unwrap();
     // In place of the stream, which stands at the gate: the record is there, and the NIC reads it.
     let posted = {
-        let state = rig.a.core.lock();
+        let state = p.a.core.lock();
         state.send.ring_for(state.send.fifo.posted()).unwrap()
     };
-    rig.a.core.ring(posted.index, posted.doorbell);
-    rig.a.wait(write, LIMIT).unwrap();
-    rig.a.quiet(LIMIT).unwrap();
-    let (device, calls) = (rig.device.clone(), rig.calls.clone());
-    drop(rig.a);
+    p.a.core.ring(posted.index, posted.doorbell);
+    p.a.wait(write, LIMIT).unwrap();
+    p.a.quiet(LIMIT).unwrap();
+    let device = p.a.device().clone();
+    drop(p.a);
     // For the application it is gone.
     device.close(LIMIT).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(calls.count("destroy_qp"), 0, "the stream has still to ring");
-    word.store(1).unwrap();
-    assert!(stream.synchronize(LIMIT).unwrap());
-    let gone = &mut || calls.count("destroy_qp") == 1;
-    let deadline = rig.gpu.host().now() + LIMIT;
-    assert!(rig.gpu.host().wait_until(Some(deadline), gone));
+    gate.open();
+    passes(&stream);
+    until(&p.gpu, "it is gone", || calls.count("destroy_qp") == 1);
 }
 
 /// The word by which a stream marks its arrival at a wait with a limit keeps the value of the last
@@ -386,35 +282,28 @@ fn a_queue_pair_is_kept_until_streams_are_past_its_doorbell() {
 #[test]
 fn a_time_limit_begins_when_the_stream_arrives_after_any_number_of_waits() {
     for marks in [0, 1 << 31, (1 << 31) + 7, u32::MAX - 1, u32::MAX] {
-        let mut rig = Rig::connected();
-        let (memory, word) = (rig.memory(), rig.word());
-        let stream = rig.gpu.stream().unwrap();
-        rig.a.core.lock().send.cq.age(stream.id(), marks).unwrap();
+        let (mut p, _) = connected(&config(Transport::Rc));
+        let (memory, gate) = (memory(&p), Gate::new(&p.gpu));
+        let stream = p.gpu.stream().unwrap();
+        p.a.core.lock().send.cq.age(stream.id(), marks).unwrap();
         let span = memory.remote().span(32, 8).unwrap();
         let list = [memory.sge(0, 8)];
-        let write = rig.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+        let write = p.a.signaled(&Work::write(&list, span));
         let limit = Duration::from_millis(5);
-        let post = [
-            gate(&word),
-            Descriptor::Send(write),
-            Descriptor::wait(write).within(limit),
-        ];
-        rig.a.post_on(&stream, &post).unwrap();
+        let post = |send| [Descriptor::Send(send), Descriptor::wait(send).within(limit)];
+        p.a.post_on(&stream, &[gate.wait()]).unwrap();
+        p.a.post_on(&stream, &post(write)).unwrap();
         std::thread::sleep(Duration::from_millis(30));
-        assert_eq!(
-            rig.a.error(),
-            None,
-            "after {marks:#x} waits: still at the gate"
-        );
-        word.store(1).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
-        rig.a.wait(write, LIMIT).unwrap();
+        let error = p.a.error();
+        assert_eq!(error, None, "after {marks:#x} waits: still at the gate");
+        gate.open();
+        passes(&stream);
+        p.a.wait(write, LIMIT).unwrap();
         // The limit does begin: there is no receiver.
-        let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
-        let post = [Descriptor::Send(send), Descriptor::wait(send).within(limit)];
-        rig.a.post_on(&stream, &post).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
-        let failed = rig.a.wait(send, LIMIT).unwrap_err();
-        assert_eq!(failed.kind(), Kind::Failed(Status::TIMEOUT), "{marks:#x}");
+        let send = p.a.signaled(&Work::send(&list));
+        p.a.post_on(&stream, &post(send)).unwrap();
+        passes(&stream);
+        let timeout = Some(Kind::Failed(Status::TIMEOUT));
+        assert_eq!(kind(p.a.wait(send, LIMIT)), timeout, "{marks:#x}");
     }
 }

@@ -1,42 +1,53 @@
-//! A virtual NIC that lacks something, for tests; and those of one that is gone.
+//! An emulated NIC that lacks something, or notes when it is called.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use gds_step::Time;
 
+use super::calls::Calls;
+use crate::common::*;
 use crate::error::Result;
-use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::nic::{
-    Access, Ah, AhAttr, MrKeys, Nic, PdId, QpAddress, QpMade, QpObjects, QpRings, Report,
+    Ah, AhAttr, Layout, MrKeys, Nic, PdId, PortAddress, Provider, QpAddress, QpMade, QpObjects,
+    QpRings, Report,
 };
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::rdma::{Descriptor, Device, QpConfig, Work};
-use crate::status::Status;
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 pub(in crate::rdma) struct OddNic {
     nic: EmulatedNic,
-    reads: bool,
-    /// It hears of no error.
+    pub reads: bool,
+    /// It hears of no error: what is outstanding stays so.
     gone: bool,
+    /// Notes each call that may reach a device.
+    pub(super) calls: Calls,
 }
 
 impl OddNic {
-    /// It does no READs.
-    pub fn mute(nic: EmulatedNic) -> OddNic {
-        let (reads, gone) = (false, false);
-        OddNic { nic, reads, gone }
+    /// One that lacks nothing.
+    pub fn new(gpu: &Gpu) -> OddNic {
+        OddNic {
+            nic: EmulatedNic::open(gpu, EmulatedOptions::default()).unwrap(),
+            reads: true,
+            gone: false,
+            calls: Calls::default(),
+        }
     }
 
-    /// What is outstanding stays so.
-    fn gone(nic: EmulatedNic) -> OddNic {
-        let (reads, gone) = (true, true);
-        OddNic { nic, reads, gone }
+    pub fn open(self, gpu: &Gpu) -> Device {
+        Device::open(gpu, Arc::new(self), true, Vec::new()).unwrap()
     }
+}
 
-    fn note(&self, _call: &str) {}
+/// Methods that call those of `self.nic`; `noted` ones are noted first.
+macro_rules! delegate {
+    (@note noted $self:ident $name:ident) => { $self.calls.note(stringify!($name)) };
+    (@note plain $self:ident $name:ident) => {};
+    ($how:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        fn $name(&self, $($arg: $type),*) $(-> $result)? {
+            delegate!(@note $how self $name);
+            self.nic.$name($($arg),*)
+        }
+    )*};
 }
 
 impl Nic for OddNic {
@@ -45,15 +56,35 @@ impl Nic for OddNic {
     }
 
     fn modify_to_error(&self, qpn: u32) -> bool {
+        self.calls.note("modify_to_error");
         !self.gone && self.nic.modify_to_error(qpn)
     }
 
-    delegate_to_nic!();
-    delegate_to_nic! { @plain
+    delegate! { plain:
+        provider() -> Provider;
+        name() -> &str;
+        node() -> u64;
+        port() -> Option<PortAddress>;
+        layout() -> Layout;
         read_events(now: Time);
         reports() -> u32;
         report(qpn: u32, now: Time) -> Report;
         lose_qp(qpn: u32) -> bool;
+    }
+    delegate! { noted:
+        alloc_pd() -> Result<PdId>;
+        dealloc_pd(id: PdId);
+        reg_mr(pd: PdId, region: &Region, access: Access) -> Result<MrKeys>;
+        dereg_mr(keys: MrKeys);
+        holds(region: &Region) -> usize;
+        create_qp(pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
+        connect_qp(qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
+        activate_qp(qpn: u32, psn: u32, qkey: u32) -> Result<()>;
+        create_ah(pd: PdId, to: &AhAttr) -> Result<Ah>;
+        destroy_ah(id: u64);
+        reset_qp(qpn: u32) -> Result<()>;
+        cq_indices(objects: &QpObjects) -> Result<Option<(u64, u64)>>;
+        destroy_qp(objects: &QpObjects);
     }
 }
 
@@ -62,30 +93,25 @@ impl Nic for OddNic {
 #[test]
 fn a_nic_that_is_gone_keeps_no_stream() {
     let gpu = Gpu::soft().unwrap();
-    let nic = EmulatedNic::open(&gpu, EmulatedOptions::default()).unwrap();
-    let device = Device::open(&gpu, Arc::new(OddNic::gone(nic)), true, Vec::new()).unwrap();
-    let pd = device.alloc_pd().unwrap();
-    let config = QpConfig::default().send_blocks(8).recv_entries(4);
-    let [mut a, mut b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
-    let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let memory = pd.register(&memory, Access::ALL).unwrap();
+    let nic = OddNic {
+        gone: true,
+        ..OddNic::new(&gpu)
+    };
+    let device = nic.open(&gpu);
+    let mut p = Pair::over(&device, &sized(&QpConfig::default(), 8, 4));
+    let memory = p.memory(MemoryKind::Pinned, 64);
     let stream = gpu.stream().unwrap();
     // The rings have gone around before.
     let list = [memory.sge(0, 8)];
     for _ in 0..10 {
-        let receive = b.prepare_receive(&list).unwrap();
-        b.post_receive(receive).unwrap();
-        let send = a.prepare(&Work::send(&list).signaled()).unwrap();
-        a.post(send).unwrap();
-        a.wait(send, LIMIT).unwrap();
-        b.wait(receive, LIMIT).unwrap();
+        let receive = p.b.receive(&list);
+        p.a.complete(&Work::send(&list));
+        p.b.wait(receive, LIMIT).unwrap();
     }
     // The peer has no receive: both are asked for again without end.
-    let first = a.prepare(&Work::send(&list)).unwrap();
-    let second = a.prepare(&Work::send(&list).signaled()).unwrap();
-    let receive = a.prepare_receive(&list).unwrap();
+    let first = p.a.prepare(&Work::send(&list)).unwrap();
+    let second = p.a.signaled(&Work::send(&list));
+    let receive = p.a.prepare_receive(&list).unwrap();
     let limit = Duration::from_millis(20);
     let post = [
         Descriptor::Receive(receive),
@@ -94,12 +120,12 @@ fn a_nic_that_is_gone_keeps_no_stream() {
         Descriptor::wait(second).within(limit),
         Descriptor::wait(receive),
     ];
-    a.post_on(&stream, &post).unwrap();
-    assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
-    assert_eq!(a.poll(first).unwrap(), Some(Status::TIMEOUT));
-    assert_eq!(a.poll(second).unwrap(), Some(Status::FLUSHED));
-    assert_eq!(a.poll(receive).unwrap(), Some(Status::FLUSHED));
-    assert_eq!(a.error(), Some(Status::TIMEOUT));
-    drop((a, b));
+    p.a.post_on(&stream, &post).unwrap();
+    passes(&stream);
+    assert_eq!(p.a.poll(first).unwrap(), Some(Status::TIMEOUT));
+    assert_eq!(p.a.poll(second).unwrap(), Some(Status::FLUSHED));
+    assert_eq!(p.a.poll(receive).unwrap(), Some(Status::FLUSHED));
+    assert_eq!(p.a.error(), Some(Status::TIMEOUT));
+    drop(p);
     device.close(LIMIT).unwrap();
 }

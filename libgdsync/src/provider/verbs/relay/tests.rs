@@ -199,6 +199,23 @@ impl Rig {
         while self.relay.advance() {}
     }
 
+    /// The device ends its oldest send, and the relay hears of it.
+    fn finish(&mut self, status: c_int) {
+        self.relay.queues.finish(status);
+        self.run();
+    }
+
+    /// The device ends its oldest receive, and the relay hears of it.
+    fn fill(&mut self, status: c_int) {
+        self.relay.queues.fill(status);
+        self.run();
+    }
+
+    /// As many signaled sends.
+    fn post_sends(&mut self, n: usize) {
+        (0..n).for_each(|_| self.send(SendOpcode::SEND, true));
+    }
+
     /// The counter of an entry, and why it failed if it did; `None`: not written.
     fn entry(&self, kind: Kind, position: u32) -> Option<(u16, Option<Syndrome>)> {
         let entries = match kind {
@@ -252,12 +269,10 @@ fn entries_come_in_order_for_what_is_signaled() {
             rig.run();
             assert_eq!(rig.relay.queues.sends.len(), 2);
             assert_eq!(rig.sends(told), []);
-            rig.relay.queues.finish(IBV_WC_SUCCESS);
-            rig.run();
+            rig.finish(IBV_WC_SUCCESS);
             let nop = (first + 1) as u16;
             assert_eq!(rig.sends(told), [(nop, None)]);
-            rig.relay.queues.finish(IBV_WC_SUCCESS);
-            rig.run();
+            rig.finish(IBV_WC_SUCCESS);
             assert_eq!(rig.sends(told), [(nop, None), (nop.wrapping_add(1), None)]);
             told += 2;
         }
@@ -267,24 +282,17 @@ fn entries_come_in_order_for_what_is_signaled() {
 #[test]
 fn the_device_gets_no_more_than_it_takes() {
     for (limit, room) in [(4, 1000), (1000, 4)] {
-        let mut rig = Rig::new(
-            0,
-            Limits {
-                sends: limit,
-                ..LIMITS
-            },
-        );
+        let limits = Limits {
+            sends: limit,
+            ..LIMITS
+        };
+        let mut rig = Rig::new(0, limits);
         rig.relay.queues.room = room;
-        for _ in 0..10 {
-            rig.send(SendOpcode::SEND, true);
-        }
-        let mut told = 0;
-        while told < 10 {
+        rig.post_sends(10);
+        for told in 1..=10 {
             rig.run();
-            assert_eq!(rig.relay.queues.sends.len(), 4.min(10 - told));
-            rig.relay.queues.finish(IBV_WC_SUCCESS);
-            told += 1;
-            rig.run();
+            assert_eq!(rig.relay.queues.sends.len(), 4.min(11 - told));
+            rig.finish(IBV_WC_SUCCESS);
             assert_eq!(rig.sends(0).len(), told);
         }
         assert!(!rig.relay.queues.failed);
@@ -301,8 +309,7 @@ fn after_a_failure_everything_is_flushed_in_order() {
     rig.receive();
     rig.run();
     rig.relay.queues.finish(IBV_WC_SUCCESS);
-    rig.relay.queues.finish(IBV_WC_REM_ACCESS_ERR);
-    rig.run();
+    rig.finish(IBV_WC_REM_ACCESS_ERR);
     assert!(rig.relay.queues.failed);
     let access = Some(Syndrome::REMOTE_ACCESS);
     // The first was not signaled and went well. Two are still at the device.
@@ -353,8 +360,7 @@ fn garbage_is_an_error_entry() {
         rig.run();
         assert_eq!(rig.relay.queues.sends.len(), 1, "{what}");
         assert_eq!(rig.sends(0), [], "{what}");
-        rig.relay.queues.finish(IBV_WC_SUCCESS);
-        rig.run();
+        rig.finish(IBV_WC_SUCCESS);
         let bad = (1, Some(Syndrome::LOCAL_QP_OP));
         assert_eq!(rig.sends(0), [(0, None), bad, (2, FLUSH)], "{what}");
         assert!(rig.relay.queues.failed, "{what}");
@@ -380,15 +386,13 @@ fn receives_are_posted_as_far_as_the_record_says() {
     rig.run();
     assert_eq!(rig.relay.queues.receives.len(), 4);
     for i in 0..6 {
-        rig.relay.queues.fill(IBV_WC_SUCCESS);
-        rig.run();
+        rig.fill(IBV_WC_SUCCESS);
         assert_eq!(rig.receives(i), [(i as u16, None)]);
     }
     // A failed receive is an error of the queue pair.
     rig.receive();
     rig.run();
-    rig.relay.queues.fill(IBV_WC_LOC_LEN_ERR);
-    rig.run();
+    rig.fill(IBV_WC_LOC_LEN_ERR);
     assert_eq!(rig.receives(6), [(6, Some(Syndrome::LOCAL_LENGTH))]);
     assert!(rig.relay.queues.failed);
 }
@@ -399,8 +403,7 @@ fn a_relay_awaits_what_streams_have_not_posted() {
         let mut rig = Rig::new(start, LIMITS);
         assert!(!rig.relay.awaits());
         rig.relay.expect(start + 2, start + 1);
-        rig.send(SendOpcode::SEND, true);
-        rig.send(SendOpcode::SEND, true);
+        rig.post_sends(2);
         assert!(rig.relay.awaits());
         rig.receive();
         assert!(!rig.relay.awaits());
@@ -416,12 +419,10 @@ fn a_relay_awaits_what_streams_have_not_posted() {
 #[test]
 fn a_relay_that_was_down_begins_anew() {
     let mut rig = Rig::new(0, LIMITS);
-    rig.send(SendOpcode::SEND, true);
-    rig.send(SendOpcode::SEND, true);
+    rig.post_sends(2);
     rig.run();
     rig.relay.down();
-    rig.relay.queues.finish(IBV_WC_SUCCESS);
-    rig.run();
+    rig.finish(IBV_WC_SUCCESS);
     assert_eq!(rig.sends(0), []);
     rig.relay.queues.sends.clear();
     rig.posted = (0, 0);
@@ -429,8 +430,7 @@ fn a_relay_that_was_down_begins_anew() {
     rig.relay.up();
     rig.run();
     assert_eq!(rig.sends(0), []);
-    rig.relay.queues.finish(IBV_WC_SUCCESS);
-    rig.run();
+    rig.finish(IBV_WC_SUCCESS);
     assert_eq!(rig.sends(0), [(0, None)]);
     assert_eq!(rig.relay.positions(), (1, 0));
 }
@@ -463,8 +463,7 @@ fn a_relay_awaits_as_much_as_there_may_be() {
 fn a_device_that_is_found_gone_keeps_nothing() {
     let mut rig = Rig::new(0, LIMITS);
     rig.relay.queues.gone = true;
-    rig.send(SendOpcode::SEND, true);
-    rig.send(SendOpcode::SEND, true);
+    rig.post_sends(2);
     rig.run();
     rig.relay.fail();
     rig.run();
@@ -476,14 +475,11 @@ fn a_device_that_is_found_gone_keeps_nothing() {
 #[test]
 fn a_device_that_is_gone_keeps_nothing() {
     let mut rig = Rig::new(0, LIMITS);
-    for _ in 0..6 {
-        rig.send(SendOpcode::SEND, true);
-    }
+    rig.post_sends(6);
     rig.receive();
     rig.receive();
     rig.run();
-    rig.relay.queues.finish(IBV_WC_SUCCESS);
-    rig.run();
+    rig.finish(IBV_WC_SUCCESS);
     rig.relay.lose();
     rig.run();
     let gone = Some(translate::UNNAMED);
@@ -507,11 +503,10 @@ fn any_bytes_come_to_an_end() {
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..300 {
         let mut rig = Rig::new(0, LIMITS);
-        for at in (0..BLOCKS * BASIC_BLOCK).step_by(4) {
-            rig.rings.send.store32(at, random.u32(..));
-        }
-        for at in (0..SLOTS * STRIDE).step_by(4) {
-            rig.rings.recv.store32(at, random.u32(..));
+        for ring in [rig.rings.send, rig.rings.recv] {
+            for at in (0..ring.len()).step_by(4) {
+                ring.store32(at, random.u32(..));
+            }
         }
         if random.bool() {
             let bytes = rig.wqe(SendOpcode::SEND, true);

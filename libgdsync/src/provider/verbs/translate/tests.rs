@@ -15,18 +15,28 @@ const REMOTE: Remote = Remote {
     addr: 0xdead_beef_0000,
     rkey: 0x1234,
 };
-const SGES: [Sge; 2] = [
-    Sge {
-        addr: 0x2000,
-        lkey: 5,
-        len: 100,
-    },
-    Sge {
-        addr: 0x9000,
-        lkey: 6,
-        len: 7,
-    },
-];
+const SGES: [Sge; 2] = [sge(0x2000, 5, 100), sge(0x9000, 6, 7)];
+
+const fn sge(addr: u64, lkey: u32, len: u32) -> Sge {
+    Sge { addr, lkey, len }
+}
+
+/// A request that moves nothing else, to nowhere.
+fn wqe(opcode: SendOpcode, payload: Payload<'_>) -> SendWqe<'_> {
+    SendWqe {
+        opcode,
+        payload,
+        ..SendWqe::default()
+    }
+}
+
+/// An entry that writes these pieces, in the entry itself, to [`REMOTE`].
+fn written_inline(parts: &[&[u8]]) -> Vec<u8> {
+    encode(&SendWqe {
+        remote: Some(REMOTE),
+        ..wqe(SendOpcode::RDMA_WRITE, Payload::Inline(parts))
+    })
+}
 
 fn pieces(sges: &[Sge]) -> Vec<ibv_sge> {
     let piece = |sge: &Sge| ibv_sge {
@@ -71,34 +81,23 @@ fn rdma(wr: &ibv_send_wr) -> ibv_send_rdma {
 
 #[test]
 fn sends_and_writes() {
-    let imm = [1, 2, 3, 4];
+    use SendOpcode as Op;
+    let (none, imm, there) = ([0; 4], [1, 2, 3, 4], Some(REMOTE));
     for (opcode, theirs, remote, imm) in [
-        (SendOpcode::SEND, IBV_WR_SEND, None, None),
-        (SendOpcode::SEND_IMM, IBV_WR_SEND_WITH_IMM, None, Some(imm)),
-        (
-            SendOpcode::RDMA_WRITE,
-            IBV_WR_RDMA_WRITE,
-            Some(REMOTE),
-            None,
-        ),
-        (
-            SendOpcode::RDMA_WRITE_IMM,
-            IBV_WR_RDMA_WRITE_WITH_IMM,
-            Some(REMOTE),
-            Some(imm),
-        ),
-        (SendOpcode::RDMA_READ, IBV_WR_RDMA_READ, Some(REMOTE), None),
+        (Op::SEND, IBV_WR_SEND, None, none),
+        (Op::SEND_IMM, IBV_WR_SEND_WITH_IMM, None, imm),
+        (Op::RDMA_WRITE, IBV_WR_RDMA_WRITE, there, none),
+        (Op::RDMA_WRITE_IMM, IBV_WR_RDMA_WRITE_WITH_IMM, there, imm),
+        (Op::RDMA_READ, IBV_WR_RDMA_READ, there, none),
     ] {
         let (wr, sges) = request(&SendWqe {
-            opcode,
-            imm: imm.unwrap_or_default(),
+            imm,
             remote,
-            payload: Payload::Gather(&SGES),
-            ..SendWqe::default()
+            ..wqe(opcode, Payload::Gather(&SGES))
         });
         assert_eq!((wr.opcode, wr.num_sge), (theirs, 2), "{opcode}");
         assert_eq!(sges, pieces(&SGES), "{opcode}");
-        assert_eq!(wr.imm_data.to_ne_bytes(), imm.unwrap_or_default());
+        assert_eq!(wr.imm_data.to_ne_bytes(), imm);
         let there = remote.unwrap_or_default();
         let is = rdma(&wr);
         assert_eq!((is.remote_addr, is.rkey), (there.addr, there.rkey));
@@ -111,10 +110,8 @@ fn datagrams_go_to_the_handle_that_their_address_names() {
     let handle: *mut ibv_ah = std::ptr::dangling_mut();
     let encode = |opcode, payload| {
         encode(&SendWqe {
-            opcode,
             av: Some(av),
-            payload,
-            ..SendWqe::default()
+            ..wqe(opcode, payload)
         })
     };
     let translated = |bytes: &[u8], found| {
@@ -150,11 +147,7 @@ fn datagrams_go_to_the_handle_that_their_address_names() {
     // To nobody; one of a connection; and one that does nothing, which needs nobody.
     let wrong = Err(Syndrome::LOCAL_QP_OP);
     assert_eq!(translated(&gathered, None).map(|_| ()), wrong);
-    let rc = super::tests::encode(&SendWqe {
-        opcode: SendOpcode::SEND,
-        payload: Payload::Gather(&SGES[..1]),
-        ..SendWqe::default()
-    });
+    let rc = super::tests::encode(&wqe(SendOpcode::SEND, Payload::Gather(&SGES[..1])));
     assert_eq!(translated(&rc, Some(handle)).map(|_| ()), wrong);
     let nop = super::tests::encode(&SendWqe::default());
     assert!(matches!(translated(&nop, None), Ok(None)));
@@ -199,63 +192,43 @@ fn a_key_to_invalidate_is_a_number() {
 
 #[test]
 fn atomics() {
-    let old = [Sge {
-        addr: 0x2000,
-        lkey: 5,
-        len: 8,
-    }];
-    let swap = Atomic::CompareSwap {
-        compare: 7,
-        swap: 8,
-    };
+    let old = [sge(0x2000, 5, 8)];
+    let (compare, swap) = (7, 8);
+    let swap = Atomic::CompareSwap { compare, swap };
     let add = Atomic::FetchAdd { add: 9 };
     for (atomic, opcode, operands) in [
         (swap, IBV_WR_ATOMIC_CMP_AND_SWP, (7, 8)),
         (add, IBV_WR_ATOMIC_FETCH_AND_ADD, (9, 0)),
     ] {
-        let wqe = SendWqe {
-            opcode: atomic.opcode(),
+        let of = |sges| SendWqe {
             remote: Some(REMOTE),
             atomic: Some(atomic),
-            payload: Payload::Gather(&old),
-            ..SendWqe::default()
+            ..wqe(atomic.opcode(), Payload::Gather(sges))
         };
-        let (wr, sges) = request(&wqe);
+        let (wr, sges) = request(&of(&old));
         // SAFETY: numbers in every member.
         let is = unsafe { wr.wr.atomic };
         assert_eq!(wr.opcode, opcode);
         assert_eq!((is.compare_add, is.swap), operands);
         assert_eq!((is.remote_addr, is.rkey), (REMOTE.addr, REMOTE.rkey));
         assert_eq!(sges, pieces(&old));
-        let long = SendWqe {
-            payload: Payload::Gather(&SGES),
-            ..wqe
-        };
-        let refused = translated(&encode(&long), 0).err();
+        let refused = translated(&encode(&of(&SGES)), 0).err();
         assert_eq!(refused, Some(Syndrome::LOCAL_LENGTH));
     }
 }
 
 #[test]
 fn flags_are_carried_and_every_request_is_signaled() {
-    for (flags, theirs) in [
-        (WqeFlags::default(), 0),
-        (
-            WqeFlags {
-                fence: true,
-                ..WqeFlags::default()
-            },
-            IBV_SEND_FENCE,
-        ),
-        (
-            WqeFlags {
-                solicited: true,
-                signaled: true,
-                ..WqeFlags::default()
-            },
-            IBV_SEND_SOLICITED,
-        ),
+    for (fence, solicited, signaled, theirs) in [
+        (false, false, false, 0),
+        (true, false, false, IBV_SEND_FENCE),
+        (false, true, true, IBV_SEND_SOLICITED),
     ] {
+        let flags = WqeFlags {
+            fence,
+            solicited,
+            signaled,
+        };
         let (wr, _) = request(&SendWqe {
             opcode: SendOpcode::SEND,
             flags,
@@ -280,12 +253,7 @@ fn a_request_that_does_nothing_is_none() {
 fn short_inline_data_are_copied() {
     let data: Vec<u8> = (0..60).collect();
     let parts = [&data[..50], &data[50..]];
-    let bytes = encode(&SendWqe {
-        opcode: SendOpcode::RDMA_WRITE,
-        remote: Some(REMOTE),
-        payload: Payload::Inline(&parts),
-        ..SendWqe::default()
-    });
+    let bytes = written_inline(&parts);
     let translated = |bytes: &[u8], inline| {
         let mut sges = Vec::new();
         let most = Most { inline, ..MOST };
@@ -307,16 +275,8 @@ fn short_inline_data_are_copied() {
         }
     }
     // Nothing is not copied, nor is what has to be fetched.
-    let empty = encode(&SendWqe {
-        opcode: SendOpcode::SEND,
-        ..SendWqe::default()
-    });
-    let gathered = encode(&SendWqe {
-        opcode: SendOpcode::SEND,
-        payload: Payload::Gather(&SGES),
-        ..SendWqe::default()
-    });
-    for bytes in [empty, gathered] {
+    for sges in [&[], &SGES[..]] {
+        let bytes = encode(&wqe(SendOpcode::SEND, Payload::Gather(sges)));
         let (wr, _) = translated(&bytes, 1000);
         assert_eq!(wr.send_flags & IBV_SEND_INLINE, 0);
     }
@@ -327,12 +287,7 @@ fn short_inline_data_are_copied() {
 fn inline_data_are_read_from_the_ring() {
     let data: Vec<u8> = (0..200).collect();
     let parts = [&data[..150], &data[150..]];
-    let bytes = encode(&SendWqe {
-        opcode: SendOpcode::RDMA_WRITE,
-        remote: Some(REMOTE),
-        payload: Payload::Inline(&parts),
-        ..SendWqe::default()
-    });
+    let bytes = written_inline(&parts);
     // Laps count on.
     for at in [0, 64, RING.len - 64, RING.len - 192, 5 * RING.len + 128] {
         let (wr, sges) = translated(&bytes, at).unwrap().unwrap();
@@ -355,20 +310,14 @@ fn inline_data_are_read_from_the_ring() {
 
 #[test]
 fn what_is_no_entry_or_too_long_is_refused() {
-    let good = encode(&SendWqe {
-        opcode: SendOpcode::SEND,
-        payload: Payload::Gather(&SGES),
-        ..SendWqe::default()
-    });
+    let good = encode(&wqe(SendOpcode::SEND, Payload::Gather(&SGES)));
     let mut sges = Vec::new();
     let most = |sges| Most { sges, ..MOST };
     assert!(send(&good, 0, &RING, most(2), &mut sges).is_ok());
     let refused = send(&good, 0, &RING, most(1), &mut sges).err();
     assert_eq!(refused, Some(Syndrome::LOCAL_QP_OP));
-    let mut unknown = good.clone();
-    unknown[3] = 0x7f;
-    let mut modified = good.clone();
-    modified[0] = 1;
+    let (mut unknown, mut modified) = (good.clone(), good.clone());
+    (unknown[3], modified[0]) = (0x7f, 1);
     for bytes in [&unknown, &modified, &good[..20].to_vec(), &Vec::new()] {
         assert_eq!(translated(bytes, 0).err(), Some(Syndrome::LOCAL_QP_OP));
     }
@@ -425,19 +374,15 @@ fn completions_of_receives_say_what_came() {
         imm_data: u32::from_be_bytes([1, 2, 3, 4]).to_be(),
         ..ibv_wc::default()
     };
+    let (with, some) = (IBV_WC_WITH_IMM, [1, 2, 3, 4]);
     for (opcode, flags, received, imm) in [
         (IBV_WC_RECV, 0, CqeOpcode::RESP_SEND, [0; 4]),
-        (
-            IBV_WC_RECV,
-            IBV_WC_WITH_IMM,
-            CqeOpcode::RESP_SEND_IMM,
-            [1, 2, 3, 4],
-        ),
+        (IBV_WC_RECV, with, CqeOpcode::RESP_SEND_IMM, some),
         (
             IBV_WC_RECV_RDMA_WITH_IMM,
-            IBV_WC_WITH_IMM,
+            with,
             CqeOpcode::RESP_WR_IMM,
-            [1, 2, 3, 4],
+            some,
         ),
     ] {
         let is = outcome(&wc(opcode, flags));
