@@ -274,10 +274,11 @@ impl<'a> Player<'a> {
         ensure(stuck.is_empty(), || {
             format!("{stuck:?} after all has ended")
         })?;
-        match ctx.close(time_limit()) {
-            // Of sends that were let go.
-            Err(e) if truncated && e.kind() == Kind::Truncated => ctx.close(time_limit())?,
-            closed => closed?,
+        while let Err(e) = ctx.close(time_limit()) {
+            // Of sends that were let go, as late as their receivers take them.
+            if !truncated || e.kind() != Kind::Truncated {
+                return Err(e.into());
+            }
         }
         drop(streams);
         out.arena.give_back(ctx)?;
