@@ -3,9 +3,10 @@
 //! [`exchange`] draws a program from a seed, what the runtime can do and how queues are made, and
 //! runs it under the simulation: the programs are those of `hardware::program`.
 //! [`directed`] holds the scenarios that a random program would meet too rarely: failures,
-//! held streams, silent peers. `world` is what all of them stand on.
+//! held streams, silent peers. `world` is what all of them stand on; `mp_sim` are messages in it, of
+//! programs that [`mp`] draws and plays, and `mutants` hunts for what breaks a rule.
 //!
-//! [`hardware`] is for real threads and real GPUs, over every GPU runtime present; `cover`
+//! [`hardware`] is for real threads and real GPUs, over every GPU runtime present, on the rig of `live`; `cover`
 //! draws a few cells from a matrix too large to be run whole.
 
 mod cover;

@@ -71,7 +71,7 @@ impl Survivor<'_> {
         let data = [self.slice(len)];
         let send = SendOp::new(VICTIM, 1, &data);
         let send = match self.proxy {
-            true => send.by_proxy(self.stream),
+            true => send.by_cpu_thread(self.stream),
             false => send.on(self.stream),
         };
         self.ctx.post_send(&send).unwrap()
@@ -89,7 +89,7 @@ impl Survivor<'_> {
         let into = [self.slice(len)];
         let recv = RecvOp::new(VICTIM, 1, &into);
         let recv = match self.proxy {
-            true => recv.by_proxy(self.stream),
+            true => recv.by_cpu_thread(self.stream),
             false => recv.on(self.stream),
         };
         self.ctx.post_recv(&recv).unwrap()

@@ -1,10 +1,11 @@
-//! The common ground of the software devices and the drivers that run them.
+//! Time, step machines and bells: what software devices and the drivers that run them share.
 //!
 //! A software GPU, a virtual NIC, a link between two NICs, the watcher: each is a
 //! *step machine* ([`Machine`]): it owns no thread and reads no clock. A driver calls
 //! [`Machine::step`] with the time, and the machine does a bounded piece of work and says
-//! whether it got anywhere. Two drivers exist: [`Live`] (one thread a
-//! process steps all its devices, spins while they are busy and sleeps when they are not) and the
+//! whether it got anywhere. Two drivers exist: [`Live`] (a thread
+//! steps all devices of a process, spins while they are busy and sleeps when they are not; another
+//! rings for streams, and each watcher has its own) and the
 //! crate `gds-sim` (one thread, a virtual clock, a seeded choice of the next machine).
 //!
 //! Code that belongs to a *rank* (an application thread and the library below it) sees the

@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
         let send = match self.config.model {
             Model::Cpu => send,
             Model::Stream => send.on(&self.edge),
-            Model::Proxy => send.by_proxy(&self.edge),
+            Model::Proxy => send.by_cpu_thread(&self.edge),
         };
         self.crew.post(|| self.ctx.post_send(&send))
     }
@@ -199,7 +199,7 @@ impl<'a> Run<'a> {
         let recv = match self.config.model {
             Model::Cpu => recv,
             Model::Stream => recv.on(&self.edge),
-            Model::Proxy => recv.by_proxy(&self.edge),
+            Model::Proxy => recv.by_cpu_thread(&self.edge),
         };
         self.crew.post(|| self.ctx.post_recv(&recv))
     }

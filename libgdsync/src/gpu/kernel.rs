@@ -115,7 +115,10 @@ impl KernelImage {
 
     /// Whether both are the same image: its code is in the program once, at one address.
     fn is(&self, other: &KernelImage) -> bool {
-        let code = |image: &KernelImage| (image.soft.as_ptr(), image.ptx.map(str::as_ptr));
+        let code = |image: &KernelImage| {
+            let (ptx, hip) = (image.ptx.map(str::as_ptr), image.hip.map(<[u8]>::as_ptr));
+            (image.soft.as_ptr(), ptx, hip)
+        };
         self.name == other.name && code(self) == code(other)
     }
 

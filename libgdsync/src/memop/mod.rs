@@ -1,4 +1,5 @@
-//! The vocabulary of stream memory operations, and how descriptors become sequences of them.
+//! The vocabulary of stream memory operations, and what is made of lists of them: cost, legality,
+//! programs, traces.
 //!
 //! Everything here is pure: it computes lists, touches no device and no memory. An [`Op`] is
 //! one operation of a stream's front end: write a word, wait for a word, copy a few bytes,

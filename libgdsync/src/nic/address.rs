@@ -228,6 +228,7 @@ impl RemoteMemory {
 /// has for it. A request takes the key of the rail at the other end of its queue pair. Whether
 /// the peer agrees shows when the request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RemoteSpan {
     /// The address.
     pub addr: u64,

@@ -26,7 +26,7 @@ impl Device {
         Device::emulated_with(gpu, EmulatedOptions::default())
     }
 
-    /// As [`Device::emulated`], with a fabric of the caller's choice.
+    /// As [`Device::emulated`], with options.
     ///
     /// # Errors
     /// As [`Device::emulated`].

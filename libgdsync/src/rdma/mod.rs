@@ -1,4 +1,5 @@
-//! What users of verbs hold: devices, protection domains, registrations, queue pairs, requests.
+//! What users of verbs hold: its objects (`verbs`), lists for streams (`list`), the visibility of what
+//! NICs write (`consistency`), several NICs and ports (`rails`).
 //!
 //! A request is *prepared* (its entry is written into the send queue), then *posted* by the
 //! CPU or by a stream, or *aborted*. A send queue is a FIFO: posts follow the order of prepare

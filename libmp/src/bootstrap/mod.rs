@@ -56,7 +56,7 @@ pub const WINDOW: u32 = 1 << 20;
 /// A job as one of its ranks sees it.
 ///
 /// After the start nothing is collective. `send` and `receive` never block for longer than a
-/// local copy or a system call that does not wait: contexts call them from the watcher.
+/// local copy or a system call that does not wait: contexts call them from their thread.
 pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// This rank, 0 to `size` - 1.
     fn rank(&self) -> u32;

@@ -86,7 +86,7 @@ pub(crate) struct Stamp<const N: usize> {
     /// message is EAGER.
     pub ready: u64,
     /// Where the receiver's memory is told, in the order of the host: its address for the NIC (64
-    /// bits), its key (32 bits), zero (32 bits). Read if `ready` says READY.
+    /// bits), its keys by rail (32 bits each), of which the first is used. Read if `ready` says READY.
     pub info: u64,
     /// Two 64-bit words for the stamp.
     pub stamp: u64,

@@ -24,7 +24,7 @@ pub enum Connect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Progress {
-    /// gdsync's watcher, about once a millisecond.
+    /// A thread of the context's, about once a millisecond.
     #[default]
     Background,
     /// The program, by [`Context::progress`](crate::Context::progress); calls that wait do it too.

@@ -6,7 +6,7 @@
 //! the receiver's mailbox at once, when its slot is free; a longer one is announced, waits
 //! until the receive says that it is there, and is written where that lies.
 //!
-//! The parts, each with fields of its own and tested by itself:
+//! The parts, each with fields of its own, most tested by themselves:
 //! - `channel` (one tag to or from a rank: numbers, memory, credits), `channels` (all of a rank: how
 //!   they open and go), `peer` (one rank: its lanes, channels, and whether it was given up).
 //! - `lanes` (which stream posts on which), `any` (receives from any source), `outbox` (control

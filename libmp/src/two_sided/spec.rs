@@ -94,7 +94,7 @@ impl<'a> SendOp<'a> {
 
     /// The stream posts it by the proxy: a CPU thread rings the NIC when the stream says so.
     #[must_use]
-    pub fn by_proxy(mut self, stream: &'a Stream) -> SendOp<'a> {
+    pub fn by_cpu_thread(mut self, stream: &'a Stream) -> SendOp<'a> {
         self.on = On::Stream(stream, Some(Doorbell::CpuThread));
         self
     }
@@ -164,7 +164,7 @@ impl<'a> RecvOp<'a> {
 
     /// The stream posts it by the proxy.
     #[must_use]
-    pub fn by_proxy(mut self, stream: &'a Stream) -> RecvOp<'a> {
+    pub fn by_cpu_thread(mut self, stream: &'a Stream) -> RecvOp<'a> {
         self.on = On::Stream(stream, Some(Doorbell::CpuThread));
         self
     }

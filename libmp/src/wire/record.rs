@@ -41,13 +41,13 @@ impl Record {
 }
 
 /// Where a receive lies, as it tells its sender in the return block: the address (64 bits), the keys
-/// of up to four NICs (32 bits each), which of them are keys (32 bits). The other bytes of its
+/// by rail (32 bits each), which of them are keys (32 bits). The other bytes of its
 /// [`Place::ROOM`] are for handles of shared memory. Kernels read the address and the first key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The address.
     pub addr: u64,
-    /// By NIC.
+    /// By rail.
     pub keys: [Option<u32>; 4],
 }
 

@@ -109,7 +109,7 @@ impl Player<'_> {
         let recv = match hands.posts {
             By::Cpu => recv,
             By::Stream(stream) => recv.on(&self.streams[stream]),
-            By::Proxy(stream) => recv.by_proxy(&self.streams[stream]),
+            By::Proxy(stream) => recv.by_cpu_thread(&self.streams[stream]),
         };
         if hands.cancelled {
             cancel(&self.ctx.prepare_recv(&recv)?)?;
@@ -155,7 +155,7 @@ impl Player<'_> {
         match posts {
             By::Cpu => send,
             By::Stream(stream) => send.on(&self.streams[stream]),
-            By::Proxy(stream) => send.by_proxy(&self.streams[stream]),
+            By::Proxy(stream) => send.by_cpu_thread(&self.streams[stream]),
         }
     }
 

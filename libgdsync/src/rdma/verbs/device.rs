@@ -1,4 +1,4 @@
-//! Devices.
+//! [`Device`]: an open NIC with its watcher and, where it is used, the CPU thread that rings.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

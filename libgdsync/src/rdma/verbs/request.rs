@@ -61,6 +61,7 @@ impl From<ReceiveRequest> for Completion {
 
 /// What a completed receive tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Received {
     /// Bytes that arrived. For a datagram the [`GRH`](super::GRH) bytes in front of it count, as
     /// with verbs.

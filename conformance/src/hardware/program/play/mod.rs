@@ -101,9 +101,9 @@ pub struct Ends<'p> {
     pub memory: BTreeMap<usize, Memory>,
     /// Of all sides.
     pub remote: Vec<[RemoteMemory; 2]>,
-    /// Entries of each receive queue, and segments of each entry, at least.
+    /// Entries of each receive queue, at least.
     pub entries: usize,
-    /// See above.
+    /// Segments of each of its entries, at least.
     pub recv_sges: usize,
 }
 
