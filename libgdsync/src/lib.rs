@@ -70,8 +70,8 @@
 //! `soft` is the software GPU and `emulated` the virtual NIC in the process, both on by default.
 //! Without them (`default-features = false`) a program carries no emulator and is built without a
 //! C++ compiler; what names one is refused ([`Kind::Unsupported`]), and the types and functions
-//! that are theirs do not exist: [`gpu::soft`], [`Gpu::soft`], [`EmulatedOptions`],
-//! [`Device::emulated`](rdma::Device::emulated) and those beside them. `serde`, off by default, makes
+//! that are theirs do not exist: `gpu::soft`, `Gpu::soft`, `EmulatedOptions`, `Device::emulated` and
+//! those beside them. `serde`, off by default, makes
 //! [`QpAddress`](rdma::QpAddress), [`PortAddress`](rdma::PortAddress) and
 //! [`RemoteMemory`](rdma::RemoteMemory) values of serde.
 //!

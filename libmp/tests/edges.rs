@@ -528,3 +528,23 @@ fn refusals_of_a_rank_that_the_nic_found_gone_are_heard() {
         });
     });
 }
+
+/// A stream may come to it later: the time limit is for the message.
+#[test]
+fn receive_with_a_limit_whose_message_has_arrived_does_not_give_its_sender_up() {
+    pair(build, |rank, ctx| {
+        if rank.me == 1 {
+            send(ctx, 0, 1, SMALL);
+            rank.barrier();
+            return recv(ctx, 0, 2, SMALL);
+        }
+        let (stream, one) = (ctx.gpu().stream().unwrap(), [slice(ctx, SMALL)]);
+        let recv = RecvOp::new(1, 1, &one).on(&stream).timeout(secs(1));
+        let recv = ctx.post_recv(&recv).unwrap();
+        rank.barrier();
+        rank.pass(secs(3));
+        assert_eq!(ctx.error(), None);
+        recv.wait(LIMIT).unwrap();
+        send(ctx, 1, 2, SMALL);
+    });
+}

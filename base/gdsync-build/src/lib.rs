@@ -1,9 +1,9 @@
 //! Compiles GPU kernels in a build script, once for each GPU runtime.
 //!
 //! A kernel is a C++ function written against `gds_device.hpp`. The software GPU runs it as code
-//! of the host compiler, CUDA as PTX. [`Kernels::compile`] makes both (without the feature `soft`,
-//! which is on by default, PTX alone) and writes
-//! `$OUT_DIR/NAME.rs`, which `gdsync::kernel_image!("NAME")` includes:
+//! of the host compiler, CUDA as PTX. [`Kernels::compile`] makes both (PTX alone without the feature
+//! `soft`, which `gdsync` switches on with its own) and writes `$OUT_DIR/NAME.rs`, which
+//! `gdsync::kernel_image!("NAME")` includes:
 //!
 //! ```no_run
 //! // build.rs, with gdsync-build in [build-dependencies]

@@ -204,7 +204,7 @@ impl Backing {
     /// Another descriptor of the memory file.
     pub(crate) fn export(&self) -> Result<OwnedFd, Error> {
         match &self.kind {
-            Kind::Device { fd, .. } => rustix::io::fcntl_dupfd_cloexec(fd, 0)
+            Kind::Device { fd, .. } => rustix::io::fcntl_dupfd_cloexec(fd, 3)
                 .map_err(os("duplicating a memory file", self.span.len())),
             _ => Err(Error::Unsupported {
                 what: "export of host memory",

@@ -9,6 +9,7 @@ use gdsync::{Status, Stream};
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::peer::Peers;
+use super::progress::arrived;
 use super::spec::Source;
 use super::state::State;
 use super::texts::{lack, time};
@@ -120,6 +121,10 @@ impl Engine {
         if entry.phase == Phase::Unmatched {
             state.matcher.remove(key);
             return self.finish(state, key, Status::TIMEOUT, 0);
+        }
+        // Its message is there; no stream and no call waits for it yet.
+        if entry.is_receive() && arrived(state, key) {
+            return;
         }
         let text = self.timeout_text(state, entry);
         self.give_up_for(state, key, Status::TIMEOUT, text);
