@@ -4,7 +4,7 @@
 //! runs it under the simulation: the programs are those of `hardware::program`.
 //! [`directed`] holds the scenarios that a random program would meet too rarely: failures,
 //! held streams, silent peers. `world` is what all of them stand on; `mp_sim` are messages in it, of
-//! programs that [`mp`] draws and plays, and `mutants` hunts for what breaks a rule.
+//! programs that `mp` draws and plays, and `mutants` hunts for what breaks a rule.
 //!
 //! [`hardware`] is for real threads and real GPUs, over every GPU runtime present, on the rig of `live`; `cover`
 //! draws a few cells from a matrix too large to be run whole.
