@@ -31,7 +31,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// What is guarded, which nobody else can reach.
+    /// What is guarded: only the holder of the lock reaches it.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }

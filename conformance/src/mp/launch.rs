@@ -78,7 +78,7 @@ impl Ranks {
             let tell = tell.clone();
             std::thread::spawn(move || {
                 let mut over = false;
-                // Nobody listens any more once the trial has been given up.
+                // Once the trial is given up, the receiving end of the channel is gone.
                 for line in BufReader::new(hear).lines().map_while(Result::ok) {
                     over |= line == DONE;
                     let _ = tell.send((rank, line));

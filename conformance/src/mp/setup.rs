@@ -150,7 +150,7 @@ pub struct Setup {
     pub ranks: u32,
     /// What messages are made of.
     pub form: Form,
-    /// So many tags, the first ones, whose receives are from anybody.
+    /// How many tags, from the first on, are received from any rank.
     pub wild: u32,
     /// These are posted before the first message.
     pub wild_ahead: bool,

@@ -85,7 +85,7 @@ impl Scene<'_> {
             let work = Work::send(&list).to(to).with_imm(imm).signaled();
             posts.push(station.qp.prepare_within(&work, time_limit())?);
         }
-        let last = *posts.last().ok_or("to nobody")?;
+        let last = *posts.last().ok_or("no destination")?;
         let mut list: Vec<_> = posts.into_iter().map(Descriptor::Send).collect();
         list.push(Descriptor::wait(last));
         station.qp.post_on(&station.stream, &list)?;
