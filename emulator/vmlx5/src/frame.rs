@@ -7,7 +7,7 @@
 
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The most payload bytes one frame carries; every MTU divides it.
 pub const MAX_PAYLOAD: usize = 32 * 1024;
@@ -97,11 +97,10 @@ pub mod nak {
 }
 
 /// What a frame is. The first five are requests, the others answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
     /// Part of a SEND.
-    #[default]
     Send = 1,
     /// Part of an RDMA WRITE.
     Write = 2,
@@ -125,9 +124,20 @@ pub enum Kind {
 
 impl Kind {
     /// The kind of this number, if there is one.
-    #[inline]
-    pub fn from_u8(kind: u8) -> Option<Kind> {
-        Kind::try_read_from_bytes(&[kind]).ok()
+    pub const fn from_u8(kind: u8) -> Option<Kind> {
+        Some(match kind {
+            1 => Kind::Send,
+            2 => Kind::Write,
+            3 => Kind::Read,
+            4 => Kind::CompareSwap,
+            5 => Kind::FetchAdd,
+            16 => Kind::Ack,
+            17 => Kind::Nak,
+            18 => Kind::ReadData,
+            19 => Kind::AtomicData,
+            20 => Kind::Hint,
+            _ => return None,
+        })
     }
 
     /// True of a frame that a responder handles.
@@ -194,7 +204,7 @@ pub enum FrameError {
 }
 
 /// A header that was checked, in the machine's own byte order.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
     pub kind: Kind,
     pub flags: u8,
@@ -238,12 +248,22 @@ impl Frame {
     pub fn new(kind: Kind, dst_qpn: u32, src_qpn: u32, psn: u32) -> Frame {
         Frame {
             kind,
+            flags: 0,
+            code: 0,
+            vendor: 0,
             dst_qpn,
             src_qpn,
             psn,
+            rkey: 0,
+            total: 0,
+            offset: 0,
+            va: 0,
+            operand: 0,
+            compare: 0,
+            imm: [0; 4],
             count: 1,
             mtu_log: MTU_LOGS.1,
-            ..Frame::default()
+            service: 0,
         }
     }
 
