@@ -44,7 +44,7 @@ pub const AXES: [Axis; 20] = [
     ("first", &["0", "2^16-5", "2^32-5"]),
     ("tags", &["1", "3", "17"]),
     ("streams", &["1", "2", "9"]),
-    ("peers", &["next", "all"]),
+    ("peers", &["next", "all", "itself"]),
     ("lowering", &["memops", "kernel"]),
     ("connect", &["lazy", "up front"]),
     ("progress", &["background", "manual"]),
@@ -83,6 +83,17 @@ pub enum Ended {
     Another,
     /// One or another, from message to message.
     Mixed,
+}
+
+/// To whom a rank sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// To the next one.
+    Next,
+    /// To all, itself too.
+    All,
+    /// To itself, by the path that needs no NIC.
+    Itself,
 }
 
 /// What messages are made of.
@@ -164,8 +175,8 @@ pub struct Setup {
     pub tags: u32,
     /// Streams of each rank.
     pub streams: u32,
-    /// Each rank sends to all, itself too; else to the next one.
-    pub all: bool,
+    /// To whom each rank sends.
+    pub reach: Reach,
     /// Rank 0 alone sends, and may get far ahead of the others.
     pub one_way: bool,
     /// Connections are made before the first message.
@@ -249,7 +260,11 @@ impl Setup {
             first: number("first"),
             tags,
             streams: number("streams") as u32,
-            all: is("peers", "all"),
+            reach: match setting(cell, "peers") {
+                "all" => Reach::All,
+                "itself" => Reach::Itself,
+                _ => Reach::Next,
+            },
             one_way: false,
             up_front: is("connect", "up front"),
             manual: is("progress", "manual"),
@@ -280,9 +295,10 @@ impl Setup {
     /// To whom a rank sends, and from whom it receives.
     pub fn peers(&self, me: u32) -> [Vec<u32>; 2] {
         let ranks = self.ranks;
-        let [to, from] = match self.all {
-            true => [(0..ranks).collect(), (0..ranks).collect()],
-            false => [vec![(me + 1) % ranks], vec![(me + ranks - 1) % ranks]],
+        let [to, from] = match self.reach {
+            Reach::All => [(0..ranks).collect(), (0..ranks).collect()],
+            Reach::Next => [vec![(me + 1) % ranks], vec![(me + ranks - 1) % ranks]],
+            Reach::Itself => [vec![me], vec![me]],
         };
         match (self.one_way, me) {
             (false, _) => [to, from],
@@ -313,7 +329,10 @@ impl Setup {
 
     /// Channels from each rank, and to each.
     pub fn channels(&self) -> usize {
-        let peers = if self.all { self.ranks } else { 1 };
+        let peers = match self.reach {
+            Reach::All => self.ranks,
+            Reach::Next | Reach::Itself => 1,
+        };
         (peers * self.tags) as usize
     }
 
@@ -332,7 +351,7 @@ impl Setup {
     /// Whether ranks meet after each round: else a receive from anybody might take the message of a
     /// rank that is ahead, in place of one that is due.
     pub fn meets(&self) -> bool {
-        self.wild > 0 && self.all && !self.one_way
+        self.wild > 0 && self.reach == Reach::All && !self.one_way
     }
 
     /// Whether the settings go together.
@@ -366,7 +385,7 @@ impl Setup {
         let least = Setup {
             depth: 2,
             tags: 1,
-            all: false,
+            reach: Reach::Next,
             messages: match self.messages < self.depth as usize {
                 true => 1,
                 false => self.messages / self.depth as usize * 2 + 1,

@@ -16,7 +16,7 @@ use super::job::{Job, Settings, disorder, process};
 use crate::live::verdict::text;
 use crate::mp::memory::Place;
 use crate::mp::rank;
-use crate::mp::setup::{Ended, Form, Poster, Setup, Size};
+use crate::mp::setup::{Ended, Form, Poster, Reach, Setup, Size};
 use crate::world::{Pause, play};
 
 /// Draws the program of `seed` and runs it under the schedule of `seed`.
@@ -125,7 +125,10 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         first: settings.start,
         tags,
         streams: rng.u32(1..=2),
-        all,
+        reach: match all {
+            true => Reach::All,
+            false => Reach::Next,
+        },
         one_way,
         manual: false,
         prepared: rng.bool(),

@@ -279,7 +279,7 @@ struct Hostile {
 
 fn head(kind: u8, small: u8) -> Vec<u8> {
     let mut bytes = b"mp01".to_vec();
-    bytes.extend([4, 0, kind, small]);
+    bytes.extend([5, 0, kind, small]);
     bytes
 }
 
@@ -301,8 +301,7 @@ fn connect(lane: u8, address: &QpAddress, depth: u32) -> Vec<u8> {
     let mut bytes = head(1, lane);
     bytes.extend(shape(depth, 0));
     // Its NIC keeps the order of WRITEs.
-    bytes.push(1);
-    record(&mut bytes, &address.to_bytes());
+    record(&mut bytes, &[&address.to_bytes()[..], &[1]].concat());
     bytes
 }
 
@@ -350,7 +349,8 @@ impl Hostile {
             let block = || RemoteMemory::from_bytes(&bytes[31..]).expect("a record");
             match bytes[6] {
                 1 => {
-                    let theirs = QpAddress::from_bytes(&bytes[28..]).expect("a record");
+                    let theirs =
+                        QpAddress::from_bytes(&bytes[27..27 + QpAddress::LEN]).expect("a record");
                     self.lane(bytes[7], &theirs);
                 }
                 3 => {

@@ -70,7 +70,7 @@ impl Channels {
     ) -> Result<&mut SendChannel> {
         if !self.sends.contains_key(&tag) {
             let shape = self.admit(self.sends.len(), limit, setup)?;
-            let channel = SendChannel::new(setup.nic, shape)?;
+            let channel = SendChannel::new(setup.paths, self.peer, shape)?;
             let block = channel.block();
             say.push(Control::Sends { tag, block, shape });
             self.sends.insert(tag, channel);
@@ -91,7 +91,7 @@ impl Channels {
             let channels = self.recvs.values();
             let own = channels.filter(|c| c.numbers.is_used() || !c.is_open());
             let shape = self.admit(own.count(), limit, setup)?;
-            let mut channel = RecvChannel::new(setup.nic, shape)?;
+            let mut channel = RecvChannel::new(setup.paths, self.peer, shape)?;
             if let Some(block) = self.deferred.remove(&tag) {
                 channel.open(&block)?;
             }
@@ -249,7 +249,7 @@ mod tests {
     use gdsync::rdma::{Device, Doorbell};
 
     use super::*;
-    use crate::path::Nic;
+    use crate::path::Paths;
     use crate::two_sided::config::Config;
     use crate::two_sided::lanes::Lanes;
 
@@ -265,10 +265,14 @@ mod tests {
 
     fn with_setup(body: impl FnOnce(&Setup<'_>)) {
         let gpu = Gpu::soft().unwrap();
-        let nic = Nic::of(&Device::emulated(&gpu).unwrap());
+        let paths = Paths::of(&Device::emulated(&gpu).unwrap());
         let (config, lanes) = (Config::default(), Lanes::new(Doorbell::Auto));
-        let (nic, config, lanes) = (&nic, &config, &lanes);
-        body(&Setup { nic, config, lanes });
+        let (paths, config, lanes) = (&paths, &config, &lanes);
+        body(&Setup {
+            paths,
+            config,
+            lanes,
+        });
     }
 
     #[test]

@@ -21,14 +21,14 @@ pub(super) fn credit_on(
     list.put(batch.all());
     if let Err(e) = list.post(stream, Some(batch.lane())) {
         batch.undo();
-        return Err(e.into());
+        return Err(e);
     }
     Ok(())
 }
 
 fn credit(batch: &mut Batch<'_, 3>, channel: &RecvChannel, run: &Run) -> Result<()> {
     for (piece, to) in channel.credit(run)?.into_iter().flatten() {
-        batch.put([piece].into_iter(), to)?;
+        batch.put_words(piece, to)?;
     }
     Ok(())
 }

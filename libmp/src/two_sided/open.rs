@@ -20,7 +20,7 @@ const BURST: usize = 64;
 impl Engine {
     pub(super) fn setup<'a>(&'a self, lanes: &'a Lanes) -> Setup<'a> {
         Setup {
-            nic: &self.nic,
+            paths: &self.paths,
             config: &self.config,
             lanes,
         }

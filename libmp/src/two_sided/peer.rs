@@ -11,7 +11,7 @@ use super::config::Config;
 use super::lanes::Lanes;
 use super::liveness::Pulse;
 use crate::error::{Error, Kind, Result};
-use crate::path::{Link, Nic, Put};
+use crate::path::{Link, Paths, Put};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::wire::control::{Control, Shape};
@@ -107,7 +107,7 @@ pub(crate) enum Target {
 
 /// What peers are made with.
 pub(crate) struct Setup<'a> {
-    pub nic: &'a Nic,
+    pub paths: &'a Paths,
     pub config: &'a Config,
     pub lanes: &'a Lanes,
 }
@@ -225,12 +225,11 @@ impl Peer {
     fn lane(&mut self, setup: &Setup<'_>, lane: u8, say: &mut Vec<Control>) -> Result<()> {
         let doorbell = setup.lanes.doorbell(lane);
         let doorbell = doorbell.unwrap_or(setup.config.doorbell);
-        let made = self.link.make(setup.nic, lane, doorbell)?;
+        let made = self.link.make(setup.paths, lane, doorbell)?;
         say.extend(made.map(|end| Control::Connect {
             lane,
             ends: vec![end],
             shape: setup.config.shape(),
-            keeps_order: setup.nic.device.keeps_write_order(),
         }));
         Ok(())
     }
@@ -246,17 +245,12 @@ impl Peer {
         say: &mut Vec<Control>,
     ) -> Result<()> {
         match message {
-            Control::Connect {
-                lane,
-                ends,
-                shape,
-                keeps_order,
-            } => {
+            Control::Connect { lane, ends, shape } => {
                 self.lane(setup, 0, say)?;
                 // What is said now tells the peer, too, how this side is set up.
                 self.lane(setup, *lane, say)?;
                 self.agree(setup, *shape)?;
-                self.link.connect(setup.nic, *lane, ends, *keeps_order)?;
+                self.link.connect(setup.paths, *lane, ends)?;
                 say.push(Control::Up { lane: *lane });
             }
             Control::Up { lane } => self.link.connected(*lane)?,

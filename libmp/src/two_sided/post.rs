@@ -146,7 +146,7 @@ impl Engine {
             entry.phase = last.map_or(Phase::Done(Status::SUCCESS), |last| Phase::Sent(*last));
             return Ok(());
         };
-        stream.check_room(4)?;
+        stream.check_room(lane.submissions(late.behind.len()))?;
         let ready = channel.ready(entry.number);
         if entry.large {
             list.wait_for(ready, entry.number, false);
@@ -173,7 +173,7 @@ impl Engine {
         let rest = self.stamp(stream, &params).and_then(|()| {
             let mut list = List::<{ STAMPS + 2 }>::new();
             list.put(late.behind.iter().copied());
-            Ok(list.post(stream, Some(lane))?)
+            list.post(stream, Some(lane))
         });
         if let Err(e) = rest {
             for put in late.behind.iter().rev() {

@@ -20,7 +20,7 @@ impl Engine {
     /// One round of everything. `true`: something was done.
     pub(crate) fn progress(&self) -> bool {
         if self.config.progress == Progress::Manual {
-            self.nic.device.progress();
+            self.paths.progress();
         }
         let now = self.host().now();
         let (mut done, keys) = {

@@ -27,7 +27,7 @@ impl Engine {
     #[inline]
     pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(PREPARE)?;
-        let len = total(&self.nic, PREPARE, spec.segments)?;
+        let len = total(&self.paths, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
             true => Some(self.stage(len as usize)?),
@@ -217,7 +217,7 @@ pub(super) fn tell_place(
             return Err(Error::new(PREPARE, Kind::Invalid, what));
         }
     };
-    let place = memory.keys().place(addr)?.encode();
+    let place = memory.keys().place(channel.path, addr)?.encode();
     let ready = word::word(entry.number, WordKind::Ready, entry.len).to_le_bytes();
     batch.put_bytes(&place, channel.place(entry.number)?)?;
     batch.announce(&ready, channel.ready(entry.number)?)?;

@@ -10,7 +10,7 @@ use super::state::{State, gone};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Nic, Put, Span};
+use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
 use crate::region::Slice;
 use crate::request::table::{Entry, Handle, Late, Operation, Phase, Poster, RequestKey};
 use crate::wire::word::{self, WordKind};
@@ -21,8 +21,8 @@ const MAX_MESSAGE: u64 = STAMPS as u64 * MOST_BYTES;
 pub(super) const PREPARE: &str = "prepare send";
 
 /// The bytes of all segments.
-pub(super) fn total(nic: &Nic, operation: &'static str, segments: &[Slice]) -> Result<u64> {
-    if let Some(foreign) = segments.iter().find(|s| !nic.knows(s.memory().keys())) {
+pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) -> Result<u64> {
+    if let Some(foreign) = segments.iter().find(|s| !paths.knows(s.memory().keys())) {
         let what = format!("{foreign:?}, registered by another context");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
@@ -89,7 +89,7 @@ fn post_short(
     let mut list = List::<5>::new();
     channel.lead_in(number, true, &mut list)?;
     list.put(batch.all());
-    Ok(list.post(stream, Some(batch.lane()))?)
+    list.post(stream, Some(batch.lane()))
 }
 
 /// Where chunk `i` goes: behind the others.
@@ -127,7 +127,7 @@ impl Engine {
     /// work requests.
     #[inline]
     pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
-        let len = total(&self.nic, PREPARE, spec.segments)?;
+        let len = total(&self.paths, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word for {} segments", spec.segments.len());
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
@@ -195,7 +195,7 @@ impl Engine {
             let lane = peer.link.lane(lane).ok_or_else(gone)?;
             if large || late.is_some() {
                 self.kernels(PREPARE)?;
-                channel.make_stamps(&self.nic)?;
+                channel.make_stamps(&self.paths)?;
                 let mut batch = Batch::new(lane);
                 let all = spec.segments;
                 puts[0] = stamped(&mut batch, channel, number, large, all, len)?;

@@ -5,7 +5,7 @@ use gdsync::gpu::Word64;
 
 use super::{Channel, Credits, PAIR, RecvChannel, Run, store_failure};
 use crate::error::Result;
-use crate::path::{Keys, Nic, Piece, Put, Rights, Span};
+use crate::path::{Keys, Paths, Piece, Put, Rights, Span};
 use crate::request::table::RequestKey;
 use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
@@ -28,9 +28,9 @@ pub(crate) struct Receiving {
 }
 
 impl RecvChannel {
-    pub fn new(nic: &Nic, shape: Shape) -> Result<RecvChannel> {
-        let mailbox = nic.pinned(shape.mailbox_len(), Rights::Words)?;
-        let outbox = nic.pinned(shape.slots() * 8, Rights::Source)?;
+    pub fn new(paths: &Paths, peer: u32, shape: Shape) -> Result<RecvChannel> {
+        let mailbox = paths.pinned(shape.mailbox_len(), Rights::Words)?;
+        let outbox = paths.pinned(shape.slots() * 8, Rights::Source)?;
         let taken = shape.words(&outbox, |slot| slot * 8)?;
         let side = Receiving {
             first: shape.words(&mailbox, |slot| slot * PAIR)?,
@@ -40,7 +40,7 @@ impl RecvChannel {
             told: vec![None; shape.slots()],
             credits: Credits::default(),
         };
-        Ok(Channel::of(shape, mailbox, taken, side))
+        Ok(Channel::of(paths.to(peer), shape, mailbox, taken, side))
     }
 
     /// The peer's return block is known now.

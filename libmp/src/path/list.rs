@@ -5,12 +5,15 @@ use gdsync::Stream;
 use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor};
 
-use super::{Lane, Put};
+use super::{Lane, Put, local};
+use crate::error::Result;
 use crate::wire::word;
 
 /// At most `N` operations, on the CPU's stack.
 pub(crate) struct List<'a, const N: usize> {
     items: [Descriptor<'a>; N],
+    /// The puts of a local lane, each where an item stands in for it.
+    copies: [Option<local::Put>; N],
     len: usize,
 }
 
@@ -18,6 +21,7 @@ impl<'a, const N: usize> List<'a, N> {
     pub fn new() -> List<'a, N> {
         List {
             items: [Descriptor::Flush; N],
+            copies: [None; N],
             len: 0,
         }
     }
@@ -28,9 +32,16 @@ impl<'a, const N: usize> List<'a, N> {
     }
 
     /// Carries puts out that were prepared on the lane that the list is posted with.
+    #[inline]
     pub fn put(&mut self, puts: impl IntoIterator<Item = Put>) {
         for put in puts {
-            self.push(Descriptor::Send(put.0));
+            match put {
+                Put::Nic(put) => self.push(Descriptor::Send(put.into())),
+                Put::Local(put) => {
+                    self.copies[self.len] = Some(put);
+                    self.len += 1;
+                }
+            }
         }
     }
 
@@ -60,13 +71,12 @@ impl<'a, const N: usize> List<'a, N> {
     }
 
     /// Enqueues all.
-    pub fn post(&self, stream: &Stream, lane: Option<&mut Lane>) -> gdsync::Result<()> {
-        if self.len == 0 {
-            return Ok(());
-        }
+    pub fn post(&self, stream: &Stream, lane: Option<&mut Lane>) -> Result<()> {
+        let items = &self.items[..self.len];
         match lane {
-            Some(lane) => rdma::post_on(stream, &mut [&mut lane.qp], &self.items[..self.len]),
-            None => rdma::post_on(stream, &mut [], &self.items[..self.len]),
+            _ if items.is_empty() => Ok(()),
+            Some(lane) => lane.post_on(stream, items, &self.copies[..self.len]),
+            None => Ok(rdma::post_on(stream, &mut [], items)?),
         }
     }
 }
