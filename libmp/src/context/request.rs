@@ -40,7 +40,7 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.engine().lock();
         match state.requests.get(self.key) {
-            Some(e) => write!(f, "{}: {:?}", e.name(), e.phase),
+            Some(e) => write!(f, "{}: {:?}", e.name(), e.operation.state()),
             None => f.write_str("a request that is not known"),
         }
     }

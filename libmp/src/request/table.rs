@@ -4,6 +4,8 @@
 //! held by nobody goes when the table is swept. Entries have a word each in pinned memory, by
 //! which kernels tell the CPU and streams how a request ended.
 
+use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use gds_step::Time;
@@ -35,20 +37,31 @@ pub(crate) struct Poster {
     pub stream: Option<WeakStream>,
 }
 
-/// How far a request has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+/// How far a send has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SendState {
     /// Has its number; nothing was posted.
+    #[default]
     Prepared,
-    /// A send of the CPU's that waits for room or for the receive. `announced`: the peer knows.
+    /// The CPU's: waits for room or for the receive. `announced`: the peer knows.
     Queued { announced: bool },
-    /// A send whose puts are posted: done with this one.
-    Sent(Put),
-    /// A receive that nobody has been told to take in.
-    Posted,
-    /// A receive from anybody that no message has matched.
+    /// Its puts are posted; it ends with this one.
+    InFlight(Put),
+    /// Ended.
+    Done(Status),
+}
+
+/// How far a receive has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ReceiveState {
+    /// Nothing was posted.
+    #[default]
+    Prepared,
+    /// From any rank, and no message has matched it.
     Unmatched,
-    /// A receive that a stream takes in: the one with this number.
+    /// Has its number; no stream takes its message in.
+    Posted,
+    /// A stream takes its message in: the one with this number.
     Claimed(u64),
     /// Ended.
     Done(Status),
@@ -84,13 +97,29 @@ impl Segments {
     }
 }
 
-/// What is to be done, with what only that has.
+/// What is to be done, and how far it has come.
 #[derive(Debug)]
 pub(crate) enum Operation {
-    /// A send; with what is found out late.
-    Send(Option<Box<Late>>),
-    /// A receive.
-    Receive(Receive),
+    Send(Outgoing),
+    Receive(Incoming),
+}
+
+impl Operation {
+    /// How far it has come, for people.
+    pub fn state(&self) -> &dyn fmt::Debug {
+        match self {
+            Operation::Send(send) => &send.state,
+            Operation::Receive(receive) => &receive.state,
+        }
+    }
+}
+
+/// What only a send has.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    pub state: SendState,
+    /// What is found out late.
+    pub late: Option<Box<Late>>,
 }
 
 /// Of a send whose length or destination is found out late.
@@ -103,9 +132,10 @@ pub(crate) struct Late {
     pub behind: Vec<Put>,
 }
 
-/// Of a receive.
+/// What only a receive has.
 #[derive(Debug, Default)]
-pub(crate) struct Receive {
+pub(crate) struct Incoming {
+    pub state: ReceiveState,
     /// Where a large message for scattered memory lands first.
     pub staging: Option<Memory>,
     /// The CPU was asked to see to its end.
@@ -137,16 +167,14 @@ pub(crate) struct Waiter {
     pub passed: Option<Event>,
 }
 
-/// One request.
+/// What every request has.
 #[derive(Debug)]
-pub(crate) struct Entry {
-    pub operation: Operation,
+pub(crate) struct Common {
     pub peer: u32,
     pub tag: u32,
     /// Its number among the messages of peer and tag. Of a receive from anybody: once matched.
     pub number: u64,
     pub poster: Poster,
-    pub phase: Phase,
     pub handle: Handle,
     /// Bytes that are sent, or room for; once done, bytes that moved.
     pub len: u64,
@@ -169,11 +197,10 @@ pub(crate) struct Entry {
     pub end: End,
 }
 
-impl Entry {
-    /// One without a number, held and prepared.
-    pub fn new(operation: Operation, peer: u32, tag: u32, segments: &[Slice]) -> Entry {
-        Entry {
-            operation,
+impl Common {
+    /// Of a request without a number, held and not posted.
+    pub fn new(peer: u32, tag: u32, segments: &[Slice]) -> Common {
+        Common {
             peer,
             tag,
             number: 0,
@@ -181,7 +208,6 @@ impl Entry {
                 lane: 0,
                 stream: None,
             },
-            phase: Phase::Prepared,
             handle: Handle::Held,
             len: 0,
             large: false,
@@ -195,58 +221,131 @@ impl Entry {
             end: End::default(),
         }
     }
+}
 
+impl Incoming {
+    /// Whether the NIC writes the message to GPU memory, so that who waits for it has to flush.
+    pub fn lands_in_device(&self, common: &Common) -> bool {
+        let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
+        common.large && self.staging.is_none() && common.segments.as_slice().iter().any(device)
+    }
+}
+
+/// One request.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub common: Common,
+    pub operation: Operation,
+}
+
+impl Deref for Entry {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
+}
+
+impl DerefMut for Entry {
+    fn deref_mut(&mut self) -> &mut Common {
+        &mut self.common
+    }
+}
+
+impl Entry {
     pub fn is_receive(&self) -> bool {
-        matches!(self.operation, Operation::Receive(_))
+        self.receive().is_some()
     }
 
-    pub fn receive(&self) -> Option<&Receive> {
+    pub fn send(&self) -> Option<&Outgoing> {
+        match &self.operation {
+            Operation::Send(send) => Some(send),
+            Operation::Receive(_) => None,
+        }
+    }
+
+    pub fn receive(&self) -> Option<&Incoming> {
         match &self.operation {
             Operation::Receive(receive) => Some(receive),
             Operation::Send(_) => None,
         }
     }
 
-    pub fn receive_mut(&mut self) -> Option<&mut Receive> {
-        match &mut self.operation {
-            Operation::Receive(receive) => Some(receive),
-            Operation::Send(_) => None,
-        }
-    }
-
-    /// Of a receive, where a large message for scattered memory lands first.
-    pub fn staging(&self) -> Option<&Memory> {
-        self.receive()?.staging.as_ref()
-    }
-
-    /// Of a send, what is found out late.
-    pub fn late(&self) -> Option<&Late> {
+    /// Whether nothing was posted.
+    pub fn is_prepared(&self) -> bool {
         match &self.operation {
-            Operation::Send(late) => late.as_deref(),
-            Operation::Receive(_) => None,
+            Operation::Send(send) => send.state == SendState::Prepared,
+            Operation::Receive(receive) => receive.state == ReceiveState::Prepared,
         }
     }
 
-    /// Forgets what is found out late.
-    pub fn take_late(&mut self) -> Option<Box<Late>> {
+    /// Whether it is a receive from any rank that no message has matched.
+    pub fn is_unmatched(&self) -> bool {
+        let receive = self.receive();
+        receive.is_some_and(|receive| receive.state == ReceiveState::Unmatched)
+    }
+
+    /// Whether it is a send of the CPU's that waits for room or for the receive.
+    pub fn is_queued(&self) -> bool {
+        let send = self.send();
+        send.is_some_and(|send| matches!(send.state, SendState::Queued { .. }))
+    }
+
+    /// Of a send that is in flight, the put that it ends with.
+    pub fn in_flight(&self) -> Option<Put> {
+        match self.send()?.state {
+            SendState::InFlight(put) => Some(put),
+            _ => None,
+        }
+    }
+
+    /// The stream that takes its message in.
+    pub fn claimed_by(&self) -> Option<u64> {
+        match self.receive()?.state {
+            ReceiveState::Claimed(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// How it ended; `None`: it has not.
+    pub fn status(&self) -> Option<Status> {
+        match &self.operation {
+            Operation::Send(Outgoing {
+                state: SendState::Done(status),
+                ..
+            })
+            | Operation::Receive(Incoming {
+                state: ReceiveState::Done(status),
+                ..
+            }) => Some(*status),
+            _ => None,
+        }
+    }
+
+    /// Ends it.
+    pub fn end_with(&mut self, status: Status) {
         match &mut self.operation {
-            Operation::Send(late) => late.take(),
-            Operation::Receive(_) => None,
+            Operation::Send(send) => {
+                send.state = SendState::Done(status);
+                send.late = None;
+            }
+            Operation::Receive(receive) => receive.state = ReceiveState::Done(status),
         }
     }
 
     /// Gives up its memory: segments, and where a large message lands first.
     pub fn take_memory(&mut self) -> (Segments, Option<Memory>) {
-        let staging = self
-            .receive_mut()
-            .and_then(|receive| receive.staging.take());
+        let staging = match &mut self.operation {
+            Operation::Receive(receive) => receive.staging.take(),
+            Operation::Send(_) => None,
+        };
         (std::mem::take(&mut self.segments), staging)
     }
 
     /// All prepared puts, the newest first.
     pub fn newest_puts(&self) -> Vec<Put> {
-        let late = self.late().map_or(&[][..], |late| &late.behind);
-        let puts = late.iter().rev();
+        let late = self.send().and_then(|send| send.late.as_ref());
+        let puts = late.map_or(&[][..], |late| &late.behind).iter().rev();
         puts.chain(self.puts.iter().flatten().rev())
             .copied()
             .collect()
@@ -342,6 +441,13 @@ impl Table {
         self.entries.get_mut(key)
     }
 
+    pub fn receive_mut(&mut self, key: RequestKey) -> Option<&mut Incoming> {
+        match &mut self.entries.get_mut(key)?.operation {
+            Operation::Receive(receive) => Some(receive),
+            Operation::Send(_) => None,
+        }
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (RequestKey, &Entry)> {
         self.entries.iter()
     }
@@ -353,7 +459,7 @@ impl Table {
             event.is_some_and(|event| event.is_done().unwrap_or(true))
         };
         let free = self.entries.get(key).is_some_and(|entry| {
-            let done = matches!(entry.phase, Phase::Done(_));
+            let done = entry.status().is_some();
             let marked = entry.receive().and_then(|receive| receive.marked.as_ref());
             let written = marked.is_none_or(|e| e.is_done().unwrap_or(true));
             done && entry.handle != Handle::Held && written && entry.waiters.iter().all(passed)
@@ -371,7 +477,7 @@ impl Table {
         let open = self
             .entries
             .iter()
-            .filter(|(_, e)| !matches!(e.phase, Phase::Done(_)) || e.handle != Handle::Held);
+            .filter(|(_, e)| e.status().is_none() || e.handle != Handle::Held);
         into.extend(open.map(|(key, _)| key));
     }
 

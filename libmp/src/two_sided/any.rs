@@ -12,7 +12,7 @@ use super::receive::{settle_told, tell_place};
 use super::state::State;
 use crate::error::{Kind, Result};
 use crate::path::Batch;
-use crate::request::table::{Phase, RequestKey, Table};
+use crate::request::table::{Entry, Operation, ReceiveState, RequestKey, Table};
 use crate::wire::word::WordKind;
 
 /// Receives from anybody that nothing has matched.
@@ -123,25 +123,27 @@ impl Engine {
         else {
             return Ok(());
         };
-        let Some(channel) = peer.channels.recvs.get_mut(&entry.tag) else {
+        let Entry { common, operation } = entry;
+        let channel = peer.channels.recvs.get_mut(&common.tag);
+        let (Operation::Receive(receive), Some(channel)) = (operation, channel) else {
             return Ok(());
         };
         let number = channel.numbers.next();
-        entry.number = number;
+        common.number = number;
         let announced = matches!(channel.said(number), Some((Some(WordKind::Announce), _)));
-        if announced && entry.large {
+        if announced && common.large {
             settle_told(channel, &mut peer.link, number, 0)?;
             if let Some(lane) = peer.link.lane(0) {
                 let mut batch = Batch::new(lane);
-                tell_place(&mut batch, channel, entry)?;
+                tell_place(&mut batch, channel, common, receive)?;
                 *channel.told(number) = Some((0, batch.post()?));
             }
         }
-        entry.peer = rank;
+        common.peer = rank;
         // Matched, it is the CPU's, who took it up when its stream was there.
-        entry.poster.lane = 0;
-        entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
-        entry.phase = Phase::Posted;
+        common.poster.lane = 0;
+        common.end.stream = common.poster.stream.take().map(|stream| stream.id());
+        receive.state = ReceiveState::Posted;
         *channel.newest(number) = Some(key);
         channel.numbers.advance();
         Ok(())
@@ -171,20 +173,17 @@ pub(super) fn mail(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::table::{Entry, Operation, Receive};
+    use crate::request::table::{Common, Incoming};
+    use crate::two_sided::receive::ANYBODY;
 
     #[test]
     fn receives_wait_in_their_order_and_one_that_is_gone_is_forgotten() {
         let (mut matcher, mut requests) = (Matcher::default(), Table::new());
         requests.make_place(&gdsync::Gpu::soft().unwrap()).unwrap();
         let mut post = |tag| {
-            let operation = Operation::Receive(Receive::default());
-            requests.put(Entry::new(
-                operation,
-                super::super::receive::ANYBODY,
-                tag,
-                &[],
-            ))
+            let operation = Operation::Receive(Incoming::default());
+            let common = Common::new(ANYBODY, tag, &[]);
+            requests.put(Entry { common, operation })
         };
         let keys = [post(1), post(2), post(1)];
         keys.into_iter().for_each(|key| matcher.add(key));

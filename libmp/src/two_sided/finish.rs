@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Handle, Phase, RequestKey};
+use crate::request::table::{Handle, Operation, ReceiveState, RequestKey, SendState};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
@@ -23,7 +23,7 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return;
         };
-        if matches!(entry.phase, Phase::Done(_)) {
+        if entry.status().is_some() {
             return;
         }
         let failed = status != Status::SUCCESS && status != Status::CANCELLED;
@@ -42,9 +42,8 @@ impl Engine {
         let Some(entry) = state.requests.get_mut(key) else {
             return;
         };
-        entry.phase = Phase::Done(status);
+        entry.end_with(status);
         entry.len = len;
-        entry.take_late();
         entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
         let (segments, staging) = entry.take_memory();
         let (receive, rank, tag, number) =
@@ -93,10 +92,6 @@ impl Engine {
             Some(_) if !own => (order, Why::Peer),
             _ => (order, Why::Own(self.own_text(state, entry, status, len))),
         };
-        let claimed = match entry.phase {
-            Phase::Claimed(stream) => Some(stream),
-            _ => None,
-        };
         let poster = entry.poster.stream.as_ref().map(|stream| stream.id());
         let posted = poster.or(entry.end.stream);
         let waiters = entry.waiters.iter().map(|waiter| waiter.stream);
@@ -105,7 +100,11 @@ impl Engine {
             name,
             status,
             why,
-            streams: posted.into_iter().chain(claimed).chain(waiters).collect(),
+            streams: posted
+                .into_iter()
+                .chain(entry.claimed_by())
+                .chain(waiters)
+                .collect(),
         };
         if let Some(entry) = state.requests.get_mut(key) {
             state.faults.open += usize::from(!entry.end.taken);
@@ -220,7 +219,7 @@ impl Engine {
         let next = next.and_then(|next| state.requests.get(next));
         // A later receive that has told where it is tells that this one is over. One that a stream
         // tells of, whenever it comes there, must not be overtaken by a word: there a message does.
-        let later = next.filter(|next| next.large && next.phase != Phase::Prepared);
+        let later = next.filter(|next| next.large && !next.is_prepared());
         let by_mail = later.is_some_and(|next| next.poster.stream.is_some());
         let told = later.is_some()
             || match refusal(channel, &mut peer.link, number) {
@@ -230,7 +229,7 @@ impl Engine {
                 }
                 Err(e) => !matches!(e.kind(), Kind::QueueFull | Kind::Busy),
             };
-        if let Some(receive) = state.requests.get_mut(key).and_then(Entry::receive_mut) {
+        if let Some(receive) = state.requests.receive_mut(key) {
             receive.refused = told;
         }
         if by_mail {
@@ -291,14 +290,14 @@ impl Engine {
             state.faults.open += 1;
             return self.keep_fault(state, fault);
         };
-        if !matches!(
-            entry.phase,
-            Phase::Queued { announced: true } | Phase::Sent(_) | Phase::Done(Status::SUCCESS)
-        ) {
-            return;
-        }
-        let (large, queued) = (entry.large, matches!(entry.phase, Phase::Queued { .. }));
-        if large && let Some(channel) = state.sending(rank, tag) {
+        let queued = match entry.send().map(|send| send.state) {
+            Some(SendState::Queued { announced: true }) => true,
+            Some(SendState::InFlight(_) | SendState::Done(Status::SUCCESS)) => false,
+            _ => return,
+        };
+        if entry.large
+            && let Some(channel) = state.sending(rank, tag)
+        {
             channel.refuse(number);
         }
         if queued {
@@ -306,9 +305,9 @@ impl Engine {
             return;
         }
         if let Some(entry) = state.requests.get_mut(key)
-            && let Phase::Done(status) = &mut entry.phase
+            && entry.status().is_some()
         {
-            *status = Status::TRUNCATED;
+            entry.end_with(Status::TRUNCATED);
             entry.len = len;
             self.fails(state, key, Status::TRUNCATED, len);
             self.drop_fault(state, key);
@@ -384,15 +383,21 @@ impl Engine {
             let Some(entry) = entry else {
                 return false;
             };
-            match entry.phase {
-                Phase::Prepared | Phase::Unmatched | Phase::Done(_) => false,
-                Phase::Queued { .. } => true,
-                Phase::Posted | Phase::Claimed(_) => !arrived(state, key),
-                Phase::Sent(put) => {
-                    let peer = state.peers.get_mut(rank);
-                    let lane = peer.and_then(|peer| peer.link.lane(entry.poster.lane));
-                    lane.is_some_and(|lane| !matches!(lane.poll(put), Ok(Some(Status::SUCCESS))))
-                }
+            match &entry.operation {
+                Operation::Send(send) => match send.state {
+                    SendState::Prepared | SendState::Done(_) => false,
+                    SendState::Queued { .. } => true,
+                    SendState::InFlight(put) => {
+                        let peer = state.peers.get_mut(rank);
+                        let lane = peer.and_then(|peer| peer.link.lane(entry.poster.lane));
+                        let polled = lane.map(|lane| lane.poll(put));
+                        !matches!(polled, None | Some(Ok(Some(Status::SUCCESS))))
+                    }
+                },
+                Operation::Receive(receive) => match receive.state {
+                    ReceiveState::Posted | ReceiveState::Claimed(_) => !arrived(state, key),
+                    _ => false,
+                },
             }
         })
     }
@@ -423,7 +428,7 @@ impl Engine {
                 continue;
             };
             // What a stream takes in is told by the kernel that it goes on to.
-            if !matches!(entry.phase, Phase::Claimed(_) | Phase::Sent(_)) {
+            if entry.claimed_by().is_none() && entry.in_flight().is_none() {
                 self.finish(&mut state, key, Status::CLOSED, 0);
             }
         }
@@ -435,16 +440,21 @@ impl Engine {
         const OPERATION: &str = "cancel request";
         let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
-        let unposted = entry.phase == Phase::Prepared;
-        match entry.phase {
-            Phase::Prepared | Phase::Unmatched if entry.peer == ANYBODY => {
-                state.matcher.remove(key);
-                self.finish(state, key, Status::CANCELLED, 0);
-                return Ok(());
+        let unposted = entry.is_prepared();
+        if entry.peer == ANYBODY && (unposted || entry.is_unmatched()) {
+            state.matcher.remove(key);
+            self.finish(state, key, Status::CANCELLED, 0);
+            return Ok(());
+        }
+        let unknown = match &entry.operation {
+            Operation::Send(send) => send.state == SendState::Queued { announced: false },
+            Operation::Receive(receive) => {
+                let posted = receive.state == ReceiveState::Posted;
+                posted && entry.poster.stream.is_none() && !entry.large
             }
-            Phase::Prepared | Phase::Queued { announced: false } => {}
-            Phase::Posted if entry.poster.stream.is_none() && !entry.large => {}
-            _ => return late("it was posted"),
+        };
+        if !unposted && !unknown {
+            return late("it was posted");
         }
         let Some(peer) = state.peers.get_mut(entry.peer) else {
             return late("no connection");
@@ -485,26 +495,21 @@ impl Engine {
             return;
         };
         entry.handle = Handle::Dropped;
-        match entry.phase {
-            Phase::Done(_) => {
-                self.drop_fault(state, key);
-                state.requests.release(key);
+        if entry.status().is_some() {
+            self.drop_fault(state, key);
+            state.requests.release(key);
+        } else if entry.is_prepared() {
+            let back = self.take_back(state, key);
+            back.unwrap_or_else(|_| self.void(state, key));
+        } else if let Operation::Receive(receive) = &mut entry.operation
+            && receive.state == ReceiveState::Posted
+        {
+            // Nobody else is going to have it taken in. The stream is told now, while its
+            // owner has it.
+            receive.wanted = true;
+            if let Some(stream) = entry.poster.stream.clone() {
+                has_come_to(&mut state.requests, key, &stream);
             }
-            Phase::Prepared => {
-                let back = self.take_back(state, key);
-                back.unwrap_or_else(|_| self.void(state, key));
-            }
-            Phase::Posted => {
-                // Nobody else is going to have it taken in. The stream is told now, while its
-                // owner has it.
-                if let Some(receive) = entry.receive_mut() {
-                    receive.wanted = true;
-                }
-                if let Some(stream) = entry.poster.stream.clone() {
-                    has_come_to(&mut state.requests, key, &stream);
-                }
-            }
-            _ => {}
         }
     }
 
@@ -530,13 +535,15 @@ impl Engine {
         entry.large = false;
         entry.len = 0;
         entry.puts = [None; 3];
-        entry.take_late();
         entry.poster.lane = 0;
         entry.poster.stream = None;
-        entry.phase = match entry.is_receive() {
-            true => Phase::Posted,
-            false => Phase::Queued { announced: false },
-        };
+        match &mut entry.operation {
+            Operation::Send(send) => {
+                send.late = None;
+                send.state = SendState::Queued { announced: false };
+            }
+            Operation::Receive(receive) => receive.state = ReceiveState::Posted,
+        }
         let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);
         state.trash.memory.extend(staging);

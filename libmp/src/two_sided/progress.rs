@@ -9,7 +9,8 @@ use super::engine::{Engine, PERIOD};
 use super::peer::{Cause, Standing};
 use super::receive::has_come_to;
 use super::state::State;
-use crate::request::table::{Entry, Phase, RequestKey};
+use crate::path::Put;
+use crate::request::table::{Entry, Incoming, Operation, ReceiveState, RequestKey, SendState};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
@@ -67,10 +68,10 @@ impl Engine {
     pub(crate) fn push_all(&self) {
         let mut state = self.lock();
         let mut keys = std::mem::take(&mut state.keys);
-        let active = |entry: &Entry| match entry.phase {
-            Phase::Queued { .. } => true,
-            Phase::Posted => entry.poster.stream.is_none(),
-            _ => false,
+        let active = |entry: &Entry| {
+            let posted = |receive: &Incoming| receive.state == ReceiveState::Posted;
+            let by_cpu = entry.poster.stream.is_none();
+            entry.is_queued() || by_cpu && entry.receive().is_some_and(posted)
         };
         keys.clear();
         let open = state.requests.iter().filter(|(_, entry)| active(entry));
@@ -87,58 +88,71 @@ impl Engine {
             return false;
         };
         let rank = entry.peer;
-        match entry.phase {
-            Phase::Queued { .. } => self.end_with_peer(state, key) || self.push_send(state, key),
-            Phase::Sent(put) => {
-                let (lane, len) = (entry.poster.lane, entry.len);
-                let Some(peer) = state.peers.get_mut(rank) else {
-                    return false;
-                };
-                let reason = peer.failed();
-                let Some(lane) = peer.link.lane(lane) else {
-                    return false;
-                };
-                let status = match lane.poll(put) {
-                    Ok(None) => return false,
-                    Ok(Some(status)) => status,
-                    // So old that the queue has forgotten it.
-                    Err(_) => reason.unwrap_or(Status::SUCCESS),
-                };
-                let (status, len) = match state.requests.told(key) {
-                    Some(told) => told,
-                    None if status == Status::SUCCESS => (status, len),
-                    None => (reason.unwrap_or(status), 0),
-                };
-                let fatal = status.is_error()
-                    && status != Status::TRUNCATED
-                    && status != Status::LOCAL_LENGTH;
-                if fatal {
-                    let text = self.status_text(state, rank, status);
-                    self.give_up_for(state, key, status, text);
+        match &entry.operation {
+            Operation::Send(send) => match send.state {
+                SendState::Prepared => false,
+                SendState::Queued { .. } => {
+                    self.end_with_peer(state, key) || self.push_send(state, key)
                 }
-                self.finish(state, key, status, len);
-                true
-            }
-            Phase::Posted => {
-                self.refuse(state, key);
-                self.advance_posted(state, key)
-            }
-            Phase::Claimed(_) => {
-                if !self.refuse(state, key) {
-                    return false;
+                SendState::InFlight(put) => self.advance_in_flight(state, key, put),
+                SendState::Done(_) => state.requests.release(key),
+            },
+            Operation::Receive(receive) => match receive.state {
+                ReceiveState::Prepared | ReceiveState::Unmatched => false,
+                ReceiveState::Posted => {
+                    self.refuse(state, key);
+                    self.advance_posted(state, key)
                 }
-                if let Some((status, len)) = state.requests.told(key) {
-                    self.finish(state, key, status, len);
-                    return true;
+                ReceiveState::Claimed(_) => {
+                    if !self.refuse(state, key) {
+                        return false;
+                    }
+                    if let Some((status, len)) = state.requests.told(key) {
+                        self.finish(state, key, status, len);
+                        return true;
+                    }
+                    match state.given_up(rank) {
+                        Some(status) => release(state, key, status),
+                        None => false,
+                    }
                 }
-                match state.given_up(rank) {
-                    Some(status) => release(state, key, status),
-                    None => false,
-                }
-            }
-            Phase::Done(_) => state.requests.release(key),
-            Phase::Prepared | Phase::Unmatched => false,
+                ReceiveState::Done(_) => state.requests.release(key),
+            },
         }
+    }
+
+    /// Ends a send with its last put.
+    fn advance_in_flight(&self, state: &mut State, key: RequestKey, put: Put) -> bool {
+        let Some(entry) = state.requests.get(key) else {
+            return false;
+        };
+        let (rank, len) = (entry.peer, entry.len);
+        let Some(peer) = state.peers.get_mut(rank) else {
+            return false;
+        };
+        let reason = peer.failed();
+        let Some(lane) = peer.link.lane(entry.poster.lane) else {
+            return false;
+        };
+        let status = match lane.poll(put) {
+            Ok(None) => return false,
+            Ok(Some(status)) => status,
+            // So old that the queue has forgotten it.
+            Err(_) => reason.unwrap_or(Status::SUCCESS),
+        };
+        let (status, len) = match state.requests.told(key) {
+            Some(told) => told,
+            None if status == Status::SUCCESS => (status, len),
+            None => (reason.unwrap_or(status), 0),
+        };
+        let fatal =
+            status.is_error() && status != Status::TRUNCATED && status != Status::LOCAL_LENGTH;
+        if fatal {
+            let text = self.status_text(state, rank, status);
+            self.give_up_for(state, key, status, text);
+        }
+        self.finish(state, key, status, len);
+        true
     }
 
     fn advance_posted(&self, state: &mut State, key: RequestKey) -> bool {
@@ -197,9 +211,9 @@ impl Engine {
                 continue;
             }
             if !lost && peer.channels.is_crowded(self.config.channels) {
-                let open = |entry: &&Entry| !matches!(entry.phase, Phase::Done(_));
-                let entries = state.requests.iter().map(|(_, entry)| entry).filter(open);
-                let sends = entries.filter(|entry| !entry.is_receive() && entry.peer == rank);
+                let open = |entry: &&Entry| !entry.is_receive() && entry.status().is_none();
+                let sends = state.requests.iter().map(|(_, entry)| entry).filter(open);
+                let sends = sends.filter(|entry| entry.peer == rank);
                 let busy: Vec<u32> = sends.map(|entry| entry.tag).collect();
                 peer.channels.retire(self.config.channels, &busy, &mut say);
             }
@@ -224,11 +238,8 @@ impl Engine {
         let mut state = self.lock();
         let mut open = Vec::new();
         for (key, entry) in state.requests.iter() {
-            let posted = matches!(
-                entry.phase,
-                Phase::Queued { .. } | Phase::Sent(_) | Phase::Claimed(_)
-            );
-            if posted && state.requests.told(key).is_none() {
+            let by_stream = entry.in_flight().is_some() || entry.claimed_by().is_some();
+            if (by_stream || entry.is_queued()) && state.requests.told(key).is_none() {
                 open.push(entry.name().to_string());
             }
         }

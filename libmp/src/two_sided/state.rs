@@ -20,7 +20,9 @@ use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
 use crate::region::Memory;
 use crate::request::fault::Faults;
-use crate::request::table::{Entry, Phase, RequestKey, Segments, Table};
+use crate::request::table::{
+    Common, Entry, Incoming, Operation, Outgoing, RequestKey, Segments, Table,
+};
 
 /// Memory of requests that ended, to be given up without the lock.
 #[derive(Default)]
@@ -87,19 +89,19 @@ impl State {
             peers,
             ..
         } = self;
-        let any = |lane: u8, phase: fn(&Phase) -> bool| {
+        let any = |lane: u8, is: fn(&Entry) -> bool| {
             let mut entries = requests.iter();
-            entries.any(|(_, entry)| phase(&entry.phase) && entry.poster.lane == lane)
+            entries.any(|(_, entry)| is(entry) && entry.poster.lane == lane)
         };
         let quiet = |peer: &mut Peer, lane: u8| {
             !peer.is_here() || peer.link.lane(lane).is_none_or(Lane::is_quiet)
         };
-        let open = |phase: &Phase| matches!(phase, Phase::Prepared | Phase::Sent(_));
+        let open = |entry: &Entry| entry.is_prepared() || entry.in_flight().is_some();
         lanes.take(
             stream,
             doorbell,
             |lane| !any(lane, open) && peers.iter_mut().all(|peer| quiet(peer, lane)),
-            |lane| any(lane, |phase| *phase == Phase::Prepared),
+            |lane| any(lane, Entry::is_prepared),
         )
     }
 
@@ -120,26 +122,30 @@ impl State {
         }
     }
 
-    /// A send that is not done with its channel, and the lanes to the peer.
+    /// A send with its channel, and the lanes to the peer.
     pub fn outgoing(
         &mut self,
         key: RequestKey,
-    ) -> Result<(&mut Entry, &mut SendChannel, &mut Link)> {
+    ) -> Result<(&mut Common, &mut Outgoing, &mut SendChannel, &mut Link)> {
         let (entry, Peer { channels, link, .. }) = self.request(key)?;
-        let channel = channels.sends.get_mut(&entry.tag);
-        let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
-        Ok((entry, channel, link))
+        let Entry { common, operation } = entry;
+        match (operation, channels.sends.get_mut(&common.tag)) {
+            (Operation::Send(send), Some(channel)) => Ok((common, send, channel, link)),
+            _ => Err(gone("no channel", common.peer)),
+        }
     }
 
     /// A receive with its channel, and the lanes to the peer.
     pub fn incoming(
         &mut self,
         key: RequestKey,
-    ) -> Result<(&mut Entry, &mut RecvChannel, &mut Link)> {
+    ) -> Result<(&mut Common, &mut Incoming, &mut RecvChannel, &mut Link)> {
         let (entry, Peer { channels, link, .. }) = self.request(key)?;
-        let channel = channels.recvs.get_mut(&entry.tag);
-        let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
-        Ok((entry, channel, link))
+        let Entry { common, operation } = entry;
+        match (operation, channels.recvs.get_mut(&common.tag)) {
+            (Operation::Receive(receive), Some(channel)) => Ok((common, receive, channel, link)),
+            _ => Err(gone("no channel", common.peer)),
+        }
     }
 
     /// A request, and its peer.

@@ -14,7 +14,7 @@ use super::spec::Source;
 use super::state::State;
 use super::texts::{lack, time};
 use crate::error::{Error, Kind, Result};
-use crate::request::table::{Entry, Phase, RequestKey, Table};
+use crate::request::table::{Entry, ReceiveState, RequestKey, Table};
 
 /// A request that a stream has waited for longer than the watchdog's limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,13 +84,16 @@ impl Engine {
             let Some(entry) = state.requests.get_mut(key) else {
                 continue;
             };
-            match entry.phase {
-                Phase::Done(_) => continue,
-                Phase::Queued { .. } => _ = entry.since.get_or_insert(now),
-                Phase::Posted | Phase::Unmatched if entry.timeout.is_some() => {
-                    entry.since.get_or_insert(now);
-                }
-                _ => {}
+            if entry.status().is_some() {
+                continue;
+            }
+            let receive = entry.receive().map(|receive| receive.state);
+            let open = matches!(
+                receive,
+                Some(ReceiveState::Posted | ReceiveState::Unmatched)
+            );
+            if entry.is_queued() || open && entry.timeout.is_some() {
+                entry.since.get_or_insert(now);
             }
             let (rank, Some(since)) = (entry.peer, entry.since) else {
                 continue;
@@ -118,7 +121,7 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return;
         };
-        if entry.phase == Phase::Unmatched {
+        if entry.is_unmatched() {
             state.matcher.remove(key);
             return self.finish(state, key, Status::TIMEOUT, 0);
         }
@@ -134,9 +137,9 @@ impl Engine {
         let entry = state.requests.get(front.key)?;
         Some(Stuck {
             rank: self.rank,
-            peer: match entry.phase {
-                Phase::Unmatched => Source::Any,
-                _ => Source::Rank(entry.peer),
+            peer: match entry.is_unmatched() {
+                true => Source::Any,
+                false => Source::Rank(entry.peer),
             },
             tag: entry.tag,
             number: entry.number,
@@ -201,16 +204,14 @@ impl Engine {
 /// The streams that may stand at a request, with the order in which they were told to: the one
 /// that does its work, and those that wait for its result.
 fn places(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
-    let worker = match entry.phase {
-        Phase::Claimed(stream) => Some(stream),
-        Phase::Sent(_) => entry.poster.stream.as_ref().map(|stream| stream.id()),
-        _ => None,
-    };
-    let waiters = match (entry.phase, worker) {
+    let sender = entry.in_flight().and(entry.poster.stream.as_ref());
+    let sender = sender.map(|stream| stream.id());
+    let waiters = match (entry.status(), sender) {
+        (None, None) => &entry.waiters[..],
         // Whether the stream that does the work has come to it is not known to those that wait.
-        (Phase::Done(_), _) | (Phase::Sent(_), Some(_)) => &[],
-        _ => &entry.waiters[..],
+        _ => &[],
     };
+    let worker = sender.or(entry.claimed_by());
     let worker = worker.map(|stream| (stream, entry.order));
     let waiters = waiters.iter().map(|w| (w.stream, w.order));
     worker.into_iter().chain(waiters)
