@@ -4,7 +4,6 @@
 use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
-use super::credit::credit_on;
 use super::engine::Engine;
 use super::peer::Target;
 use super::progress::arrived;
@@ -124,10 +123,9 @@ impl Engine {
         }
         if let Some(run) = channel.count(number, lane, Some(stream.id()))
             && let Some(lane) = link.lane(lane)
-            && let Err(e) = credit_on(stream, lane, channel, &run)
+            && let Err(e) = channel.credit_on(stream, lane, run)
         {
             tracing::debug!(target: "mp", "the library tells rank {rank} what was taken: {e}");
-            channel.side.credits.keep(run);
         }
         Ok(())
     }

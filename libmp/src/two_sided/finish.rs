@@ -402,39 +402,6 @@ impl Engine {
         })
     }
 
-    /// Gives everything up that is unfinished, and never waits: nobody is left who would look
-    /// after it. Streams pass.
-    pub(crate) fn abandon(&self) {
-        let mut state = self.lock();
-        for rank in 0..self.size {
-            if let Some(peer) = state.peers.get_mut(rank) {
-                if peer.is_here() {
-                    let cause = Cause::Other("this rank dropped its context".to_owned());
-                    let status = Status::CLOSED;
-                    peer.fail(Failure { status, cause });
-                }
-                for channel in peer.channels.recvs.values() {
-                    channel.release(Status::CLOSED);
-                }
-                self.say_given_up(&mut state, rank);
-            }
-        }
-        let mut keys = Vec::new();
-        state.requests.unfinished(&mut keys);
-        for key in keys {
-            // The context is gone: no call can return it.
-            state.take_fault(key);
-            let Some(entry) = state.requests.get(key) else {
-                continue;
-            };
-            // What a stream takes in is told by the kernel that it goes on to.
-            if entry.claimed_by().is_none() && entry.in_flight().is_none() {
-                self.finish(&mut state, key, Status::CLOSED, 0);
-            }
-        }
-        self.host().ring();
-    }
-
     /// Takes a request back that was not posted, or is a receive that nothing has matched.
     pub(crate) fn take_back(&self, state: &mut State, key: RequestKey) -> Result<()> {
         const OPERATION: &str = "cancel request";

@@ -15,15 +15,16 @@
 //! `state` is all of them behind the one lock of `engine`, which `config` sets up. The engine
 //! composes them:
 //! - What calls do: `spec`, `open`, `send`, `receive`, `post`, `wait`, `claim` (a stream takes a
-//!   message in), `take` (the CPU does).
-//! - What goes on behind them: `progress`, `credit`, `finish`, and `texts`, which says it in words.
+//!   message in), `take` (the CPU does), `close`.
+//! - What goes on behind them: `progress`, `control`, `finish`, and `texts`, which says it in words.
 
 mod any;
 mod channel;
 mod channels;
 mod claim;
+mod close;
 pub(crate) mod config;
-mod credit;
+mod control;
 pub(crate) mod engine;
 mod finish;
 mod lanes;

@@ -293,6 +293,23 @@ impl Peer {
         Ok(())
     }
 
+    /// Tells it what was taken of its messages and it was not told yet. `true`: it was told
+    /// something.
+    pub fn credit_the_rest(&mut self) -> bool {
+        let Some(lane) = self.link.lane(0) else {
+            return false;
+        };
+        let mut told = false;
+        for channel in self.channels.recvs.values_mut() {
+            while let Some(run) = channel.credit_due()
+                && channel.credit_by_cpu(Some(&mut *lane), run)
+            {
+                told = true;
+            }
+        }
+        told
+    }
+
     fn agree(&self, setup: &Setup<'_>, theirs: Shape) -> Result<()> {
         let ours = setup.config.shape();
         if ours == theirs {

@@ -4,7 +4,6 @@ use gds_step::Time;
 use gdsync::Status;
 
 use super::config::Progress;
-use super::credit::tell_the_rest;
 use super::engine::{Engine, PERIOD};
 use super::peer::{Cause, Standing};
 use super::receive::has_come_to;
@@ -194,7 +193,7 @@ impl Engine {
             let Some(peer) = state.peers.get_mut(rank).filter(|peer| peer.is_here()) else {
                 continue;
             };
-            done |= tell_the_rest(peer);
+            done |= peer.credit_the_rest();
             let mut say = Vec::new();
             let made = peer.channels.make_mailboxes(&setup, &tags, &mut say);
             let failed = match made {
@@ -231,24 +230,6 @@ impl Engine {
         }
         self.watch(state, now);
         done
-    }
-
-    /// Descriptions of what was posted and has not ended.
-    pub(crate) fn unfinished(&self) -> Vec<String> {
-        let mut state = self.lock();
-        let mut open = Vec::new();
-        for (key, entry) in state.requests.iter() {
-            let by_stream = entry.in_flight().is_some() || entry.claimed_by().is_some();
-            if (by_stream || entry.is_queued()) && state.requests.told(key).is_none() {
-                open.push(entry.name().to_string());
-            }
-        }
-        for peer in state.peers.iter_mut().filter(|peer| peer.is_here()) {
-            tell_the_rest(peer);
-            let busy = peer.link.busy_lanes();
-            open.extend((0..busy).map(|_| format!("words for rank {}", peer.rank)));
-        }
-        open
     }
 
     /// Forgets requests that have ended, if there are many.

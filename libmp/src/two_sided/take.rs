@@ -3,7 +3,6 @@
 use gdsync::Status;
 
 use super::channel::RecvChannel;
-use super::credit::credit_by_cpu;
 use super::engine::Engine;
 use super::state::State;
 use crate::error::Result;
@@ -45,7 +44,7 @@ impl Engine {
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = channel.taken(number).store(word::word(number, kind, 0));
         if let Some(run) = channel.count(number, 0, None) {
-            credit_by_cpu(link.lane(0), channel, run);
+            channel.credit_by_cpu(link.lane(0), run);
         }
         self.finish(state, key, status, len);
         true

@@ -79,6 +79,12 @@ pub(crate) fn time(d: Duration) -> String {
     }
 }
 
+/// Ranks as a list.
+pub(super) fn join(ranks: &[u32]) -> String {
+    let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    names.join(", ")
+}
+
 /// What a request waits for, if it does.
 pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
     if entry.is_unmatched() {

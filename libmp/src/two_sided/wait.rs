@@ -1,12 +1,15 @@
-//! Waiting: for requests by the CPU, and having streams wait for them.
+//! Waiting: for requests and for streams by the CPU, and having streams wait for requests.
 
 use std::time::Duration;
 
+use gds_step::Time;
 use gdsync::{Status, Stream};
 
-use super::engine::Engine;
+use super::config::Progress;
+use super::engine::{Engine, PERIOD};
 use super::post::{note_waiter, uncaptured};
 use super::state::State;
+use super::texts::time;
 use crate::error::{Error, Kind, Result};
 use crate::request::Done;
 use crate::request::table::{Entry, Operation, ReceiveState, RequestKey};
@@ -155,5 +158,39 @@ impl Engine {
             // A stream that stood at the CPU's lane would hold up everything else on it.
             _ => self.wait_for_result(&mut state.requests, key, stream),
         }
+    }
+
+    /// Waits for a stream, and returns the first failure of what was enqueued there.
+    pub(crate) fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
+        const OPERATION: &str = "synchronize stream";
+        let deadline = self.host().now() + limit;
+        while !self.is_through(stream, deadline)? {
+            if self.host().now() >= deadline {
+                let waits = self.stream_text(stream.id());
+                let waits = waits.map_or(String::new(), |waits| format!(": {waits}"));
+                let what = format!(
+                    "stream {} has not ended in {}{waits}",
+                    stream.id(),
+                    time(limit)
+                );
+                return Err(Error::new(OPERATION, Kind::Timeout, what));
+            }
+        }
+        // Stored before a stream passes what failed.
+        if self.error.load()? == 0 {
+            return Ok(());
+        }
+        self.first_error(OPERATION, Some(stream.id()), true)
+            .map_or(Ok(()), Err)
+    }
+
+    /// Waits for a stream until `deadline`, or for one period where the work is done here.
+    fn is_through(&self, stream: &Stream, deadline: Time) -> Result<bool> {
+        let left = deadline.since(self.host().now());
+        if self.config.progress == Progress::Background {
+            return Ok(stream.synchronize(left)?);
+        }
+        self.progress();
+        Ok(stream.synchronize(left.min(PERIOD))?)
     }
 }

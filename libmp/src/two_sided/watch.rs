@@ -4,16 +4,14 @@
 use std::time::Duration;
 
 use gds_step::Time;
-use gdsync::{Status, Stream};
+use gdsync::Status;
 
-use super::config::Progress;
-use super::engine::{Engine, PERIOD};
+use super::engine::Engine;
 use super::peer::Peers;
 use super::progress::arrived;
 use super::spec::Source;
 use super::state::State;
-use super::texts::{lack, time};
-use crate::error::{Error, Kind, Result};
+use super::texts::lack;
 use crate::request::table::{Entry, ReceiveState, RequestKey, Table};
 
 /// A request that a stream has waited for longer than the watchdog's limit.
@@ -149,45 +147,14 @@ impl Engine {
         })
     }
 
-    /// Waits for a stream, and returns the first failure of what was enqueued there.
-    pub(crate) fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
-        const OPERATION: &str = "synchronize stream";
-        let deadline = self.host().now() + limit;
-        while !self.is_through(stream, deadline)? {
-            let now = self.host().now();
-            if now >= deadline {
-                let mut guard = self.lock();
-                let state = &mut *guard;
-                state.watch.look(&mut state.requests, &state.peers, now);
-                let mut fronts = state.watch.fronts.iter();
-                let front = fronts.find(|front| front.stream == stream.id());
-                let entry = front.and_then(|front| state.requests.get(front.key));
-                let waits = entry.and_then(|entry| self.wait_text(state, entry));
-                let waits = waits.map_or(String::new(), |waits| format!(": {waits}"));
-                let what = format!(
-                    "stream {} has not ended in {}{waits}",
-                    stream.id(),
-                    time(limit)
-                );
-                return Err(Error::new(OPERATION, Kind::Timeout, what));
-            }
-        }
-        // Stored before a stream passes what failed.
-        if self.error.load()? == 0 {
-            return Ok(());
-        }
-        self.first_error(OPERATION, Some(stream.id()), true)
-            .map_or(Ok(()), Err)
-    }
-
-    /// Waits for a stream until `deadline`, or for one period where the work is done here.
-    fn is_through(&self, stream: &Stream, deadline: Time) -> Result<bool> {
-        let left = deadline.since(self.host().now());
-        if self.config.progress == Progress::Background {
-            return Ok(stream.synchronize(left)?);
-        }
-        self.progress();
-        Ok(stream.synchronize(left.min(PERIOD))?)
+    /// What `stream` waits for, and what to check, in words.
+    pub(super) fn stream_text(&self, stream: u64) -> Option<String> {
+        let now = self.host().now();
+        let state = &mut *self.lock();
+        state.watch.look(&mut state.requests, &state.peers, now);
+        let mut fronts = state.watch.fronts.iter();
+        let front = fronts.find(|front| front.stream == stream)?;
+        self.wait_text(state, state.requests.get(front.key)?)
     }
 
     pub(crate) fn stuck(&self) -> Vec<Stuck> {

@@ -3,9 +3,9 @@
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
-use super::{Channel, Credits, PAIR, RecvChannel, Run, store_failure};
+use super::{Channel, Credits, PAIR, RecvChannel, store_failure};
 use crate::error::Result;
-use crate::path::{Keys, Nic, Piece, Put, Rights, Span};
+use crate::path::{Keys, Nic, Put, Rights, Span};
 use crate::request::table::RequestKey;
 use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
@@ -18,7 +18,7 @@ pub(crate) struct Receiving {
     /// By slot: the message is there.
     arrival: Vec<Word64>,
     /// What is copied into the sender's return block: that messages were taken.
-    outbox: Keys,
+    pub(super) outbox: Keys,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
     /// By slot: what last told the sender of a receive there, and by which lane. Another lane tells
@@ -120,37 +120,6 @@ impl RecvChannel {
     /// Where it learns that it is there.
     pub fn ready(&self, number: u64) -> Result<Span> {
         self.span(self.shape.ready_at(self.numbers.slot(number)), 8)
-    }
-
-    /// Counts a message as taken by a poster. Answers a run that its sender is to be told of now.
-    #[inline]
-    pub fn count(&mut self, number: u64, lane: u8, stream: Option<u64>) -> Option<Run> {
-        let half = self.shape.depth / 2;
-        self.side.credits.count(number, lane, stream, half)
-    }
-
-    /// A run of which the sender can be told, and was not.
-    pub fn credit_due(&mut self) -> Option<Run> {
-        let (numbers, taken) = (self.numbers, &self.taken);
-        let is_taken = |n: u64| super::has_come(&taken[numbers.slot(n)], n);
-        let all = |run: &Run| (run.from..run.to).all(is_taken);
-        self.side.credits.due(all)
-    }
-
-    /// What to put where, so that the sender learns that these messages were taken: one piece, or
-    /// two at the ring's end.
-    pub fn credit(&self, run: &Run) -> Result<[Option<(Piece<'_>, Span)>; 2]> {
-        let count = (run.to - run.from) as usize;
-        let slot = self.numbers.slot(run.from);
-        let head = count.min(self.shape.slots() - slot);
-        let piece = |slot: usize, n: usize| -> Result<Option<(Piece<'_>, Span)>> {
-            if n == 0 {
-                return Ok(None);
-            }
-            let to = self.span(self.shape.taken_at(slot), n * 8)?;
-            Ok(Some((self.side.outbox.piece(slot * 8, n * 8), to)))
-        };
-        Ok([piece(slot, head)?, piece(0, count - head)?])
     }
 
     /// Whether every message up to `next` was taken, its sender told, and no receive waits for
