@@ -32,7 +32,7 @@ impl Drop for Request {
     fn drop(&mut self) {
         let engine = self.context.engine();
         let mut state = engine.lock();
-        engine.let_go(&mut state, self.key);
+        engine.drop_handle(&mut state, self.key);
     }
 }
 
@@ -135,7 +135,7 @@ impl Request {
     pub fn cancel(&self) -> Result<()> {
         let engine = self.engine();
         let mut state = engine.lock();
-        engine.take_back(&mut state, self.key)
+        engine.cancel(&mut state, self.key)
     }
 
     /// A word of 64 bits that tells how the request ended, for kernels behind the wait:

@@ -191,8 +191,8 @@ pub(crate) struct Common {
     pub waiters: Vec<Waiter>,
     /// Since when it could have ended.
     pub since: Option<Time>,
-    /// The watchdog has named it.
-    pub named: bool,
+    /// The watchdog has warned of it.
+    pub warned: bool,
     /// How it ended, as far as it concerns errors.
     pub end: End,
 }
@@ -217,7 +217,7 @@ impl Common {
             order: 0,
             waiters: Vec::new(),
             since: None,
-            named: false,
+            warned: false,
             end: End::default(),
         }
     }
@@ -356,7 +356,7 @@ impl Entry {
 pub(crate) struct Table {
     entries: SlotMap<RequestKey, Entry>,
     chunks: Vec<Vec<Words>>,
-    /// Places of the slot map that were ever used; the next entry takes one of them or the next.
+    /// Slots of the map that were ever used; the next entry takes one of them or the next.
     used: usize,
     /// Sweep when so many entries live.
     sweep_at: usize,
@@ -396,12 +396,12 @@ impl Table {
         }
     }
 
-    /// Sees to it that there is a place for one more entry, and words for it.
+    /// Sees to it that there is room for one more entry, and words for it.
     ///
     /// # Errors
     /// `QueueFull` with the limit; `Gdsync` if there is no memory for its words.
     #[inline]
-    pub fn make_place(&mut self, gpu: &Gpu) -> Result<()> {
+    pub fn reserve(&mut self, gpu: &Gpu) -> Result<()> {
         if self.entries.len() >= MAX_REQUESTS {
             let what = "requests that are unfinished, or whose handles are held";
             let full = Error::new("prepare request", Kind::QueueFull, what);
@@ -415,7 +415,7 @@ impl Table {
         Ok(())
     }
 
-    /// Puts an entry in, whose words are clear, where a place was made for it.
+    /// Puts an entry in, whose words are clear, where room was reserved for it.
     #[inline]
     pub fn put(&mut self, entry: Entry) -> RequestKey {
         let key = self.entries.insert(entry);
@@ -453,7 +453,7 @@ impl Table {
     }
 
     /// Forgets a request that has ended, if nobody needs its words any more.
-    pub fn release(&mut self, key: RequestKey) -> bool {
+    pub fn forget(&mut self, key: RequestKey) -> bool {
         let passed = |w: &Waiter| {
             let event = w.passed.as_ref();
             event.is_some_and(|event| event.is_done().unwrap_or(true))
@@ -484,8 +484,8 @@ impl Table {
     /// Failures that no call has returned.
     pub fn faults(&mut self) -> impl Iterator<Item = (&Fault, &mut bool)> {
         let ends = self.entries.values_mut().map(|entry| &mut entry.end);
-        ends.filter_map(|end| Some((end.fault.as_deref()?, &mut end.taken)))
-            .filter(|(_, taken)| !**taken)
+        ends.filter_map(|end| Some((end.fault.as_deref()?, &mut end.returned)))
+            .filter(|(_, returned)| !**returned)
     }
 
     /// The next position in the order of posts.
@@ -508,13 +508,13 @@ impl Table {
         &self.words(key).mark
     }
 
-    /// What a kernel has told of the request's end.
-    pub fn told(&self, key: RequestKey) -> Option<(Status, u64)> {
+    /// How a kernel says that the request ended.
+    pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
         word::parse_result(self.words(key).result.load().unwrap_or(0))
     }
 
-    /// Tells how a request ended.
-    pub fn tell(&self, key: RequestKey, status: Status, len: u64) {
+    /// Stores how a request ended.
+    pub fn set_result(&self, key: RequestKey, status: Status, len: u64) {
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = self.result_word(key).store(word::result(status, len));
     }

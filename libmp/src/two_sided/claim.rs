@@ -66,7 +66,7 @@ impl Engine {
             && !arrived(state, key)
         {
             let e = peer.error(WAIT);
-            state.take_fault(key);
+            state.return_fault(key);
             return Err(e);
         }
         let (common, receive, channel, link) = state.incoming(key)?;
@@ -118,7 +118,7 @@ impl Engine {
                 let _ = word.store(failed);
             }
             let _ = channel.taken(number).store(failed);
-            self.tear(state, key, &e);
+            self.fail_partly_posted(state, key, &e);
             return Err(e);
         }
         if let Some(run) = channel.count(number, lane, Some(stream.id()))

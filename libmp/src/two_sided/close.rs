@@ -58,7 +58,7 @@ impl Engine {
                 continue;
             }
             *closing = Closing::Asked;
-            self.say(&mut state, rank, vec![Control::Leaving]);
+            self.send_control(&mut state, rank, vec![Control::Leaving]);
         }
     }
 
@@ -82,12 +82,12 @@ impl Engine {
         let mut open = Vec::new();
         for (key, entry) in state.requests.iter() {
             let by_stream = entry.in_flight().is_some() || entry.claimed_by().is_some();
-            if (by_stream || entry.is_queued()) && state.requests.told(key).is_none() {
+            if (by_stream || entry.is_queued()) && state.requests.result(key).is_none() {
                 open.push(entry.name().to_string());
             }
         }
         for peer in state.peers.iter_mut().filter(|peer| peer.is_here()) {
-            peer.credit_the_rest();
+            peer.write_credits();
             let busy = peer.link.busy_lanes();
             open.extend((0..busy).map(|_| format!("words for rank {}", peer.rank)));
         }
@@ -108,14 +108,14 @@ impl Engine {
                 for channel in peer.channels.recvs.values() {
                     channel.release(Status::CLOSED);
                 }
-                self.say_given_up(&mut state, rank);
+                self.send_given_up(&mut state, rank);
             }
         }
         let mut keys = Vec::new();
         state.requests.unfinished(&mut keys);
         for key in keys {
             // The context is gone: no call can return it.
-            state.take_fault(key);
+            state.return_fault(key);
             let Some(entry) = state.requests.get(key) else {
                 continue;
             };

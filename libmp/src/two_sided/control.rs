@@ -14,15 +14,15 @@ const BURST: usize = 64;
 
 impl Engine {
     /// Tells a rank that nothing else comes from this one.
-    pub fn say_given_up(&self, state: &mut State, rank: u32) {
+    pub fn send_given_up(&self, state: &mut State, rank: u32) {
         state.outbox.clear(rank);
-        self.say(state, rank, vec![Control::GivenUp]);
+        self.send_control(state, rank, vec![Control::GivenUp]);
     }
 
     /// Sends control messages, or keeps what the bootstrap does not take now.
-    pub fn say(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
+    pub fn send_control(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
         state.outbox.push(rank, messages);
-        if let (_, Some(e)) = self.send_unsent(state) {
+        if let (_, Some(e)) = self.flush_outbox(state) {
             self.lose(state, &e);
         }
         if state.outbox.overflows(rank) {
@@ -33,7 +33,7 @@ impl Engine {
     }
 
     /// `true`: something was sent. The error is the bootstrap's, if it does not reach the others.
-    fn send_unsent(&self, state: &mut State) -> (bool, Option<Error>) {
+    fn flush_outbox(&self, state: &mut State) -> (bool, Option<Error>) {
         let send = |rank, message: &Control| {
             let bytes = message.encode();
             self.bootstrap.send(rank, self.topic, &bytes)
@@ -71,14 +71,14 @@ impl Engine {
     }
 
     /// Takes control messages in. `true`: there was something.
-    pub fn hear(&self, state: &mut State) -> bool {
+    pub fn receive_control(&self, state: &mut State) -> bool {
         state.outbox.try_again();
-        let (mut heard, mut lost) = self.send_unsent(state);
+        let (mut heard, mut lost) = self.flush_outbox(state);
         for _ in 0..BURST {
             match self.bootstrap.receive(self.topic) {
                 Ok(Some((rank, bytes))) => {
                     heard = true;
-                    if let Err(e) = self.take_in(state, rank, &bytes) {
+                    if let Err(e) = self.handle_control(state, rank, &bytes) {
                         tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
                         let cause = match e.kind() {
                             Kind::Protocol | Kind::QueueFull => {
@@ -112,15 +112,15 @@ impl Engine {
     }
 
     /// Takes in all control messages that have arrived, also the last ones of a rank that is gone.
-    pub fn hear_out(&self, state: &mut State) {
+    pub fn drain_control(&self, state: &mut State) {
         for _ in 0..UNSENT {
-            if !self.hear(state) {
+            if !self.receive_control(state) {
                 return;
             }
         }
     }
 
-    fn take_in(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
+    fn handle_control(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
         let setup = self.setup(&state.lanes);
         let Some(peer) = state.peers.make(rank) else {
             let what = format!("the job has {} ranks", self.size);
@@ -133,9 +133,9 @@ impl Engine {
             _ if !peer.is_here() => return Ok(()),
             message => message?,
         };
-        let mut say = Vec::new();
-        let taken = peer.hear(&setup, &message, &mut say);
-        self.say(state, rank, say);
+        let mut out = Vec::new();
+        let handled = peer.handle(&setup, &message, &mut out);
+        self.send_control(state, rank, out);
         match message {
             Control::Truncated { tag, number, len } => {
                 self.was_truncated(state, rank, tag, number, len);
@@ -147,6 +147,6 @@ impl Engine {
             }
             _ => {}
         }
-        taken
+        handled
     }
 }

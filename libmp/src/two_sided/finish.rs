@@ -6,7 +6,7 @@ use super::channel::RecvChannel;
 use super::engine::Engine;
 use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
-use super::receive::{ANYBODY, has_come_to, settle_told};
+use super::receive::{ANYBODY, has_come_to, keep_ready_order};
 use super::state::{State, known};
 use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
@@ -29,15 +29,15 @@ impl Engine {
         let failed = status != Status::SUCCESS && status != Status::CANCELLED;
         if failed {
             // Before the word that streams wait for.
-            self.note(status);
-            self.fails(state, key, status, len);
+            self.set_error(status);
+            self.record_failure(state, key, status, len);
         }
         let Some(entry) = state.requests.get(key) else {
             return;
         };
         let looked_at = entry.handle == Handle::Held || !entry.waiters.is_empty();
-        if looked_at && state.requests.told(key).is_none() {
-            state.requests.tell(key, status, len);
+        if looked_at && state.requests.result(key).is_none() {
+            state.requests.set_result(key, status, len);
         }
         let Some(entry) = state.requests.get_mut(key) else {
             return;
@@ -63,18 +63,18 @@ impl Engine {
         }
         // The length is 0 if the sender dropped the message before it was posted: that is no
         // failure there.
-        let told = len == 0 || knows_too_long(state, rank, tag, number);
-        if receive && status == Status::TRUNCATED && !told {
-            self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
+        let known = len == 0 || knows_too_long(state, rank, tag, number);
+        if receive && status == Status::TRUNCATED && !known {
+            self.send_control(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         if failed {
             self.drop_fault(state, key);
         }
-        state.requests.release(key);
+        state.requests.forget(key);
     }
 
     /// Notes the failure of a request that ends, or that had ended well.
-    fn fails(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
+    fn record_failure(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
         if status == Status::ABORTED {
             return;
         }
@@ -107,7 +107,7 @@ impl Engine {
                 .collect(),
         };
         if let Some(entry) = state.requests.get_mut(key) {
-            state.faults.open += usize::from(!entry.end.taken);
+            state.faults.open += usize::from(!entry.end.returned);
             entry.end.fault = Some(Box::new(fault));
         }
     }
@@ -116,7 +116,7 @@ impl Engine {
     fn drop_fault(&self, state: &mut State, key: RequestKey) {
         let entry = state.requests.get_mut(key);
         if let Some(entry) = entry.filter(|entry| entry.handle != Handle::Held)
-            && let Some(fault) = entry.end.fault.take().filter(|_| !entry.end.taken)
+            && let Some(fault) = entry.end.fault.take().filter(|_| !entry.end.returned)
         {
             self.keep_fault(state, *fault);
         }
@@ -166,11 +166,11 @@ impl Engine {
             }
         };
         let mut open = 0;
-        for (fault, taken) in state.requests.faults() {
+        for (fault, returned) in state.requests.faults() {
             if fault.is_of(stream) {
                 look(fault);
                 open += 1;
-                *taken = take;
+                *returned = take;
             }
         }
         let faults = &mut state.faults;
@@ -185,7 +185,7 @@ impl Engine {
         }
         if take {
             faults.open -= open;
-            faults.take(stream);
+            faults.forget(stream);
         }
         let error = self.fault_error(state, operation, &first?);
         Some(match count {
@@ -220,26 +220,26 @@ impl Engine {
         // A later receive that has told where it is tells that this one is over. One that a stream
         // tells of, whenever it comes there, must not be overtaken by a word: there a message does.
         let later = next.filter(|next| next.large && !next.is_prepared());
-        let by_mail = later.is_some_and(|next| next.poster.stream.is_some());
-        let told = later.is_some()
+        let by_control = later.is_some_and(|next| next.poster.stream.is_some());
+        let refused = later.is_some()
             || match refusal(channel, &mut peer.link, number) {
                 Ok(request) => {
-                    *channel.told(number) = Some((0, request));
+                    *channel.ready_put(number) = Some((0, request));
                     true
                 }
                 Err(e) => !matches!(e.kind(), Kind::QueueFull | Kind::Busy),
             };
         if let Some(receive) = state.requests.receive_mut(key) {
-            receive.refused = told;
+            receive.refused = refused;
         }
-        if by_mail {
-            self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
+        if by_control {
+            self.send_control(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
-        told
+        refused
     }
 
     /// Stores the status of the first request that failed.
-    pub(super) fn note(&self, status: Status) {
+    pub(super) fn set_error(&self, status: Status) {
         if self.error.load().unwrap_or(0) == 0 {
             // Pinned memory, which the CPU reaches: it cannot fail.
             let _ = self.error.store(status.0);
@@ -262,11 +262,11 @@ impl Engine {
             return;
         }
         // Numbers begin anew where a channel went and came again.
-        let born = channel.side.born;
-        self.note(Status::TRUNCATED);
+        let first_use = channel.side.first_use;
+        self.set_error(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
-            !entry.is_receive() && this && entry.order >= born
+            !entry.is_receive() && this && entry.order >= first_use
         });
         let Some((key, entry)) = found else {
             // The caller dropped the request, which has ended and is forgotten. A long one had
@@ -309,11 +309,11 @@ impl Engine {
         {
             entry.end_with(Status::TRUNCATED);
             entry.len = len;
-            self.fails(state, key, Status::TRUNCATED, len);
+            self.record_failure(state, key, Status::TRUNCATED, len);
             self.drop_fault(state, key);
         }
         // One that has not ended learns it when it does: the word comes before its completion.
-        state.requests.tell(key, Status::TRUNCATED, len);
+        state.requests.set_result(key, Status::TRUNCATED, len);
     }
 
     /// Gives a peer up that failed a request.
@@ -339,8 +339,8 @@ impl Engine {
 
     /// Ends a request of which only a part is on the stream: the peer would wait for the rest for
     /// ever.
-    pub(super) fn tear(&self, state: &mut State, key: RequestKey, e: &Error) {
-        state.take_fault(key);
+    pub(super) fn fail_partly_posted(&self, state: &mut State, key: RequestKey, e: &Error) {
+        state.return_fault(key);
         let text = format!("enqueued in part only: {e}");
         self.give_up_for(state, key, Status::CLOSED, text);
         self.finish(state, key, Status::CLOSED, 0);
@@ -356,7 +356,7 @@ impl Engine {
         let lost = matches!(cause, Cause::Request { .. }) || self.loses(state, rank);
         if lost {
             // Before streams pass.
-            self.note(status);
+            self.set_error(status);
         }
         if lost || status != Status::REMOTE_ABORTED {
             let text = match &cause {
@@ -370,7 +370,7 @@ impl Engine {
         if let Some(peer) = state.peers.get_mut(rank) {
             peer.fail(Failure { status, cause });
         }
-        self.say_given_up(state, rank);
+        self.send_given_up(state, rank);
         self.host().ring();
     }
 
@@ -403,7 +403,7 @@ impl Engine {
     }
 
     /// Takes a request back that was not posted, or is a receive that nothing has matched.
-    pub(crate) fn take_back(&self, state: &mut State, key: RequestKey) -> Result<()> {
+    pub(crate) fn cancel(&self, state: &mut State, key: RequestKey) -> Result<()> {
         const OPERATION: &str = "cancel request";
         let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
@@ -457,16 +457,16 @@ impl Engine {
     }
 
     /// The application holds no handle any more.
-    pub(crate) fn let_go(&self, state: &mut State, key: RequestKey) {
+    pub(crate) fn drop_handle(&self, state: &mut State, key: RequestKey) {
         let Some(entry) = state.requests.get_mut(key) else {
             return;
         };
         entry.handle = Handle::Dropped;
         if entry.status().is_some() {
             self.drop_fault(state, key);
-            state.requests.release(key);
+            state.requests.forget(key);
         } else if entry.is_prepared() {
-            let back = self.take_back(state, key);
+            let back = self.cancel(state, key);
             back.unwrap_or_else(|_| self.void(state, key));
         } else if let Operation::Receive(receive) = &mut entry.operation
             && receive.state == ReceiveState::Posted
@@ -520,7 +520,7 @@ impl Engine {
 
 /// Tells the sender of message `number` that its receive has ended without it.
 fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
-    settle_told(channel, link, number, 0)?;
+    keep_ready_order(channel, link, number, 0)?;
     let Some(lane) = link.lane(0) else {
         return Err(Error::new("refuse message", Kind::Closed, "no lane"));
     };

@@ -133,7 +133,7 @@ impl Engine {
         if let Some(peer) = state.peers.get_mut(rank).filter(other)
             && peer.pulse.probe(since, now, self.silence())
         {
-            self.say(state, rank, vec![Control::Ping]);
+            self.send_control(state, rank, vec![Control::Ping]);
         }
     }
 }

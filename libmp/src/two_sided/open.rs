@@ -38,7 +38,7 @@ impl Engine {
         let mut state = self.lock();
         let lane = self.lane_of(&mut state, on);
         match state.peers.get(rank) {
-            Some(peer) if peer.may(lane, target) => return Ok((state, lane)),
+            Some(peer) if peer.can_post(lane, target) => return Ok((state, lane)),
             _ => {}
         }
         drop(state);
@@ -108,9 +108,9 @@ impl Engine {
         let Some(peer) = peer else {
             return Ok(());
         };
-        let mut say = Vec::new();
-        let begun = peer.begin(&setup, lane, target, &mut say);
-        self.say(state, rank, say);
+        let mut out = Vec::new();
+        let begun = peer.begin(&setup, lane, target, &mut out);
+        self.send_control(state, rank, out);
         begun
     }
 
@@ -118,7 +118,7 @@ impl Engine {
         const OPERATION: &str = "open connection";
         let state = self.lock();
         match state.peers.get(rank) {
-            Some(peer) if peer.may(lane, target) => return Ok(true),
+            Some(peer) if peer.can_post(lane, target) => return Ok(true),
             Some(peer) if !peer.is_here() => return Err(peer.error(OPERATION)),
             _ => {}
         }

@@ -5,7 +5,7 @@ use gdsync::{Status, Stream};
 
 use super::config::Full;
 use super::engine::Engine;
-use super::state::{Guard, State, gone, known};
+use super::state::{Guard, State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
 use crate::path::{List, MOST_BYTES};
@@ -71,20 +71,20 @@ impl Engine {
     #[inline]
     pub(super) fn start(
         &self,
-        mut held: Option<Guard<'_>>,
+        mut locked: Option<Guard<'_>>,
         post: bool,
         mut number: impl FnMut(&mut State) -> Result<(RequestKey, bool)>,
     ) -> Result<RequestKey> {
         self.with_room(|| {
-            let mut state = held.take().unwrap_or_else(|| self.lock());
+            let mut state = locked.take().unwrap_or_else(|| self.lock());
             let (key, posted) = number(&mut state)?;
             if post
                 && !posted
                 && let Err(e) = self.post_now(&mut state, key)
             {
                 // It was numbered just now: nobody was told of it, and nobody came behind.
-                let _ = self.take_back(&mut state, key);
-                self.let_go(&mut state, key);
+                let _ = self.cancel(&mut state, key);
+                self.drop_handle(&mut state, key);
                 return Err(e);
             }
             Ok(key)
@@ -133,7 +133,7 @@ impl Engine {
         let result_addr = state.requests.result_addr(key).0;
         let (common, send, channel, link) = state.outgoing(key)?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            return Err(gone("no lane", common.peer));
+            return Err(closed("no lane", common.peer));
         };
         let stream = &*lent(stream)?;
         uncaptured(stream, POST)?;
@@ -181,7 +181,7 @@ impl Engine {
                 // What the list did post is flushed.
                 let _ = lane.abort(*put);
             }
-            self.tear(state, key, &e);
+            self.fail_partly_posted(state, key, &e);
             return Err(e);
         }
         send.state = SendState::InFlight(stamp);

@@ -25,7 +25,7 @@ impl Engine {
         let now = self.host().now();
         let (mut done, keys) = {
             let mut state = self.lock();
-            let mut done = self.hear(&mut state);
+            let mut done = self.receive_control(&mut state);
             done |= self.match_any(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
             state.requests.unfinished(&mut keys);
@@ -50,7 +50,7 @@ impl Engine {
             // This may read a file, so it is called without the lock.
             if gone || self.bootstrap.gone(rank) {
                 let mut state = self.lock();
-                self.hear_out(&mut state);
+                self.drain_control(&mut state);
                 if let Some(peer) = state.peers.get_mut(rank) {
                     peer.pulse.gone = true;
                 }
@@ -94,7 +94,7 @@ impl Engine {
                     self.end_with_peer(state, key) || self.push_send(state, key)
                 }
                 SendState::InFlight(put) => self.advance_in_flight(state, key, put),
-                SendState::Done(_) => state.requests.release(key),
+                SendState::Done(_) => state.requests.forget(key),
             },
             Operation::Receive(receive) => match receive.state {
                 ReceiveState::Prepared | ReceiveState::Unmatched => false,
@@ -106,7 +106,7 @@ impl Engine {
                     if !self.refuse(state, key) {
                         return false;
                     }
-                    if let Some((status, len)) = state.requests.told(key) {
+                    if let Some((status, len)) = state.requests.result(key) {
                         self.finish(state, key, status, len);
                         return true;
                     }
@@ -115,7 +115,7 @@ impl Engine {
                         None => false,
                     }
                 }
-                ReceiveState::Done(_) => state.requests.release(key),
+                ReceiveState::Done(_) => state.requests.forget(key),
             },
         }
     }
@@ -139,8 +139,8 @@ impl Engine {
             // So old that the queue has forgotten it.
             Err(_) => reason.unwrap_or(Status::SUCCESS),
         };
-        let (status, len) = match state.requests.told(key) {
-            Some(told) => told,
+        let (status, len) = match state.requests.result(key) {
+            Some(result) => result,
             None if status == Status::SUCCESS => (status, len),
             None => (reason.unwrap_or(status), 0),
         };
@@ -193,9 +193,9 @@ impl Engine {
             let Some(peer) = state.peers.get_mut(rank).filter(|peer| peer.is_here()) else {
                 continue;
             };
-            done |= peer.credit_the_rest();
-            let mut say = Vec::new();
-            let made = peer.channels.make_mailboxes(&setup, &tags, &mut say);
+            done |= peer.write_credits();
+            let mut out = Vec::new();
+            let made = peer.channels.make_mailboxes(&setup, &tags, &mut out);
             let failed = match made {
                 Ok(()) => peer.link.error(),
                 Err(_) => Some(Status::BAD_RESPONSE),
@@ -214,17 +214,17 @@ impl Engine {
                 let sends = state.requests.iter().map(|(_, entry)| entry).filter(open);
                 let sends = sends.filter(|entry| entry.peer == rank);
                 let busy: Vec<u32> = sends.map(|entry| entry.tag).collect();
-                peer.channels.retire(self.config.channels, &busy, &mut say);
+                peer.channels.retire(self.config.channels, &busy, &mut out);
             }
             if let Standing::Here { leaving, .. } = &mut peer.standing
                 && *leaving
                 && peer.link.busy_lanes() == 0
             {
                 *leaving = false;
-                say.push(Control::Left);
+                out.push(Control::Left);
             }
-            if !say.is_empty() {
-                self.say(state, rank, say);
+            if !out.is_empty() {
+                self.send_control(state, rank, out);
                 done = true;
             }
         }

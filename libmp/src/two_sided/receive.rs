@@ -1,4 +1,4 @@
-//! Receives: numbering them, posting them, telling senders where large ones lie.
+//! Receives: numbering them, posting them, advertising to senders where large ones lie.
 
 use gdsync::Stream;
 use gdsync::gpu::{Event, WeakStream, Word64};
@@ -9,7 +9,7 @@ use super::peer::Target;
 use super::post::lent;
 use super::send::total;
 use super::spec::{RecvOp, Source};
-use super::state::{State, gone, known};
+use super::state::{State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Link, List, Put};
@@ -51,7 +51,7 @@ impl Engine {
         let started = match spec.from {
             Source::Any => self.start(None, post, |state| {
                 self.make_room(state);
-                state.requests.make_place(&self.gpu)?;
+                state.requests.reserve(&self.gpu)?;
                 let operation = Operation::Receive(receive());
                 let common = make();
                 Ok((state.requests.put(Entry { common, operation }), false))
@@ -85,18 +85,18 @@ impl Engine {
         post: bool,
     ) -> Result<(RequestKey, bool)> {
         self.make_room(state);
-        let gone = || gone("no connection", rank);
+        let closed = || closed("no connection", rank);
         let tag = common.tag;
         if let Some(key) = state.matcher.first(&state.requests, tag) {
             let what = format!("a receive from anybody under tag {tag} comes first ({key:?})");
             return Err(Error::new(PREPARE, Kind::Busy, what).with_rank(rank));
         }
-        let peer = state.peers.get_mut(rank).ok_or_else(gone)?;
-        if !peer.may(lane, Target::Recv(tag)) {
+        let peer = state.peers.get_mut(rank).ok_or_else(closed)?;
+        if !peer.can_post(lane, Target::Recv(tag)) {
             return Err(peer.error(PREPARE));
         }
         let here = peer.is_here();
-        let channel = peer.channels.recvs.get_mut(&tag).ok_or_else(gone)?;
+        let channel = peer.channels.recvs.get_mut(&tag).ok_or_else(closed)?;
         let number = channel.numbers.next();
         let unclaimed = channel.newest(number).is_some_and(|before| {
             let before = state.requests.get(before).and_then(Entry::receive);
@@ -116,7 +116,7 @@ impl Engine {
             let what = format!("receives under tag {tag} whose messages were not taken");
             return full(what, WINDOW);
         }
-        state.requests.make_place(&self.gpu)?;
+        state.requests.reserve(&self.gpu)?;
         common.peer = rank;
         common.number = number;
         common.poster.lane = lane;
@@ -127,8 +127,8 @@ impl Engine {
             common.order = state.requests.order();
             receive.state = ReceiveState::Posted;
         } else if common.poster.stream.is_some() && !silent {
-            let lane = peer.link.lane(lane).ok_or_else(gone)?;
-            common.puts = tell_place(&mut Batch::new(lane), channel, &common, &receive)?;
+            let lane = peer.link.lane(lane).ok_or_else(closed)?;
+            common.puts = advertise(&mut Batch::new(lane), channel, &common, &receive)?;
         }
         let operation = Operation::Receive(receive);
         let key = state.requests.put(Entry { common, operation });
@@ -163,9 +163,10 @@ impl Engine {
         }
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
-        settle_told(channel, link, number, common.poster.lane).map_err(|e| e.with_rank(rank))?;
+        keep_ready_order(channel, link, number, common.poster.lane)
+            .map_err(|e| e.with_rank(rank))?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            return Err(gone("no lane", rank));
+            return Err(closed("no lane", rank));
         };
         let before = channel.numbers.previous(number);
         let free = channel.is_free(number);
@@ -180,7 +181,7 @@ impl Engine {
                 list.put(common.puts.iter().flatten().copied());
                 list.post(stream, Some(lane))?;
                 let last = common.puts.iter().flatten().next_back();
-                *channel.told(number) = last.map(|put| (common.poster.lane, *put));
+                *channel.ready_put(number) = last.map(|put| (common.poster.lane, *put));
             }
             None if !free => {
                 let what = "the message before in this slot was not taken yet";
@@ -188,9 +189,9 @@ impl Engine {
             }
             None => {
                 let mut batch = Batch::new(lane);
-                tell_place(&mut batch, channel, common, receive)?;
+                advertise(&mut batch, channel, common, receive)?;
                 if !on(Mutant::MissingReadyWord) {
-                    *channel.told(number) = Some((common.poster.lane, batch.post()?));
+                    *channel.ready_put(number) = Some((common.poster.lane, batch.post()?));
                 }
             }
         }
@@ -199,8 +200,8 @@ impl Engine {
     }
 }
 
-/// Prepares what tells a sender where a large receive lies, and that it is there.
-pub(super) fn tell_place(
+/// Prepares the puts that advertise to a sender where a large receive lies, and that it is ready.
+pub(super) fn advertise(
     batch: &mut Batch<'_>,
     channel: &RecvChannel,
     common: &Common,
@@ -221,26 +222,27 @@ pub(super) fn tell_place(
     Ok(batch.first_three())
 }
 
-/// Checks that the last ready word in the slot of `number` is written, or went by `lane`, which writes the next
-/// one. A taken message does not imply that: a short one is sent without waiting for the word.
+/// Checks that the last ready word in the slot of `number` is written, or went by `lane`, which
+/// writes the next one. A taken message does not imply that: a short one is sent without waiting
+/// for the word.
 ///
 /// # Errors
 /// `QueueFull` while it is not.
-pub(super) fn settle_told(
+pub(super) fn keep_ready_order(
     channel: &mut RecvChannel,
     link: &mut Link,
     number: u64,
     lane: u8,
 ) -> Result<()> {
     let other = |told: &(u8, Put)| told.0 != lane && !on(Mutant::EarlyTell);
-    let Some((before, put)) = channel.told(number).filter(other) else {
+    let Some((before, put)) = channel.ready_put(number).filter(other) else {
         return Ok(());
     };
     if link.lane(before).is_some_and(|lane| lane.is_pending(put)) {
         let what = "the receive before in this slot is still being told of";
         return Err(Error::new(PREPARE, Kind::QueueFull, what));
     }
-    *channel.told(number) = None;
+    *channel.ready_put(number) = None;
     Ok(())
 }
 
@@ -268,6 +270,6 @@ pub(super) fn has_come_to(requests: &mut Table, key: RequestKey, stream: &WeakSt
         // While the stream is full or captured it is asked again, in the rounds that follow.
         receive.marked = set_mark(&stream, &mark).ok();
     }
-    let told = receive.marked.is_some() && mark.load().unwrap_or(0) == 1;
-    told || stream.has_ended()
+    let reached = receive.marked.is_some() && mark.load().unwrap_or(0) == 1;
+    reached || stream.has_ended()
 }

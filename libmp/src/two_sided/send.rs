@@ -6,7 +6,7 @@ use super::channel::SendChannel;
 use super::engine::Engine;
 use super::peer::Target;
 use super::spec::{SendOp, SizeSource};
-use super::state::{State, gone};
+use super::state::{State, closed};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
 use crate::mutant::{Mutant, on};
@@ -158,14 +158,14 @@ impl Engine {
     ) -> Result<(RequestKey, bool)> {
         self.make_room(state);
         let order = state.requests.order();
-        let gone = || gone("no connection", spec.to);
-        let peer = state.peers.get_mut(spec.to).ok_or_else(gone)?;
-        if !peer.may(lane, Target::Send(spec.tag)) {
+        let closed = || closed("no connection", spec.to);
+        let peer = state.peers.get_mut(spec.to).ok_or_else(closed)?;
+        if !peer.can_post(lane, Target::Send(spec.tag)) {
             return Err(peer.error(PREPARE));
         }
-        let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(gone)?;
-        channel.side.used = order;
-        channel.side.born = channel.side.born.min(order);
+        let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(closed)?;
+        channel.side.last_use = order;
+        channel.side.first_use = channel.side.first_use.min(order);
         if channel.is_full() {
             let what = format!("messages under tag {} that were not taken", spec.tag);
             return Err(Error::new(PREPARE, Kind::QueueFull, what)
@@ -185,13 +185,13 @@ impl Engine {
                 behind: Vec::new(),
             }),
         };
-        state.requests.make_place(&self.gpu)?;
+        state.requests.reserve(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
         let mut late = late.map(Box::new);
         let mut puts = [None; 3];
         let mut progress = SendState::Prepared;
         if let Some(stream) = stream {
-            let lane = peer.link.lane(lane).ok_or_else(gone)?;
+            let lane = peer.link.lane(lane).ok_or_else(closed)?;
             if large || late.is_some() {
                 self.kernels(PREPARE)?;
                 channel.make_stamps(&self.nic)?;
@@ -302,8 +302,8 @@ impl Engine {
         send.state = SendState::InFlight(batch.post()?);
         common.since = None;
         if too_long {
-            self.note(Status::TRUNCATED);
-            state.requests.tell(key, Status::TRUNCATED, len);
+            self.set_error(Status::TRUNCATED);
+            state.requests.set_result(key, Status::TRUNCATED, len);
         }
         Ok(true)
     }

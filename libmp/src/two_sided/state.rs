@@ -77,12 +77,12 @@ impl State {
     pub fn lane_of(&mut self, stream: &Stream, doorbell: Doorbell) -> u8 {
         match self.lanes.of(stream, doorbell) {
             Some(lane) => lane,
-            None => self.take_lane(stream, doorbell),
+            None => self.assign_lane(stream, doorbell),
         }
     }
 
     #[cold]
-    fn take_lane(&mut self, stream: &Stream, doorbell: Doorbell) -> u8 {
+    fn assign_lane(&mut self, stream: &Stream, doorbell: Doorbell) -> u8 {
         let State {
             lanes,
             requests,
@@ -97,7 +97,7 @@ impl State {
             !peer.is_here() || peer.link.lane(lane).is_none_or(Lane::is_quiet)
         };
         let open = |entry: &Entry| entry.is_prepared() || entry.in_flight().is_some();
-        lanes.take(
+        lanes.assign(
             stream,
             doorbell,
             |lane| !any(lane, open) && peers.iter_mut().all(|peer| quiet(peer, lane)),
@@ -109,13 +109,15 @@ impl State {
     /// that the same doorbell rings.
     pub fn open_lane_like(&self, rank: u32, lane: u8, target: Target) -> Option<u8> {
         let peer = self.peers.get(rank)?;
-        self.lanes.like(lane).find(|other| peer.may(*other, target))
+        self.lanes
+            .like(lane)
+            .find(|other| peer.can_post(*other, target))
     }
 
     /// A call is about to return the failure of a request.
-    pub fn take_fault(&mut self, key: RequestKey) {
+    pub fn return_fault(&mut self, key: RequestKey) {
         if let Some(entry) = self.requests.get_mut(key)
-            && !std::mem::replace(&mut entry.end.taken, true)
+            && !std::mem::replace(&mut entry.end.returned, true)
             && entry.end.fault.is_some()
         {
             self.faults.open -= 1;
@@ -131,7 +133,7 @@ impl State {
         let Entry { common, operation } = entry;
         match (operation, channels.sends.get_mut(&common.tag)) {
             (Operation::Send(send), Some(channel)) => Ok((common, send, channel, link)),
-            _ => Err(gone("no channel", common.peer)),
+            _ => Err(closed("no channel", common.peer)),
         }
     }
 
@@ -144,7 +146,7 @@ impl State {
         let Entry { common, operation } = entry;
         match (operation, channels.recvs.get_mut(&common.tag)) {
             (Operation::Receive(receive), Some(channel)) => Ok((common, receive, channel, link)),
-            _ => Err(gone("no channel", common.peer)),
+            _ => Err(closed("no channel", common.peer)),
         }
     }
 
@@ -152,7 +154,7 @@ impl State {
     fn request(&mut self, key: RequestKey) -> Result<(&mut Entry, &mut Peer)> {
         let entry = known(&mut self.requests, key)?;
         let peer = self.peers.get_mut(entry.peer);
-        let peer = peer.ok_or_else(|| gone("no connection", entry.peer))?;
+        let peer = peer.ok_or_else(|| closed("no connection", entry.peer))?;
         Ok((entry, peer))
     }
 
@@ -173,7 +175,7 @@ impl State {
 }
 
 #[cold]
-pub(super) fn gone(what: &str, rank: u32) -> Error {
+pub(super) fn closed(what: &str, rank: u32) -> Error {
     Error::new("look up peer", Kind::Closed, what).with_rank(rank)
 }
 

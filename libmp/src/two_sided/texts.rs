@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gdsync::Status;
 
-use super::any::mail;
+use super::any::unexpected;
 use super::config::Progress;
 use super::engine::Engine;
 use super::liveness::Life;
@@ -88,7 +88,7 @@ pub(super) fn join(ranks: &[u32]) -> String {
 /// What a request waits for, if it does.
 pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
     if entry.is_unmatched() {
-        return Some(match mail(peers, entry.tag, 0) {
+        return Some(match unexpected(peers, entry.tag, 0) {
             Some(_) => Lack::Match,
             None => Lack::Message,
         });

@@ -45,7 +45,7 @@ impl Engine {
         let outcome = self.outcome(operation, state, key);
         let status = state.requests.get(key).and_then(Entry::status);
         if outcome.is_err() && status.is_some() {
-            state.take_fault(key);
+            state.return_fault(key);
         }
         outcome
     }

@@ -55,7 +55,7 @@ impl Watch {
     fn look(&mut self, requests: &mut Table, peers: &Peers, now: Time) {
         self.fronts.clear();
         for (key, entry) in requests.iter() {
-            for (stream, order) in places(entry) {
+            for (stream, order) in waits_of(entry) {
                 match self.fronts.iter_mut().find(|front| front.stream == stream) {
                     Some(front) if front.order < order => {}
                     Some(front) => *front = Front { stream, order, key },
@@ -98,8 +98,8 @@ impl Engine {
             };
             let waited = now.since(since);
             let limit = entry.timeout.unwrap_or(self.config.timeout);
-            if !entry.named && waited >= self.config.watchdog {
-                entry.named = true;
+            if !entry.warned && waited >= self.config.watchdog {
+                entry.warned = true;
                 for front in watch.fronts.iter().filter(|front| front.key == key) {
                     if let Some(stuck) = self.describe(state, front, now) {
                         tracing::warn!(target: "mp", "{stuck}");
@@ -170,7 +170,7 @@ impl Engine {
 
 /// The streams that may stand at a request, with the order in which they were told to: the one
 /// that does its work, and those that wait for its result.
-fn places(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
+fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
     let sender = entry.in_flight().and(entry.poster.stream.as_ref());
     let sender = sender.map(|stream| stream.id());
     let waiters = match (entry.status(), sender) {

@@ -101,14 +101,14 @@ impl RecvChannel {
 
     /// Tells the sender what was taken, or keeps it for the next round. `true`: it was told.
     pub fn credit_by_cpu(&mut self, lane: Option<&mut Lane>, run: Run) -> bool {
-        let told = lane.is_some_and(|lane| {
+        let written = lane.is_some_and(|lane| {
             let mut batch = Batch::short(lane);
             self.put_credit(&mut batch, &run).is_ok() && batch.post().is_ok()
         });
-        if !told {
+        if !written {
             self.side.credits.keep(run);
         }
-        told
+        written
     }
 
     /// Puts the words of a run into the sender's return block: at once, or in two pieces at the

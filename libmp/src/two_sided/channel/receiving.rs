@@ -21,9 +21,9 @@ pub(crate) struct Receiving {
     pub(super) outbox: Keys,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
-    /// By slot: what last told the sender of a receive there, and by which lane. Another lane tells
-    /// of the next only when that is done: words must not overtake each other.
-    told: Vec<Option<(u8, Put)>>,
+    /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next one
+    /// only when that is done: words must not overtake each other.
+    ready_puts: Vec<Option<(u8, Put)>>,
     pub credits: Credits,
 }
 
@@ -37,7 +37,7 @@ impl RecvChannel {
             arrival: shape.words(&mailbox, |slot| slot * PAIR + 8)?,
             outbox,
             receives: vec![None; shape.slots()],
-            told: vec![None; shape.slots()],
+            ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),
         };
         Ok(Channel::of(shape, mailbox, taken, side))
@@ -79,15 +79,15 @@ impl RecvChannel {
         &mut self.side.receives[self.numbers.slot(number)]
     }
 
-    /// What last told the sender of a receive in the slot of `number`, and by which lane.
+    /// The put that last wrote a ready word for the slot of `number`, and its lane.
     #[inline]
-    pub fn told(&mut self, number: u64) -> &mut Option<(u8, Put)> {
-        &mut self.side.told[self.numbers.slot(number)]
+    pub fn ready_put(&mut self, number: u64) -> &mut Option<(u8, Put)> {
+        &mut self.side.ready_puts[self.numbers.slot(number)]
     }
 
     /// The same of all slots that have one.
-    pub fn all_told(&self) -> impl Iterator<Item = (u8, Put)> + '_ {
-        self.side.told.iter().flatten().copied()
+    pub fn ready_puts(&self) -> impl Iterator<Item = (u8, Put)> + '_ {
+        self.side.ready_puts.iter().flatten().copied()
     }
 
     /// Where an eager message lies.
@@ -125,12 +125,12 @@ impl RecvChannel {
     /// Whether every message up to `next` was taken, its sender told, and no receive waits for
     /// another.
     pub fn is_idle(&self, next: u64) -> bool {
-        let told = self.numbers.next() == next && self.side.credits.is_empty();
-        told && self.numbers.last(next).all(|n| self.is_taken(n))
+        let credited = self.numbers.next() == next && self.side.credits.is_empty();
+        credited && self.numbers.last(next).all(|n| self.is_taken(n))
     }
 
-    /// Whether the next message is in the mailbox.
-    pub fn has_mail(&self) -> bool {
+    /// Whether the next message is in the mailbox, and no receive matches it.
+    pub fn has_unexpected(&self) -> bool {
         let said = self.said(self.numbers.next());
         said.is_some_and(|(kind, _)| kind == Some(WordKind::Eager))
     }
