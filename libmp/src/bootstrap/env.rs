@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use gdsync_sys::launcher::{Get, LAUNCHERS};
 use rustix::process::getpid;
 
-use super::place;
+use super::job_dir;
 use super::tcp::{Join, Server};
 use super::{Bootstrap, Directory, Local, Secret, Tcp, lock};
 use crate::error::{Error, Kind, Result};
@@ -114,7 +114,7 @@ impl Plan {
             Place::Alone => Local::ranks(1).remove(0),
             Place::Directory(path) => Arc::new(Directory::join(path, rank, size, limit)?),
             Place::Here(name) => {
-                let path = place::of_job(name)?;
+                let path = job_dir::of_job(name)?;
                 Arc::new(Directory::join_in(&path, rank, size, limit, true)?)
             }
             Place::Store {
@@ -261,7 +261,7 @@ impl Vars<'_> {
             ))),
             _ => {
                 let job = match (name, who.job.as_str()) {
-                    ("", "") => place::of_parent(),
+                    ("", "") => job_dir::of_parent(),
                     ("", job) => job.into(),
                     (name, _) => name.into(),
                 };
@@ -345,7 +345,7 @@ pub fn from_env() -> Result<Arc<dyn Bootstrap>> {
     let bootstrap = plan.join()?;
     if !matches!(plan.place, Place::Alone) {
         PROCESS.store(getpid().as_raw_pid(), Ordering::Relaxed);
-        place::at_exit(leave);
+        job_dir::at_exit(leave);
     }
     *joined = Some(Arc::clone(&bootstrap));
     Ok(bootstrap)
