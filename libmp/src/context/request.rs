@@ -9,7 +9,7 @@ use gdsync::gpu::DevicePtr;
 use super::Context;
 use crate::error::{Error, Kind, Result};
 use crate::request::Done;
-use crate::request::table::RequestKey;
+use crate::request::table::{Operation, RequestKey};
 use crate::two_sided::engine::Engine;
 use crate::two_sided::wait::WAIT;
 
@@ -40,7 +40,10 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.engine().lock();
         match state.requests.get(self.key) {
-            Some(e) => write!(f, "{}: {:?}", e.name(), e.operation.state()),
+            Some(e) => match &e.operation {
+                Operation::Send(send) => write!(f, "{}: {:?}", e.name(), send.state),
+                Operation::Receive(receive) => write!(f, "{}: {:?}", e.name(), receive.state),
+            },
             None => f.write_str("a request that is not known"),
         }
     }

@@ -4,7 +4,6 @@
 //! held by nobody goes when the table is swept. Entries have a word each in pinned memory, by
 //! which kernels tell the CPU and streams how a request ended.
 
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
@@ -102,16 +101,6 @@ impl Segments {
 pub(crate) enum Operation {
     Send(Outgoing),
     Receive(Incoming),
-}
-
-impl Operation {
-    /// How far it has come, for people.
-    pub fn state(&self) -> &dyn fmt::Debug {
-        match self {
-            Operation::Send(send) => &send.state,
-            Operation::Receive(receive) => &receive.state,
-        }
-    }
 }
 
 /// What only a send has.
