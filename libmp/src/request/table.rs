@@ -1,4 +1,4 @@
-//! The requests of a context: what became of each, and the words in which it is told.
+//! The requests of a context: what became of each, and the words that say how it ended.
 //!
 //! An entry lives while its request is unfinished or its handle is held; what is finished and
 //! held by nobody goes when the table is swept. Entries have a word each in pinned memory, by
@@ -167,7 +167,8 @@ pub(crate) struct Common {
     pub handle: Handle,
     /// Bytes that are sent, or room for; once done, bytes that moved.
     pub len: u64,
-    /// Above the eager limit: a send waits for the receive, a receive has told where it is.
+    /// Above the eager limit, so by rendezvous: a send waits for the receive, a receive advertises
+    /// where it lies.
     pub large: bool,
     pub segments: Segments,
     /// Puts posted first (a send's all, but for stamped ones).

@@ -13,17 +13,15 @@ use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Handle, Operation, ReceiveState, RequestKey, SendState};
+use crate::request::table::{Entry, Handle, Operation, ReceiveState, RequestKey, SendState};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
 impl Engine {
     /// Ends a request: tells everybody, gives its memory up, and forgets it if nobody holds it.
     pub(crate) fn finish(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
-        let Some(entry) = state.requests.get(key) else {
-            return;
-        };
-        if entry.status().is_some() {
+        let ended = |entry: &Entry| entry.status().is_some();
+        if state.requests.get(key).is_none_or(ended) {
             return;
         }
         let failed = status != Status::SUCCESS && status != Status::CANCELLED;
@@ -32,11 +30,8 @@ impl Engine {
             self.set_error(status);
             self.record_failure(state, key, status, len);
         }
-        let Some(entry) = state.requests.get(key) else {
-            return;
-        };
-        let looked_at = entry.handle == Handle::Held || !entry.waiters.is_empty();
-        if looked_at && state.requests.result(key).is_none() {
+        let looked_at = |e: &Entry| e.handle == Handle::Held || !e.waiters.is_empty();
+        if state.requests.get(key).is_some_and(looked_at) && state.requests.result(key).is_none() {
             state.requests.set_result(key, status, len);
         }
         let Some(entry) = state.requests.get_mut(key) else {
@@ -95,16 +90,13 @@ impl Engine {
         let poster = entry.poster.stream.as_ref().map(|stream| stream.id());
         let posted = poster.or(entry.end.stream);
         let waiters = entry.waiters.iter().map(|waiter| waiter.stream);
+        let streams = posted.into_iter().chain(entry.claimed_by());
         let fault = Fault {
             order,
             name,
             status,
             why,
-            streams: posted
-                .into_iter()
-                .chain(entry.claimed_by())
-                .chain(waiters)
-                .collect(),
+            streams: streams.chain(waiters).collect(),
         };
         if let Some(entry) = state.requests.get_mut(key) {
             state.faults.open += usize::from(!entry.end.returned);
@@ -136,15 +128,6 @@ impl Engine {
         }
     }
 
-    /// Ends what can end now.
-    fn settle(&self, state: &mut State) {
-        let mut keys = Vec::new();
-        state.requests.unfinished(&mut keys);
-        for key in keys {
-            self.advance(state, key);
-        }
-    }
-
     /// The first failure that no call has returned, of what was enqueued on `stream`, or of
     /// everything; `take`: this and all later ones count as returned.
     pub(crate) fn first_error(
@@ -155,7 +138,7 @@ impl Engine {
     ) -> Option<Error> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        self.settle(state);
+        self.advance_all(state);
         if state.faults.open == 0 && state.faults.counted.is_empty() {
             return None;
         }

@@ -40,9 +40,9 @@ impl Engine {
         let due = {
             let state = &mut *self.lock();
             state.keys = keys;
-            if now >= state.next_look {
-                state.next_look = now + PERIOD;
-                done |= self.look(state, now);
+            if now >= state.next_slow_round {
+                state.next_slow_round = now + PERIOD;
+                done |= self.slow_round(state, now);
             }
             state.gone_poll.due(&state.peers, &state.requests, now)
         };
@@ -167,7 +167,7 @@ impl Engine {
                 return false;
             }
         }
-        self.take(state, key) || self.end_with_peer(state, key)
+        self.take_by_cpu(state, key) || self.end_with_peer(state, key)
     }
 
     /// Ends a request whose peer was given up. `true`: it was.
@@ -181,7 +181,7 @@ impl Engine {
     }
 
     /// What need not be seen to in every round: failures, silence, what peers are to be told.
-    fn look(&self, state: &mut State, now: Time) -> bool {
+    fn slow_round(&self, state: &mut State, now: Time) -> bool {
         let mut done = false;
         let lost = state.outbox.lost().is_some();
         for rank in 0..self.size {
@@ -242,13 +242,18 @@ impl Engine {
 
     #[cold]
     fn sweep(&self, state: &mut State) {
+        self.advance_all(state);
+        state.requests.swept();
+    }
+
+    /// Ends what can end now.
+    pub(super) fn advance_all(&self, state: &mut State) {
         let mut keys = std::mem::take(&mut state.keys);
         state.requests.unfinished(&mut keys);
         for key in &keys {
             self.advance(state, *key);
         }
         state.keys = keys;
-        state.requests.swept();
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct State {
     /// Kept from round to round.
     pub keys: Vec<RequestKey>,
     pub watch: Watch,
-    pub next_look: Time,
+    pub next_slow_round: Time,
     pub gone_poll: GonePoll,
     /// Failures that no call has returned.
     pub faults: Faults,
@@ -66,7 +66,7 @@ impl State {
             staging: Staging::default(),
             keys: Vec::new(),
             watch: Watch::default(),
-            next_look: Time::ZERO,
+            next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
             faults: Faults::default(),
         }

@@ -12,7 +12,7 @@ use crate::wire::word::{self, WordKind};
 
 impl Engine {
     /// Takes a message in by the CPU, if it is there. `true`: it has ended.
-    pub(super) fn take(&self, state: &mut State, key: RequestKey) -> bool {
+    pub(super) fn take_by_cpu(&self, state: &mut State, key: RequestKey) -> bool {
         let Ok((common, _, channel, _)) = state.incoming(key) else {
             return false;
         };
