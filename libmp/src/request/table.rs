@@ -28,7 +28,7 @@ const WORDS: usize = 16;
 pub(crate) const MAX_REQUESTS: usize = 1 << 16;
 
 /// Who does the work of a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Poster {
     /// The lane its puts go by.
     pub lane: u8,
@@ -136,8 +136,9 @@ pub(crate) struct Incoming {
 }
 
 /// What has become of the application's handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Handle {
+    #[default]
     Held,
     Dropped,
     /// Dropped before the request was posted, whose number others come behind: its match is told
@@ -157,7 +158,7 @@ pub(crate) struct Waiter {
 }
 
 /// What every request has.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Common {
     pub peer: u32,
     pub tag: u32,
@@ -193,22 +194,8 @@ impl Common {
         Common {
             peer,
             tag,
-            number: 0,
-            poster: Poster {
-                lane: 0,
-                stream: None,
-            },
-            handle: Handle::Held,
-            len: 0,
-            large: false,
             segments: Segments::new(segments),
-            puts: [None; 3],
-            timeout: None,
-            order: 0,
-            waiters: Vec::new(),
-            since: None,
-            warned: false,
-            end: End::default(),
+            ..Common::default()
         }
     }
 }

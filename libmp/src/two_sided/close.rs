@@ -28,23 +28,23 @@ impl Engine {
             return Err(Error::new(OPERATION, Kind::Timeout, what));
         }
         self.ask_to_leave(true);
-        let mut silent = Vec::new();
+        let mut unanswered = Vec::new();
         self.wait(deadline, &mut || {
             self.ask_to_leave(false);
             self.progress();
-            silent = self.silent();
-            silent.is_empty()
+            unanswered = self.unanswered();
+            unanswered.is_empty()
         });
-        match silent.first() {
+        match unanswered.first() {
             None => Ok(()),
             Some(rank) => {
-                let what = format!("no answer from rank {}", join(&silent));
+                let what = format!("no answer from rank {}", join(&unanswered));
                 Err(Error::new(OPERATION, Kind::Timeout, what).with_rank(*rank))
             }
         }
     }
 
-    /// Asks peers whether anything is under way to this rank: all, or those who came since.
+    /// Asks peers whether anything is under way to this rank: all, or those that came since.
     fn ask_to_leave(&self, all: bool) {
         let mut state = self.lock();
         if state.outbox.lost().is_some() {
@@ -63,7 +63,7 @@ impl Engine {
     }
 
     /// Ranks that were asked and have not answered. None without a bootstrap that brings answers.
-    fn silent(&self) -> Vec<u32> {
+    fn unanswered(&self) -> Vec<u32> {
         let state = self.lock();
         if state.outbox.lost().is_some() {
             return Vec::new();

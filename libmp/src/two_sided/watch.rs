@@ -186,13 +186,8 @@ fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
 
 impl std::fmt::Display for Stuck {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Stuck {
-            rank,
-            what,
-            stream,
-            since,
-            ..
-        } = self;
+        let (rank, stream, since) = (self.rank, self.stream, self.since);
+        let what = &self.what;
         write!(
             f,
             "rank {rank}: stream {stream} has waited for {since:?}: {what}"
