@@ -216,7 +216,7 @@ mod tests {
             let staging = {
                 let state = ctx.engine().lock();
                 let (_, entry) = state.requests.iter().next().unwrap();
-                Arc::downgrade(&entry.staging().unwrap().0)
+                Arc::downgrade(&entry.receive().unwrap().staging.as_ref().unwrap().0)
             };
             // Nobody leaves before both have looked.
             POSTED.wait();

@@ -14,9 +14,9 @@ use crate::wire::word::{self, WordKind};
 /// What only a sender has. Its memory is the return block.
 pub(crate) struct Sending {
     /// Position of the channel's last use in the order of requests.
-    pub used: u64,
+    pub last_use: u64,
     /// That of its first use.
-    pub born: u64,
+    pub first_use: u64,
     /// The peer was asked whether it can go.
     pub retiring: bool,
     /// By slot: the receive is there.
@@ -29,8 +29,8 @@ impl SendChannel {
     pub fn new(paths: &Paths, peer: u32, shape: Shape) -> Result<SendChannel> {
         let block = paths.pinned(shape.block_len(), Rights::Words)?;
         let side = Sending {
-            used: u64::MAX,
-            born: u64::MAX,
+            last_use: u64::MAX,
+            first_use: u64::MAX,
             retiring: false,
             ready: shape.words(&block, |slot| shape.ready_at(slot))?,
             stamps: None,

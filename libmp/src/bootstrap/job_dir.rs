@@ -1,4 +1,4 @@
-//! Where ranks of one host meet when their launcher names no place.
+//! The private directory in which ranks of one host meet when nothing names another.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 use super::secret::number_of;
-use super::slot::{anybody_lives, private};
+use super::slot::{any_rank_lives, private};
 use crate::error::{Error, Kind, Result};
 
 /// What was not touched for so long, and has nobody in it, is left over.
@@ -16,8 +16,8 @@ const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);
 /// The private directory of the job of this name on this host.
 ///
 /// # Errors
-/// `Absent` if there is no place for it; `Invalid` if somebody else has it.
-pub(super) fn of_job(name: &str) -> Result<PathBuf> {
+/// `Absent` if it cannot be anywhere; `Invalid` if another user has it.
+pub(super) fn path_of(name: &str) -> Result<PathBuf> {
     let above = runtime()?;
     remove_left_over(&above);
     let job = number_of("place", &[name.as_bytes()]);
@@ -39,7 +39,7 @@ fn runtime() -> Result<PathBuf> {
         let path = above.join(format!("mp-{user}"));
         match private(&path) {
             Ok(()) => return Ok(path),
-            // Others must not choose the place by taking the better one.
+            // Others must not choose the directory by taking the better one.
             Err(e) if e.kind() == Kind::Invalid => return Err(e),
             Err(e) => why = Some(e),
         }
@@ -52,7 +52,7 @@ fn runtime() -> Result<PathBuf> {
     })
 }
 
-/// Removes the places of jobs that were killed.
+/// Removes the directories of jobs that were killed.
 fn remove_left_over(above: &Path) {
     for entry in fs::read_dir(above).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -60,7 +60,7 @@ fn remove_left_over(above: &Path) {
         let ours = ours.is_some_and(|job| job.len() == 16);
         let changed = entry.metadata().and_then(|data| data.modified());
         let old = changed.is_ok_and(|t| t.elapsed().is_ok_and(|age| age > LEFT_OVER));
-        if ours && old && !anybody_lives(&entry.path()) {
+        if ours && old && !any_rank_lives(&entry.path()) {
             // Another rank may be removing it too.
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -68,7 +68,7 @@ fn remove_left_over(above: &Path) {
 }
 
 /// A name that processes of the same parent share: its number and when it started.
-pub(super) fn of_parent() -> String {
+pub(super) fn name_of_parent() -> String {
     let parent = Pid::as_raw(rustix::process::getppid());
     let stat = fs::read_to_string(format!("/proc/{parent}/stat")).unwrap_or_default();
     // The program's name, in brackets, may hold anything; the start is the 20th field behind it.
