@@ -4,7 +4,7 @@
 //! to install its driver.
 
 use crate::Report;
-use crate::cuda::{Channels, Consistency, Gpu};
+use crate::cuda::{Channels, Gpu};
 use crate::library::State;
 use crate::machine::Access;
 use crate::rdma::Device;
@@ -112,6 +112,9 @@ fn driver(report: &Report, list: &mut List) {
                     ),
                     remedy,
                 );
+            } else if let Some(why) = &cuda.too_old {
+                let missing = format!("a newer driver: this is {why}");
+                list.add(CUDA, missing, "update the NVIDIA driver to 525 or later");
             } else if cuda.gpus.is_empty() {
                 list.add(CUDA, "a GPU that the driver knows", no_device(report));
             }
@@ -204,11 +207,14 @@ fn about_gpus(report: &Report, list: &mut List) {
             "GPUs that are visible to all ranks, or fewer ranks",
         );
     }
-    let unusable = |gpu: &Gpu| gpu.unusable().is_some() && !prohibited(gpu);
+    let unusable = |gpu: &Gpu| gpu.refusal.is_some() && !prohibited(gpu);
     if let Some(gpus) = those(report, unusable) {
         list.add(
             CUDA,
-            format!("compute capability 7.0 and 64-bit memory operations, of {gpus}"),
+            format!(
+                "compute capability 7.0, 64-bit memory operations and memory that is mapped \
+                 (cuMemCreate), of {gpus}"
+            ),
             "name another GPU by GDS_GPU=cuda:INDEX, or take the software GPU by GDS_GPU=soft",
         );
     }
@@ -227,12 +233,7 @@ fn about_gpus(report: &Report, list: &mut List) {
             "update the driver; some virtual GPUs never have it, and share memory by CUDA IPC",
         );
     }
-    let unordered = |gpu: &Gpu| {
-        matches!(
-            gpu.consistency,
-            Consistency::FlushByHost | Consistency::ReadByNic
-        )
-    };
+    let unordered = |gpu: &Gpu| !gpu.caps.ordered_writes && !gpu.caps.flush;
     if let Some(gpus) = those(report, unordered) {
         list.add(
             PHYSICAL,
@@ -284,7 +285,7 @@ fn waits(report: &Report, list: &mut List) {
             WAITS,
             format!(
                 "hardware channels for more than {} at a time",
-                channels.waiting()
+                channels.waiting
             ),
             format!(
                 "export CUDA_DEVICE_MAX_CONNECTIONS={} before the program starts, for {}",

@@ -5,6 +5,7 @@ use crate::cuda::{Channels, Gpu};
 use crate::machine::Access;
 use crate::rdma::Device;
 use crate::system::{Limit, PciKind};
+use gdsync::rdma::NicChoice;
 use std::fmt::{self, Display, Formatter};
 
 impl Display for Report {
@@ -70,6 +71,8 @@ fn runtimes(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
             "cuda: trouble",
             format_args!("{call} returned {name} ({code})"),
         )?;
+    } else if let Some(why) = &cuda.too_old {
+        line(f, "cuda: trouble", why)?;
     } else if cuda.library.is_opened() {
         line(f, "cuda: GPUs", cuda.gpus.len())?;
     }
@@ -84,7 +87,7 @@ fn runtimes(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
 fn about_gpu(gpu: &Gpu, f: &mut Formatter<'_>) -> fmt::Result {
     let (major, minor) = gpu.compute_capability;
     writeln!(f, "\nGPU {}: {}", gpu.index, gpu.name)?;
-    if let Some(why) = gpu.unusable() {
+    if let Some((_, why)) = gpu.refusal {
         line(f, "cannot be used", why)?;
     }
     if let Some(pci) = &gpu.pci {
@@ -115,7 +118,7 @@ fn about_gpu(gpu: &Gpu, f: &mut Formatter<'_>) -> fmt::Result {
     };
     line(f, "NIC writes in order", ordering)?;
     line(f, "flush by the CPU", yes(gpu.host_flush))?;
-    line(f, "flush policy", gpu.consistency.words())?;
+    line(f, "flush policy", gpu.flush_policy)?;
     line(f, "dma-buf export", yes(gpu.dma_buf))?;
     line(
         f,
@@ -177,7 +180,7 @@ fn streams(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
         "streams that may wait",
         format_args!(
             "{} at a time: with more of them, nothing else of the context would move",
-            channels.waiting()
+            channels.waiting
         ),
     )?;
     let loading = match &report.cuda.module_loading {
@@ -214,7 +217,9 @@ fn about_device(device: &Device, f: &mut Formatter<'_>) -> fmt::Result {
         device.board.clone(),
         device.driver.clone(),
         device.pci.as_ref().map(|pci| format!("at {pci}")),
-        device.guid.map(|guid| format!("GUID {guid}")),
+        device
+            .guid
+            .map(|guid| format!("GUID {}", NicChoice::guid(guid))),
         device.firmware.as_ref().map(|fw| format!("firmware {fw}")),
         device.numa_node.map(|node| format!("NUMA node {node}")),
         device.iommu.as_ref().map(|kind| format!("IOMMU {kind}")),

@@ -194,6 +194,21 @@ fn a_gpu_that_cannot_be_used_is_not_chosen_in_silence() {
     assert_eq!(report.uses[0].choice, "cuda: GPU 3, NVIDIA X");
 }
 
+/// Of a GPU without mapped memory `auto` goes on to the software GPU, as the library does.
+#[test]
+fn a_gpu_without_mapped_memory_is_passed_over() {
+    let unmapped: Attributes = &[(75, 9), (122, 1)];
+    let library = libcuda("libcuda-unmapped.so", &[("NVIDIA X", unmapped)], ("", 0));
+    for (set, choice) in [("auto", "soft"), ("cuda", "nothing: an error")] {
+        let libraries = cuda_alone(library.clone());
+        let report = look(&tree("nvlink"), libraries, &[("GDS_GPU", set)]);
+        let used = &report.uses[0];
+        assert!(used.choice.starts_with(choice), "{set}: {used:?}");
+        assert!(used.because.contains("cuMemCreate"), "{set}: {used:?}");
+        assert!(report.advice[0].missing.contains("cuMemCreate"));
+    }
+}
+
 #[test]
 fn advice_for_like_gpus_is_given_once() {
     let gpus = [("NVIDIA A", OLD), ("NVIDIA B", H200), ("NVIDIA C", OLD)];
@@ -219,6 +234,20 @@ fn a_driver_that_is_too_old_is_named_by_what_it_lacks() {
             .starts_with("cuDriverGetVersion in ")
     );
     assert!(report.advice[0].remedy.contains("515 or later"));
+}
+
+#[test]
+fn a_driver_of_an_older_cuda_is_passed_over() {
+    for (set, choice) in [("auto", "soft"), ("cuda", "nothing: an error")] {
+        let older = ("version", 11080);
+        let report = with_cuda("nvlink", "libcuda-11.so", older, &[("GDS_GPU", set)]);
+        let used = &report.uses[0];
+        assert!(used.choice.starts_with(choice), "{set}: {used:?}");
+        assert!(used.because.contains("11.8, where 12.0"), "{set}: {used:?}");
+        let advice = &report.advice[0];
+        assert!(advice.missing.contains("12.0"), "{advice:?}");
+        assert!(report.to_string().contains(&advice.remedy));
+    }
 }
 
 fn doctor() -> Command {
@@ -270,7 +299,7 @@ fn the_program_takes_libraries_from_their_variables() {
 }
 
 /// Attributes of a GPU that neither orders nor flushes, but says that the CPU can flush.
-const BY_CPU: Attributes = &[(75, 9), (76, 0), (91, 1), (117, 1), (122, 1)];
+const BY_CPU: Attributes = &[(75, 9), (76, 0), (91, 1), (102, 1), (117, 1), (122, 1)];
 
 #[test]
 fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
@@ -300,7 +329,7 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
 fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
     let nic = [("GDS_NIC", "mlx5_9"), ("GDS_PROVIDER", "verbs")];
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
-    let cases: [Case; 7] = [
+    let cases: [Case; 8] = [
         (
             &[("GDS_GPU", "cuda")],
             "GDS_GPU=cuda, and there is no usable",
@@ -318,6 +347,7 @@ fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
             "GDS_GID_INDEX=3",
             "unset GDS_GID_INDEX",
         ),
+        (&[("MP_TELL", "both")], "MP_TELL=both", "unset MP_TELL"),
         (
             &[("GDS_CONSISTENCY", "ordered")],
             "cannot keep",
@@ -413,7 +443,7 @@ fn the_gpu_is_chosen_by_the_local_rank() {
 
 #[test]
 fn a_gpu_that_allows_one_process_is_told() {
-    let exclusive: &[(u32, i32)] = &[(20, 3), (75, 9), (122, 1)];
+    let exclusive: &[(u32, i32)] = &[(20, 3), (75, 9), (102, 1), (122, 1)];
     let library = libcuda("libcuda-exclusive.so", &[("NVIDIA X", exclusive)], ("", 0));
     let libraries = cuda_alone(library);
     let report = look(&tree("nvlink"), libraries, &[]);

@@ -215,7 +215,15 @@ pub const H200: Attributes = &[
 ];
 
 /// What an older GPU that is not meant for RDMA says.
-pub const OLD: Attributes = &[(16, 40), (75, 7), (76, 5), (99, 1), (117, 1), (122, 1)];
+pub const OLD: Attributes = &[
+    (16, 40),
+    (75, 7),
+    (76, 5),
+    (99, 1),
+    (102, 1),
+    (117, 1),
+    (122, 1),
+];
 
 /// What a GPU says that is too old to be used.
-pub const ANCIENT: Attributes = &[(16, 5), (75, 5), (76, 2), (99, 1), (122, 1)];
+pub const ANCIENT: Attributes = &[(16, 5), (75, 5), (76, 2), (99, 1), (102, 1), (122, 1)];
