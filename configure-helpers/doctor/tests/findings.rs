@@ -5,7 +5,7 @@ mod common;
 
 use common::{
     ANCIENT, Attributes, H200, Libraries, OLD, cuda_alone, libcuda, libcuda_without, libibverbs,
-    library, look, none, tree,
+    library, look, none, tree, used,
 };
 use gdsync_doctor::Report;
 use gdsync_doctor::advice::Advice;
@@ -121,13 +121,9 @@ fn a_translating_iommu_and_peermem_are_seen() {
     let gpus = [("NVIDIA H200", H200)];
     let libraries = || cuda_alone(libcuda("libcuda-iommu.so", &gpus, ("", 0)));
     let asks = |report: &Report, what: &str| report.advice.iter().any(|a| a.remedy.contains(what));
-    let nic_memory = |report: &Report| {
-        let mut uses = report.uses.iter();
-        let memory = uses.find(|u| u.purpose == "GPU memory for a physical NIC");
-        memory.map(|u| format!("{}: {}", u.choice, u.because))
-    };
     let is = |report: &Report, end: &str| {
-        let said = nic_memory(report).expect("it is said");
+        let memory = used(report, "GPU memory for a physical NIC");
+        let said = format!("{}: {}", memory.choice, memory.because);
         assert!(said.ends_with(end), "{said}");
     };
 
@@ -313,11 +309,7 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
         let libraries = || cuda_alone(cuda.clone());
         let report = look(&tree("nvlink"), libraries(), &[]);
         assert_eq!(report.cuda.gpus[0].host_flush, call);
-        let said = |report: &Report| {
-            let mut uses = report.uses.iter();
-            let payload = uses.find(|u| u.purpose == "payload from a NIC in the GPU");
-            payload.expect("it is said").choice.clone()
-        };
+        let said = |report| used(report, "payload from a NIC in the GPU").choice.clone();
         assert!(said(&report).starts_with(choice), "{}", said(&report));
         let named = [("GDS_CONSISTENCY", "host")];
         let named = look(&tree("nvlink"), libraries(), &named);

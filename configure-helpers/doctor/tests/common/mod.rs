@@ -6,6 +6,7 @@
 mod shared;
 
 pub use gdsync_doctor::Libraries;
+use gdsync_doctor::uses::Use;
 use gdsync_doctor::{Machine, Report, examine};
 use gdsync_sys::cuda::Cuda;
 use gdsync_sys::mlx5::Mlx5;
@@ -193,6 +194,12 @@ pub fn cuda_alone(cuda: PathBuf) -> Libraries {
 /// Examines a tree.
 pub fn look(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> Report {
     examine(&Machine::new(&tree.0, libraries, variables.iter().copied()))
+}
+
+/// What the report says of `purpose`.
+pub fn used<'a>(report: &'a Report, purpose: &str) -> &'a Use {
+    let mut uses = report.uses.iter();
+    uses.find(|u| u.purpose == purpose).expect("it is said")
 }
 
 /// What an H200 says.
