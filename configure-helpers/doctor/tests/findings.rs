@@ -321,7 +321,7 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
 fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
     let nic = [("GDS_NIC", "mlx5_9"), ("GDS_PROVIDER", "verbs")];
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
-    let cases: [Case; 8] = [
+    let cases: [Case; 9] = [
         (
             &[("GDS_GPU", "cuda")],
             "GDS_GPU=cuda, and there is no usable",
@@ -340,6 +340,11 @@ fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
             "unset GDS_GID_INDEX",
         ),
         (&[("MP_TELL", "both")], "MP_TELL=both", "unset MP_TELL"),
+        (
+            &[("MP_LOCAL_RANK", "a")],
+            "MP_LOCAL_RANK",
+            "set GDS_GPU=soft",
+        ),
         (
             &[("GDS_CONSISTENCY", "ordered")],
             "cannot keep",
