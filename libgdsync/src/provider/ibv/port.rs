@@ -136,7 +136,7 @@ fn by_distance(
 
 /// NICs, each behind its distance from the place of a GPU in the tree of devices, the nearest first;
 /// `is`: a NIC's name and place. Where the tree says nothing they stand in the order of their names,
-/// the shorter first: mlx5_2 before mlx5_10.
+/// the shorter first: mlx5_2 before mlx5_10. For libibverbs has them in another order each time.
 pub fn nearest_first<T>(
     gpu: Option<&Path>,
     nics: Vec<T>,
