@@ -4,16 +4,16 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use gdsync::Gpu;
+use gdsync::decide::GpuName;
 use gdsync::gpu::Stream;
 use gdsync_sys::cuda::types::CUstream;
 use gdsync_sys::cuda::{Cuda, CudaResult};
-use gdsync_sys::gpu_choice::GpuName;
 use serde::{Deserialize, Serialize};
 
 /// Whether `text` can name a GPU.
 pub fn name(text: &str) -> Result<String, String> {
     let known = GpuName::parse(text).map(|_| text.to_owned());
-    known.ok_or_else(|| "GPUs are soft, cuda, cuda:N and auto".to_owned())
+    known.map_err(|_| "GPUs are soft, cuda, cuda:N and auto".to_owned())
 }
 
 /// The GPU of rank `number`: of several names each rank takes the next.

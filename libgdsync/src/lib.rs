@@ -92,6 +92,16 @@ pub mod kernels;
 pub mod launcher {
     pub use gdsync_sys::launcher::rank;
 }
+/// What this library decides, as functions over facts, for programs that tell of a machine.
+#[doc(hidden)]
+pub mod decide {
+    pub use crate::env::Variable;
+    pub use crate::gpu::{
+        GpuName, SOFT_CAPS, WISH, auto_goes_on, caps, driver_too_old, refusal, under, wait_limits,
+    };
+    pub use crate::nic::{NicName, first_that_works};
+    pub use crate::provider::ibv::nearest_first;
+}
 #[doc(hidden)]
 pub mod memop;
 #[doc(hidden)]

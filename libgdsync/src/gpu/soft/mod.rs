@@ -14,7 +14,8 @@ use super::runtime::{
     View, foreign,
 };
 use super::{
-    Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, Region, SharedMemory, Stream, WaitLimits,
+    Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, Region, SOFT_CAPS, SharedMemory, Stream,
+    WaitLimits,
 };
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
@@ -107,18 +108,7 @@ setters! { SoftOptions {
 impl Default for SoftOptions {
     fn default() -> SoftOptions {
         SoftOptions {
-            caps: Caps {
-                memops64: true,
-                nor: true,
-                mask: false,
-                flush: true,
-                inline_copy: false,
-                fence: true,
-                ordered_writes: false,
-                host_flush: true,
-                kernels: true,
-                batch_limit: 255,
-            },
+            caps: SOFT_CAPS,
             stream_bound: 1024,
             channels: 8,
             weak: None,

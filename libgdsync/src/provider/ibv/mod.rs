@@ -29,6 +29,7 @@ use crate::nic::{
 };
 
 pub(crate) use self::port::near;
+pub use self::port::nearest_first;
 
 /// An object of the library's. It may be used by any thread.
 #[derive(Clone, Copy, Debug)]
