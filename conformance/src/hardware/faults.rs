@@ -9,10 +9,10 @@ use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 
 use super::settings;
-use crate::live::limits::time_limit;
-use crate::live::provider::Net;
-use crate::live::rig::{Pair, Rig, finish};
-use crate::live::verdict::{Verdict, ensure, refused};
+use crate::rig::limits::time_limit;
+use crate::rig::provider::Net;
+use crate::rig::verdict::{Verdict, ensure, refused};
+use crate::rig::{Pair, Rig, finish};
 
 /// Every way work gets from a stream to the NIC, by name.
 pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];

@@ -6,8 +6,8 @@ use gdsync::kernels::{
     Entry, Fill, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
 };
 
-use crate::live::rig::{Rig, expected, finish};
-use crate::live::verdict::{Verdict, ensure};
+use crate::rig::verdict::{Verdict, ensure};
+use crate::rig::{Rig, expected, finish};
 
 /// A kernel of the library.
 fn kernel(rig: &Rig, entry: Entry) -> gdsync::Result<Kernel> {

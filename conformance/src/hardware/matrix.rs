@@ -12,13 +12,14 @@ use gdsync::gpu::soft::SoftOptions;
 use gdsync::rdma::{Provider, QpConfig};
 use libtest_mimic::Arguments;
 
-use super::program::{self, Program, Settings, Side};
+use super::cover::{self, Axis, Cell};
+use super::programs::seed_of;
 use super::suite::Suite;
 use super::{few, laps, settings, told, unsupported};
-use crate::cover::{self, Axis, Cell};
-use crate::live::provider::{self, Net};
-use crate::live::rig::{Pair, Rig, Runtime};
-use crate::live::verdict::Verdict;
+use crate::program::{self, Program, Settings, Side};
+use crate::rig::provider::{self, Net};
+use crate::rig::verdict::Verdict;
+use crate::rig::{Pair, Rig, Runtime};
 
 /// Entries of the rings.
 const ENTRIES: u32 = 16;
@@ -86,7 +87,7 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
         cpu_receives: false,
         operations: setting("operation"),
         messages: 2 * MESSAGES.min(laps()? * ENTRIES as usize),
-        seed: program::seed_of(cell),
+        seed: seed_of(cell),
     };
     let pair = Pair::new(&rig, Net::One, [&config, &config])?;
     rig.lie(&pair.qps, &config)?;

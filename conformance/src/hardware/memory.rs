@@ -5,10 +5,10 @@ use gdsync::gpu::{MemoryKind, Region};
 use gdsync::rdma::{Access, Descriptor, Work};
 
 use super::faults::config;
-use crate::live::limits::time_limit;
-use crate::live::provider::Net;
-use crate::live::rig::{Gate, Pair, Rig, Runtime, expected, finish};
-use crate::live::verdict::{Verdict, ensure};
+use crate::rig::limits::time_limit;
+use crate::rig::provider::Net;
+use crate::rig::verdict::{Verdict, ensure};
+use crate::rig::{Gate, Pair, Rig, Runtime, expected, finish};
 
 const PAGE: usize = 4096;
 

@@ -3,15 +3,17 @@
 //! which provider; `unsupported` lists what one does not do, `suite` says what a run came
 //! to, and `over` starts it over virtual NICs that libibverbs finds.
 //!
-//! `program` plays random programs of messages, `datagrams` those without a connection,
+//! `programs` plays random programs of messages, `datagrams` those without a connection,
 //! `faults` and `peer` let them fail, `waits` and `memory` go to the limits of streams and
 //! memory, `kernels` runs the library's kernels by themselves; [`matrix`] switches what the
-//! software GPU can do, [`mp`] is the matrix of messages. They stand on
-//! [`live`](crate::live); `settings` has what the words in their names mean. A runtime
-//! that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure.
+//! software GPU can do, [`mp`] is the matrix of messages. `cover` draws a few cells from a matrix
+//! too large to be run whole, `settings` has what the words in cells mean, [`child`] the processes
+//! that trials start. A runtime that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure.
 //! Trials run one after the other: on one GPU only a few streams may wait at a time.
 
-pub(crate) mod datagrams;
+pub mod child;
+mod cover;
+mod datagrams;
 mod faults;
 mod kernels;
 pub mod matrix;
@@ -19,7 +21,7 @@ mod memory;
 pub mod mp;
 mod over;
 mod peer;
-pub(crate) mod program;
+mod programs;
 mod settings;
 mod suite;
 mod unsupported;
@@ -27,13 +29,14 @@ mod waits;
 
 use libtest_mimic::{Arguments, Failed};
 
-use crate::cover;
-use crate::live::child;
-use crate::live::rig::{Rig, Runtime};
-use crate::live::verdict::{Verdict, text};
-use crate::mp::{lost, processes};
+use crate::rig::verdict::{Verdict, text};
+use crate::rig::{Rig, Runtime};
 use faults::PATHS;
+use mp::{lost, processes};
 use suite::Suite;
+
+/// The variable that says how many hardware channels a context has.
+const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// Laps of each ring that a program runs, unless `GDS_LAPS` says otherwise.
 const LAPS: usize = 100;
@@ -125,14 +128,14 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
     if suite.gpu(runtime).is_none() {
         return;
     }
-    let cells = unsupported::cells(suite.chosen.provider, &program::AXES, few, |keep| {
-        cover::pairwise(&program::AXES, |cell| {
-            program::makes_sense(cell) && keep(cell)
+    let cells = unsupported::cells(suite.chosen.provider, &programs::AXES, few, |keep| {
+        cover::pairwise(&programs::AXES, |cell| {
+            programs::makes_sense(cell) && keep(cell)
         })
     });
     for cell in cells {
-        let title = format!("program: {}", cover::name(&program::AXES, &cell));
-        let run = move |rig: &Rig| program::run(rig, &cell, laps()?);
+        let title = format!("program: {}", cover::name(&programs::AXES, &cell));
+        let run = move |rig: &Rig| programs::run(rig, &cell, laps()?);
         add(suite, runtime, title, run);
     }
     add_datagrams(suite, runtime, few);
@@ -176,7 +179,7 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
 }
 
 fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
-    use datagrams::{directed, program};
+    use datagrams::directed;
     let faulty = |name| std::env::var(name).is_ok_and(|faults| !faults.is_empty());
     if faulty("VMLX5_FAULTS") || faulty("GDS_FAULTS") {
         let why = "a datagram that a fault loses is not sent again";
@@ -184,14 +187,14 @@ fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
         return;
     }
     let provider = suite.chosen.provider;
-    let cells = unsupported::cells(provider, &program::AXES, few, |keep| {
-        cover::pairwise(&program::AXES, |cell| {
-            program::makes_sense(provider, cell) && keep(cell)
+    let cells = unsupported::cells(provider, &datagrams::AXES, few, |keep| {
+        cover::pairwise(&datagrams::AXES, |cell| {
+            datagrams::makes_sense(provider, cell) && keep(cell)
         })
     });
     for cell in cells {
-        let title = format!("datagrams: {}", cover::name(&program::AXES, &cell));
-        let run = move |rig: &Rig| program::run(rig, &cell, rounds()?);
+        let title = format!("datagrams: {}", cover::name(&datagrams::AXES, &cell));
+        let run = move |rig: &Rig| datagrams::run(rig, &cell, rounds()?);
         add(suite, runtime, title, run);
     }
     for path in PATHS {

@@ -9,13 +9,13 @@ use gdsync::gpu::{MemoryKind, Region, Stream};
 use gdsync::rdma::{Descriptor, Device, Mr, Qp, QpAddress, ReceiveRequest, SendRequest, Work};
 use gdsync::{Kind, Status};
 
+use super::child::{self, Guarded};
 use super::faults::{config, error_word};
 use super::settings;
-use crate::live::child::{self, Guarded};
-use crate::live::limits::time_limit;
-use crate::live::provider;
-use crate::live::rig::{self, Rig, Runtime, expected, finish, retry};
-use crate::live::verdict::{Verdict, ensure};
+use crate::rig::limits::time_limit;
+use crate::rig::provider;
+use crate::rig::verdict::{Verdict, ensure};
+use crate::rig::{self, Rig, Runtime, expected, finish, retry};
 
 /// Bytes of a message.
 const LEN: usize = 256;

@@ -4,7 +4,7 @@
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Doorbell, Lowering};
 
-use crate::live::provider::Net;
+use crate::rig::provider::Net;
 
 /// Where queues or payloads lie: `pinned` or `device`.
 pub fn memory(name: &str) -> MemoryKind {

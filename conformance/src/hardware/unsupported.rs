@@ -5,8 +5,8 @@
 
 use gdsync::rdma::Provider;
 
-use crate::cover::{Axis, Cell, each, name};
-use crate::live::verdict::{Verdict, text};
+use super::cover::{Axis, Cell, each, name};
+use crate::rig::verdict::{Verdict, text};
 
 /// Something that a provider does not do.
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +120,7 @@ pub fn cells(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{matrix, program};
+    use super::super::{matrix, programs};
     use super::*;
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
                 cells.filter_map(of).any(|trials| trials == lack.trials)
             };
             assert!(
-                tried(&program::AXES) || tried(&matrix::AXES),
+                tried(&programs::AXES) || tried(&matrix::AXES),
                 "no trial is called {:?}",
                 lack.trials
             );

@@ -8,8 +8,8 @@ use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region};
 use mp::{Context, Memory};
 
-use crate::live::limits::time_limit;
-use crate::live::verdict::{Verdict, ensure};
+use crate::rig::limits::time_limit;
+use crate::rig::verdict::{Verdict, ensure};
 
 /// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,10 +4,10 @@ use gdsync::gpu::Stream;
 use mp::{Done, Request};
 
 use super::{Player, Sent, Taken, tag, told};
-use crate::live::limits::time_limit;
-use crate::live::rig::finish;
-use crate::live::verdict::{Verdict, ensure};
 use crate::mp::plan::{By, Message};
+use crate::rig::finish;
+use crate::rig::limits::time_limit;
+use crate::rig::verdict::{Verdict, ensure};
 
 impl Player<'_> {
     /// How a request ended that a stream has waited for. A failure may let the stream pass before

@@ -12,8 +12,8 @@ use mp::{Context, Done, Kind, Memory, Request, Slice};
 use super::memory::{Arena, Ink, POISON};
 use super::plan::{By, Hands, Landing};
 use super::setup::Setup;
-use crate::live::limits::time_limit;
-use crate::live::verdict::{Verdict, ensure, text};
+use crate::rig::limits::time_limit;
+use crate::rig::verdict::{Verdict, ensure, text};
 
 /// The tag under which ranks meet.
 const MEET: u32 = 0xb000_0000;

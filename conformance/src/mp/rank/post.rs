@@ -7,10 +7,10 @@ use gdsync::rdma::{Descriptor, post_on};
 use mp::{Kind, RecvOp, Request, SendOp, SizeSource, Source};
 
 use super::{BATCH, Channel, Line, Player, Sent, Taken, tag};
-use crate::live::verdict::{Verdict, ensure};
 use crate::mp::memory::POISON;
 use crate::mp::plan::{By, Landing, Message, hands};
 use crate::mp::setup::Form;
+use crate::rig::verdict::{Verdict, ensure};
 
 /// Takes back a request that was prepared.
 fn cancel(request: &Request) -> Verdict {
