@@ -116,7 +116,7 @@ pub fn rounds_of(rig: &Rig, stations: Stations, play: &Play, rounds: u32, seed: 
 }
 
 /// The memory of a station.
-struct Place {
+struct Buffers {
     out: Mr,
     into: Mr,
     /// Headers that lie apart, in pinned memory.
@@ -141,7 +141,7 @@ struct Table<'g> {
     rig: &'g Rig,
     play: Play,
     stations: Stations,
-    places: Vec<Place>,
+    buffers: Vec<Buffers>,
     /// The longest datagram that all take.
     longest: usize,
     /// Bytes of a place for one, with its header and the guards.
@@ -160,10 +160,10 @@ impl<'g> Table<'g> {
             longest = longest.min(to.max_len() as usize);
         }
         let room = longest + AROUND;
-        let mut places = Vec::new();
+        let mut buffers = Vec::new();
         for i in 0..MANY {
             let memory = |kind, len| stations.memory(i, kind, MOST * len);
-            places.push(Place {
+            buffers.push(Buffers {
                 out: memory(play.payload, longest)?,
                 into: memory(play.payload, room)?,
                 fronts: memory(MemoryKind::Pinned, FRONT)?,
@@ -176,7 +176,7 @@ impl<'g> Table<'g> {
             rig,
             play: play.clone(),
             stations,
-            places,
+            buffers,
             longest,
             room,
             finding: rig.finding()?,
@@ -218,7 +218,7 @@ impl<'g> Table<'g> {
         messages: &[Message],
         rng: &mut Rng,
     ) -> Verdict<Vec<Due>> {
-        let (station, place) = (&mut self.stations.all[i], &self.places[i]);
+        let (station, buffers) = (&mut self.stations.all[i], &self.buffers[i]);
         let due = messages.iter().filter(|m| m.to == i && !m.lost);
         // From several senders, they come in any order.
         let len = due.clone().map(|m| m.len).max().unwrap_or(0) as u32;
@@ -228,19 +228,19 @@ impl<'g> Table<'g> {
             let (rig, stream) = (self.rig, &station.stream);
             rig.fill(
                 stream,
-                place.into.region(),
+                buffers.into.region(),
                 slot * self.room,
                 self.room,
                 around,
             )?;
             let front = slot * FRONT;
-            place.fronts.region().write(front, &[UNTOUCHED; FRONT])?;
+            buffers.fronts.region().write(front, &[UNTOUCHED; FRONT])?;
             let at = (slot * self.room + GUARD) as u64;
             let apart = rng.bool();
-            let whole = [place.into.sge(at, GRH as u32 + len)];
+            let whole = [buffers.into.sge(at, GRH as u32 + len)];
             let pieces = [
-                place.fronts.sge(front as u64, GRH as u32),
-                place.into.sge(at + GRH as u64, len),
+                buffers.fronts.sge(front as u64, GRH as u32),
+                buffers.into.sge(at + GRH as u64, len),
             ];
             let list: &[_] = if apart { &pieces } else { &whole };
             let request = retry(&rig.gpu, || station.qp.prepare_receive(list))?;
@@ -266,13 +266,13 @@ impl<'g> Table<'g> {
         // What it sends is there before anybody is told, too.
         for (slot, message) in messages.iter().filter(|m| m.from == i).enumerate() {
             if !message.inline {
-                let (out, len) = (place.out.region(), message.len);
+                let (out, len) = (buffers.out.region(), message.len);
                 let rig = self.rig;
                 rig.fill(&station.stream, out, slot * self.longest, len, message.id)?;
             }
         }
         let ready = Descriptor::WriteValue32 {
-            word: &place.ready,
+            word: &buffers.ready,
             value: round,
         };
         station.qp.post_on(&station.stream, &[ready])?;
@@ -281,7 +281,7 @@ impl<'g> Table<'g> {
 
     /// Whom a message names.
     fn whom(&mut self, message: &Message) -> gdsync::Result<Destination> {
-        let heard = self.places[message.from].heard.get(&message.to);
+        let heard = self.buffers[message.from].heard.get(&message.to);
         if let Some(to) = heard.filter(|_| message.answers && !message.lost) {
             self.answered += 1;
             return Ok(to.clone());
@@ -299,7 +299,7 @@ impl<'g> Table<'g> {
         let mut sends: Vec<(SendRequest, bool)> = Vec::new();
         for (slot, message) in mine.iter().enumerate() {
             let to = self.whom(message)?;
-            let (out, qp) = (&self.places[i].out, &mut self.stations.all[i].qp);
+            let (out, qp) = (&self.buffers[i].out, &mut self.stations.all[i].qp);
             let cut = rng.usize(..=message.len);
             let (at, rest) = ((slot * self.longest) as u64, (message.len - cut) as u32);
             let pieces = [out.sge(at, cut as u32), out.sge(at + cut as u64, rest)];
@@ -334,8 +334,8 @@ impl<'g> Table<'g> {
             }
             return Ok(());
         }
-        let places = self.places.iter();
-        let ready = places.map(|place| reaches(&place.ready, round));
+        let buffers = self.buffers.iter();
+        let ready = buffers.map(|of| reaches(&of.ready, round));
         let mut list: Vec<_> = ready.collect();
         list.extend(sends.iter().map(|(send, _)| Descriptor::Send(*send)));
         list.extend(signaled.iter().map(|send| Descriptor::wait(*send)));
@@ -348,7 +348,7 @@ impl<'g> Table<'g> {
         if dues.is_empty() {
             return Ok(());
         }
-        let (station, place) = (&mut self.stations.all[i], &self.places[i]);
+        let (station, buffers) = (&mut self.stations.all[i], &self.buffers[i]);
         // What does not come leaves no stream behind that stands.
         let limit = time_limit() / 2;
         let list: Vec<_> = dues
@@ -357,7 +357,10 @@ impl<'g> Table<'g> {
             .collect();
         station.qp.post_on(&station.stream, &list)?;
         let len = dues.len() * self.room;
-        let (seen, into) = (place.seen.span(0, len)?, place.into.region().span(0, len)?);
+        let (seen, into) = (
+            buffers.seen.span(0, len)?,
+            buffers.into.region().span(0, len)?,
+        );
         station.stream.copy(&seen, &into)?;
         Ok(())
     }
@@ -368,16 +371,16 @@ impl<'g> Table<'g> {
         let mut open: Vec<&Message> = messages.iter().filter(|m| m.to == i && !m.lost).collect();
         self.moved[i][1] += dues.len();
         for (slot, Due { request, apart }) in dues.into_iter().enumerate() {
-            let (station, place) = (&mut self.stations.all[i], &mut self.places[i]);
+            let (station, buffers) = (&mut self.stations.all[i], &mut self.buffers[i]);
             station.qp.wait(request, time_limit()).map_err(|e| {
                 format!("station {i}, receive {slot}, of which are due {open:?}: {e}")
             })?;
             let got = station.qp.received(request)?;
             let source = got.source.ok_or("no source of a datagram")?;
             let mut bytes = vec![0; self.room];
-            place.seen.read(slot * self.room, &mut bytes)?;
+            buffers.seen.read(slot * self.room, &mut bytes)?;
             let mut header = [0; FRONT];
-            place.fronts.region().read(slot * FRONT, &mut header)?;
+            buffers.fronts.region().read(slot * FRONT, &mut header)?;
             let behind = if apart { GRH } else { 0 };
             ensure(header[behind..].iter().all(|b| *b == UNTOUCHED), || {
                 format!("station {i}, receive {slot}: around a header: {header:02x?}")
@@ -412,19 +415,19 @@ impl<'g> Table<'g> {
             want[at..at + message.len].copy_from_slice(&expected(message.id, message.len));
             if let Some(first) = (0..self.room).find(|b| bytes[*b] != want[*b]) {
                 let (got, want) = (bytes[first], want[first]);
-                let place = first as i64 - at as i64;
+                let offset = first as i64 - at as i64;
                 return Err(format!(
-                    "{message:?}: byte {place} of it is {got:#04x}, not {want:#04x}"
+                    "{message:?}: byte {offset} of it is {got:#04x}, not {want:#04x}"
                 )
                 .into());
             }
-            let into = place.into.region();
+            let into = buffers.into.region();
             let (at, len) = (slot * self.room + at, message.len);
             let rig = self.rig;
             rig.verify(&station.stream, into, at, len, message.id, &self.finding)?;
             let key = qkey(message.from);
             let back = station.pd.answer_to(&source, &front, key)?;
-            place.heard.insert(message.from, back);
+            buffers.heard.insert(message.from, back);
         }
         ensure(open.is_empty(), || format!("{open:?} did not arrive"))
     }

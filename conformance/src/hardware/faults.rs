@@ -15,7 +15,7 @@ use crate::rig::verdict::{Verdict, ensure, refused};
 use crate::rig::{Pair, Rig, finish};
 
 /// Every way work gets from a stream to the NIC, by name.
-pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];
+pub const PATHS: [&str; 3] = ["memops", "kernel", "cpu-thread"];
 
 /// The configuration of a path.
 pub fn config(path: &str) -> QpConfig {

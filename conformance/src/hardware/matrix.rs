@@ -28,7 +28,7 @@ const MESSAGES: usize = 150;
 
 /// The settings of each axis, by name.
 pub(super) const AXES: [Axis; 7] = [
-    ("posts", &["memops", "kernel", "proxy"]),
+    ("posts", &["memops", "kernel", "cpu-thread"]),
     (
         "caps",
         &[

@@ -11,13 +11,13 @@ use crate::rig::{Pair, Rig, Runtime};
 
 /// What the programs of a matrix differ in.
 pub const AXES: [Axis; 9] = [
-    ("posts", &["memops", "kernel", "auto", "proxy"]),
+    ("posts", &["memops", "kernel", "auto", "cpu-thread"]),
     ("payload", &["pinned", "device"]),
     // In device memory only where the CPU reaches it; else the library takes pinned.
     ("queues", &["pinned", "device"]),
     ("blocks", &["4", "8", "16"]),
     ("from", &["0", "2^16-9", "2^32-9"]),
-    ("streams", &["one", "by turns", "sender and receiver"]),
+    ("streams", &["one", "alternating", "sender and receiver"]),
     ("receives", &["by stream", "by CPU"]),
     ("NICs", &["one", "two", "as of two processes"]),
     (

@@ -15,12 +15,12 @@ pub fn memory(name: &str) -> MemoryKind {
 }
 
 /// How posts become work of a stream, and who rings: `memops`, also for posts by the `CPU`,
-/// `kernel`, `auto` or `proxy`.
+/// `kernel`, `auto` or `cpu-thread`.
 pub fn posting(name: &str) -> (Lowering, Doorbell) {
     match name {
         "kernel" => (Lowering::Kernel, Doorbell::Direct),
         "auto" => (Lowering::Auto, Doorbell::Direct),
-        "proxy" => (Lowering::MemOps, Doorbell::CpuThread),
+        "cpu-thread" => (Lowering::MemOps, Doorbell::CpuThread),
         _ => (Lowering::MemOps, Doorbell::Direct),
     }
 }

@@ -93,7 +93,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
             )?;
         }
         if i + 1 == limit - 1 {
-            // One seat is left: a message takes it and gives it back.
+            // One waiting stream is left: a message takes it and gives it back.
             pair.message(&rig, 5)?;
         }
     }

@@ -10,8 +10,8 @@ pub enum By {
     Cpu,
     /// The rank's stream of this number.
     Stream(usize),
-    /// It, by the proxy.
-    Proxy(usize),
+    /// It, by a CPU thread.
+    CpuThread(usize),
 }
 
 impl By {
@@ -19,14 +19,14 @@ impl By {
     pub fn stream(self) -> Option<usize> {
         match self {
             By::Cpu => None,
-            By::Stream(stream) | By::Proxy(stream) => Some(stream),
+            By::Stream(stream) | By::CpuThread(stream) => Some(stream),
         }
     }
 }
 
 /// Who posts a request and who waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hands {
+pub struct Handling {
     /// Posts.
     pub posts: By,
     /// Waits: a stream or the CPU.
@@ -134,14 +134,14 @@ impl Landing {
 }
 
 /// Who handles a request: `which` is any number that tells it from others.
-pub fn hands(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> Hands {
+pub fn handling(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> Handling {
     let [a, b, c] = which;
     let mut rng = rng(setup, [1 << 41, a, b, c]);
     let posts = match poster {
         Poster::Cpu => By::Cpu,
         Poster::Stream => By::Stream(stream),
-        Poster::Proxy => By::Proxy(stream),
-        Poster::Mixed => [By::Cpu, By::Stream(stream), By::Proxy(stream)][rng.usize(0..3)],
+        Poster::CpuThread => By::CpuThread(stream),
+        Poster::Mixed => [By::Cpu, By::Stream(stream), By::CpuThread(stream)][rng.usize(0..3)],
     };
     let own = match posts {
         By::Cpu => By::Cpu,
@@ -158,7 +158,7 @@ pub fn hands(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> H
         Ended::Another => another,
         Ended::Mixed => [own, other, another][rng.usize(0..3)],
     };
-    Hands {
+    Handling {
         posts,
         ends,
         cancelled: setup.hazards && rng.u8(0..10) == 0,

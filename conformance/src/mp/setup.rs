@@ -2,7 +2,7 @@
 
 use gdsync::rdma::{Doorbell, Lowering};
 
-use super::memory::Place;
+use super::memory::BufferKind;
 
 /// Who posts requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,8 +11,8 @@ pub enum Poster {
     Cpu,
     /// A stream.
     Stream,
-    /// A stream by the proxy.
-    Proxy,
+    /// A stream, by a CPU thread.
+    CpuThread,
     /// One or another, from message to message.
     Mixed,
 }
@@ -81,9 +81,9 @@ pub struct Setup {
     /// How posts and waits become work of a stream.
     pub lowering: Lowering,
     /// What is sent lies here.
-    pub from: Place,
+    pub from: BufferKind,
     /// What is received lands here.
-    pub into: Place,
+    pub into: BufferKind,
     /// Lengths.
     pub size: Size,
     /// Ranks.
@@ -176,7 +176,7 @@ impl Setup {
 
     /// Rounds after which a rank waits for its streams and looks at what they have received.
     pub fn ahead(&self) -> usize {
-        let streams = |poster| matches!(poster, Poster::Stream | Poster::Proxy);
+        let streams = |poster| matches!(poster, Poster::Stream | Poster::CpuThread);
         let never_cpu = streams(self.sender)
             && streams(self.receiver)
             && matches!(self.ended, Ended::Poster | Ended::Another);

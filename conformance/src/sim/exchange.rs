@@ -14,7 +14,7 @@ use softgpu::Weak;
 use crate::program::{self, Ends, Hazards, Memory, Program, Settings, Side};
 use crate::rig::verdict::{Verdict, text};
 use crate::rig::{self, Pair, Rig, Runtime};
-use crate::sim::world::{self, LIMIT, Pause, Place, Rank};
+use crate::sim::world::{self, Devices, LIMIT, Pause, Rank};
 
 /// How often every ring is gone through at least, if all messages are as small as may be.
 const LAPS: u32 = 6;
@@ -103,17 +103,17 @@ impl Plan {
         }
     }
 
-    fn open(&self, rank: &Rank) -> Verdict<(Place, Rig)> {
-        let place = rank.open(self.gpus[rank.me].clone());
-        let rig = Rig::with(Runtime::Soft, place.gpu.clone(), Provider::Emulated)?;
-        Ok((place, rig))
+    fn open(&self, rank: &Rank) -> Verdict<(Devices, Rig)> {
+        let devices = rank.open(self.gpus[rank.me].clone());
+        let rig = Rig::with(Runtime::Soft, devices.gpu.clone(), Provider::Emulated)?;
+        Ok((devices, rig))
     }
 
-    fn pause(&self, rank: &Rank, place: &Place, other_nic: String) {
+    fn pause(&self, rank: &Rank, devices: &Devices, other_nic: String) {
         let parts = [
-            place.engine(),
-            place.nic(),
-            place.nic() + ".watcher",
+            devices.engine(),
+            devices.nic(),
+            devices.nic() + ".watcher",
             other_nic,
             format!("rank{}", rank.me),
             "hub.links".to_owned(),
@@ -123,33 +123,33 @@ impl Plan {
 
     /// Plays both sides, on one GPU.
     fn alone(&self, rank: &Rank) -> Verdict {
-        let (place, rig) = self.open(rank)?;
+        let (devices, rig) = self.open(rank)?;
         let other = match self.two_nics {
-            true => rank.device(&place.gpu),
-            false => place.device.clone(),
+            true => rank.device(&devices.gpu),
+            false => devices.device.clone(),
         };
-        self.pause(rank, &place, world::nic(&other));
-        let pds = [place.pd.clone(), other.alloc_pd()?];
+        self.pause(rank, &devices, world::nic(&other));
+        let pds = [devices.pd.clone(), other.alloc_pd()?];
         let configs = [&self.queues[0][1], &self.queues[1][0]];
-        let pair = Pair::on([place.device.clone(), other], pds, configs)?;
+        let pair = Pair::on([devices.device.clone(), other], pds, configs)?;
         program::play(&rig, pair, &self.program)
     }
 
     /// Plays the side of a rank.
     fn among(&self, rank: &Rank) -> Verdict {
-        let (place, rig) = self.open(rank)?;
-        let register = |kind, len| rig::memory(&place.pd, kind, len);
+        let (devices, rig) = self.open(rank)?;
+        let register = |kind, len| rig::memory(&devices.pd, kind, len);
         let memory = Memory::new(&self.program, rank.me, register)?;
         let mut remote = vec![memory.remote(); rank.ranks];
         let configs = &self.queues[rank.me];
         let mut qps: BTreeMap<(usize, usize), Qp> = BTreeMap::new();
         for peer in (0..rank.ranks).filter(|peer| *peer != rank.me) {
-            let mut qp = place.pd.create_qp(&configs[peer])?;
+            let mut qp = devices.pd.create_qp(&configs[peer])?;
             remote[peer] = [&memory.source, &memory.landing].map(|mr| rank.swap_memory(mr, peer));
             rank.connect(&mut qp, peer);
             qps.insert((rank.me, peer), qp);
         }
-        self.pause(rank, &place, place.nic() + ".proxy");
+        self.pause(rank, &devices, devices.nic() + ".proxy");
         let least = |of: fn(&QpConfig) -> u32| configs.iter().map(of).min().unwrap_or(1) as usize;
         let ends = Ends {
             qps: qps.iter_mut().map(|(end, qp)| (*end, qp)).collect(),
@@ -161,7 +161,7 @@ impl Plan {
         program::play_on(&rig, &self.program, ends, || rank.barrier())?;
         rank.barrier();
         drop(qps);
-        Ok(place.device.close(LIMIT)?)
+        Ok(devices.device.close(LIMIT)?)
     }
 }
 

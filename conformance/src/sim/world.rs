@@ -68,8 +68,8 @@ impl Pause {
     }
 }
 
-/// A rank's machines.
-pub struct Place {
+/// A rank's GPU and NIC.
+pub struct Devices {
     /// Its GPU.
     pub gpu: Gpu,
     /// Its NIC.
@@ -83,7 +83,7 @@ pub fn nic(device: &Device) -> String {
     device.name().replace("emulated ", "")
 }
 
-impl Place {
+impl Devices {
     /// Registers new memory with all rights.
     pub fn memory(&self, kind: MemoryKind, len: usize) -> Mr {
         self.memory_with(kind, len, Access::ALL)
@@ -95,7 +95,7 @@ impl Place {
         self.pd.register(&region, access).expect("a registration")
     }
 
-    /// The name of the NIC among the machines; its watcher and proxy are called after it.
+    /// The name of the NIC among the machines; its watcher and CPU thread are called after it.
     pub fn nic(&self) -> String {
         nic(&self.device)
     }
@@ -119,16 +119,16 @@ impl Rank {
     }
 
     /// Opens GPU and NIC.
-    pub fn open(&self, options: SoftOptions) -> Place {
+    pub fn open(&self, options: SoftOptions) -> Devices {
         self.open_with(options, Faults::default())
     }
 
     /// Opens a GPU, and a NIC with faults.
-    pub fn open_with(&self, options: SoftOptions, faults: Faults) -> Place {
+    pub fn open_with(&self, options: SoftOptions, faults: Faults) -> Devices {
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
         let device = self.device_with(&gpu, faults);
         let pd = device.alloc_pd().expect("a protection domain");
-        Place { gpu, device, pd }
+        Devices { gpu, device, pd }
     }
 
     /// Another NIC.

@@ -14,7 +14,7 @@ use crate::rig::verdict::Verdict;
 
 /// What programs of datagrams differ in.
 pub const AXES: [Axis; 6] = [
-    ("posts", &["CPU", "memops", "kernel", "proxy"]),
+    ("posts", &["CPU", "memops", "kernel", "cpu-thread"]),
     ("payload", &["pinned", "device"]),
     ("queues", &["pinned", "device"]),
     ("from", &["0", "2^16-9", "2^32-9"]),
@@ -26,7 +26,7 @@ pub const AXES: [Axis; 6] = [
 /// Whether a cell means something: what a stream posts through a thread may be there too late for a
 /// datagram, unless the CPU posts one behind it. [`directed`] says what holds then.
 pub fn makes_sense(provider: Provider, cell: &Cell) -> bool {
-    let late = setting(cell, "posts") == "proxy" || provider == Provider::Verbs;
+    let late = setting(cell, "posts") == "cpu-thread" || provider == Provider::Verbs;
     !(late && setting(cell, "receives") == "by stream")
 }
 

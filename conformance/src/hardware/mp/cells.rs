@@ -7,7 +7,7 @@ use gdsync::rdma::{Doorbell, Lowering, Provider, QpConfig};
 use mp::{Builder, Connect, NicOptions, Progress};
 
 use super::super::cover::{self, Axis, Cell};
-use crate::mp::memory::Place;
+use crate::mp::memory::BufferKind;
 use crate::mp::setup::{Ended, Form, ODD, Poster, Setup, Size};
 use crate::rig::limits::scaled;
 use crate::rig::provider;
@@ -19,14 +19,14 @@ const AXES: [Axis; 20] = [
         &[
             "cpu",
             "stream",
-            "proxy",
+            "cpu-thread",
             "cpu to stream",
             "stream to cpu",
-            "proxy to stream",
+            "cpu-thread to stream",
             "mixed",
         ],
     ),
-    ("provider", &["ring", "proxy"]),
+    ("doorbell", &["direct", "cpu-thread"]),
     ("from", &["device", "pinned", "pageable", "registered"]),
     (
         "size",
@@ -98,19 +98,19 @@ impl Setup {
             "2^32-5" => (1 << 32) - 5,
             text => bytes(text) as u64,
         };
-        let place = |axis| match setting(cell, axis) {
-            "device" => Place::Device,
-            "pinned" => Place::Pinned,
-            "pageable" => Place::Pageable,
-            _ => Place::Registered,
+        let memory = |axis| match setting(cell, axis) {
+            "device" => BufferKind::Device,
+            "pinned" => BufferKind::Pinned,
+            "pageable" => BufferKind::Pageable,
+            _ => BufferKind::Registered,
         };
         let (sender, receiver) = match setting(cell, "model") {
             "cpu" => (Poster::Cpu, Poster::Cpu),
             "stream" => (Poster::Stream, Poster::Stream),
-            "proxy" => (Poster::Proxy, Poster::Proxy),
+            "cpu-thread" => (Poster::CpuThread, Poster::CpuThread),
             "cpu to stream" => (Poster::Cpu, Poster::Stream),
             "stream to cpu" => (Poster::Stream, Poster::Cpu),
-            "proxy to stream" => (Poster::Proxy, Poster::Stream),
+            "cpu-thread to stream" => (Poster::CpuThread, Poster::Stream),
             _ => (Poster::Mixed, Poster::Mixed),
         };
         let depth = number("depth") as u32;
@@ -125,16 +125,16 @@ impl Setup {
                 "another stream" => Ended::Another,
                 _ => Ended::Mixed,
             },
-            doorbell: match setting(cell, "provider") {
-                "proxy" => Doorbell::CpuThread,
+            doorbell: match setting(cell, "doorbell") {
+                "cpu-thread" => Doorbell::CpuThread,
                 _ => Doorbell::Direct,
             },
             lowering: match setting(cell, "lowering") {
                 "kernel" => Lowering::Kernel,
                 _ => Lowering::MemOps,
             },
-            from: place("from"),
-            into: place("into"),
+            from: memory("from"),
+            into: memory("into"),
             size: match setting(cell, "size") {
                 "odd" => Size::Odd,
                 text => Size::Bytes(bytes(text)),
@@ -272,9 +272,9 @@ fn seed_of(cell: &Cell) -> u64 {
     })
 }
 
-/// What ranks can be spread over, as far as it limits the cells.
+/// What ranks share, as far as it limits the cells.
 #[derive(Clone, Copy, Debug)]
-pub struct Ground {
+pub struct Resources {
     /// Streams that all ranks together may have; `None`: any number.
     pub streams: Option<u32>,
     /// Whether ranks share a GPU from several processes: kernels of one that spin would keep those
@@ -282,8 +282,8 @@ pub struct Ground {
     pub shared: bool,
 }
 
-impl Ground {
-    fn carries(&self, setup: &Setup) -> bool {
+impl Resources {
+    fn allow(&self, setup: &Setup) -> bool {
         self.streams
             .is_none_or(|most| setup.streams * setup.ranks <= most)
             && !(self.shared && setup.spins())
@@ -291,16 +291,16 @@ impl Ground {
 }
 
 /// A pairwise cover of all axes.
-pub fn pairwise(ground: Ground) -> Vec<Cell> {
+pub fn pairwise(resources: Resources) -> Vec<Cell> {
     let sense = |cell: &Cell| {
         let setup = Setup::of(cell);
-        setup.makes_sense() && ground.carries(&setup) && setup.is_small()
+        setup.makes_sense() && resources.allow(&setup) && setup.is_small()
     };
     cover::pairwise(&AXES, sense)
 }
 
 /// All settings of the main axes, each with others that are drawn.
-pub fn whole(ground: Ground) -> Vec<Cell> {
+pub fn whole(resources: Resources) -> Vec<Cell> {
     let sizes = AXES[..MAIN].iter().map(|(_, settings)| settings.len());
     let mut cells: Vec<Cell> = vec![Vec::new()];
     for settings in sizes {
@@ -318,7 +318,7 @@ pub fn whole(ground: Ground) -> Vec<Cell> {
             let rest = AXES[MAIN..].iter();
             cell.extend(rest.map(|(_, settings)| rng.usize(0..settings.len())));
             let setup = Setup::of(cell);
-            if setup.makes_sense() && ground.carries(&setup) && setup.is_affordable() {
+            if setup.makes_sense() && resources.allow(&setup) && setup.is_affordable() {
                 break;
             }
         }
@@ -327,23 +327,23 @@ pub fn whole(ground: Ground) -> Vec<Cell> {
 }
 
 /// A few cells of the cover, for ranks that are processes: each model and number of ranks.
-pub fn few(ground: Ground) -> Vec<Cell> {
-    that_meet(pairwise(ground), &["model", "ranks"])
+pub fn few(resources: Resources) -> Vec<Cell> {
+    that_meet(pairwise(resources), &["model", "ranks"])
 }
 
 /// Cells of the cover in which each setting is met, those with the fewest messages first: for
 /// slow machines.
-pub fn fewer(ground: Ground) -> Vec<Cell> {
-    cover::each(cheapest_first(ground))
+pub fn fewer(resources: Resources) -> Vec<Cell> {
+    cover::each(cheapest_first(resources))
 }
 
 /// As [`fewer`], for ranks that are processes: each number of ranks.
-pub fn fewer_apart(ground: Ground) -> Vec<Cell> {
-    that_meet(cheapest_first(ground), &["ranks"])
+pub fn fewer_apart(resources: Resources) -> Vec<Cell> {
+    that_meet(cheapest_first(resources), &["ranks"])
 }
 
-fn cheapest_first(ground: Ground) -> Vec<Cell> {
-    let mut cells = pairwise(ground);
+fn cheapest_first(resources: Resources) -> Vec<Cell> {
+    let mut cells = pairwise(resources);
     cells.sort_by_key(|cell| {
         let (messages, bytes) = Setup::of(cell).cost();
         // A message costs as much as so many bytes of it.
@@ -361,16 +361,16 @@ fn that_meet(cells: Vec<Cell>, axes: &[&str]) -> Vec<Cell> {
 mod tests {
     use super::*;
 
-    const GROUNDS: [Ground; 3] = [
-        Ground {
+    const RESOURCES: [Resources; 3] = [
+        Resources {
             streams: None,
             shared: false,
         },
-        Ground {
+        Resources {
             streams: Some(28),
             shared: false,
         },
-        Ground {
+        Resources {
             streams: None,
             shared: true,
         },
@@ -378,29 +378,29 @@ mod tests {
 
     #[test]
     fn every_setting_is_met_in_the_cover_and_every_main_one_in_the_whole() {
-        for ground in GROUNDS {
-            let cells = pairwise(ground);
+        for resources in RESOURCES {
+            let cells = pairwise(resources);
             assert!(cells.len() < 120, "{} cells", cells.len());
             for (axis, (name, settings)) in AXES.iter().enumerate() {
                 let left_out = |setting: usize| {
-                    ground.shared && (*name, settings[setting]) == ("lowering", "kernel")
+                    resources.shared && (*name, settings[setting]) == ("lowering", "kernel")
                 };
                 for setting in (0..settings.len()).filter(|s| !left_out(*s)) {
                     let met = cells.iter().any(|cell| cell[axis] == setting);
-                    assert!(met, "{name} {} with {ground:?}", settings[setting]);
+                    assert!(met, "{name} {} with {resources:?}", settings[setting]);
                 }
             }
             let product: usize = AXES[..MAIN].iter().map(|(_, s)| s.len()).product();
-            assert_eq!(whole(ground).len(), product);
-            for cell in few(ground) {
+            assert_eq!(whole(resources).len(), product);
+            for cell in few(resources) {
                 assert_eq!(parse(&word(&cell)).as_ref(), Some(&cell));
             }
-            assert!((7..12).contains(&few(ground).len()));
-            assert_eq!(fewer_apart(ground).len(), 4);
+            assert!((7..12).contains(&few(resources).len()));
+            assert_eq!(fewer_apart(resources).len(), 4);
             let messages = |cells: Vec<Cell>| -> usize {
                 cells.iter().map(|cell| Setup::of(cell).cost().0).sum()
             };
-            let (some, all) = (messages(fewer(ground)), messages(cells));
+            let (some, all) = (messages(fewer(resources)), messages(cells));
             assert!(some < all / 5, "{some} of {all} messages");
         }
     }

@@ -32,7 +32,7 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What becomes of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Failure {
     /// It is killed.
     Killed,
     /// It stands still.
@@ -43,7 +43,7 @@ pub enum Fate {
 ///
 /// # Errors
 /// What the ranks that are left found.
-pub fn lost(runtime: Runtime, gpus: u32, fate: Fate) -> Verdict {
+pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
     let mut all = Ranks::start(ROLE, runtime, [RANKS, gpus], "")?;
     let deadline = Instant::now() + 3 * time_limit();
     // That all the ranks there are say so.
@@ -64,12 +64,12 @@ pub fn lost(runtime: Runtime, gpus: u32, fate: Fate) -> Verdict {
     };
     all_say(&all, GOING, RANKS)?;
     let victim = &mut all.processes[VICTIM as usize].0;
-    match fate {
-        Fate::Killed => {
+    match failure {
+        Failure::Killed => {
             victim.kill()?;
             victim.wait()?;
         }
-        Fate::Stopped => kill_process(Pid::from_child(victim), Signal::STOP)?,
+        Failure::Stopped => kill_process(Pid::from_child(victim), Signal::STOP)?,
     }
     all_say(&all, DONE, RANKS - 1)
 }

@@ -21,8 +21,8 @@ use super::cover::Cell;
 use super::suite::Suite;
 use super::{CHANNELS, told};
 use crate::rig::Runtime;
-use cells::Ground;
-use lost::Fate;
+use cells::Resources;
+use lost::Failure;
 
 /// What to run.
 #[derive(Default)]
@@ -142,18 +142,18 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
         }
     };
     drop(gpu);
-    let threads = Ground {
+    let threads = Resources {
         streams,
         shared: false,
     };
-    let apart = Ground {
+    let apart = Resources {
         streams: None,
         shared: runtime == Runtime::Cuda,
     };
     if choice.cell.is_none() {
-        for (what, fate) in [("killed", Fate::Killed), ("stopped", Fate::Stopped)] {
+        for (what, failure) in [("killed", Failure::Killed), ("stopped", Failure::Stopped)] {
             suite.add(runtime, format!("processes: a rank is {what}"), move || {
-                lost::lost(runtime, gpus, fate)
+                lost::lost(runtime, gpus, failure)
             });
         }
     }

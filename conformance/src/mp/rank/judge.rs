@@ -33,7 +33,7 @@ impl Player<'_> {
         for (round, mut taken) in std::mem::take(&mut self.taken).into_iter().enumerate() {
             taken.sort_by_key(|taken| (taken.line, taken.k));
             for mut taken in taken {
-                let by_cpu = taken.hands.ends == By::Cpu;
+                let by_cpu = taken.handling.ends == By::Cpu;
                 if let (None, Some(request)) = (taken.done, &taken.request) {
                     let ended = self.passed(request, taken.too_long)?;
                     taken.done = self.outcome(ended, taken.too_long)?;
@@ -119,7 +119,7 @@ impl Player<'_> {
                 tag(line.number),
                 message.len,
                 taken.landing.pieces.len(),
-                taken.hands
+                taken.handling
             )
         };
         if let Some(done) = taken.done {

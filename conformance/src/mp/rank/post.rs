@@ -8,7 +8,7 @@ use mp::{Kind, RecvOp, Request, SendOp, SizeSource, Source};
 
 use super::{BATCH, Channel, Line, Player, Sent, Taken, tag};
 use crate::mp::memory::POISON;
-use crate::mp::plan::{By, Landing, Message, hands};
+use crate::mp::plan::{By, Landing, Message, handling};
 use crate::mp::setup::Form;
 use crate::rig::verdict::{Verdict, ensure};
 
@@ -90,10 +90,10 @@ impl Player<'_> {
         let name = u64::from(me) << 32 | line as u64;
         let landing = Landing::draw(setup, name, k, room, cut);
         let stream = (line + 1) % self.streams.len();
-        let hands = hands(setup, setup.receiver, [name, k as u64, 1], stream);
+        let handling = handling(setup, setup.receiver, [name, k as u64, 1], stream);
         let slot = slots.start + k % slots.len();
-        self.follow(&self.into, slot, hands.posts)?;
-        match hands.posts.stream() {
+        self.follow(&self.into, slot, handling.posts)?;
+        match handling.posts.stream() {
             Some(stream) => {
                 let poison = self.ink.poison.span(0, setup.slot())?;
                 self.copy(stream, &self.into.span(slot)?, &poison)?;
@@ -106,12 +106,12 @@ impl Player<'_> {
         let segments = self.into.slices(slot, &landing.pieces)?;
         let source = from.map_or(Source::Any, Source::Rank);
         let recv = RecvOp::new(source, tag(number), &segments);
-        let recv = match hands.posts {
+        let recv = match handling.posts {
             By::Cpu => recv,
             By::Stream(stream) => recv.on(&self.streams[stream]),
-            By::Proxy(stream) => recv.by_cpu_thread(&self.streams[stream]),
+            By::CpuThread(stream) => recv.by_cpu_thread(&self.streams[stream]),
         };
-        if hands.cancelled {
+        if handling.cancelled {
             cancel(&self.ctx.prepare_recv(&recv)?)?;
         }
         let request = match setup.prepared {
@@ -123,7 +123,7 @@ impl Player<'_> {
             slot,
             k,
             landing,
-            hands,
+            handling,
             too_long: cut.is_some(),
             done: None,
             request: Some(request),
@@ -155,7 +155,7 @@ impl Player<'_> {
         match posts {
             By::Cpu => send,
             By::Stream(stream) => send.on(&self.streams[stream]),
-            By::Proxy(stream) => send.by_cpu_thread(&self.streams[stream]),
+            By::CpuThread(stream) => send.by_cpu_thread(&self.streams[stream]),
         }
     }
 
@@ -166,32 +166,32 @@ impl Player<'_> {
         let message = Message::draw(setup, me, to, number, n);
         let stream = channel % self.streams.len();
         let name = u64::from(me) << 32 | channel as u64;
-        let hands = hands(setup, setup.sender, [name, n as u64, 2], stream);
+        let handling = handling(setup, setup.sender, [name, n as u64, 2], stream);
         let slots = setup.window() * (1 + setup.lag);
         let slot = channel * slots + n % slots;
         let mut sent = Sent {
             channel,
             slot,
             len: message.len,
-            hands,
+            handling,
             too_long: message.cut.is_some(),
             ended: true,
             request: None,
         };
-        if hands.let_go && !setup.prepared {
+        if handling.let_go && !setup.prepared {
             let bytes = message.bytes(&self.ink.bytes);
             let memory = self.ctx.alloc(MemoryKind::Pinned, bytes.len().max(1))?;
             memory.write(0, &bytes)?;
             let all = [memory.slice(0, bytes.len())?];
             drop(
                 self.ctx
-                    .post_send(&self.by(hands.posts, SendOp::new(to, tag(number), &all)))?,
+                    .post_send(&self.by(handling.posts, SendOp::new(to, tag(number), &all)))?,
             );
             return Ok(sent);
         }
-        self.follow(&self.out, slot, hands.posts)?;
+        self.follow(&self.out, slot, handling.posts)?;
         let values = [message.len as u64, message.skip as u64];
-        match hands.posts.stream() {
+        match handling.posts.stream() {
             Some(stream) => {
                 let bytes = self.ink.row.span(message.window, setup.slot())?;
                 self.copy(stream, &self.out.span(slot)?, &bytes)?;
@@ -215,8 +215,8 @@ impl Player<'_> {
             }),
             _ => send,
         };
-        let send = self.by(hands.posts, send);
-        if hands.cancelled {
+        let send = self.by(handling.posts, send);
+        if handling.cancelled {
             cancel(&self.ctx.prepare_send(&send)?)?;
         }
         sent.request = Some(match setup.prepared {
@@ -225,7 +225,7 @@ impl Player<'_> {
         });
         sent.ended = false;
         // What a word says to a stream the CPU does not know.
-        if hands.posts != By::Cpu {
+        if handling.posts != By::Cpu {
             sent.len = message.declared();
         }
         Ok(sent)

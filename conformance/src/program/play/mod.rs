@@ -277,7 +277,7 @@ impl<'p> Play<'p> {
         match (self.steps[i].odd, self.settings.streams) {
             (Some(odd), _) => odd.streams,
             (None, "one") => [0, 0],
-            (None, "by turns") => [i % 2, i % 2],
+            (None, "alternating") => [i % 2, i % 2],
             (None, _) => [0, 1],
         }
     }

@@ -19,7 +19,7 @@ const ROOM: usize = 4096;
 
 /// How a message gets there, and what a stream waits for.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Transfer {
     /// SEND, and the receive.
     Send,
     /// WRITE with immediate data, and the receive it takes.
@@ -68,14 +68,14 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
         // Both draw the same.
         let mut rng = Rng::with_seed(seed);
         let config = config(&mut rng).send_blocks(32);
-        let place = rank.open(options(policy, &mut rng));
-        let kept = place.device.consistency(MemoryKind::Device).unwrap();
+        let devices = rank.open(options(policy, &mut rng));
+        let kept = devices.device.consistency(MemoryKind::Device).unwrap();
         assert_eq!(kept, policy);
-        let mut qp = place.pd.create_qp(&config).unwrap();
-        let landing = place.memory(MemoryKind::Device, TOGETHER * ROOM);
-        let leaving = place.memory(MemoryKind::Pinned, TOGETHER * ROOM);
-        let told = place.memory(MemoryKind::Pinned, 8 * TOGETHER);
-        let seen = place
+        let mut qp = devices.pd.create_qp(&config).unwrap();
+        let landing = devices.memory(MemoryKind::Device, TOGETHER * ROOM);
+        let leaving = devices.memory(MemoryKind::Pinned, TOGETHER * ROOM);
+        let told = devices.memory(MemoryKind::Pinned, 8 * TOGETHER);
+        let seen = devices
             .gpu
             .alloc(MemoryKind::Pinned, TOGETHER * ROOM)
             .unwrap();
@@ -83,22 +83,22 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
         let their_leaving = rank.swap_memory(&leaving, rank.peer());
         let their_told = rank.swap_memory(&told, rank.peer());
         rank.connect(&mut qp, rank.peer());
-        let streams = [(); 2].map(|()| place.gpu.stream().unwrap());
-        let onlooker = place.gpu.stream().unwrap();
-        let waited = place.gpu.alloc(MemoryKind::Pinned, 4 * TOGETHER).unwrap();
+        let streams = [(); 2].map(|()| devices.gpu.stream().unwrap());
+        let onlooker = devices.gpu.stream().unwrap();
+        let waited = devices.gpu.alloc(MemoryKind::Pinned, 4 * TOGETHER).unwrap();
         for round in 0..ROUNDS {
             let number = |i: usize| round * TOGETHER + i;
-            let draws: Vec<(usize, Way, bool)> = (0..TOGETHER)
+            let draws: Vec<(usize, Transfer, bool)> = (0..TOGETHER)
                 .map(|_| {
-                    let ways = [
-                        Way::Send,
-                        Way::WriteImm,
-                        Way::Word,
-                        Way::WordThenFlush,
-                        Way::Read,
+                    let transfers = [
+                        Transfer::Send,
+                        Transfer::WriteImm,
+                        Transfer::Word,
+                        Transfer::WordThenFlush,
+                        Transfer::Read,
                     ];
-                    let way = ways[rng.usize(0..ways.len())];
-                    (rng.usize(1..ROOM), way, rng.bool())
+                    let transfer = transfers[rng.usize(0..transfers.len())];
+                    (rng.usize(1..ROOM), transfer, rng.bool())
                 })
                 .collect();
             for (i, (len, ..)) in draws.iter().enumerate() {
@@ -106,7 +106,7 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                 leaving.region().write(i * ROOM, &bytes).unwrap();
             }
             rank.barrier();
-            for (i, (len, way, looks_on)) in draws.iter().copied().enumerate() {
+            for (i, (len, transfer, looks_on)) in draws.iter().copied().enumerate() {
                 let stream = &streams[number(i) % 2];
                 let told_here = waited.word32(4 * i).unwrap();
                 let tell_here = Descriptor::WriteValue32 {
@@ -117,15 +117,17 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                 let (at, long) = ((i * ROOM) as u64, len as u32);
                 let (mine, into) = ([leaving.sge(at, long)], [landing.sge(at, long)]);
                 let there = their_landing.span(at, len as u64).unwrap();
-                let works = match way {
-                    Way::Send => Work::send(&mine),
-                    Way::WriteImm => Work::write(&mine, there).with_imm(7),
-                    Way::Word | Way::WordThenFlush => Work::write(&mine, there),
-                    Way::Read => Work::read(&into, their_leaving.span(at, len as u64).unwrap()),
+                let works = match transfer {
+                    Transfer::Send => Work::send(&mine),
+                    Transfer::WriteImm => Work::write(&mine, there).with_imm(7),
+                    Transfer::Word | Transfer::WordThenFlush => Work::write(&mine, there),
+                    Transfer::Read => {
+                        Work::read(&into, their_leaving.span(at, len as u64).unwrap())
+                    }
                 };
                 let first = qp.prepare_within(&works.signaled(), LIMIT).unwrap();
-                match way {
-                    Way::Send | Way::WriteImm => {
+                match transfer {
+                    Transfer::Send | Transfer::WriteImm => {
                         let recv = qp.prepare_receive(&into).unwrap();
                         let list = [
                             Descriptor::Receive(recv),
@@ -136,12 +138,12 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                         ];
                         qp.post_on(stream, &list[..5 - last]).unwrap();
                     }
-                    Way::Read => {
+                    Transfer::Read => {
                         let wait = Descriptor::wait_flushed(first);
                         let list = [Descriptor::Send(first), wait, tell_here];
                         qp.post_on(stream, &list[..3 - last]).unwrap();
                     }
-                    Way::Word | Way::WordThenFlush => {
+                    Transfer::Word | Transfer::WordThenFlush => {
                         let count = (number(i) as u64 + 1).to_le_bytes();
                         let word = their_told.span(8 * i as u64, 8).unwrap();
                         let pieces: [&[u8]; 1] = [&count];
@@ -150,7 +152,7 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                         let list = [Descriptor::Send(first), Descriptor::Send(tell)];
                         qp.post_on(stream, &list).unwrap();
                         let word = told.region().word64(8 * i).unwrap();
-                        let by_itself = matches!(way, Way::Word);
+                        let by_itself = matches!(transfer, Transfer::Word);
                         let wait = Descriptor::WaitValue64 {
                             word: &word,
                             condition: Condition::Geq,
@@ -177,14 +179,14 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
             for stream in streams.iter().chain([&onlooker]) {
                 passes(stream, "behind all messages");
             }
-            for (i, (len, way, _)) in draws.iter().enumerate() {
+            for (i, (len, transfer, _)) in draws.iter().enumerate() {
                 let mut got = vec![0; *len];
                 seen.read(i * ROOM, &mut got).unwrap();
                 let right = pattern(rank.peer(), number(i), *len);
                 let wrong = got.iter().zip(&right).filter(|(a, b)| a != b).count();
                 assert!(
                     wrong == 0,
-                    "{policy:?}: {wrong} of {len} bytes by {way:?} were not there yet"
+                    "{policy:?}: {wrong} of {len} bytes by {transfer:?} were not there yet"
                 );
             }
             assert_eq!(qp.error(), None);

@@ -36,10 +36,10 @@ pub fn datagrams(seed: u64) -> Result<SimReport, SimError> {
             cpu_sends: rng.u8(..4) == 0,
             receives: receives[rng.usize(..among)],
         };
-        let place = rank.open(weak(&mut rng));
-        let rig = Rig::with(Runtime::Soft, place.gpu.clone(), Provider::Emulated);
+        let devices = rank.open(weak(&mut rng));
+        let rig = Rig::with(Runtime::Soft, devices.gpu.clone(), Provider::Emulated);
         let verdict = rig.and_then(|rig| {
-            let devices = [place.device.clone(), place.device.clone()];
+            let devices = [devices.device.clone(), devices.device.clone()];
             let stations = Stations::on(devices, &it.config, MANY)?;
             rounds_of(&rig, stations, &it, ROUNDS, seed)
         });

@@ -15,7 +15,7 @@ use gdsync::{Kind, Status};
 
 use super::{LONG, again, config, note, noted, passes, traffic, weak};
 use crate::rig::reaches;
-use crate::sim::world::{LIMIT, Place, Rank, play};
+use crate::sim::world::{Devices, LIMIT, Rank, play};
 
 /// What is wrong with the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,36 +99,36 @@ pub fn failure(seed: u64) -> Result<SimReport, SimError> {
         let mut rng = Rng::with_seed(seed);
         let case = draw(&mut rng);
         let mut own = Rng::with_seed(seed ^ rank.me as u64);
-        let place = rank.open(weak(&mut own));
-        let mut qp = place.pd.create_qp(&config(&mut own)).unwrap();
+        let devices = rank.open(weak(&mut own));
+        let mut qp = devices.pd.create_qp(&config(&mut own)).unwrap();
         let bystander = config(&mut own)
-            // Nobody looks after a proxy for a while.
+            // The CPU thread is frozen for a while.
             .doorbell(Doorbell::Direct);
-        let mut bystander = place.pd.create_qp(&bystander).unwrap();
+        let mut bystander = devices.pd.create_qp(&bystander).unwrap();
         rank.connect(&mut bystander, rank.peer());
         match rank.me {
-            0 => fails(&rank, &place, &mut qp, &mut bystander, &case),
-            _ => is_asked(&rank, &place, &mut qp, &mut bystander, &case),
+            0 => fails(&rank, &devices, &mut qp, &mut bystander, &case),
+            _ => is_asked(&rank, &devices, &mut qp, &mut bystander, &case),
         }
-        again(&rank, &place, &mut qp);
-        traffic(&rank, &place, &mut bystander, 5);
+        again(&rank, &devices, &mut qp);
+        traffic(&rank, &devices, &mut bystander, 5);
         for qp in [&mut qp, &mut bystander] {
             qp.quiet(LIMIT).unwrap();
         }
         rank.barrier();
         drop((qp, bystander));
-        place.device.close(LIMIT).unwrap();
+        devices.device.close(LIMIT).unwrap();
     })
 }
 
 /// What the peer exposes: writable, readable only, writable only.
-fn exposed(place: &Place) -> [Mr; 3] {
+fn exposed(devices: &Devices) -> [Mr; 3] {
     [
         Access::ALL,
         Access::LOCAL_WRITE | Access::REMOTE_READ,
         Access::REMOTE_WRITE,
     ]
-    .map(|access| place.memory_with(MemoryKind::Pinned, 1024, access))
+    .map(|access| devices.memory_with(MemoryKind::Pinned, 1024, access))
 }
 
 /// A request of the case.
@@ -170,11 +170,11 @@ fn prepare(
 }
 
 /// The rank whose request fails.
-fn fails(rank: &Rank, place: &Place, qp: &mut Qp, bystander: &mut Qp, case: &Case) {
-    let mine = place.memory(MemoryKind::Pinned, 4096);
+fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: &Case) {
+    let mine = devices.memory(MemoryKind::Pinned, 4096);
     let theirs = [(); 3].map(|()| rank.swap_memory(&mine, rank.peer()));
     rank.connect(qp, rank.peer());
-    let stream = place.gpu.stream().unwrap();
+    let stream = devices.gpu.stream().unwrap();
     let word = |at: usize| mine.region().word32(at).unwrap();
     let gate = word(2048);
     let mark = |i: usize| word(2052 + 4 * i);
@@ -186,11 +186,11 @@ fn fails(rank: &Rank, place: &Place, qp: &mut Qp, bystander: &mut Qp, case: &Cas
     // Where the statuses were copied to as the stream saw them: of request and queue pair.
     let seen = |i: usize| [0, 4].map(|k| noted(&mine, 3072 + 8 * i as u64 + k));
 
-    let looking_after = [place.nic() + ".watcher", place.nic() + ".proxy"];
+    let looking_after = [devices.nic() + ".watcher", devices.nic() + ".proxy"];
     looking_after.iter().for_each(|m| rank.control.freeze(m));
     gate.store(1).unwrap();
     // While the one stands still the other goes on.
-    traffic(rank, place, bystander, 10);
+    traffic(rank, devices, bystander, 10);
     rank.pass(LONG);
     if qp.doorbell() == Doorbell::Direct {
         let wrong =
@@ -284,13 +284,13 @@ fn enqueue(
 }
 
 /// The rank that is asked for what it does not grant.
-fn is_asked(rank: &Rank, place: &Place, qp: &mut Qp, bystander: &mut Qp, case: &Case) {
-    let exposed = exposed(place);
+fn is_asked(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: &Case) {
+    let exposed = exposed(devices);
     for memory in &exposed {
         rank.swap_memory(memory, rank.peer());
     }
-    let landing = place.memory(MemoryKind::Pinned, 1024);
-    let stream = place.gpu.stream().unwrap();
+    let landing = devices.memory(MemoryKind::Pinned, 1024);
+    let stream = devices.gpu.stream().unwrap();
     // Waits for what never comes would last for ever if the peer's failure stays the peer's.
     let ahead = case.cause.receives().map_or(0, |_| case.receives);
     let receives: Vec<ReceiveRequest> = (0..ahead)
@@ -304,7 +304,7 @@ fn is_asked(rank: &Rank, place: &Place, qp: &mut Qp, bystander: &mut Qp, case: &
         })
         .collect();
     rank.connect(qp, rank.peer());
-    traffic(rank, place, bystander, 10);
+    traffic(rank, devices, bystander, 10);
     // The memory stays until the other rank is done with it.
     rank.barrier();
     let Some((first, others)) = case.cause.receives() else {

@@ -24,13 +24,13 @@ pub fn held_stream(seed: u64) -> Result<SimReport, SimError> {
             .send_blocks(4)
             .recv_entries(4)
             .doorbell(Doorbell::Direct);
-        let place = rank.open(weak(&mut rng));
-        let mut qp = place.pd.create_qp(&config).unwrap();
-        let memory = place.memory(MemoryKind::Pinned, 4096);
+        let devices = rank.open(weak(&mut rng));
+        let mut qp = devices.pd.create_qp(&config).unwrap();
+        let memory = devices.memory(MemoryKind::Pinned, 4096);
         let theirs = rank.swap_memory(&memory, rank.peer());
         rank.connect(&mut qp, rank.peer());
-        let stream = place.gpu.stream().unwrap();
-        let gate = place
+        let stream = devices.gpu.stream().unwrap();
+        let gate = devices
             .gpu
             .alloc(MemoryKind::Pinned, 64)
             .unwrap()
@@ -82,12 +82,12 @@ pub fn held_sends(seed: u64) -> Result<SimReport, SimError> {
             .send_blocks(BLOCKS)
             // The sends of a round fill two quarters of the completion entries.
             .start(0u32.wrapping_sub(BLOCKS * rng.u32(0..4)));
-        let place = rank.open(weak(&mut rng));
-        let mut qp = place.pd.create_qp(&config).unwrap();
+        let devices = rank.open(weak(&mut rng));
+        let mut qp = devices.pd.create_qp(&config).unwrap();
         rank.connect(&mut qp, rank.peer());
-        let streams = [(); 2].map(|()| place.gpu.stream().unwrap());
+        let streams = [(); 2].map(|()| devices.gpu.stream().unwrap());
         let [held, other] = &streams;
-        let pinned = place.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        let pinned = devices.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         let gate = pinned.word32(0).unwrap();
         let work = Work::nop().signaled();
         for round in 1..=5u32 {

@@ -15,7 +15,7 @@ use gdsync::gpu::{DevicePtr, MemoryKind, Stream};
 use gdsync::rdma::{Descriptor, Doorbell, Lowering, Mr, Qp, QpConfig, Work};
 
 use crate::rig::retry_while;
-use crate::sim::world::{LIMIT, Place, Rank};
+use crate::sim::world::{Devices, LIMIT, Rank};
 
 pub use consistency::consistency;
 pub use datagrams::datagrams;
@@ -54,9 +54,9 @@ fn config(rng: &mut Rng) -> QpConfig {
         .timeout(None)
 }
 
-/// That a stream runs everything, here at last.
-fn passes(stream: &Stream, place: &str) {
-    assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs {place}");
+/// That a stream runs everything.
+fn passes(stream: &Stream, what: &str) {
+    assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs {what}");
 }
 
 /// Has a stream copy a word of the library, as it sees it now, to `at` of `to`.
@@ -74,18 +74,18 @@ fn noted(from: &Mr, at: u64) -> u32 {
 }
 
 /// Resets both sides, connects them anew, and shows that they work.
-fn again(rank: &Rank, place: &Place, qp: &mut Qp) {
+fn again(rank: &Rank, devices: &Devices, qp: &mut Qp) {
     // A queue pair that was failed by its peer's request knows it once its flush is seen.
-    retry_while(&place.gpu, gdsync::Kind::Busy, || qp.reset()).unwrap();
+    retry_while(&devices.gpu, gdsync::Kind::Busy, || qp.reset()).unwrap();
     rank.barrier();
     rank.connect(qp, rank.peer());
-    traffic(rank, place, qp, 20);
+    traffic(rank, devices, qp, 20);
 }
 
 /// Sends messages both ways, by stream, and looks at each.
-fn traffic(rank: &Rank, place: &Place, qp: &mut Qp, messages: u64) {
-    let stream = place.gpu.stream().unwrap();
-    let memory = place.memory(MemoryKind::Pinned, 64);
+fn traffic(rank: &Rank, devices: &Devices, qp: &mut Qp, messages: u64) {
+    let stream = devices.gpu.stream().unwrap();
+    let memory = devices.memory(MemoryKind::Pinned, 64);
     for i in 0..messages {
         let value = i << 8 | rank.me as u64;
         memory.region().write(0, &value.to_le_bytes()).unwrap();

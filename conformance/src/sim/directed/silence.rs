@@ -11,7 +11,7 @@ use gdsync::rdma::{Completion, Descriptor, Mr, Qp, RemoteMemory, Work};
 use gdsync::{Kind, Status};
 
 use super::{again, config, passes, weak};
-use crate::sim::world::{LIMIT, Place, Rank, play};
+use crate::sim::world::{Devices, LIMIT, Rank, play};
 
 /// How long the one that is left waits.
 const PEER_LIMIT: Duration = Duration::from_millis(20);
@@ -48,20 +48,20 @@ pub fn silence(seed: u64) -> Result<SimReport, SimError> {
     let when = Duration::from_nanos(rng.u64(1..longest));
     let report = play(seed, 2, move |rank| {
         let mut own = Rng::with_seed(seed ^ 0x55 ^ rank.me as u64);
-        let place = rank.open(weak(&mut own));
+        let devices = rank.open(weak(&mut own));
         let config = config(&mut own).timeout((wait == For::Send).then_some(PEER_LIMIT));
-        let mut qp = place.pd.create_qp(&config).unwrap();
+        let mut qp = devices.pd.create_qp(&config).unwrap();
         rank.connect(&mut qp, rank.peer());
         match rank.me {
-            0 => is_left(&rank, &place, &mut qp, fall, wait),
-            _ => falls(&rank, &place, &mut qp, fall, wait, when),
+            0 => is_left(&rank, &devices, &mut qp, fall, wait),
+            _ => falls(&rank, &devices, &mut qp, fall, wait, when),
         }
         if fall == Fall::Freezes {
             rank.barrier();
-            again(&rank, &place, &mut qp);
+            again(&rank, &devices, &mut qp);
         }
         drop(qp);
-        place.device.close(LIMIT).unwrap();
+        devices.device.close(LIMIT).unwrap();
     })?;
     let dead: &[&str] = if fall == Fall::Dies { &["rank1"] } else { &[] };
     assert_eq!(report.unfinished, dead);
@@ -75,17 +75,17 @@ struct Memories {
 }
 
 impl Memories {
-    fn swap(rank: &Rank, place: &Place) -> Memories {
-        let mine = place.memory(MemoryKind::Pinned, 64);
+    fn swap(rank: &Rank, devices: &Devices) -> Memories {
+        let mine = devices.memory(MemoryKind::Pinned, 64);
         let theirs = rank.swap_memory(&mine, rank.peer());
         Memories { mine, theirs }
     }
 }
 
 /// The rank that stays.
-fn is_left(rank: &Rank, place: &Place, qp: &mut Qp, fall: Fall, wait: For) {
-    let stream = place.gpu.stream().unwrap();
-    let memories = Memories::swap(rank, place);
+fn is_left(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For) {
+    let stream = devices.gpu.stream().unwrap();
+    let memories = Memories::swap(rank, devices);
     let fallen = String::from_utf8(rank.hear(1)).unwrap();
     let mut round = 0;
     let (request, took) = loop {
@@ -113,17 +113,23 @@ fn is_left(rank: &Rank, place: &Place, qp: &mut Qp, fall: Fall, wait: For) {
 }
 
 /// The rank that falls silent.
-fn falls(rank: &Rank, place: &Place, qp: &mut Qp, fall: Fall, wait: For, after: Duration) {
-    let stream = place.gpu.stream().unwrap();
-    let memories = Memories::swap(rank, place);
-    rank.tell(0, place.nic().as_bytes());
+fn falls(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For, after: Duration) {
+    let stream = devices.gpu.stream().unwrap();
+    let memories = Memories::swap(rank, devices);
+    rank.tell(0, devices.nic().as_bytes());
     let at = When::Time(rank.host.now() + after);
     match fall {
-        Fall::Freezes => rank.control.freeze_at(at, &place.nic()),
+        Fall::Freezes => rank.control.freeze_at(at, &devices.nic()),
         Fall::Dies => {
-            let watcher = place.nic() + ".watcher";
-            let proxy = place.nic() + ".proxy";
-            for name in [&place.nic(), &place.engine(), &watcher, &proxy, "rank1"] {
+            let watcher = devices.nic() + ".watcher";
+            let cpu_thread = devices.nic() + ".proxy";
+            for name in [
+                &devices.nic(),
+                &devices.engine(),
+                &watcher,
+                &cpu_thread,
+                "rank1",
+            ] {
                 rank.control.kill_at(at, name);
             }
         }

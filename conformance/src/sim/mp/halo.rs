@@ -65,10 +65,10 @@ impl Case {
             rows: 1,
         };
         let cells = Field::after(size, seed, self.config.iterations).cut(&grid.tile(0, size));
-        let places = (0..size.height).flat_map(|y| (0..size.width).map(move |x| (x, y)));
+        let cells_at = (0..size.height).flat_map(|y| (0..size.width).map(move |x| (x, y)));
         let sums = cells
             .iter()
-            .zip(places)
+            .zip(cells_at)
             .map(|(cell, (x, y))| serial::checksum(x, y, *cell));
         sums.fold(0, u64::wrapping_add)
     }
@@ -101,14 +101,14 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     let job = Job::new(seed, case.ranks(), case.settings.clone()).on_a_wire(faults);
     let (together, expected) = (rng.bool(), case.checksum());
     play(seed, case.ranks() as usize, move |rank| {
-        let seat = job.sit(&rank);
-        let mine = halo2d::run(&seat.ctx, &case.config).unwrap_or_else(|e| panic!("{e:?}"));
+        let member = job.join(&rank);
+        let mine = halo2d::run(&member.ctx, &case.config).unwrap_or_else(|e| panic!("{e:?}"));
         assert_eq!(mine.differing, 0, "{:?}", *case);
-        let all = mine.sum(&seat.ctx, LIMIT).unwrap();
+        let all = mine.sum(&member.ctx, LIMIT).unwrap();
         assert_eq!((all.differing, all.checksum), (0, expected), "{:?}", *case);
         if together {
             rank.barrier();
         }
-        seat.leave();
+        member.leave();
     })
 }

@@ -14,7 +14,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use vmlx5::fabric::faults::Faults;
 
-use crate::sim::world::{LIMIT, Place, Rank};
+use crate::mp::rank::close;
+use crate::sim::world::{Devices, LIMIT, Rank};
 
 /// What all contexts of a job have alike.
 #[derive(Clone, Debug)]
@@ -149,10 +150,10 @@ pub struct Job {
     faults: Faults,
 }
 
-/// One rank's GPU, NIC and context.
-pub struct Seat {
+/// One rank of a job: its GPU, NIC and context.
+pub struct Member {
     /// GPU and NIC.
-    pub place: Place,
+    pub devices: Devices,
     /// The context.
     pub ctx: Context,
 }
@@ -175,7 +176,7 @@ impl Job {
     }
 
     /// Opens GPU and NIC of a rank.
-    pub fn open(&self, rank: &Rank) -> Place {
+    pub fn open(&self, rank: &Rank) -> Devices {
         let mut rng = self.own(rank);
         let mut options = SoftOptions::default().weak(Some(softgpu::Weak::seeded(rng.u64(..))));
         // Payload in the GPU is seen by its own flush, by its order, by the CPU's or the NIC's.
@@ -194,7 +195,7 @@ impl Job {
     }
 
     /// A context of a rank over `place`, called `name`.
-    pub fn context(&self, rank: &Rank, place: &Place, name: &str) -> mp::Result<Context> {
+    pub fn context(&self, rank: &Rank, devices: &Devices, name: &str) -> mp::Result<Context> {
         let mut rng = self.own(rank);
         let told = Told {
             rank: Arc::clone(&self.ranks[rank.me]),
@@ -204,8 +205,8 @@ impl Job {
         let queues = queues(&mut rng);
         Builder::default()
             .bootstrap(Arc::new(told))
-            .gpu(&place.gpu)
-            .device(&place.device)
+            .gpu(&devices.gpu)
+            .device(&devices.device)
             .name(name)
             .depth(settings.depth)
             .eager_limit(settings.eager)
@@ -219,35 +220,31 @@ impl Job {
     }
 
     /// GPU, NIC and a context.
-    pub fn sit(&self, rank: &Rank) -> Seat {
-        let place = self.open(rank);
-        let ctx = self.context(rank, &place, "mp").expect("a context");
-        Seat { place, ctx }
+    pub fn join(&self, rank: &Rank) -> Member {
+        let devices = self.open(rank);
+        let ctx = self.context(rank, &devices, "mp").expect("a context");
+        Member { devices, ctx }
     }
 
-    /// Tells everybody that a rank is gone.
-    pub fn obituary(&self, rank: usize) {
+    /// Reports to all ranks that one is gone.
+    pub fn mark_gone(&self, rank: usize) {
         self.gone.fetch_or(1 << rank, Ordering::Relaxed);
     }
 }
 
-impl Seat {
+impl Member {
     /// Closes the context and the NIC, in the order in which programs do it.
     pub fn leave(self) {
-        self.ctx.close(LIMIT).expect("closed");
+        self.leave_truncated(false);
+    }
+
+    /// As [`Member::leave`], where messages may have been too long.
+    pub fn leave_truncated(self, truncated: bool) {
+        close(&self.ctx, LIMIT, truncated).expect("closed");
         self.end();
     }
 
-    /// As [`Seat::leave`], where sends that were let go may turn out to have been too long, as late
-    /// as their receivers take them.
-    pub fn leave_truncated(self) {
-        while let Err(e) = self.ctx.close(LIMIT) {
-            assert_eq!(e.kind(), Kind::Truncated, "{e:?}");
-        }
-        self.end();
-    }
-
-    /// As [`Seat::leave`], where a rank is lost that may not answer.
+    /// As [`Member::leave`], where a rank is lost that may not answer.
     pub fn leave_without(self, lost: u32) {
         close_without(&self.ctx, lost);
         self.end();
@@ -255,7 +252,7 @@ impl Seat {
 
     fn end(self) {
         drop(self.ctx);
-        self.place.device.close(LIMIT).expect("a quiet NIC");
+        self.devices.device.close(LIMIT).expect("a quiet NIC");
     }
 }
 
@@ -282,14 +279,14 @@ pub fn close_without(ctx: &Context, lost: u32) {
 }
 
 /// The machines and the fiber of a rank: what stops when its process does.
-pub fn process(rank: &Rank, place: &Place) -> Vec<String> {
-    let nic = place.nic();
+pub fn process(rank: &Rank, devices: &Devices) -> Vec<String> {
+    let nic = devices.nic();
     vec![
         nic.clone() + ".watcher",
         nic.clone() + ".proxy",
         format!("mp{}.progress", rank.me),
         nic,
-        place.engine(),
+        devices.engine(),
         format!("rank{}", rank.me),
     ]
 }

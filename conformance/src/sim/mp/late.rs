@@ -13,7 +13,7 @@ use gdsync::gpu::MemoryKind;
 use mp::{Kind, RecvOp, Source};
 use vmlx5::fabric::faults::Faults;
 
-use super::job::{Job, Seat, Settings};
+use super::job::{Job, Member, Settings};
 use crate::mp::pair::message;
 use crate::sim::world::{LIMIT, Rank, play};
 
@@ -85,13 +85,13 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
         ..Faults::default()
     });
     play(seed, 2, move |rank| match rank.me {
-        0 => sends(&rank, job.sit(&rank), &messages),
-        _ => receives(lossy.sit(&rank), &messages),
+        0 => sends(&rank, job.join(&rank), &messages),
+        _ => receives(lossy.join(&rank), &messages),
     })
 }
 
-fn sends(rank: &Rank, seat: Seat, messages: &[Message]) {
-    let memory = seat.ctx.alloc(MemoryKind::Pinned, ROOM).expect("memory");
+fn sends(rank: &Rank, member: Member, messages: &[Message]) {
+    let memory = member.ctx.alloc(MemoryKind::Pinned, ROOM).expect("memory");
     for (n, m) in messages.iter().enumerate() {
         memory.write(0, &message(n, m.len)).expect("written");
         // A late ready word has to arrive before the send reads the slot. A send that does not
@@ -103,7 +103,7 @@ fn sends(rank: &Rank, seat: Seat, messages: &[Message]) {
             false => MOMENT,
         });
         let data = memory.slice(0, m.len).expect("a slice");
-        let send = seat.ctx.isend(1, TAG, &data).expect("posted");
+        let send = member.ctx.isend(1, TAG, &data).expect("posted");
         if announces {
             rank.pause("mp0.progress", Duration::ZERO, LULL);
             rank.pass(LULL);
@@ -111,11 +111,11 @@ fn sends(rank: &Rank, seat: Seat, messages: &[Message]) {
         ended(send.wait(LIMIT), n, m);
     }
     drop(memory);
-    seat.leave();
+    member.leave();
 }
 
-fn receives(seat: Seat, messages: &[Message]) {
-    let ctx = &seat.ctx;
+fn receives(member: Member, messages: &[Message]) {
+    let ctx = &member.ctx;
     let memory = ctx.alloc(MemoryKind::Pinned, 2 * ROOM).expect("memory");
     let streams = [(); 2].map(|()| ctx.gpu().stream().expect("a stream"));
     for (n, m) in messages.iter().enumerate() {
@@ -137,7 +137,7 @@ fn receives(seat: Seat, messages: &[Message]) {
         }
     }
     drop(memory);
-    seat.leave();
+    member.leave();
 }
 
 /// Checks the outcome of a request; returns whether it succeeded.

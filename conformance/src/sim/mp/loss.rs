@@ -15,7 +15,7 @@ use mp_examples::halo2d::grid::{Direction, Grid};
 use mp_examples::halo2d::{self, Model};
 
 use super::halo::Case;
-use super::job::{Job, Seat, close_without, process};
+use super::job::{Job, Member, close_without, process};
 use crate::mp::pair::Pair;
 use crate::sim::world::{LIMIT, Rank, play};
 
@@ -30,9 +30,9 @@ const SOON: Duration = Duration::from_millis(130);
 enum Fall {
     /// Its process is stopped.
     Freezes,
-    /// Its process dies, and whoever started it says so.
-    IsMourned,
-    /// Its process dies, and its links with it; whoever started it says so a little later.
+    /// Its process dies, and its launcher reports it.
+    IsReported,
+    /// Its process dies, and its links with it; its launcher reports it a little later.
     Dies,
     /// Its NIC is cut off; it lives. Who waits for its messages notices that by the time limit
     /// only, who sends to it at once, and what that one gives up then is a loss to others.
@@ -54,7 +54,7 @@ fn draw(rng: &mut Rng, ranks: u32) -> Loss {
     let longest = 1 << rng.u32(8..22);
     Loss {
         rank: rng.usize(0..ranks as usize),
-        fall: [Fall::Freezes, Fall::IsMourned, Fall::Dies, Fall::IsCut][rng.usize(0..4)],
+        fall: [Fall::Freezes, Fall::IsReported, Fall::Dies, Fall::IsCut][rng.usize(0..4)],
         after: Duration::from_nanos(rng.u64(1..longest)),
         early: rng.u8(0..8) == 0,
     }
@@ -94,7 +94,7 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
     let told = Rc::clone(&misled);
     let report = play(seed, ranks + 1, move |rank| {
         match rank.me {
-            // Fate has the last number.
+            // The last number injects the failure.
             me if me == ranks => strike(&rank, &job, &loss),
             me if me == loss.rank => falls(&rank, &job, &case, &loss),
             _ => is_left(&rank, &job, &case, &loss, &told),
@@ -121,8 +121,8 @@ fn strike(rank: &Rank, job: &Job, loss: &Loss) {
         rank.cut(node);
         rank.pass(loss.after);
     }
-    if let Fall::Dies | Fall::IsMourned = loss.fall {
-        job.obituary(loss.rank);
+    if let Fall::Dies | Fall::IsReported = loss.fall {
+        job.mark_gone(loss.rank);
     }
     for other in (0..rank.me).filter(|other| *other != loss.rank) {
         rank.tell(other, &now.to_le_bytes());
@@ -131,16 +131,19 @@ fn strike(rank: &Rank, job: &Job, loss: &Loss) {
 
 /// The rank that is lost.
 fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
-    let place = job.open(rank);
-    let node = place.node();
+    let devices = job.open(rank);
+    let node = devices.node();
     let warn = || {
         rank.tell(rank.ranks - 1, &node.to_le_bytes());
-        rank.tell(rank.ranks - 1, process(rank, &place).join("\n").as_bytes());
+        rank.tell(
+            rank.ranks - 1,
+            process(rank, &devices).join("\n").as_bytes(),
+        );
     };
     if loss.early {
         warn();
     }
-    let ctx = match job.context(rank, &place, "mp") {
+    let ctx = match job.context(rank, &devices, "mp") {
         Ok(ctx) => ctx,
         Err(e) => return assert_typed(&e, rank.me, loss),
     };
@@ -151,7 +154,7 @@ fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
     assert_typed(&e, rank.me, loss);
     // Nobody may answer who is cut off.
     drop(ctx);
-    place.device.close(LIMIT).expect("a quiet NIC");
+    devices.device.close(LIMIT).expect("a quiet NIC");
 }
 
 /// The errors that a loss may show as.
@@ -192,11 +195,11 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     let lost = loss.rank as u32;
     let grid = case.config.grid.expect("a grid");
     let needs = |me: u32, other| {
-        let mut ways = Direction::ALL.into_iter();
-        ways.any(|way| grid.neighbour(me, way) == other)
+        let mut directions = Direction::ALL.into_iter();
+        directions.any(|direction| grid.neighbour(me, direction) == other)
     };
-    let place = job.open(rank);
-    let built = job.context(rank, &place, "mp");
+    let devices = job.open(rank);
+    let built = job.context(rank, &devices, "mp");
     let (ctx, e) = match built {
         Ok(ctx) => {
             let e = halo2d::run(&ctx, &case.config).expect_err("it has no end");
@@ -242,14 +245,18 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     }
     let mut lazy = job.clone();
     lazy.settings.connect = mp::Connect::Lazy;
-    let after = lazy.context(rank, &place, "after").unwrap();
+    let after = lazy.context(rank, &devices, "after").unwrap();
     meet();
     chat(&after, &others);
     assert_lost(&after, rank.me, loss);
     // And this was no reason to stop talking to the others.
     meet();
     chat(&after, &others);
-    Seat { place, ctx: after }.leave_without(lost);
+    Member {
+        devices,
+        ctx: after,
+    }
+    .leave_without(lost);
 }
 
 /// Exchanges messages with all others, by the CPU and on streams.

@@ -104,8 +104,8 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
     let (jobs, noted) = (Local::ranks_of(seed, 2), Arc::clone(&times));
     play_in(config, None, 2, move |rank| {
         let me = rank.me;
-        let place = rank.open(SoftOptions::default());
-        let words = place.gpu.alloc(MemoryKind::Pinned, 16 * EACH);
+        let devices = rank.open(SoftOptions::default());
+        let words = devices.gpu.alloc(MemoryKind::Pinned, 16 * EACH);
         let words = words.expect("words");
         let word = |at: usize| words.word64(8 * at).expect("a word");
         let mine: Vec<[Word64; 2]> = (0..EACH)
@@ -121,8 +121,8 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
         rank.host.attach(Lane::Device, Box::new(clockwork));
         let ctx = Context::builder()
             .bootstrap(Arc::clone(&jobs[me]))
-            .gpu(&place.gpu)
-            .device(&place.device)
+            .gpu(&devices.gpu)
+            .device(&devices.device)
             .eager_limit(256)
             .timeout(LIMIT)
             .nic(NicOptions::default().queues(QpConfig::default().send_blocks(1024)))
@@ -133,7 +133,7 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
         assert!(now < ENQUEUED, "enqueued only at {now:?}");
         let parts = [
             format!("mp{me}.progress"),
-            place.nic() + ".watcher",
+            devices.nic() + ".watcher",
             format!("rank{me}"),
         ];
         let asleep = match sleep {

@@ -8,7 +8,7 @@ use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use mp::{Request, Result};
 
-use super::job::{Job, Seat, Settings, process};
+use super::job::{Job, Member, Settings, process};
 use crate::mp::pair::Pair;
 use crate::sim::world::{LIMIT, Rank, play};
 
@@ -22,8 +22,8 @@ const MORE: usize = 6;
 enum Fall {
     /// It is stopped.
     Freezes,
-    /// It dies, and whoever started it says so.
-    IsMourned,
+    /// It dies, and its launcher reports it.
+    IsReported,
     /// It dies, and its links with it.
     Dies,
     /// It gives its context up.
@@ -42,7 +42,7 @@ struct Case {
     by_cpu: bool,
 }
 
-/// Draws a company and a loss.
+/// Draws the ranks and a loss.
 ///
 /// # Errors
 /// Whatever did not go so, with the seed.
@@ -52,7 +52,7 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     let case = Case {
         ranks,
         lost: rng.usize(0..ranks),
-        fall: [Fall::Freezes, Fall::IsMourned, Fall::Dies, Fall::Leaves][rng.usize(0..4)],
+        fall: [Fall::Freezes, Fall::IsReported, Fall::Dies, Fall::Leaves][rng.usize(0..4)],
         round: rng.usize(1..12),
         by_cpu: rng.u8(0..4) == 0,
     };
@@ -62,12 +62,12 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     };
     let job = Job::new(seed, ranks as u32, settings);
     let report = play(seed, ranks, move |rank| {
-        let seat = job.sit(&rank);
+        let member = job.join(&rank);
         // Nobody is lost before all have come.
         rank.barrier();
         match rank.me == case.lost {
-            true => falls(&rank, &job, seat, case),
-            false => stays(&rank, seat, case),
+            true => falls(&rank, &job, member, case),
+            false => stays(&rank, member, case),
         }
     })?;
     let dead = match case.fall {
@@ -79,10 +79,10 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
 }
 
 /// The rank that is lost: it takes part until its round.
-fn falls(rank: &Rank, job: &Job, seat: Seat, case: Case) {
-    let node = seat.place.node();
-    let others = (0..case.ranks as u32).filter(|other| *other != seat.ctx.rank());
-    let pairs = Pair::all(&seat.ctx, others, 0).expect("pairs");
+fn falls(rank: &Rank, job: &Job, member: Member, case: Case) {
+    let node = member.devices.node();
+    let others = (0..case.ranks as u32).filter(|other| *other != member.ctx.rank());
+    let pairs = Pair::all(&member.ctx, others, 0).expect("pairs");
     for round in 0..case.round {
         let posted = pairs.iter().map(|p| p.post(round, case.by_cpu));
         let posted: Vec<[Request; 2]> = posted.collect::<Result<_>>().expect("all live");
@@ -100,18 +100,18 @@ fn falls(rank: &Rank, job: &Job, seat: Seat, case: Case) {
     if case.fall == Fall::Leaves {
         drop(half);
         drop(pairs);
-        drop(seat.ctx);
+        drop(member.ctx);
         return;
     }
-    for name in process(rank, &seat.place) {
+    for name in process(rank, &member.devices) {
         rank.control.kill(&name);
     }
     match case.fall {
         Fall::Dies => {
             rank.cut(node);
-            job.obituary(case.lost);
+            job.mark_gone(case.lost);
         }
-        Fall::IsMourned => job.obituary(case.lost),
+        Fall::IsReported => job.mark_gone(case.lost),
         Fall::Freezes | Fall::Leaves => {}
     }
     rank.pass(LIMIT);
@@ -119,9 +119,9 @@ fn falls(rank: &Rank, job: &Job, seat: Seat, case: Case) {
 }
 
 /// A rank that stays.
-fn stays(rank: &Rank, seat: Seat, case: Case) {
-    let others = (0..case.ranks as u32).filter(|other| *other != seat.ctx.rank());
-    let mut pairs = Pair::all(&seat.ctx, others, 0).expect("pairs");
+fn stays(rank: &Rank, member: Member, case: Case) {
+    let others = (0..case.ranks as u32).filter(|other| *other != member.ctx.rank());
+    let mut pairs = Pair::all(&member.ctx, others, 0).expect("pairs");
     for round in 0..case.round + MORE {
         let posted: Vec<Result<[Request; 2]>> = pairs
             .iter()
@@ -154,5 +154,5 @@ fn stays(rank: &Rank, seat: Seat, case: Case) {
         rank.me
     );
     drop(pairs);
-    seat.leave_without(case.lost as u32);
+    member.leave_without(case.lost as u32);
 }

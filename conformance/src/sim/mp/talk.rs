@@ -13,7 +13,7 @@ use gdsync::rdma::{Doorbell, Lowering};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Settings, disorder, process};
-use crate::mp::memory::Place;
+use crate::mp::memory::BufferKind;
 use crate::mp::rank;
 use crate::mp::setup::{Ended, Form, Poster, Setup, Size};
 use crate::rig::verdict::text;
@@ -55,22 +55,19 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     });
     let job = Job::new(seed, setup.ranks, settings).on_a_wire(faults);
     play(seed, setup.ranks as usize, move |rank| {
-        let seat = job.sit(&rank);
-        rank.pauses(&pauses, &process(&rank, &seat.place));
+        let member = job.join(&rank);
+        rank.pauses(&pauses, &process(&rank, &member.devices));
         if rank.me > 0 {
             rank.pass(behind);
         }
-        let truncated = match rank::play(&setup, &seat.ctx) {
+        let truncated = match rank::play(&setup, &member.ctx) {
             Ok(truncated) => truncated,
             Err(failed) => panic!("{}: {setup:?}", text(&failed)),
         };
         if together {
             rank.barrier();
         }
-        match truncated {
-            true => seat.leave_truncated(),
-            false => seat.leave(),
-        }
+        member.leave_truncated(truncated);
     })
 }
 
@@ -80,14 +77,14 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         [
             Poster::Cpu,
             Poster::Stream,
-            Poster::Proxy,
+            Poster::CpuThread,
             Poster::Mixed,
             Poster::Mixed,
         ][rng.usize(0..5)]
     };
     let (sender, receiver) = (poster(), poster());
-    let mut place = || [Place::Device, Place::Pinned][rng.usize(0..2)];
-    let (from, into) = (place(), place());
+    let mut kind = || [BufferKind::Device, BufferKind::Pinned][rng.usize(0..2)];
+    let (from, into) = (kind(), kind());
     let (ranks, tags, all) = (rng.u32(1..=4), rng.u32(1..=4), rng.bool());
     let one_way = rng.u8(0..3) == 0;
     let window = settings.depth as usize / 2;
