@@ -1,5 +1,5 @@
 //! Two processes that reach each other, each over a virtual ConnectX of its own, by libmlx5's rings
-//! or by the proxy, and the end of one of them.
+//! or by verbs, and the end of one of them.
 
 mod common;
 mod virtual_nic;
@@ -18,10 +18,10 @@ fn pattern(round: usize, len: usize) -> Vec<u8> {
 }
 
 cases! {
-    two_processes => run(Device::mlx5, "rdma_core");
-    two_processes_by_proxy => run(Device::verbs, "proxy");
+    two_processes => run(Device::mlx5, "mlx5");
+    two_processes_by_verbs => run(Device::verbs, "verbs");
     /// One of each: on the wire they are the same.
-    a_proxy_and_rings => run(Device::verbs, "rdma_core");
+    verbs_and_mlx5 => run(Device::verbs, "mlx5");
 }
 
 /// Two processes with a NIC each, which know each other by their records alone. The other one
@@ -84,7 +84,7 @@ fn the_other_process() {
     let mut line = UnixStream::connect(path).unwrap();
     let gpu = Gpu::soft().unwrap();
     let device = match std::env::var(PROVIDER).as_deref() {
-        Ok("proxy") => Device::verbs(&gpu),
+        Ok("verbs") => Device::verbs(&gpu),
         _ => Device::mlx5(&gpu),
     };
     let device = device.unwrap();
