@@ -2,10 +2,9 @@
 //!
 //! [`exchange`] draws a program of messages from a seed, what the runtime can do and how queues are
 //! made. [`directed`] holds the scenarios that a random program would meet too rarely: failures, held
-//! streams, silent peers. [`mp`] are messages of `mp`. `world` is what all of them stand on, [`digest`]
-//! tells whether two runs were alike, and [`mutants`] hunts for what breaks a rule.
+//! streams, silent peers. [`mp`] are messages of `mp`. `world` is what all of them stand on, and
+//! [`mutants`] hunts for what breaks a rule.
 
-pub mod digest;
 pub mod directed;
 pub mod exchange;
 pub mod mp;

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use gds_sim::{SimError, SimReport};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-use crate::sim::digest::with_digest;
+use crate::sim::world::with_digest;
 
 /// Seeds that a mutant has to survive before it counts as alive.
 const SEEDS: u64 = 150;

@@ -1,7 +1,7 @@
 //! Ranks under the simulation: their GPUs and NICs, and what they tell each other outside the
 //! library.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,7 +18,16 @@ use vmlx5::fabric::NodeId;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
-use crate::sim::digest;
+thread_local! {
+    /// Of all worlds that this thread has played.
+    static DIGEST: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What `run` returns, and a digest of every choice and answer in the worlds that it plays.
+pub fn with_digest<R>(run: impl FnOnce() -> R) -> (R, u64) {
+    DIGEST.set(0);
+    (run(), DIGEST.get())
+}
 
 /// Virtual time after which something that should have happened counts as hung.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -244,9 +253,6 @@ pub fn play_in(
     body: impl Fn(Rank) + Clone + 'static,
 ) -> Result<SimReport, SimError> {
     let mut sim = Sim::new(config);
-    if let Some(digest) = digest::wanted() {
-        sim.trace_to(digest);
-    }
     let host = sim.host();
     let hub = Hub::new(HubConfig {
         scheduled: links.is_some(),
@@ -272,5 +278,7 @@ pub fn play_in(
         let body = body.clone();
         sim.rank(format!("rank{me}"), move || body(rank));
     }
-    sim.run()
+    let report = sim.run();
+    DIGEST.set(DIGEST.get().rotate_left(1) ^ sim.digest());
+    report
 }

@@ -15,7 +15,7 @@ use crate::config::SimConfig;
 use crate::error::{SimError, SimReport};
 use crate::fiber::Fiber;
 use crate::host::Core;
-use crate::sched::{Fate, Pick};
+use crate::sched::{Action, Pick};
 use crate::when::When;
 
 /// Freezes ranks and machines by name, also from inside a rank. A name may belong to several,
@@ -26,33 +26,33 @@ pub struct SimControl(Arc<Core>);
 impl SimControl {
     /// Stops a rank or machine as if its process were stopped: it is not stepped any more.
     pub fn freeze(&self, name: &str) {
-        self.0.state().sched.befall(name, Fate::Freeze);
+        self.0.state().sched.apply(name, Action::Freeze);
     }
 
     /// Lets a frozen one go on.
     pub fn unfreeze(&self, name: &str) {
-        self.0.state().sched.befall(name, Fate::Unfreeze);
+        self.0.state().sched.apply(name, Action::Unfreeze);
     }
 
     /// Freezes for ever. What it owns stays until the simulation is dropped.
     pub fn kill(&self, name: &str) {
-        self.0.state().sched.befall(name, Fate::Kill);
+        self.0.state().sched.apply(name, Action::Kill);
     }
 
     /// [`freeze`](SimControl::freeze), later.
     pub fn freeze_at(&self, when: When, name: &str) {
-        self.0.state().sched.at(when, name, Fate::Freeze);
+        self.0.state().sched.at(when, name, Action::Freeze);
     }
 
     /// [`unfreeze`](SimControl::unfreeze), later. A simulation in which nobody can go on
     /// jumps there.
     pub fn unfreeze_at(&self, when: When, name: &str) {
-        self.0.state().sched.at(when, name, Fate::Unfreeze);
+        self.0.state().sched.at(when, name, Action::Unfreeze);
     }
 
     /// [`kill`](SimControl::kill), later.
     pub fn kill_at(&self, when: When, name: &str) {
-        self.0.state().sched.at(when, name, Fate::Kill);
+        self.0.state().sched.at(when, name, Action::Kill);
     }
 }
 
@@ -134,24 +134,9 @@ impl Sim {
         self.core.state().sched.trace.write_to(Box::new(writer));
     }
 
-    /// See [`SimControl::freeze`].
-    pub fn freeze(&self, name: &str) {
-        self.control().freeze(name);
-    }
-
-    /// See [`SimControl::unfreeze`].
-    pub fn unfreeze(&self, name: &str) {
-        self.control().unfreeze(name);
-    }
-
-    /// See [`SimControl::kill`].
-    pub fn kill(&self, name: &str) {
-        self.control().kill(name);
-    }
-
-    /// See [`SimControl::freeze_at`].
-    pub fn freeze_at(&self, when: When, name: &str) {
-        self.control().freeze_at(when, name);
+    /// A digest of every choice and answer so far, also of a run that failed: equal for equal runs.
+    pub fn digest(&self) -> u64 {
+        self.core.state().sched.trace.digest()
     }
 
     /// Runs until every rank has ended or is frozen with nobody left to unfreeze it. May be

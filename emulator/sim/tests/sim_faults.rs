@@ -164,7 +164,7 @@ fn the_frozen_are_not_stepped_and_the_killed_never_again() {
             Step::IdleUntil(Some(now + Duration::from_micros(10)))
         });
         let ms = |n: u64| Time::from_nanos(n * 1_000_000);
-        sim.freeze_at(When::Time(ms(1)), "nic");
+        sim.control().freeze_at(When::Time(ms(1)), "nic");
         let control = sim.control();
         control.unfreeze_at(When::Time(ms(3)), "nic");
         control.freeze("sleeper");
@@ -206,14 +206,14 @@ fn a_killed_rank_does_not_hold_up_the_end() {
     sim.rank("survivor", move || {
         host.wait_until(Some(Time::from_nanos(1_000_000)), &mut || false);
     });
-    sim.freeze_at(When::Turn(4), "victim");
+    sim.control().freeze_at(When::Turn(4), "victim");
     assert_eq!(sim.run().unwrap().unfinished, ["victim"]);
     // It keeps what it owns until the world ends.
     assert_eq!(Rc::strong_count(&held), 2);
-    sim.unfreeze("victim");
+    sim.control().unfreeze("victim");
     assert!(matches!(sim.run(), Err(SimError::Stuck { .. })));
     // A thaw in the future is worth jumping to, by time or by turn.
-    sim.freeze("victim");
+    sim.control().freeze("victim");
     sim.control().unfreeze_at(When::Turn(1_000_000), "victim");
     assert!(matches!(
         sim.run(),
@@ -222,7 +222,7 @@ fn a_killed_rank_does_not_hold_up_the_end() {
             ..
         })
     ));
-    sim.kill("victim");
+    sim.control().kill("victim");
     assert_eq!(sim.run().unwrap().unfinished, ["victim"]);
     drop(sim);
     assert_eq!(Rc::strong_count(&held), 1);
