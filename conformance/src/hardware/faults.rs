@@ -19,12 +19,8 @@ pub const PATHS: [&str; 3] = ["memops", "kernel", "cpu-thread"];
 
 /// The configuration of a path.
 pub fn config(path: &str) -> QpConfig {
-    let (lowering, doorbell) = settings::posting(path);
-    QpConfig::default()
-        .send_blocks(16)
-        .recv_entries(16)
-        .lowering(lowering)
-        .doorbell(doorbell)
+    let queues = settings::queues(path, [MemoryKind::Pinned; 3]);
+    queues.send_blocks(16).recv_entries(16)
 }
 
 /// Has a stream of its own look for `status` in the error word of `qp`: it passes when it is

@@ -9,13 +9,12 @@ use gds_step::{Host, Live};
 use gdsync::Gpu;
 use gdsync::gpu::Caps;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::rdma::{Provider, QpConfig};
-use libtest_mimic::Arguments;
+use gdsync::rdma::Provider;
 
 use super::cover::{self, Axis, Cell};
 use super::programs::seed_of;
 use super::suite::Suite;
-use super::{few, laps, settings, told, unsupported};
+use super::{Options, laps, parsed, settings, told, unsupported};
 use crate::program::{self, Program, Settings, Side};
 use crate::rig::provider::{self, Net};
 use crate::rig::verdict::Verdict;
@@ -71,15 +70,10 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
     let options = SoftOptions::default().caps(caps(setting("caps")));
     let live: Arc<dyn Host> = Live::global()?;
     let rig = Rig::with(Runtime::Soft, Gpu::soft_with(live, options)?, provider)?;
-    let (lowering, doorbell) = settings::posting(setting("posts"));
-    let config = QpConfig::default()
+    let memories = ["rings", "completions", "record"].map(memory);
+    let config = settings::queues(setting("posts"), memories)
         .send_blocks(ENTRIES)
         .recv_entries(ENTRIES)
-        .ring_memory(memory("rings"))
-        .cq_memory(memory("completions"))
-        .record_memory(memory("record"))
-        .lowering(lowering)
-        .doorbell(doorbell)
         .start(provider::shortly_before_the_wrap(provider));
     let settings = Settings {
         sides: vec![Side::plain(memory("payload")); 2],
@@ -96,12 +90,12 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
 
 /// The command `conformance matrix`.
 pub fn command(words: impl Iterator<Item = String>) -> ! {
-    let (few, words) = few(words);
-    let words = std::iter::once("conformance matrix".to_owned()).chain(words);
-    let arguments = Arguments::from_iter(words);
+    let options: Options = parsed("conformance matrix", words);
     let mut suite = told(Suite::new("matrix"));
     let provider = suite.chosen.provider;
-    let cells = unsupported::cells(provider, &AXES, few, |keep| cover::pairwise(&AXES, keep));
+    let cells = unsupported::cells(provider, &AXES, options.few, |keep| {
+        cover::pairwise(&AXES, keep)
+    });
     for cell in cells {
         let title = cover::name(&AXES, &cell);
         suite.add(Runtime::Soft, title, move || run(provider, &cell));
@@ -115,5 +109,5 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
             suite.lacking(unknown, why, false);
         }
     }
-    suite.run(arguments, |_| {})
+    suite.run(options.trials, |_| {})
 }

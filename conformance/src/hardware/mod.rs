@@ -27,6 +27,7 @@ mod suite;
 mod unsupported;
 mod waits;
 
+use clap::Parser;
 use libtest_mimic::{Arguments, Failed};
 
 use crate::rig::verdict::{Verdict, text};
@@ -53,21 +54,27 @@ pub fn main() -> ! {
         Some(word) if over::is_meant(word) => over::command(words),
         _ => {}
     }
-    let (few, words) = few(words);
-    let words = std::iter::once("conformance".to_owned()).chain(words);
-    let arguments = Arguments::from_iter(words);
+    let options: Options = parsed("conformance", words);
     let mut suite = told(Suite::new("gdsync"));
     for runtime in Runtime::ALL {
-        add_trials(&mut suite, runtime, few);
+        add_trials(&mut suite, runtime, options.few);
     }
-    suite.run(arguments, |_| {})
+    suite.run(options.trials, |_| {})
 }
 
-/// Whether `--few` is among the words of a command line, and the others. With it, not any two
-/// settings of a matrix meet, but each is met: for machines that are slow.
-fn few(words: impl Iterator<Item = String>) -> (bool, Vec<String>) {
-    let (few, others): (Vec<_>, Vec<_>) = words.partition(|word| word == "--few");
-    (!few.is_empty(), others)
+/// What trials are run of those of queue pairs.
+#[derive(Parser)]
+struct Options {
+    /// Each setting of a matrix once, in place of any two together: for slow machines
+    #[arg(long)]
+    few: bool,
+    #[command(flatten)]
+    trials: Arguments,
+}
+
+/// What the words behind the name of a command say, or the end of the process.
+fn parsed<P: Parser>(name: &str, words: impl Iterator<Item = String>) -> P {
+    P::parse_from(std::iter::once(name.to_owned()).chain(words))
 }
 
 /// What a setting of the environment comes to, or the end of the process.
@@ -153,17 +160,12 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
             add(suite, runtime, title, run);
         }
     }
-    for path in PATHS {
-        let title = format!("a silent peer, posts {path}");
-        let run = move |rig: &Rig| faults::silent_peer(rig, path);
-        add(suite, runtime, title, run);
-        let title = format!("memory of the application, posts {path}");
-        let run = move |rig: &Rig| memory::registered(rig, path);
-        add(suite, runtime, title, run);
-        let title = format!("memory dropped while in use, posts {path}");
-        let run = move |rig: &Rig| memory::dropped(rig, path);
-        add(suite, runtime, title, run);
-    }
+    let by_path: [ByPath; 3] = [
+        ("a silent peer", faults::silent_peer),
+        ("memory of the application", memory::registered),
+        ("memory dropped while in use", memory::dropped),
+    ];
+    add_by_path(suite, runtime, &by_path);
     for (channels, streams) in [(8, 9), (32, 33)] {
         let title = format!("{streams} waiting streams on {channels} channels");
         let run = move |_: &Rig| waits::in_a_process(runtime, channels, streams);
@@ -197,16 +199,26 @@ fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
         let run = move |rig: &Rig| datagrams::run(rig, &cell, rounds()?);
         add(suite, runtime, title, run);
     }
+    let by_path: [ByPath; 3] = [
+        ("datagrams that are lost", directed::lost),
+        ("a datagram that is too long", directed::too_long),
+        (
+            "a datagram for what a stream posts",
+            directed::posted_by_a_stream,
+        ),
+    ];
+    add_by_path(suite, runtime, &by_path);
+}
+
+/// A trial, by what it is called, that is run for each way from a stream to the NIC.
+type ByPath = (&'static str, fn(&Rig, &str) -> Verdict);
+
+fn add_by_path(suite: &mut Suite, runtime: Runtime, trials: &[ByPath]) {
     for path in PATHS {
-        let title = format!("datagrams that are lost, posts {path}");
-        add(suite, runtime, title, move |rig| directed::lost(rig, path));
-        let title = format!("a datagram that is too long, posts {path}");
-        add(suite, runtime, title, move |rig| {
-            directed::too_long(rig, path)
-        });
-        let title = format!("a datagram for what a stream posts, posts {path}");
-        let run = move |rig: &Rig| directed::posted_by_a_stream(rig, path);
-        add(suite, runtime, title, run);
+        for &(what, run) in trials {
+            let title = format!("{what}, posts {path}");
+            add(suite, runtime, title, move |rig| run(rig, path));
+        }
     }
 }
 

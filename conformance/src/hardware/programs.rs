@@ -1,7 +1,6 @@
 //! The matrix of random programs of messages: what they differ in, and the program of a cell.
 
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::QpConfig;
 
 use super::cover::{self, Axis, Cell};
 use super::settings;
@@ -50,16 +49,10 @@ pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
         // Each copy of the virtual NIC's waits for a time slice of the kernel that waits for it.
         blocks = 4;
     }
-    let queues = settings::memory(setting(cell, "queues"));
-    let (lowering, doorbell) = settings::posting(setting(cell, "posts"));
-    let config = QpConfig::default()
+    let memory = settings::memory(setting(cell, "queues"));
+    let config = settings::queues(setting(cell, "posts"), [memory; 3])
         .send_blocks(blocks)
         .recv_entries(blocks)
-        .ring_memory(queues)
-        .cq_memory(queues)
-        .record_memory(queues)
-        .lowering(lowering)
-        .doorbell(doorbell)
         .start(settings::start(setting(cell, "from")));
     let settings = Settings {
         sides: vec![Side::plain(payload); 2],

@@ -37,13 +37,16 @@ pub struct Handling {
     pub let_go: bool,
 }
 
+/// Offset and length of each segment in a slot.
+pub type Segments = Vec<(usize, usize)>;
+
 /// A message as its sender makes it.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Where in the row the bytes of its slot begin.
     pub window: usize,
     /// Where its segments lie in the slot.
-    pub pieces: Vec<(usize, usize)>,
+    pub pieces: Segments,
     /// Bytes of the segments that are not sent, in front.
     pub skip: usize,
     /// Bytes that are sent.
@@ -98,39 +101,28 @@ impl Message {
     }
 }
 
-/// Where a receive lies in its slot.
-#[derive(Clone, Debug)]
-pub struct Landing {
-    /// Its segments.
-    pub pieces: Vec<(usize, usize)>,
+/// Where the segments of receive `k` of a line lie in its slot, with at least so much room, or
+/// exactly so much where the message is `cut`.
+pub fn landing(setup: &Setup, line: u64, k: usize, room: usize, cut: Option<usize>) -> Segments {
+    let mut rng = rng(setup, [1 << 40, line, k as u64, 0]);
+    let room = room + [0, 0, 1, rng.usize(0..=SLACK)][rng.usize(0..4)];
+    let room = cut.unwrap_or(room);
+    let form = match setup.form {
+        Form::Words => Form::Single,
+        other => other,
+    };
+    pieces(&mut rng, form, room)
 }
 
-impl Landing {
-    /// That of receive `k` of a line, with at least so much room, or exactly so much where the
-    /// message is `cut`.
-    pub fn draw(setup: &Setup, line: u64, k: usize, room: usize, cut: Option<usize>) -> Landing {
-        let mut rng = rng(setup, [1 << 40, line, k as u64, 0]);
-        let room = room + [0, 0, 1, rng.usize(0..=SLACK)][rng.usize(0..4)];
-        let room = cut.unwrap_or(room);
-        let form = match setup.form {
-            Form::Words => Form::Single,
-            other => other,
-        };
-        Landing {
-            pieces: pieces(&mut rng, form, room),
-        }
+/// What a slot holds once these bytes have been received into its segments.
+pub fn image(segments: &Segments, slot: usize, mut bytes: &[u8]) -> Vec<u8> {
+    let mut image = vec![POISON; slot];
+    for (at, len) in segments {
+        let (head, tail) = bytes.split_at(bytes.len().min(*len));
+        image[*at..][..head.len()].copy_from_slice(head);
+        bytes = tail;
     }
-
-    /// What the slot holds once these bytes have been received.
-    pub fn image(&self, slot: usize, mut bytes: &[u8]) -> Vec<u8> {
-        let mut image = vec![POISON; slot];
-        for (at, len) in &self.pieces {
-            let (head, tail) = bytes.split_at(bytes.len().min(*len));
-            image[*at..][..head.len()].copy_from_slice(head);
-            bytes = tail;
-        }
-        image
-    }
+    image
 }
 
 /// Who handles a request: `which` is any number that tells it from others.
@@ -181,7 +173,7 @@ fn around(rng: &mut fastrand::Rng, eager: usize) -> usize {
 }
 
 /// `total` bytes as segments in a slot, at places of any alignment.
-fn pieces(rng: &mut fastrand::Rng, form: Form, total: usize) -> Vec<(usize, usize)> {
+fn pieces(rng: &mut fastrand::Rng, form: Form, total: usize) -> Segments {
     let mut at = GUARD + rng.usize(0..16);
     if form != Form::Vectors {
         return vec![(at, total)];

@@ -3,7 +3,7 @@
 
 pub mod directed;
 
-use gdsync::rdma::{Provider, QpConfig};
+use gdsync::rdma::Provider;
 
 use super::cover::{self, Axis, Cell};
 use super::settings;
@@ -37,17 +37,11 @@ fn setting(cell: &Cell, axis: &str) -> &'static str {
 /// Runs the program of a cell: so many rounds.
 pub fn run(rig: &Rig, cell: &Cell, rounds: u32) -> Verdict {
     let posts = setting(cell, "posts");
-    let queues = settings::memory(setting(cell, "queues"));
-    let (lowering, doorbell) = settings::posting(posts);
+    let memory = settings::memory(setting(cell, "queues"));
     let play = Play {
-        config: QpConfig::default()
+        config: settings::queues(posts, [memory; 3])
             .send_blocks(32)
             .recv_entries(16)
-            .ring_memory(queues)
-            .cq_memory(queues)
-            .record_memory(queues)
-            .lowering(lowering)
-            .doorbell(doorbell)
             .start(settings::start(setting(cell, "from"))),
         payload: settings::memory(setting(cell, "payload")),
         cpu_sends: posts == "CPU",

@@ -14,93 +14,50 @@ mod run;
 
 use std::time::Instant;
 
+use clap::{Parser, value_parser};
 use gdsync::Gpu;
 use libtest_mimic::Arguments;
 
 use super::cover::Cell;
 use super::suite::Suite;
-use super::{CHANNELS, told};
+use super::{CHANNELS, parsed, told};
 use crate::rig::Runtime;
 use cells::Resources;
 use lost::Failure;
 
 /// What to run.
-#[derive(Default)]
+#[derive(Parser)]
 struct Choice {
-    /// These runtimes; all if it is empty.
+    /// Only on this runtime: soft or cuda. May be given twice
+    #[arg(long = "gpu", value_name = "NAME", value_parser = runtime)]
     runtimes: Vec<Runtime>,
-    /// GPUs of CUDA that ranks share at most.
-    gpus: Option<u32>,
-    /// Not any two settings, but each one.
+    /// Of CUDA's GPUs the first N at most, which the ranks share
+    #[arg(long, value_name = "N", default_value = "1", value_parser = value_parser!(u32).range(1..))]
+    gpus: u32,
+    /// Each setting once, in place of any two together
+    #[arg(long)]
     few: bool,
-    /// Not a cover, but everything.
+    /// The whole matrix, not a cover of it
+    #[arg(long)]
     whole: bool,
-    /// This cell alone.
+    /// One cell, as a failure names it
+    #[arg(long, value_name = "WORD", value_parser = cell)]
     cell: Option<Cell>,
-    /// Words for the trials.
-    rest: Vec<String>,
+    #[command(flatten)]
+    trials: Arguments,
 }
 
-const HELP: &str = "\
-usage: conformance mp [OPTIONS] [FILTER] [OPTIONS OF A TEST]
+fn runtime(name: &str) -> Result<Runtime, &'static str> {
+    Runtime::named(name).ok_or("no such runtime")
+}
 
-  --gpu NAME    soft or cuda; else both, where present
-  --gpus N      of CUDA's GPUs the first N at most, which the ranks share (default 1)
-  --few         each setting once, in place of any two together
-  --whole       the whole matrix, not a cover of it
-  --cell WORD   one cell, as a failure names it
-
-and what `conformance --help` lists.
-";
-
-/// What the words say; the one that is not understood.
-fn understand(mut words: impl Iterator<Item = String>) -> Result<Choice, String> {
-    let mut choice = Choice::default();
-    choice.rest.push("conformance mp".to_owned());
-    while let Some(word) = words.next() {
-        let mut value = || words.next().unwrap_or_default();
-        let understood = match word.as_str() {
-            "--gpu" => Runtime::named(&value()).map(|runtime| choice.runtimes.push(runtime)),
-            "--gpus" => {
-                choice.gpus = value().parse().ok().filter(|n| *n > 0);
-                choice.gpus.map(drop)
-            }
-            "--cell" => {
-                choice.cell = cells::parse(&value());
-                choice.cell.as_ref().map(drop)
-            }
-            "--few" => {
-                choice.few = true;
-                Some(())
-            }
-            "--whole" => {
-                choice.whole = true;
-                Some(())
-            }
-            _ => {
-                choice.rest.push(word.clone());
-                Some(())
-            }
-        };
-        understood.ok_or(word)?;
-    }
-    Ok(choice)
+fn cell(word: &str) -> Result<Cell, &'static str> {
+    cells::parse(word).ok_or("no such cell")
 }
 
 /// The command `conformance mp`: runs what is chosen, says what it came to, and ends the process.
 pub fn command(words: impl Iterator<Item = String>) -> ! {
-    let choice = understand(words).unwrap_or_else(|word| {
-        eprint!("{word} is not understood\n\n{HELP}");
-        std::process::exit(2)
-    });
-    if choice
-        .rest
-        .iter()
-        .any(|word| word == "--help" || word == "-h")
-    {
-        println!("{HELP}");
-    }
-    let arguments = Arguments::from_iter(&choice.rest);
+    let choice: Choice = parsed("conformance mp", words);
     // Ranks share GPUs, so that many streams wait; the driver reads it at its start.
     if std::env::var_os(CHANNELS).is_none() {
         // SAFETY: no other thread has been started yet.
@@ -115,7 +72,7 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
         }
     }
     suite.lacks_hip();
-    suite.run(arguments, |conclusion| {
+    suite.run(choice.trials, |conclusion| {
         let (messages, bytes) = run::moved();
         println!(
             "{} cells run, {} passed, {} failed: {messages} messages, {:.1} GiB, {:.0} s",
@@ -132,11 +89,10 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
     let Some(gpu) = suite.gpu(runtime) else {
         return;
     };
-    let most = choice.gpus.unwrap_or(1);
     let (gpus, streams) = match runtime {
         Runtime::Soft => (1, None),
         Runtime::Cuda => {
-            let there = (1..most).take_while(|i| Gpu::open(&format!("cuda:{i}")).is_ok());
+            let there = (1..choice.gpus).take_while(|i| Gpu::open(&format!("cuda:{i}")).is_ok());
             let gpus = 1 + there.count() as u32;
             (gpus, gpu.wait_limits().map(|limits| limits.streams * gpus))
         }

@@ -4,7 +4,7 @@ use gdsync::gpu::Stream;
 use mp::{Done, Request};
 
 use super::{Player, Sent, Taken, tag, told};
-use crate::mp::plan::{By, Message};
+use crate::mp::plan::{By, Message, image};
 use crate::rig::finish;
 use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure};
@@ -118,7 +118,7 @@ impl Player<'_> {
                 "message {n} from rank {from} under tag {} of {} bytes, into {} segments, {:?}",
                 tag(line.number),
                 message.len,
-                taken.landing.pieces.len(),
+                taken.landing.len(),
                 taken.handling
             )
         };
@@ -128,8 +128,8 @@ impl Player<'_> {
                 format!("{}: {done:?} instead of {want:?}", what())
             })?;
         }
-        let mut want = taken.landing.image(self.setup.slot(), &bytes);
-        for (at, len) in taken.landing.pieces.iter().filter(|_| taken.too_long) {
+        let mut want = image(&taken.landing, self.setup.slot(), &bytes);
+        for (at, len) in taken.landing.iter().filter(|_| taken.too_long) {
             // There anything may be.
             want[*at..][..*len].copy_from_slice(&got[*at..][..*len]);
         }
@@ -146,7 +146,7 @@ impl Player<'_> {
             wrong().count(),
             &got[shown.clone()],
             &want[shown],
-            taken.landing.pieces,
+            taken.landing,
             self.ctx.error()
         )
         .into())

@@ -12,7 +12,7 @@ use gdsync::gpu::{Event, MemoryKind, Region, Span, Stream, Word64};
 use mp::{Context, Done, Kind, Memory, Request, Slice};
 
 use super::memory::{Buffer, Ink, POISON};
-use super::plan::{By, Handling, Landing};
+use super::plan::{By, Handling, Segments};
 use super::setup::Setup;
 use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure, text};
@@ -58,7 +58,7 @@ struct Taken {
     /// Its slot among all.
     slot: usize,
     k: usize,
-    landing: Landing,
+    landing: Segments,
     handling: Handling,
     /// Its message does not fit.
     too_long: bool,

@@ -8,7 +8,7 @@ use mp::{Kind, RecvOp, Request, SendOp, SizeSource, Source};
 
 use super::{BATCH, Channel, Line, Player, Sent, Taken, tag};
 use crate::mp::memory::POISON;
-use crate::mp::plan::{By, Landing, Message, handling};
+use crate::mp::plan::{By, Message, handling, landing};
 use crate::mp::setup::Form;
 use crate::rig::verdict::{Verdict, ensure};
 
@@ -30,19 +30,32 @@ impl Player<'_> {
     ) -> Verdict<Vec<Taken>> {
         let lines = self.lines.iter().enumerate().filter(|(_, line)| on(line));
         let range = |width: usize| messages.start * width..messages.end * width;
-        let mut due = lines.map(|(i, line)| (i, range(line.width))).collect();
-        let mut open = Vec::new();
-        let mut posted = Vec::new();
-        while let Some((line, k)) = self.draw(&mut due) {
-            let taken = self.receive(line, k)?;
-            self.truncated |= taken.too_long;
-            open.push(posted.len());
-            posted.push(taken);
-            if open.len() == BATCH || due.is_empty() {
-                self.post(&mut open, &posted, |taken| &taken.request)?;
+        let due = lines.map(|(i, line)| (i, range(line.width))).collect();
+        self.post_all(due, Player::receive, |taken| {
+            (taken.too_long, taken.request.as_ref())
+        })
+    }
+
+    /// Prepares requests of lines or channels in an order that is drawn, and posts a few at a time.
+    fn post_all<T>(
+        &mut self,
+        mut due: Vec<(usize, Range<usize>)>,
+        prepare: fn(&Self, usize, usize) -> Verdict<T>,
+        parts: fn(&T) -> (bool, Option<&Request>),
+    ) -> Verdict<Vec<T>> {
+        let (mut all, mut open) = (Vec::new(), 0);
+        while let Some((which, k)) = self.draw(&mut due) {
+            let one = prepare(self, which, k)?;
+            self.truncated |= parts(&one).0;
+            all.push(one);
+            if all.len() - open == BATCH || due.is_empty() {
+                let requests = all[open..].iter().filter_map(|one| parts(one).1);
+                let mut requests = requests.filter(|_| self.setup.prepared);
+                requests.try_for_each(|request| request.post())?;
+                open = all.len();
             }
         }
-        Ok(posted)
+        Ok(all)
     }
 
     /// The next one of a line or channel that is drawn.
@@ -55,20 +68,6 @@ impl Player<'_> {
         let next = (*which, range.next()?);
         due.retain(|(_, range)| !range.is_empty());
         Some(next)
-    }
-
-    fn post<T>(
-        &self,
-        open: &mut Vec<usize>,
-        all: &[T],
-        request: impl Fn(&T) -> &Option<Request>,
-    ) -> Verdict {
-        for i in open.drain(..) {
-            if let (true, Some(request)) = (self.setup.prepared, request(&all[i])) {
-                request.post()?;
-            }
-        }
-        Ok(())
     }
 
     fn receive(&self, line: usize, k: usize) -> Verdict<Taken> {
@@ -88,7 +87,7 @@ impl Player<'_> {
             None => (setup.longest(), None),
         };
         let name = u64::from(me) << 32 | line as u64;
-        let landing = Landing::draw(setup, name, k, room, cut);
+        let landing = landing(setup, name, k, room, cut);
         let stream = (line + 1) % self.streams.len();
         let handling = handling(setup, setup.receiver, [name, k as u64, 1], stream);
         let slot = slots.start + k % slots.len();
@@ -103,7 +102,7 @@ impl Player<'_> {
                 self.into.memory().write(slot * setup.slot(), &poison)?;
             }
         }
-        let segments = self.into.slices(slot, &landing.pieces)?;
+        let segments = self.into.slices(slot, &landing)?;
         let source = from.map_or(Source::Any, Source::Rank);
         let recv = RecvOp::new(source, tag(number), &segments);
         let recv = match handling.posts {
@@ -133,20 +132,10 @@ impl Player<'_> {
     pub(super) fn post_sends(&mut self, round: usize) -> Verdict {
         let messages = self.numbers(round);
         let channels = 0..self.channels.len();
-        let mut due = channels
-            .map(|channel| (channel, messages.clone()))
-            .collect();
-        let mut open = Vec::new();
-        let mut posted = Vec::new();
-        while let Some((channel, n)) = self.draw(&mut due) {
-            let sent = self.send(channel, n)?;
-            self.truncated |= sent.too_long;
-            open.push(posted.len());
-            posted.push(sent);
-            if open.len() == BATCH || due.is_empty() {
-                self.post(&mut open, &posted, |sent| &sent.request)?;
-            }
-        }
+        let due = channels.map(|channel| (channel, messages.clone()));
+        let posted = self.post_all(due.collect(), Player::send, |sent: &Sent| {
+            (sent.too_long, sent.request.as_ref())
+        })?;
         self.sent.push(posted);
         Ok(())
     }
