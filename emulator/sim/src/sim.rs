@@ -12,7 +12,7 @@ use gds_step::Host;
 use gds_step::panic_message;
 
 use crate::config::SimConfig;
-use crate::error::{SimError, SimReport};
+use crate::error::{Cause, SimError, SimReport, Waiting};
 use crate::fiber::Fiber;
 use crate::host::Core;
 use crate::sched::{Action, Pick};
@@ -155,8 +155,8 @@ impl Sim {
                 Pick::Actor { id, is_rank: true } => self.resume(id)?,
                 Pick::Actor { id, is_rank: false } => self.core.step_machine(id),
                 Pick::Again => {}
-                Pick::Stuck => return Err(self.gave_up(true)),
-                Pick::Limit => return Err(self.gave_up(false)),
+                Pick::Stuck => return Err(self.gave_up(Cause::Stuck)),
+                Pick::Limit => return Err(self.gave_up(Cause::TimeLimit)),
             }
             self.check()?;
         }
@@ -178,9 +178,8 @@ impl Sim {
         if let Some(fault) = state.take_fault() {
             return Err(fault);
         }
-        let seed = self.core.seed;
-        let lost = state.sched.trace.take_error();
-        lost.map_or(Ok(()), |source| Err(SimError::Trace { seed, source }))
+        let lost = state.sched.trace.take_error().map(Cause::Trace);
+        lost.map_or(Ok(()), |lost| Err(self.core.failed(&state.sched, lost)))
     }
 
     fn resume(&mut self, id: u64) -> Result<(), SimError> {
@@ -205,51 +204,26 @@ impl Sim {
         let rank = self.ranks.remove(i).name;
         let mut state = self.core.state();
         state.sched.remove(id);
-        let (seed, turn) = (self.core.seed, state.sched.turn());
         resumed.map(drop).map_err(|payload| {
             let message = panic_message(payload);
-            SimError::RankPanicked {
-                seed,
-                turn,
-                rank,
-                message,
-            }
+            let cause = Cause::RankPanicked { rank, message };
+            self.core.failed(&state.sched, cause)
         })
     }
 
     /// A rank that got no stack is gone.
     fn lost(&mut self, i: usize, source: std::io::Error) -> SimError {
         let Rank { id, name: rank, .. } = self.ranks.remove(i);
-        self.core.state().sched.remove(id);
-        SimError::Stack {
-            seed: self.core.seed,
-            rank,
-            size: self.stack,
-            source,
-        }
+        let size = self.stack;
+        let sched = &mut self.core.state().sched;
+        sched.remove(id);
+        self.core.failed(sched, Cause::Stack { rank, size, source })
     }
 
-    fn gave_up(&self, stuck: bool) -> SimError {
-        let mut state = self.core.state();
-        state.sched.trace.flush();
-        let sched = &state.sched;
-        let (seed, turn, now) = (self.core.seed, sched.turn(), sched.now());
-        let waiting = sched.waiting();
-        if stuck {
-            SimError::Stuck {
-                seed,
-                turn,
-                now,
-                waiting,
-            }
-        } else {
-            SimError::TimeLimit {
-                seed,
-                turn,
-                now,
-                waiting,
-            }
-        }
+    fn gave_up(&self, cause: fn(Vec<Waiting>) -> Cause) -> SimError {
+        let sched = &mut self.core.state().sched;
+        sched.trace.flush();
+        self.core.failed(sched, cause(sched.waiting()))
     }
 }
 
