@@ -10,6 +10,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::rdma::{Access, Doorbell, Lowering, Provider, Qp, QpConfig};
 use softgpu::Weak;
+use vmlx5::fabric::faults::Faults;
 
 use crate::program::{self, Ends, Hazards, Memory, Program, Settings, Side};
 use crate::rig::verdict::{Verdict, text};
@@ -125,7 +126,7 @@ impl Plan {
     fn alone(&self, rank: &Rank) -> Verdict {
         let (devices, rig) = self.open(rank)?;
         let other = match self.two_nics {
-            true => rank.device(&devices.gpu),
+            true => rank.device(&devices.gpu, Faults::default()),
             false => devices.device.clone(),
         };
         self.pause(rank, &devices, world::nic(&other));

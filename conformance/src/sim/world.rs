@@ -135,17 +135,13 @@ impl Rank {
     /// Opens a GPU, and a NIC with faults.
     pub fn open_with(&self, options: SoftOptions, faults: Faults) -> Devices {
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
-        let device = self.device_with(&gpu, faults);
+        let device = self.device(&gpu, faults);
         let pd = device.alloc_pd().expect("a protection domain");
         Devices { gpu, device, pd }
     }
 
     /// Another NIC.
-    pub fn device(&self, gpu: &Gpu) -> Device {
-        self.device_with(gpu, Faults::default())
-    }
-
-    fn device_with(&self, gpu: &Gpu, faults: Faults) -> Device {
+    pub fn device(&self, gpu: &Gpu, faults: Faults) -> Device {
         let options = EmulatedOptions::default()
             .hub(Some(self.hub.clone()))
             .faults(Some(faults));
