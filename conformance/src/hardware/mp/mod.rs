@@ -1,10 +1,10 @@
-//! The matrix of messages: programs of [`crate::mp`] over models x doorbells x memories x sizes x
+//! The matrix of messages: programs of `crate::mp` over models x doorbells x memories x sizes x
 //! ranks x laps and whatever else a message can differ in, on every GPU runtime that is here, in a
 //! cover or whole.
 //!
-//! [`cells`] says what there is to set and which settings go together. [`run`] brings the ranks of a
-//! cell together as threads of this process, [`processes`] as processes that [`launch`] starts. In
-//! [`lost`] one of these dies or stops, and the others go on.
+//! `cells` says what there is to set and which settings go together. `run` brings the ranks of a
+//! cell together as threads of this process, `processes` as processes that `launch` starts. In
+//! `lost` one of these dies or stops, and the others go on.
 
 mod cells;
 mod launch;
