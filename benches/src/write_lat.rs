@@ -208,7 +208,7 @@ impl Job for Options {
         for _ in 0..WARM_UP {
             player.batch(rank, None)?;
         }
-        let mut samples = Samples::new();
+        let mut samples = Samples::default();
         for _ in 0..self.batches {
             player.batch(rank, Some(&mut samples))?;
         }

@@ -9,22 +9,18 @@ use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 
 use super::settings;
-use crate::live::limits::time_limit;
-use crate::live::provider::Net;
-use crate::live::rig::{Pair, Rig, finish};
-use crate::live::verdict::{Verdict, ensure, refused};
+use crate::rig::limits::time_limit;
+use crate::rig::provider::Net;
+use crate::rig::verdict::{Verdict, ensure, refused};
+use crate::rig::{Pair, Rig, finish};
 
 /// Every way work gets from a stream to the NIC, by name.
-pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];
+pub const PATHS: [&str; 3] = ["memops", "kernel", "cpu-thread"];
 
 /// The configuration of a path.
 pub fn config(path: &str) -> QpConfig {
-    let (lowering, doorbell) = settings::posting(path);
-    QpConfig::default()
-        .send_blocks(16)
-        .recv_entries(16)
-        .lowering(lowering)
-        .doorbell(doorbell)
+    let queues = settings::queues(path, [MemoryKind::Pinned; 3]);
+    queues.send_blocks(16).recv_entries(16)
 }
 
 /// Has a stream of its own look for `status` in the error word of `qp`: it passes when it is

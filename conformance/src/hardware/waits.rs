@@ -10,11 +10,11 @@ use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Descriptor, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 
-use crate::live::limits::{scaled, time_limit};
-use crate::live::provider::Net;
-use crate::live::rig::{Gate, Pair, Rig, Runtime, finish};
-use crate::live::verdict::{Verdict, ensure, refused};
-use crate::live::{CHANNELS, child};
+use super::{CHANNELS, child};
+use crate::rig::limits::{scaled, time_limit};
+use crate::rig::provider::Net;
+use crate::rig::verdict::{Verdict, ensure, refused};
+use crate::rig::{Gate, Pair, Rig, Runtime, finish};
 
 /// How long the child may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -93,7 +93,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
             )?;
         }
         if i + 1 == limit - 1 {
-            // One seat is left: a message takes it and gives it back.
+            // One waiting stream is left: a message takes it and gives it back.
             pair.message(&rig, 5)?;
         }
     }

@@ -92,10 +92,10 @@ pub fn programs() -> Vec<Program> {
         program("laps-no-nor", no_nor, small(), laps),
         program("laps-32-bit", narrow, small(), laps),
         program("laps-kernel", cuda(), by_kernel(), laps),
-        program("laps-proxy", cuda(), by_proxy(), laps),
+        program("laps-cpu-thread", cuda(), by_cpu_thread(), laps),
         program("edges-ring", cuda(), small(), edges),
         program("edges-kernel", cuda(), by_kernel(), edges),
-        program("edges-proxy", cuda(), by_proxy(), edges),
+        program("edges-cpu-thread", cuda(), by_cpu_thread(), edges),
         program("flushes", cuda(), small(), flushes),
         program("flushes-host", host, small(), flushes),
         program("flushes-host-kernel", host, by_kernel(), flushes),
@@ -149,8 +149,8 @@ fn by_kernel() -> QpConfig {
     small().lowering(Lowering::Kernel)
 }
 
-/// As [`small`], by the proxy.
-fn by_proxy() -> QpConfig {
+/// As [`small`], by a CPU thread.
+fn by_cpu_thread() -> QpConfig {
     small().doorbell(Doorbell::CpuThread)
 }
 
