@@ -145,6 +145,7 @@ impl Mapped {
     }
 
     /// Stores and returns what was there.
+    #[cfg(feature = "emulated")]
     pub fn swap64(&self, offset: usize, value: u64) -> u64 {
         self.word64(offset).swap(value, Ordering::AcqRel)
     }
@@ -158,6 +159,7 @@ impl Mapped {
     }
 
     /// Adds, wrapping; returns what was there.
+    #[cfg(feature = "emulated")]
     pub fn fetch_add64(&self, offset: usize, add: u64) -> u64 {
         self.word64(offset).fetch_add(add, Ordering::AcqRel)
     }

@@ -13,9 +13,7 @@ use super::runtime::{
     Allocation, Backing, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
     View, foreign,
 };
-use super::{
-    Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, Region, SharedMemory, Stream, WaitLimits,
-};
+use super::{Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, SharedMemory, Stream, WaitLimits};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
 use crate::memop::{Caps, Condition, DevicePtr, Op, Width};
@@ -73,7 +71,8 @@ impl Stream {
 }
 
 /// The memory of `region` as a NIC of this machine sees it; `None` if it is no soft GPU's.
-pub(crate) fn window(region: &Region) -> Option<softgpu::Window> {
+#[cfg(feature = "emulated")]
+pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
     let memory: &Memory = (region.backing() as &dyn Any).downcast_ref()?;
     Some(match memory {
         Memory::Device(m) => m.window(),
@@ -130,6 +129,8 @@ impl Default for SoftOptions {
 #[derive(Debug)]
 enum Memory {
     Device(softgpu::DeviceMemory),
+    // The virtual NIC alone asks for its window.
+    #[cfg_attr(not(feature = "emulated"), allow(dead_code))]
     Pinned(softgpu::PinnedMemory),
     Host(softgpu::HostRegistration),
 }
