@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
+use clap::ValueEnum;
 use mp::gdsync::gpu::MemoryKind;
 use mp::gdsync::{Gpu, Status};
 use mp::{Context, Error, Full, Kind, Request, Slice};
@@ -53,7 +54,7 @@ impl Job {
     fn from_text(text: &str) -> Job {
         let mut words = text.split(' ');
         Job {
-            model: words.next().unwrap().parse().unwrap(),
+            model: Model::from_str(words.next().unwrap(), false).unwrap(),
             grid: words.next().unwrap().parse().unwrap(),
             victim: words.next().unwrap().parse().unwrap(),
         }

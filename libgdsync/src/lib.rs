@@ -80,9 +80,6 @@
 //! `GDS_FAULTS`, the settings of a queue pair's path ([`QpConfig`](rdma::QpConfig)) and the paths of
 //! libraries: see `docs/env.md`.
 
-// Some of `gpu` and `nic` is there for the virtual NIC alone.
-#![cfg_attr(not(feature = "emulated"), allow(dead_code))]
-
 mod env;
 mod error;
 pub mod gpu;

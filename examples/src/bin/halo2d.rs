@@ -33,7 +33,7 @@ struct Cli {
     #[arg(long, default_value_t = 4)]
     batches_in_flight: usize,
     /// Who posts messages: cpu, stream or proxy
-    #[arg(long, default_value_t = Model::Stream)]
+    #[arg(long, value_enum, default_value_t = Model::Stream)]
     model: Model,
     /// Longest message that is sent before its receive is there, in bytes
     #[arg(long, default_value_t = 4096)]

@@ -162,6 +162,7 @@ impl Layout {
 /// behind the receive ring.
 pub(crate) struct QpRings<'a> {
     /// The page for doorbells, if the NIC takes one.
+    #[cfg(feature = "emulated")]
     pub uar: (&'a Region, u64),
     pub record: (&'a Region, u64),
     /// Basic blocks.

@@ -14,8 +14,7 @@ use super::runtime::{
     View, foreign,
 };
 use super::{
-    Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, Region, SOFT_CAPS, SharedMemory, Stream,
-    WaitLimits,
+    Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, SOFT_CAPS, SharedMemory, Stream, WaitLimits,
 };
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
@@ -74,7 +73,8 @@ impl Stream {
 }
 
 /// The memory of `region` as a NIC of this machine sees it; `None` if it is no soft GPU's.
-pub(crate) fn window(region: &Region) -> Option<softgpu::Window> {
+#[cfg(feature = "emulated")]
+pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
     let memory: &Memory = (region.backing() as &dyn Any).downcast_ref()?;
     Some(match memory {
         Memory::Device(m) => m.window(),
@@ -120,6 +120,8 @@ impl Default for SoftOptions {
 #[derive(Debug)]
 enum Memory {
     Device(softgpu::DeviceMemory),
+    // The virtual NIC alone asks for its window.
+    #[cfg_attr(not(feature = "emulated"), allow(dead_code))]
     Pinned(softgpu::PinnedMemory),
     Host(softgpu::HostRegistration),
 }

@@ -419,5 +419,4 @@ impl Delivery {
 }
 
 #[cfg(test)]
-#[path = "ring_tests.rs"]
 pub(crate) mod tests;

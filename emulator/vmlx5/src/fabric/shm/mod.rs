@@ -460,5 +460,4 @@ impl Fabric for ShmFabric {
 }
 
 #[cfg(test)]
-#[path = "shm_tests.rs"]
 mod tests;
