@@ -325,11 +325,10 @@ impl Gpu {
         submitted: &mut bool,
     ) -> Result<()> {
         let caps = &self.0.caps;
-        let batch = if legal::is_legal(batch, caps) {
-            legal::keep_last_flush(batch.ops_mut());
+        let batch = if batch.is_legal(caps) {
+            legal::keep_last_flush(batch);
             batch
         } else {
-            scratch.clear();
             legal::rewrite(batch, caps, scratch)?;
             scratch
         };

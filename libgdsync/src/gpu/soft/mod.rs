@@ -490,7 +490,6 @@ fn translate(op: &Op) -> softgpu::MemOp {
             wide: width == Width::Bits64,
             flush,
         },
-        Op::WaitEntry(_) => unreachable!("no batch is legal that has one"),
         Op::Copy { at, data } => softgpu::MemOp::Copy {
             addr: addr(at),
             data: softgpu::InlineData::new(data.bytes()).expect("it holds more than ours"),
