@@ -67,10 +67,7 @@ pub fn bad_key(rig: &Rig, path: &str, payload: MemoryKind) -> Verdict {
             Descriptor::wait(first),
             Descriptor::Send(second),
             Descriptor::wait(second),
-            Descriptor::WriteValue32 {
-                word: &word,
-                value: 1,
-            },
+            Descriptor::write_value(&word, 1),
             Descriptor::Send(third),
             Descriptor::wait(third),
         ];

@@ -229,12 +229,7 @@ pub fn retry_while<T>(
 
 /// A wait until a word is so much, or more.
 pub fn reaches(word: &Word32, value: u32) -> Descriptor<'_> {
-    Descriptor::WaitValue32 {
-        word,
-        condition: Condition::Geq,
-        value,
-        flush: false,
-    }
+    Descriptor::wait_value(word, Condition::Geq, value)
 }
 
 /// A word that holds streams until it is opened.

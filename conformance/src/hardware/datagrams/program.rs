@@ -329,10 +329,7 @@ impl<'g> Table<'g> {
                 rig.fill(&station.stream, out, slot * self.longest, len, message.id)?;
             }
         }
-        let ready = Descriptor::WriteValue32 {
-            word: &place.ready,
-            value: round,
-        };
+        let ready = Descriptor::write_value(&place.ready, round);
         station.qp.post_on(&station.stream, &[ready])?;
         Ok(dues)
     }

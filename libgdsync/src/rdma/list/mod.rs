@@ -22,7 +22,7 @@ use super::verbs::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{self, Proof, Region, Stream};
-use crate::memop::Width::{Bits32, Bits64};
+use crate::memop::Width::Bits32;
 use crate::memop::completion::{self, Entry};
 use crate::memop::post::{self, Ring};
 use crate::memop::{Batch, Condition, Inline, Needs, Op, Role, cost, program};
@@ -269,28 +269,21 @@ fn decide_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) -
         check_region(stream, region)?;
     }
     let caps = stream.gpu().caps();
-    let mut wait = |op: Op, flush| {
-        s.proof = Some(Proof::Idle);
-        s.list.push(op.flushing(flush && !caps.ordered_writes));
-    };
     match *descriptor {
-        Descriptor::WaitValue32 {
+        Descriptor::WaitValue {
             word,
             condition,
             value,
             flush,
-        } => wait(Op::wait(Bits32, word.addr(), condition, value), flush),
-        Descriptor::WaitValue64 {
-            word,
-            condition,
-            value,
-            flush,
-        } => wait(Op::wait(Bits64, word.addr(), condition, value), flush),
-        Descriptor::WriteValue32 { word, value } => {
-            s.list.push(Op::write(Bits32, word.addr(), value));
+        } => {
+            let (width, at) = word.at();
+            let wait = Op::wait(width, at, condition, value);
+            s.proof = Some(Proof::Idle);
+            s.list.push(wait.flushing(flush && !caps.ordered_writes));
         }
-        Descriptor::WriteValue64 { word, value } => {
-            s.list.push(Op::write(Bits64, word.addr(), value));
+        Descriptor::WriteValue { word, value } => {
+            let (width, at) = word.at();
+            s.list.push(Op::write(width, at, value));
         }
         Descriptor::WriteMemory { to, data } => {
             if to.len() != data.len() || data.len() % 4 != 0 || to.addr().0 % 4 != 0 {

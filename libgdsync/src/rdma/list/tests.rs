@@ -4,6 +4,7 @@ use super::*;
 use crate::gpu::Gpu;
 use crate::gpu::soft::SoftOptions;
 use crate::memop::DevicePtr;
+use crate::memop::Width::Bits64;
 
 /// Lists of one kind of operation, as many as fill several programs and batches.
 fn lists(at: DevicePtr) -> [Batch; 3] {

@@ -36,12 +36,7 @@ impl<'a, const N: usize> List<'a, N> {
 
     /// Waits until `word` has come to `value`; `flush`: what NICs wrote to the GPU is visible then.
     pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
-        self.push(Descriptor::WaitValue64 {
-            word,
-            condition: Condition::Geq,
-            value,
-            flush,
-        });
+        self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
     }
 
     /// Waits until `word` has come to message `number`.
@@ -51,7 +46,7 @@ impl<'a, const N: usize> List<'a, N> {
 
     /// Stores `value`.
     pub fn store(&mut self, word: &'a Word64, value: u64) {
-        self.push(Descriptor::WriteValue64 { word, value });
+        self.push(Descriptor::write_value(word, value));
     }
 
     /// Says what shows that the stream has passed the list; see [`Descriptor::PassedBy`].
