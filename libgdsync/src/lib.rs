@@ -86,14 +86,21 @@
 mod env;
 mod error;
 pub mod gpu;
+/// What tests and trials of this repository look at. It may change with every version.
+#[cfg(feature = "internals")]
 #[doc(hidden)]
-pub mod kernels;
+pub mod internals {
+    pub use crate::kernels::*;
+    pub use crate::memop::{Batch, Op, Width};
+}
+#[cfg_attr(not(feature = "internals"), allow(dead_code))]
+mod kernels;
 /// The rank of this process, read from a launcher's variables.
 pub mod launcher {
     pub use gdsync_sys::launcher::rank;
 }
-#[doc(hidden)]
-pub mod memop;
+#[cfg_attr(not(feature = "internals"), allow(dead_code))]
+mod memop;
 #[doc(hidden)]
 pub mod mutant;
 mod nic;

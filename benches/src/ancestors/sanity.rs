@@ -466,7 +466,7 @@ fn flushes(rig: &mut Rig) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gdsync::memop::Width;
+    use gdsync::internals::Width;
 
     #[test]
     fn the_cases_are_what_the_conditions_say() {

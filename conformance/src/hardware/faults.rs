@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use gdsync::gpu::{Condition, MemoryKind};
-use gdsync::memop::{Batch, Op, Width};
+use gdsync::internals::{Batch, Op, Width};
 use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 

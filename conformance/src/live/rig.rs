@@ -4,7 +4,7 @@
 use gdsync::gpu::{
     Condition, DevicePtr, Dims, KERNELS, Kernel, MemoryKind, Region, Stream, Word32,
 };
-use gdsync::kernels::{Fill, Report, Verify, pattern};
+use gdsync::internals::{Fill, Report, Verify, pattern};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 

@@ -35,6 +35,7 @@ pub use crate::memop::{Caps, Condition, DevicePtr};
 pub use consistency::Consistency;
 pub(crate) use consistency::none as no_consistency;
 pub use event::Event;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub use kernel::KERNELS;
 pub use kernel::{Dims, Kernel, KernelImage, Module};
