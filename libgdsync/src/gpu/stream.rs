@@ -431,7 +431,7 @@ impl Stream {
     /// `Foreign` for an event of another runtime; `Unsupported`, `TooManyWaits`, `QueueFull` as for
     /// [`Stream::launch_waiting`]; `System` if the runtime refuses.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
-        if event.gpu().runtime_name() != self.gpu().runtime_name() {
+        if event.gpu().runtime().type_id() != self.gpu().runtime().type_id() {
             let what = format!("{event:?} with {self:?}");
             return Err(Error::new("wait for event", Kind::Foreign, what));
         }
