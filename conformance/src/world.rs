@@ -138,8 +138,8 @@ impl Rank {
 
     fn device_with(&self, gpu: &Gpu, faults: Faults) -> Device {
         let options = EmulatedOptions::default()
-            .hub(Some(self.hub.clone()))
-            .faults(Some(faults));
+            .hub(self.hub.clone())
+            .faults(faults);
         Device::emulated_with(gpu, options).expect("a virtual NIC")
     }
 

@@ -101,7 +101,7 @@ pub fn silent_peer(rig: &Rig, path: &str) -> Verdict {
     let soon = Duration::from_millis(200);
     // The time limit of the queue pair.
     let plain = config(path);
-    let config = plain.clone().timeout(Some(soon));
+    let config = plain.clone().timeout(soon);
     let mut pair = Pair::new(rig, Net::Hub, [&config, &config])?;
     let source = pair.memory(0, MemoryKind::Device, 64)?;
     let stream = rig.gpu.stream()?;

@@ -101,7 +101,8 @@ setters! { SoftOptions {
     caps: Caps,
     stream_bound: usize,
     channels: usize,
-    weak: Option<softgpu::Weak>,
+} optional {
+    weak: softgpu::Weak,
 } }
 
 impl Default for SoftOptions {
