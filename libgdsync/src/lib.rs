@@ -80,16 +80,8 @@
 //! `GDS_FAULTS`, the settings of a queue pair's path ([`QpConfig`](rdma::QpConfig)) and the paths of
 //! libraries: see `docs/env.md`.
 
-mod env;
-mod error;
-pub mod gpu;
-#[doc(hidden)]
-pub mod kernels;
-/// The rank of this process, read from a launcher's variables.
-pub mod launcher {
-    pub use gdsync_sys::launcher::rank;
-}
-/// What this library decides, as functions over facts, for programs that tell of a machine.
+/// What this library decides, as functions over facts, for programs that report on a machine.
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod decide {
     pub use crate::env::Variable;
@@ -99,8 +91,24 @@ pub mod decide {
     pub use crate::nic::{NicName, first_that_works};
     pub use crate::provider::ibv::nearest_first;
 }
+mod env;
+mod error;
+pub mod gpu;
+/// What tests and trials of this repository look at. It may change with every version.
+#[cfg(feature = "internals")]
 #[doc(hidden)]
-pub mod memop;
+pub mod internals {
+    pub use crate::kernels::*;
+    pub use crate::memop::{Batch, Op, Width};
+}
+#[cfg_attr(not(feature = "internals"), allow(dead_code))]
+mod kernels;
+/// The rank of this process, read from a launcher's variables.
+pub mod launcher {
+    pub use gdsync_sys::launcher::rank;
+}
+#[cfg_attr(not(feature = "internals"), allow(dead_code))]
+mod memop;
 #[doc(hidden)]
 pub mod mutant;
 mod nic;

@@ -13,7 +13,7 @@ use application::{
 use common::*;
 use gdsync::Result;
 use gdsync::gpu::{KERNELS, Kernel, Word32, Word64};
-use gdsync::kernels::Fill;
+use gdsync::internals::Fill;
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, cases, inside, until};
 

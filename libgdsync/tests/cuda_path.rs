@@ -78,18 +78,8 @@ fn whole_words(len: u32) {
     for (stream, torn) in watchers.iter().zip([half, half << (4 * len)]) {
         let (narrow, wide) = (words.word32(0).unwrap(), words.word64(0).unwrap());
         let wait = match len {
-            4 => Descriptor::WaitValue32 {
-                word: &narrow,
-                condition: Condition::Eq,
-                value: torn as u32,
-                flush: false,
-            },
-            _ => Descriptor::WaitValue64 {
-                word: &wide,
-                condition: Condition::Eq,
-                value: torn,
-                flush: false,
-            },
+            4 => Descriptor::wait_value(&narrow, Condition::Eq, torn as u32),
+            _ => Descriptor::wait_value(&wide, Condition::Eq, torn),
         };
         p.a.post_on(stream, &[wait]).unwrap();
     }

@@ -194,16 +194,11 @@ impl Bench {
         let word = self.polled.word32(4 * (value as usize % WORDS))?;
         let first = value as usize * pokes % (WORDS - pokes);
         let poked = &self.poked[first..first + pokes];
-        let mut list = vec![Descriptor::WaitValue32 {
-            word: &word,
-            condition: Condition::Geq,
-            value,
-            flush: self.flush,
-        }];
+        let mut list = vec![Descriptor::wait_value(&word, Condition::Geq, value).flush(self.flush)];
         list.extend(
             poked
                 .iter()
-                .map(|word| Descriptor::WriteValue32 { word, value }),
+                .map(|word| Descriptor::write_value(word, value)),
         );
         let start = Instant::now();
         if combined {

@@ -212,40 +212,27 @@ impl Word {
 
     fn wait(&self, condition: Condition, value: u64, flush: bool) -> Descriptor<'_> {
         match self {
-            Word::Narrow(word) => Descriptor::WaitValue32 {
-                word,
-                condition,
-                value: value as u32,
-                flush,
-            },
-            Word::Wide(word) => Descriptor::WaitValue64 {
-                word,
-                condition,
-                value,
-                flush,
-            },
+            Word::Narrow(word) => {
+                Descriptor::wait_value(word, condition, value as u32).flush(flush)
+            }
+            Word::Wide(word) => Descriptor::wait_value(word, condition, value).flush(flush),
         }
     }
 
     fn write(&self, value: u64) -> Descriptor<'_> {
         match self {
             Word::Narrow(word) => write(word, value as u32),
-            Word::Wide(word) => Descriptor::WriteValue64 { word, value },
+            Word::Wide(word) => Descriptor::write_value(word, value),
         }
     }
 }
 
 fn write(word: &Word32, value: u32) -> Descriptor<'_> {
-    Descriptor::WriteValue32 { word, value }
+    Descriptor::write_value(word, value)
 }
 
 fn wait(word: &Word32, condition: Condition, value: u32, flush: bool) -> Descriptor<'_> {
-    Descriptor::WaitValue32 {
-        word,
-        condition,
-        value,
-        flush,
-    }
+    Descriptor::wait_value(word, condition, value).flush(flush)
 }
 
 impl Rig {
@@ -489,7 +476,7 @@ fn flushes(rig: &mut Rig) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gdsync::memop::Width;
+    use gdsync::internals::Width;
 
     #[test]
     fn the_cases_are_what_the_conditions_say() {

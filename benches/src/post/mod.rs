@@ -375,13 +375,8 @@ fn mixed(request: SendRequest, word: &Word32, step: usize) -> Descriptor<'_> {
     match step {
         0 => Descriptor::Send(request),
         1 => Descriptor::wait(request),
-        2 => Descriptor::WriteValue32 { word, value: 1 },
-        _ => Descriptor::WaitValue32 {
-            word,
-            condition: Condition::Eq,
-            value: 1,
-            flush: false,
-        },
+        2 => Descriptor::write_value(word, 1),
+        _ => Descriptor::wait_value(word, Condition::Eq, 1),
     }
 }
 

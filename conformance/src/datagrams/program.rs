@@ -271,10 +271,7 @@ impl<'g> Table<'g> {
                 rig.fill(&station.stream, out, slot * self.longest, len, message.id)?;
             }
         }
-        let ready = Descriptor::WriteValue32 {
-            word: &buffers.ready,
-            value: round,
-        };
+        let ready = Descriptor::write_value(&buffers.ready, round);
         station.qp.post_on(&station.stream, &[ready])?;
         Ok(dues)
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use gdsync::gpu::{Condition, MemoryKind};
-use gdsync::memop::{Batch, Op, Width};
+use gdsync::internals::{Batch, Op, Width};
 use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 
@@ -63,10 +63,7 @@ pub fn bad_key(rig: &Rig, path: &str, payload: MemoryKind) -> Verdict {
             Descriptor::wait(first),
             Descriptor::Send(second),
             Descriptor::wait(second),
-            Descriptor::WriteValue32 {
-                word: &word,
-                value: 1,
-            },
+            Descriptor::write_value(&word, 1),
             Descriptor::Send(third),
             Descriptor::wait(third),
         ];
@@ -100,7 +97,7 @@ pub fn silent_peer(rig: &Rig, path: &str) -> Verdict {
     let soon = Duration::from_millis(200);
     // The time limit of the queue pair.
     let plain = config(path);
-    let config = plain.clone().timeout(Some(soon));
+    let config = plain.clone().timeout(soon);
     let mut pair = Pair::new(rig, Net::Hub, [&config, &config])?;
     let source = pair.memory(0, MemoryKind::Device, 64)?;
     let stream = rig.gpu.stream()?;

@@ -2,7 +2,7 @@
 //! what they leave alone.
 
 use gdsync::gpu::{DevicePtr, Dims, KERNELS, Kernel, MemoryKind, Region, Stream};
-use gdsync::kernels::{
+use gdsync::internals::{
     Entry, Fill, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
 };
 

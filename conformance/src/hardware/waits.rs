@@ -176,7 +176,7 @@ pub fn full_stream(rig: &Rig) -> Verdict {
     let mut taken = 1;
     let error = loop {
         let value = taken;
-        let write = Descriptor::WriteValue32 { word: &word, value };
+        let write = Descriptor::write_value(&word, value);
         match pair.qps[0].post_on(&stream, &[write]) {
             Ok(()) => taken += 1,
             Err(e) => break refused::<()>(Err(e), Kind::QueueFull, "a full stream")?,
@@ -191,10 +191,7 @@ pub fn full_stream(rig: &Rig) -> Verdict {
     })?;
     // Another stream takes what this one does not.
     let beside = rig.gpu.stream()?;
-    let write = Descriptor::WriteValue32 {
-        word: &other,
-        value: 7,
-    };
+    let write = Descriptor::write_value(&other, 7);
     pair.qps[0].post_on(&beside, &[write])?;
     finish(&beside, "a stream beside the full one")?;
     ensure(other.load()? == 7 && word.load()? == 0, || {

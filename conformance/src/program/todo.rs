@@ -38,23 +38,16 @@ impl Todo {
             Todo::Send(request) => Descriptor::Send(request),
             Todo::Receive(request) => Descriptor::Receive(request),
             Todo::Wait(completion) => Descriptor::wait_flushed(completion),
-            Todo::WaitValue(Word::Narrow(ref word), condition, value) => Descriptor::WaitValue32 {
-                word,
-                condition,
-                value: value as u32,
-                flush,
-            },
-            Todo::WaitValue(Word::Wide(ref word), condition, value) => Descriptor::WaitValue64 {
-                word,
-                condition,
-                value,
-                flush,
-            },
-            Todo::Write(Word::Narrow(ref word), value) => Descriptor::WriteValue32 {
-                word,
-                value: value as u32,
-            },
-            Todo::Write(Word::Wide(ref word), value) => Descriptor::WriteValue64 { word, value },
+            Todo::WaitValue(Word::Narrow(ref word), condition, value) => {
+                Descriptor::wait_value(word, condition, value as u32).flush(flush)
+            }
+            Todo::WaitValue(Word::Wide(ref word), condition, value) => {
+                Descriptor::wait_value(word, condition, value).flush(flush)
+            }
+            Todo::Write(Word::Narrow(ref word), value) => {
+                Descriptor::write_value(word, value as u32)
+            }
+            Todo::Write(Word::Wide(ref word), value) => Descriptor::write_value(word, value),
             Todo::Bytes(ref to, ref data) => Descriptor::WriteMemory { to, data },
             Todo::Flush => Descriptor::Flush,
         }

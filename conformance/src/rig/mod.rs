@@ -9,7 +9,7 @@ pub mod verdict;
 use gdsync::gpu::{
     Condition, DevicePtr, Dims, KERNELS, Kernel, MemoryKind, Region, Stream, Word32,
 };
-use gdsync::kernels::{Fill, Report, Verify, pattern};
+use gdsync::internals::{Fill, Report, Verify, pattern};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 
@@ -234,12 +234,7 @@ pub fn retry_while<T>(
 
 /// A wait until a word is so much, or more.
 pub fn reaches(word: &Word32, value: u32) -> Descriptor<'_> {
-    Descriptor::WaitValue32 {
-        word,
-        condition: Condition::Geq,
-        value,
-        flush: false,
-    }
+    Descriptor::wait_value(word, Condition::Geq, value)
 }
 
 /// A word that holds streams until it is opened.

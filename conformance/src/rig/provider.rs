@@ -87,7 +87,7 @@ pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
 pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Device; 2]> {
     if provider == Provider::Emulated && net != Net::Host {
         let hub = Hub::new(HubConfig::default());
-        let open = || Device::emulated_with(gpu, EmulatedOptions::default().hub(Some(hub.clone())));
+        let open = || Device::emulated_with(gpu, EmulatedOptions::default().hub(hub.clone()));
         let first = open()?;
         return Ok(match net {
             Net::One => [first.clone(), first],
@@ -104,7 +104,7 @@ pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Devi
         _ => match neighbour(&first) {
             None => again()?,
             Some(nic) => {
-                let options = DeviceOptions::default().provider(provider).nic(Some(nic));
+                let options = DeviceOptions::default().provider(provider).nic(nic);
                 match Device::open_with(gpu, &options) {
                     Err(e) if e.kind() == gdsync::Kind::Absent => again()?,
                     other => other?,

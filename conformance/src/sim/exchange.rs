@@ -204,7 +204,7 @@ fn gpu(rng: &mut Rng) -> SoftOptions {
             true => rng.usize(2..6),
             false => 1024,
         })
-        .weak(Some(weak))
+        .weak(weak)
 }
 
 fn queue(rng: &mut Rng, sides: usize) -> QpConfig {

@@ -143,8 +143,8 @@ impl Rank {
     /// Another NIC.
     pub fn device(&self, gpu: &Gpu, faults: Faults) -> Device {
         let options = EmulatedOptions::default()
-            .hub(Some(self.hub.clone()))
-            .faults(Some(faults));
+            .hub(self.hub.clone())
+            .faults(faults);
         Device::emulated_with(gpu, options).expect("a virtual NIC")
     }
 

@@ -80,7 +80,7 @@ impl World {
     fn open(&self) -> (Gpu, Device) {
         let options = SoftOptions::default();
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
-        let options = EmulatedOptions::default().hub(Some(self.hub.clone()));
+        let options = EmulatedOptions::default().hub(self.hub.clone());
         let device = Device::emulated_with(&gpu, options).expect("a NIC");
         (gpu, device)
     }

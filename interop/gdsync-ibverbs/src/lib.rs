@@ -74,7 +74,7 @@ pub fn nic(device: &ibverbs::Device<'_>) -> Result<NicChoice> {
 /// # Errors
 /// As [`nic`]; what gdsync says: [`rdma::Device::open_with`].
 pub fn open(gpu: &Gpu, device: &ibverbs::Device<'_>) -> Result<rdma::Device> {
-    let options = DeviceOptions::default().nic(Some(nic(device)?));
+    let options = DeviceOptions::default().nic(nic(device)?);
     Ok(rdma::Device::open_with(gpu, &options)?)
 }
 
@@ -206,9 +206,9 @@ pub fn address(there: &QueuePairEndpoint, here: &QpAddress) -> Result<QpAddress>
             near
         }
     };
-    Ok(QpAddress::default().qpn(there.num).port(Some(
-        PortAddress::default().lid(there.lid).mtu(own.mtu).gid(gid),
-    )))
+    Ok(QpAddress::default()
+        .qpn(there.num)
+        .port(PortAddress::default().lid(there.lid).mtu(own.mtu).gid(gid)))
 }
 
 /// Memory that `ibverbs` registered, as peers that use gdsync name it, for WRITEs and READs. Its

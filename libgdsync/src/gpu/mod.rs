@@ -40,6 +40,7 @@ pub use consistency::{WISH, under};
 #[doc(hidden)]
 pub use cuda::{caps, driver_too_old, refusal, wait_limits};
 pub use event::Event;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub use kernel::KERNELS;
 pub use kernel::{Dims, Kernel, KernelImage, Module};
@@ -332,11 +333,10 @@ impl Gpu {
         submitted: &mut bool,
     ) -> Result<()> {
         let caps = &self.0.caps;
-        let batch = if legal::is_legal(batch, caps) {
-            legal::keep_last_flush(batch.ops_mut());
+        let batch = if batch.is_legal(caps) {
+            legal::keep_last_flush(batch);
             batch
         } else {
-            scratch.clear();
             legal::rewrite(batch, caps, scratch)?;
             scratch
         };

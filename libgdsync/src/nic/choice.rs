@@ -239,8 +239,9 @@ pub struct DeviceOptions {
 
 setters! { DeviceOptions {
     provider: Provider,
-    nic: Option<NicChoice>,
     watched: bool,
+} optional {
+    nic: NicChoice,
 } }
 
 impl Default for DeviceOptions {

@@ -107,8 +107,7 @@ impl Rails {
             let what = format!("GDS_NIC names {} NICs", named.len());
             return Err(Error::new("open rails", Kind::Invalid, what).limit(RAILS));
         }
-        let by =
-            |provider, nic: NicChoice| DeviceOptions::default().provider(provider).nic(Some(nic));
+        let by = |provider, nic: NicChoice| DeviceOptions::default().provider(provider).nic(nic);
         if !named.is_empty() {
             let each = named.into_iter().map(|nic| by(Provider::Auto, nic));
             let each: Vec<_> = each.collect();

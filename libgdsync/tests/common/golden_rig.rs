@@ -307,22 +307,12 @@ fn words(r: &mut Rig) {
     let data: Vec<u8> = (1..=44).collect();
     w32.store(5).unwrap();
     w64.store(6).unwrap();
-    let wait32 = |condition, value| Descriptor::WaitValue32 {
-        word: &w32,
-        condition,
-        value,
-        flush: false,
-    };
+    let wait32 = |condition, value| Descriptor::wait_value(&w32, condition, value);
     let list = [
         wait32(Condition::Geq, 4),
         wait32(Condition::Eq, 5),
         wait32(Condition::And, 1),
-        Descriptor::WaitValue64 {
-            word: &w64,
-            condition: Condition::Eq,
-            value: 6,
-            flush: false,
-        },
+        Descriptor::wait_value(&w64, Condition::Eq, 6),
         write32(&w32, 0x11),
         write64(&w64, 0x2222_0000_3333),
         Descriptor::WriteMemory {

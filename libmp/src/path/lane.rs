@@ -115,17 +115,17 @@ impl Lane {
         Ok(())
     }
 
-    /// Enqueues a list; `copies` are the puts of a local lane, each in the place of an operation.
+    /// Enqueues a list; `items` describe its descriptors to a local lane.
     #[inline]
     pub(super) fn post_on(
         &mut self,
         stream: &Stream,
         list: &[Descriptor<'_>],
-        copies: &[Option<local::Put>],
+        items: &[local::Item<'_>],
     ) -> Result<()> {
         match self {
             Lane::Nic(lane) => lane.post_on(stream, list),
-            Lane::Local(lane) => lane.post_on(stream, list, copies),
+            Lane::Local(lane) => lane.post_on(stream, list, items),
         }
     }
 

@@ -12,8 +12,8 @@ use crate::wire::word;
 /// At most `N` operations, on the CPU's stack.
 pub(crate) struct List<'a, const N: usize> {
     items: [Descriptor<'a>; N],
-    /// The puts of a local lane, each where an item stands in for it.
-    copies: [Option<local::Put>; N],
+    /// What a local lane needs to know of each.
+    local: [local::Item<'a>; N],
     len: usize,
 }
 
@@ -21,7 +21,7 @@ impl<'a, const N: usize> List<'a, N> {
     pub fn new() -> List<'a, N> {
         List {
             items: [Descriptor::Flush; N],
-            copies: [None; N],
+            local: [local::Item::Other; N],
             len: 0,
         }
     }
@@ -38,7 +38,7 @@ impl<'a, const N: usize> List<'a, N> {
             match put {
                 Put::Nic(put) => self.push(Descriptor::Send(put.into())),
                 Put::Local(put) => {
-                    self.copies[self.len] = Some(put);
+                    self.local[self.len] = local::Item::Put(put);
                     self.len += 1;
                 }
             }
@@ -47,12 +47,8 @@ impl<'a, const N: usize> List<'a, N> {
 
     /// Waits until `word` has come to `value`; `flush`: what NICs wrote to the GPU is visible then.
     pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
-        self.push(Descriptor::WaitValue64 {
-            word,
-            condition: Condition::Geq,
-            value,
-            flush,
-        });
+        self.local[self.len] = local::Item::Wait(word, value);
+        self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
     }
 
     /// Waits until `word` has come to message `number`.
@@ -62,7 +58,7 @@ impl<'a, const N: usize> List<'a, N> {
 
     /// Stores `value`.
     pub fn store(&mut self, word: &'a Word64, value: u64) {
-        self.push(Descriptor::WriteValue64 { word, value });
+        self.push(Descriptor::write_value(word, value));
     }
 
     /// Says what shows that the stream has passed the list; see [`Descriptor::PassedBy`].
@@ -75,7 +71,7 @@ impl<'a, const N: usize> List<'a, N> {
         let items = &self.items[..self.len];
         match lane {
             _ if items.is_empty() => Ok(()),
-            Some(lane) => lane.post_on(stream, items, &self.copies[..self.len]),
+            Some(lane) => lane.post_on(stream, items, &self.local[..self.len]),
             None => Ok(rdma::post_on(stream, &mut [], items)?),
         }
     }

@@ -148,7 +148,7 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
     behind.activate()?;
     let [nobody, wrong, marker] = [
         there.qpn(behind.address().qpn + 100),
-        there.qkey(Some(qkey(0))),
+        there.qkey(qkey(0)),
         behind.address(),
     ]
     .map(|address| scene.stations.all[0].pd.destination(&address));

@@ -226,7 +226,7 @@ impl Player<'_> {
             return Ok(());
         }
         let words = self.words[slot].iter().zip(values);
-        let list = words.map(|(word, value)| Descriptor::WriteValue64 { word, value });
+        let list = words.map(|(word, value)| Descriptor::write_value(word, value));
         let list: Vec<_> = list.collect();
         self.again(|| post_on(&self.streams[stream], &mut [], &list))
     }

@@ -109,10 +109,7 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
             for (i, (len, transfer, looks_on)) in draws.iter().copied().enumerate() {
                 let stream = &streams[number(i) % 2];
                 let told_here = waited.word32(4 * i).unwrap();
-                let tell_here = Descriptor::WriteValue32 {
-                    word: &told_here,
-                    value: number(i) as u32 + 1,
-                };
+                let tell_here = Descriptor::write_value(&told_here, number(i) as u32 + 1);
                 let last = usize::from(!looks_on);
                 let (at, long) = ((i * ROOM) as u64, len as u32);
                 let (mine, into) = ([leaving.sge(at, long)], [landing.sge(at, long)]);
@@ -153,12 +150,9 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                         qp.post_on(stream, &list).unwrap();
                         let word = told.region().word64(8 * i).unwrap();
                         let by_itself = matches!(transfer, Transfer::Word);
-                        let wait = Descriptor::WaitValue64 {
-                            word: &word,
-                            condition: Condition::Geq,
-                            value: number(i) as u64 + 1,
-                            flush: by_itself,
-                        };
+                        let wait =
+                            Descriptor::wait_value(&word, Condition::Geq, number(i) as u64 + 1)
+                                .flush(by_itself);
                         // No queue pair is named: whoever wrote the word, it holds.
                         let mut list = vec![wait];
                         list.extend((!by_itself).then_some(Descriptor::Flush));

@@ -256,18 +256,15 @@ fn enqueue(
     let mut list = vec![reaches(gate, 1)];
     for (i, request) in requests.iter().enumerate() {
         if let Some(word) = spoiled.as_ref().filter(|_| i == case.failing) {
-            list.push(Descriptor::WriteValue32 {
+            list.push(Descriptor::write_value(
                 word,
-                value: (mine.lkey() ^ 0x7700).to_be(),
-            });
+                (mine.lkey() ^ 0x7700).to_be(),
+            ));
         }
         list.push(Descriptor::Send(*request));
         if case.signaled[i] {
             list.push(Descriptor::wait(*request));
-            let arrived = Descriptor::WriteValue32 {
-                word: &marks[i],
-                value: 1,
-            };
+            let arrived = Descriptor::write_value(&marks[i], 1);
             if case.one_list {
                 list.push(arrived);
                 continue;

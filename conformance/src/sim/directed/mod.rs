@@ -28,7 +28,7 @@ const LONG: Duration = Duration::from_millis(50);
 
 /// A GPU with weak memory.
 fn weak(rng: &mut Rng) -> SoftOptions {
-    SoftOptions::default().weak(Some(softgpu::Weak::seeded(rng.u64(..))))
+    SoftOptions::default().weak(softgpu::Weak::seeded(rng.u64(..)))
 }
 
 fn config(rng: &mut Rng) -> QpConfig {

@@ -178,7 +178,7 @@ impl Job {
     /// Opens GPU and NIC of a rank.
     pub fn open(&self, rank: &Rank) -> Devices {
         let mut rng = self.own(rank);
-        let mut options = SoftOptions::default().weak(Some(softgpu::Weak::seeded(rng.u64(..))));
+        let mut options = SoftOptions::default().weak(softgpu::Weak::seeded(rng.u64(..)));
         // Payload in the GPU is seen by its own flush, by its order, by the CPU's or the NIC's.
         let caps = &mut options.caps;
         (caps.flush, caps.ordered_writes, caps.host_flush) = match rng.u8(0..6) {

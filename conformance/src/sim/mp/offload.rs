@@ -167,22 +167,14 @@ fn enqueue(ctx: &Context, words: &[[Word64; 2]]) -> impl FnOnce() + use<> {
         let (stream, tag, len) = (&streams[s], s as u32, length(s, i));
         out.write(ROOM * at, &message(name(ctx.rank(), at), len))
             .unwrap();
-        let hold = [Descriptor::WaitValue64 {
-            word: gate,
-            condition: Condition::Geq,
-            value: 1,
-            flush: false,
-        }];
+        let hold = [Descriptor::wait_value(gate, Condition::Geq, 1)];
         post_on(stream, &mut [], &hold).unwrap();
         let slice = |memory: &mp::Memory| memory.slice(ROOM * at, len).unwrap();
         let recv = ctx.irecv_on(stream, peer, tag, &slice(&into)).unwrap();
         let send = ctx.isend_on(stream, peer, tag, &slice(&out)).unwrap();
         recv.wait_on(stream).unwrap();
         send.wait_on(stream).unwrap();
-        let done = [Descriptor::WriteValue64 {
-            word: mark,
-            value: 1,
-        }];
+        let done = [Descriptor::write_value(mark, 1)];
         post_on(stream, &mut [], &done).unwrap();
     }
     let expected: Vec<Vec<u8>> = (0..words.len())

@@ -102,7 +102,8 @@ setters! { SoftOptions {
     caps: Caps,
     stream_bound: usize,
     channels: usize,
-    weak: Option<softgpu::Weak>,
+} optional {
+    weak: softgpu::Weak,
 } }
 
 impl Default for SoftOptions {
@@ -482,7 +483,6 @@ fn translate(op: &Op) -> softgpu::MemOp {
             wide: width == Width::Bits64,
             flush,
         },
-        Op::WaitEntry(_) => unreachable!("no batch is legal that has one"),
         Op::Copy { at, data } => softgpu::MemOp::Copy {
             addr: addr(at),
             data: softgpu::InlineData::new(data.bytes()).expect("it holds more than ours"),

@@ -151,11 +151,12 @@ setters! { QpConfig {
     ring_memory: MemoryKind,
     cq_memory: MemoryKind,
     record_memory: MemoryKind,
-    timeout: Option<Duration>,
     lowering: Lowering,
     doorbell: Doorbell,
     access: Access,
-    error: Option<Word32>,
+} optional {
+    timeout: Duration,
+    error: Word32,
 } }
 
 /// Gives [`QpConfig`] a method for each of the settings of its path.

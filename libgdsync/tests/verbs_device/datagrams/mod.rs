@@ -254,7 +254,7 @@ pub fn other_subnets_are_reached_by_a_header(open: Open) {
     assert_ne!(port.lid, 0);
     let mut gid = port.gid;
     gid[7] ^= 1;
-    let far = near.port(Some(port.gid(gid)));
+    let far = near.port(port.gid(gid));
     for (address, grh) in [(near, false), (far, true)] {
         let to = e.pd.destination(&address).unwrap();
         let recv = e.receive(1, &memory, 0, 8);

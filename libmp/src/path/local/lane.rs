@@ -267,12 +267,8 @@ impl Lane {
         let Stage::Posted(last) = slot.stage else {
             return Ok(());
         };
-        let list = [Descriptor::WaitValue64 {
-            word: self.records.done(last.record()),
-            condition: Condition::Geq,
-            value: last.serial,
-            flush: false,
-        }];
+        let done = self.records.done(last.record());
+        let list = [Descriptor::wait_value(done, Condition::Geq, last.serial)];
         Ok(rdma::post_on(stream, &mut [], &list)?)
     }
 

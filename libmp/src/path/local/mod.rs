@@ -22,6 +22,7 @@ use crate::kernels::Kernels;
 pub(crate) use lane::{Lane, Put};
 use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
+pub(crate) use stream::Item;
 
 /// What lanes of a rank to itself are made of. Clones are the same.
 #[derive(Clone, Debug)]

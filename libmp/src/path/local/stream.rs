@@ -14,6 +14,26 @@ use crate::kernels::{PUTS, Puts};
 const LARGE: u64 = 64 << 10;
 const POST: &str = "post put";
 
+/// An item of a list.
+#[derive(Clone, Copy)]
+pub(crate) enum Item<'a> {
+    /// A put, in the place of a descriptor.
+    Put(Put),
+    /// A wait until a word has come to a value.
+    Wait(&'a Word64, u64),
+    /// Another descriptor.
+    Other,
+}
+
+impl Item<'_> {
+    fn put(&self) -> Option<Put> {
+        match self {
+            Item::Put(put) => Some(*put),
+            Item::Wait(..) | Item::Other => None,
+        }
+    }
+}
+
 /// Puts that one kernel carries out.
 struct Group {
     puts: [Option<Put>; PUTS],
@@ -21,15 +41,14 @@ struct Group {
 }
 
 impl Lane {
-    /// Enqueues a list; `copies` are puts, each in the place of an operation. All of it, or nothing
-    /// but waits.
+    /// Enqueues a list, whose descriptors `items` describe. All of it, or nothing but waits.
     pub fn post_on(
         &mut self,
         stream: &Stream,
         list: &[Descriptor<'_>],
-        copies: &[Option<Put>],
+        items: &[Item<'_>],
     ) -> Result<()> {
-        let Some(last) = copies.iter().flatten().next_back().copied() else {
+        let Some(last) = items.iter().filter_map(Item::put).next_back() else {
             return Ok(rdma::post_on(stream, &mut [], list)?);
         };
         if let Some(status) = self.error() {
@@ -43,18 +62,18 @@ impl Lane {
         let mut launched = false;
         let mut at = 0;
         while at < list.len() {
-            let enqueued = match copies[at] {
+            let enqueued = match items[at].put() {
                 None => {
-                    let some = copies[at..].iter().position(Option::is_some);
+                    let some = items[at..].iter().position(|item| item.put().is_some());
                     let end = some.map_or(list.len(), |some| at + some);
                     let enqueued = rdma::post_on(stream, &mut [], &list[at..end]);
                     at = end;
                     enqueued.map_err(Error::from)
                 }
                 Some(_) => {
-                    let group = self.group(&copies[at..]);
+                    let group = self.group(&items[at..]);
                     at += group.count;
-                    let enqueued = self.launch(stream, &group, last, awaited(&list[at..]));
+                    let enqueued = self.launch(stream, &group, last, awaited(&items[at..]));
                     launched |= enqueued.is_ok();
                     enqueued
                 }
@@ -67,7 +86,7 @@ impl Lane {
                 return Err(e);
             }
         }
-        for put in copies.iter().flatten() {
+        for put in items.iter().filter_map(Item::put) {
             let slot = &mut self.slots[put.record()];
             slot.stage = Stage::Posted(last);
             slot.let_go();
@@ -76,12 +95,12 @@ impl Lane {
     }
 
     /// The puts from the first on that one kernel can carry out.
-    fn group(&self, copies: &[Option<Put>]) -> Group {
+    fn group(&self, items: &[Item<'_>]) -> Group {
         let mut group = Group {
             puts: [None; PUTS],
             count: 0,
         };
-        for put in copies.iter().map_while(|put| *put).take(PUTS) {
+        for put in items.iter().map_while(Item::put).take(PUTS) {
             let alone = self.slots[put.record()].len >= LARGE;
             if group.count > 0 && alone {
                 break;
@@ -136,9 +155,9 @@ impl Lane {
 }
 
 /// What the next wait of a list waits for.
-fn awaited<'a>(list: &[Descriptor<'a>]) -> Option<(&'a Word64, u64)> {
-    list.iter().find_map(|item| match item {
-        Descriptor::WaitValue64 { word, value, .. } => Some((*word, *value)),
-        _ => None,
+fn awaited<'a>(items: &[Item<'a>]) -> Option<(&'a Word64, u64)> {
+    items.iter().find_map(|item| match item {
+        Item::Wait(word, value) => Some((*word, *value)),
+        Item::Put(_) | Item::Other => None,
     })
 }

@@ -78,8 +78,8 @@ impl Bench {
 
     fn post_on(&mut self, puts: &[Put]) -> Result<(), crate::Error> {
         let list = vec![Descriptor::Flush; puts.len()];
-        let copies: Vec<_> = puts.iter().copied().map(Some).collect();
-        self.lane.post_on(&self.stream, &list, &copies)
+        let items: Vec<_> = puts.iter().copied().map(Item::Put).collect();
+        self.lane.post_on(&self.stream, &list, &items)
     }
 
     fn settle(&self) {
@@ -208,17 +208,12 @@ fn a_lane_that_fails_puts_nothing_more_and_lets_streams_pass() {
     let gate = gate.word64(0).unwrap();
     let puts = bench.message(100);
     let list = [
-        Descriptor::WaitValue64 {
-            word: &gate,
-            condition: Condition::Geq,
-            value: 1,
-            flush: false,
-        },
+        Descriptor::wait_value(&gate, Condition::Geq, 1u64),
         Descriptor::Flush,
         Descriptor::Flush,
     ];
-    let copies = [None, Some(puts[0]), Some(puts[1])];
-    bench.lane.post_on(&bench.stream, &list, &copies).unwrap();
+    let items = [Item::Wait(&gate, 1), Item::Put(puts[0]), Item::Put(puts[1])];
+    bench.lane.post_on(&bench.stream, &list, &items).unwrap();
     assert_eq!(bench.lane.poll(puts[1]).unwrap(), None);
     assert!(!bench.lane.is_quiet());
     let other = bench.stream.gpu().stream().unwrap();
