@@ -23,7 +23,7 @@ use mp_examples::halo2d::{self, Config, Model};
 /// How long ranks wait for each other.
 const TIMEOUT: Duration = Duration::from_secs(12);
 /// How long before they ask, and then, for an answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// What a busy machine may add to a timeout.
 const SLACK: Duration = Duration::from_secs(15);
 /// After which something that should have happened counts as hung. Longer than what is tested.
@@ -80,7 +80,7 @@ fn a_rank() {
         model: job.model,
         iterations,
         limit: TIMEOUT,
-        patience: PATIENCE,
+        answer_limit: ANSWER_LIMIT,
         ..Config::default()
     };
     let outcome = halo2d::run(&ctx, &config(50)).unwrap();

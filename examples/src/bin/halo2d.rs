@@ -67,7 +67,7 @@ fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
         model: cli.model,
         seed: cli.seed,
         limit,
-        patience: limit / 4,
+        answer_limit: limit / 4,
         ..Config::default()
     };
     let mine = halo2d::run(ctx, &config)?;

@@ -93,7 +93,7 @@ pub struct Config {
     /// long they may take to answer; who does not is lost. Less than a third of the context's
     /// time limit, so that a silent rank is found before those that wait for it are taken for
     /// silent, too. Eight times as long may pass until the last rank begins. A context that waits for room ([`mp::Full::Wait`]) does not answer meanwhile.
-    pub patience: Duration,
+    pub answer_limit: Duration,
 }
 
 impl Default for Config {
@@ -111,7 +111,7 @@ impl Default for Config {
             memory: MemoryKind::Device,
             seed: 1,
             limit: Duration::from_secs(30),
-            patience: Duration::from_secs(8),
+            answer_limit: Duration::from_secs(8),
         }
     }
 }

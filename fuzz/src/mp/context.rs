@@ -43,7 +43,7 @@ const TOLD: usize = 28;
 /// After which virtual time something honest counts as hung.
 const LIMIT: Duration = Duration::from_secs(100);
 /// For how long the victim waits for the hostile rank.
-const PATIENCE: Duration = Duration::from_millis(4);
+const SHORT_LIMIT: Duration = Duration::from_millis(4);
 
 /// The topic of contexts called `mp`.
 fn topic() -> u64 {
@@ -87,7 +87,7 @@ impl World {
 
     fn context(&self, rank: u32, progress: Progress) -> Context {
         let (gpu, device) = self.open();
-        let limit = if rank == VICTIM { PATIENCE } else { LIMIT };
+        let limit = if rank == VICTIM { SHORT_LIMIT } else { LIMIT };
         Builder::default()
             .bootstrap(Arc::clone(&self.ranks[rank as usize]))
             .gpu(&gpu)
@@ -157,7 +157,7 @@ impl Victim {
             7 => ctx.isend_on(&self.stream, HOSTILE, tag, &from),
             8 | 9 => {
                 if let Some(request) = self.requests.pop() {
-                    let _ = request.wait(PATIENCE);
+                    let _ = request.wait(SHORT_LIMIT);
                 }
                 return;
             }
@@ -182,7 +182,7 @@ impl Victim {
                 ctx.progress();
                 return;
             }
-            _ => return self.world.pass(PATIENCE / 4),
+            _ => return self.world.pass(SHORT_LIMIT / 4),
         };
         if let Ok(request) = begun {
             self.requests.push(request);
@@ -233,12 +233,12 @@ impl Victim {
         self.world.over.set(true);
         // Streams pass what the hostile rank never does, once it is given up.
         let end = self.world.host.now() + LIMIT;
-        while !self.stream.synchronize(PATIENCE / 16).expect("a stream") {
+        while !self.stream.synchronize(SHORT_LIMIT / 16).expect("a stream") {
             self.ctx.progress();
             assert!(self.world.host.now() < end, "stuck");
         }
         // The hostile rank does not say good-bye.
-        let _ = self.ctx.close(PATIENCE);
+        let _ = self.ctx.close(SHORT_LIMIT);
     }
 }
 
@@ -259,8 +259,8 @@ fn honest(world: &World) {
             break;
         }
     }
-    // Nor need the other one have the patience to.
-    let _ = ctx.close(PATIENCE);
+    // The other rank need not wait for it either.
+    let _ = ctx.close(SHORT_LIMIT);
 }
 
 /// The hostile rank: a bootstrap and a NIC, and no context.
@@ -534,7 +534,7 @@ impl Hostile {
 /// where it was told to.
 pub fn run(data: &[u8]) {
     let mut sim = Sim::new(SimConfig {
-        // Fewer turns until patience ends.
+        // Fewer turns until a limit passes.
         step_ns: 200..=2000,
         ..SimConfig::seed(1)
     });

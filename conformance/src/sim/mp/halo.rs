@@ -44,7 +44,7 @@ impl Case {
             },
             seed: rng.u64(..),
             limit: LIMIT,
-            patience: LIMIT / 8,
+            answer_limit: LIMIT / 8,
         };
         Case {
             config,

@@ -81,7 +81,7 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
     let mut case = Case::draw(&mut rng, grid);
     case.settings.timeout = PEER_LIMIT;
     case.config.iterations = u64::MAX;
-    case.config.patience = PEER_LIMIT / 4;
+    case.config.answer_limit = PEER_LIMIT / 4;
     if case.config.model == Model::Cpu {
         // Nobody but the CPU waits for its messages.
         case.config.limit = PEER_LIMIT;

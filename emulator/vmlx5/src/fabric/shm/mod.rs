@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// How often while a call waits for its answer.
 const LOOK_SOON: Duration = Duration::from_micros(50);
 /// How long a caller may take to greet.
-const PATIENCE: Duration = Duration::from_secs(2);
+const GREETING_LIMIT: Duration = Duration::from_secs(2);
 /// Callers that have not greeted yet.
 const MAX_CALLERS: usize = 64;
 /// Refusals that are remembered.
@@ -227,7 +227,7 @@ impl ShmFabric {
             match same_user(&socket) {
                 Ok(()) => self.callers.push(Caller {
                     socket,
-                    until: Some(now + PATIENCE),
+                    until: Some(now + GREETING_LIMIT),
                 }),
                 Err(why) => self.refuse(why),
             }
