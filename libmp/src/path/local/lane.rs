@@ -15,8 +15,8 @@ use crate::mutant::{Mutant, on};
 
 /// Bytes that the CPU copies at a time, under the context's lock.
 const BURST: usize = 4 << 20;
-/// Bytes on their way from memory to memory.
-const BUFFER: usize = 4096;
+/// Bytes of the copy buffer. Each piece of device memory costs two calls of the GPU's driver.
+const BUFFER: usize = 64 << 10;
 
 /// A put that is prepared on a lane, under way, or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +88,8 @@ pub(crate) struct Lane {
     queue: VecDeque<Put>,
     /// Bytes of the first that are copied.
     copied: usize,
+    /// Between memory and memory.
+    buffer: Box<[u8]>,
     failed: Option<Status>,
 }
 
@@ -109,6 +111,7 @@ impl Lane {
             count: 0,
             queue: VecDeque::with_capacity(RECORDS),
             copied: 0,
+            buffer: vec![0; BUFFER].into(),
             failed: None,
         })
     }
@@ -383,6 +386,7 @@ impl Lane {
             local,
             slots,
             copied,
+            buffer,
             ..
         } = self;
         let slot = &slots[at];
@@ -394,11 +398,11 @@ impl Lane {
                 continue;
             }
             while skip < source.len && *left > 0 {
-                let n = (source.len - skip).min(BUFFER).min(*left);
-                let n = transfer(source, skip, &to, start + *copied, n, slot.words)?;
+                let n = (source.len - skip).min(*left);
+                let n = transfer(source, skip, &to, start + *copied, n, slot.words, buffer)?;
                 skip += n;
                 *copied += n;
-                *left -= n;
+                *left = left.saturating_sub(n);
             }
             skip = skip.saturating_sub(source.len);
         }
@@ -406,7 +410,7 @@ impl Lane {
     }
 }
 
-/// Copies `n` bytes, or a word.
+/// Copies as many of `n` bytes as the buffer holds, or a word. Answers how many.
 fn transfer(
     from: &Source,
     at: usize,
@@ -414,6 +418,7 @@ fn transfer(
     start: usize,
     n: usize,
     words: bool,
+    buffer: &mut [u8],
 ) -> Result<usize> {
     if words {
         let mut word = [0; 8];
@@ -421,9 +426,8 @@ fn transfer(
         to.word64(start)?.store(u64::from_ne_bytes(word))?;
         return Ok(8);
     }
-    let mut buffer = [0; BUFFER];
-    let buffer = &mut buffer[..n];
-    from.region.read(from.offset + at, buffer)?;
-    to.write(start, buffer)?;
+    let n = n.min(buffer.len());
+    from.region.read(from.offset + at, &mut buffer[..n])?;
+    to.write(start, &buffer[..n])?;
     Ok(n)
 }
