@@ -97,9 +97,7 @@ impl<'q, const N: usize> Batch<'q, N> {
     #[inline]
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         let made = match (&mut *self.lane, to) {
-            (Lane::Nic(lane), Span::Nic(to)) => {
-                lane.put([words.nic()].into_iter(), to).map(Put::Nic)
-            }
+            (Lane::Nic(lane), Span::Nic(to)) => lane.put_words(words.nic(), to).map(Put::Nic),
             (Lane::Local(lane), Span::Local(to)) => {
                 lane.put_words(words.local(), to).map(Put::Local)
             }

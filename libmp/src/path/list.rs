@@ -5,7 +5,7 @@ use gdsync::Stream;
 use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor};
 
-use super::{Lane, Put, local};
+use super::{Lane, Put, foreign, local};
 use crate::error::Result;
 use crate::wire::word;
 
@@ -69,8 +69,11 @@ impl<'a, const N: usize> List<'a, N> {
     /// Enqueues all.
     pub fn post(&self, stream: &Stream, lane: Option<&mut Lane>) -> Result<()> {
         let items = &self.items[..self.len];
+        let local = self.local[..self.len].iter().any(local::Item::is_put);
         match lane {
             _ if items.is_empty() => Ok(()),
+            // In the list of another path, only a flush stands in the place of a local put.
+            None | Some(Lane::Nic(_)) if local => Err(foreign("post list")),
             Some(lane) => lane.post_on(stream, items, &self.local[..self.len]),
             None => Ok(rdma::post_on(stream, &mut [], items)?),
         }

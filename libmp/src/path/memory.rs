@@ -42,8 +42,8 @@ impl Keys {
     /// The memory from `addr` on, as a receive names it to its sender.
     pub fn place(&self, path: Path, addr: u64) -> Result<Place> {
         let keys = match path {
-            Path::Nic => self.nic.remote(),
-            Path::Local => self.local.remote(self.region()),
+            Path::Nic => self.nic.rkeys(),
+            Path::Local => self.local.rkeys(self.region()),
         };
         match keys[0] {
             Some(_) => Ok(Place { addr, keys }),
@@ -122,7 +122,7 @@ impl Remote {
         };
         let named = match &remote {
             Remote::Nic(remote) => remote.len(),
-            Remote::Local(remote) => remote.len,
+            Remote::Local(remote) => remote.len(),
         };
         if named != len as u64 {
             let what = format!("memory of {named} bytes");
@@ -153,7 +153,7 @@ impl Span {
     pub fn of(path: Path, place: &Place) -> Result<Span> {
         Ok(match path {
             Path::Nic => Span::Nic(nic::Span::of(place)?),
-            Path::Local => Span::Local(local::Span::of(place)),
+            Path::Local => Span::Local(local::Span::of(place)?),
         })
     }
 

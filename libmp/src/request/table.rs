@@ -448,8 +448,9 @@ impl Table {
         free
     }
 
-    /// Writes the keys of all entries that are not done, or not forgotten yet, into `into`.
-    pub fn unfinished(&self, into: &mut Vec<RequestKey>) {
+    /// Writes into `into` the keys of all requests that `advance` may change: those that have not
+    /// ended, and those that have ended and whose handle was dropped.
+    pub fn to_advance(&self, into: &mut Vec<RequestKey>) {
         into.clear();
         let open = self
             .entries

@@ -112,7 +112,7 @@ impl Engine {
             }
         }
         let mut keys = Vec::new();
-        state.requests.unfinished(&mut keys);
+        state.requests.to_advance(&mut keys);
         for key in keys {
             // The context is gone: no call can return it.
             state.return_fault(key);

@@ -54,7 +54,7 @@ impl Engine {
 
     /// The bootstrap does not reach the other ranks: what is open stays so.
     fn lose(&self, state: &mut State, e: &Error) {
-        if state.outbox.lose(e) {
+        if state.outbox.mark_lost(e) {
             tracing::warn!(
                 target: "mp",
                 "rank {}: the bootstrap does not reach the other ranks any more: {e}; peers and \
@@ -101,7 +101,7 @@ impl Engine {
         if let Some(e) = lost {
             self.lose(state, &e);
         }
-        if state.outbox.find() {
+        if state.outbox.mark_reached() {
             tracing::info!(
                 target: "mp",
                 "rank {}: the bootstrap reaches the other ranks again",

@@ -360,7 +360,7 @@ impl Engine {
     /// Whether a request fails if `rank` is given up.
     fn loses(&self, state: &mut State, rank: u32) -> bool {
         let mut keys = Vec::new();
-        state.requests.unfinished(&mut keys);
+        state.requests.to_advance(&mut keys);
         keys.into_iter().any(|key| {
             let entry = state.requests.get(key).filter(|entry| entry.peer == rank);
             let Some(entry) = entry else {

@@ -125,8 +125,8 @@ impl Outbox {
         }
     }
 
-    /// It does not reach the others. `true`: that is new.
-    pub fn lose(&mut self, why: &Error) -> bool {
+    /// The bootstrap does not reach the other ranks. `true`: that is new.
+    pub fn mark_lost(&mut self, why: &Error) -> bool {
         let new = self.reach == Reach::Good;
         if self.lost().is_none() {
             self.reach = Reach::Lost(why.to_string());
@@ -134,8 +134,8 @@ impl Outbox {
         new
     }
 
-    /// It was tried, and did what it was asked. `true`: it does again.
-    pub fn find(&mut self) -> bool {
+    /// The bootstrap was tried again and answered. `true`: before, it did not.
+    pub fn mark_reached(&mut self) -> bool {
         let again = self.reach == Reach::Tried;
         if again {
             self.reach = Reach::Good;
@@ -186,7 +186,7 @@ mod tests {
         assert!(!outbox.overflows(1) && !outbox.overflows(2));
         outbox.push(1, vec![Control::Left]);
         assert!(outbox.overflows(1));
-        assert!(outbox.lose(&error(Kind::System)));
+        assert!(outbox.mark_lost(&error(Kind::System)));
         assert!(!outbox.overflows(1));
         assert_eq!(outbox.waiting.len(), UNSENT + 1);
         outbox.push(1, vec![Control::Retire { tag: 7, next: 0 }]);
@@ -198,13 +198,16 @@ mod tests {
     #[test]
     fn a_loss_is_new_once_and_so_is_its_end() {
         let mut outbox = Outbox::default();
-        assert!(!outbox.find());
-        assert!(outbox.lose(&error(Kind::System)));
+        assert!(!outbox.mark_reached());
+        assert!(outbox.mark_lost(&error(Kind::System)));
         assert!(outbox.lost().is_some());
         outbox.try_again();
         assert_eq!(outbox.lost(), None);
-        assert!(!outbox.lose(&error(Kind::System)), "it was lost before");
+        assert!(
+            !outbox.mark_lost(&error(Kind::System)),
+            "it was lost before"
+        );
         outbox.try_again();
-        assert!(outbox.find() && !outbox.find());
+        assert!(outbox.mark_reached() && !outbox.mark_reached());
     }
 }

@@ -28,7 +28,7 @@ impl Engine {
             let mut done = self.receive_control(&mut state);
             done |= self.match_any(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
-            state.requests.unfinished(&mut keys);
+            state.requests.to_advance(&mut keys);
             (done, keys)
         };
         for slice in keys.chunks(SLICE) {
@@ -249,7 +249,7 @@ impl Engine {
     /// Ends what can end now.
     pub(super) fn advance_all(&self, state: &mut State) {
         let mut keys = std::mem::take(&mut state.keys);
-        state.requests.unfinished(&mut keys);
+        state.requests.to_advance(&mut keys);
         for key in &keys {
             self.advance(state, *key);
         }

@@ -258,7 +258,7 @@ impl Engine {
             return Ok(false);
         };
         let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
-        if channel.room(number).is_some() {
+        if channel.blocked_by(number).is_some() {
             return Ok(false);
         }
         let mut batch = Batch::new(lane);

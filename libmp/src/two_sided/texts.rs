@@ -100,7 +100,7 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
         return (!there).then_some(Lack::Message);
     }
     let channel = channels.sends.get(&entry.tag)?;
-    if channel.room(number).is_some() {
+    if channel.blocked_by(number).is_some() {
         let taken = channel.taken_before(number);
         return Some(Lack::Room { taken });
     }

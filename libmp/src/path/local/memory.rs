@@ -117,7 +117,7 @@ impl Keys {
     }
 
     /// What a receive there tells its sender.
-    pub fn remote(&self, region: &Region) -> [Option<u32>; 4] {
+    pub fn rkeys(&self, region: &Region) -> [Option<u32>; 4] {
         [Some(self.key(region)), None, None, None]
     }
 
@@ -140,7 +140,7 @@ pub(crate) struct Piece<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remote {
     addr: u64,
-    pub len: u64,
+    len: u64,
     key: u32,
 }
 
@@ -164,6 +164,11 @@ impl Remote {
                 Err(Error::new("open channel", Kind::Protocol, what))
             }
         }
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> u64 {
+        self.len
     }
 
     /// The `len` bytes at `offset`.
@@ -192,11 +197,16 @@ pub(crate) struct Span {
 
 impl Span {
     /// Where a receive lies.
-    pub fn of(place: &Place) -> Span {
-        Span {
-            addr: place.addr,
-            key: place.keys[0].unwrap_or(u32::MAX),
-        }
+    ///
+    /// # Errors
+    /// `Protocol` if it has no key.
+    pub fn of(place: &Place) -> Result<Span> {
+        let Place { addr, keys } = *place;
+        let key = keys[0].ok_or_else(|| {
+            let what = "a receive whose memory has no key";
+            Error::new("put", Kind::Protocol, what)
+        })?;
+        Ok(Span { addr, key })
     }
 
     /// So many bytes behind it.

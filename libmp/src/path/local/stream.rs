@@ -26,6 +26,10 @@ pub(crate) enum Item<'a> {
 }
 
 impl Item<'_> {
+    pub fn is_put(&self) -> bool {
+        self.put().is_some()
+    }
+
     fn put(&self) -> Option<Put> {
         match self {
             Item::Put(put) => Some(*put),
@@ -64,7 +68,7 @@ impl Lane {
         while at < list.len() {
             let enqueued = match items[at].put() {
                 None => {
-                    let some = items[at..].iter().position(|item| item.put().is_some());
+                    let some = items[at..].iter().position(Item::is_put);
                     let end = some.map_or(list.len(), |some| at + some);
                     let enqueued = rdma::post_on(stream, &mut [], &list[at..end]);
                     at = end;

@@ -10,6 +10,7 @@ use super::record::RECORDS;
 use super::*;
 use crate::error::Kind;
 use crate::kernels::{Patch, STAMPS, Stamp};
+use crate::path;
 use crate::wire::record::Place;
 
 const LEN: usize = 256 << 10;
@@ -279,6 +280,17 @@ fn records_are_used_again_when_their_puts_are_done_or_taken_back() {
 }
 
 #[test]
+fn a_list_with_a_put_is_refused_without_its_lane() {
+    let mut bench = Bench::new(MemoryKind::Pinned);
+    let to = bench.to(0);
+    let put = bench.lane.put_bytes(&[1; 8], to).unwrap();
+    let mut list = path::List::<1>::new();
+    list.put([path::Put::Local(put)]);
+    let refused = list.post(&bench.stream, None).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Invalid);
+}
+
+#[test]
 fn memory_is_found_by_its_key_until_its_keys_are_gone() {
     let gpu = Gpu::soft().unwrap();
     let local = Local::new(&gpu, None);
@@ -293,9 +305,9 @@ fn memory_is_found_by_its_key_until_its_keys_are_gone() {
     assert!(remote.span(90, 11).is_err());
     let place = Place {
         addr: region.addr().0 + 90,
-        keys: keys.remote(&region),
+        keys: keys.rkeys(&region),
     };
-    let at = Span::of(&place);
+    let at = Span::of(&place).unwrap();
     assert_eq!(at, remote.span(90, 10).unwrap());
     assert_eq!(local.table.find(at, 10).unwrap().1, 90);
     assert!(local.table.find(at, 11).is_err());

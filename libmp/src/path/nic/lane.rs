@@ -185,6 +185,12 @@ impl Lane {
         self.prepare(&Work::write(&list[..count], to.0))
     }
 
+    /// Prepares a put of words of memory: a NIC writes each as a whole.
+    #[inline]
+    pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
+        self.prepare(&Work::write(&[words.0], to.0))
+    }
+
     /// Prepares a put of a few bytes, which are captured now.
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {

@@ -32,7 +32,7 @@ impl Keys {
     }
 
     /// What a peer needs to write there, by rail.
-    pub fn remote(&self) -> [Option<u32>; 4] {
+    pub fn rkeys(&self) -> [Option<u32>; 4] {
         self.0.remote().rkeys
     }
 

@@ -54,8 +54,9 @@ impl SendChannel {
         self.is_open() && last.all(|number| self.is_taken(number))
     }
 
-    /// What to wait for until the slot of `number` is free; `None`: it is.
-    pub fn room(&self, number: u64) -> Option<(&Word64, u64)> {
+    /// The word, and the message before in this slot, that message `number` has to wait for; `None`:
+    /// its slot is free.
+    pub fn blocked_by(&self, number: u64) -> Option<(&Word64, u64)> {
         let before = self.numbers.previous(number)?;
         if on(Mutant::EarlySlotReuse) {
             return None;
@@ -98,12 +99,12 @@ impl SendChannel {
         short: bool,
         list: &mut List<'a, N>,
     ) -> Result<()> {
-        let room = self.room(number);
-        if let Some((taken, before)) = room {
+        let blocked = self.blocked_by(number);
+        if let Some((taken, before)) = blocked {
             list.wait_for(taken, before, false);
         }
         match self.stale(number).filter(|_| short) {
-            Some(ready) if room.is_some() => list.store(ready, word::threshold(number)),
+            Some(ready) if blocked.is_some() => list.store(ready, word::threshold(number)),
             Some(ready) => ready.store(word::threshold(number))?,
             None => {}
         }
