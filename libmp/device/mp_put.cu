@@ -11,7 +11,7 @@ struct PutPiece {
     u64 address;
 };
 
-// The same layout stands in libmp/src/path/local/record.rs. The fields of a work request, which the
+// The same layout stands in libmp/src/path/local/wqe.rs. The fields of a work request, which the
 // sender's kernel may have completed, are big-endian.
 struct PutRecord {
     u32 control;

@@ -7,7 +7,7 @@ use gdsync::gpu::{Condition, Region};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
-use super::record::{CAPTURED, RECORDS, Records};
+use super::wqe::{CAPTURED, RECORDS, Records};
 use super::{Local, Piece, Span};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{STAMPS, Stamp};

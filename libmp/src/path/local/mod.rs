@@ -8,10 +8,10 @@
 
 mod lane;
 mod memory;
-mod record;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod wqe;
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use gdsync::Status;
 use gdsync::gpu::{Condition, MemoryKind, Region, Word64};
 use gdsync::rdma::Descriptor;
 
-use super::record::RECORDS;
+use super::wqe::RECORDS;
 use super::*;
 use crate::error::Kind;
 use crate::kernels::{Patch, STAMPS, Stamp};
