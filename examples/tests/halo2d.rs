@@ -92,8 +92,8 @@ fn stream() {
 }
 
 #[test]
-fn proxy() {
-    every_grid(4096, &config(Model::Proxy));
+fn cpu_thread() {
+    every_grid(4096, &config(Model::CpuThread));
 }
 
 #[test]
@@ -107,8 +107,8 @@ fn stream_by_rendezvous() {
 }
 
 #[test]
-fn proxy_by_rendezvous() {
-    every_grid(16, &config(Model::Proxy));
+fn cpu_thread_by_rendezvous() {
+    every_grid(16, &config(Model::CpuThread));
 }
 
 /// Tiles of one cell, one row, one column; columns that are short enough to go from where they

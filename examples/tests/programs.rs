@@ -136,7 +136,7 @@ fn ring() {
 fn halo2d_on_processes() {
     for (ranks, model) in [
         (1, "stream"),
-        (2, "proxy"),
+        (2, "cpu-thread"),
         (3, "cpu"),
         (4, "stream"),
         (4, "cpu"),

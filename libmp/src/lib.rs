@@ -3,7 +3,7 @@
 //! A rank sends and receives beside its kernels: `isend_on`, `irecv_on` and `wait_on` put work on
 //! the application's stream, in order with what it computes, and the CPU has nothing more to do
 //! with the message. The same requests can be posted and waited for by the CPU, or by a stream
-//! through a CPU proxy.
+//! for which a CPU thread rings the NIC.
 //!
 //! ```
 //! use std::time::Duration;

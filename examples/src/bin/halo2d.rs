@@ -32,7 +32,7 @@ struct Cli {
     /// Batches that are enqueued before the CPU waits for the oldest
     #[arg(long, default_value_t = 4)]
     batches_in_flight: usize,
-    /// Who posts messages: cpu, stream or proxy
+    /// Who posts messages: cpu, stream or cpu-thread
     #[arg(long, value_enum, default_value_t = Model::Stream)]
     model: Model,
     /// Longest message that is sent before its receive is there, in bytes

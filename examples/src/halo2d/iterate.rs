@@ -180,7 +180,7 @@ impl<'a> Run<'a> {
         let send = match self.config.model {
             Model::Cpu => send,
             Model::Stream => send.on(&self.edge),
-            Model::Proxy => send.by_cpu_thread(&self.edge),
+            Model::CpuThread => send.by_cpu_thread(&self.edge),
         };
         self.crew.post(|| self.ctx.post_send(&send))
     }
@@ -195,7 +195,7 @@ impl<'a> Run<'a> {
         let recv = match self.config.model {
             Model::Cpu => recv,
             Model::Stream => recv.on(&self.edge),
-            Model::Proxy => recv.by_cpu_thread(&self.edge),
+            Model::CpuThread => recv.by_cpu_thread(&self.edge),
         };
         self.crew.post(|| self.ctx.post_recv(&recv))
     }
@@ -204,7 +204,7 @@ impl<'a> Run<'a> {
     fn hold(&mut self, requests: &[Request]) -> Result<()> {
         match self.config.model {
             Model::Cpu => self.wait(requests),
-            Model::Stream | Model::Proxy => requests.iter().try_for_each(|request| {
+            Model::Stream | Model::CpuThread => requests.iter().try_for_each(|request| {
                 let held = self.crew.post(|| request.wait_on(&self.edge));
                 held.map(drop)
             }),

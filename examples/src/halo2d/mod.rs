@@ -49,13 +49,14 @@ pub enum Model {
     Cpu,
     /// The stream, in order with its kernels.
     Stream,
-    /// The library's proxy thread, when the stream tells it to.
-    Proxy,
+    /// The stream, for which a CPU thread rings the NIC.
+    #[value(alias = "proxy")]
+    CpuThread,
 }
 
 impl Model {
     /// All of them.
-    pub const ALL: [Model; 3] = [Model::Cpu, Model::Stream, Model::Proxy];
+    pub const ALL: [Model; 3] = [Model::Cpu, Model::Stream, Model::CpuThread];
 }
 
 impl fmt::Display for Model {
@@ -63,7 +64,7 @@ impl fmt::Display for Model {
         f.write_str(match self {
             Model::Cpu => "cpu",
             Model::Stream => "stream",
-            Model::Proxy => "proxy",
+            Model::CpuThread => "cpu-thread",
         })
     }
 }

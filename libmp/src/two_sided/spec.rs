@@ -97,7 +97,7 @@ impl<'a> SendOp<'a> {
         self
     }
 
-    /// The stream posts it by the proxy: a CPU thread rings the NIC when the stream says so.
+    /// The stream posts it, and a CPU thread rings the NIC for it ([`Doorbell::CpuThread`]).
     #[must_use]
     pub fn by_cpu_thread(mut self, stream: &'a Stream) -> SendOp<'a> {
         self.on = On::Stream(stream, Some(Doorbell::CpuThread));
@@ -167,7 +167,7 @@ impl<'a> RecvOp<'a> {
         self
     }
 
-    /// The stream posts it by the proxy.
+    /// The stream posts it, and a CPU thread rings the NIC for it ([`Doorbell::CpuThread`]).
     #[must_use]
     pub fn by_cpu_thread(mut self, stream: &'a Stream) -> RecvOp<'a> {
         self.on = On::Stream(stream, Some(Doorbell::CpuThread));
