@@ -1,5 +1,5 @@
-// What a rank sends to itself: puts by records in pinned memory, in their order. One block of any
-// number of threads; one record alone, of which nobody waits to be told, has any number of blocks.
+// What a rank sends to itself: puts by WQEs in pinned memory, in their order. One block of any
+// number of threads; one WQE alone, of which nobody waits to be told, has any number of blocks.
 #include "mp_copy.hpp"
 
 namespace mp {
@@ -13,7 +13,7 @@ struct PutPiece {
 
 // The same layout stands in libmp/src/path/local/wqe.rs. The fields of a work request, which the
 // sender's kernel may have completed, are big-endian.
-struct PutRecord {
+struct PutWqe {
     u32 control;
     u32 remote_key;
     u64 remote_address;
@@ -29,10 +29,10 @@ struct Puts {
     u64 serial;
     u32 count;
     u32 words;
-    u64 record[4];
+    u64 wqe[4];
 };
 
-static_assert(sizeof(PutRecord) == 512 && sizeof(Puts) == 64, "layout");
+static_assert(sizeof(PutWqe) == 512 && sizeof(Puts) == 64, "layout");
 
 template <class T>
 GDS_DEVICE T field(const T* at) {
@@ -47,7 +47,7 @@ GDS_DEVICE void copy_words(u64 to, u64 from, u64 len, Share s) {
     }
 }
 
-GDS_DEVICE void put(const PutRecord& r, bool words, Share s) {
+GDS_DEVICE void put(const PutWqe& r, bool words, Share s) {
     // A NOP.
     if ((field(&r.control) & 0xff) == 0) return;
     u64 to = field(&r.remote_address);
@@ -64,9 +64,9 @@ GDS_DEVICE void put(const PutRecord& r, bool words, Share s) {
 }
 
 // Without an index that only the run knows, for which parameters would be copied to the stack.
-GDS_DEVICE const PutRecord& record(const Puts& p, u32 i) {
-    const u64 low = i == 0 ? p.record[0] : p.record[1], high = i == 2 ? p.record[2] : p.record[3];
-    return *reinterpret_cast<const PutRecord*>(i < 2 ? low : high);
+GDS_DEVICE const PutWqe& wqe(const Puts& p, u32 i) {
+    const u64 low = i == 0 ? p.wqe[0] : p.wqe[1], high = i == 2 ? p.wqe[2] : p.wqe[3];
+    return *reinterpret_cast<const PutWqe*>(i < 2 ? low : high);
 }
 
 GDS_DEVICE void put_all(const Puts& p) {
@@ -80,7 +80,7 @@ GDS_DEVICE void put_all(const Puts& p) {
             if (blockDim.x > 1) __syncthreads();
             gds::fence_sys();
         }
-        if (!failed) put(record(p, i), words, all);
+        if (!failed) put(wqe(p, i), words, all);
     }
     if (p.done == 0) return;
     if (blockDim.x > 1) __syncthreads();

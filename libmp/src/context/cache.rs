@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn registrations_are_found_while_their_memory_lives() {
         let gpu = Gpu::soft().unwrap();
-        let paths = Paths::of(&Device::emulated(&gpu).unwrap());
+        let paths = Paths::for_test(&Device::emulated(&gpu).unwrap());
         let mut cache = Cache::default();
         let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
         let memory = cache.region(&paths, &region).unwrap();

@@ -128,7 +128,7 @@ impl Context {
     /// for the rank itself, which no NIC reaches.
     pub fn word_order(&self, rank: u32) -> Option<WordOrder> {
         let state = self.engine().lock();
-        state.peers.get(rank)?.link.order()
+        state.peers.get(rank)?.link.word_order()
     }
 
     /// By which path bytes reach `rank`, and why by that one. `None` if the job has no such rank.

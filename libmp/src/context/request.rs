@@ -96,7 +96,9 @@ impl Request {
     /// the call may be repeated. `NoSuchRequest` if it was not posted.
     pub fn wait(&self, limit: Duration) -> Result<Done> {
         let engine = self.engine();
-        engine.wait_until(limit, &mut |state| engine.has_ended(state, self.key));
+        engine.wait_until(limit, &mut |state| {
+            engine.visit_and_is_settled(state, self.key)
+        });
         let done = engine.answer(WAIT, &mut engine.lock(), self.key)?;
         done.ok_or_else(|| self.late(limit))
     }
@@ -178,7 +180,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let mut open = 0;
     let ended = engine.wait_until(limit, &mut |state| {
         while let Some(request) = requests.get(open) {
-            if !engine.has_ended(state, request.key) {
+            if !engine.visit_and_is_settled(state, request.key) {
                 return false;
             }
             open += 1;
@@ -213,7 +215,9 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
         return Err(Error::new(SEVERAL, Kind::Invalid, "there is none"));
     };
     engine.wait_until(limit, &mut |state| {
-        found = requests.iter().position(|r| engine.has_ended(state, r.key));
+        found = requests
+            .iter()
+            .position(|r| engine.visit_and_is_settled(state, r.key));
         found.is_some()
     });
     let late = || requests[0].late(limit);

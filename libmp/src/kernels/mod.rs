@@ -15,7 +15,7 @@ use gdsync::{Gpu, Stream};
 
 use crate::error::Result;
 
-pub(crate) use params::{PUTS, Patch, Puts, SEGMENTS, STAMPS, Segment, Stamp, Unpack};
+pub(crate) use params::{MOST_CHUNKS, PUTS, Patch, Puts, SEGMENTS, Segment, Stamp, Unpack};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -102,7 +102,7 @@ impl Kernels {
     /// Those of [`Stream::launch`].
     #[inline]
     pub unsafe fn stamp<const N: usize>(&self, stream: &Stream, params: &Stamp<N>) -> Result<()> {
-        const { assert!(N == 1 || N == STAMPS) };
+        const { assert!(N == 1 || N == MOST_CHUNKS) };
         debug_assert!(params.chunks as usize <= N);
         debug_assert!(u64::from(params.chunks).saturating_mul(params.chunk) >= params.size);
         let kernel = if N == 1 {
@@ -119,7 +119,7 @@ impl Kernels {
     /// `passed` says what comes to which value when it has.
     ///
     /// # Safety
-    /// As for [`Kernels::unpack`], with [`Puts`] and the records that it names.
+    /// As for [`Kernels::unpack`], with [`Puts`] and the WQEs that it names.
     ///
     /// # Errors
     /// Those of [`Stream::launch`] and [`Stream::launch_waiting`].

@@ -4,8 +4,8 @@
 /// The most segments that [`Unpack`] has.
 pub(crate) const SEGMENTS: usize = 30;
 
-/// The most work requests that [`Stamp`] completes.
-pub(crate) const STAMPS: usize = 16;
+/// Work requests that carry one message's payload, at most.
+pub(crate) const MOST_CHUNKS: usize = 16;
 
 /// A piece of a receive's memory, of any alignment and length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,8 +117,8 @@ pub(crate) struct Stamp<const N: usize> {
 /// The most puts that [`Puts`] has.
 pub(crate) const PUTS: usize = 4;
 
-/// Puts of a rank to itself, by records that `path::local` writes: carried out in their order,
-/// unless a record's opcode has become that of a NOP.
+/// Puts of a rank to itself, by WQEs that `path::local` writes: carried out in their order,
+/// unless a WQE's opcode has become that of a NOP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Puts<const N: usize> {
@@ -128,12 +128,12 @@ pub(crate) struct Puts<const N: usize> {
     pub done: u64,
     /// See `done`.
     pub serial: u64,
-    /// Records in use, from the first.
+    /// WQEs in use, from the first.
     pub count: u32,
-    /// By bit: the record puts 64-bit words, each as a whole and all behind what was put before.
+    /// By bit: the WQE puts 64-bit words, each as a whole and all behind what was put before.
     pub words: u32,
-    /// The records.
-    pub record: [u64; N],
+    /// The WQEs.
+    pub wqe: [u64; N],
 }
 
 /// A structure as it lies in memory; the sizes repeat what the sources assert.
@@ -157,7 +157,7 @@ macro_rules! layout {
     )*};
 }
 
-impl Stamp<STAMPS> {
+impl Stamp<MOST_CHUNKS> {
     /// The same for a message of at most one work request.
     pub fn first(&self) -> &Stamp<1> {
         // SAFETY: both are repr(C), and differ in how many elements their last field has, so that
@@ -170,4 +170,4 @@ layout!(Unpack { 72 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
 const _: () = assert!(size_of::<Unpack<1>>() == 88 && size_of::<Unpack<SEGMENTS>>() == 552);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
-const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<STAMPS>>() == 736);
+const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

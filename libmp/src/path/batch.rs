@@ -2,7 +2,7 @@
 
 use super::{Lane, Piece, Span, foreign, local, nic};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::STAMPS;
+use crate::kernels::MOST_CHUNKS;
 
 const PREPARE: &str = "prepare put";
 
@@ -30,7 +30,7 @@ impl Put {
 }
 
 /// Puts that belong together: prepared all or not at all. At most `N`.
-pub(crate) struct Batch<'q, const N: usize = { STAMPS + 3 }> {
+pub(crate) struct Batch<'q, const N: usize = { MOST_CHUNKS + 3 }> {
     lane: &'q mut Lane,
     made: [Option<Put>; N],
     count: usize,

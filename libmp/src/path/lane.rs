@@ -5,7 +5,7 @@ use gdsync::{Status, Stream};
 
 use super::{Put, foreign, local, nic};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{STAMPS, Stamp};
+use crate::kernels::{MOST_CHUNKS, Stamp};
 
 /// A lane to a peer, by its path.
 pub(crate) enum Lane {
@@ -66,11 +66,11 @@ impl Lane {
         }
     }
 
-    /// Submissions of a stream that a late message of `puts` takes: of its lists and its kernel.
+    /// Submissions that a late message of so many puts takes on a stream, its kernel included.
     pub fn submissions(&self, puts: usize) -> u32 {
         match self {
-            Lane::Nic(_) => 4,
-            Lane::Local(_) => 4 + puts as u32,
+            Lane::Nic(_) => nic::Lane::SUBMISSIONS,
+            Lane::Local(_) => local::Lane::submissions(puts),
         }
     }
 
@@ -129,15 +129,15 @@ impl Lane {
         }
     }
 
-    /// Puts into `params` where a kernel finds the puts of a message, whose last is the stamp, to
-    /// complete them: with the place of a `large` one, and where `late` says so length and offset.
-    /// Answers the stamp.
+    /// Tells a kernel, in `params`, where the work requests of a message lie that it completes. The
+    /// last of `puts` is the stamp, and is answered. `large`: the kernel fills in the destination;
+    /// `late`: length and offset too, one flag each.
     pub fn patch(
         &self,
         puts: &[Put],
         large: bool,
         late: [bool; 2],
-        params: &mut Stamp<STAMPS>,
+        params: &mut Stamp<MOST_CHUNKS>,
     ) -> Result<Put> {
         match self {
             Lane::Nic(lane) => {

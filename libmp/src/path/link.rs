@@ -20,7 +20,7 @@ pub(crate) struct Link {
     peer: u32,
     lanes: [Option<Lane>; LANES],
     /// How the NIC keeps words behind their payload.
-    words: nic::Words,
+    word_ordering: nic::WordOrdering,
 }
 
 impl Link {
@@ -28,7 +28,7 @@ impl Link {
         Link {
             peer,
             lanes: Default::default(),
-            words: nic::Words::default(),
+            word_ordering: nic::WordOrdering::default(),
         }
     }
 
@@ -38,8 +38,8 @@ impl Link {
     }
 
     /// How words are kept behind their payload by the NIC, once that is chosen.
-    pub fn order(&self) -> Option<WordOrder> {
-        self.words.order
+    pub fn word_order(&self) -> Option<WordOrder> {
+        self.word_ordering.order
     }
 
     /// Makes this side's end of a lane, rung by `doorbell`, if there is none. Answers what to tell
@@ -56,7 +56,7 @@ impl Link {
         }
         let (lane, end) = match paths.to(self.peer) {
             Path::Nic => {
-                let (lane, end) = nic::Lane::make(&paths.nic, &self.words, at, doorbell)?;
+                let (lane, end) = nic::Lane::make(&paths.nic, &self.word_ordering, at, doorbell)?;
                 (Lane::Nic(lane), Some(end))
             }
             Path::Local => (Lane::Local(Box::new(local::Lane::new(&paths.local)?)), None),
@@ -67,9 +67,13 @@ impl Link {
 
     /// Connects this side's end to the peer's.
     pub fn connect(&mut self, paths: &Paths, lane: u8, ends: &[Record]) -> Result<()> {
-        let Link { peer, lanes, words } = self;
+        let Link {
+            peer,
+            lanes,
+            word_ordering,
+        } = self;
         match known(lanes, *peer, lane)? {
-            Lane::Nic(lane) => lane.connect(&paths.nic, words, *peer, ends),
+            Lane::Nic(lane) => lane.connect(&paths.nic, word_ordering, *peer, ends),
             Lane::Local(_) => Ok(()),
         }
     }

@@ -3,7 +3,7 @@
 //! Messages need four things of a peer: put bytes into its memory ([`Batch::put`]), put a word of 64
 //! bits behind them ([`Batch::announce`]), wait for a word of this rank's own ([`List::wait_for`]),
 //! and know that what was put is done here ([`Lane::poll`]). What stands above speaks of nothing
-//! else: queue pairs, work requests and keys are known to `nic` alone, records of puts to `local`.
+//! else: queue pairs, work requests and keys are known to `nic` alone, WQEs in memory to `local`.
 //!
 //! Each path is a folder with types of the same names; the types here are one or the other. Another
 //! path is a folder beside these, a variant of [`Path`], and a kind of
@@ -65,7 +65,7 @@ impl Path {
     }
 }
 
-/// By which a rank reaches the others and itself.
+/// What a rank opens once for each path.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     me: u32,
@@ -94,9 +94,9 @@ impl Paths {
         })
     }
 
-    /// Those for tests of what memory is for, of a rank that none of them names.
+    /// Paths for tests that need memory only; the rank is one that no test sends to.
     #[cfg(test)]
-    pub fn of(device: &Device) -> Paths {
+    pub fn for_test(device: &Device) -> Paths {
         let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
         let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
         let kernels = Kernels::of(device.gpu()).ok();
@@ -128,7 +128,7 @@ impl Paths {
         self.register(&self.gpu().alloc(MemoryKind::Pinned, len)?, rights)
     }
 
-    /// Whether memory has keys of these paths.
+    /// Whether memory was registered with these paths.
     pub fn knows(&self, keys: &Keys) -> bool {
         self.nic.knows(keys.nic())
     }

@@ -73,14 +73,14 @@ pub(crate) struct Faults {
     pub counted: Vec<(Fault, usize)>,
     /// How many faults the requests in the table and `kept` hold.
     pub open: usize,
-    last: u64,
+    last_order: u64,
 }
 
 impl Faults {
     /// The next position in the order of failures.
-    pub fn order(&mut self) -> u64 {
-        self.last += 1;
-        self.last
+    pub fn next_order(&mut self) -> u64 {
+        self.last_order += 1;
+        self.last_order
     }
 
     /// Keeps the fault of a request that is dropped. `false`: there is no room, and it is counted.

@@ -141,8 +141,8 @@ pub(crate) enum Handle {
     #[default]
     Held,
     Dropped,
-    /// Dropped before the request was posted, whose number others come behind: its match is told
-    /// that nothing comes.
+    /// Dropped before it was posted, when later requests of its tag had numbers: its number stays
+    /// taken, and its match ends without a message.
     Void,
 }
 
@@ -172,7 +172,7 @@ pub(crate) struct Common {
     /// where it lies.
     pub large: bool,
     pub segments: Segments,
-    /// Puts posted first (a send's all, but for stamped ones).
+    /// Prepared puts, except those that go behind a kernel ([`Late::behind`]).
     pub puts: [Option<Put>; 3],
     /// `None`: the context's, where it has one.
     pub timeout: Option<Duration>,
@@ -337,7 +337,7 @@ pub(crate) struct Table {
     used: usize,
     /// Sweep when so many entries live.
     sweep_at: usize,
-    next_order: u64,
+    last_order: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -369,7 +369,7 @@ impl Table {
             // The first one is never given.
             used: 1,
             sweep_at: 256,
-            next_order: 0,
+            last_order: 0,
         }
     }
 
@@ -467,9 +467,9 @@ impl Table {
     }
 
     /// The next position in the order of posts.
-    pub fn order(&mut self) -> u64 {
-        self.next_order += 1;
-        self.next_order
+    pub fn next_order(&mut self) -> u64 {
+        self.last_order += 1;
+        self.last_order
     }
 
     fn words(&self, key: RequestKey) -> &Words {

@@ -8,7 +8,7 @@ use gdsync::Status;
 
 use super::engine::Engine;
 use super::peer::{Peers, Target};
-use super::receive::{advertise, keep_ready_order};
+use super::receive::{advertise, check_ready_order};
 use super::state::State;
 use crate::error::{Kind, Result};
 use crate::path::Batch;
@@ -132,7 +132,7 @@ impl Engine {
         common.number = number;
         let announced = matches!(channel.said(number), Some((Some(WordKind::Announce), _)));
         if announced && common.large {
-            keep_ready_order(channel, &mut peer.link, number, 0)?;
+            check_ready_order(channel, &mut peer.link, number, 0)?;
             if let Some(lane) = peer.link.lane(0) {
                 let mut batch = Batch::new(lane);
                 advertise(&mut batch, channel, common, receive)?;

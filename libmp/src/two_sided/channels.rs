@@ -265,7 +265,7 @@ mod tests {
 
     fn with_setup(body: impl FnOnce(&Setup<'_>)) {
         let gpu = Gpu::soft().unwrap();
-        let paths = Paths::of(&Device::emulated(&gpu).unwrap());
+        let paths = Paths::for_test(&Device::emulated(&gpu).unwrap());
         let (config, lanes) = (Config::default(), Lanes::new(Doorbell::Auto));
         let (paths, config, lanes) = (&paths, &config, &lanes);
         body(&Setup {

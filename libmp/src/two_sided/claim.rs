@@ -52,7 +52,7 @@ impl Engine {
         stream: &Stream,
         lane: u8,
     ) -> Result<()> {
-        let order = state.requests.order();
+        let order = state.requests.next_order();
         let result = state.requests.result_addr(key).0;
         let entry = known(&mut state.requests, key)?;
         let rank = entry.peer;

@@ -6,7 +6,7 @@ use super::channel::RecvChannel;
 use super::engine::Engine;
 use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
-use super::receive::{ANYBODY, has_come_to, keep_ready_order};
+use super::receive::{ANYBODY, ask_reached, check_ready_order};
 use super::state::{State, known};
 use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
@@ -73,7 +73,7 @@ impl Engine {
         if status == Status::ABORTED {
             return;
         }
-        let order = state.faults.order();
+        let order = state.faults.next_order();
         let Some(entry) = state.requests.get(key) else {
             return;
         };
@@ -177,10 +177,9 @@ impl Engine {
         })
     }
 
-    /// Tells the sender of a message that waits for a receive which has no room for it, before
-    /// that ends by itself: its stream may stand at a send whose turn comes only then.
-    ///
-    /// `false`: there is no room to say so now, and the receive must not end before.
+    /// If a message is announced that the receive has no room for, tells its sender so before the
+    /// receive ends: the sender's stream may be waiting at that send. `false`: this cannot be said
+    /// now, and the receive must not end yet.
     pub(super) fn refuse(&self, state: &mut State, key: RequestKey) -> bool {
         let Some(entry) = state.requests.get(key) else {
             return true;
@@ -258,7 +257,7 @@ impl Engine {
                 return;
             }
             let fault = Fault {
-                order: state.faults.order(),
+                order: state.faults.next_order(),
                 name: Name {
                     receive: false,
                     peer: Some(rank),
@@ -314,7 +313,7 @@ impl Engine {
         let cause = Cause::Request {
             culprit: key,
             name,
-            order: state.faults.order(),
+            order: state.faults.next_order(),
             text,
         };
         self.give_up(state, rank, status, cause);
@@ -458,7 +457,7 @@ impl Engine {
             // owner has it.
             receive.wanted = true;
             if let Some(stream) = entry.poster.stream.clone() {
-                has_come_to(&mut state.requests, key, &stream);
+                ask_reached(&mut state.requests, key, &stream);
             }
         }
     }
@@ -503,7 +502,7 @@ impl Engine {
 
 /// Tells the sender of message `number` that its receive has ended without it.
 fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
-    keep_ready_order(channel, link, number, 0)?;
+    check_ready_order(channel, link, number, 0)?;
     let Some(lane) = link.lane(0) else {
         return Err(Error::new("refuse message", Kind::Closed, "no lane"));
     };

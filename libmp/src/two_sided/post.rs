@@ -7,7 +7,7 @@ use super::config::Full;
 use super::engine::Engine;
 use super::state::{Guard, State, closed, known};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Patch, STAMPS, Stamp};
+use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path::{List, MOST_BYTES};
 use crate::request::table::{
     Common, Entry, Operation, Outgoing, RequestKey, Segments, SendState, Table, Waiter,
@@ -104,7 +104,7 @@ impl Engine {
     }
 
     fn post_now(&self, state: &mut State, key: RequestKey) -> Result<()> {
-        let order = state.requests.order();
+        let order = state.requests.next_order();
         let entry = known(&mut state.requests, key)?;
         if !entry.is_prepared() {
             return Err(Error::new(POST, Kind::Busy, "it was posted, or has ended"));
@@ -166,13 +166,13 @@ impl Engine {
             chunk: MOST_BYTES,
             chunks: 0,
             seq: common.number as u32,
-            patch: [Patch::default(); STAMPS],
+            patch: [Patch::default(); MOST_CHUNKS],
         };
         let found = [late.length.is_some(), late.offset.is_some()];
         let stamp = lane.patch(&late.behind, common.large, found, &mut params)?;
         list.post(stream, Some(lane))?;
         let rest = self.stamp(stream, &params).and_then(|()| {
-            let mut list = List::<{ STAMPS + 2 }>::new();
+            let mut list = List::<{ MOST_CHUNKS + 2 }>::new();
             list.put(late.behind.iter().copied());
             list.post(stream, Some(lane))
         });
@@ -188,7 +188,7 @@ impl Engine {
         Ok(())
     }
 
-    fn stamp(&self, stream: &Stream, params: &Stamp<STAMPS>) -> Result<()> {
+    fn stamp(&self, stream: &Stream, params: &Stamp<MOST_CHUNKS>) -> Result<()> {
         let kernels = self.kernels(POST)?;
         // SAFETY: the words are the context's, the channel's and the caller's, whose regions the
         // entry and the state keep until the request has ended; the work requests are prepared and
@@ -246,7 +246,7 @@ fn read_length(common: &mut Common, send: &mut Outgoing) -> Result<()> {
 pub(crate) fn note_waiter(requests: &mut Table, key: RequestKey, stream: &Stream) -> Result<()> {
     let waiter = Waiter {
         stream: stream.id(),
-        order: requests.order(),
+        order: requests.next_order(),
         passed: stream.record().ok(),
     };
     known(requests, key)?.waiters.push(waiter);

@@ -6,7 +6,7 @@ use gdsync::Status;
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::peer::{Cause, Standing};
-use super::receive::has_come_to;
+use super::receive::ask_reached;
 use super::state::State;
 use crate::path::Put;
 use crate::request::table::{Entry, Incoming, Operation, ReceiveState, RequestKey, SendState};
@@ -163,7 +163,7 @@ impl Engine {
             if entry.receive().is_none_or(|receive| !receive.wanted) {
                 return !arrived(state, key) && self.end_with_peer(state, key);
             }
-            if !has_come_to(&mut state.requests, key, &stream) {
+            if !ask_reached(&mut state.requests, key, &stream) {
                 return false;
             }
         }
@@ -234,7 +234,7 @@ impl Engine {
 
     /// Forgets requests that have ended, if there are many.
     #[inline]
-    pub(super) fn make_room(&self, state: &mut State) {
+    pub(super) fn sweep_if_crowded(&self, state: &mut State) {
         if state.requests.is_crowded() {
             self.sweep(state);
         }

@@ -50,7 +50,7 @@ impl Engine {
         };
         let started = match spec.from {
             Source::Any => self.start(None, post, |state| {
-                self.make_room(state);
+                self.sweep_if_crowded(state);
                 state.requests.reserve(&self.gpu)?;
                 let operation = Operation::Receive(receive());
                 let common = make();
@@ -84,7 +84,7 @@ impl Engine {
         mut receive: Incoming,
         post: bool,
     ) -> Result<(RequestKey, bool)> {
-        self.make_room(state);
+        self.sweep_if_crowded(state);
         let closed = || closed("no connection", rank);
         let tag = common.tag;
         if let Some(key) = state.matcher.first(&state.requests, tag) {
@@ -124,7 +124,7 @@ impl Engine {
         // left something in the mailbox.
         let silent = !common.large || !here;
         if silent && post {
-            common.order = state.requests.order();
+            common.order = state.requests.next_order();
             receive.state = ReceiveState::Posted;
         } else if common.poster.stream.is_some() && !silent {
             let lane = peer.link.lane(lane).ok_or_else(closed)?;
@@ -163,7 +163,7 @@ impl Engine {
         }
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
-        keep_ready_order(channel, link, number, common.poster.lane)
+        check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
         let Some(lane) = link.lane(common.poster.lane) else {
             return Err(closed("no lane", rank));
@@ -228,7 +228,7 @@ pub(super) fn advertise(
 ///
 /// # Errors
 /// `QueueFull` while it is not.
-pub(super) fn keep_ready_order(
+pub(super) fn check_ready_order(
     channel: &mut RecvChannel,
     link: &mut Link,
     number: u64,
@@ -259,7 +259,7 @@ pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
 
 /// Whether the stream that posted a receive has reached it. If no mark is enqueued yet, this
 /// enqueues one; a stream without handles has reached it when it has run everything.
-pub(super) fn has_come_to(requests: &mut Table, key: RequestKey, stream: &WeakStream) -> bool {
+pub(super) fn ask_reached(requests: &mut Table, key: RequestKey, stream: &WeakStream) -> bool {
     let mark = requests.mark_word(key).clone();
     let Some(receive) = requests.receive_mut(key) else {
         return false;

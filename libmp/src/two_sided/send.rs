@@ -8,7 +8,7 @@ use super::peer::Target;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, closed};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::STAMPS;
+use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
 use crate::region::Slice;
@@ -18,7 +18,7 @@ use crate::request::table::{
 use crate::wire::word::{self, WordKind};
 
 /// Bytes of a message of one segment; one of several takes one put.
-const MAX_MESSAGE: u64 = STAMPS as u64 * MOST_BYTES;
+const MAX_MESSAGE: u64 = MOST_CHUNKS as u64 * MOST_BYTES;
 
 pub(super) const PREPARE: &str = "prepare send";
 
@@ -156,8 +156,8 @@ impl Engine {
         len: u64,
         post: bool,
     ) -> Result<(RequestKey, bool)> {
-        self.make_room(state);
-        let order = state.requests.order();
+        self.sweep_if_crowded(state);
+        let order = state.requests.next_order();
         let closed = || closed("no connection", spec.to);
         let peer = state.peers.get_mut(spec.to).ok_or_else(closed)?;
         if !peer.can_post(lane, Target::Send(spec.tag)) {

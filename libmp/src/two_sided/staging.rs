@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded() {
         let gpu = Gpu::soft().unwrap();
-        let paths = Paths::of(&Device::emulated(&gpu).unwrap());
+        let paths = Paths::for_test(&Device::emulated(&gpu).unwrap());
         let make = |len: usize| Memory::new(paths.pinned(len, Rights::Write).unwrap());
         let key = |memory: &Memory| memory.keys().id();
         let (mut staging, mut trash) = (Staging::default(), Vec::new());

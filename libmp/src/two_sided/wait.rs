@@ -18,7 +18,7 @@ pub(crate) const WAIT: &str = "wait for request";
 
 impl Engine {
     /// Whether a request has ended, or never will, after doing what can be done for it.
-    pub fn has_ended(&self, state: &mut State, key: RequestKey) -> bool {
+    pub fn visit_and_is_settled(&self, state: &mut State, key: RequestKey) -> bool {
         self.visit(state, key);
         let entry = state.requests.get(key);
         entry.is_none_or(|entry| entry.is_prepared() || entry.status().is_some())
@@ -50,6 +50,7 @@ impl Engine {
         outcome
     }
 
+    /// The result of one request, without marking a failure as returned.
     pub fn outcome(
         &self,
         operation: &'static str,

@@ -42,7 +42,7 @@ pub enum Control {
         /// How its channels are laid out.
         shape: Shape,
     },
-    /// The sender of this has connected its queue pair.
+    /// The sender of this has connected its end of a lane.
     Up {
         /// Which lane.
         lane: u8,

@@ -166,7 +166,7 @@ fn every_kernel_stands_in_the_module_with_its_parameter() {
         ("mp_unpack_1", size_of::<Unpack<1>>()),
         ("mp_unpack_30", size_of::<Unpack<SEGMENTS>>()),
         ("mp_stamp_1", size_of::<Stamp<1>>()),
-        ("mp_stamp_16", size_of::<Stamp<STAMPS>>()),
+        ("mp_stamp_16", size_of::<Stamp<MOST_CHUNKS>>()),
         ("mp_put", size_of::<Puts<PUTS>>()),
     ] {
         let head =

@@ -6,18 +6,18 @@ use super::*;
 const FAILED: usize = 0x00;
 const DONE: usize = 0x08;
 const WORDS: usize = 0x10;
-const RECORDS: usize = 0x1000;
-/// Bytes of a record, and of what stands before its pieces.
-const RECORD: usize = 512;
+const WQES: usize = 0x1000;
+/// Bytes of a WQE, and of what stands before its pieces.
+const WQE: usize = 512;
 const HEAD: usize = 32;
 const FROM: usize = 0x3000;
 const INTO: usize = 0x8000;
 
 const THREADS: [u32; 3] = [1, 5, 32];
 
-/// Record `i`: to an address, of pieces that each have an offset and a length.
-fn record(bench: &mut Bench, i: usize, opcode: u8, to: usize, pieces: &[(usize, usize)]) {
-    let at = RECORDS + i * RECORD;
+/// WQE `i`: to an address, of pieces that each have an offset and a length.
+fn wqe(bench: &mut Bench, i: usize, opcode: u8, to: usize, pieces: &[(usize, usize)]) {
+    let at = WQES + i * WQE;
     bench.put(at, &[0xff, 0xff, 0xff, opcode]);
     bench.put(at + 8, &bench.addr(to).to_be_bytes());
     bench.put32(at + 16, pieces.len() as u32);
@@ -28,30 +28,30 @@ fn record(bench: &mut Bench, i: usize, opcode: u8, to: usize, pieces: &[(usize, 
     }
 }
 
-/// Two pieces, a record that was silenced, words from memory; `failed`: the lane has failed.
+/// Two pieces, a WQE that was silenced, words from memory; `failed`: the lane has failed.
 fn run(threads: u32, weak: Option<Weak>, len: usize, failed: bool) {
     let mut bench = Bench::with(threads, u64::from(threads) + len as u64, weak);
     bench.put32(FAILED, failed.into());
     bench.put64(DONE, 6);
     let bytes: Vec<u8> = (0..0x2000).map(|i| (i % 251) as u8).collect();
     bench.put(FROM, &bytes);
-    record(
+    wqe(
         &mut bench,
         0,
         8,
         INTO + 3,
         &[(FROM + 1, len), (FROM + 0x1000, 9)],
     );
-    record(&mut bench, 1, 0, INTO, &[(FROM, 100)]);
-    record(&mut bench, 2, 8, WORDS, &[(FROM, 40)]);
-    let addr = |i: usize| bench.addr(RECORDS + i * RECORD);
+    wqe(&mut bench, 1, 0, INTO, &[(FROM, 100)]);
+    wqe(&mut bench, 2, 8, WORDS, &[(FROM, 40)]);
+    let addr = |i: usize| bench.addr(WQES + i * WQE);
     let params = Puts {
         failed: bench.addr(FAILED),
         done: bench.addr(DONE),
         serial: 7,
         count: 3,
         words: 0b100,
-        record: [addr(0), addr(1), addr(2), 0],
+        wqe: [addr(0), addr(1), addr(2), 0],
     };
     bench.load();
     // SAFETY: the addresses lie in the bench's memory, which it checks.
@@ -93,16 +93,16 @@ fn words_come_behind_the_payload() {
         bench.put64(WORDS, 0);
         let bytes: Vec<u8> = (0..500).map(|i| i as u8 | 1).collect();
         bench.put(FROM, &bytes);
-        record(&mut bench, 0, 8, INTO, &[(FROM, 500)]);
-        record(&mut bench, 1, 8, WORDS, &[(FROM, 8)]);
-        let addr = |i: usize| bench.addr(RECORDS + i * RECORD);
+        wqe(&mut bench, 0, 8, INTO, &[(FROM, 500)]);
+        wqe(&mut bench, 1, 8, WORDS, &[(FROM, 8)]);
+        let addr = |i: usize| bench.addr(WQES + i * WQE);
         let params = Puts {
             failed: bench.addr(FAILED),
             done: 0,
             serial: 0,
             count: 2,
             words: 0b10,
-            record: [addr(0), addr(1), 0, 0],
+            wqe: [addr(0), addr(1), 0, 0],
         };
         bench.load();
         // SAFETY: as above.

@@ -247,7 +247,7 @@ fn every_answer_and_length_decides_the_send() {
             };
             let what = format!("{name}, {threads} threads");
             run::<1>(&mut bench, &send, ends, &what);
-            run::<STAMPS>(&mut bench, &send, ends, &what);
+            run::<MOST_CHUNKS>(&mut bench, &send, ends, &what);
             // Fields that are not to be changed stay.
             let bare = Send {
                 fields: false,
@@ -332,7 +332,7 @@ fn sixteen_work_requests_share_a_long_message() {
                 fields: true,
             };
             let what = format!("{len} bytes, {threads} threads");
-            run::<STAMPS>(&mut bench, &send, GOOD, &what);
+            run::<MOST_CHUNKS>(&mut bench, &send, GOOD, &what);
             let send = Send {
                 ready: Some(word(u64::from(SEQ), READY, len.saturating_sub(1))),
                 ..send
@@ -341,7 +341,7 @@ fn sixteen_work_requests_share_a_long_message() {
                 0 => GOOD,
                 _ => bad(Status::TRUNCATED),
             };
-            run::<STAMPS>(&mut bench, &send, ends, &format!("{len} bytes for less"));
+            run::<MOST_CHUNKS>(&mut bench, &send, ends, &format!("{len} bytes for less"));
         }
     }
 }
@@ -376,6 +376,6 @@ proptest! {
             _ => GOOD,
         };
         let mut bench = Bench::new(THREADS[threads]);
-        run::<STAMPS>(&mut bench, &send, ends, &format!("{send:?}"));
+        run::<MOST_CHUNKS>(&mut bench, &send, ends, &format!("{send:?}"));
     }
 }

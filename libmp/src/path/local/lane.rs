@@ -7,10 +7,10 @@ use gdsync::gpu::{Condition, Region};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
-use super::wqe::{CAPTURED, RECORDS, Records};
+use super::wqe::{CAPTURED, WQES, Wqes};
 use super::{Local, Piece, Span};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{STAMPS, Stamp};
+use crate::kernels::{MOST_CHUNKS, Stamp};
 use crate::mutant::{Mutant, on};
 
 /// Bytes that the CPU copies at a time, under the context's lock.
@@ -21,13 +21,13 @@ const BUFFER: usize = 64 << 10;
 /// A put that is prepared on a lane, under way, or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Put {
-    record: u16,
+    slot: u16,
     serial: u64,
 }
 
 impl Put {
-    pub(super) fn record(self) -> usize {
-        self.record.into()
+    pub(super) fn slot(self) -> usize {
+        self.slot.into()
     }
 
     pub(super) fn serial(self) -> u64 {
@@ -37,11 +37,11 @@ impl Put {
 
 /// How far a put has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// Its record is free.
+pub(super) enum PutState {
+    /// Its WQE is free.
     Free,
     Prepared,
-    /// It is done when this one is, the last of those that it was posted with.
+    /// Posted: done when the put named here is, the last of its list.
     Posted(Put),
     /// The lane failed before it was done.
     Lost,
@@ -58,7 +58,7 @@ struct Source {
 pub(super) struct Slot {
     /// Its number, which no other put of the lane has.
     pub serial: u64,
-    pub stage: Stage,
+    pub state: PutState,
     /// Whole words, visible only after what was put before them.
     pub words: bool,
     /// Its bytes, at most.
@@ -78,9 +78,9 @@ impl Slot {
 /// A lane.
 pub(crate) struct Lane {
     pub(super) local: Local,
-    pub(super) records: Records,
+    pub(super) wqes: Wqes,
     pub(super) slots: Vec<Slot>,
-    /// Where the next put looks for a free record.
+    /// Where the next put looks for a free WQE.
     next: usize,
     /// Puts so far.
     count: u64,
@@ -97,19 +97,19 @@ impl Lane {
     pub fn new(local: &Local) -> Result<Lane> {
         let free = || Slot {
             serial: 0,
-            stage: Stage::Free,
+            state: PutState::Free,
             words: false,
             len: 0,
             to: Span::default(),
             from: Vec::new(),
         };
         Ok(Lane {
-            records: Records::new(&local.gpu)?,
+            wqes: Wqes::new(&local.gpu)?,
             local: local.clone(),
-            slots: (0..RECORDS).map(|_| free()).collect(),
+            slots: (0..WQES).map(|_| free()).collect(),
             next: 0,
             count: 0,
-            queue: VecDeque::with_capacity(RECORDS),
+            queue: VecDeque::with_capacity(WQES),
             copied: 0,
             buffer: vec![0; BUFFER].into(),
             failed: None,
@@ -118,49 +118,50 @@ impl Lane {
 
     /// Whether a posted put is done, by what the last of its list says.
     fn is_done(&self, last: Put) -> bool {
-        let done = self.records.done(last.record());
+        let done = self.wqes.done(last.slot());
         // Pinned memory, which the CPU reaches: it cannot fail. Acquire: pairs with the release of
-        // the kernel, or of the CPU in `end`.
+        // the kernel, or of the CPU in `complete`.
         done.load().unwrap_or(0) >= last.serial
     }
 
     fn is_free(&self, at: usize) -> bool {
-        match self.slots[at].stage {
-            Stage::Free => true,
-            Stage::Prepared | Stage::Lost => false,
-            Stage::Posted(last) => self.is_done(last),
+        match self.slots[at].state {
+            PutState::Free => true,
+            PutState::Prepared | PutState::Lost => false,
+            PutState::Posted(last) => self.is_done(last),
         }
+    }
+
+    /// # Errors
+    /// `PeerFailed` if the lane has failed.
+    pub(super) fn check(&self, operation: &'static str) -> Result<()> {
+        let failed = |status| Error::new(operation, Kind::PeerFailed(status), "the lane failed");
+        self.failed.map_or(Ok(()), |status| Err(failed(status)))
     }
 
     fn take(&mut self) -> Result<usize> {
         const OPERATION: &str = "prepare put";
-        if let Some(status) = self.failed {
-            return Err(Error::new(
-                OPERATION,
-                Kind::PeerFailed(status),
-                "the lane failed",
-            ));
-        }
+        self.check(OPERATION)?;
         self.go_on();
-        let mut places = (0..RECORDS).map(|i| (self.next + i) % RECORDS);
+        let mut places = (0..WQES).map(|i| (self.next + i) % WQES);
         places.find(|at| self.is_free(*at)).ok_or_else(|| {
             let what = "puts of this rank to itself under way";
-            Error::new(OPERATION, Kind::QueueFull, what).with_limit(RECORDS)
+            Error::new(OPERATION, Kind::QueueFull, what).with_limit(WQES)
         })
     }
 
-    fn prepared(&mut self, at: usize, to: Span, words: bool) -> Result<Put> {
+    fn prepare(&mut self, at: usize, to: Span, words: bool) -> Result<Put> {
         self.count += 1;
-        self.next = (at + 1) % RECORDS;
+        self.next = (at + 1) % WQES;
         let slot = &mut self.slots[at];
         slot.serial = self.count;
-        slot.stage = Stage::Prepared;
+        slot.state = PutState::Prepared;
         slot.words = words;
         slot.to = to;
         slot.len = slot.from.iter().map(|source| source.len as u64).sum();
-        self.records.write(at, to, slot.from.len())?;
+        self.wqes.write(at, to, slot.from.len())?;
         Ok(Put {
-            record: at as u16,
+            slot: at as u16,
             serial: self.count,
         })
     }
@@ -175,13 +176,13 @@ impl Lane {
         let at = self.take()?;
         self.slots[at].from.clear();
         for (index, piece) in pieces.enumerate() {
-            self.source(at, index, piece)?;
+            self.add_piece(at, index, piece)?;
         }
-        self.prepared(at, to, false)
+        self.prepare(at, to, false)
     }
 
-    fn source(&mut self, at: usize, index: usize, piece: Piece<'_>) -> Result<()> {
-        self.records.write_piece(at, index, piece)?;
+    fn add_piece(&mut self, at: usize, index: usize, piece: Piece<'_>) -> Result<()> {
+        self.wqes.write_piece(at, index, piece)?;
         self.slots[at].from.push(Source {
             region: piece.region.clone(),
             offset: piece.offset,
@@ -190,12 +191,12 @@ impl Lane {
         Ok(())
     }
 
-    /// Prepares a put of words of memory, behind all that was put earlier.
+    /// Prepares a put of words of memory, each copied as a whole, behind all that was put earlier.
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         let at = self.take()?;
         self.slots[at].from.clear();
-        self.source(at, 0, words)?;
-        self.prepared(at, to, true)
+        self.add_piece(at, 0, words)?;
+        self.prepare(at, to, true)
     }
 
     /// Prepares a put of words, captured now, behind all that was put earlier.
@@ -213,9 +214,9 @@ impl Lane {
     fn capture(&mut self, bytes: &[u8], to: Span, words: bool) -> Result<Put> {
         let at = self.take()?;
         debug_assert!(bytes.len() <= CAPTURED);
-        self.records.capture(at, bytes)?;
-        let piece = self.records.captured(at, bytes.len());
-        self.records.write_piece(at, 0, piece)?;
+        self.wqes.capture(at, bytes)?;
+        let piece = self.wqes.captured(at, bytes.len());
+        self.wqes.write_piece(at, 0, piece)?;
         let source = Source {
             region: piece.region.clone(),
             offset: piece.offset,
@@ -224,12 +225,12 @@ impl Lane {
         let from = &mut self.slots[at].from;
         from.clear();
         from.push(source);
-        self.prepared(at, to, words)
+        self.prepare(at, to, words)
     }
 
     fn known(&mut self, operation: &'static str, put: Put) -> Result<&mut Slot> {
-        let slot = self.slots.get_mut(put.record());
-        let known = slot.filter(|slot| slot.serial == put.serial && slot.stage != Stage::Free);
+        let slot = self.slots.get_mut(put.slot());
+        let known = slot.filter(|slot| slot.serial == put.serial && slot.state != PutState::Free);
         known.ok_or_else(|| Error::new(operation, Kind::Invalid, "no such put"))
     }
 
@@ -240,10 +241,10 @@ impl Lane {
     pub fn poll(&mut self, put: Put) -> Result<Option<Status>> {
         const OPERATION: &str = "poll put";
         self.go_on();
-        match self.known(OPERATION, put)?.stage {
-            Stage::Posted(last) => Ok(self.is_done(last).then_some(Status::SUCCESS)),
-            Stage::Lost => Ok(Some(self.failed.unwrap_or(Status::FLUSHED))),
-            Stage::Free | Stage::Prepared => {
+        match self.known(OPERATION, put)?.state {
+            PutState::Posted(last) => Ok(self.is_done(last).then_some(Status::SUCCESS)),
+            PutState::Lost => Ok(Some(self.failed.unwrap_or(Status::FLUSHED))),
+            PutState::Free | PutState::Prepared => {
                 Err(Error::new(OPERATION, Kind::Invalid, "it was not posted"))
             }
         }
@@ -253,12 +254,12 @@ impl Lane {
     pub fn abort(&mut self, put: Put) -> Result<()> {
         const OPERATION: &str = "abort put";
         let slot = self.known(OPERATION, put)?;
-        if slot.stage != Stage::Prepared {
+        if slot.state != PutState::Prepared {
             return Err(Error::new(OPERATION, Kind::Invalid, "it was posted"));
         }
-        slot.stage = Stage::Free;
+        slot.state = PutState::Free;
         slot.from.clear();
-        self.next = put.record();
+        self.next = put.slot();
         Ok(())
     }
 
@@ -267,10 +268,10 @@ impl Lane {
         let Ok(slot) = self.known("wait for put", put) else {
             return Ok(());
         };
-        let Stage::Posted(last) = slot.stage else {
+        let PutState::Posted(last) = slot.state else {
             return Ok(());
         };
-        let done = self.records.done(last.record());
+        let done = self.wqes.done(last.slot());
         let list = [Descriptor::wait_value(done, Condition::Geq, last.serial)];
         Ok(rdma::post_on(stream, &mut [], &list)?)
     }
@@ -278,11 +279,17 @@ impl Lane {
     /// Whether nothing that was posted is under way.
     pub fn is_quiet(&mut self) -> bool {
         self.go_on();
-        let under_way = |slot: &Slot| match slot.stage {
-            Stage::Posted(last) => !self.is_done(last),
+        let under_way = |slot: &Slot| match slot.state {
+            PutState::Posted(last) => !self.is_done(last),
             _ => false,
         };
         !self.slots.iter().any(under_way)
+    }
+
+    /// Submissions of a stream for a late message of `puts`: as on a NIC's lane, and a kernel for
+    /// each put.
+    pub fn submissions(puts: usize) -> u32 {
+        4 + puts as u32
     }
 
     pub fn error(&self) -> Option<Status> {
@@ -296,19 +303,19 @@ impl Lane {
         }
         self.failed = Some(status);
         // Pinned memory, which the CPU reaches: it cannot fail.
-        let _ = self.records.failed().store(status.0);
+        let _ = self.wqes.failed().store(status.0);
         self.queue.clear();
-        for at in 0..RECORDS {
-            if let Stage::Posted(last) = self.slots[at].stage
+        for at in 0..WQES {
+            if let PutState::Posted(last) = self.slots[at].state
                 && !self.is_done(last)
             {
-                self.slots[at].stage = Stage::Lost;
+                self.slots[at].state = PutState::Lost;
                 self.slots[at].from.clear();
             }
         }
-        for at in 0..RECORDS {
-            if self.slots[at].stage == Stage::Lost {
-                let _ = self.records.done(at).store(self.slots[at].serial);
+        for at in 0..WQES {
+            if self.slots[at].state == PutState::Lost {
+                let _ = self.wqes.done(at).store(self.slots[at].serial);
             }
         }
     }
@@ -320,14 +327,14 @@ impl Lane {
         mut puts: impl DoubleEndedIterator<Item = Put>,
         large: bool,
         late: [bool; 2],
-        params: &mut Stamp<STAMPS>,
+        params: &mut Stamp<MOST_CHUNKS>,
     ) {
         let Some(stamp) = puts.next_back() else {
             return;
         };
-        params.stamp_control = self.records.addr(stamp.record());
+        params.stamp_control = self.wqes.addr(stamp.slot());
         for (patch, put) in params.patch.iter_mut().zip(puts) {
-            *patch = self.records.patch(put.record(), large, late);
+            *patch = self.wqes.patch(put.slot(), large, late);
             params.chunks += 1;
         }
     }
@@ -335,15 +342,9 @@ impl Lane {
     /// Hands a put to the CPU; [`Lane::go_on`] carries it out.
     pub fn post(&mut self, put: Put) -> Result<()> {
         const OPERATION: &str = "post put";
-        if let Some(status) = self.failed {
-            return Err(Error::new(
-                OPERATION,
-                Kind::PeerFailed(status),
-                "the lane failed",
-            ));
-        }
-        self.known(OPERATION, put)?.stage = Stage::Posted(put);
-        match on(Mutant::LocalWordFirst) && self.slots[put.record()].words {
+        self.check(OPERATION)?;
+        self.known(OPERATION, put)?.state = PutState::Posted(put);
+        match on(Mutant::LocalWordFirst) && self.slots[put.slot()].words {
             true => self.queue.push_front(put),
             false => self.queue.push_back(put),
         }
@@ -356,10 +357,10 @@ impl Lane {
         while left > 0
             && let Some(put) = self.queue.front().copied()
         {
-            match self.copy(put.record(), &mut left) {
+            match self.copy(put.slot(), &mut left) {
                 Ok(true) => {
-                    self.end(put);
-                    if on(Mutant::LocalWordFirst) && self.slots[put.record()].words {
+                    self.complete(put);
+                    if on(Mutant::LocalWordFirst) && self.slots[put.slot()].words {
                         return;
                     }
                 }
@@ -372,15 +373,15 @@ impl Lane {
         }
     }
 
-    fn end(&mut self, put: Put) {
+    fn complete(&mut self, put: Put) {
         self.queue.pop_front();
         self.copied = 0;
-        self.slots[put.record()].from.clear();
+        self.slots[put.slot()].from.clear();
         // As in `fail`. Release: who sees it finds the bytes.
-        let _ = self.records.done(put.record()).store(put.serial);
+        let _ = self.wqes.done(put.slot()).store(put.serial);
     }
 
-    /// Copies at most `left` bytes of the first put. `true`: that was the last.
+    /// Copies at most `left` bytes of the first put. `true`: all of it is copied.
     fn copy(&mut self, at: usize, left: &mut usize) -> Result<bool> {
         let Lane {
             local,

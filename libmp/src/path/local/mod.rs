@@ -1,7 +1,7 @@
 //! The path of a rank to itself: its memory is copied, by the CPU for what the CPU posts, by a
 //! kernel for what a stream posts. No NIC has to do with it.
 //!
-//! A put is a *record* in pinned memory, laid out as the kernels of `device/mp_put.cu` and
+//! A put is a *WQE* in pinned memory, laid out as the kernels of `device/mp_put.cu` and
 //! `device/mp_stamp.cu` have it, with the fields of a NIC's work request: what a kernel completes of
 //! a late message it finds here as there. What a stream posts becomes waits, stores and launches in
 //! the stream's order; what the CPU posts it copies at once, a large put in parts.

@@ -5,7 +5,7 @@ use gdsync::gpu::Word64;
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
-use super::lane::Stage;
+use super::lane::PutState;
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{PUTS, Puts};
@@ -45,7 +45,8 @@ struct Group {
 }
 
 impl Lane {
-    /// Enqueues a list, whose descriptors `items` describe. All of it, or nothing but waits.
+    /// Enqueues a list, whose descriptors `items` describe. If it is refused before a kernel was
+    /// launched, at most waits are enqueued; behind a launch, the lane fails.
     pub fn post_on(
         &mut self,
         stream: &Stream,
@@ -55,13 +56,7 @@ impl Lane {
         let Some(last) = items.iter().filter_map(Item::put).next_back() else {
             return Ok(rdma::post_on(stream, &mut [], list)?);
         };
-        if let Some(status) = self.error() {
-            return Err(Error::new(
-                POST,
-                Kind::PeerFailed(status),
-                "the lane failed",
-            ));
-        }
+        self.check(POST)?;
         stream.check_room(list.len() as u32)?;
         let mut launched = false;
         let mut at = 0;
@@ -91,8 +86,8 @@ impl Lane {
             }
         }
         for put in items.iter().filter_map(Item::put) {
-            let slot = &mut self.slots[put.record()];
-            slot.stage = Stage::Posted(last);
+            let slot = &mut self.slots[put.slot()];
+            slot.state = PutState::Posted(last);
             slot.let_go();
         }
         Ok(())
@@ -105,7 +100,7 @@ impl Lane {
             count: 0,
         };
         for put in items.iter().map_while(Item::put).take(PUTS) {
-            let alone = self.slots[put.record()].len >= LARGE;
+            let alone = self.slots[put.slot()].len >= LARGE;
             if group.count > 0 && alone {
                 break;
             }
@@ -118,8 +113,8 @@ impl Lane {
         group
     }
 
-    /// Launches a kernel; the one with the `last` put says that all are done. A stream that goes on
-    /// to wait is counted among those that do, before there is anything that could not be undone.
+    /// Launches one kernel; the one with the `last` put says that all are done. `awaited`, the next
+    /// wait of the list, is admitted with the launch, which cannot be undone.
     fn launch(
         &self,
         stream: &Stream,
@@ -132,25 +127,25 @@ impl Lane {
             Error::new(POST, Kind::Unsupported, what)
         })?;
         let mut params = Puts {
-            failed: self.records.failed().addr().0,
+            failed: self.wqes.failed().addr().0,
             done: 0,
             serial: 0,
             count: group.count as u32,
             words: 0,
-            record: [0; PUTS],
+            wqe: [0; PUTS],
         };
         let mut bytes = 0;
         for (i, put) in group.puts.iter().flatten().enumerate() {
-            let slot = &self.slots[put.record()];
+            let slot = &self.slots[put.slot()];
             bytes += slot.len;
-            params.record[i] = self.records.addr(put.record());
+            params.wqe[i] = self.wqes.addr(put.slot());
             params.words |= u32::from(slot.words) << i;
             if *put == last {
-                params.done = self.records.done(put.record()).addr().0;
+                params.done = self.wqes.done(put.slot()).addr().0;
                 params.serial = put.serial();
             }
         }
-        // SAFETY: the records are the lane's, which the context keeps; what they name lies in
+        // SAFETY: the WQEs are the lane's, which the context keeps; what they name lies in
         // regions that were alive when they were prepared or, where a kernel of the stream patches
         // the place, is told of by a receive, and memory that is given back stays accessible until
         // what was enqueued before has run.

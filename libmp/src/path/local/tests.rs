@@ -6,10 +6,10 @@ use gdsync::Status;
 use gdsync::gpu::{Condition, MemoryKind, Region, Word64};
 use gdsync::rdma::Descriptor;
 
-use super::wqe::RECORDS;
+use super::wqe::WQES;
 use super::*;
 use crate::error::Kind;
-use crate::kernels::{Patch, STAMPS, Stamp};
+use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path;
 use crate::wire::record::Place;
 
@@ -200,17 +200,17 @@ fn a_kernel_finds_place_and_length_of_a_late_put_or_silences_it() {
         chunk: 0,
         chunks: 0,
         seq: 0,
-        patch: [Patch::default(); STAMPS],
+        patch: [Patch::default(); MOST_CHUNKS],
     };
     bench
         .lane
         .patch(puts.into_iter(), true, [true; 2], &mut params);
     assert_eq!((params.chunks, params.patch[1]), (1, Patch::default()));
-    // As the kernel does it: big-endian, in the record.
-    let records = bench.lane.records.memory();
+    // As the kernel does it: big-endian, in the WQE.
+    let wqes = bench.lane.wqes.memory();
     let store = |at: u64, bytes: &[u8]| {
-        let offset = (at - records.addr().0) as usize;
-        records.write(offset, bytes).unwrap();
+        let offset = (at - wqes.addr().0) as usize;
+        wqes.write(offset, bytes).unwrap();
     };
     let patch = params.patch[0];
     let place = bench.into.addr().0 + 1000;
@@ -258,17 +258,17 @@ fn a_lane_that_fails_puts_nothing_more_and_lets_streams_pass() {
 }
 
 #[test]
-fn records_are_used_again_when_their_puts_are_done_or_taken_back() {
+fn wqes_are_used_again_when_their_puts_are_done_or_taken_back() {
     let mut bench = Bench::new(MemoryKind::Pinned);
     let to = bench.to(0);
     let mut prepare = || bench.lane.put_bytes(&[1; 28], to);
-    let puts: Vec<Put> = (0..RECORDS).map(|_| prepare().unwrap()).collect();
+    let puts: Vec<Put> = (0..WQES).map(|_| prepare().unwrap()).collect();
     assert_eq!(prepare().unwrap_err().kind(), Kind::QueueFull);
     // Not only the newest.
     bench.lane.abort(puts[5]).unwrap();
     assert!(bench.lane.abort(puts[5]).is_err());
     let again = bench.lane.put_bytes(&[2; 8], to).unwrap();
-    assert_eq!(again.record(), puts[5].record());
+    assert_eq!(again.slot(), puts[5].slot());
     assert!(bench.lane.poll(puts[5]).is_err(), "it is forgotten");
     for put in [puts[0], again] {
         bench.lane.post(put).unwrap();

@@ -1,4 +1,4 @@
-//! Records: puts as kernels find them, in pinned memory. `device/mp_put.cu` has the same layout.
+//! WQEs: puts as kernels find them, in pinned memory. `device/mp_put.cu` has the same layout.
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32, Word64};
@@ -9,41 +9,41 @@ use crate::kernels::Patch;
 use crate::path::MOST_PIECES;
 
 /// Puts of a lane that are prepared or under way at a time.
-pub(super) const RECORDS: usize = 64;
+pub(super) const WQES: usize = 64;
 /// Bytes that a put captures at most.
 pub(super) const CAPTURED: usize = 64;
 
-/// Of a record: the opcode's word, the remote key and address, how many pieces, the pieces.
+/// Of a WQE: the opcode's word, the remote key and address, how many pieces, the pieces.
 const KEY: usize = 4;
 const ADDRESS: usize = 8;
 const PIECES: usize = 16;
 const FIRST: usize = 32;
 /// Of a piece: length, 4 bytes without use, address.
 const PIECE: usize = 16;
-/// Bytes of a record.
+/// Bytes of a WQE.
 const LEN: usize = FIRST + MOST_PIECES * PIECE;
 /// Where what is captured lies, behind the one piece that it is.
 const BYTES: usize = LEN - CAPTURED;
 /// Any opcode but that of a NOP, where a kernel looks for it.
 const OPCODE: [u8; 4] = [0, 0, 0, 8];
 
-/// The records of a lane; behind them a word for each, and the word that says that the lane failed.
-pub(super) struct Records {
+/// The WQEs of a lane; behind them a word for each, and the word that says that the lane failed.
+pub(super) struct Wqes {
     memory: Region,
-    /// By record: up to which serial number its puts are done.
+    /// By WQE: up to which serial number its puts are done.
     done: Vec<Word64>,
     /// Not 0: nothing is put any more.
     failed: Word32,
 }
 
-impl Records {
-    pub fn new(gpu: &Gpu) -> Result<Records> {
-        let words = RECORDS * LEN;
-        let memory = gpu.alloc(MemoryKind::Pinned, words + 8 * (RECORDS + 1))?;
+impl Wqes {
+    pub fn new(gpu: &Gpu) -> Result<Wqes> {
+        let words = WQES * LEN;
+        let memory = gpu.alloc(MemoryKind::Pinned, words + 8 * (WQES + 1))?;
         let word = |at: usize| memory.word64(words + 8 * at);
-        Ok(Records {
-            done: (0..RECORDS).map(word).collect::<Result<_, _>>()?,
-            failed: memory.word32(words + 8 * RECORDS)?,
+        Ok(Wqes {
+            done: (0..WQES).map(word).collect::<Result<_, _>>()?,
+            failed: memory.word32(words + 8 * WQES)?,
             memory,
         })
     }
@@ -62,7 +62,7 @@ impl Records {
         &self.memory
     }
 
-    /// The record's address, for kernels.
+    /// The WQE's address, for kernels.
     pub fn addr(&self, at: usize) -> u64 {
         self.memory.addr().0 + (at * LEN) as u64
     }
@@ -81,7 +81,7 @@ impl Records {
         Ok(self.memory.write(at * LEN + BYTES, bytes)?)
     }
 
-    /// Writes all of a record but its pieces.
+    /// Writes all of a WQE but its pieces.
     pub fn write(&self, at: usize, to: Span, pieces: usize) -> Result<()> {
         let mut head = [0; FIRST];
         head[..KEY].copy_from_slice(&OPCODE);
@@ -91,7 +91,7 @@ impl Records {
         Ok(self.memory.write(at * LEN, &head)?)
     }
 
-    /// Writes a piece of a record.
+    /// Writes a piece of a WQE.
     pub fn write_piece(&self, at: usize, index: usize, piece: Piece<'_>) -> Result<()> {
         let mut b = [0; PIECE];
         let addr = piece.region.addr().0 + piece.offset as u64;

@@ -7,7 +7,7 @@ use gdsync::{Status, Stream};
 
 use super::{Keys, MOST_PIECES, Nic, Piece, Span};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Patch, STAMPS, Stamp};
+use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path::WordOrder;
 use crate::wire::record::{NIC, Record};
 
@@ -16,7 +16,7 @@ const LOOK: usize = 8;
 
 /// How far a lane has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum LaneState {
     /// This side's end is made, and told to the peer.
     Made,
     /// It is connected to the peer's.
@@ -31,14 +31,14 @@ pub(crate) struct Put(SendRequest);
 
 /// How words to a peer are kept behind their payload: chosen once for all lanes to it.
 #[derive(Default)]
-pub(crate) struct Words {
+pub(crate) struct WordOrdering {
     /// `None`: it is not chosen yet.
     pub order: Option<WordOrder>,
     /// As [`Lane::landing`].
     landing: Option<Keys>,
 }
 
-impl Words {
+impl WordOrdering {
     /// Chooses, if that is not done. `keeps_order`: the peer's NIC places WRITEs in order.
     fn choose(&mut self, nic: &Nic, peer: u32, keeps_order: bool) -> Result<()> {
         if self.order.is_some() {
@@ -60,16 +60,19 @@ pub(crate) struct Lane {
     qp: Qp,
     /// Where the READs land that keep words behind their payload; `None`: words are plain WRITEs.
     landing: Option<Keys>,
-    stage: Stage,
+    state: LaneState,
 }
 
 impl Lane {
+    /// Submissions of a stream for a late message: of its two lists and its kernel.
+    pub const SUBMISSIONS: u32 = 4;
+
     /// This side's end of lane `lane`, rung by `doorbell`, and what to tell the peer of it: the
     /// address, and whether the NIC here places the WRITEs that it receives in the order in which
     /// they were posted.
     pub fn make(
         nic: &Nic,
-        words: &Words,
+        word_ordering: &WordOrdering,
         lane: usize,
         doorbell: Doorbell,
     ) -> Result<(Lane, Record)> {
@@ -78,8 +81,8 @@ impl Lane {
         end.push(nic.device.keeps_write_order().into());
         let lane = Lane {
             qp,
-            landing: words.landing.clone(),
-            stage: Stage::Made,
+            landing: word_ordering.landing.clone(),
+            state: LaneState::Made,
         };
         Ok((lane, Record::new(NIC, &end)))
     }
@@ -88,7 +91,7 @@ impl Lane {
     pub fn connect(
         &mut self,
         nic: &Nic,
-        words: &mut Words,
+        word_ordering: &mut WordOrdering,
         peer: u32,
         records: &[Record],
     ) -> Result<()> {
@@ -100,21 +103,21 @@ impl Lane {
                 return Err(Error::new("open lane", Kind::Protocol, what));
             }
         };
-        words.choose(nic, peer, keeps_order)?;
+        word_ordering.choose(nic, peer, keeps_order)?;
         self.qp.connect(&address)?;
-        self.landing = words.landing.clone();
-        self.stage = Stage::Connected;
+        self.landing = word_ordering.landing.clone();
+        self.state = LaneState::Connected;
         Ok(())
     }
 
     /// The peer has connected its end, to which this side's was before.
     pub fn connected(&mut self) {
-        self.stage = Stage::Open;
+        self.state = LaneState::Open;
     }
 
     #[inline]
     pub fn is_open(&self) -> bool {
-        self.stage == Stage::Open
+        self.state == LaneState::Open
     }
 
     /// What has become of a put; `None`: it is under way.
@@ -185,7 +188,7 @@ impl Lane {
         self.prepare(&Work::write(&list[..count], to.0))
     }
 
-    /// Prepares a put of words of memory: a NIC writes each as a whole.
+    /// Prepares a put of words of memory, each written as a whole.
     #[inline]
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         self.prepare(&Work::write(&[words.0], to.0))
@@ -197,8 +200,8 @@ impl Lane {
         self.prepare(&Work::write_inline(&[bytes], to.0))
     }
 
-    /// What goes in front of words: where WRITEs may be placed out of order, these wait for a READ
-    /// from there, which is carried out behind all earlier ones.
+    /// Where WRITEs may be placed out of order: a READ of `to`, for which the words wait. A NIC
+    /// carries a READ out behind all earlier WRITEs.
     #[inline]
     pub fn look(&mut self, to: Span) -> Option<Result<Put>> {
         let landing = self.landing.as_ref()?;
@@ -238,14 +241,15 @@ impl Lane {
         Ok(rdma::post_on(stream, &mut [&mut self.qp], list)?)
     }
 
-    /// Puts into `params` where a kernel finds the puts of a message, whose last is the stamp, to
-    /// complete them: with the place of a `large` one, and where `late` says so length and offset.
+    /// Tells a kernel, in `params`, where the work requests of a message lie that it completes. The
+    /// last of `puts` is the stamp. `large`: the kernel fills in the destination; `length`,
+    /// `offset`: these too.
     pub fn patch(
         &self,
         mut puts: impl DoubleEndedIterator<Item = Put>,
         large: bool,
         [length, offset]: [bool; 2],
-        params: &mut Stamp<STAMPS>,
+        params: &mut Stamp<MOST_CHUNKS>,
     ) -> Result<()> {
         let Some(stamp) = puts.next_back() else {
             let what = "a message without puts";

@@ -12,7 +12,7 @@ use gdsync::rdma::{Access, Device, Doorbell, Pd, Qp, QpConfig};
 use super::{MOST_PIECES, WordOrder};
 use crate::error::Result;
 
-pub(crate) use lane::{Lane, Put, Words};
+pub(crate) use lane::{Lane, Put, WordOrdering};
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use options::NicOptions;
 

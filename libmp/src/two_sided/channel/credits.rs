@@ -120,7 +120,7 @@ impl RecvChannel {
         for (slot, n) in [(slot, head), (0, count - head)] {
             if n > 0 {
                 let to = self.span(self.shape.taken_at(slot), n * 8)?;
-                let piece = self.side.outbox.piece(slot * 8, n * 8);
+                let piece = self.side.taken_words.piece(slot * 8, n * 8);
                 batch.put_words(piece, to)?;
             }
         }

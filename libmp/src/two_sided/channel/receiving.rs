@@ -17,8 +17,8 @@ pub(crate) struct Receiving {
     first: Vec<Word64>,
     /// By slot: the message is there.
     arrival: Vec<Word64>,
-    /// What is copied into the sender's return block: that messages were taken.
-    pub(super) outbox: Keys,
+    /// Copied into the sender's return block: which messages were taken.
+    pub(super) taken_words: Keys,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
     /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next one
@@ -30,12 +30,12 @@ pub(crate) struct Receiving {
 impl RecvChannel {
     pub fn new(paths: &Paths, peer: u32, shape: Shape) -> Result<RecvChannel> {
         let mailbox = paths.pinned(shape.mailbox_len(), Rights::Words)?;
-        let outbox = paths.pinned(shape.slots() * 8, Rights::Source)?;
-        let taken = shape.words(&outbox, |slot| slot * 8)?;
+        let taken_words = paths.pinned(shape.slots() * 8, Rights::Source)?;
+        let taken = shape.words(&taken_words, |slot| slot * 8)?;
         let side = Receiving {
             first: shape.words(&mailbox, |slot| slot * PAIR)?,
             arrival: shape.words(&mailbox, |slot| slot * PAIR + 8)?,
-            outbox,
+            taken_words,
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),

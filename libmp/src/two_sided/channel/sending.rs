@@ -207,7 +207,7 @@ mod tests {
             eager: 64,
             start: 0,
         };
-        let channel = SendChannel::new(&Paths::of(&device), 1, shape).unwrap();
+        let channel = SendChannel::new(&Paths::for_test(&device), 1, shape).unwrap();
         let later = word::word(4, WordKind::Ready, 100);
         channel.ready(0).store(later).unwrap();
         for number in [0, 1] {
