@@ -9,7 +9,8 @@ use gdsync::gpu::DevicePtr;
 use super::Context;
 use crate::error::{Error, Kind, Result};
 use crate::request::Done;
-use crate::request::table::{Operation, RequestKey};
+use crate::request::entry::Operation;
+use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::wait::WAIT;
 

@@ -1,5 +1,6 @@
 //! Requests: what is known of each, and of how it ended.
 
+pub(crate) mod entry;
 pub(crate) mod fault;
 pub(crate) mod table;
 

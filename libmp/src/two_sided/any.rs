@@ -12,7 +12,8 @@ use super::receive::{advertise, check_ready_order};
 use super::state::State;
 use crate::error::{Kind, Result};
 use crate::path::Batch;
-use crate::request::table::{Entry, Operation, ReceiveState, RequestKey, Table};
+use crate::request::entry::{Entry, Operation, ReceiveState};
+use crate::request::table::{RequestKey, Table};
 use crate::wire::word::WordKind;
 
 /// Receives from anybody that nothing has matched.
@@ -173,7 +174,7 @@ pub(super) fn unexpected(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::table::{Common, Incoming};
+    use crate::request::entry::{Common, Incoming};
     use crate::two_sided::receive::ANYBODY;
 
     #[test]

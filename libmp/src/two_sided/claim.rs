@@ -13,7 +13,8 @@ use super::state::{Guard, State, known};
 use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
 use crate::path::List;
-use crate::request::table::{Common, Incoming, ReceiveState, RequestKey};
+use crate::request::entry::{Common, Incoming, ReceiveState};
+use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
 const WAIT: &str = "wait on stream";

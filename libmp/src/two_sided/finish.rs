@@ -12,8 +12,9 @@ use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
+use crate::request::entry::{Entry, Handle, Operation, ReceiveState, SendState};
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Handle, Operation, ReceiveState, RequestKey, SendState};
+use crate::request::table::RequestKey;
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 

@@ -9,9 +9,8 @@ use super::state::{Guard, State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path::{List, MOST_BYTES};
-use crate::request::table::{
-    Common, Entry, Operation, Outgoing, RequestKey, Segments, SendState, Table, Waiter,
-};
+use crate::request::entry::{Common, Entry, Operation, Outgoing, Segments, SendState, Waiter};
+use crate::request::table::{RequestKey, Table};
 
 const POST: &str = "post request";
 

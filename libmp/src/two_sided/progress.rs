@@ -9,7 +9,8 @@ use super::peer::{Cause, Standing};
 use super::receive::ask_reached;
 use super::state::State;
 use crate::path::Put;
-use crate::request::table::{Entry, Incoming, Operation, ReceiveState, RequestKey, SendState};
+use crate::request::entry::{Entry, Incoming, Operation, ReceiveState, SendState};
+use crate::request::table::RequestKey;
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 

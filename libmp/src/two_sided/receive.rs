@@ -13,9 +13,8 @@ use super::state::{State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Link, List, Put};
-use crate::request::table::{
-    Common, Entry, Incoming, Operation, Poster, ReceiveState, RequestKey, Table,
-};
+use crate::request::entry::{Common, Entry, Incoming, Operation, Poster, ReceiveState};
+use crate::request::table::{RequestKey, Table};
 use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";

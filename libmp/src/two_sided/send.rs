@@ -12,9 +12,8 @@ use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
 use crate::region::Slice;
-use crate::request::table::{
-    Common, Entry, Handle, Late, Operation, Outgoing, Poster, RequestKey, SendState,
-};
+use crate::request::entry::{Common, Entry, Handle, Late, Operation, Outgoing, Poster, SendState};
+use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
 /// Bytes of a message of one segment; one of several takes one put.

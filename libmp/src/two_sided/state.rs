@@ -19,10 +19,9 @@ use super::watch::Watch;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
 use crate::region::Memory;
+use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
-use crate::request::table::{
-    Common, Entry, Incoming, Operation, Outgoing, RequestKey, Segments, Table,
-};
+use crate::request::table::{RequestKey, Table};
 
 /// Memory of requests that ended, to be given up without the lock.
 #[derive(Default)]

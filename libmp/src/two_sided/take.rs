@@ -7,7 +7,8 @@ use super::engine::Engine;
 use super::state::State;
 use crate::error::Result;
 use crate::region::Slice;
-use crate::request::table::{Common, Incoming, RequestKey};
+use crate::request::entry::{Common, Incoming};
+use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
 impl Engine {

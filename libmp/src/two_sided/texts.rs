@@ -14,8 +14,8 @@ use super::peer::{Cause, Failure, Peer, Peers};
 use super::receive::ANYBODY;
 use super::state::State;
 use crate::error::{Error, Kind};
+use crate::request::entry::{Entry, Handle};
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Handle};
 
 /// Why a send of too many bytes failed.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";

@@ -12,7 +12,8 @@ use super::state::State;
 use super::texts::time;
 use crate::error::{Error, Kind, Result};
 use crate::request::Done;
-use crate::request::table::{Entry, Operation, ReceiveState, RequestKey};
+use crate::request::entry::{Entry, Operation, ReceiveState};
+use crate::request::table::RequestKey;
 
 pub(crate) const WAIT: &str = "wait for request";
 

@@ -12,7 +12,8 @@ use super::progress::arrived;
 use super::spec::Source;
 use super::state::State;
 use super::texts::lack;
-use crate::request::table::{Entry, ReceiveState, RequestKey, Table};
+use crate::request::entry::{Entry, ReceiveState};
+use crate::request::table::{RequestKey, Table};
 
 /// A request that a stream has waited for longer than the watchdog's limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
