@@ -216,8 +216,8 @@ step_doc() {
 }
 
 step_layers() {
-    say "layers: folders use each other in one direction, and the README shows them as they are"
-    cargo run -q -p layers -- README.md
+    say "layers: folders use each other in one direction, and docs/architecture.md shows them as they are"
+    cargo run -q -p layers -- docs/architecture.md
 }
 
 step_env() {
