@@ -371,10 +371,10 @@ step_rdma() {
     emulator/ci/run
 }
 
-# The kernel's soft-RoCE, in virtual machines: the proxy's tests there, and messages between two.
+# The kernel's soft-RoCE, in virtual machines: the tests of `verbs` there, and messages between two.
 step_vm() {
-    say "vm: the proxy on soft-RoCE in a virtual machine, and between two"
-    local built said proxy
+    say "vm: verbs on soft-RoCE in a virtual machine, and between two"
+    local built said verbs
     configure-helpers/rdma-vm/rdma-vm --install || {
         # With fresh lists of packages.
         bring qemu-system-x86_64 qemu-system-x86
@@ -382,10 +382,10 @@ step_vm() {
     } || die "no virtual machine: see above"
     # As the step unit builds everything, so nothing is built again.
     said=$(cargo test --workspace --no-run 2>&1) || die "$said"
-    proxy=$(sed -n 's/^ *Executable tests.proxy\.rs (\(.*\))$/\1/p' <<<"$said")
-    [ -x "$proxy" ] || die "vm: cargo does not say where gdsync's test proxy is"
+    verbs=$(sed -n 's/^ *Executable tests.verbs\.rs (\(.*\))$/\1/p' <<<"$said")
+    [ -x "$verbs" ] || die "vm: cargo does not say where gdsync's test verbs is"
     built="$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug"
-    configure-helpers/rdma-vm/ci "$built" "$(realpath "$proxy")"
+    configure-helpers/rdma-vm/ci "$built" "$(realpath "$verbs")"
 }
 
 # --- test --long -------------------------------------------------------------------------

@@ -30,12 +30,7 @@ impl Gate {
     /// `stream` will stand here until the gate is opened.
     pub fn close(&mut self, stream: &Stream) -> Result<()> {
         self.closed += 1;
-        let wait = Descriptor::WaitValue32 {
-            word: &self.word,
-            condition: Condition::Geq,
-            value: self.closed,
-            flush: false,
-        };
+        let wait = Descriptor::wait_value(&self.word, Condition::Geq, self.closed);
         Ok(post_on(stream, &mut [], &[wait])?)
     }
 
@@ -63,10 +58,7 @@ impl Bell {
     /// What rings it next, for a list.
     pub fn ring(&mut self) -> Descriptor<'_> {
         self.rung += 1;
-        Descriptor::WriteValue32 {
-            word: &self.word,
-            value: self.rung,
-        }
+        Descriptor::write_value(&self.word, self.rung)
     }
 
     /// Enqueues ringing it.

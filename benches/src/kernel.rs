@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use gdsync::gpu::{Dims, Kernel, KernelImage, MemoryKind, Region};
 use gdsync::{Gpu, Stream};
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::pattern;
 
@@ -11,7 +12,7 @@ const NONE: u64 = 0;
 const NOWHERE: u64 = u64::MAX;
 
 /// Parameters of `mpbench_turn`, see `device/mpbench_turn.cu`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Immutable, IntoBytes)]
 #[repr(C)]
 pub struct Turn {
     arrived: u64,
@@ -68,24 +69,6 @@ impl Turn {
         self.flip = offset;
         self
     }
-
-    fn bytes(&self) -> [u8; size_of::<Turn>()] {
-        let words = [
-            self.arrived,
-            self.expect,
-            self.leaving,
-            self.tag,
-            self.bytes,
-            self.tally,
-            self.stamp,
-            self.flip,
-        ];
-        let mut bytes = [0; size_of::<Turn>()];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&word.to_ne_bytes());
-        }
-        bytes
-    }
 }
 
 static KERNELS: KernelImage = gdsync::kernel_image!("mpbench_kernels");
@@ -125,7 +108,7 @@ impl Turns {
     /// what it overwrites.
     pub unsafe fn launch(&self, stream: &Stream, turn: &Turn) -> Result<()> {
         // SAFETY: the caller's promise; the kernel touches nothing but what the turn names.
-        unsafe { stream.launch(&self.kernel, self.dims(turn.bytes), &turn.bytes())? };
+        unsafe { stream.launch(&self.kernel, self.dims(turn.bytes), turn.as_bytes())? };
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
 //! What two ranks say to each other outside the benchmark: address records and barriers, over
-//! a socket pair, or the way by which ranks on two hosts have met.
+//! a socket pair, or the bootstrap of ranks on two hosts.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,17 +17,17 @@ const NAP: Duration = Duration::from_micros(200);
 
 /// How messages get there.
 #[derive(Debug)]
-enum Way {
+enum Transport {
     /// A rank's end of a socket pair. Messages are a length (32 bits, little-endian) and bytes.
     Socket(UnixStream),
     /// Control messages under this topic.
     Bootstrap(Arc<dyn Bootstrap>, u64),
 }
 
-/// A rank's way to the other one.
+/// A rank's link to the other one.
 #[derive(Debug)]
 pub struct Link {
-    way: Way,
+    transport: Transport,
     deadline: Instant,
     barriers: u64,
 }
@@ -36,7 +36,7 @@ impl Link {
     /// A link that gives up at `deadline`.
     pub fn new(socket: UnixStream, deadline: Instant) -> Link {
         Link {
-            way: Way::Socket(socket),
+            transport: Transport::Socket(socket),
             deadline,
             barriers: 0,
         }
@@ -49,7 +49,7 @@ impl Link {
             topic[i % 8] ^= byte.rotate_left(i as u32 / 8);
         }
         Link {
-            way: Way::Bootstrap(Arc::clone(bootstrap), u64::from_le_bytes(topic)),
+            transport: Transport::Bootstrap(Arc::clone(bootstrap), u64::from_le_bytes(topic)),
             deadline,
             barriers: 0,
         }
@@ -71,9 +71,9 @@ impl Link {
     }
 
     fn talk(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
-        match &mut self.way {
-            Way::Socket(socket) => talk_over(socket, mine, self.deadline),
-            Way::Bootstrap(bootstrap, topic) => {
+        match &mut self.transport {
+            Transport::Socket(socket) => talk_over(socket, mine, self.deadline),
+            Transport::Bootstrap(bootstrap, topic) => {
                 meet_over(&**bootstrap, *topic, mine, self.deadline)
             }
         }

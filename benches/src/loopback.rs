@@ -136,7 +136,8 @@ impl Benchmark for Options {
 
 impl Bench {
     fn measure(&mut self, options: &Options) -> Result<Row> {
-        let (mut chained, mut single, mut empty) = (Samples::new(), Samples::new(), Samples::new());
+        let (mut chained, mut single, mut empty) =
+            (Samples::default(), Samples::default(), Samples::default());
         for i in 0..WARM_UP + options.chains {
             let time = self.messages(CHAIN)?;
             if i >= WARM_UP {

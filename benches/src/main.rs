@@ -79,7 +79,7 @@ const JOBS: [world::Entry; 6] = [
     world::entry::<bandwidth::Options>(),
     world::entry::<kernel_latency::Options>(),
     world::entry::<write_lat::Options>(),
-    world::entry::<start::Turn>(),
+    world::entry::<start::Start>(),
     world::entry::<footprint::Options>(),
 ];
 

@@ -43,7 +43,7 @@ pub struct Options {
 
 /// One start, as the ranks are told of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Turn {
+pub struct Start {
     /// When the first was started, by the system's monotonic clock, in nanoseconds.
     begun_ns: u64,
     /// Whether peers are connected before anything is sent.
@@ -82,7 +82,7 @@ fn now_ns() -> u64 {
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }
 
-impl Job for Turn {
+impl Job for Start {
     const NAME: &'static str = "start";
 
     fn needs_mp(&self) -> bool {
@@ -163,14 +163,14 @@ impl Benchmark for Options {
         let mut rows = Vec::new();
         let mut names = None;
         for up_front in [true, false] {
-            let [mut joined, mut opened, mut connected] = [(); 3].map(|()| Samples::new());
+            let [mut joined, mut opened, mut connected] = [(); 3].map(|()| Samples::default());
             for _ in 0..self.starts {
-                let turn = Turn {
+                let start = Start {
                     begun_ns: now_ns(),
                     up_front,
                     options: self.clone(),
                 };
-                let ranks: Vec<Steps> = world::run_many(self.ranks as usize, &turn, limit)?;
+                let ranks: Vec<Steps> = world::run_many(self.ranks as usize, &start, limit)?;
                 let slowest = |step: fn(&Steps) -> u64| ranks.iter().map(step).max().unwrap_or(0);
                 joined.record(slowest(|s| s.joined));
                 opened.record(slowest(|s| s.opened));
@@ -194,7 +194,7 @@ impl Benchmark for Options {
         let table = Table::start(&[first, "joined", "GPU and NIC", "there", "max"], 10);
         for row in &rows {
             table.row(&[
-                way(row).to_owned(),
+                kind(row).to_owned(),
                 us(row.joined_ns.median),
                 us(row.opened_ns.median),
                 us(row.connected_ns.median),
@@ -202,7 +202,7 @@ impl Benchmark for Options {
             ]);
         }
         let target = |row: &Row| {
-            let name = format!("start: 8 ranks, {}", way(row));
+            let name = format!("start: 8 ranks, {}", kind(row));
             let seconds = row.connected_ns.median as f64 / 1e9;
             names.on_soft(Target::at_most(&name, seconds, 1.0, "s"))
         };
@@ -212,7 +212,7 @@ impl Benchmark for Options {
     }
 }
 
-fn way(row: &Row) -> &'static str {
+fn kind(row: &Row) -> &'static str {
     match row.up_front {
         true => "all peers connected",
         false => "lazily, a message around",

@@ -33,13 +33,15 @@ pub struct Summary {
 /// Many durations.
 pub struct Samples(Histogram<u64>);
 
-impl Samples {
+impl Default for Samples {
     /// None so far. All memory that recording takes is allocated here.
-    pub fn new() -> Samples {
+    fn default() -> Samples {
         // The bounds are within what the crate takes, by its documentation.
         Samples(Histogram::new_with_bounds(1, LONGEST, 3).expect("constant bounds"))
     }
+}
 
+impl Samples {
     /// Adds one duration in nanoseconds.
     pub fn record(&mut self, ns: u64) {
         self.0.saturating_record(ns);
@@ -66,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_summary_is_that_of_its_samples() {
-        let mut samples = Samples::new();
+        let mut samples = Samples::default();
         (1..=1000).for_each(|n| samples.record(n * 1000));
         let s = samples.summary();
         let near = |got: u64, want: f64| (got as f64 / want - 1.0).abs() < 0.002;
@@ -83,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_duration_beyond_the_longest_counts_as_the_longest() {
-        let mut samples = Samples::new();
+        let mut samples = Samples::default();
         samples.record(u64::MAX);
         assert_eq!(samples.summary().count, 1);
         assert!(samples.summary().max >= LONGEST);

@@ -4,14 +4,13 @@
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use mp::Bootstrap;
 use mp::bootstrap::{Local, from_env};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -92,8 +91,15 @@ fn threads(
         .into_iter()
         .flatten();
     for (number, socket) in (0..).zip(sockets) {
-        let (job, sender) = (job.clone(), sender.clone());
-        start_thread(number, socket, local.next(), job, deadline, sender)?;
+        let (job, sender, bootstrap) = (job.clone(), sender.clone(), local.next());
+        std::thread::Builder::new()
+            .name(format!("rank{number}"))
+            .spawn(move || {
+                let link = Link::new(socket, deadline);
+                let rank = Rank::new(number, link, deadline, Outbox::Channel(sender));
+                rank.meets(bootstrap).work(&job)
+            })
+            .context("starting a rank's thread")?;
     }
     drop(sender);
     listen(&notes, 2, last(deadline), hear)
@@ -162,25 +168,6 @@ fn launched(
         0 => Ok([mine, theirs]),
         _ => Ok([theirs, mine]),
     }
-}
-
-fn start_thread(
-    number: u32,
-    socket: UnixStream,
-    bootstrap: Option<Arc<dyn Bootstrap>>,
-    job: impl Job,
-    deadline: Instant,
-    sender: Sender<(usize, Note)>,
-) -> Result<()> {
-    std::thread::Builder::new()
-        .name(format!("rank{number}"))
-        .spawn(move || {
-            let link = Link::new(socket, deadline);
-            let rank = Rank::new(number, link, deadline, Outbox::Channel(sender));
-            rank.meets(bootstrap).work(&job)
-        })
-        .context("starting a rank's thread")?;
-    Ok(())
 }
 
 /// Hears `count` ranks until each is done or one has failed.
@@ -268,7 +255,8 @@ impl Process {
         let deadline = Instant::now() + GRACE;
         loop {
             match self.child.try_wait() {
-                Ok(Some(status)) => return judge(number, status),
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => bail!("rank {number} ended with {status}"),
                 Ok(None) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(5))
                 }
@@ -284,13 +272,6 @@ impl Drop for Process {
         // Both fail only for a process that is gone.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-fn judge(number: u32, status: ExitStatus) -> Result<()> {
-    match status.success() {
-        true => Ok(()),
-        false => bail!("rank {number} ended with {status}"),
     }
 }
 

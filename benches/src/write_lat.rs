@@ -173,12 +173,7 @@ impl<'e> Player<'e> {
         let work = if last { work.signaled() } else { work };
         let write = self.qp.prepare(&work)?;
         let wrong = u64::from(self.corrupt == Some(self.played));
-        let wait = Descriptor::WaitValue64 {
-            word: &self.word,
-            condition: Condition::Eq,
-            value: self.played ^ (wrong << 63),
-            flush: false,
-        };
+        let wait = Descriptor::wait_value(&self.word, Condition::Eq, self.played ^ (wrong << 63));
         let list = match self.number {
             0 => [Descriptor::Send(write), wait],
             _ => [wait, Descriptor::Send(write)],
@@ -208,7 +203,7 @@ impl Job for Options {
         for _ in 0..WARM_UP {
             player.batch(rank, None)?;
         }
-        let mut samples = Samples::new();
+        let mut samples = Samples::default();
         for _ in 0..self.batches {
             player.batch(rank, Some(&mut samples))?;
         }

@@ -106,7 +106,7 @@ fn play(name: &str, more: &str, lowering: &str, ringing: &str) -> Value {
 
 const BY_MEMOPS: &str = "doorbell record, then UAR";
 const BY_KERNEL: &str = "a kernel that writes doorbell record and UAR";
-const BY_PROXY: &str = "a word that the proxy reads";
+const BY_CPU_THREAD: &str = "a word that the CPU thread reads";
 
 #[test]
 fn processes_play_by_memory_operations() {
@@ -133,9 +133,9 @@ fn threads_play_by_kernels() {
 }
 
 #[test]
-fn processes_play_by_proxy_with_writes_to_pinned_memory() {
+fn processes_play_by_a_cpu_thread_with_writes_to_pinned_memory() {
     let more = "--doorbell cpu-thread --memory pinned --operation write";
-    play("pp", more, "memops", BY_PROXY);
+    play("pp", more, "memops", BY_CPU_THREAD);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Failures, silent peers and held streams under random schedules.
 
-use conformance::directed;
+use conformance::sim::directed;
 
 #[test]
 fn a_failure_holds_its_stream_until_it_is_looked_after_and_the_queue_pairs_recover() {

@@ -1,12 +1,12 @@
 //! Ranks that are lost in the middle, under random schedules.
 
-use conformance::mp_sim;
+use conformance::sim::mp;
 
 #[test]
 fn a_rank_that_is_lost_is_named_in_time_and_the_others_go_on() {
     let (mut left, mut misled) = (0, 0);
     gds_sim::seeds(60, |seed| {
-        let (report, counts) = mp_sim::loss::run_and_count(seed)?;
+        let (report, counts) = mp::loss::run_and_count(seed)?;
         left += counts[0];
         misled += counts[1];
         Ok::<_, gds_sim::SimError>(report)
@@ -17,5 +17,5 @@ fn a_rank_that_is_lost_is_named_in_time_and_the_others_go_on() {
 
 #[test]
 fn ranks_that_are_left_go_on_talking_in_the_same_context() {
-    gds_sim::seeds(100, mp_sim::survivors::run);
+    gds_sim::seeds(100, mp::survivors::run);
 }

@@ -6,17 +6,17 @@ use libtest_mimic::Trial;
 
 #[cfg(feature = "mutants")]
 fn trials() -> Vec<Trial> {
-    use conformance::mp_sim;
-    use conformance::mutants::Hunt;
+    use conformance::sim::mp::{halo, late, talk};
+    use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
 
     static HUNT: Hunt<Mutant> = Hunt {
         set: mutant::set,
         scenarios: &[
-            ("talk", mp_sim::talk::run),
-            ("halo", mp_sim::halo::run),
-            ("talk out of order", mp_sim::talk::run_in_disorder),
-            ("late words", mp_sim::late::run),
+            ("talk", talk::run),
+            ("halo", halo::run),
+            ("talk out of order", talk::run_in_disorder),
+            ("late words", late::run),
         ],
         replayed: Mutant::LostCredit,
     };
@@ -25,9 +25,9 @@ fn trials() -> Vec<Trial> {
 
 #[cfg(not(feature = "mutants"))]
 fn trials() -> Vec<Trial> {
-    conformance::mutants::absent()
+    conformance::sim::mutants::absent()
 }
 
 fn main() {
-    conformance::mutants::run(trials())
+    conformance::sim::mutants::run(trials())
 }

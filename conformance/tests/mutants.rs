@@ -6,8 +6,8 @@ use libtest_mimic::Trial;
 
 #[cfg(feature = "mutants")]
 fn trials() -> Vec<Trial> {
-    use conformance::mutants::Hunt;
-    use conformance::{directed, exchange};
+    use conformance::sim::mutants::Hunt;
+    use conformance::sim::{directed, exchange};
     use gdsync::mutant::{self, Mutant};
 
     static HUNT: Hunt<Mutant> = Hunt {
@@ -49,9 +49,9 @@ fn preset() -> Result<(), libtest_mimic::Failed> {
 
 #[cfg(not(feature = "mutants"))]
 fn trials() -> Vec<Trial> {
-    conformance::mutants::absent()
+    conformance::sim::mutants::absent()
 }
 
 fn main() {
-    conformance::mutants::run(trials())
+    conformance::sim::mutants::run(trials())
 }

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use conformance::hardware::child;
 use conformance::hardware::is_required;
-use conformance::live::child;
 use libtest_mimic::{Arguments, Failed, Trial};
 use standin::Variant;
 

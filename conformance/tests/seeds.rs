@@ -3,10 +3,10 @@
 
 #[test]
 fn every_byte_arrives_whatever_the_program_and_the_schedule() {
-    gds_sim::seeds(200, conformance::exchange::run);
+    gds_sim::seeds(200, conformance::sim::exchange::run);
 }
 
 #[test]
 fn datagrams_arrive_or_are_lost_whatever_the_schedule() {
-    gds_sim::seeds(200, conformance::directed::datagrams);
+    gds_sim::seeds(200, conformance::sim::directed::datagrams);
 }

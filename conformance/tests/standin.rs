@@ -7,7 +7,7 @@ mod standin;
 use std::process::Command;
 use std::time::Duration;
 
-use conformance::live::child;
+use conformance::hardware::child;
 use standin::{LIBRARY, Variant};
 
 /// Ends what hangs.

@@ -96,6 +96,7 @@ static void exchange(struct ibv_ah_attr *to)
     struct ibv_ah_attr back_attr = {0};
     CHECK(!ibv_init_ah_from_wc(pd->context, 1, &wc, (struct ibv_grh *)b.in, &back_attr));
     CHECK(back_attr.is_global == to->is_global && back_attr.port_num == 1);
+    CHECK(port.link_layer != IBV_LINK_LAYER_INFINIBAND || back_attr.sl == to->sl);
     if (to->is_global) {
         /* Back to the same GID, by a GID of the same kind: both are this port's. */
         CHECK(!memcmp(&back_attr.grh.dgid, &to->grh.dgid, 16));

@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
+use clap::ValueEnum;
 use mp::gdsync::gpu::MemoryKind;
 use mp::gdsync::{Gpu, Status};
 use mp::{Context, Error, Full, Kind, Request, Slice};
@@ -22,7 +23,7 @@ use mp_examples::halo2d::{self, Config, Model};
 /// How long ranks wait for each other.
 const TIMEOUT: Duration = Duration::from_secs(12);
 /// How long before they ask, and then, for an answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// What a busy machine may add to a timeout.
 const SLACK: Duration = Duration::from_secs(15);
 /// After which something that should have happened counts as hung. Longer than what is tested.
@@ -53,7 +54,7 @@ impl Job {
     fn from_text(text: &str) -> Job {
         let mut words = text.split(' ');
         Job {
-            model: words.next().unwrap().parse().unwrap(),
+            model: Model::from_str(words.next().unwrap(), false).unwrap(),
             grid: words.next().unwrap().parse().unwrap(),
             victim: words.next().unwrap().parse().unwrap(),
         }
@@ -79,7 +80,7 @@ fn a_rank() {
         model: job.model,
         iterations,
         limit: TIMEOUT,
-        patience: PATIENCE,
+        answer_limit: ANSWER_LIMIT,
         ..Config::default()
     };
     let outcome = halo2d::run(&ctx, &config(50)).unwrap();

@@ -12,7 +12,7 @@ use vmlx5::{
     Access, Dma, FrameHeader, HostMemory, MAX_PAYLOAD, Modify, MrAttr, Path, QpState, Qpn, Service,
 };
 
-use crate::hostile::ledger::Ledger;
+use crate::hostile::{ledger::Ledger, others_are_served};
 use crate::input::Input;
 use crate::rig::{
     End, EndConfig, World, all_rights, assert_ok, atomic, fenced, nop, read, rtr, send, write,
@@ -418,20 +418,6 @@ impl Scene {
         }
     }
 
-    /// The pair beside it works.
-    fn others_are_served(&mut self) {
-        let (c, d) = (&mut self.c, &mut self.d);
-        let n = c.get64(0) + 1;
-        c.put64(0, n);
-        d.post_recv(&[d.sge(0, 8)]);
-        let s = c.post(&send(&[c.sge(0, 8)]));
-        self.world.settle();
-        let (c, d) = (&mut self.c, &mut self.d);
-        assert_ok(&c.send.poll().expect("sent"), CqeOpcode::REQ, s);
-        assert_ok(&d.recv.poll().expect("received"), CqeOpcode::RESP_SEND, s);
-        assert_eq!(d.get64(0), n);
-    }
-
     /// The queue pair can be used again, whatever became of it.
     fn use_again(&mut self) {
         self.reset();
@@ -485,6 +471,7 @@ pub fn run(data: &[u8]) {
     // What was posted was carried out, flushed, or waits for the peer.
     let waits = info.state == QpState::Rts || info.sq_done == scene.a.sq;
     assert!(waits || info.state != QpState::Err, "{info:?}");
-    scene.others_are_served();
+    let bell = Arc::clone(&scene.c.mem);
+    others_are_served(&mut scene.world, &mut scene.c, &mut scene.d, &bell);
     scene.use_again();
 }

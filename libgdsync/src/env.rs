@@ -8,8 +8,10 @@ use gds_step::Mutex;
 use crate::error::{Error, Kind, Result};
 
 /// A variable.
-pub(crate) struct Variable<T: 'static> {
+pub struct Variable<T: 'static> {
+    /// Its name.
     pub name: &'static str,
+    /// What it was called before.
     pub former_name: Option<&'static str>,
     /// What it may be; the first if it is not set.
     pub words: &'static [(&'static str, T)],
@@ -22,7 +24,7 @@ impl<T: Copy> Variable<T> {
     ///
     /// # Errors
     /// `Invalid` for a word that it does not know.
-    pub fn read(&self) -> Result<T> {
+    pub(crate) fn read(&self) -> Result<T> {
         let former = || {
             self.former_name
                 .and_then(|name| Some((name, std::env::var(name).ok()?)))
@@ -31,21 +33,30 @@ impl<T: Copy> Variable<T> {
         let Some((name, said)) = own.or_else(former) else {
             return Ok(self.words[0].1);
         };
-        let renamed = self.former_words.iter().find(|(word, _)| *word == said);
-        let word = renamed.map_or(&*said, |(_, now)| now);
-        let known = self.words.iter().find(|(known, _)| *known == word);
-        let (_, meaning) = known.ok_or_else(|| {
-            let known: Vec<&str> = self.words.iter().map(|(word, _)| *word).collect();
-            let what = format!("{name}={said}: known are {}", known.join(", "));
+        let (word, meaning) = self.meaning(&said).ok_or_else(|| {
+            let what = format!("{name}={said}: {}", self.known());
             Error::new("read environment", Kind::Invalid, what)
         })?;
-        if renamed.is_some() || name != self.name {
+        if word != said || name != self.name {
             let warning = format!("{name}={said} is now called {}={word}", self.name);
             if first_time(&warning) {
                 tracing::warn!(target: "gdsync", "{warning}");
             }
         }
-        Ok(*meaning)
+        Ok(meaning)
+    }
+
+    /// The word that `said` is, by its present name, and its meaning; `None` if it is none.
+    pub fn meaning(&self, said: &str) -> Option<(&'static str, T)> {
+        let renamed = self.former_words.iter().find(|(word, _)| *word == said);
+        let word = renamed.map_or(said, |(_, now)| now);
+        self.words.iter().find(|(known, _)| *known == word).copied()
+    }
+
+    /// Its words, for an error.
+    pub fn known(&self) -> String {
+        let known: Vec<&str> = self.words.iter().map(|(word, _)| *word).collect();
+        format!("known are {}", known.join(", "))
     }
 }
 

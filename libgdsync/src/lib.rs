@@ -80,20 +80,35 @@
 //! `GDS_FAULTS`, the settings of a queue pair's path ([`QpConfig`](rdma::QpConfig)) and the paths of
 //! libraries: see `docs/env.md`.
 
-// Some of `gpu` and `nic` is there for the virtual NIC alone.
-#![cfg_attr(not(feature = "emulated"), allow(dead_code))]
-
+/// What this library decides, as functions over facts, for programs that report on a machine.
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod decide {
+    pub use crate::env::Variable;
+    pub use crate::gpu::{
+        GpuName, SOFT_CAPS, WISH, auto_goes_on, caps, driver_too_old, refusal, under, wait_limits,
+    };
+    pub use crate::nic::{NicName, first_that_works};
+    pub use crate::provider::ibv::nearest_first;
+}
 mod env;
 mod error;
 pub mod gpu;
+/// What tests and trials of this repository look at. It may change with every version.
+#[cfg(feature = "internals")]
 #[doc(hidden)]
-pub mod kernels;
+pub mod internals {
+    pub use crate::kernels::*;
+    pub use crate::memop::{Batch, Op, Width};
+}
+#[cfg_attr(not(feature = "internals"), allow(dead_code))]
+mod kernels;
 /// The rank of this process, read from a launcher's variables.
 pub mod launcher {
     pub use gdsync_sys::launcher::rank;
 }
-#[doc(hidden)]
-pub mod memop;
+#[cfg_attr(not(feature = "internals"), allow(dead_code))]
+mod memop;
 #[doc(hidden)]
 pub mod mutant;
 mod nic;

@@ -147,12 +147,7 @@ fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
         let word = mem.region().word64(0).unwrap();
         let done = Flag::new(&gpu);
         let send = p.a.signaled(&Work::write(&list, to));
-        let wide = |word| Descriptor::WaitValue64 {
-            word,
-            condition: Condition::Geq,
-            value: 0,
-            flush: true,
-        };
+        let wide = |word| Descriptor::wait_value(word, Condition::Geq, 0).flush(true);
         for (bad, why) in [
             (wide(&word), Kind::Unsupported),
             (wide(&foreign), Kind::Foreign),

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use gdsync::gpu::DevicePtr;
-use gdsync::memop::{Batch, Op, Width};
+use gdsync::internals::{Batch, Op, Width};
 use gdsync::rdma::{QpAddress, RAILS, RemoteMemory};
 
 #[test]

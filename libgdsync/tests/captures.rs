@@ -12,8 +12,7 @@ use application::{begin_capture, end_capture, make_current, post, retained};
 use common::*;
 use gdsync::Result;
 use gdsync::gpu::{Event, Kernel};
-use gdsync::kernels::Fill;
-use gdsync::memop::{Batch, Op, Width};
+use gdsync::internals::{Batch, Fill, Op, Width};
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, inside};
 

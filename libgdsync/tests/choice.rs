@@ -91,7 +91,7 @@ fn without_an_active_port_there_is_the_virtual_one() {
 fn a_nic_that_was_named_is_not_replaced() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
-    let named = |nic: &str| DeviceOptions::default().nic(Some(nic.parse::<NicChoice>().unwrap()));
+    let named = |nic: &str| DeviceOptions::default().nic(nic.parse::<NicChoice>().unwrap());
     let opened = Device::open_with(&gpu, &named("mlx5_7"));
     refused(opened, Kind::Absent, None, &["mlx5_7"]);
     let device = Device::open_with(&gpu, &named("mlx5_0:1")).unwrap();

@@ -13,12 +13,12 @@ use standin::{Control, Variant, inside};
 
 /// The stand-in for libgdrapi, built once.
 fn gdrapi() -> &'static str {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin/gdrapi/gdrapi.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../base/gdrcopy-sys/tests/standin.c");
     let library = match std::env::var("GDS_GDRAPI_LIB") {
         // The processes of the tests only load it.
         Ok(library) => library,
         Err(_) => {
-            let arguments = &["-O1", "-Wall", "-Werror"];
+            let arguments = &["-O1", "-Wall", "-Werror", "-DBESIDE_CUDA"];
             let made = shim::compile("standin-libgdrapi.so", &source, arguments);
             made.to_str().unwrap().to_owned()
         }

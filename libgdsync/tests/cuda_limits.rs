@@ -13,7 +13,7 @@ use application::{
 use common::*;
 use gdsync::Result;
 use gdsync::gpu::{KERNELS, Kernel, Word32, Word64};
-use gdsync::kernels::Fill;
+use gdsync::internals::Fill;
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, cases, inside, until};
 
@@ -118,7 +118,7 @@ fn one_channel() {
 /// Who has passed makes room without being asked, and a stream whose handle is dropped while it
 /// waits still counts.
 #[test]
-fn seats_of_streams_that_pass_and_streams_that_are_dropped() {
+fn wait_slots_of_streams_that_pass_and_streams_that_are_dropped() {
     inside!(Variant::default());
     let mut r = pair();
     let control = Control::open();
@@ -187,7 +187,7 @@ fn streams_are_made_while_a_stream_waits() {
 /// A stream that is dropped during a capture leaves nothing that marks its end. What showed before
 /// that it has passed its last wait still does.
 #[test]
-fn seats_of_streams_that_are_dropped_during_a_capture() {
+fn wait_slots_of_streams_that_are_dropped_during_a_capture() {
     inside!(Variant::default());
     let gpu = Gpu::cuda(0).unwrap();
     make_current(retained());
@@ -213,10 +213,10 @@ fn seats_of_streams_that_are_dropped_during_a_capture() {
     }
 }
 
-/// The proof that a stream has passed its last wait frees its seat, too, after it has become the
+/// The proof that a stream has passed its last wait frees its wait slot, too, after it has become the
 /// one by which room is given back.
 #[test]
-fn seats_of_streams_that_pass_with_much_work_behind_the_wait() {
+fn wait_slots_of_streams_that_pass_with_much_work_behind_the_wait() {
     const BEHIND: usize = 600;
     inside!(Variant::default());
     let mut r = pair();
@@ -250,7 +250,7 @@ fn seats_of_streams_that_pass_with_much_work_behind_the_wait() {
     }
 }
 
-/// A stream that is told what shows that it has passed gives its seat up though it is never idle,
+/// A stream that is told what shows that it has passed gives its wait slot up though it is never idle,
 /// and takes any number of submissions.
 #[test]
 fn streams_that_pass_by_a_word_of_the_applications() {
@@ -285,7 +285,7 @@ fn streams_that_pass_by_a_word_of_the_applications() {
     }
     gate.open_to(1000);
     let other = r.gpu.stream().unwrap();
-    until("a seat is free", || {
+    until("a wait slot is free", || {
         r.a.post_on(&other, &[gate.wait_for(1)]).is_ok()
     });
     for stream in &all {

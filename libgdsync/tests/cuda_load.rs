@@ -80,7 +80,7 @@ fn without_the_function_that_loads_kernels() {
     Gpu::cuda(0).unwrap();
     let calls = control.calls();
     let count = |name: &str| calls.lines().filter(|l| l.contains(name)).count();
-    let kernels = gdsync::kernels::Entry::ALL.len();
+    let kernels = gdsync::internals::Entry::ALL.len();
     assert_eq!(count("cuModuleGetFunction"), kernels);
     assert_eq!(count("cuFuncGetAttribute"), kernels);
 }

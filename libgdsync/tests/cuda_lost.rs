@@ -72,7 +72,7 @@ fn codes_never_seen_before() {
         r.a.post_on(&r.stream, &[write])
     });
     each("cuLaunchKernel", &mut |r| {
-        let fill = gdsync::kernels::Fill::default();
+        let fill = gdsync::internals::Fill::default();
         // SAFETY: fills nothing.
         unsafe { r.stream.launch(&kernel, Dims::linear(1, 32), fill.bytes()) }
     });

@@ -13,7 +13,7 @@ use application::{
 };
 use common::*;
 use gdsync::gpu::{DevicePtr, KERNELS, SharedMemory};
-use gdsync::kernels::{Fill, Report, Verify};
+use gdsync::internals::{Fill, Report, Verify};
 use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::CUcontext;
 use standin::{Control, Variant, inside, until};

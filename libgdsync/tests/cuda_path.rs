@@ -1,5 +1,5 @@
 //! The whole path on CUDA, by a stand-in for libcuda: messages by memory operations, by kernels
-//! and by the proxy, with payload and queues in pinned and in device memory, and nothing that
+//! and by a CPU thread, with payload and queues in pinned and in device memory, and nothing that
 //! grows.
 
 mod common;
@@ -23,7 +23,7 @@ fn kernels() -> QpConfig {
     sized(&by(Lowering::Kernel, Doorbell::Direct), 16, 16)
 }
 
-fn proxy() -> QpConfig {
+fn cpu_thread() -> QpConfig {
     sized(&by(Lowering::MemOps, Doorbell::CpuThread), 16, 16)
 }
 
@@ -78,18 +78,8 @@ fn whole_words(len: u32) {
     for (stream, torn) in watchers.iter().zip([half, half << (4 * len)]) {
         let (narrow, wide) = (words.word32(0).unwrap(), words.word64(0).unwrap());
         let wait = match len {
-            4 => Descriptor::WaitValue32 {
-                word: &narrow,
-                condition: Condition::Eq,
-                value: torn as u32,
-                flush: false,
-            },
-            _ => Descriptor::WaitValue64 {
-                word: &wide,
-                condition: Condition::Eq,
-                value: torn,
-                flush: false,
-            },
+            4 => Descriptor::wait_value(&narrow, Condition::Eq, torn as u32),
+            _ => Descriptor::wait_value(&wide, Condition::Eq, torn),
         };
         p.a.post_on(stream, &[wait]).unwrap();
     }
@@ -114,7 +104,7 @@ cases! {
     writes_by_memory_operations_between_device_memory => writes(memops(), Dev, Dev, 300);
     writes_by_memory_operations_between_pinned_memory => writes(memops(), Pin, Pin, 300);
     writes_by_kernels_between_device_and_pinned_memory => writes(kernels(), Dev, Pin, 300);
-    writes_by_the_proxy_between_pinned_and_device_memory => writes(proxy(), Pin, Dev, 300);
+    writes_by_a_cpu_thread_between_pinned_and_device_memory => writes(cpu_thread(), Pin, Dev, 300);
 }
 
 #[test]
@@ -135,10 +125,10 @@ cases! {
     words_of_8_bytes_arrive_whole => whole_words(8);
     work_ahead_of_time_by_memory_operations => gated(memops(), Dev);
     work_ahead_of_time_by_kernels => gated(kernels(), Pin);
-    work_ahead_of_time_by_the_proxy => gated(proxy(), Dev);
+    work_ahead_of_time_by_a_cpu_thread => gated(cpu_thread(), Dev);
     a_failing_request_by_memory_operations => failing(memops());
     a_failing_request_by_kernels => failing(kernels());
-    a_failing_request_by_the_proxy => failing(proxy());
+    a_failing_request_by_a_cpu_thread => failing(cpu_thread());
     nothing_grows_by_memory_operations => growth(memops(), 100_000);
     nothing_grows_by_kernels => growth(kernels(), 20_000);
 }

@@ -110,7 +110,7 @@ fn receive(
                 qp.prepare_receive(list).unwrap()
             })
             .collect();
-        // A proxy would hand them over a moment later.
+        // A CPU thread would hand them over later.
         let by_stream = rng.bool() && qp.doorbell() == Doorbell::Direct;
         let mut list = Vec::new();
         for recv in &prepared {

@@ -16,7 +16,7 @@ use verbs_device::{paths, pattern};
 use virtual_nic::{cases, inside};
 
 /// The devices that register by libibverbs.
-const DEVICES: [(&str, Open); 2] = [("rdma_core", Device::mlx5), ("proxy", Device::verbs)];
+const DEVICES: [(&str, Open); 2] = [("mlx5", Device::mlx5), ("verbs", Device::verbs)];
 
 /// How often this process has the memory of `region` mapped.
 fn mappings(region: &Region) -> usize {

@@ -3,7 +3,7 @@
 
 use gdsync::Gpu;
 use gdsync::gpu::{Dims, KERNELS};
-use gdsync::kernels::Entry;
+use gdsync::internals::Entry;
 
 #[test]
 fn every_kernel_stands_in_the_module_with_its_parameter() {

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::*;
-use gdsync::rdma::{DeviceOptions, Provider};
+use gdsync::rdma::{DeviceOptions, NicChoice, Provider};
 use virtual_nic::outside;
 
 /// Goes on in a process of its own with these NICs.
@@ -65,7 +65,7 @@ fn a_nic_without_an_identifier_is_passed_over() {
     assert_eq!(device.name(), "verbs roce___0:1");
     let named = DeviceOptions::default()
         .provider(Provider::Verbs)
-        .nic(Some("iwarp__0".parse().unwrap()));
+        .nic("iwarp__0".parse::<NicChoice>().unwrap());
     let named = Device::open_with(&gpu, &named);
     assert_eq!(kind(named), Some(Kind::Unsupported));
 }
@@ -199,11 +199,11 @@ fn a_stuck_nic_delays_no_other(doorbell: Doorbell) {
     let named = |name: &str| {
         let options = DeviceOptions::default()
             .provider(Provider::Verbs)
-            .nic(Some(name.parse().unwrap()));
+            .nic(name.parse::<NicChoice>().unwrap());
         Device::open_with(&gpu, &options).unwrap()
     };
     let config = QpConfig::default()
-        .timeout(Some(Duration::from_millis(20)))
+        .timeout(Duration::from_millis(20))
         .doorbell(doorbell);
     let [stuck, sound] = ["hang0", "roce1"].map(|name| {
         let device = named(name);

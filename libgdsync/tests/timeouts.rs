@@ -247,8 +247,8 @@ fn the_same_limits_end_waits_on_the_live_driver() {
 #[test]
 fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
     for (path, config) in paths() {
-        if path == "proxy" {
-            // The proxy, which has to run, looks after failures as well.
+        if path == "cpu-thread" {
+            // The CPU thread, which has to run, looks after failures as well.
             continue;
         }
         for seed in 0..4 {
@@ -259,7 +259,7 @@ fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
             let name = p.a.device().name();
             let nic = name.strip_prefix("emulated ").unwrap();
             let watcher = format!("{nic}.watcher");
-            sim.freeze(&watcher);
+            sim.control().freeze(&watcher);
             let (stream, passed) = (gpu.stream().unwrap(), Flag::new(&gpu));
             let list = [sge(&near, 0, 8)];
             let mut to = far.remote().span(0, 8).unwrap();
@@ -272,7 +272,7 @@ fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
                 !passed.is_set(),
                 "{what}: an error entry let the stream pass"
             );
-            sim.unfreeze(&watcher);
+            sim.control().unfreeze(&watcher);
             finish(&stream, &what);
             assert!(passed.is_set());
             let status = Status::REMOTE_ACCESS;

@@ -42,19 +42,13 @@ struct Info {
 
 static_assert(sizeof(Stamp<1>) == 136 && sizeof(Stamp<16>) == 736 && sizeof(Info) == 16, "layout");
 
-// Fields of work requests are big-endian.
-GDS_DEVICE u32 swap_bytes(u32 v) {
-    return v >> 24 | (v >> 8 & 0xff00u) | (v << 8 & 0xff0000u) | v << 24;
-}
-
 GDS_DEVICE void patch32(u64 field, u32 value) {
     if (field != 0) gds::store_relaxed_sys(reinterpret_cast<u32*>(field), swap_bytes(value));
 }
 
 GDS_DEVICE void patch64(u64 field, u64 value) {
     if (field == 0) return;
-    const u64 high = swap_bytes(static_cast<u32>(value)), low = swap_bytes(static_cast<u32>(value >> 32));
-    gds::store_relaxed_sys(word_at(field), high << 32 | low);
+    gds::store_relaxed_sys(word_at(field), swap_bytes(value));
 }
 
 // The opcode, the lowest byte of the first dword, becomes that of a NOP.

@@ -60,6 +60,16 @@ GDS_DEVICE u32 failure(const Word& w) {
     return status > kSuccess && status < 0x8000 ? status : static_cast<u32>(kBadResponse);
 }
 
+// Fields of work requests are big-endian.
+GDS_DEVICE u32 swap_bytes(u32 v) {
+    return v >> 24 | (v >> 8 & 0xff00u) | (v << 8 & 0xff0000u) | v << 24;
+}
+
+GDS_DEVICE u64 swap_bytes(u64 v) {
+    const u64 high = swap_bytes(static_cast<u32>(v)), low = swap_bytes(static_cast<u32>(v >> 32));
+    return high << 32 | low;
+}
+
 GDS_DEVICE u64* word_at(u64 addr) { return reinterpret_cast<u64*>(addr); }
 
 // A word written by earlier work of the stream.

@@ -13,6 +13,8 @@ gds_step::mutants! {
     /// The ready word of a receive is written while another queue pair may still write the one of
     /// the receive before in the slot.
     EarlyTell,
+    /// A rank that sends to itself by the CPU stores the word of a message before the payload.
+    LocalWordFirst,
     /// Two messages of one tag take each other's number.
     SwappedMatchOrder,
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mp::bootstrap::env::{Place, Plan};
+use mp::bootstrap::env::{Plan, Rendezvous};
 use mp::{Error, Kind};
 
 fn plan(vars: &str) -> Result<Plan, Error> {
@@ -29,8 +29,8 @@ fn who(vars: &str) -> (u32, u32, &'static str) {
 }
 
 fn here(vars: &str) -> String {
-    match understood(vars).place {
-        Place::Here(name) => name,
+    match understood(vars).rendezvous {
+        Rendezvous::OneHost(name) => name,
         other => panic!("{vars}: {other:?}"),
     }
 }
@@ -71,7 +71,7 @@ fn launchers_are_asked_in_order() {
         }
     }
     assert_eq!(who(""), (0, 1, "nothing"));
-    assert!(matches!(plan("").unwrap().place, Place::Alone));
+    assert!(matches!(plan("").unwrap().rendezvous, Rendezvous::Alone));
     // Empty is unset.
     assert_eq!(who("MP_RANK= RANK="), (0, 1, "nothing"));
     // RANK alone is anybody's; and the script of a SLURM job is no task of it.
@@ -101,7 +101,7 @@ fn ranks_of_one_host_meet_where_their_launcher_says() {
     here("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1");
     // One rank needs no place at all.
     for vars in ["MP_RANK=0 MP_SIZE=1", "PMI_RANK=0 PMI_SIZE=1"] {
-        assert!(matches!(plan(vars).unwrap().place, Place::Alone));
+        assert!(matches!(plan(vars).unwrap().rendezvous, Rendezvous::Alone));
     }
 }
 
@@ -118,7 +118,7 @@ fn several_hosts_need_a_store() {
     }
     refused(EXPLICIT, Kind::Unsupported, &["MP_STORE", "MP_JOB"]);
     let shared = format!("{spread} MP_STORE=file:///shared/job");
-    let Place::Directory(path) = plan(&shared).unwrap().place else {
+    let Rendezvous::Directory(path) = plan(&shared).unwrap().rendezvous else {
         panic!("no directory");
     };
     assert_eq!(path, Path::new("/shared/job"));
@@ -126,8 +126,8 @@ fn several_hosts_need_a_store() {
 
 /// The address, and where rank 0 listens.
 fn store(vars: &str) -> (String, Option<String>) {
-    match understood(vars).place {
-        Place::Store { address, bind, .. } => (address, bind.map(|bind| bind.to_string())),
+    match understood(vars).rendezvous {
+        Rendezvous::Store { address, bind, .. } => (address, bind.map(|bind| bind.to_string())),
         other => panic!("{vars}: {other:?}"),
     }
 }

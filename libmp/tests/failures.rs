@@ -31,8 +31,8 @@ struct Survivor<'a> {
     ctx: &'a Context,
     stream: &'a Stream,
     memory: Memory,
-    /// Streams post by the proxy.
-    proxy: bool,
+    /// Streams post by a CPU thread.
+    by_cpu_thread: bool,
     /// What cannot end well.
     lost: RefCell<Vec<Request>>,
     /// What had come, with its length.
@@ -70,7 +70,7 @@ impl Survivor<'_> {
     fn isend_on(&self, len: usize) -> Request {
         let data = [self.slice(len)];
         let send = SendOp::new(VICTIM, 1, &data);
-        let send = match self.proxy {
+        let send = match self.by_cpu_thread {
             true => send.by_cpu_thread(self.stream),
             false => send.on(self.stream),
         };
@@ -88,7 +88,7 @@ impl Survivor<'_> {
     fn irecv_on(&self, len: usize) -> Request {
         let into = [self.slice(len)];
         let recv = RecvOp::new(VICTIM, 1, &into);
-        let recv = match self.proxy {
+        let recv = match self.by_cpu_thread {
             true => recv.by_cpu_thread(self.stream),
             false => recv.on(self.stream),
         };
@@ -203,12 +203,12 @@ fn whatever_phase_a_request_is_in() {
     let mut seed = 0;
     let mut failed = Vec::new();
     let by_stream = Death::ALL.map(|death| (death, false));
-    let by_proxy = [(Death::Leaves, true), (Death::Freezes, true)];
-    for (death, proxy) in by_stream.into_iter().chain(by_proxy) {
+    let by_thread = [(Death::Leaves, true), (Death::Freezes, true)];
+    for (death, by_cpu_thread) in by_stream.into_iter().chain(by_thread) {
         for phase in PHASES {
             seed += 1;
             let run = move || {
-                let run = play(seed, 3, move |rank| dies(rank, death, phase, proxy));
+                let run = play(seed, 3, move |rank| dies(rank, death, phase, by_cpu_thread));
                 let dead: &[&str] = match death {
                     Death::Freezes => &["rank1"],
                     _ => &[],
@@ -217,14 +217,17 @@ fn whatever_phase_a_request_is_in() {
                 assert_eq!(run.warnings.alarms(), [""; 0], "the watchdog has 10 s");
             };
             if catch_unwind(AssertUnwindSafe(run)).is_err() {
-                failed.push(format!("{death:?}, by proxy {proxy}: {}", phase.0));
+                failed.push(format!(
+                    "{death:?}, by a CPU thread: {by_cpu_thread}: {}",
+                    phase.0
+                ));
             }
         }
     }
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-fn dies(rank: &Rank, death: Death, phase: &Phase, proxy: bool) {
+fn dies(rank: &Rank, death: Death, phase: &Phase, by_cpu_thread: bool) {
     let ctx = rank.open(build);
     let &(_, sent, make) = phase;
     match rank.me {
@@ -243,17 +246,17 @@ fn dies(rank: &Rank, death: Death, phase: &Phase, proxy: bool) {
             ctx.close(LIMIT).unwrap();
             rank.barrier();
         }
-        _ => survives(rank, &ctx, make, proxy),
+        _ => survives(rank, &ctx, make, by_cpu_thread),
     }
 }
 
-fn survives(rank: &Rank, ctx: &Context, make: fn(&Survivor<'_>), proxy: bool) {
+fn survives(rank: &Rank, ctx: &Context, make: fn(&Survivor<'_>), by_cpu_thread: bool) {
     let stream = ctx.gpu().stream().unwrap();
     let survivor = Survivor {
         ctx,
         stream: &stream,
         memory: ctx.alloc(MemoryKind::Pinned, LARGE).unwrap(),
-        proxy,
+        by_cpu_thread,
         lost: RefCell::default(),
         fine: RefCell::default(),
         saw: RefCell::default(),

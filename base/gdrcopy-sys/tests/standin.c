@@ -1,6 +1,10 @@
 // A libgdrapi whose device memory is a shared file: the "device" sees it at one address, a
 // mapping at another. It refuses what is not whole GPU pages, and two calls at a time.
+//
+// BESIDE_CUDA: device memory is that of gdsync's stand-in for libcuda, and a mapping is the side of
+// it that the stand-in itself uses.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -60,6 +64,25 @@ void *standin_device(void) {
     }
     return device;
 }
+#ifdef BESIDE_CUDA
+static int in_device(uint64_t address, size_t size) { return address && size; }
+static void *view(uint64_t address, size_t size) {
+    void *cuda = dlopen(getenv("GDS_CUDA_LIB"), RTLD_NOW | RTLD_NOLOAD);
+    void *(*alias)(uint64_t) = cuda ? dlsym(cuda, "standin_alias") : 0;
+    return alias && size ? alias(address) : MAP_FAILED;
+}
+static void unview(void *at, size_t size) { (void)at, (void)size; }
+#else
+static int in_device(uint64_t address, size_t size) {
+    uint64_t start = (uint64_t)standin_device();
+    return address >= start && address + size <= start + BYTES;
+}
+static void *view(uint64_t address, size_t size) {
+    uint64_t offset = address - (uint64_t)device;
+    return mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, offset);
+}
+static void unview(void *at, size_t size) { munmap(at, size); }
+#endif
 void standin_fail(const char *call, int code) {
     strncpy(failing, call, sizeof failing - 1);
     failure = code;
@@ -84,9 +107,8 @@ int gdr_close(struct gdr *g) {
 int gdr_pin_buffer(struct gdr *g, unsigned long address, size_t size, uint64_t token,
                    uint32_t space, mh *handle) {
     enter();
-    uint64_t start = (uint64_t)standin_device();
     if (g != &the_gdr || token || space || address % PAGE || size % PAGE || !size ||
-        address < start || address + size > start + BYTES)
+        !in_device(address, size))
         return leave("pin", EINVAL);
     if (FAILS("pin")) return leave("pin", 0);
     struct pin *pin = calloc(1, sizeof *pin);
@@ -126,8 +148,7 @@ int gdr_map(struct gdr *g, mh handle, void **pointer, size_t size) {
     struct pin *pin = (struct pin *)handle.h;
     if (pin->mapped || size > pin->size) return leave("map", EINVAL);
     if (FAILS("map")) return leave("map", 0);
-    void *at = mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory,
-                    pin->address - (uint64_t)device);
+    void *at = view(pin->address, size);
     if (at == MAP_FAILED) return leave("map", errno);
     pin->mapped = *pointer = at;
     pin->mapped_size = size;
@@ -138,7 +159,7 @@ int gdr_unmap(struct gdr *g, mh handle, void *pointer, size_t size) {
     enter();
     struct pin *pin = (struct pin *)handle.h;
     if (pin->mapped != pointer || pin->mapped_size != size) return leave("unmap", EINVAL);
-    munmap(pointer, size);
+    unview(pointer, size);
     pin->mapped = 0;
     maps--;
     return leave("unmap", 0);

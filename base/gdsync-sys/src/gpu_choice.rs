@@ -1,35 +1,7 @@
-//! The GPU of a process: the one that it names, or else one chosen by its local rank, its number
-//! among the ranks of the host.
+//! The GPU of a process that names none: chosen by its local rank, its number among the ranks of the
+//! host.
 
 use crate::launcher::{Get, SLURM_NODE, local_ranks};
-
-/// What the name of a GPU, as in `GDS_GPU`, asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GpuName {
-    /// `soft`: a software GPU.
-    Soft,
-    /// `cuda`: CUDA's GPU of the local rank, or its first.
-    Cuda,
-    /// `cuda:N`: CUDA's GPU of this index.
-    Index(u32),
-    /// `auto`: as `cuda` if CUDA has a GPU, else as `soft`.
-    Auto,
-}
-
-impl GpuName {
-    /// The names that there are, in words.
-    pub const KNOWN: &str = "known are soft, cuda, cuda:N, auto";
-
-    /// What `name` asks for, if it is known.
-    pub fn parse(name: &str) -> Option<GpuName> {
-        Some(match name {
-            "soft" => GpuName::Soft,
-            "cuda" => GpuName::Cuda,
-            "auto" => GpuName::Auto,
-            _ => GpuName::Index(name.strip_prefix("cuda:")?.parse().ok()?),
-        })
-    }
-}
 
 /// A rank's place on its host.
 #[derive(Clone, Debug, PartialEq, Eq)]

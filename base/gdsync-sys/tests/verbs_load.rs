@@ -1,7 +1,8 @@
 //! Symbols with versions, and the verbs that are inline functions of the header.
 
+mod shared;
+
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use gdsync_sys::LoadError;
 use gdsync_sys::mlx5::Mlx5;
@@ -29,22 +30,7 @@ fn library(name: &str, source: &str, script: &str) -> PathBuf {
     let (c, map) = (part.with_extension("c"), part.with_extension("map"));
     std::fs::write(&c, source).expect("the target folder can be written");
     std::fs::write(&map, script).expect("the target folder can be written");
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let done = Command::new(compiler)
-        .args(["-shared", "-fPIC", "-O1"])
-        .arg(format!("-Wl,--version-script={}", map.display()))
-        .arg("-o")
-        .args([&part, &c])
-        .output()
-        .expect("a C compiler is here");
-    assert!(
-        done.status.success(),
-        "{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
-    let path = folder.join(name);
-    std::fs::rename(&part, &path).expect("just written");
-    path
+    shared::compile_file(folder, name, &c, &["-O1", &shared::exports(&map)])
 }
 
 const BOTH: &str = "int twice_1(int a) { return -a; }\nint twice_2(int a) { return 2 * a; }\n\

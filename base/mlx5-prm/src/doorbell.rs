@@ -58,20 +58,8 @@ pub const fn cq_ci(value: u32) -> u32 {
 /// are kept), `solicited_only` asks for an event on solicited completions and errors only.
 #[inline]
 pub const fn cq_arm_value(sequence: u32, solicited_only: bool, ci: u32) -> u32 {
-    arm_word(sequence, solicited_only, ci).swap_bytes()
-}
-
-/// The eight bytes to write at [`CQ_ARM`] after the [`ARM`] word: the same word, then the
-/// number of the completion queue.
-#[inline]
-pub const fn cq_arm_doorbell(sequence: u32, solicited_only: bool, ci: u32, cqn: u32) -> [u8; 8] {
-    let word = (arm_word(sequence, solicited_only, ci) as u64) << 32 | cqn as u64;
-    word.to_be_bytes()
-}
-
-const fn arm_word(sequence: u32, solicited_only: bool, ci: u32) -> u32 {
     let command = if solicited_only { SOLICITED_ONLY } else { 0 };
-    (sequence & 3) << 28 | command | ci & CI_MASK
+    ((sequence & 3) << 28 | command | ci & CI_MASK).swap_bytes()
 }
 
 /// What the eight bytes of a send doorbell say. They are the start of a control segment.

@@ -12,10 +12,11 @@
 //! driver through [`Env`]: the time, a way to wait that works in both worlds, and a bell.
 //! [`Host`] is an `Env` that machines can be attached to. [`Shared`] lets a rank operate on a
 //! machine between its steps, and [`Word`] is the atomic word that protocol code is generic
-//! over, so that the shipped source also runs under a model checker. [`thread_times`] reads the
-//! processor time of each thread of the process, by name.
+//! over, so that the shipped source also runs under a model checker. [`bytes`] copies memory that
+//! devices share. [`thread_times`] reads the processor time of each thread of the process, by name.
 
 mod bell;
+pub mod bytes;
 mod live;
 mod lock;
 mod machine;

@@ -16,7 +16,7 @@ use serde::Serialize;
 /// Where words lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Place {
+pub enum WordMemory {
     /// In the GPU.
     Device,
     /// In host memory that the runtime gave.
@@ -25,21 +25,21 @@ pub enum Place {
     Registered,
 }
 
-impl Place {
+impl WordMemory {
     fn name(self) -> &'static str {
         match self {
-            Place::Device => "device",
-            Place::Pinned => "pinned",
-            Place::Registered => "registered",
+            WordMemory::Device => "device",
+            WordMemory::Pinned => "pinned",
+            WordMemory::Registered => "registered",
         }
     }
 
     /// `len` bytes there, zeroed.
     fn region(self, gpu: &Gpu, len: usize) -> Result<Region> {
         match self {
-            Place::Device => Ok(gpu.alloc(MemoryKind::Device, len)?),
-            Place::Pinned => Ok(gpu.alloc(MemoryKind::Pinned, len)?),
-            Place::Registered => {
+            WordMemory::Device => Ok(gpu.alloc(MemoryKind::Device, len)?),
+            WordMemory::Pinned => Ok(gpu.alloc(MemoryKind::Pinned, len)?),
+            WordMemory::Registered => {
                 let page = rustix::param::page_size();
                 let layout = Layout::from_size_align(len.next_multiple_of(page), page)?;
                 ensure!(len > 0, "a region of 0 bytes");
@@ -75,13 +75,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_has_zeroed_memory() {
+    fn memory_of_every_kind_is_zeroed() {
         let gpu = Gpu::soft().unwrap();
-        for place in [Place::Device, Place::Pinned, Place::Registered] {
-            let region = place.region(&gpu, 100).unwrap();
+        for memory in [
+            WordMemory::Device,
+            WordMemory::Pinned,
+            WordMemory::Registered,
+        ] {
+            let region = memory.region(&gpu, 100).unwrap();
             let mut bytes = [1; 100];
             region.read(0, &mut bytes).unwrap();
-            assert_eq!(bytes, [0; 100], "{place:?}");
+            assert_eq!(bytes, [0; 100], "{memory:?}");
             region.word64(8).unwrap().store(7).unwrap();
             assert_eq!(region.word32(8).unwrap().load().unwrap(), 7);
         }

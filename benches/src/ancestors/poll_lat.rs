@@ -11,7 +11,7 @@ use gdsync::rdma::{Descriptor, post_on};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Place, microseconds, spin};
+use super::{WordMemory, microseconds, spin};
 use crate::benchmark::{Benchmark, Outcome};
 use crate::gate::Gate;
 use crate::gpu::{self, Driver};
@@ -96,13 +96,13 @@ impl Benchmark for Options {
             "{} has no flush for -f",
             gpu.name()
         );
-        let place = match self.gpu_memory {
-            true => Place::Device,
-            false => Place::Pinned,
+        let memory = match self.gpu_memory {
+            true => WordMemory::Device,
+            false => WordMemory::Pinned,
         };
         println!(
             "gds_poll_lat: CPU's store, stream's wait, stream's writes, CPU's load of the last; words in {} memory",
-            place.name()
+            memory.name()
         );
         println!("{}; {} background streams", gpu.name(), self.background);
         let heads = [
@@ -114,7 +114,7 @@ impl Benchmark for Options {
             "enqueue",
         ];
         let table = Table::start(&heads, 17);
-        let mut bench = Bench::new(&gpu, place, self, limit)?;
+        let mut bench = Bench::new(&gpu, memory, self, limit)?;
         let background = Background::start(&gpu, self.background)?;
         let mut rows = Vec::new();
         for &pokes in &self.pokes {
@@ -142,7 +142,7 @@ impl Benchmark for Options {
             "gpu": gpu.name(),
             "runtime": gpu.runtime_name(),
             "driver": Driver::of(&gpu),
-            "place": place,
+            "place": memory,
             "rows": rows,
         });
         Outcome::of(&figures, Vec::new())
@@ -150,12 +150,12 @@ impl Benchmark for Options {
 }
 
 impl Bench {
-    fn new(gpu: &Gpu, place: Place, options: &Options, limit: Duration) -> Result<Bench> {
-        let poked = place.region(gpu, 4 * WORDS)?;
+    fn new(gpu: &Gpu, memory: WordMemory, options: &Options, limit: Duration) -> Result<Bench> {
+        let poked = memory.region(gpu, 4 * WORDS)?;
         let words = (0..WORDS).map(|i| poked.word32(4 * i));
         Ok(Bench {
             stream: gpu.stream()?,
-            polled: place.region(gpu, 4 * WORDS)?,
+            polled: memory.region(gpu, 4 * WORDS)?,
             poked: words.collect::<Result<_, _>>()?,
             round: 0,
             flush: options.flush,
@@ -164,7 +164,7 @@ impl Bench {
     }
 
     fn measure(&mut self, options: &Options, pokes: u32, combined: bool) -> Result<Row> {
-        let (mut latency, mut enqueue) = (Samples::new(), Samples::new());
+        let (mut latency, mut enqueue) = (Samples::default(), Samples::default());
         for i in 0..WARM_UP + options.iterations {
             let (enqueued, passed) = self
                 .once(pokes as usize, combined, options.sleep)
@@ -194,16 +194,11 @@ impl Bench {
         let word = self.polled.word32(4 * (value as usize % WORDS))?;
         let first = value as usize * pokes % (WORDS - pokes);
         let poked = &self.poked[first..first + pokes];
-        let mut list = vec![Descriptor::WaitValue32 {
-            word: &word,
-            condition: Condition::Geq,
-            value,
-            flush: self.flush,
-        }];
+        let mut list = vec![Descriptor::wait_value(&word, Condition::Geq, value).flush(self.flush)];
         list.extend(
             poked
                 .iter()
-                .map(|word| Descriptor::WriteValue32 { word, value }),
+                .map(|word| Descriptor::write_value(word, value)),
         );
         let start = Instant::now();
         if combined {

@@ -11,7 +11,7 @@ use gdsync::{Gpu, Kind};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Place, microseconds, spin};
+use super::{WordMemory, microseconds, spin};
 use crate::benchmark::{Benchmark, Outcome};
 use crate::gate::Gate;
 use crate::gpu::{self, Driver};
@@ -105,24 +105,28 @@ impl Benchmark for Options {
         );
         println!("gds_sanity: a stream's memory operations, checked");
         println!("{}", gpu.name());
-        let places = match self.gpu_memory {
-            true => &[Place::Device][..],
-            false => &[Place::Pinned, Place::Registered, Place::Device],
+        let memories = match self.gpu_memory {
+            true => &[WordMemory::Device][..],
+            false => &[
+                WordMemory::Pinned,
+                WordMemory::Registered,
+                WordMemory::Device,
+            ],
         };
         let first = format!("{:<38}", "check");
         let table = Table::start(&[&first, "memory", "comparisons"], 10);
         let (mut rows, mut failures) = (Vec::new(), 0);
-        for &place in places {
+        for &memory in memories {
             for (name, check) in CHECKS {
-                let outcome = outcome(&gpu, place, self, limit, check);
+                let outcome = outcome(&gpu, memory, self, limit, check);
                 let cell = match &outcome {
                     Finding::Passed(n) => n.to_string(),
                     Finding::NotRun(why) => format!("not run: {why}"),
                     Finding::Failed(why) => format!("FAILED: {why}"),
                 };
-                table.row(&[name, place.name(), &cell]);
+                table.row(&[name, memory.name(), &cell]);
                 failures += u32::from(matches!(outcome, Finding::Failed(_)));
-                rows.push(json!({ "check": name, "place": place, "outcome": outcome }));
+                rows.push(json!({ "check": name, "place": memory, "outcome": outcome }));
             }
         }
         let verdict = match failures {
@@ -139,12 +143,18 @@ impl Benchmark for Options {
     }
 }
 
-fn outcome(gpu: &Gpu, place: Place, options: &Options, limit: Duration, check: Check) -> Finding {
+fn outcome(
+    gpu: &Gpu,
+    memory: WordMemory,
+    options: &Options,
+    limit: Duration,
+    check: Check,
+) -> Finding {
     let mut compared = 0;
     let mut go = || -> Result<()> {
         let mut rig = Rig {
             stream: gpu.stream()?,
-            memory: place.region(gpu, BYTES)?,
+            memory: memory.region(gpu, BYTES)?,
             gate: Gate::new(gpu)?,
             iterations: options.iterations,
             sleep: options.sleep,
@@ -202,40 +212,27 @@ impl Word {
 
     fn wait(&self, condition: Condition, value: u64, flush: bool) -> Descriptor<'_> {
         match self {
-            Word::Narrow(word) => Descriptor::WaitValue32 {
-                word,
-                condition,
-                value: value as u32,
-                flush,
-            },
-            Word::Wide(word) => Descriptor::WaitValue64 {
-                word,
-                condition,
-                value,
-                flush,
-            },
+            Word::Narrow(word) => {
+                Descriptor::wait_value(word, condition, value as u32).flush(flush)
+            }
+            Word::Wide(word) => Descriptor::wait_value(word, condition, value).flush(flush),
         }
     }
 
     fn write(&self, value: u64) -> Descriptor<'_> {
         match self {
             Word::Narrow(word) => write(word, value as u32),
-            Word::Wide(word) => Descriptor::WriteValue64 { word, value },
+            Word::Wide(word) => Descriptor::write_value(word, value),
         }
     }
 }
 
 fn write(word: &Word32, value: u32) -> Descriptor<'_> {
-    Descriptor::WriteValue32 { word, value }
+    Descriptor::write_value(word, value)
 }
 
 fn wait(word: &Word32, condition: Condition, value: u32, flush: bool) -> Descriptor<'_> {
-    Descriptor::WaitValue32 {
-        word,
-        condition,
-        value,
-        flush,
-    }
+    Descriptor::wait_value(word, condition, value).flush(flush)
 }
 
 impl Rig {
@@ -479,7 +476,7 @@ fn flushes(rig: &mut Rig) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gdsync::memop::Width;
+    use gdsync::internals::Width;
 
     #[test]
     fn the_cases_are_what_the_conditions_say() {

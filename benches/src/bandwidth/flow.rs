@@ -78,55 +78,26 @@ impl<'e> Writes<'e> {
         })
     }
 
-    fn prepare(&mut self, rank: &Rank, message: u64) -> Result<SendRequest> {
+    fn post(&mut self, rank: &Rank, message: u64) -> Result<SendRequest> {
         let offset = self.slots.offset(message);
         let sges = [self.memory.sge(offset, u32::try_from(self.slots.size)?)];
         let work = Work::write(&sges, self.theirs.span(offset, self.slots.size)?).signaled();
-        Ok(self.qp.prepare_within(&work, rank.left())?)
+        let request = self.qp.prepare_within(&work, rank.left())?;
+        let stream = &self.endpoint.stream;
+        match self.poster {
+            Poster::Cpu => self.qp.post(request)?,
+            Poster::Stream => self.qp.post_on(stream, &[Descriptor::Send(request)])?,
+        }
+        Ok(request)
     }
 
-    fn by_cpu(&mut self, rank: &Rank, messages: u64) -> Result<()> {
-        let mut flying = VecDeque::new();
-        for i in 0..messages {
-            if flying.len() as u64 == self.slots.depth {
-                self.complete_one(rank, &mut flying)?;
-            }
-            let request = self.prepare(rank, i)?;
-            self.qp.post(request)?;
-            flying.push_back(request);
-        }
-        while !flying.is_empty() {
-            self.complete_one(rank, &mut flying)?;
+    fn wait(&mut self, rank: &Rank, request: SendRequest) -> Result<()> {
+        let stream = &self.endpoint.stream;
+        match self.poster {
+            Poster::Cpu => self.qp.wait(request, rank.left())?,
+            Poster::Stream => self.qp.post_on(stream, &[Descriptor::wait(request)])?,
         }
         Ok(())
-    }
-
-    fn complete_one(&mut self, rank: &Rank, flying: &mut VecDeque<SendRequest>) -> Result<()> {
-        match flying.pop_front() {
-            Some(oldest) => Ok(self.qp.wait(oldest, rank.left())?),
-            None => Ok(()),
-        }
-    }
-
-    fn by_stream(&mut self, rank: &Rank, messages: u64) -> Result<()> {
-        let stream = &self.endpoint.stream;
-        let mut flying = VecDeque::new();
-        for i in 0..messages {
-            if flying.len() as u64 == self.slots.depth
-                && let Some(oldest) = flying.pop_front()
-            {
-                let oldest: SendRequest = oldest;
-                self.qp.post_on(stream, &[Descriptor::wait(oldest)])?;
-            }
-            let request = self.prepare(rank, i)?;
-            self.qp.post_on(stream, &[Descriptor::Send(request)])?;
-            flying.push_back(request);
-        }
-        for request in flying {
-            self.qp.post_on(stream, &[Descriptor::wait(request)])?;
-        }
-        synchronize(rank, self.endpoint)?;
-        well(self.qp.error())
     }
 }
 
@@ -136,11 +107,16 @@ impl Flow for Writes<'_> {
     }
 
     fn run(&mut self, rank: &Rank, messages: u64) -> Result<()> {
-        match (rank.number, self.poster) {
-            (0, Poster::Cpu) => self.by_cpu(rank, messages),
-            (0, Poster::Stream) => self.by_stream(rank, messages),
-            _ => Ok(()),
+        if rank.number > 0 {
+            return Ok(());
         }
+        let depth = self.slots.depth;
+        fly(self, rank, [messages, depth], Self::post, Self::wait)?;
+        if self.poster == Poster::Stream {
+            let done = self.endpoint.stream.synchronize(rank.left())?;
+            ensure!(done, "the time limit passed");
+        }
+        well(self.qp.error())
     }
 
     fn finish(&mut self, rank: &Rank) -> Result<()> {
@@ -176,7 +152,7 @@ impl<'e> Messages<'e> {
         })
     }
 
-    fn post(&self, rank: &Rank, message: u64) -> Result<Request> {
+    fn post(&mut self, rank: &Rank, message: u64) -> Result<Request> {
         let (context, stream) = (&self.context, &self.endpoint.stream);
         let offset = usize::try_from(self.slots.offset(message))?;
         let slot = self
@@ -190,7 +166,7 @@ impl<'e> Messages<'e> {
         })
     }
 
-    fn wait(&self, rank: &Rank, request: &Request) -> Result<()> {
+    fn wait(&mut self, rank: &Rank, request: Request) -> Result<()> {
         match self.poster {
             Poster::Cpu => {
                 let done = request.wait(rank.left())?;
@@ -212,18 +188,8 @@ impl Flow for Messages<'_> {
     }
 
     fn run(&mut self, rank: &Rank, messages: u64) -> Result<()> {
-        let mut flying = VecDeque::new();
-        for i in 0..messages {
-            if flying.len() as u64 == self.slots.depth
-                && let Some(oldest) = flying.pop_front()
-            {
-                self.wait(rank, &oldest)?;
-            }
-            flying.push_back(self.post(rank, i)?);
-        }
-        for request in flying {
-            self.wait(rank, &request)?;
-        }
+        let depth = self.slots.depth;
+        fly(self, rank, [messages, depth], Self::post, Self::wait)?;
         if self.poster == Poster::Stream {
             let stream = &self.endpoint.stream;
             self.context.synchronize(stream, rank.left())?;
@@ -240,10 +206,23 @@ impl Flow for Messages<'_> {
     }
 }
 
-fn synchronize(rank: &Rank, endpoint: &Endpoint) -> Result<()> {
-    ensure!(
-        endpoint.stream.synchronize(rank.left())?,
-        "the time limit passed"
-    );
-    Ok(())
+/// Posts `messages` messages, of which `depth` are in flight, and waits for each.
+fn fly<F, R>(
+    flow: &mut F,
+    rank: &Rank,
+    [messages, depth]: [u64; 2],
+    post: fn(&mut F, &Rank, u64) -> Result<R>,
+    wait: fn(&mut F, &Rank, R) -> Result<()>,
+) -> Result<()> {
+    let mut flying = VecDeque::new();
+    for i in 0..messages {
+        if flying.len() as u64 == depth
+            && let Some(oldest) = flying.pop_front()
+        {
+            wait(flow, rank, oldest)?;
+        }
+        flying.push_back(post(flow, rank, i)?);
+    }
+    let mut flying = flying.into_iter();
+    flying.try_for_each(|request| wait(flow, rank, request))
 }

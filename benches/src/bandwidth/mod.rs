@@ -149,7 +149,7 @@ impl Job for Options {
                     Layer::Gdsync => Box::new(Writes::new(rank, &endpoint, self)?),
                     Layer::Mp => Box::new(Messages::new(rank, &endpoint, self)?),
                 },
-                samples: Samples::new(),
+                samples: Samples::default(),
                 elapsed_ns: 0,
             });
         }

@@ -233,6 +233,7 @@ fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -
 }
 
 /// What one layer's batches of a size have shown.
+#[derive(Default)]
 struct Sheet {
     latency: Samples,
     kernel: Samples,
@@ -241,15 +242,6 @@ struct Sheet {
 }
 
 impl Sheet {
-    fn new() -> Sheet {
-        Sheet {
-            latency: Samples::new(),
-            kernel: Samples::new(),
-            enqueue: 0.0,
-            operations: 0,
-        }
-    }
-
     fn row(&self, layer: Layer, size: u64, iterations: u64) -> Row {
         let latency_ns = self.latency.summary();
         Row {
@@ -277,7 +269,7 @@ fn measure(
         let warm_up = WARM_UP.min(iterations);
         player.batch(rank, size, warm_up, &mut CpuTimes::default())?;
     }
-    let mut sheets: Vec<Sheet> = players.iter().map(|_| Sheet::new()).collect();
+    let mut sheets: Vec<Sheet> = players.iter().map(|_| Sheet::default()).collect();
     let mut left = iterations;
     while left > 0 {
         let n = left.min(rounds::longest(options.layer));

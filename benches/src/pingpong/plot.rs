@@ -121,7 +121,7 @@ mod tests {
     fn every_curve_is_drawn_also_through_one_point() {
         for sizes in [vec![8], vec![8, 4096, 1 << 20]] {
             let rows = sizes.iter().map(|&size| {
-                let mut samples = Samples::new();
+                let mut samples = Samples::default();
                 samples.record(5000 + size);
                 Row {
                     layer: Layer::Gdsync,

@@ -94,7 +94,7 @@ const RINGS: [(&str, &[(&str, &str)]); 3] = [
         &[("phase", ": ring qp")],
     ),
     (
-        "a word that the proxy reads",
+        "a word that the CPU thread reads",
         &[("write32", ".send-trigger")],
     ),
 ];
@@ -195,10 +195,12 @@ mod tests {
             Trace::of(&lines(kernel), 3, 1, Layer::Gdsync).unwrap().by,
             RINGS[1].0
         );
-        let proxy = "stream 3: 1 operations
+        let by_cpu_thread = "stream 3: 1 operations
             write32 qp0x101.send-trigger = 0x00000001 fenced";
         assert_eq!(
-            Trace::of(&lines(proxy), 3, 1, Layer::Gdsync).unwrap().by,
+            Trace::of(&lines(by_cpu_thread), 3, 1, Layer::Gdsync)
+                .unwrap()
+                .by,
             RINGS[2].0
         );
         let both = Trace::of(&lines(&format!("{MEMOPS}\n{kernel}")), 3, 3, Layer::Gdsync).unwrap();

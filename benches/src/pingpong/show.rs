@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_row_has_a_cell_under_every_head() {
-        let mut samples = Samples::new();
+        let mut samples = Samples::default();
         samples.record(2000);
         let row = Row {
             layer: crate::options::Layer::Mp,

@@ -44,7 +44,7 @@ const MESSAGE: u32 = 8;
 /// Options of `mpbench post`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Bursts of 512 requests (192 on CUDA), for each way of posting.
+    /// Bursts of 512 requests (192 on CUDA), for each method of posting.
     #[arg(long, default_value = "400", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub bursts: u64,
     /// Requests of which library.
@@ -54,7 +54,7 @@ pub struct Options {
     pub setup: Setup,
 }
 
-/// One way of posting.
+/// One method of posting.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Whose calls.
@@ -76,9 +76,9 @@ pub struct Row {
     pub allocations: u64,
 }
 
-/// A way of posting.
+/// A method of posting.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Method {
     /// Prepare and post one request, again and again.
     Single,
     /// Sixteen sends in a list.
@@ -87,14 +87,14 @@ enum Way {
     Mixed,
 }
 
-impl Way {
-    const ALL: [Way; 3] = [Way::Single, Way::Sends, Way::Mixed];
+impl Method {
+    const ALL: [Method; 3] = [Method::Single, Method::Sends, Method::Mixed];
 
     fn name(self) -> &'static str {
         match self {
-            Way::Single => "prepare and post one send",
-            Way::Sends => "post a list of 16 sends",
-            Way::Mixed => "post a list of 4 (send, wait, write, wait for value)",
+            Method::Single => "prepare and post one send",
+            Method::Sends => "post a list of 16 sends",
+            Method::Mixed => "post a list of 4 (send, wait, write, wait for value)",
         }
     }
 
@@ -102,17 +102,17 @@ impl Way {
     /// for all sends in a row. For waits it depends on how far the queues are.
     fn operations(self) -> Option<usize> {
         match self {
-            Way::Single | Way::Sends => Some(2),
-            Way::Mixed => None,
+            Method::Single | Method::Sends => Some(2),
+            Method::Mixed => None,
         }
     }
 
     /// Requests of one call.
     fn requests(self) -> usize {
         match self {
-            Way::Single => 1,
-            Way::Sends => LIST,
-            Way::Mixed => LIST / 4,
+            Method::Single => 1,
+            Method::Sends => LIST,
+            Method::Mixed => LIST / 4,
         }
     }
 }
@@ -235,37 +235,38 @@ impl Bench {
     }
 
     fn rows(&mut self, bursts: u64) -> Result<Vec<Row>> {
-        let measured = Way::ALL.map(|way| self.measure(way, bursts));
+        let measured = Method::ALL.map(|method| self.measure(method, bursts));
         let mut rows = measured.into_iter().collect::<Result<Vec<Row>>>()?;
         // Last, since tracing costs.
-        for (way, row) in Way::ALL.into_iter().zip(&mut rows) {
-            row.operations = self.operations(way)?;
-            if row.operations != way.operations() {
+        for (method, row) in Method::ALL.into_iter().zip(&mut rows) {
+            row.operations = self.operations(method)?;
+            if row.operations != method.operations() {
                 row.bare_ns = None;
             }
         }
         Ok(rows)
     }
 
-    fn measure(&mut self, way: Way, bursts: u64) -> Result<Row> {
-        let (mut prepare, mut call, mut bare) = (Samples::new(), Samples::new(), Samples::new());
+    fn measure(&mut self, method: Method, bursts: u64) -> Result<Row> {
+        let (mut prepare, mut call, mut bare) =
+            (Samples::default(), Samples::default(), Samples::default());
         let mut allocations = 0;
         for i in 0..WARM_UP + bursts {
             self.rig.gate.close(&self.rig.endpoint.stream)?;
             // Whoever comes second finds the driver's memory warm, so they take turns.
             let mut driver = None;
             if i % 2 == 0 {
-                driver = self.bare(way)?;
+                driver = self.bare(method)?;
             }
             let before = alloc::count();
-            let times = self.calls(way, self.burst)?;
+            let times = self.calls(method, self.burst)?;
             let made = alloc::count() - before;
             if i % 2 == 1 {
-                driver = self.bare(way)?;
+                driver = self.bare(method)?;
             }
             self.rig.drain()?;
             if i >= WARM_UP {
-                let calls = (self.burst / way.requests()) as u64;
+                let calls = (self.burst / method.requests()) as u64;
                 if let Some(time) = times.prepare {
                     prepare.record(time.as_nanos() as u64 / self.burst as u64);
                 }
@@ -279,9 +280,9 @@ impl Bench {
         let bare = bare.summary();
         Ok(Row {
             layer: Layer::Gdsync,
-            name: way.name().to_owned(),
-            descriptors: if way == Way::Single { 1 } else { LIST },
-            prepare_ns: (way != Way::Single).then(|| prepare.summary()),
+            name: method.name().to_owned(),
+            descriptors: if method == Method::Single { 1 } else { LIST },
+            prepare_ns: (method != Method::Single).then(|| prepare.summary()),
             call_ns: call.summary(),
             operations: None,
             bare_ns: (bare.count > 0).then_some(bare),
@@ -289,20 +290,20 @@ impl Bench {
         })
     }
 
-    fn calls(&mut self, way: Way, requests: usize) -> Result<Times> {
-        match way {
-            Way::Single => self.single(requests),
-            Way::Sends | Way::Mixed => self.lists(way, requests),
+    fn calls(&mut self, method: Method, requests: usize) -> Result<Times> {
+        match method {
+            Method::Single => self.single(requests),
+            Method::Sends | Method::Mixed => self.lists(method, requests),
         }
     }
 
     /// As many bare calls as a burst has; `None` where there are none.
-    fn bare(&mut self, way: Way) -> Result<Option<Duration>> {
-        let (Some(bare), Some(operations)) = (&mut self.bare, way.operations()) else {
+    fn bare(&mut self, method: Method) -> Result<Option<Duration>> {
+        let (Some(bare), Some(operations)) = (&mut self.bare, method.operations()) else {
             return Ok(None);
         };
         let start = Instant::now();
-        for _ in 0..self.burst / way.requests() {
+        for _ in 0..self.burst / method.requests() {
             bare.call(operations)?;
         }
         Ok(Some(start.elapsed()))
@@ -310,9 +311,9 @@ impl Bench {
 
     /// How many memory operations one call becomes, by the trace of one; `None` if it is
     /// something else, or several submissions.
-    fn operations(&mut self, way: Way) -> Result<Option<usize>> {
+    fn operations(&mut self, method: Method) -> Result<Option<usize>> {
         self.rig.endpoint.gpu.capture_trace();
-        let posted = self.calls(way, way.requests());
+        let posted = self.calls(method, method.requests());
         let lines = self.rig.endpoint.gpu.finish_trace();
         posted.context("posting under trace")?;
         self.rig.drain()?;
@@ -332,21 +333,22 @@ impl Bench {
         })
     }
 
-    fn lists(&mut self, way: Way, requests: usize) -> Result<Times> {
+    fn lists(&mut self, method: Method, requests: usize) -> Result<Times> {
         let start = Instant::now();
         self.requests.clear();
         for i in 0..requests {
-            let request = self
-                .rig
-                .prepare(MESSAGE, way == Way::Mixed || i % SIGNALED == SIGNALED - 1)?;
+            let request = self.rig.prepare(
+                MESSAGE,
+                method == Method::Mixed || i % SIGNALED == SIGNALED - 1,
+            )?;
             self.requests.push(request);
         }
         let prepare = start.elapsed();
         let start = Instant::now();
         let Rig { endpoint, qp, .. } = &mut self.rig;
-        for requests in self.requests.chunks(way.requests()) {
-            let list = match way {
-                Way::Mixed => std::array::from_fn(|i| mixed(requests[i / 4], &self.word, i % 4)),
+        for requests in self.requests.chunks(method.requests()) {
+            let list = match method {
+                Method::Mixed => std::array::from_fn(|i| mixed(requests[i / 4], &self.word, i % 4)),
                 _ => std::array::from_fn::<_, LIST, _>(|i| Descriptor::Send(requests[i])),
             };
             qp.post_on(&endpoint.stream, &list)?;
@@ -373,13 +375,8 @@ fn mixed(request: SendRequest, word: &Word32, step: usize) -> Descriptor<'_> {
     match step {
         0 => Descriptor::Send(request),
         1 => Descriptor::wait(request),
-        2 => Descriptor::WriteValue32 { word, value: 1 },
-        _ => Descriptor::WaitValue32 {
-            word,
-            condition: Condition::Eq,
-            value: 1,
-            flush: false,
-        },
+        2 => Descriptor::write_value(word, 1),
+        _ => Descriptor::wait_value(word, Condition::Eq, 1),
     }
 }
 

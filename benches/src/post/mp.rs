@@ -132,7 +132,7 @@ impl Bench {
 
     /// What sends took, with what the driver's calls took, and the row of the receives.
     fn measure(&mut self, bursts: u64) -> Result<(Row, Row)> {
-        let [mut send, mut receive, mut bare] = [(); 3].map(|()| Samples::new());
+        let [mut send, mut receive, mut bare] = [(); 3].map(|()| Samples::default());
         let mut allocations = [0; 2];
         for i in 0..WARM_UP + bursts {
             let times = self.burst(i % 2 == 0)?;

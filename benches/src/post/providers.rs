@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Bench, MESSAGE, SIGNALED, WARM_UP, Way};
+use super::{Bench, MESSAGE, Method, SIGNALED, WARM_UP};
 use crate::benchmark::{Benchmark, Outcome};
 use crate::options::{Provider, Setup};
 use crate::report::Target;
@@ -40,7 +40,7 @@ pub struct Options {
     /// Against whose.
     #[arg(long, value_enum, default_value = "emulated")]
     pub against: Provider,
-    /// Pairs of bursts, for each way of posting.
+    /// Pairs of bursts, for each method of posting.
     #[arg(long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rounds: u64,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub struct Cost {
     pub cpu_ns: Summary,
 }
 
-/// One way of posting, with both.
+/// One method of posting, with both.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// What it is.
@@ -77,22 +77,22 @@ enum Calls {
     /// Prepared and posted by the CPU, which rings itself.
     Cpu,
     /// Enqueued on a stream that stands at a closed gate.
-    Stream(Way),
+    Stream(Method),
 }
 
 impl Calls {
     const ALL: [Calls; 4] = [
         Calls::Cpu,
-        Calls::Stream(Way::Single),
-        Calls::Stream(Way::Sends),
-        Calls::Stream(Way::Mixed),
+        Calls::Stream(Method::Single),
+        Calls::Stream(Method::Sends),
+        Calls::Stream(Method::Mixed),
     ];
 
     fn name(self) -> String {
         match self {
             Calls::Cpu => "CPU: prepare and post one send".to_owned(),
-            Calls::Stream(Way::Single) => format!("stream: {}", Way::Single.name()),
-            Calls::Stream(way) => format!("stream: prepare, {}", way.name()),
+            Calls::Stream(Method::Single) => format!("stream: {}", Method::Single.name()),
+            Calls::Stream(method) => format!("stream: prepare, {}", method.name()),
         }
     }
 
@@ -100,7 +100,7 @@ impl Calls {
     fn requests(self, bench: &Bench) -> usize {
         match self {
             Calls::Cpu => CPU_BURST,
-            Calls::Stream(Way::Mixed) => WAITED_BURST,
+            Calls::Stream(Method::Mixed) => WAITED_BURST,
             Calls::Stream(_) => bench.burst,
         }
     }
@@ -109,7 +109,7 @@ impl Calls {
     fn calls(self, bench: &Bench) -> usize {
         match self {
             Calls::Cpu => CPU_BURST,
-            Calls::Stream(way) => self.requests(bench) / way.requests(),
+            Calls::Stream(method) => self.requests(bench) / method.requests(),
         }
     }
 }
@@ -165,10 +165,10 @@ impl Bench {
                 self.rig.qp.quiet(self.rig.left())?;
                 Ok(took)
             }
-            Calls::Stream(way) => {
+            Calls::Stream(method) => {
                 self.rig.gate.close(&self.rig.endpoint.stream)?;
                 let requests = calls.requests(self);
-                let (enqueued, took) = timed(|| self.calls(way, requests));
+                let (enqueued, took) = timed(|| self.calls(method, requests));
                 enqueued?;
                 self.rig.drain()?;
                 Ok(took)
@@ -178,19 +178,13 @@ impl Bench {
 }
 
 /// Samples of one provider.
+#[derive(Default)]
 struct Taken {
     wall: Samples,
     cpu: Samples,
 }
 
 impl Taken {
-    fn new() -> Taken {
-        Taken {
-            wall: Samples::new(),
-            cpu: Samples::new(),
-        }
-    }
-
     fn cost(&self) -> Cost {
         Cost {
             wall_ns: self.wall.summary(),
@@ -206,7 +200,7 @@ fn median(mut of: Vec<f64>) -> f64 {
 }
 
 fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
-    let mut taken = [Taken::new(), Taken::new()];
+    let mut taken = [Taken::default(), Taken::default()];
     let (mut by_wall, mut by_cpu) = (Vec::new(), Vec::new());
     for round in 0..WARM_UP + rounds {
         let mut pair = [None; 2];

@@ -4,7 +4,7 @@
 //! to install its driver.
 
 use crate::Report;
-use crate::cuda::{Channels, Consistency, Gpu};
+use crate::cuda::{Channels, Gpu};
 use crate::library::State;
 use crate::machine::Access;
 use crate::rdma::Device;
@@ -28,7 +28,6 @@ pub struct Advice {
 const CUDA: &str = "running on the GPU";
 const WAITS: &str = "streams that wait";
 const MAPPING: &str = "CPU access to device memory";
-const PHYSICAL: &str = "a physical NIC";
 
 #[derive(Default)]
 struct List(Vec<Advice>);
@@ -45,6 +44,10 @@ impl List {
             matters,
             remedy: remedy.into(),
         });
+    }
+
+    fn physical(&mut self, missing: impl Into<String>, remedy: impl Into<String>) {
+        self.add("a physical NIC", missing, remedy);
     }
 }
 
@@ -69,54 +72,51 @@ pub(crate) fn conclude(report: &Report) -> Vec<Advice> {
 fn driver(report: &Report, list: &mut List) {
     let cuda = &report.cuda;
     let system = &report.system;
-    let on_bus = system.of(PciKind::NvidiaGpu).next();
-    match &cuda.library {
-        State::Absent { .. } => {
-            let Some(gpu) = on_bus else {
-                return; // No GPU, nothing to install.
-            };
-            if system.nvidia.is_some() {
-                list.add(
-                    CUDA,
+    let (missing, remedy) = match (&cuda.library, &cuda.trouble, &cuda.too_old) {
+        (State::Absent { .. }, ..) => {
+            match (system.of(PciKind::NvidiaGpu).next(), &system.nvidia) {
+                (None, _) => return, // No GPU, nothing to install.
+                (Some(gpu), Some(_)) => (
                     format!(
                         "libcuda.so.1, though the kernel driver of the GPU at {} is loaded",
                         gpu.address
                     ),
                     "install the user part of the driver of the same version (Debian: apt-get \
-                     install libcuda1); in a container, start it with --gpus all",
-                );
-            } else {
-                list.add(
-                    CUDA,
+                 install libcuda1); in a container, start it with --gpus all"
+                        .to_owned(),
+                ),
+                (Some(gpu), None) => (
                     format!("the driver of the NVIDIA GPU at {}", gpu.address),
-                    "install it (Debian: apt-get install nvidia-open from NVIDIA's repository, \
-                     or nvidia-driver), then modprobe nvidia; in a container, install it on the \
-                     host and start with --gpus all",
-                );
+                    "install it (Debian: apt-get install nvidia-open from NVIDIA's repository, or \
+                 nvidia-driver), then modprobe nvidia; in a container, install it on the host \
+                 and start with --gpus all"
+                        .to_owned(),
+                ),
             }
         }
-        State::TooOld { path, symbol } => list.add(
-            CUDA,
+        (State::TooOld { path, symbol }, ..) => (
             format!("{symbol} in {}", path.display()),
             "update the NVIDIA driver to 515 or later, or name the driver's own library by \
-             GDS_CUDA_LIB",
+             GDS_CUDA_LIB"
+                .to_owned(),
         ),
-        State::Opened { .. } => {
-            if let Some(trouble) = &cuda.trouble {
-                let remedy = remedy_of(report, CudaResult(trouble.code));
-                list.add(
-                    CUDA,
-                    format!(
-                        "success of {}: {} ({})",
-                        trouble.call, trouble.name, trouble.code
-                    ),
-                    remedy,
-                );
-            } else if cuda.gpus.is_empty() {
-                list.add(CUDA, "a GPU that the driver knows", no_device(report));
-            }
+        (State::Opened { .. }, Some(trouble), _) => (
+            format!(
+                "success of {}: {} ({})",
+                trouble.call, trouble.name, trouble.code
+            ),
+            remedy_of(report, CudaResult(trouble.code)),
+        ),
+        (State::Opened { .. }, None, Some(why)) => (
+            format!("a newer driver: this is {why}"),
+            "update the NVIDIA driver to 525 or later".to_owned(),
+        ),
+        (State::Opened { .. }, None, None) if cuda.gpus.is_empty() => {
+            ("a GPU that the driver knows".to_owned(), no_device(report))
         }
-    }
+        (State::Opened { .. }, None, None) => return,
+    };
+    list.add(CUDA, missing, remedy);
 }
 
 fn no_device(report: &Report) -> String {
@@ -204,11 +204,14 @@ fn about_gpus(report: &Report, list: &mut List) {
             "GPUs that are visible to all ranks, or fewer ranks",
         );
     }
-    let unusable = |gpu: &Gpu| gpu.unusable().is_some() && !prohibited(gpu);
+    let unusable = |gpu: &Gpu| gpu.refusal.is_some() && !prohibited(gpu);
     if let Some(gpus) = those(report, unusable) {
         list.add(
             CUDA,
-            format!("compute capability 7.0 and 64-bit memory operations, of {gpus}"),
+            format!(
+                "compute capability 7.0, 64-bit memory operations and memory that is mapped \
+                 (cuMemCreate), of {gpus}"
+            ),
             "name another GPU by GDS_GPU=cuda:INDEX, or take the software GPU by GDS_GPU=soft",
         );
     }
@@ -227,16 +230,10 @@ fn about_gpus(report: &Report, list: &mut List) {
             "update the driver; some virtual GPUs never have it, and share memory by CUDA IPC",
         );
     }
-    let unordered = |gpu: &Gpu| {
-        matches!(
-            gpu.consistency,
-            Consistency::FlushByHost | Consistency::ReadByNic
-        )
-    };
+    let unordered = |gpu: &Gpu| !gpu.caps.ordered_writes && !gpu.caps.flush;
     if let Some(gpus) = those(report, unordered) {
-        list.add(
-            PHYSICAL,
-            format!("order or flushes of what a NIC writes to {gpus}"),
+        list.physical(
+format!("order or flushes of what a NIC writes to {gpus}"),
             "receive payload that streams consume into pinned host memory where latency counts: each \
              flush takes a turn of the CPU's or of the NIC's",
         );
@@ -245,8 +242,7 @@ fn about_gpus(report: &Report, list: &mut List) {
         return;
     }
     if let Some(gpus) = those(report, |gpu| !gpu.gpudirect_rdma) {
-        list.add(
-            PHYSICAL,
+        list.physical(
             format!("GPUDirect RDMA of {gpus}"),
             "none on such a model: payload goes through pinned host memory",
         );
@@ -254,8 +250,7 @@ fn about_gpus(report: &Report, list: &mut List) {
     let unexported = |gpu: &Gpu| gpu.gpudirect_rdma && !gpu.dma_buf && !report.system.peermem;
     if let Some(gpus) = those(report, unexported) {
         let open = report.system.nvidia.as_ref().is_some_and(|n| n.open);
-        list.add(
-            PHYSICAL,
+        list.physical(
             format!("dma-buf export of {gpus}"),
             match open {
                 false => {
@@ -284,7 +279,7 @@ fn waits(report: &Report, list: &mut List) {
             WAITS,
             format!(
                 "hardware channels for more than {} at a time",
-                channels.waiting()
+                channels.waiting
             ),
             format!(
                 "export CUDA_DEVICE_MAX_CONNECTIONS={} before the program starts, for {}",
@@ -306,49 +301,42 @@ fn waits(report: &Report, list: &mut List) {
 
 fn gdrcopy(report: &Report, list: &mut List) {
     let gdr = &report.gdrcopy;
-    match (&gdr.library, gdr.works) {
-        (State::TooOld { path, symbol }, _) => list.add(
-            MAPPING,
-            format!("{symbol} in {}", path.display()),
-            "install GDRCopy 2.5 or later",
-        ),
-        (State::Absent { .. }, _) => list.add(
-            MAPPING,
+    let (missing, remedy) = match (&gdr.library, &gdr.device) {
+        _ if gdr.works => return,
+        (State::TooOld { path, symbol }, _) => {
+            let missing = format!("{symbol} in {}", path.display());
+            return list.add(MAPPING, missing, "install GDRCopy 2.5 or later");
+        }
+        (State::Absent { .. }, _) if gdr.module => (
             "GDRCopy's library",
-            if gdr.module {
-                "install libgdrapi of the kernel module's version (NVIDIA's repository: apt-get \
-                 install libgdrapi), or name it by GDS_GDRAPI_LIB"
-            } else {
-                "install GDRCopy 2.x (NVIDIA's repository: apt-get install libgdrapi \
-                 gdrdrv-dkms), then modprobe gdrdrv"
-            },
+            "install libgdrapi of the kernel module's version (NVIDIA's repository: apt-get \
+             install libgdrapi), or name it by GDS_GDRAPI_LIB",
         ),
-        (State::Opened { .. }, false) => match &gdr.device {
-            Access::Refused(why) => list.add(
-                MAPPING,
-                format!("access to /dev/gdrdrv: {why}"),
-                "chmod 666 /dev/gdrdrv, as root; in a container, add --device /dev/gdrdrv",
-            ),
-            Access::Absent if gdr.module => list.add(
-                MAPPING,
-                "/dev/gdrdrv, though the kernel module is loaded",
-                "mknod /dev/gdrdrv c $(awk '$2 == \"gdrdrv\" { print $1 }' /proc/devices) 0 && \
-                 chmod 666 /dev/gdrdrv, as root; in a container, add --device /dev/gdrdrv",
-            ),
-            Access::Absent => list.add(
-                MAPPING,
-                "the kernel module gdrdrv",
-                "modprobe gdrdrv (NVIDIA's repository: apt-get install gdrdrv-dkms), on the host",
-            ),
-            Access::Granted => list.add(
-                MAPPING,
-                "a gdrdrv that the library gets on with",
-                "install libgdrapi and gdrdrv of one version, then modprobe -r gdrdrv and \
-                 modprobe gdrdrv",
-            ),
-        },
-        (State::Opened { .. }, true) => {}
-    }
+        (State::Absent { .. }, _) => (
+            "GDRCopy's library",
+            "install GDRCopy 2.x (NVIDIA's repository: apt-get install libgdrapi gdrdrv-dkms), \
+             then modprobe gdrdrv",
+        ),
+        (_, Access::Refused(why)) => {
+            let remedy = "chmod 666 /dev/gdrdrv, as root; in a container, add --device /dev/gdrdrv";
+            return list.add(MAPPING, format!("access to /dev/gdrdrv: {why}"), remedy);
+        }
+        (_, Access::Absent) if gdr.module => (
+            "/dev/gdrdrv, though the kernel module is loaded",
+            "mknod /dev/gdrdrv c $(awk '$2 == \"gdrdrv\" { print $1 }' /proc/devices) 0 && chmod \
+             666 /dev/gdrdrv, as root; in a container, add --device /dev/gdrdrv",
+        ),
+        (_, Access::Absent) => (
+            "the kernel module gdrdrv",
+            "modprobe gdrdrv (NVIDIA's repository: apt-get install gdrdrv-dkms), on the host",
+        ),
+        (_, Access::Granted) => (
+            "a gdrdrv that the library gets on with",
+            "install libgdrapi and gdrdrv of one version, then modprobe -r gdrdrv and modprobe \
+             gdrdrv",
+        ),
+    };
+    list.add(MAPPING, missing, remedy);
 }
 
 fn verbs(report: &Report, list: &mut List) {
@@ -359,8 +347,7 @@ fn verbs(report: &Report, list: &mut List) {
             .of(PciKind::Connectx)
             .map(|nic| nic.address.as_str())
             .collect();
-        list.add(
-            PHYSICAL,
+        list.physical(
             format!("verbs of the ConnectX at {}", nics.join(", ")),
             if rdma.ib_core || report.system.loadable_modules {
                 "modprobe mlx5_ib; in a container, on the host"
@@ -374,28 +361,21 @@ fn verbs(report: &Report, list: &mut List) {
         about_device(device, list);
     }
     if !rdma.ibverbs.is_opened() {
-        list.add(
-            PHYSICAL,
+        list.physical(
             "libibverbs.so.1",
             "apt-get install libibverbs1 ibverbs-providers",
         );
     } else if rdma.ibverbs.lacks("ibv_reg_dmabuf_mr") {
-        list.add(
-            PHYSICAL,
+        list.physical(
             "ibv_reg_dmabuf_mr in libibverbs",
             "update rdma-core to 34 or later",
         );
     }
     if rdma.devices.iter().any(Device::is_mlx5) && !rdma.mlx5.is_opened() {
-        list.add(
-            PHYSICAL,
-            "libmlx5.so.1",
-            "apt-get install ibverbs-providers",
-        );
+        list.physical("libmlx5.so.1", "apt-get install ibverbs-providers");
     }
     if let Limit::Bytes(bytes) = report.system.memlock {
-        list.add(
-            PHYSICAL,
+        list.physical(
             format!("permission to lock more memory than {} KiB", bytes / 1024),
             "ulimit -l unlimited; for good, \"* - memlock unlimited\" in \
              /etc/security/limits.conf, or LimitMEMLOCK=infinity in the service",
@@ -406,18 +386,12 @@ fn verbs(report: &Report, list: &mut List) {
 fn about_device(device: &Device, list: &mut List) {
     let name = &device.name;
     match (&device.uverbs, &device.access) {
-        (None, _) => list.add(
-            PHYSICAL,
-            format!("the verbs file of {name}"),
-            "modprobe ib_uverbs",
-        ),
-        (Some(uverbs), Access::Absent) => list.add(
-            PHYSICAL,
+        (None, _) => list.physical(format!("the verbs file of {name}"), "modprobe ib_uverbs"),
+        (Some(uverbs), Access::Absent) => list.physical(
             format!("/dev/infiniband/{uverbs} of {name}"),
             "in a container, add --device /dev/infiniband; elsewhere restart udev",
         ),
-        (Some(uverbs), Access::Refused(why)) => list.add(
-            PHYSICAL,
+        (Some(uverbs), Access::Refused(why)) => list.physical(
             format!("access to /dev/infiniband/{uverbs} of {name}: {why}"),
             "add the user to the file's group, or chmod 666 the file, as root",
         ),
@@ -433,8 +407,7 @@ fn about_device(device: &Device, list: &mut List) {
             ("Disabled", _) => "enable the port: ip link set its network interface up",
             _ => "look at cable, transceiver and switch port",
         };
-        list.add(
-            PHYSICAL,
+        list.physical(
             format!(
                 "an active port {} of {name}: it is {}, {}",
                 port.number, port.state, port.physical
@@ -448,9 +421,8 @@ fn gpu_with_nic(report: &Report, list: &mut List) {
     let mlx5 = report.rdma.devices.iter().any(Device::is_mlx5);
     let nvidia = report.system.nvidia.as_ref();
     if mlx5 && !nvidia.is_some_and(|nvidia| nvidia.peer_mapping_override) {
-        list.add(
-            PHYSICAL,
-            "permission for the GPU to ring a NIC (PeerMappingOverride), which only root has without it",
+        list.physical(
+"permission for the GPU to ring a NIC (PeerMappingOverride), which only root has without it",
             "echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' > \
              /etc/modprobe.d/gdsync.conf, update-initramfs -u, reboot",
         );
@@ -461,8 +433,7 @@ fn gpu_with_nic(report: &Report, list: &mut List) {
             |kind: &Option<String>| kind.as_deref().is_some_and(|kind| kind.starts_with("DMA"));
         let nics = report.rdma.devices.iter().any(|d| translated(&d.iommu));
         if nics || report.cuda.gpus.iter().any(|gpu| translated(&gpu.iommu)) {
-            list.add(
-                PHYSICAL,
+            list.physical(
                 "a direct way between GPU and NIC: the IOMMU translates, so traffic goes through \
                  the root complex, or fails",
                 "add iommu=pt to the kernel's command line",
@@ -471,8 +442,7 @@ fn gpu_with_nic(report: &Report, list: &mut List) {
     } else if !report.system.kernel_since(5, 12)
         && report.cuda.gpus.iter().any(|gpu| gpu.gpudirect_rdma)
     {
-        list.add(
-            PHYSICAL,
+        list.physical(
             "dma-buf in the kernel's verbs",
             "Linux 5.12 or later, or DOCA-OFED with modprobe nvidia_peermem",
         );

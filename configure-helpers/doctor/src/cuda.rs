@@ -2,6 +2,9 @@
 
 use crate::library::State;
 use crate::machine::Machine;
+use gdsync::Kind;
+use gdsync::decide::{caps, driver_too_old, refusal, wait_limits};
+use gdsync::gpu::{Caps, Consistency, MemoryKind};
 use gdsync_sys::cuda::consts::*;
 use gdsync_sys::cuda::types::{CUdevice, CUuuid};
 use gdsync_sys::cuda::{Cuda as Table, CudaResult};
@@ -17,6 +20,9 @@ pub struct Cuda {
     /// The CUDA version that it implements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// Why gdsync does not use a driver of this version, if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub too_old: Option<String>,
     /// Why the driver or its devices cannot be used, if they cannot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<Trouble>,
@@ -50,35 +56,24 @@ pub struct Channels {
     pub variable: Option<String>,
     /// Whether the variable is set to what CUDA understands; true if it is not set.
     pub understood: bool,
+    /// Streams of one context that gdsync lets wait at a time, so that the others go on.
+    #[serde(skip)]
+    pub waiting: u32,
 }
 
 impl Channels {
-    /// What CUDA gives if it is not told.
-    pub const DEFAULT: u32 = 8;
     /// The most that it gives.
     pub const MOST: u32 = 32;
 
     fn from(variable: Option<String>) -> Channels {
-        let parsed = variable.as_deref().map(|v| v.trim().parse::<u32>().ok());
-        let (count, understood) = match parsed {
-            None => (Channels::DEFAULT, true),
-            Some(None) => (Channels::DEFAULT, false),
-            Some(Some(n)) => {
-                let count = n.clamp(1, Channels::MOST);
-                (count, count == n)
-            }
-        };
+        let limits = wait_limits(variable.as_deref());
+        let set = variable.as_deref().map(|v| v.trim().parse());
         Channels {
-            count,
+            count: limits.channels,
+            understood: set.is_none_or(|set| set == Ok(limits.channels)),
+            waiting: limits.streams,
             variable,
-            understood,
         }
-    }
-
-    /// Streams of one context that gdsync lets wait at a time, so that the others go on: of 8
-    /// channels, 6 may stand.
-    pub fn waiting(&self) -> u32 {
-        self.count.saturating_sub(2).max(1)
     }
 }
 
@@ -109,8 +104,17 @@ pub struct Gpu {
     pub writes_ordering: i32,
     /// Whether `cuFlushGPUDirectRDMAWrites` works.
     pub host_flush: bool,
-    /// What makes payload that a NIC wrote visible to a stream.
-    pub consistency: Consistency,
+    /// What makes payload that a NIC wrote visible to the stream that saw the completion.
+    pub consistency: &'static str,
+    /// The same in a sentence.
+    #[serde(skip)]
+    pub flush_policy: &'static str,
+    /// What its streams can do.
+    #[serde(skip)]
+    pub caps: Caps,
+    /// Why gdsync cannot run on it, if it cannot, and by which kind of error it says so.
+    #[serde(skip)]
+    pub refusal: Option<(Kind, &'static str)>,
     /// Whether its memory can be exported as a dma-buf.
     pub dma_buf: bool,
     /// Whether memory can be mapped by `cuMemMap`.
@@ -133,24 +137,6 @@ pub struct Gpu {
     pub numa_node: Option<i32>,
 }
 
-impl Gpu {
-    /// Why gdsync cannot run on it, if it cannot.
-    pub fn unusable(&self) -> Option<&'static str> {
-        if self.compute_capability < Gpu::LEAST {
-            Some("its compute capability is below 7.0, for which the library's kernels are made")
-        } else if !self.memory_operations.bits64 {
-            Some("it has no 64-bit memory operations")
-        } else if self.compute_mode == CU_COMPUTEMODE_PROHIBITED as i32 {
-            Some("its compute mode prohibits contexts")
-        } else {
-            None
-        }
-    }
-
-    /// The least compute capability.
-    const LEAST: (i32, i32) = (7, 0);
-}
-
 /// What a stream can do by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MemoryOperations {
@@ -162,54 +148,31 @@ pub struct MemoryOperations {
     pub flush: bool,
 }
 
-/// What makes payload that a NIC wrote to GPU memory visible to the stream that saw the
-/// completion.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Consistency {
-    /// Nothing: writes arrive in order, for this GPU and every other.
-    OrderedForAll,
-    /// Nothing: writes arrive in order for this GPU.
-    OrderedForOwner,
-    /// Each wait flushes.
-    FlushByStream,
-    /// The CPU flushes, whom the stream asks by a word.
-    FlushByHost,
-    /// The NIC READs from the GPU behind its writes.
-    ReadByNic,
-}
-
-impl Consistency {
-    /// The first of what can be had, in this order.
-    pub(crate) fn of(ordering: i32, stream: bool, host: bool) -> Consistency {
-        match ordering as u32 {
-            CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES.. => Consistency::OrderedForAll,
-            CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER.. => Consistency::OrderedForOwner,
-            _ if stream => Consistency::FlushByStream,
-            _ if host => Consistency::FlushByHost,
-            _ => Consistency::ReadByNic,
-        }
-    }
-
-    /// In words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Consistency::OrderedForAll => {
-                "none needed: NIC writes reach this and every other GPU in order, so a stream that saw the completion sees the payload"
-            }
-            Consistency::OrderedForOwner => {
-                "none needed on this GPU: NIC writes reach it in order, so a stream that saw the completion sees the payload; other GPUs that read it may not"
-            }
-            Consistency::FlushByStream => {
-                "flush: NIC writes may arrive out of order, so each wait for payload flushes, on the stream"
-            }
-            Consistency::FlushByHost => {
-                "flush by the CPU: NIC writes may arrive out of order and streams cannot flush, so behind each wait for payload a stream asks the CPU, and waits for its answer"
-            }
-            Consistency::ReadByNic => {
-                "READs by the NIC: NIC writes may arrive out of order and nothing flushes them, so behind each wait for payload the NIC reads a word of the GPU, which pushes them, and the stream waits for that"
-            }
-        }
+/// What makes payload that a NIC wrote visible to the stream that saw the completion: in one word, and
+/// in a sentence.
+fn consistency(caps: &Caps, ordering: i32) -> (&'static str, &'static str) {
+    let for_all = ordering >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES as i32;
+    match Consistency::choose(MemoryKind::Device, caps, true) {
+        Ok(Consistency::Ordered) if for_all => (
+            "ordered_for_all",
+            "none needed: NIC writes reach this and every other GPU in order, so a stream that saw the completion sees the payload",
+        ),
+        Ok(Consistency::Ordered) => (
+            "ordered_for_owner",
+            "none needed on this GPU: NIC writes reach it in order, so a stream that saw the completion sees the payload; other GPUs that read it may not",
+        ),
+        Ok(Consistency::Flush) => (
+            "flush_by_stream",
+            "flush: NIC writes may arrive out of order, so each wait for payload flushes, on the stream",
+        ),
+        Ok(Consistency::HostFlag) => (
+            "flush_by_host",
+            "flush by the CPU: NIC writes may arrive out of order and streams cannot flush, so behind each wait for payload a stream asks the CPU, and waits for its answer",
+        ),
+        _ => (
+            "read_by_nic",
+            "READs by the NIC: NIC writes may arrive out of order and nothing flushes them, so behind each wait for payload the NIC reads a word of the GPU, which pushes them, and the stream waits for that",
+        ),
     }
 }
 
@@ -218,6 +181,7 @@ pub(crate) fn look(machine: &Machine) -> Cuda {
     let mut found = Cuda {
         library: State::Absent { tried: Vec::new() },
         version: None,
+        too_old: None,
         trouble: None,
         gpus: Vec::new(),
         channels: Channels::from(machine.variable("CUDA_DEVICE_MAX_CONNECTIONS")),
@@ -302,6 +266,10 @@ impl Driver {
         let code = unsafe { (self.table.cuDriverGetVersion)(&mut version) };
         self.check("cuDriverGetVersion", code)?;
         found.version = Some(format!("{}.{}", version / 1000, version % 1000 / 10));
+        found.too_old = driver_too_old(version);
+        if found.too_old.is_some() {
+            return Ok(());
+        }
         // SAFETY: the flags are 0, the only value there is.
         self.check("cuInit", unsafe { (self.table.cuInit)(0) })?;
         let mut count = 0;
@@ -327,15 +295,13 @@ impl Driver {
         let ask = |attribute| self.attribute(device, attribute);
         let has = |attribute| ask(attribute) == Some(1);
         let number = |attribute| ask(attribute).unwrap_or(0);
-        let options = number(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS) as u32;
+        let caps = caps(&self.table, device);
         let ordering = number(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
-        let memory_operations = MemoryOperations {
-            bits64: has(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS),
-            nor: has(CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),
-            flush: has(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),
-        };
-        let host_flush = options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST != 0
-            && self.table.cuFlushGPUDirectRDMAWrites.is_some();
+        let (consistency, flush_policy) = consistency(&caps, ordering);
+        let compute_capability = (
+            number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        );
         let pci = self
             .text(|at, len| {
                 // SAFETY: writes at most `len` bytes to `at`, ended by NUL.
@@ -352,17 +318,25 @@ impl Driver {
                 })
                 .unwrap_or_else(|| "a GPU without a name".to_owned()),
             uuid: self.uuid(device),
-            compute_capability: (
-                number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-                number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
-            ),
+            compute_capability,
             memory: memory as u64,
             multiprocessors: number(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
-            memory_operations,
+            memory_operations: MemoryOperations {
+                bits64: caps.memops64,
+                nor: caps.nor,
+                flush: caps.flush,
+            },
             gpudirect_rdma: has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
             writes_ordering: ordering,
-            host_flush,
-            consistency: Consistency::of(ordering, memory_operations.flush, host_flush),
+            host_flush: caps.host_flush,
+            consistency,
+            flush_policy,
+            caps,
+            // The driver refuses the library's kernels, as code of another GPU.
+            refusal: refusal(&self.table, device).or((compute_capability < (7, 0)).then_some((
+                Kind::Invalid,
+                "its compute capability is below 7.0, for which the library's kernels are made",
+            ))),
             dma_buf: has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
                 && self.table.cuMemGetHandleForAddressRange.is_some(),
             virtual_memory: has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
@@ -425,12 +399,13 @@ impl Driver {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gdsync::decide::SOFT_CAPS;
 
     #[test]
     fn channels_are_what_cuda_makes_of_the_variable() {
         let of = |value: Option<&str>| {
             let channels = Channels::from(value.map(str::to_owned));
-            (channels.count, channels.understood, channels.waiting())
+            (channels.count, channels.understood, channels.waiting)
         };
         assert_eq!(of(None), (8, true, 6));
         assert_eq!(of(Some("32")), (32, true, 30));
@@ -442,16 +417,19 @@ mod tests {
     }
 
     #[test]
-    fn consistency_follows_from_order_then_flushes() {
-        use Consistency::*;
-        for host in [false, true] {
-            for stream in [false, true] {
-                assert_eq!(Consistency::of(200, stream, host), OrderedForAll);
-                assert_eq!(Consistency::of(100, stream, host), OrderedForOwner);
-            }
-            assert_eq!(Consistency::of(0, true, host), FlushByStream);
+    fn order_is_for_one_gpu_or_for_all() {
+        let said = |ordering: i32, flush| {
+            let caps = SOFT_CAPS.ordered_writes(ordering >= 100).flush(flush);
+            (
+                consistency(&caps, ordering).0,
+                consistency(&caps.host_flush(false), ordering).0,
+            )
+        };
+        for flush in [false, true] {
+            assert_eq!(said(200, flush), ("ordered_for_all", "ordered_for_all"));
+            assert_eq!(said(100, flush), ("ordered_for_owner", "ordered_for_owner"));
         }
-        assert_eq!(Consistency::of(0, false, true), FlushByHost);
-        assert_eq!(Consistency::of(0, false, false), ReadByNic);
+        assert_eq!(said(0, true), ("flush_by_stream", "flush_by_stream"));
+        assert_eq!(said(0, false), ("flush_by_host", "read_by_nic"));
     }
 }

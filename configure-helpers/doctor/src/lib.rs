@@ -4,7 +4,8 @@
 //! be used for what ([`uses`]), what the environment requests and the machine lacks
 //! ([`errors`]), then what is missing and how to get it ([`advice`]). Facts are only collected, and
 //! conclusions are drawn from facts alone, so both can be tested on machines that are not there: a
-//! folder stands for `/`, other libraries for those installed.
+//! folder stands for `/`, other libraries for those installed. What gdsync and mp decide by
+//! themselves they are asked for (`gdsync::decide`).
 //!
 //! The doctor changes nothing: it makes no GPU context, allocates no device memory and loads no
 //! kernel module.
@@ -16,7 +17,6 @@ pub mod errors;
 pub mod gdrcopy;
 pub mod library;
 mod machine;
-mod named;
 mod nic;
 pub mod rdma;
 pub mod system;

@@ -1,14 +1,15 @@
-//! Which NIC programs would be given, driven by whom, and why not by another: what gdsync's
-//! `Device::from_env` comes to, concluded from facts. Only whether the GPU's driver lets it reach
-//! a doorbell shows when a NIC is opened.
+//! Which NIC programs would be given, driven by whom, and why not by another: gdsync's choice among
+//! the devices that this machine's facts let it use. Only whether the GPU's driver lets it reach a
+//! doorbell shows when a NIC is opened.
 
 use crate::Report;
 use crate::library::State;
 use crate::machine::Access;
-use crate::named::Named;
 use crate::rdma::Device;
 use crate::uses::{self, RdmaMemory, Use, on_cuda, rdma_memory_path};
-use std::path::Path;
+use gdsync::decide::{first_that_works, nearest_first};
+use gdsync::rdma::{NicChoice, Provider};
+use mp::WordOrder;
 
 /// Who would drive which NIC.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,52 +24,48 @@ pub(crate) enum Driven<'a> {
     Nothing,
 }
 
-/// What would be used, and why.
-pub(crate) struct Nic<'a> {
-    pub driven: Driven<'a>,
-    pub because: String,
-}
-
-/// Concludes from the facts and variables of `report`.
-pub(crate) fn conclude(report: &Report) -> Nic<'_> {
+/// Who would drive which NIC, and why; or why opening one is an error.
+fn decide(report: &Report) -> Result<(Driven<'_>, String), String> {
     let set = |name: &str| report.variables.get(name).map(String::as_str);
-    let named = match set("GDS_NIC").map(Named::first).transpose() {
-        Ok(named) => named,
-        Err(because) => {
-            return Nic {
-                driven: Driven::Nothing,
-                because,
+    let named = set("GDS_NIC").map(NicChoice::list).transpose();
+    let named = named
+        .map_err(|e| e.object().to_owned())?
+        .unwrap_or_default();
+    let named = named.first();
+    let attempt = |provider| {
+        let device = usable(report, named, provider == Provider::Mlx5)?;
+        Ok(match provider {
+            Provider::Mlx5 => Driven::Mlx5(device),
+            _ => Driven::Verbs(device),
+        })
+    };
+    let known = Provider::VARIABLE;
+    let said = set(known.name).unwrap_or("auto");
+    let because = format!("{}={said}", known.name);
+    match known.meaning(said) {
+        None => return Err(format!("{because}, and {}", known.known())),
+        Some((_, Provider::Auto)) => {}
+        Some((_, Provider::Emulated)) => return Ok((Driven::Emulated, because)),
+        Some((_, provider)) => {
+            return match attempt(provider) {
+                Ok(driven) => Ok((driven, because)),
+                Err(why) => Err(format!("{because}, and {why}")),
             };
         }
-    };
-    let direct = || usable(report, named.as_ref(), true);
-    let any = || usable(report, named.as_ref(), false);
-    let (driven, because) = match set("GDS_PROVIDER") {
-        Some(said @ ("mlx5" | "rdma_core")) => match direct() {
-            Ok(device) => (Driven::Mlx5(device), format!("GDS_PROVIDER={said}")),
-            Err(why) => (Driven::Nothing, format!("GDS_PROVIDER={said}, and {why}")),
-        },
-        Some(said @ ("verbs" | "proxy")) => match any() {
-            Ok(device) => (Driven::Verbs(device), format!("GDS_PROVIDER={said}")),
-            Err(why) => (Driven::Nothing, format!("GDS_PROVIDER={said}, and {why}")),
-        },
-        Some("emulated") => (Driven::Emulated, "GDS_PROVIDER=emulated".to_owned()),
-        None | Some("auto") => match (direct(), any(), &named, set("GDS_GID_INDEX")) {
-            (Ok(device), ..) => (Driven::Mlx5(device), doorbells(report)),
-            (Err(why), Ok(device), ..) => (Driven::Verbs(device), why),
-            (_, Err(why), Some(_), _) => (Driven::Nothing, why),
-            // Who says what a port is addressed by wants a port.
-            (_, Err(why), None, Some(index)) => {
-                (Driven::Nothing, format!("GDS_GID_INDEX={index}, and {why}"))
-            }
-            (_, Err(why), None, None) => (Driven::Emulated, why),
-        },
-        Some(other) => (
-            Driven::Nothing,
-            format!("GDS_PROVIDER={other}, and known are auto, mlx5, verbs, emulated"),
-        ),
-    };
-    Nic { driven, because }
+    }
+    let index = set("GDS_GID_INDEX");
+    let attempt = |provider| attempt(provider).map_err(|why| (false, why));
+    let mut passed_over = Vec::new();
+    let said = named.is_some() || index.is_some();
+    let found = first_that_works(said, &mut passed_over, attempt);
+    let found = found.map_err(|why: String| match (named, index) {
+        (None, Some(index)) => format!("GDS_GID_INDEX={index}, and {why}"),
+        _ => why,
+    })?;
+    let because = passed_over
+        .pop()
+        .map_or_else(|| doorbells(report), |(_, why)| why);
+    Ok((found.unwrap_or(Driven::Emulated), because))
 }
 
 /// Why a ConnectX goes before everything else, and when it would not.
@@ -91,7 +88,7 @@ fn doorbells(report: &Report) -> String {
 /// The first device that can be used, `direct` or by verbs alone, or why none can.
 fn usable<'a>(
     report: &'a Report,
-    named: Option<&Named<'_>>,
+    named: Option<&NicChoice>,
     direct: bool,
 ) -> Result<&'a Device, String> {
     let rdma = &report.rdma;
@@ -101,7 +98,8 @@ fn usable<'a>(
     }
     let mut passed_over = Vec::new();
     for device in by_distance(report) {
-        if named.is_some_and(|named| !named.is(device)) {
+        let own = |named: &NicChoice| named.device.is(&device.name, device.guid.unwrap_or(0));
+        if !named.is_none_or(own) {
             continue;
         }
         let port = named.and_then(|named| named.port);
@@ -112,31 +110,17 @@ fn usable<'a>(
     }
     Err(match (passed_over.is_empty(), named) {
         (false, _) => passed_over.join("; "),
-        (true, Some(named)) => format!("no RDMA device is called {}", named.nic()),
+        (true, Some(named)) => format!("no RDMA device is called {}", named.device),
         (true, None) => "there is no RDMA device".to_owned(),
     })
 }
 
-/// The devices in the order in which they are tried: the nearest to the GPU first, and where the
-/// tree of devices says nothing, by their names, the shorter first.
-fn by_distance(report: &Report) -> Vec<&Device> {
-    let gpu = uses::chosen(report).filter(|_| on_cuda(report));
-    let gpu = gpu.and_then(|gpu| gpu.place.as_deref());
-    let far = |device: &Device| match (gpu, device.place.as_deref()) {
-        (None, _) => 0,
-        (Some(gpu), Some(place)) => distance(gpu, place),
-        (Some(_), None) => usize::MAX,
-    };
-    let mut all: Vec<&Device> = report.rdma.devices.iter().collect();
-    all.sort_by_key(|device| (far(device), device.name.len(), &device.name));
-    all
-}
-
-/// How many bridges and devices lie between two places in the tree of devices.
-fn distance(a: &Path, b: &Path) -> usize {
-    let (a, b): (Vec<_>, Vec<_>) = (a.components().collect(), b.components().collect());
-    let common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
-    a.len() + b.len() - 2 * common
+/// The devices in the order in which they are tried.
+fn by_distance(report: &Report) -> impl Iterator<Item = &Device> {
+    let gpu = uses::taken(report).and_then(|gpu| gpu.place.as_deref());
+    let is = |device: &&Device| (device.name.clone(), device.place.clone());
+    let all = nearest_first(gpu, report.rdma.devices.iter().collect(), is);
+    all.into_iter().map(|(_, device)| device)
 }
 
 fn opened(name: &str, state: &State) -> Result<(), String> {
@@ -175,28 +159,25 @@ fn unusable(device: &Device, port: Option<u8>, direct: bool) -> Option<String> {
 
 /// What would be used that depends on the NIC.
 pub(crate) fn uses(report: &Report) -> Vec<Use> {
-    let nic = conclude(report);
+    let (driven, because) = decide(report).unwrap_or_else(|why| (Driven::Nothing, why));
     vec![
-        chosen(&nic),
-        doorbell(report, nic.driven),
-        memory(report, nic.driven),
-        within_host(nic.driven),
-        between_hosts(nic.driven),
-        told(report, nic.driven),
+        chosen(driven, because),
+        doorbell(report, driven),
+        memory(report, driven),
+        within_host(driven),
+        between_hosts(driven),
+        told(report, driven),
     ]
 }
 
-fn chosen(nic: &Nic<'_>) -> Use {
-    Use {
-        purpose: uses::NIC,
-        choice: match nic.driven {
-            Driven::Mlx5(device) => format!("mlx5: {}, which streams ring", device.name),
-            Driven::Verbs(device) => format!("verbs: {}, by a CPU thread", device.name),
-            Driven::Emulated => "emulated: a virtual ConnectX in the process".to_owned(),
-            Driven::Nothing => uses::ERROR.to_owned(),
-        },
-        because: nic.because.clone(),
-    }
+fn chosen(driven: Driven<'_>, because: String) -> Use {
+    let choice = match driven {
+        Driven::Mlx5(device) => format!("mlx5: {}, which streams ring", device.name),
+        Driven::Verbs(device) => format!("verbs: {}, by a CPU thread", device.name),
+        Driven::Emulated => "emulated: a virtual ConnectX in the process".to_owned(),
+        Driven::Nothing => uses::ERROR.to_owned(),
+    };
+    Use::new(uses::NIC, choice, because)
 }
 
 fn doorbell(report: &Report, driven: Driven<'_>) -> Use {
@@ -295,28 +276,32 @@ fn between_hosts(driven: Driven<'_>) -> Use {
 
 /// What keeps the word that announces a message behind its payload.
 fn told(report: &Report, driven: Driven<'_>) -> Use {
-    const WRITE: &str = "a plain WRITE of a word";
-    const READ: &str = "a WRITE of a word that waits for a READ behind the payload";
-    let set = report.variables.get("MP_TELL").map(String::as_str);
-    let (choice, because) = match (set, driven) {
-        (Some("write"), _) => (WRITE, "MP_TELL=write".to_owned()),
-        (Some("read"), _) => (READ, "MP_TELL=read".to_owned()),
-        (Some(other), _) if other != "auto" && !other.is_empty() => (
-            "nothing: an error",
-            format!("MP_TELL={other}, and known are auto, write, read"),
-        ),
-        (_, Driven::Emulated) => (
-            WRITE,
-            "the virtual ConnectX places WRITEs in order, unless GDS_FAULTS has ooo".to_owned(),
-        ),
-        (_, Driven::Verbs(device)) if device.is_soft_roce() => {
-            (WRITE, "soft-RoCE places WRITEs in order".to_owned())
-        }
-        (_, Driven::Mlx5(_) | Driven::Verbs(_)) => (
-            READ,
-            "nothing promises that a NIC on a fabric places WRITEs in order".to_owned(),
-        ),
-        (_, Driven::Nothing) => ("nothing", "there is no NIC".to_owned()),
+    let said = report.variables.get("MP_TELL").map_or("", String::as_str);
+    let Ok(wish) = WordOrder::parse(said) else {
+        let why = format!("MP_TELL={said}, and known are auto, write, read");
+        return Use::new(uses::TOLD, uses::ERROR, why);
     };
-    Use::new("mp tells of a message by", choice, because)
+    let by_itself = wish == WordOrder::Auto;
+    let (keeps_order, why) = match driven {
+        Driven::Nothing if by_itself => {
+            return Use::new(uses::TOLD, "nothing", "there is no NIC");
+        }
+        Driven::Emulated => (
+            true,
+            "the virtual ConnectX places WRITEs in order, unless GDS_FAULTS has ooo",
+        ),
+        Driven::Verbs(device) if device.is_soft_roce() => {
+            (true, "soft-RoCE places WRITEs in order")
+        }
+        Driven::Mlx5(_) | Driven::Verbs(_) | Driven::Nothing => (
+            false,
+            "nothing promises that a NIC on a fabric places WRITEs in order",
+        ),
+    };
+    let choice = match wish.choose(keeps_order, true) {
+        Ok((WordOrder::Plain, _)) => "a plain WRITE of a word",
+        _ => "a WRITE of a word that waits for a READ behind the payload",
+    };
+    let set = format!("MP_TELL={said}");
+    Use::new(uses::TOLD, choice, if by_itself { why } else { &set })
 }

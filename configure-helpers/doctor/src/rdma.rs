@@ -2,11 +2,11 @@
 
 use crate::library::State;
 use crate::machine::{Access, Machine};
+use gdsync::rdma::NicChoice;
 use gdsync_sys::mlx5::Mlx5;
 use gdsync_sys::verbs::Ibverbs;
 use serde::{Serialize, Serializer};
 use std::ffi::OsString;
-use std::fmt;
 use std::path::PathBuf;
 
 /// RDMA as the kernel and its libraries show it.
@@ -30,8 +30,9 @@ const SOFT_ROCE: &str = "rdma_rxe";
 pub struct Device {
     /// The kernel's name of it.
     pub name: String,
-    /// What it is called wherever it is plugged in.
-    pub guid: Option<Guid>,
+    /// What it is called wherever it is plugged in: `0x0002c903002f1190`. 0 is no NIC's.
+    #[serde(serialize_with = "guid_text")]
+    pub guid: Option<u64>,
     /// Where it is in the tree of devices, below the machine's `/`.
     pub place: Option<PathBuf>,
     /// Its kernel driver.
@@ -56,30 +57,10 @@ pub struct Device {
     pub ports: Vec<Port>,
 }
 
-/// The GUID of a NIC, as `GDS_NIC` has it: `0x0002c903002f1190`. 0 is nobody's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Guid(u64);
-
-impl Guid {
-    /// From hexadecimal digits alone.
-    pub(crate) fn parse(digits: &str) -> Option<Guid> {
-        // `from_str_radix` would take a sign.
-        let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-        let guid = u64::from_str_radix(digits, 16).ok();
-        guid.filter(|guid| plain && *guid != 0).map(Guid)
-    }
-}
-
-impl fmt::Display for Guid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#018x}", self.0)
-    }
-}
-
-impl Serialize for Guid {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
+/// A GUID, as `GDS_NIC` has it.
+fn guid_text<S: Serializer>(guid: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+    guid.map(|guid| NicChoice::guid(guid).to_string())
+        .serialize(to)
 }
 
 impl Device {
@@ -179,7 +160,9 @@ fn device(machine: &Machine, name: String) -> Device {
         });
     Device {
         // The kernel writes "0002:c903:002f:1190".
-        guid: read("node_guid").and_then(|guid| Guid::parse(&guid.replace(':', ""))),
+        guid: read("node_guid")
+            .and_then(|guid| u64::from_str_radix(&guid.replace(':', ""), 16).ok())
+            .filter(|guid| *guid != 0),
         place: machine.place(&format!("{folder}/device")),
         // Soft-RoCE is on no bus, and names the network device that it uses.
         driver: said("DRIVER").or_else(|| read("parent").map(|_| SOFT_ROCE.to_owned())),

@@ -4,27 +4,30 @@ use crate::Report;
 use crate::cuda::{Channels, Gpu};
 use crate::machine::Access;
 use crate::rdma::Device;
-use crate::system::{Limit, PciKind};
+use crate::system::{Limit, Nvidia, PciKind, System};
+use gdsync::rdma::NicChoice;
 use std::fmt::{self, Display, Formatter};
 
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "gdsync {}: what this machine offers", self.gdsync)?;
-        runtimes(self, f)?;
+        let mut page = Page(String::new());
+        page.runtimes(self);
         for gpu in &self.cuda.gpus {
-            about_gpu(gpu, f)?;
+            page.gpu(gpu);
         }
         if !self.cuda.gpus.is_empty() {
-            streams(self, f)?;
+            page.streams(self);
         }
-        rdma(self, f)?;
-        system(self, f)?;
+        page.rdma(self);
+        page.system(self);
 
-        writeln!(f, "\nWhat would be used")?;
+        page.title("What would be used");
         for used in &self.uses {
-            line(f, used.purpose, &used.choice)?;
-            line(f, "", format_args!("because {}", used.because))?;
+            page.line(used.purpose, &used.choice);
+            page.line("", format_args!("because {}", used.because));
         }
+        let version = self.gdsync;
+        write!(f, "gdsync {version}: what this machine offers\n{}", page.0)?;
         if !self.errors.is_empty() {
             writeln!(f, "\nWhat is requested and absent")?;
         }
@@ -46,145 +49,8 @@ impl Display for Report {
     }
 }
 
-/// A name, and what is said of it.
-fn line(f: &mut Formatter<'_>, name: &str, said: impl Display) -> fmt::Result {
-    writeln!(f, "  {name:<32} {said}")
-}
-
 fn yes(it: bool) -> &'static str {
     if it { "yes" } else { "no" }
-}
-
-fn runtimes(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
-    writeln!(f, "\nGPU runtimes")?;
-    line(f, "soft", "always here: streams and kernels run on the CPU")?;
-    let cuda = &report.cuda;
-    line(f, "cuda: library", &cuda.library)?;
-    if let Some(version) = &cuda.version {
-        line(f, "cuda: version of the driver", version)?;
-    }
-    if let Some(trouble) = &cuda.trouble {
-        let (call, name, code) = (trouble.call, &trouble.name, trouble.code);
-        line(
-            f,
-            "cuda: trouble",
-            format_args!("{call} returned {name} ({code})"),
-        )?;
-    } else if cuda.library.is_opened() {
-        line(f, "cuda: GPUs", cuda.gpus.len())?;
-    }
-    line(f, "hip: library", &report.hip)?;
-    line(
-        f,
-        "hip: runtime",
-        "none in this version, also where the library is here",
-    )
-}
-
-fn about_gpu(gpu: &Gpu, f: &mut Formatter<'_>) -> fmt::Result {
-    let (major, minor) = gpu.compute_capability;
-    writeln!(f, "\nGPU {}: {}", gpu.index, gpu.name)?;
-    if let Some(why) = gpu.unusable() {
-        line(f, "cannot be used", why)?;
-    }
-    if let Some(pci) = &gpu.pci {
-        line(f, "PCI address", pci)?;
-    }
-    if let Some(uuid) = &gpu.uuid {
-        line(f, "UUID", uuid)?;
-    }
-    line(f, "compute capability", format_args!("{major}.{minor}"))?;
-    line(f, "memory", format_args!("{} MiB", gpu.memory >> 20))?;
-    line(f, "multiprocessors", gpu.multiprocessors)?;
-    let operations = gpu.memory_operations;
-    line(
-        f,
-        "memory operations",
-        format_args!(
-            "32-bit yes, 64-bit {}, NOR waits {}, flushing waits {}",
-            yes(operations.bits64),
-            yes(operations.nor),
-            yes(operations.flush)
-        ),
-    )?;
-    line(f, "GPUDirect RDMA", yes(gpu.gpudirect_rdma))?;
-    let ordering = match gpu.writes_ordering {
-        200.. => "for every GPU",
-        100.. => "for this GPU",
-        _ => "for nobody",
-    };
-    line(f, "NIC writes in order", ordering)?;
-    line(f, "flush by the CPU", yes(gpu.host_flush))?;
-    line(f, "flush policy", gpu.consistency.words())?;
-    line(f, "dma-buf export", yes(gpu.dma_buf))?;
-    line(
-        f,
-        "mappable memory (cuMemMap)",
-        format_args!(
-            "{}, as file descriptor {}, as fabric handle {}",
-            yes(gpu.virtual_memory),
-            yes(gpu.posix_fd),
-            yes(gpu.fabric)
-        ),
-    )?;
-    line(
-        f,
-        "host memory can be registered",
-        format_args!(
-            "{}, at the same address {}",
-            yes(gpu.host_register),
-            yes(gpu.same_host_address)
-        ),
-    )?;
-    let mode = match gpu.compute_mode {
-        0 => "default".to_owned(),
-        2 => "prohibited".to_owned(),
-        3 => "exclusive process".to_owned(),
-        other => other.to_string(),
-    };
-    line(
-        f,
-        "compute mode",
-        format_args!("{mode}{}", if gpu.mps { ", through MPS" } else { "" }),
-    )?;
-    if let Some(node) = gpu.numa_node {
-        line(f, "NUMA node", node)?;
-    }
-    if let Some(iommu) = &gpu.iommu {
-        line(f, "IOMMU", iommu)?;
-    }
-    Ok(())
-}
-
-fn streams(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
-    writeln!(f, "\nStreams of a CUDA context")?;
-    let channels = &report.cuda.channels;
-    let why = match (&channels.variable, channels.understood) {
-        (None, _) => "the default; CUDA_DEVICE_MAX_CONNECTIONS is not set".to_owned(),
-        (Some(value), true) => format!("CUDA_DEVICE_MAX_CONNECTIONS={value}"),
-        (Some(value), false) => format!(
-            "CUDA_DEVICE_MAX_CONNECTIONS={value}, which is no number from 1 to {}",
-            Channels::MOST
-        ),
-    };
-    line(
-        f,
-        "hardware channels",
-        format_args!("{} ({why})", channels.count),
-    )?;
-    line(
-        f,
-        "streams that may wait",
-        format_args!(
-            "{} at a time: with more of them, nothing else of the context would move",
-            channels.waiting()
-        ),
-    )?;
-    let loading = match &report.cuda.module_loading {
-        Some(set) => format!("CUDA_MODULE_LOADING={set}"),
-        None => "CUDA_MODULE_LOADING is not set: lazy since CUDA 12.2".to_owned(),
-    };
-    line(f, "kernels are loaded", loading)
 }
 
 fn access(access: &Access) -> String {
@@ -195,130 +61,214 @@ fn access(access: &Access) -> String {
     }
 }
 
-fn rdma(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
-    let rdma = &report.rdma;
-    writeln!(f, "\nRDMA")?;
-    line(f, "kernel verbs (ib_core)", yes(rdma.ib_core))?;
-    line(f, "libibverbs", &rdma.ibverbs)?;
-    line(f, "libmlx5", &rdma.mlx5)?;
-    line(f, "nvidia_peermem", yes(report.system.peermem))?;
-    line(f, "devices", rdma.devices.len())?;
-    for device in &rdma.devices {
-        about_device(device, f)?;
-    }
-    Ok(())
-}
+/// The facts, by subject.
+struct Page(String);
 
-fn about_device(device: &Device, f: &mut Formatter<'_>) -> fmt::Result {
-    let facts = [
-        device.board.clone(),
-        device.driver.clone(),
-        device.pci.as_ref().map(|pci| format!("at {pci}")),
-        device.guid.map(|guid| format!("GUID {guid}")),
-        device.firmware.as_ref().map(|fw| format!("firmware {fw}")),
-        device.numa_node.map(|node| format!("NUMA node {node}")),
-        device.iommu.as_ref().map(|kind| format!("IOMMU {kind}")),
-    ];
-    let facts: Vec<String> = facts.into_iter().flatten().collect();
-    line(f, &format!("  {}", device.name), facts.join(", "))?;
-    let uverbs = device.uverbs.as_deref().unwrap_or("no verbs file");
-    line(f, "", format_args!("{uverbs}: {}", access(&device.access)))?;
-    for port in &device.ports {
-        line(
-            f,
-            "",
-            format_args!(
-                "port {}: {}, {}, {}, {}",
-                port.number, port.state, port.physical, port.link, port.rate
-            ),
-        )?;
+impl Page {
+    fn title(&mut self, title: impl Display) {
+        self.0 += &format!("\n{title}\n");
     }
-    Ok(())
-}
 
-fn system(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
-    let system = &report.system;
-    writeln!(f, "\nSystem")?;
-    let kernel = system.kernel.as_deref().unwrap_or("unknown");
-    let modules = if system.loadable_modules {
-        ""
-    } else {
-        ", without loadable modules"
-    };
-    line(f, "Linux", format_args!("{kernel}{modules}"))?;
-    for device in &system.pci {
-        let kind = match device.kind {
-            PciKind::NvidiaGpu => "NVIDIA GPU",
-            PciKind::AmdGpu => "AMD GPU",
-            PciKind::Connectx => "ConnectX",
-        };
-        line(
-            f,
-            &format!("PCI {}", device.address),
-            format_args!("{kind} ({})", device.id),
-        )?;
+    /// A name, and what is said of it.
+    fn line(&mut self, name: &str, said: impl Display) {
+        self.0 += &format!("  {name:<32} {said}\n");
     }
-    match &system.nvidia {
-        None => line(f, "NVIDIA kernel driver", "not loaded")?,
-        Some(nvidia) => {
-            let version = nvidia.version.as_deref().unwrap_or("unknown version");
-            let flavour = if nvidia.open { "open" } else { "proprietary" };
-            line(
-                f,
-                "NVIDIA kernel driver",
-                format_args!("{version}, {flavour}"),
-            )?;
-            line(
-                f,
-                "  PeerMappingOverride",
-                if nvidia.peer_mapping_override {
-                    "set: the GPU may write to NICs for everyone"
-                } else {
-                    "not set: the GPU may write to NICs for root alone"
-                },
-            )?;
-            if let Some(enabled) = nvidia.stream_memops_v1 {
-                line(
-                    f,
-                    "  EnableStreamMemOPs",
-                    format_args!(
-                        "{}; only older interfaces than those used here depend on it",
-                        u8::from(enabled)
-                    ),
-                )?;
-            }
-            if let Some(dwords) = &nvidia.registry_dwords {
-                line(f, "  RegistryDwords", dwords)?;
-            }
-            line(f, "  /dev/nvidiactl", access(&system.nvidiactl))?;
-            line(f, "  /dev/nvidia-uvm", access(&system.nvidia_uvm))?;
-            line(f, "  fabric (IMEX) channel", yes(system.imex_channel))?;
+
+    /// The same, if there is something to say.
+    fn known(&mut self, name: &str, said: Option<impl Display>) {
+        if let Some(said) = said {
+            self.line(name, said);
         }
     }
-    let gdr = &report.gdrcopy;
-    let version = match &gdr.version {
-        Some(version) => format!(", version {version}"),
-        None => String::new(),
-    };
-    line(f, "libgdrapi", format_args!("{}{version}", gdr.library))?;
-    line(f, "gdrdrv", yes(gdr.module))?;
-    line(f, "  /dev/gdrdrv", access(&gdr.device))?;
-    if let Some(why) = &gdr.trouble {
-        line(f, "  trouble", why)?;
+
+    fn runtimes(&mut self, report: &Report) {
+        self.title("GPU runtimes");
+        self.line("soft", "always here: streams and kernels run on the CPU");
+        let cuda = &report.cuda;
+        self.line("cuda: library", &cuda.library);
+        self.known("cuda: version of the driver", cuda.version.as_ref());
+        if let Some(trouble) = &cuda.trouble {
+            let (call, name, code) = (trouble.call, &trouble.name, trouble.code);
+            let said = format_args!("{call} returned {name} ({code})");
+            self.line("cuda: trouble", said);
+        } else if let Some(why) = &cuda.too_old {
+            self.line("cuda: trouble", why);
+        } else if cuda.library.is_opened() {
+            self.line("cuda: GPUs", cuda.gpus.len());
+        }
+        self.line("hip: library", &report.hip);
+        let none = "none in this version, also where the library is here";
+        self.line("hip: runtime", none);
     }
-    line(
-        f,
-        "IOMMU",
-        if system.iommu {
+
+    fn gpu(&mut self, gpu: &Gpu) {
+        let (major, minor) = gpu.compute_capability;
+        let operations = gpu.memory_operations;
+        let ordering = match gpu.writes_ordering {
+            200.. => "for every GPU",
+            100.. => "for this GPU",
+            _ => "for nobody",
+        };
+        let mode = match gpu.compute_mode {
+            0 => "default".to_owned(),
+            2 => "prohibited".to_owned(),
+            3 => "exclusive process".to_owned(),
+            other => other.to_string(),
+        };
+        let mps = if gpu.mps { ", through MPS" } else { "" };
+        self.title(format_args!("GPU {}: {}", gpu.index, gpu.name));
+        self.known("cannot be used", gpu.refusal.map(|(_, why)| why));
+        self.known("PCI address", gpu.pci.as_ref());
+        self.known("UUID", gpu.uuid.as_ref());
+        self.line("compute capability", format_args!("{major}.{minor}"));
+        self.line("memory", format_args!("{} MiB", gpu.memory >> 20));
+        self.line("multiprocessors", gpu.multiprocessors);
+        let said = format_args!(
+            "32-bit yes, 64-bit {}, NOR waits {}, flushing waits {}",
+            yes(operations.bits64),
+            yes(operations.nor),
+            yes(operations.flush)
+        );
+        self.line("memory operations", said);
+        self.line("GPUDirect RDMA", yes(gpu.gpudirect_rdma));
+        self.line("NIC writes in order", ordering);
+        self.line("flush by the CPU", yes(gpu.host_flush));
+        self.line("flush policy", gpu.flush_policy);
+        self.line("dma-buf export", yes(gpu.dma_buf));
+        let said = format_args!(
+            "{}, as file descriptor {}, as fabric handle {}",
+            yes(gpu.virtual_memory),
+            yes(gpu.posix_fd),
+            yes(gpu.fabric)
+        );
+        self.line("mappable memory (cuMemMap)", said);
+        let (registers, same) = (yes(gpu.host_register), yes(gpu.same_host_address));
+        let said = format_args!("{registers}, at the same address {same}");
+        self.line("host memory can be registered", said);
+        self.line("compute mode", format_args!("{mode}{mps}"));
+        self.known("NUMA node", gpu.numa_node);
+        self.known("IOMMU", gpu.iommu.as_ref());
+    }
+
+    fn streams(&mut self, report: &Report) {
+        self.title("Streams of a CUDA context");
+        let channels = &report.cuda.channels;
+        let why = match (&channels.variable, channels.understood) {
+            (None, _) => "the default; CUDA_DEVICE_MAX_CONNECTIONS is not set".to_owned(),
+            (Some(value), true) => format!("CUDA_DEVICE_MAX_CONNECTIONS={value}"),
+            (Some(value), false) => format!(
+                "CUDA_DEVICE_MAX_CONNECTIONS={value}, which is no number from 1 to {}",
+                Channels::MOST
+            ),
+        };
+        let (count, waiting) = (channels.count, channels.waiting);
+        self.line("hardware channels", format_args!("{count} ({why})"));
+        let said = "at a time: with more of them, nothing else of the context would move";
+        self.line("streams that may wait", format_args!("{waiting} {said}"));
+        let loading = match &report.cuda.module_loading {
+            Some(set) => format!("CUDA_MODULE_LOADING={set}"),
+            None => "CUDA_MODULE_LOADING is not set: lazy since CUDA 12.2".to_owned(),
+        };
+        self.line("kernels are loaded", loading);
+    }
+
+    fn rdma(&mut self, report: &Report) {
+        let rdma = &report.rdma;
+        self.title("RDMA");
+        self.line("kernel verbs (ib_core)", yes(rdma.ib_core));
+        self.line("libibverbs", &rdma.ibverbs);
+        self.line("libmlx5", &rdma.mlx5);
+        self.line("nvidia_peermem", yes(report.system.peermem));
+        self.line("devices", rdma.devices.len());
+        for device in &rdma.devices {
+            self.device(device);
+        }
+    }
+
+    fn device(&mut self, device: &Device) {
+        let guid = |guid| format!("GUID {}", NicChoice::guid(guid));
+        let facts = [
+            device.board.clone(),
+            device.driver.clone(),
+            device.pci.as_ref().map(|pci| format!("at {pci}")),
+            device.guid.map(guid),
+            device.firmware.as_ref().map(|fw| format!("firmware {fw}")),
+            device.numa_node.map(|node| format!("NUMA node {node}")),
+            device.iommu.as_ref().map(|kind| format!("IOMMU {kind}")),
+        ];
+        let facts: Vec<String> = facts.into_iter().flatten().collect();
+        self.line(&format!("  {}", device.name), facts.join(", "));
+        let uverbs = device.uverbs.as_deref().unwrap_or("no verbs file");
+        self.line("", format_args!("{uverbs}: {}", access(&device.access)));
+        for port in &device.ports {
+            let said = [&*port.state, &port.physical, &port.link, &port.rate].join(", ");
+            self.line("", format_args!("port {}: {said}", port.number));
+        }
+    }
+
+    fn system(&mut self, report: &Report) {
+        let system = &report.system;
+        self.title("System");
+        let kernel = system.kernel.as_deref().unwrap_or("unknown");
+        let modules = match system.loadable_modules {
+            true => "",
+            false => ", without loadable modules",
+        };
+        self.line("Linux", format_args!("{kernel}{modules}"));
+        for device in &system.pci {
+            let kind = match device.kind {
+                PciKind::NvidiaGpu => "NVIDIA GPU",
+                PciKind::AmdGpu => "AMD GPU",
+                PciKind::Connectx => "ConnectX",
+            };
+            let name = format!("PCI {}", device.address);
+            self.line(&name, format_args!("{kind} ({})", device.id));
+        }
+        match &system.nvidia {
+            None => self.line("NVIDIA kernel driver", "not loaded"),
+            Some(nvidia) => self.nvidia(nvidia, system),
+        }
+        let gdr = &report.gdrcopy;
+        let version = match &gdr.version {
+            Some(version) => format!(", version {version}"),
+            None => String::new(),
+        };
+        self.line("libgdrapi", format_args!("{}{version}", gdr.library));
+        self.line("gdrdrv", yes(gdr.module));
+        self.line("  /dev/gdrdrv", access(&gdr.device));
+        self.known("  trouble", gdr.trouble.as_ref());
+        let iommu = if system.iommu {
             "on"
         } else {
             "off, or not seen"
-        },
-    )?;
-    let memlock = match system.memlock {
-        Limit::Unlimited => "unlimited".to_owned(),
-        Limit::Bytes(bytes) => format!("{} KiB", bytes / 1024),
-        Limit::Unknown => "unknown".to_owned(),
-    };
-    line(f, "memory that may be locked", memlock)
+        };
+        self.line("IOMMU", iommu);
+        let memlock = match system.memlock {
+            Limit::Unlimited => "unlimited".to_owned(),
+            Limit::Bytes(bytes) => format!("{} KiB", bytes / 1024),
+            Limit::Unknown => "unknown".to_owned(),
+        };
+        self.line("memory that may be locked", memlock);
+    }
+
+    fn nvidia(&mut self, nvidia: &Nvidia, system: &System) {
+        let version = nvidia.version.as_deref().unwrap_or("unknown version");
+        let flavour = if nvidia.open { "open" } else { "proprietary" };
+        let said = format_args!("{version}, {flavour}");
+        self.line("NVIDIA kernel driver", said);
+        let whose = match nvidia.peer_mapping_override {
+            true => "set: the GPU may write to NICs for everyone",
+            false => "not set: the GPU may write to NICs for root alone",
+        };
+        self.line("  PeerMappingOverride", whose);
+        if let Some(enabled) = nvidia.stream_memops_v1 {
+            let said = "only older interfaces than those used here depend on it";
+            let enabled = u8::from(enabled);
+            self.line("  EnableStreamMemOPs", format_args!("{enabled}; {said}"));
+        }
+        self.known("  RegistryDwords", nvidia.registry_dwords.as_ref());
+        self.line("  /dev/nvidiactl", access(&system.nvidiactl));
+        self.line("  /dev/nvidia-uvm", access(&system.nvidia_uvm));
+        self.line("  fabric (IMEX) channel", yes(system.imex_channel));
+    }
 }

@@ -4,7 +4,9 @@
 
 use crate::Report;
 use crate::cuda::Gpu;
-use gdsync_sys::gpu_choice::{GpuName, LocalRank};
+use gdsync::decide::{GpuName, auto_goes_on};
+use gdsync::rdma::Lowering;
+use gdsync_sys::gpu_choice::LocalRank;
 use serde::Serialize;
 
 /// One purpose, and what would serve it.
@@ -39,13 +41,8 @@ pub(crate) const ERROR: &str = "nothing: an error";
 pub(crate) const RUNTIME: &str = "GPU runtime";
 pub(crate) const LOWERING: &str = "doorbells and waits on a stream";
 pub(crate) const NIC: &str = "NIC";
+pub(crate) const TOLD: &str = "mp tells of a message by";
 pub(crate) const PAYLOAD: &str = "payload from a NIC in the GPU";
-
-/// What `GDS_GPU` asks for, if it is known.
-fn asked(report: &Report) -> Option<GpuName> {
-    let name = report.variables.get("GDS_GPU");
-    GpuName::parse(name.map_or("auto", String::as_str))
-}
 
 /// The local rank, if a launcher passes one.
 pub(crate) fn local_rank(report: &Report) -> Result<Option<LocalRank>, String> {
@@ -57,92 +54,99 @@ pub(crate) fn gpus(report: &Report) -> u32 {
     report.cuda.gpus.len() as u32
 }
 
-/// The index of the GPU that is taken if none is named.
-fn by_rank(report: &Report) -> usize {
-    let local = local_rank(report).ok().flatten();
-    local.map_or(0, |local| local.gpu(gpus(report)) as usize)
+/// The CUDA GPU that programs would run on, `None` for the software GPU, and why that one; or why
+/// opening a GPU is an error.
+fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
+    let (name, set) = match report.variables.get("GDS_GPU") {
+        Some(name) => (name.as_str(), format!("GDS_GPU={name}")),
+        None => ("auto", "a GPU goes before the software GPU".to_owned()),
+    };
+    let unknown = |_| format!("{set}, and known are soft, cuda, cuda:N, auto");
+    let (named, auto) = match GpuName::parse(name).map_err(unknown)? {
+        GpuName::Auto => (None, true),
+        GpuName::Of {
+            runtime: "soft", ..
+        } => return Ok((None, set)),
+        GpuName::Of { index, .. } => (index, false),
+    };
+    let gpus = gpus(report);
+    let local = match named {
+        None => local_rank(report)?,
+        Some(_) => None,
+    };
+    let index = named.unwrap_or_else(|| local.as_ref().map_or(0, |local| local.gpu(gpus)));
+    let Some(gpu) = report.cuda.gpus.get(index as usize) else {
+        let cuda = &report.cuda;
+        let why = match (&cuda.too_old, &cuda.trouble) {
+            _ if !cuda.library.is_opened() => "there is no usable CUDA driver".to_owned(),
+            (Some(why), _) => format!("there is {why}"),
+            (None, Some(trouble)) => format!(
+                "{} returned {} ({})",
+                trouble.call, trouble.name, trouble.code
+            ),
+            (None, None) if gpus == 0 => "the CUDA driver knows no GPU".to_owned(),
+            (None, None) => format!("of GPUs there are only {gpus}"),
+        };
+        return match auto {
+            true => Ok((None, why)),
+            false => Err(format!("{set}, and {why}")),
+        };
+    };
+    let set = match &local {
+        Some(local) => format!("{set}, {}", local.reason(gpus)),
+        None => set,
+    };
+    let Some((kind, why)) = gpu.refusal else {
+        return Ok((Some(gpu), set));
+    };
+    let why = format!("GPU {} cannot be used: {why}", gpu.index);
+    match auto && auto_goes_on(kind) {
+        true => Ok((None, why)),
+        false => Err(format!("{set}, but {why}")),
+    }
 }
 
 /// The CUDA GPU that programs would run on, if they would on one.
-pub(crate) fn chosen(report: &Report) -> Option<&Gpu> {
-    let index = match asked(report)? {
-        GpuName::Auto | GpuName::Cuda => by_rank(report),
-        GpuName::Index(index) => index as usize,
-        GpuName::Soft => return None,
-    };
-    report.cuda.gpus.get(index)
+pub(crate) fn taken(report: &Report) -> Option<&Gpu> {
+    decide(report).ok()?.0
 }
 
 /// Whether programs would run on a CUDA GPU.
 pub(crate) fn on_cuda(report: &Report) -> bool {
-    chosen(report).is_some_and(|gpu| gpu.unusable().is_none())
+    taken(report).is_some()
 }
 
 pub(crate) fn runtime(report: &Report) -> Use {
-    let soft = || "soft: the software GPU".to_owned();
-    let error = || ERROR.to_owned();
-    let why_no_gpu = || match &report.cuda.trouble {
-        _ if !report.cuda.library.is_opened() => "there is no usable CUDA driver".to_owned(),
-        Some(trouble) => format!(
-            "{} returned {} ({})",
-            trouble.call, trouble.name, trouble.code
-        ),
-        None => "the CUDA driver knows no GPU".to_owned(),
-    };
-    let mut set = match report.variables.get("GDS_GPU") {
-        Some(value) => format!("GDS_GPU={value}"),
-        None => "a GPU goes before the software GPU".to_owned(),
-    };
-    let asked = asked(report);
-    if matches!(asked, Some(GpuName::Auto | GpuName::Cuda)) && gpus(report) > 0 {
-        match local_rank(report) {
-            Ok(None) => {}
-            Ok(Some(local)) => set = format!("{set}, {}", local.reason(gpus(report))),
-            Err(wrong) => return Use::new(RUNTIME, ERROR, wrong),
+    match decide(report) {
+        Ok((Some(gpu), why)) => {
+            let choice = format!("cuda: GPU {}, {}", gpu.index, gpu.name);
+            Use::new(RUNTIME, choice, why)
         }
+        Ok((None, why)) => Use::new(RUNTIME, "soft: the software GPU", why),
+        Err(why) => Use::new(RUNTIME, ERROR, why),
     }
-    let (choice, because) = match (asked, chosen(report)) {
-        (Some(GpuName::Soft), _) => (soft(), set),
-        (None, _) => (error(), format!("{set}, and {}", GpuName::KNOWN)),
-        (_, Some(gpu)) => match gpu.unusable() {
-            None => (format!("cuda: GPU {}, {}", gpu.index, gpu.name), set),
-            Some(why) => (
-                error(),
-                format!("{set}, but GPU {} cannot be used: {why}", gpu.index),
-            ),
-        },
-        (Some(GpuName::Auto), None) => (soft(), why_no_gpu()),
-        (Some(_), None) => {
-            let why = match report.cuda.gpus.len() {
-                0 => why_no_gpu(),
-                n => format!("of GPUs there are only {n}"),
-            };
-            (error(), format!("{set}, and {why}"))
-        }
-    };
-    Use::new(RUNTIME, choice, because)
 }
 
 pub(crate) fn lowering(report: &Report) -> Use {
-    let (choice, because) = match report.variables.get("GDS_LOWER").map(String::as_str) {
-        None | Some("auto") if on_cuda(report) => (
+    let known = Lowering::VARIABLE;
+    let said = report
+        .variables
+        .get(known.name)
+        .map_or("auto", String::as_str);
+    let set = format!("{}={said}", known.name);
+    let (choice, because) = match known.meaning(said) {
+        None => (ERROR, format!("{set}, and {}", known.known())),
+        Some((_, Lowering::MemOps)) => ("memory operations", set),
+        Some((_, Lowering::Kernel)) => ("one small kernel a submission", set),
+        Some(_) if on_cuda(report) => (
             "memory operations, or one small kernel for a list of many",
             "a kernel takes the host longer and the GPU less time; it never spins for a peer \
              that shares the GPU"
                 .to_owned(),
         ),
-        None | Some("auto") => (
+        Some(_) => (
             "memory operations",
             "kernels of the software GPU win nothing".to_owned(),
-        ),
-        Some("memops") => ("memory operations", "GDS_LOWER=memops".to_owned()),
-        Some("kernel") => (
-            "one small kernel a submission",
-            "GDS_LOWER=kernel".to_owned(),
-        ),
-        Some(other) => (
-            ERROR,
-            format!("GDS_LOWER={other}, and known are auto, memops, kernel"),
         ),
     };
     Use::new(LOWERING, choice, because)

@@ -5,7 +5,7 @@ mod common;
 
 use common::{
     ANCIENT, Attributes, H200, Libraries, OLD, cuda_alone, libcuda, libcuda_without, libibverbs,
-    library, look, none, tree,
+    library, look, none, tree, used,
 };
 use gdsync_doctor::Report;
 use gdsync_doctor::advice::Advice;
@@ -121,13 +121,9 @@ fn a_translating_iommu_and_peermem_are_seen() {
     let gpus = [("NVIDIA H200", H200)];
     let libraries = || cuda_alone(libcuda("libcuda-iommu.so", &gpus, ("", 0)));
     let asks = |report: &Report, what: &str| report.advice.iter().any(|a| a.remedy.contains(what));
-    let nic_memory = |report: &Report| {
-        let mut uses = report.uses.iter();
-        let memory = uses.find(|u| u.purpose == "GPU memory for a physical NIC");
-        memory.map(|u| format!("{}: {}", u.choice, u.because))
-    };
     let is = |report: &Report, end: &str| {
-        let said = nic_memory(report).expect("it is said");
+        let memory = used(report, "GPU memory for a physical NIC");
+        let said = format!("{}: {}", memory.choice, memory.because);
         assert!(said.ends_with(end), "{said}");
     };
 
@@ -194,6 +190,21 @@ fn a_gpu_that_cannot_be_used_is_not_chosen_in_silence() {
     assert_eq!(report.uses[0].choice, "cuda: GPU 3, NVIDIA X");
 }
 
+/// Of a GPU without mapped memory `auto` goes on to the software GPU, as the library does.
+#[test]
+fn a_gpu_without_mapped_memory_is_passed_over() {
+    let unmapped: Attributes = &[(75, 9), (122, 1)];
+    let library = libcuda("libcuda-unmapped.so", &[("NVIDIA X", unmapped)], ("", 0));
+    for (set, choice) in [("auto", "soft"), ("cuda", "nothing: an error")] {
+        let libraries = cuda_alone(library.clone());
+        let report = look(&tree("nvlink"), libraries, &[("GDS_GPU", set)]);
+        let used = &report.uses[0];
+        assert!(used.choice.starts_with(choice), "{set}: {used:?}");
+        assert!(used.because.contains("cuMemCreate"), "{set}: {used:?}");
+        assert!(report.advice[0].missing.contains("cuMemCreate"));
+    }
+}
+
 #[test]
 fn advice_for_like_gpus_is_given_once() {
     let gpus = [("NVIDIA A", OLD), ("NVIDIA B", H200), ("NVIDIA C", OLD)];
@@ -219,6 +230,20 @@ fn a_driver_that_is_too_old_is_named_by_what_it_lacks() {
             .starts_with("cuDriverGetVersion in ")
     );
     assert!(report.advice[0].remedy.contains("515 or later"));
+}
+
+#[test]
+fn a_driver_of_an_older_cuda_is_passed_over() {
+    for (set, choice) in [("auto", "soft"), ("cuda", "nothing: an error")] {
+        let older = ("version", 11080);
+        let report = with_cuda("nvlink", "libcuda-11.so", older, &[("GDS_GPU", set)]);
+        let used = &report.uses[0];
+        assert!(used.choice.starts_with(choice), "{set}: {used:?}");
+        assert!(used.because.contains("11.8, where 12.0"), "{set}: {used:?}");
+        let advice = &report.advice[0];
+        assert!(advice.missing.contains("12.0"), "{advice:?}");
+        assert!(report.to_string().contains(&advice.remedy));
+    }
 }
 
 fn doctor() -> Command {
@@ -270,7 +295,7 @@ fn the_program_takes_libraries_from_their_variables() {
 }
 
 /// Attributes of a GPU that neither orders nor flushes, but says that the CPU can flush.
-const BY_CPU: Attributes = &[(75, 9), (76, 0), (91, 1), (117, 1), (122, 1)];
+const BY_CPU: Attributes = &[(75, 9), (76, 0), (91, 1), (102, 1), (117, 1), (122, 1)];
 
 #[test]
 fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
@@ -284,11 +309,7 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
         let libraries = || cuda_alone(cuda.clone());
         let report = look(&tree("nvlink"), libraries(), &[]);
         assert_eq!(report.cuda.gpus[0].host_flush, call);
-        let said = |report: &Report| {
-            let mut uses = report.uses.iter();
-            let payload = uses.find(|u| u.purpose == "payload from a NIC in the GPU");
-            payload.expect("it is said").choice.clone()
-        };
+        let said = |report| used(report, "payload from a NIC in the GPU").choice.clone();
         assert!(said(&report).starts_with(choice), "{}", said(&report));
         let named = [("GDS_CONSISTENCY", "host")];
         let named = look(&tree("nvlink"), libraries(), &named);
@@ -300,7 +321,7 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
 fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
     let nic = [("GDS_NIC", "mlx5_9"), ("GDS_PROVIDER", "verbs")];
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
-    let cases: [Case; 7] = [
+    let cases: [Case; 9] = [
         (
             &[("GDS_GPU", "cuda")],
             "GDS_GPU=cuda, and there is no usable",
@@ -317,6 +338,12 @@ fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
             &[("GDS_GID_INDEX", "3")],
             "GDS_GID_INDEX=3",
             "unset GDS_GID_INDEX",
+        ),
+        (&[("MP_TELL", "both")], "MP_TELL=both", "unset MP_TELL"),
+        (
+            &[("MP_LOCAL_RANK", "a")],
+            "MP_LOCAL_RANK",
+            "set GDS_GPU=soft",
         ),
         (
             &[("GDS_CONSISTENCY", "ordered")],
@@ -413,7 +440,7 @@ fn the_gpu_is_chosen_by_the_local_rank() {
 
 #[test]
 fn a_gpu_that_allows_one_process_is_told() {
-    let exclusive: &[(u32, i32)] = &[(20, 3), (75, 9), (122, 1)];
+    let exclusive: &[(u32, i32)] = &[(20, 3), (75, 9), (102, 1), (122, 1)];
     let library = libcuda("libcuda-exclusive.so", &[("NVIDIA X", exclusive)], ("", 0));
     let libraries = cuda_alone(library);
     let report = look(&tree("nvlink"), libraries, &[]);

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{H200, Libraries, Tree, libcuda, libibverbs, libmlx5, library, look, none, tree};
+use common::{
+    H200, Libraries, Tree, libcuda, libibverbs, libmlx5, library, look, none, tree, used,
+};
 use gdsync_sys::mlx5::Mlx5;
 
 /// libibverbs and libmlx5 with all that is required.
@@ -22,9 +24,8 @@ fn said(
     purpose: &str,
 ) -> (String, String) {
     let report = look(tree, libraries, variables);
-    let found = report.uses.into_iter().find(|u| u.purpose == purpose);
-    let found = found.expect("it is said");
-    (found.choice, found.because)
+    let used = used(&report, purpose);
+    (used.choice.clone(), used.because.clone())
 }
 
 /// What is said of the NIC.

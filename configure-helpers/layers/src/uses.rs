@@ -36,26 +36,23 @@ impl Level {
 
     /// The folders of the repository.
     pub fn folders(crates: &[Crate]) -> Level {
-        let folders: BTreeSet<&str> = crates.iter().map(|c| c.folder.as_str()).collect();
-        let mut level = Level::new(folders.into_iter().map(str::to_owned).collect());
-        for one in crates {
-            for needed in crates.iter().filter(|c| one.needs.contains(&c.name)) {
-                let of = |c: &Crate| level.names.iter().position(|n| *n == c.folder);
-                if let (Some(from), Some(to)) = (of(one), of(needed)) {
-                    level.add(from, to, &needed.name);
-                }
-            }
-        }
-        level
+        Level::of(crates, |c| &c.folder)
     }
 
     /// The crates.
     pub fn crates(crates: &[Crate]) -> Level {
-        let mut level = Level::new(crates.iter().map(|c| c.name.clone()).collect());
-        for (from, one) in crates.iter().enumerate() {
-            for (to, other) in crates.iter().enumerate() {
-                if one.needs.contains(&other.name) {
-                    level.add(from, to, &other.name);
+        Level::of(crates, |c| &c.name)
+    }
+
+    /// The crates, or the parts that they belong to, by name.
+    fn of(crates: &[Crate], part: impl Fn(&Crate) -> &String) -> Level {
+        let parts: BTreeSet<&String> = crates.iter().map(&part).collect();
+        let mut level = Level::new(parts.iter().map(|name| (*name).clone()).collect());
+        let at = |c: &Crate| parts.iter().position(|name| *name == part(c));
+        for one in crates {
+            for needed in crates.iter().filter(|c| one.needs.contains(&c.name)) {
+                if let (Some(from), Some(to)) = (at(one), at(needed)) {
+                    level.add(from, to, &needed.name);
                 }
             }
         }

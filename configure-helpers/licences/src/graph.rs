@@ -1,7 +1,9 @@
 //! What cargo resolved: the part of its metadata document that the rules look at.
 
 use std::collections::HashSet;
+use std::fmt;
 
+use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 /// The packages that cargo resolved, on all platforms.
@@ -10,44 +12,29 @@ pub struct Graph {
     pub(crate) packages: Vec<Package>,
 }
 
-/// A metadata document could not be used.
-#[derive(Debug, thiserror::Error)]
-pub enum GraphError {
-    /// The text is not a metadata document of format version 1.
-    #[error("not a document of `cargo metadata --format-version 1`")]
-    Json(#[from] serde_json::Error),
-    /// The document does not say what was resolved, so a pass would mean nothing.
-    #[error("the metadata document has no resolved graph (was it made with --no-deps?)")]
-    Unresolved,
-    /// The graph names a package that the document does not describe.
-    #[error("the resolved graph names {0}, which the metadata document does not describe")]
-    Unknown(String),
-}
-
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
 pub(crate) struct Package {
-    pub name: String,
-    pub version: String,
+    id: String,
+    name: String,
+    version: String,
     pub license: Option<String>,
     /// `None`: a path on this machine.
     pub source: Option<String>,
+    #[serde(skip)]
     pub member: bool,
+}
+
+impl fmt::Display for Package {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, self.version)
+    }
 }
 
 #[derive(Deserialize)]
 struct Document {
-    packages: Vec<Described>,
+    packages: Vec<Package>,
     workspace_members: HashSet<String>,
     resolve: Option<Resolve>,
-}
-
-#[derive(Deserialize)]
-struct Described {
-    id: String,
-    name: String,
-    version: String,
-    license: Option<String>,
-    source: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -65,26 +52,23 @@ impl Graph {
     ///
     /// # Errors
     /// The text is no such document, or it does not describe everything it resolved.
-    pub fn parse(json: &str) -> Result<Graph, GraphError> {
-        let document: Document = serde_json::from_str(json)?;
-        let resolve = document.resolve.ok_or(GraphError::Unresolved)?;
+    pub fn parse(json: &str) -> Result<Graph> {
+        let document: Document = serde_json::from_str(json)
+            .context("not a document of `cargo metadata --format-version 1`")?;
+        // Without it a pass would mean nothing.
+        let resolve = document
+            .resolve
+            .context("the metadata document has no resolved graph (was it made with --no-deps?)")?;
         let mut wanted: HashSet<String> = resolve.nodes.into_iter().map(|n| n.id).collect();
-        let mut packages = Vec::with_capacity(wanted.len());
-        for p in document.packages {
-            if wanted.remove(&p.id) {
-                packages.push(Package {
-                    member: document.workspace_members.contains(&p.id),
-                    name: p.name,
-                    version: p.version,
-                    license: p.license,
-                    source: p.source,
-                });
-            }
+        let mut packages = document.packages;
+        packages.retain(|p| wanted.remove(&p.id));
+        for p in &mut packages {
+            p.member = document.workspace_members.contains(&p.id);
         }
-        match wanted.into_iter().min() {
-            Some(id) => Err(GraphError::Unknown(id)),
-            None => Ok(Graph { packages }),
+        if let Some(id) = wanted.into_iter().min() {
+            bail!("the resolved graph names {id}, which the metadata document does not describe");
         }
+        Ok(Graph { packages })
     }
 
     /// How many packages were resolved, members of the workspace included.

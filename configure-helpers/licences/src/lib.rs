@@ -10,5 +10,5 @@
 mod graph;
 mod policy;
 
-pub use graph::{Graph, GraphError};
-pub use policy::{Offence, Policy, PolicyError};
+pub use graph::Graph;
+pub use policy::Policy;

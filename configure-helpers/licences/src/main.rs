@@ -24,7 +24,7 @@ fn main() -> Result<ExitCode> {
     ensure!(!graph.is_empty(), "no package was resolved");
 
     let offences = policy.judge(&graph);
-    for offence in offences.iter() {
+    for offence in &offences {
         eprintln!("{offence}");
     }
     if !offences.is_empty() {

@@ -1,7 +1,7 @@
 //! A job from its first process to its last: one loop that waits for output, ends and signals.
 
 use std::io::{ErrorKind, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,9 @@ const LAST: Duration = Duration::from_secs(2);
 
 /// Between looks at the writer while it is full.
 const FULL: Duration = Duration::from_millis(5);
+
+/// Between looks at the writer, so that a broken output is noticed if nothing else happens.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// How much longer it may take to end ranks on other hosts.
 const THERE: Duration = Duration::from_secs(1);
@@ -50,6 +53,10 @@ pub fn run(launch: &Launch, starts: &[Start], limits: &Limits) -> anyhow::Result
     sweep(LAST);
     writer.finish(LAST);
     code
+}
+
+fn readable(fd: &impl AsFd) -> PollFd<'_> {
+    PollFd::new(fd, PollFlags::IN)
 }
 
 /// A stream of a rank.
@@ -124,10 +131,8 @@ impl Job<'_> {
                 let running = self.ranks.iter().filter(|r| r.runs());
                 let running = running.map(|r| r.start.rank.to_string());
                 let running = running.collect::<Vec<_>>().join(", ");
-                self.end(
-                    124,
-                    &format!("the time is up; still running: rank {running}"),
-                );
+                let why = format!("the time is up; still running: rank {running}");
+                self.end(124, &why);
             }
             if self.writer.is_broken() && self.ending.is_none() {
                 // As if by SIGPIPE.
@@ -163,28 +168,18 @@ impl Job<'_> {
             (None, None) => self.limits.timeout.map(|limit| after(self.begun, limit)),
         };
         let timeout = timeout.map(|at| at.saturating_duration_since(now) + FULL);
-        let timeout = timeout.into_iter().chain((!room).then_some(FULL)).min();
-        // So that a broken output is noticed even if nothing else happens.
-        let timeout = timeout
-            .unwrap_or(Duration::from_secs(1))
-            .min(Duration::from_secs(1));
+        let timeouts = timeout.into_iter().chain((!room).then_some(FULL));
+        let timeout = timeouts.fold(IDLE, Duration::min);
         let timeout = Timespec::try_from(timeout).context("a time")?;
 
-        let readable = if room {
-            PollFlags::IN
-        } else {
-            PollFlags::empty()
-        };
-        let read = self.streams.iter().map(|s| PollFd::new(&s.fd, readable));
-        let mut fds = if room { read.collect() } else { Vec::new() };
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
+        if room {
+            fds.extend(self.streams.iter().map(|s| readable(&s.fd)));
+        }
         let streams = fds.len();
-        let signals = self
-            .signals
-            .iter()
-            .map(|(_, s)| PollFd::new(s, PollFlags::IN));
-        fds.extend(signals);
+        fds.extend(self.signals.iter().map(|(_, s)| readable(s)));
         let running = self.ranks.iter().filter(|r| r.runs());
-        fds.extend(running.map(|r| PollFd::new(&r.ended, PollFlags::IN)));
+        fds.extend(running.map(|r| readable(&r.ended)));
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e).context("poll"),

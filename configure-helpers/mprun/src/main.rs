@@ -13,6 +13,7 @@ use clap::Parser;
 use mp::bootstrap::Secret;
 use mp::bootstrap::tcp::Server;
 use rustix::process::set_child_subreaper;
+use rustix::system::uname;
 
 mod hosts;
 mod job;
@@ -136,21 +137,11 @@ fn run(args: &Args) -> anyhow::Result<u8> {
         None => IpAddr::from(Ipv4Addr::LOCALHOST),
     };
     let secret = secret()?;
-    let server = Server::start(
-        SocketAddr::new(bind, 0),
-        &Secret::from_text(&secret)?,
-        "",
-        size,
-    )?;
-    let own_name = || {
-        rustix::system::uname()
-            .nodename()
-            .to_string_lossy()
-            .into_owned()
-    };
+    let key = Secret::from_text(&secret)?;
+    let server = Server::start(SocketAddr::new(bind, 0), &key, "", size)?;
     let called = match &args.address {
         Some(name) => name.clone(),
-        None if bind.is_unspecified() => own_name(),
+        None if bind.is_unspecified() => uname().nodename().to_string_lossy().into_owned(),
         None => bind.to_string(),
     };
     let called = match called.contains(':') {

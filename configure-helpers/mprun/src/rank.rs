@@ -82,20 +82,17 @@ impl Launch {
     /// # Errors
     /// Something in it has more than one line.
     fn script(&self, start: &Start) -> anyhow::Result<String> {
-        let mut export = String::from("export");
-        let identity = self.identity(start);
-        let own = identity.iter().map(|(n, v)| (*n, v.as_str()));
         let ours =
             |(name, _): &(String, String)| name.starts_with("GDS_") || name == "MP_START_TIMEOUT";
         let inherited = std::env::vars_os();
         let inherited =
             inherited.filter_map(|(n, v)| Some((n.into_string().ok()?, v.into_string().ok()?)));
         let given = inherited.filter(ours).chain(self.variables.clone());
-        for (name, value) in given {
+        let own = self.identity(start).into_iter();
+        let own = own.map(|(name, value)| (name.to_owned(), value));
+        let mut export = String::from("export");
+        for (name, value) in given.chain(own) {
             export += &format!(" {name}={}", quote(&value));
-        }
-        for (name, value) in own {
-            export += &format!(" {name}={}", quote(value));
         }
         let folder = std::env::current_dir().context("the current directory")?;
         let folder = folder

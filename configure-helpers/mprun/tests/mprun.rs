@@ -1,6 +1,7 @@
 //! The program as users run it: what ranks are told, what is shown, how jobs end, and that
 //! nothing is left running. Ranks are this very program, called with a part to play.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -73,7 +74,7 @@ fn main() {
 }
 
 /// `mprun`, told to run a part of this program.
-fn mprun(options: &[&str], part: &[&str]) -> Command {
+fn mprun(options: &[impl AsRef<OsStr>], part: &[&str]) -> Command {
     let own = std::env::current_exe().unwrap();
     let mut command = bare(options);
     command
@@ -83,7 +84,7 @@ fn mprun(options: &[&str], part: &[&str]) -> Command {
     command
 }
 
-fn bare(options: &[&str]) -> Command {
+fn bare(options: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mprun"));
     command.args(options).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
@@ -94,7 +95,7 @@ fn bare(options: &[&str]) -> Command {
     command
 }
 
-fn sh(options: &[&str], script: &str) -> Command {
+fn sh(options: &[impl AsRef<OsStr>], script: &str) -> Command {
     let mut command = bare(options);
     command.args(["sh", "-c", script]);
     command
@@ -138,6 +139,14 @@ impl Folder {
         let path = self.0.join(name);
         fs::write(&path, text).unwrap();
         path.to_str().unwrap().into()
+    }
+
+    /// Options for ranks on these hosts, which a stand-in for ssh reaches, and `more`.
+    fn options(&self, hosts: &str, more: &[&str]) -> Vec<String> {
+        let (hosts, ssh) = (self.file("hosts", hosts), self.ssh());
+        let own = ["--hosts", &hosts, "--ssh", &ssh];
+        let all = own.iter().chain(more);
+        all.map(|word| (*word).to_owned()).collect()
     }
 
     /// A program that acts as ssh does, with a log of how it was called.
@@ -211,14 +220,12 @@ fn ranks_meet_and_talk() {
 }
 
 /// Hosts of the tests have no address.
-const BIND: [&str; 2] = ["--bind", "127.0.0.1"];
+const BIND: &str = "--bind=127.0.0.1";
 
 fn only_the_address_that_other_hosts_reach_is_listened_on() {
     let folder = Folder::new("listen");
     // To ssh it is another host; it is reached by loopback.
-    let hosts = folder.file("hosts", "127.0.0.1\n");
-    let ssh = folder.ssh();
-    let options = ["--hosts", &hosts, "--ssh", &ssh];
+    let options = folder.options("127.0.0.1\n", &[]);
     let mut child = sh(&options, "echo at $MP_STORE; exec sleep 1000")
         .stdout(Stdio::piped())
         .spawn()
@@ -234,8 +241,8 @@ fn only_the_address_that_other_hosts_reach_is_listened_on() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(heard, [true, false], "{line}");
     // Where that is not known, it has to be said.
-    let hosts = folder.file("hosts", "no.such.host.invalid\n");
-    let output = run(&mut sh(&["--hosts", &hosts, "--ssh", &ssh], "true"));
+    let options = folder.options("no.such.host.invalid\n", &[]);
+    let output = run(&mut sh(&options, "true"));
     assert_eq!(output.status.code(), Some(125));
     assert!(err(&output).contains("--bind"));
 }
@@ -248,12 +255,8 @@ fn time_limits_may_be_longer_than_the_clock_can_tell() {
 
 fn ranks_of_two_hosts_by_a_stand_in_for_ssh() {
     let folder = Folder::new("hosts");
-    let hosts = folder.file(
-        "hosts",
-        "alpha 2\nlocalhost\nbeta slots=2 # more than needed\n",
-    );
-    let ssh = folder.ssh();
-    let options = [&BIND[..], &["--hosts", &hosts, "--ssh", &ssh, "-n", "4"]].concat();
+    let hosts = "alpha 2\nlocalhost\nbeta slots=2 # more than needed\n";
+    let options = folder.options(hosts, &[BIND, "-n", "4"]);
     let output = run(&mut mprun(&options, &["ring"]));
     assert!(output.status.success());
     for rank in 0..4 {
@@ -275,18 +278,8 @@ fn ranks_of_two_hosts_by_a_stand_in_for_ssh() {
 
 fn nothing_is_on_the_command_line_of_ssh() {
     let folder = Folder::new("secret");
-    let hosts = folder.file("hosts", "alpha\n");
-    let ssh = folder.ssh();
-    let options = [
-        "--bind",
-        "127.0.0.1",
-        "--hosts",
-        &hosts,
-        "--ssh",
-        &ssh,
-        "--env",
-        "PASSWORD=it's $HOME \"quoted\"",
-    ];
+    let password = "PASSWORD=it's $HOME \"quoted\"";
+    let options = folder.options("alpha\n", &[BIND, "--env", password]);
     let script = "echo $MP_SECRET; echo \"$PASSWORD\"; tr '\\0' ' ' </proc/$$/cmdline";
     let output = run(&mut sh(&options, script));
     assert!(output.status.success());
@@ -386,16 +379,14 @@ fn a_killed_mprun_takes_its_ranks_along() {
 
 fn ranks_of_other_hosts_end_with_mprun() {
     let folder = Folder::new("lifeline");
-    let hosts = folder.file("hosts", "alpha\nbeta\n");
-    let ssh = folder.ssh();
-    let options = [&BIND[..], &["--hosts", &hosts, "--ssh", &ssh]].concat();
+    let options = folder.options("alpha\nbeta\n", &[BIND]);
     let script = "echo process $$; sleep 1000 & echo process $!; wait";
     let running = Running::start(&mut sh(&options, script), 4);
     running.signal(Signal::INT);
     assert_eq!(running.end().code(), Some(130));
     // Who will not end when asked is killed over there.
     let script = "trap '' TERM; echo process $$; while :; do sleep 1; done";
-    let short = [&options[..], &["--grace", "0.1"]].concat();
+    let short = folder.options("alpha\nbeta\n", &[BIND, "--grace", "0.1"]);
     let running = Running::start(&mut sh(&short, script), 2);
     running.signal(Signal::INT);
     assert_eq!(running.end().code(), Some(130));
@@ -407,13 +398,9 @@ fn ranks_of_other_hosts_end_with_mprun() {
 
 fn a_failure_on_another_host_ends_all() {
     let folder = Folder::new("away");
-    let hosts = folder.file("hosts", "alpha\nlocalhost\n");
-    let ssh = folder.ssh();
-    let options = [&BIND[..], &["--hosts", &hosts, "--ssh", &ssh]].concat();
-    let output = run(&mut sh(
-        &options,
-        "[ $MP_RANK = 0 ] && exit 9; exec sleep 1000",
-    ));
+    let options = folder.options("alpha\nlocalhost\n", &[BIND]);
+    let script = "[ $MP_RANK = 0 ] && exit 9; exec sleep 1000";
+    let output = run(&mut sh(&options, script));
     assert_eq!(output.status.code(), Some(9));
     assert_eq!(
         err(&output),
@@ -424,11 +411,8 @@ fn a_failure_on_another_host_ends_all() {
     assert_eq!(output.status.code(), Some(128 + 11));
     let told = "mprun: rank 0 on alpha was killed by signal 11 (SIGSEGV)";
     assert!(err(&output).contains(told));
-    let hosts = folder.file("hosts", "localhost\nunreachable\n");
-    let output = run(&mut sh(
-        &[&BIND[..], &["--hosts", &hosts, "--ssh", &ssh]].concat(),
-        "exec sleep 1000",
-    ));
+    let options = folder.options("localhost\nunreachable\n", &[BIND]);
+    let output = run(&mut sh(&options, "exec sleep 1000"));
     assert_eq!(output.status.code(), Some(255));
     assert!(err(&output).contains("[1] no route\n"));
     assert!(err(&output).contains("mprun: rank 1 on unreachable exited with status 255"));
@@ -449,8 +433,7 @@ fn the_time_limit_names_who_still_runs() {
 }
 
 fn a_command_that_is_not_there_is_said_so() {
-    let mut command = bare(&["-n", "2", "/no/such/program"]);
-    let output = run(&mut command);
+    let output = run(&mut bare(&["-n", "2", "/no/such/program"]));
     assert_eq!(output.status.code(), Some(127));
     assert!(err(&output).contains("cannot start /no/such/program"));
 }
@@ -461,16 +444,8 @@ fn variables_reach_the_ranks() {
         .env("TAKEN", "c d")
         .env("INHERITED", "e f")
         .env("MP_RANK", "77");
-    command.args([
-        "-n",
-        "1",
-        "--env",
-        "GIVEN=a b",
-        "--env",
-        "TAKEN",
-        "sh",
-        "-c",
-    ]);
+    command.args(["-n", "1", "--env", "GIVEN=a b", "--env", "TAKEN"]);
+    command.args(["sh", "-c"]);
     command.arg("echo \"$GIVEN $TAKEN $INHERITED $MP_RANK $MP_SIZE $MP_JOB-\"");
     let output = run(&mut command);
     assert_eq!(out(&output), "[0] a b c d e f 0 1 -\n");

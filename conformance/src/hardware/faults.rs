@@ -4,27 +4,23 @@
 use std::time::Duration;
 
 use gdsync::gpu::{Condition, MemoryKind};
-use gdsync::memop::{Batch, Op, Width};
+use gdsync::internals::{Batch, Op, Width};
 use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 
 use super::settings;
-use crate::live::limits::time_limit;
-use crate::live::provider::Net;
-use crate::live::rig::{Pair, Rig, finish};
-use crate::live::verdict::{Verdict, ensure, refused};
+use crate::rig::limits::time_limit;
+use crate::rig::provider::Net;
+use crate::rig::verdict::{Verdict, ensure, refused};
+use crate::rig::{Pair, Rig, finish};
 
 /// Every way work gets from a stream to the NIC, by name.
-pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];
+pub const PATHS: [&str; 3] = ["memops", "kernel", "cpu-thread"];
 
 /// The configuration of a path.
 pub fn config(path: &str) -> QpConfig {
-    let (lowering, doorbell) = settings::posting(path);
-    QpConfig::default()
-        .send_blocks(16)
-        .recv_entries(16)
-        .lowering(lowering)
-        .doorbell(doorbell)
+    let queues = settings::queues(path, [MemoryKind::Pinned; 3]);
+    queues.send_blocks(16).recv_entries(16)
 }
 
 /// Has a stream of its own look for `status` in the error word of `qp`: it passes when it is
@@ -67,10 +63,7 @@ pub fn bad_key(rig: &Rig, path: &str, payload: MemoryKind) -> Verdict {
             Descriptor::wait(first),
             Descriptor::Send(second),
             Descriptor::wait(second),
-            Descriptor::WriteValue32 {
-                word: &word,
-                value: 1,
-            },
+            Descriptor::write_value(&word, 1),
             Descriptor::Send(third),
             Descriptor::wait(third),
         ];
@@ -104,7 +97,7 @@ pub fn silent_peer(rig: &Rig, path: &str) -> Verdict {
     let soon = Duration::from_millis(200);
     // The time limit of the queue pair.
     let plain = config(path);
-    let config = plain.clone().timeout(Some(soon));
+    let config = plain.clone().timeout(soon);
     let mut pair = Pair::new(rig, Net::Hub, [&config, &config])?;
     let source = pair.memory(0, MemoryKind::Device, 64)?;
     let stream = rig.gpu.stream()?;

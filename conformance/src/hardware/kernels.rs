@@ -2,12 +2,12 @@
 //! what they leave alone.
 
 use gdsync::gpu::{DevicePtr, Dims, KERNELS, Kernel, MemoryKind, Region, Stream};
-use gdsync::kernels::{
+use gdsync::internals::{
     Entry, Fill, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
 };
 
-use crate::live::rig::{Rig, expected, finish};
-use crate::live::verdict::{Verdict, ensure};
+use crate::rig::verdict::{Verdict, ensure};
+use crate::rig::{Rig, expected, finish};
 
 /// A kernel of the library.
 fn kernel(rig: &Rig, entry: Entry) -> gdsync::Result<Kernel> {
@@ -26,7 +26,7 @@ pub fn patterns(rig: &Rig, kind: MemoryKind) -> Verdict {
     let stream = rig.gpu.stream()?;
     let memory = rig.gpu.alloc(kind, ROOM)?;
     let report = rig.gpu.alloc(MemoryKind::Device, 16)?;
-    let places = [
+    let cases = [
         (0, 0),
         (0, 1),
         (8, 8),
@@ -35,7 +35,7 @@ pub fn patterns(rig: &Rig, kind: MemoryKind) -> Verdict {
         (64, 2047),
         (16, 20000),
     ];
-    for (at, len) in places {
+    for (at, len) in cases {
         for (blocks, threads) in [(1, 1), (3, 33), (8, 128), (132, 512)] {
             let what = || format!("{len} bytes at {at} by {blocks} x {threads}");
             memory.write(0, &[0xa5; ROOM])?;

@@ -9,16 +9,16 @@ use gds_step::{Host, Live};
 use gdsync::Gpu;
 use gdsync::gpu::Caps;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::rdma::{Provider, QpConfig};
-use libtest_mimic::Arguments;
+use gdsync::rdma::Provider;
 
-use super::program::{self, Program, Settings, Side};
+use super::cover::{self, Axis, Cell};
+use super::programs::seed_of;
 use super::suite::Suite;
-use super::{few, laps, settings, told, unsupported};
-use crate::cover::{self, Axis, Cell};
-use crate::live::provider::{self, Net};
-use crate::live::rig::{Pair, Rig, Runtime};
-use crate::live::verdict::Verdict;
+use super::{Options, laps, parsed, settings, told, unsupported};
+use crate::program::{self, Program, Settings, Side};
+use crate::rig::provider::{self, Net};
+use crate::rig::verdict::Verdict;
+use crate::rig::{Pair, Rig, Runtime};
 
 /// Entries of the rings.
 const ENTRIES: u32 = 16;
@@ -27,7 +27,7 @@ const MESSAGES: usize = 150;
 
 /// The settings of each axis, by name.
 pub(super) const AXES: [Axis; 7] = [
-    ("posts", &["memops", "kernel", "proxy"]),
+    ("posts", &["memops", "kernel", "cpu-thread"]),
     (
         "caps",
         &[
@@ -70,15 +70,10 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
     let options = SoftOptions::default().caps(caps(setting("caps")));
     let live: Arc<dyn Host> = Live::global()?;
     let rig = Rig::with(Runtime::Soft, Gpu::soft_with(live, options)?, provider)?;
-    let (lowering, doorbell) = settings::posting(setting("posts"));
-    let config = QpConfig::default()
+    let memories = ["rings", "completions", "record"].map(memory);
+    let config = settings::queues(setting("posts"), memories)
         .send_blocks(ENTRIES)
         .recv_entries(ENTRIES)
-        .ring_memory(memory("rings"))
-        .cq_memory(memory("completions"))
-        .record_memory(memory("record"))
-        .lowering(lowering)
-        .doorbell(doorbell)
         .start(provider::shortly_before_the_wrap(provider));
     let settings = Settings {
         sides: vec![Side::plain(memory("payload")); 2],
@@ -86,7 +81,7 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
         cpu_receives: false,
         operations: setting("operation"),
         messages: 2 * MESSAGES.min(laps()? * ENTRIES as usize),
-        seed: program::seed_of(cell),
+        seed: seed_of(cell),
     };
     let pair = Pair::new(&rig, Net::One, [&config, &config])?;
     rig.lie(&pair.qps, &config)?;
@@ -95,12 +90,12 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
 
 /// The command `conformance matrix`.
 pub fn command(words: impl Iterator<Item = String>) -> ! {
-    let (few, words) = few(words);
-    let words = std::iter::once("conformance matrix".to_owned()).chain(words);
-    let arguments = Arguments::from_iter(words);
+    let options: Options = parsed("conformance matrix", words);
     let mut suite = told(Suite::new("matrix"));
     let provider = suite.chosen.provider;
-    let cells = unsupported::cells(provider, &AXES, few, |keep| cover::pairwise(&AXES, keep));
+    let cells = unsupported::cells(provider, &AXES, options.few, |keep| {
+        cover::pairwise(&AXES, keep)
+    });
     for cell in cells {
         let title = cover::name(&AXES, &cell);
         suite.add(Runtime::Soft, title, move || run(provider, &cell));
@@ -114,5 +109,5 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
             suite.lacking(unknown, why, false);
         }
     }
-    suite.run(arguments, |_| {})
+    suite.run(options.trials, |_| {})
 }

@@ -5,10 +5,10 @@ use gdsync::gpu::{MemoryKind, Region};
 use gdsync::rdma::{Access, Descriptor, Work};
 
 use super::faults::config;
-use crate::live::limits::time_limit;
-use crate::live::provider::Net;
-use crate::live::rig::{Gate, Pair, Rig, Runtime, expected, finish};
-use crate::live::verdict::{Verdict, ensure};
+use crate::rig::limits::time_limit;
+use crate::rig::provider::Net;
+use crate::rig::verdict::{Verdict, ensure};
+use crate::rig::{Gate, Pair, Rig, Runtime, expected, finish};
 
 const PAGE: usize = 4096;
 
@@ -55,9 +55,9 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
     const LEN: usize = 256;
     let start = foreign(8 * PAGE).as_mut_ptr();
     let overlap = rig.runtime != Runtime::Soft;
-    let place = if overlap { &OVERLAPPING } else { &ADJOINING };
+    let layout = if overlap { &OVERLAPPING } else { &ADJOINING };
     let register = |which: usize| -> gdsync::Result<Region> {
-        let (at, len) = place.ranges[which];
+        let (at, len) = layout.ranges[which];
         // SAFETY: inside memory that stays to the end of the process, and of which no reference
         // is used any more.
         unsafe { rig.gpu.register_host(start.add(at), len) }
@@ -73,8 +73,8 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
         let (from, to) = (round as usize % 3, (round as usize / 2 + 1) % 3);
         let source = pair.pds[0].register(&live[from], Access::ALL)?;
         let landing = pair.pds[1].register(&live[to], Access::ALL)?;
-        let out = place.sources[from] - place.ranges[from].0;
-        let into = place.landings[to] - place.ranges[to].0;
+        let out = layout.sources[from] - layout.ranges[from].0;
+        let into = layout.landings[to] - layout.ranges[to].0;
         rig.fill(&stream, source.region(), out, LEN, round)?;
         let list = [source.sge(out as u64, LEN as u32)];
         let span = landing.remote().span(into as u64, LEN as u64)?;

@@ -3,15 +3,17 @@
 //! which provider; `unsupported` lists what one does not do, `suite` says what a run came
 //! to, and `over` starts it over virtual NICs that libibverbs finds.
 //!
-//! `program` plays random programs of messages, `datagrams` those without a connection,
+//! `programs` plays random programs of messages, `datagrams` those without a connection,
 //! `faults` and `peer` let them fail, `waits` and `memory` go to the limits of streams and
 //! memory, `kernels` runs the library's kernels by themselves; [`matrix`] switches what the
-//! software GPU can do, [`mp`] is the matrix of messages. They stand on
-//! [`live`](crate::live); `settings` has what the words in their names mean. A runtime
-//! that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure.
+//! software GPU can do, [`mp`] is the matrix of messages. `cover` draws a few cells from a matrix
+//! too large to be run whole, `settings` has what the words in cells mean, [`child`] the processes
+//! that trials start. A runtime that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure.
 //! Trials run one after the other: on one GPU only a few streams may wait at a time.
 
-pub(crate) mod datagrams;
+pub mod child;
+mod cover;
+mod datagrams;
 mod faults;
 mod kernels;
 pub mod matrix;
@@ -19,21 +21,23 @@ mod memory;
 pub mod mp;
 mod over;
 mod peer;
-pub(crate) mod program;
+mod programs;
 mod settings;
 mod suite;
 mod unsupported;
 mod waits;
 
+use clap::Parser;
 use libtest_mimic::{Arguments, Failed};
 
-use crate::cover;
-use crate::live::child;
-use crate::live::rig::{Rig, Runtime};
-use crate::live::verdict::{Verdict, text};
-use crate::mp::{lost, processes};
+use crate::rig::verdict::{Verdict, text};
+use crate::rig::{Rig, Runtime};
 use faults::PATHS;
+use mp::{lost, processes};
 use suite::Suite;
+
+/// The variable that says how many hardware channels a context has.
+const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// Laps of each ring that a program runs, unless `GDS_LAPS` says otherwise.
 const LAPS: usize = 100;
@@ -50,21 +54,27 @@ pub fn main() -> ! {
         Some(word) if over::is_meant(word) => over::command(words),
         _ => {}
     }
-    let (few, words) = few(words);
-    let words = std::iter::once("conformance".to_owned()).chain(words);
-    let arguments = Arguments::from_iter(words);
+    let options: Options = parsed("conformance", words);
     let mut suite = told(Suite::new("gdsync"));
     for runtime in Runtime::ALL {
-        add_trials(&mut suite, runtime, few);
+        add_trials(&mut suite, runtime, options.few);
     }
-    suite.run(arguments, |_| {})
+    suite.run(options.trials, |_| {})
 }
 
-/// Whether `--few` is among the words of a command line, and the others. With it, not any two
-/// settings of a matrix meet, but each is met: for machines that are slow.
-fn few(words: impl Iterator<Item = String>) -> (bool, Vec<String>) {
-    let (few, others): (Vec<_>, Vec<_>) = words.partition(|word| word == "--few");
-    (!few.is_empty(), others)
+/// What trials are run of those of queue pairs.
+#[derive(Parser)]
+struct Options {
+    /// Each setting of a matrix once, in place of any two together: for slow machines
+    #[arg(long)]
+    few: bool,
+    #[command(flatten)]
+    trials: Arguments,
+}
+
+/// What the words behind the name of a command say, or the end of the process.
+fn parsed<P: Parser>(name: &str, words: impl Iterator<Item = String>) -> P {
+    P::parse_from(std::iter::once(name.to_owned()).chain(words))
 }
 
 /// What a setting of the environment comes to, or the end of the process.
@@ -125,14 +135,14 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
     if suite.gpu(runtime).is_none() {
         return;
     }
-    let cells = unsupported::cells(suite.chosen.provider, &program::AXES, few, |keep| {
-        cover::pairwise(&program::AXES, |cell| {
-            program::makes_sense(cell) && keep(cell)
+    let cells = unsupported::cells(suite.chosen.provider, &programs::AXES, few, |keep| {
+        cover::pairwise(&programs::AXES, |cell| {
+            programs::makes_sense(cell) && keep(cell)
         })
     });
     for cell in cells {
-        let title = format!("program: {}", cover::name(&program::AXES, &cell));
-        let run = move |rig: &Rig| program::run(rig, &cell, laps()?);
+        let title = format!("program: {}", cover::name(&programs::AXES, &cell));
+        let run = move |rig: &Rig| programs::run(rig, &cell, laps()?);
         add(suite, runtime, title, run);
     }
     add_datagrams(suite, runtime, few);
@@ -150,17 +160,12 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
             add(suite, runtime, title, run);
         }
     }
-    for path in PATHS {
-        let title = format!("a silent peer, posts {path}");
-        let run = move |rig: &Rig| faults::silent_peer(rig, path);
-        add(suite, runtime, title, run);
-        let title = format!("memory of the application, posts {path}");
-        let run = move |rig: &Rig| memory::registered(rig, path);
-        add(suite, runtime, title, run);
-        let title = format!("memory dropped while in use, posts {path}");
-        let run = move |rig: &Rig| memory::dropped(rig, path);
-        add(suite, runtime, title, run);
-    }
+    let by_path: [ByPath; 3] = [
+        ("a silent peer", faults::silent_peer),
+        ("memory of the application", memory::registered),
+        ("memory dropped while in use", memory::dropped),
+    ];
+    add_by_path(suite, runtime, &by_path);
     for (channels, streams) in [(8, 9), (32, 33)] {
         let title = format!("{streams} waiting streams on {channels} channels");
         let run = move |_: &Rig| waits::in_a_process(runtime, channels, streams);
@@ -176,7 +181,7 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
 }
 
 fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
-    use datagrams::{directed, program};
+    use datagrams::directed;
     let faulty = |name| std::env::var(name).is_ok_and(|faults| !faults.is_empty());
     if faulty("VMLX5_FAULTS") || faulty("GDS_FAULTS") {
         let why = "a datagram that a fault loses is not sent again";
@@ -184,26 +189,36 @@ fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
         return;
     }
     let provider = suite.chosen.provider;
-    let cells = unsupported::cells(provider, &program::AXES, few, |keep| {
-        cover::pairwise(&program::AXES, |cell| {
-            program::makes_sense(provider, cell) && keep(cell)
+    let cells = unsupported::cells(provider, &datagrams::AXES, few, |keep| {
+        cover::pairwise(&datagrams::AXES, |cell| {
+            datagrams::makes_sense(provider, cell) && keep(cell)
         })
     });
     for cell in cells {
-        let title = format!("datagrams: {}", cover::name(&program::AXES, &cell));
-        let run = move |rig: &Rig| program::run(rig, &cell, rounds()?);
+        let title = format!("datagrams: {}", cover::name(&datagrams::AXES, &cell));
+        let run = move |rig: &Rig| datagrams::run(rig, &cell, rounds()?);
         add(suite, runtime, title, run);
     }
+    let by_path: [ByPath; 3] = [
+        ("datagrams that are lost", directed::lost),
+        ("a datagram that is too long", directed::too_long),
+        (
+            "a datagram for what a stream posts",
+            directed::posted_by_a_stream,
+        ),
+    ];
+    add_by_path(suite, runtime, &by_path);
+}
+
+/// A trial, by what it is called, that is run for each way from a stream to the NIC.
+type ByPath = (&'static str, fn(&Rig, &str) -> Verdict);
+
+fn add_by_path(suite: &mut Suite, runtime: Runtime, trials: &[ByPath]) {
     for path in PATHS {
-        let title = format!("datagrams that are lost, posts {path}");
-        add(suite, runtime, title, move |rig| directed::lost(rig, path));
-        let title = format!("a datagram that is too long, posts {path}");
-        add(suite, runtime, title, move |rig| {
-            directed::too_long(rig, path)
-        });
-        let title = format!("a datagram for what a stream posts, posts {path}");
-        let run = move |rig: &Rig| directed::posted_by_a_stream(rig, path);
-        add(suite, runtime, title, run);
+        for &(what, run) in trials {
+            let title = format!("{what}, posts {path}");
+            add(suite, runtime, title, move |rig| run(rig, path));
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use std::process::Command;
 
 use gdsync::rdma::Provider;
 
-use crate::live::child;
-use crate::live::verdict::{Verdict, text};
+use super::child;
+use crate::rig::verdict::{Verdict, text};
 
 const HELP: &str = "\
 usage: conformance --all [--few]

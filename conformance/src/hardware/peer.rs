@@ -9,13 +9,13 @@ use gdsync::gpu::{MemoryKind, Region, Stream};
 use gdsync::rdma::{Descriptor, Device, Mr, Qp, QpAddress, ReceiveRequest, SendRequest, Work};
 use gdsync::{Kind, Status};
 
+use super::child::{self, Guarded};
 use super::faults::{config, error_word};
 use super::settings;
-use crate::live::child::{self, Guarded};
-use crate::live::limits::time_limit;
-use crate::live::provider;
-use crate::live::rig::{self, Rig, Runtime, expected, finish, retry};
-use crate::live::verdict::{Verdict, ensure};
+use crate::rig::limits::time_limit;
+use crate::rig::provider;
+use crate::rig::verdict::{Verdict, ensure};
+use crate::rig::{self, Rig, Runtime, expected, finish, retry};
 
 /// Bytes of a message.
 const LEN: usize = 256;
@@ -52,7 +52,7 @@ struct Side {
 }
 
 /// Where a message is made, and where the one of the other side lands.
-fn places(round: usize) -> (usize, usize) {
+fn offsets(round: usize) -> (usize, usize) {
     let slot = round % SLOTS;
     (slot * LEN, (SLOTS + slot) * LEN)
 }
@@ -75,13 +75,13 @@ impl Side {
     }
 
     fn receive(&mut self, round: usize) -> gdsync::Result<ReceiveRequest> {
-        let list = [self.memory.sge(places(round).1 as u64, LEN as u32)];
+        let list = [self.memory.sge(offsets(round).1 as u64, LEN as u32)];
         retry(&self.rig.gpu, || self.qp.prepare_receive(&list))
     }
 
     /// A message from where it was made, or, as an echo, from where it came.
     fn send(&mut self, round: usize, echo: bool) -> gdsync::Result<SendRequest> {
-        let (made, landed) = places(round);
+        let (made, landed) = offsets(round);
         let at = if echo { landed } else { made };
         let list = [self.memory.sge(at as u64, LEN as u32)];
         self.qp
@@ -213,7 +213,7 @@ fn post(
     seen: &Region,
 ) -> gdsync::Result<(SendRequest, ReceiveRequest)> {
     let memory = side.memory.region().clone();
-    let (made, landed) = places(round);
+    let (made, landed) = offsets(round);
     side.rig
         .fill(&side.sender, &memory, made, LEN, round as u64)?;
     let receive = side.receive(round)?;

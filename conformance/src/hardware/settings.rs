@@ -2,9 +2,9 @@
 //! indices begin, and which NICs there are.
 
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Doorbell, Lowering};
+use gdsync::rdma::{Doorbell, Lowering, QpConfig};
 
-use crate::live::provider::Net;
+use crate::rig::provider::Net;
 
 /// Where queues or payloads lie: `pinned` or `device`.
 pub fn memory(name: &str) -> MemoryKind {
@@ -14,15 +14,21 @@ pub fn memory(name: &str) -> MemoryKind {
     }
 }
 
-/// How posts become work of a stream, and who rings: `memops`, also for posts by the `CPU`,
-/// `kernel`, `auto` or `proxy`.
-pub fn posting(name: &str) -> (Lowering, Doorbell) {
-    match name {
+/// Queue pairs by how posts become work of a stream, and who rings: `memops`, also for posts by the
+/// `CPU`, `kernel`, `auto` or `cpu-thread`; with ring, completions and record in this memory.
+pub fn queues(posts: &str, [ring, cq, record]: [MemoryKind; 3]) -> QpConfig {
+    let (lowering, doorbell) = match posts {
         "kernel" => (Lowering::Kernel, Doorbell::Direct),
         "auto" => (Lowering::Auto, Doorbell::Direct),
-        "proxy" => (Lowering::MemOps, Doorbell::CpuThread),
+        "cpu-thread" => (Lowering::MemOps, Doorbell::CpuThread),
         _ => (Lowering::MemOps, Doorbell::Direct),
-    }
+    };
+    QpConfig::default()
+        .ring_memory(ring)
+        .cq_memory(cq)
+        .record_memory(record)
+        .lowering(lowering)
+        .doorbell(doorbell)
 }
 
 /// The first index of queues: `0`, `2^16-9` or `2^32-9`.

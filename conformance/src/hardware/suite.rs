@@ -11,10 +11,10 @@ use libtest_mimic::{Arguments, Conclusion, Trial};
 
 use super::is_required;
 use super::unsupported::{Lack, SIMULATED};
-use crate::live::limits;
-use crate::live::provider::{self, Chosen};
-use crate::live::rig::Runtime;
-use crate::live::verdict::Verdict;
+use crate::rig::Runtime;
+use crate::rig::limits;
+use crate::rig::provider::{self, Chosen};
+use crate::rig::verdict::Verdict;
 
 /// How many trials were refused as listed, by what the list calls them, and why.
 static REFUSED: Mutex<BTreeMap<(&str, &str), usize>> = Mutex::new(BTreeMap::new());

@@ -5,8 +5,8 @@
 
 use gdsync::rdma::Provider;
 
-use crate::cover::{Axis, Cell, each, name};
-use crate::live::verdict::{Verdict, text};
+use super::cover::{Axis, Cell, each, name};
+use crate::rig::verdict::{Verdict, text};
 
 /// Something that a provider does not do.
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +120,7 @@ pub fn cells(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{matrix, program};
+    use super::super::{matrix, programs};
     use super::*;
 
     #[test]
@@ -136,10 +136,10 @@ mod tests {
             })
         };
         assert_eq!(cells(Provider::Emulated), all);
-        let proxy = vec![vec![0, 0], vec![0, 1], vec![0, 2], vec![1, 0]];
-        assert_eq!(cells(Provider::Verbs), proxy);
-        let rdma_core = vec![vec![0, 0], vec![1, 0], vec![0, 1], vec![0, 2]];
-        assert_eq!(cells(Provider::Mlx5), rdma_core);
+        let verbs = vec![vec![0, 0], vec![0, 1], vec![0, 2], vec![1, 0]];
+        assert_eq!(cells(Provider::Verbs), verbs);
+        let mlx5 = vec![vec![0, 0], vec![1, 0], vec![0, 1], vec![0, 2]];
+        assert_eq!(cells(Provider::Mlx5), mlx5);
     }
 
     /// One that nothing is called by would never be tried.
@@ -153,7 +153,7 @@ mod tests {
                 cells.filter_map(of).any(|trials| trials == lack.trials)
             };
             assert!(
-                tried(&program::AXES) || tried(&matrix::AXES),
+                tried(&programs::AXES) || tried(&matrix::AXES),
                 "no trial is called {:?}",
                 lack.trials
             );
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_listed_trial_has_to_be_refused_as_listed() {
-        let lack = Lack::of(Provider::Mlx5, "program: posts proxy, from 2^16-9");
+        let lack = Lack::of(Provider::Mlx5, "program: posts cpu-thread, from 2^16-9");
         let lack = lack.expect("it is listed");
         assert!(lack.judge(Ok(())).is_err());
         assert!(lack.judge(Err("another thing".into())).is_err());

@@ -10,11 +10,11 @@ use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Descriptor, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 
-use crate::live::limits::{scaled, time_limit};
-use crate::live::provider::Net;
-use crate::live::rig::{Gate, Pair, Rig, Runtime, finish};
-use crate::live::verdict::{Verdict, ensure, refused};
-use crate::live::{CHANNELS, child};
+use super::{CHANNELS, child};
+use crate::rig::limits::{scaled, time_limit};
+use crate::rig::provider::Net;
+use crate::rig::verdict::{Verdict, ensure, refused};
+use crate::rig::{Gate, Pair, Rig, Runtime, finish};
 
 /// How long the child may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -93,7 +93,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
             )?;
         }
         if i + 1 == limit - 1 {
-            // One seat is left: a message takes it and gives it back.
+            // One waiting stream is left: a message takes it and gives it back.
             pair.message(&rig, 5)?;
         }
     }
@@ -176,7 +176,7 @@ pub fn full_stream(rig: &Rig) -> Verdict {
     let mut taken = 1;
     let error = loop {
         let value = taken;
-        let write = Descriptor::WriteValue32 { word: &word, value };
+        let write = Descriptor::write_value(&word, value);
         match pair.qps[0].post_on(&stream, &[write]) {
             Ok(()) => taken += 1,
             Err(e) => break refused::<()>(Err(e), Kind::QueueFull, "a full stream")?,
@@ -191,10 +191,7 @@ pub fn full_stream(rig: &Rig) -> Verdict {
     })?;
     // Another stream takes what this one does not.
     let beside = rig.gpu.stream()?;
-    let write = Descriptor::WriteValue32 {
-        word: &other,
-        value: 7,
-    };
+    let write = Descriptor::write_value(&other, 7);
     pair.qps[0].post_on(&beside, &[write])?;
     finish(&beside, "a stream beside the full one")?;
     ensure(other.load()? == 7 && word.load()? == 0, || {

@@ -8,12 +8,12 @@ use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region};
 use mp::{Context, Memory};
 
-use crate::live::limits::time_limit;
-use crate::live::verdict::{Verdict, ensure};
+use crate::rig::limits::time_limit;
+use crate::rig::verdict::{Verdict, ensure};
 
 /// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum BufferKind {
     /// The GPU's.
     Device,
     /// Of the library, in the host.
@@ -26,32 +26,28 @@ pub enum Place {
 
 /// Some memory of one kind.
 #[derive(Debug)]
-pub struct Arena {
+pub struct Buffer {
     memory: Memory,
-    place: Place,
+    kind: BufferKind,
     lent: Option<Lent>,
 }
 
-impl Arena {
+impl Buffer {
     /// At least `len` bytes.
-    pub fn new(ctx: &Context, place: Place, len: usize) -> Verdict<Arena> {
+    pub fn new(ctx: &Context, kind: BufferKind, len: usize) -> Verdict<Buffer> {
         let mut lent = None;
-        let memory = match place {
-            Place::Device => ctx.alloc(MemoryKind::Device, len)?,
-            Place::Pinned => ctx.alloc(MemoryKind::Pinned, len)?,
-            Place::Pageable => ctx.adopt_vec(vec![0; len]).map_err(|(_, e)| e)?,
-            Place::Registered => {
+        let memory = match kind {
+            BufferKind::Device => ctx.alloc(MemoryKind::Device, len)?,
+            BufferKind::Pinned => ctx.alloc(MemoryKind::Pinned, len)?,
+            BufferKind::Pageable => ctx.adopt_vec(vec![0; len]).map_err(|(_, e)| e)?,
+            BufferKind::Registered => {
                 let foreign = lent.insert(Lent::new(len));
                 // SAFETY: the memory stays to the end of the process, and nobody else is given it
                 // before the registration is gone, as `give_back` says.
                 unsafe { ctx.register_host(foreign.at as *mut u8, len)? }
             }
         };
-        Ok(Arena {
-            memory,
-            place,
-            lent,
-        })
+        Ok(Buffer { memory, kind, lent })
     }
 
     /// It.
@@ -61,12 +57,8 @@ impl Arena {
 
     /// Gives it back, which must be possible: all that used it has ended.
     pub fn give_back(self, ctx: &Context) -> Verdict {
-        let Arena {
-            memory,
-            place,
-            lent,
-        } = self;
-        if place == Place::Pageable {
+        let Buffer { memory, kind, lent } = self;
+        if kind == BufferKind::Pageable {
             // Requests that were dropped are forgotten in the background work.
             let mut left = Some(memory);
             let host = ctx.gpu().host();

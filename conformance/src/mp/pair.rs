@@ -6,7 +6,7 @@ use std::time::Duration;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Context, Memory, Request, Result};
 
-use crate::live::limits::time_limit;
+use crate::rig::limits::time_limit;
 
 /// Rounds that may be under way at a time.
 pub const AHEAD: usize = 4;

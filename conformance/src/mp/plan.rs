@@ -10,8 +10,8 @@ pub enum By {
     Cpu,
     /// The rank's stream of this number.
     Stream(usize),
-    /// It, by the proxy.
-    Proxy(usize),
+    /// It, by a CPU thread.
+    CpuThread(usize),
 }
 
 impl By {
@@ -19,14 +19,14 @@ impl By {
     pub fn stream(self) -> Option<usize> {
         match self {
             By::Cpu => None,
-            By::Stream(stream) | By::Proxy(stream) => Some(stream),
+            By::Stream(stream) | By::CpuThread(stream) => Some(stream),
         }
     }
 }
 
 /// Who posts a request and who waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hands {
+pub struct Handling {
     /// Posts.
     pub posts: By,
     /// Waits: a stream or the CPU.
@@ -37,13 +37,16 @@ pub struct Hands {
     pub let_go: bool,
 }
 
+/// Offset and length of each segment in a slot.
+pub type Segments = Vec<(usize, usize)>;
+
 /// A message as its sender makes it.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Where in the row the bytes of its slot begin.
     pub window: usize,
     /// Where its segments lie in the slot.
-    pub pieces: Vec<(usize, usize)>,
+    pub pieces: Segments,
     /// Bytes of the segments that are not sent, in front.
     pub skip: usize,
     /// Bytes that are sent.
@@ -98,50 +101,39 @@ impl Message {
     }
 }
 
-/// Where a receive lies in its slot.
-#[derive(Clone, Debug)]
-pub struct Landing {
-    /// Its segments.
-    pub pieces: Vec<(usize, usize)>,
+/// Where the segments of receive `k` of a line lie in its slot, with at least so much room, or
+/// exactly so much where the message is `cut`.
+pub fn landing(setup: &Setup, line: u64, k: usize, room: usize, cut: Option<usize>) -> Segments {
+    let mut rng = rng(setup, [1 << 40, line, k as u64, 0]);
+    let room = room + [0, 0, 1, rng.usize(0..=SLACK)][rng.usize(0..4)];
+    let room = cut.unwrap_or(room);
+    let form = match setup.form {
+        Form::Words => Form::Single,
+        other => other,
+    };
+    pieces(&mut rng, form, room)
 }
 
-impl Landing {
-    /// That of receive `k` of a line, with at least so much room, or exactly so much where the
-    /// message is `cut`.
-    pub fn draw(setup: &Setup, line: u64, k: usize, room: usize, cut: Option<usize>) -> Landing {
-        let mut rng = rng(setup, [1 << 40, line, k as u64, 0]);
-        let room = room + [0, 0, 1, rng.usize(0..=SLACK)][rng.usize(0..4)];
-        let room = cut.unwrap_or(room);
-        let form = match setup.form {
-            Form::Words => Form::Single,
-            other => other,
-        };
-        Landing {
-            pieces: pieces(&mut rng, form, room),
-        }
+/// What a slot holds once these bytes have been received into its segments.
+pub fn image(segments: &Segments, slot: usize, mut bytes: &[u8]) -> Vec<u8> {
+    let mut image = vec![POISON; slot];
+    for (at, len) in segments {
+        let (head, tail) = bytes.split_at(bytes.len().min(*len));
+        image[*at..][..head.len()].copy_from_slice(head);
+        bytes = tail;
     }
-
-    /// What the slot holds once these bytes have been received.
-    pub fn image(&self, slot: usize, mut bytes: &[u8]) -> Vec<u8> {
-        let mut image = vec![POISON; slot];
-        for (at, len) in &self.pieces {
-            let (head, tail) = bytes.split_at(bytes.len().min(*len));
-            image[*at..][..head.len()].copy_from_slice(head);
-            bytes = tail;
-        }
-        image
-    }
+    image
 }
 
 /// Who handles a request: `which` is any number that tells it from others.
-pub fn hands(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> Hands {
+pub fn handling(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> Handling {
     let [a, b, c] = which;
     let mut rng = rng(setup, [1 << 41, a, b, c]);
     let posts = match poster {
         Poster::Cpu => By::Cpu,
         Poster::Stream => By::Stream(stream),
-        Poster::Proxy => By::Proxy(stream),
-        Poster::Mixed => [By::Cpu, By::Stream(stream), By::Proxy(stream)][rng.usize(0..3)],
+        Poster::CpuThread => By::CpuThread(stream),
+        Poster::Mixed => [By::Cpu, By::Stream(stream), By::CpuThread(stream)][rng.usize(0..3)],
     };
     let own = match posts {
         By::Cpu => By::Cpu,
@@ -158,7 +150,7 @@ pub fn hands(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> H
         Ended::Another => another,
         Ended::Mixed => [own, other, another][rng.usize(0..3)],
     };
-    Hands {
+    Handling {
         posts,
         ends,
         cancelled: setup.hazards && rng.u8(0..10) == 0,
@@ -181,7 +173,7 @@ fn around(rng: &mut fastrand::Rng, eager: usize) -> usize {
 }
 
 /// `total` bytes as segments in a slot, at places of any alignment.
-fn pieces(rng: &mut fastrand::Rng, form: Form, total: usize) -> Vec<(usize, usize)> {
+fn pieces(rng: &mut fastrand::Rng, form: Form, total: usize) -> Segments {
     let mut at = GUARD + rng.usize(0..16);
     if form != Form::Vectors {
         return vec![(at, total)];

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gds_step::Time;
 
 #[cfg(doc)]
-use crate::SimError;
+use crate::Cause;
 use crate::sched::Limits;
 
 /// A simulation's seed, pace and limits.
@@ -16,9 +16,9 @@ pub struct SimConfig {
     pub seed: u64,
     /// How long a turn takes in virtual nanoseconds; drawn evenly. Default 1 to 200.
     pub step_ns: RangeInclusive<u64>,
-    /// The most turns before [`SimError::TimeLimit`]. Default ten million.
+    /// The most turns before [`Cause::TimeLimit`]. Default ten million.
     pub max_turns: u64,
-    /// The most virtual time before [`SimError::TimeLimit`]. Default 1000 s.
+    /// The most virtual time before [`Cause::TimeLimit`]. Default 1000 s.
     pub max_time: Duration,
     /// Stack of each rank, in bytes. Default 512 KiB.
     pub stack: usize,

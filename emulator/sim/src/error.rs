@@ -66,67 +66,49 @@ impl fmt::Display for List<'_> {
 
 /// A simulation that failed. Every message begins with the seed that replays it.
 #[derive(Debug, thiserror::Error)]
+#[error("seed {seed:#018x}, turn {turn} at {now:?}: {cause}")]
+pub struct SimError {
+    /// The seed.
+    pub seed: u64,
+    /// The turn it came to.
+    pub turn: u64,
+    /// The virtual time it came to.
+    pub now: Time,
+    /// How it failed.
+    #[source]
+    pub cause: Cause,
+}
+
+/// How a simulation failed.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SimError {
-    /// Nobody can go on and nobody waits for a time.
-    #[error(
-        "seed {seed:#018x}: stuck in turn {turn} at {now:?}: {}",
-        List(waiting)
-    )]
-    Stuck {
-        /// The seed.
-        seed: u64,
-        /// The turn it came to.
-        turn: u64,
-        /// The virtual time it came to.
-        now: Time,
-        /// All ranks that have not ended, and all machines.
-        waiting: Vec<Waiting>,
-    },
-    /// The limit of turns or of virtual time was reached.
-    #[error(
-        "seed {seed:#018x}: limit reached in turn {turn} at {now:?}: {}",
-        List(waiting)
-    )]
-    TimeLimit {
-        /// The seed.
-        seed: u64,
-        /// The turn it came to.
-        turn: u64,
-        /// The virtual time it came to.
-        now: Time,
-        /// All ranks that have not ended, and all machines.
-        waiting: Vec<Waiting>,
-    },
+pub enum Cause {
+    /// Nobody can go on and nobody waits for a time. All ranks that have not ended, and all
+    /// machines.
+    #[error("stuck: {}", List(.0))]
+    Stuck(Vec<Waiting>),
+    /// The limit of turns or of virtual time was reached. As in `Stuck`.
+    #[error("limit reached: {}", List(.0))]
+    TimeLimit(Vec<Waiting>),
     /// A rank panicked.
-    #[error("seed {seed:#018x}: rank {rank} panicked in turn {turn}: {message}")]
+    #[error("rank {rank} panicked: {message}")]
     RankPanicked {
-        /// The seed.
-        seed: u64,
-        /// In which turn.
-        turn: u64,
         /// The rank's name.
         rank: String,
         /// What the panic said.
         message: String,
     },
     /// A machine panicked in a step. It was detached.
-    #[error("seed {seed:#018x}: machine {machine} panicked in turn {turn}: {message}")]
+    #[error("machine {machine} panicked: {message}")]
     MachinePanicked {
-        /// The seed.
-        seed: u64,
-        /// In which turn.
-        turn: u64,
         /// The machine's name.
         machine: String,
         /// What the panic said.
         message: String,
     },
     /// No stack for a rank.
-    #[error("seed {seed:#018x}: no stack of {size} bytes for rank {rank}")]
+    #[error("no stack of {size} bytes for rank {rank}")]
     Stack {
-        /// The seed.
-        seed: u64,
         /// The rank's name.
         rank: String,
         /// The size asked for.
@@ -135,11 +117,6 @@ pub enum SimError {
         source: io::Error,
     },
     /// The text trace could not be written; the simulation went on without.
-    #[error("seed {seed:#018x}: the trace could not be written")]
-    Trace {
-        /// The seed.
-        seed: u64,
-        /// What the writer said.
-        source: io::Error,
-    },
+    #[error("the trace could not be written")]
+    Trace(#[source] io::Error),
 }

@@ -12,7 +12,7 @@ use gds_step::{Env, Host, Lane, Machine, MachineId, Step, Time};
 use gds_step::panic_message;
 
 use crate::config::SimConfig;
-use crate::error::SimError;
+use crate::error::{Cause, SimError};
 use crate::fiber;
 use crate::sched::{Pick, Scheduler};
 
@@ -60,6 +60,16 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The error of a simulation that has come so far.
+    pub(super) fn failed(&self, sched: &Scheduler, cause: Cause) -> SimError {
+        SimError {
+            seed: self.seed,
+            turn: sched.turn(),
+            now: sched.now(),
+            cause,
+        }
+    }
+
     /// The address that tells simulations apart.
     pub(super) fn address(&self) -> *const () {
         std::ptr::from_ref(self).cast()
@@ -101,12 +111,11 @@ impl Core {
                 drop(machine);
             }
             Err(payload) => {
-                let fault = SimError::MachinePanicked {
-                    seed: self.seed,
-                    turn: state.sched.turn(),
+                let cause = Cause::MachinePanicked {
                     machine: state.sched.name(id),
                     message: panic_message(payload),
                 };
+                let fault = self.failed(&state.sched, cause);
                 state.fault.get_or_insert(fault);
                 state.machines.remove(&id);
                 state.sched.remove(id);

@@ -87,7 +87,7 @@ mod trace;
 mod when;
 
 pub use config::SimConfig;
-pub use error::{SimError, SimReport, Waiting};
+pub use error::{Cause, SimError, SimReport, Waiting};
 pub use seeds::seeds;
 pub use sim::{Sim, SimControl};
 pub use when::When;

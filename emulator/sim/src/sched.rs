@@ -17,9 +17,9 @@ const CALM_TO_JUMP: u32 = 2;
 /// The same before the simulation is said to be stuck.
 const CALM_TO_GIVE_UP: u32 = 4;
 
-/// What a frozen actor may still hope for.
+/// What is done to an actor from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum Action {
     Freeze,
     Unfreeze,
     Kill,
@@ -67,7 +67,7 @@ enum Mood {
 struct Event {
     when: When,
     name: String,
-    fate: Fate,
+    action: Action,
 }
 
 /// The limits and paces of a simulation.
@@ -96,7 +96,7 @@ pub(super) struct Scheduler {
     /// power of two, the longest time anybody starves, chance (of 256) of a needless step.
     even: u8,
     longest_mood: u32,
-    patience: u64,
+    starvation: u64,
     needless: u8,
     events: Vec<Event>,
     frozen: BTreeSet<String>,
@@ -111,7 +111,7 @@ impl Scheduler {
             // One seed in four is fair from end to end, the others to varying degrees.
             even: if rng.u8(..) < 64 { 255 } else { rng.u8(..) },
             longest_mood: rng.u32(3..=11),
-            patience: 1 << rng.u32(8..=13),
+            starvation: 1 << rng.u32(8..=13),
             needless: rng.u8(2..=32),
             rng,
             limits,
@@ -212,7 +212,7 @@ impl Scheduler {
     pub(super) fn ranks_left(&self) -> bool {
         let hope = |a: &Actor| {
             let name = &a.name;
-            let thaw = |e: &Event| e.fate == Fate::Unfreeze && e.name == *name;
+            let thaw = |e: &Event| e.action == Action::Unfreeze && e.name == *name;
             !self.killed.contains(name) && self.events.iter().any(thaw)
         };
         self.actors
@@ -231,22 +231,22 @@ impl Scheduler {
         self.actors.iter().map(of).collect()
     }
 
-    pub(super) fn at(&mut self, when: When, name: &str, fate: Fate) {
+    pub(super) fn at(&mut self, when: When, name: &str, action: Action) {
         self.events.push(Event {
             when,
             name: name.to_owned(),
-            fate,
+            action,
         });
     }
 
-    pub(super) fn befall(&mut self, name: &str, fate: Fate) {
-        let (frozen, what) = match fate {
-            Fate::Freeze => (true, "is frozen"),
-            Fate::Kill => (true, "is killed"),
-            Fate::Unfreeze if self.killed.contains(name) => return,
-            Fate::Unfreeze => (false, "is unfrozen"),
+    pub(super) fn apply(&mut self, name: &str, action: Action) {
+        let (frozen, what) = match action {
+            Action::Freeze => (true, "is frozen"),
+            Action::Kill => (true, "is killed"),
+            Action::Unfreeze if self.killed.contains(name) => return,
+            Action::Unfreeze => (false, "is unfrozen"),
         };
-        if fate == Fate::Kill {
+        if action == Action::Kill {
             self.killed.insert(name.to_owned());
         }
         if frozen {
@@ -313,7 +313,7 @@ impl Scheduler {
             _ => None,
         });
         // To be frozen helps nobody on; to be unfrozen may.
-        let thaws = || self.events.iter().filter(|e| e.fate == Fate::Unfreeze);
+        let thaws = || self.events.iter().filter(|e| e.action == Action::Unfreeze);
         let times = thaws().filter_map(|e| match e.when {
             When::Time(t) => Some(t),
             When::Turn(_) => None,
@@ -342,8 +342,8 @@ impl Scheduler {
             When::Time(t) => t <= self.clock,
             When::Turn(n) => n <= self.turn,
         }) {
-            let Event { name, fate, .. } = self.events.remove(i);
-            self.befall(&name, fate);
+            let Event { name, action, .. } = self.events.remove(i);
+            self.apply(&name, action);
         }
     }
 
@@ -360,7 +360,7 @@ impl Scheduler {
             .enumerate()
             .filter(|(_, a)| self.takes_part(a, ranks));
         let (oldest, actor) = part.min_by_key(|(_, a)| a.turn)?;
-        if self.turn - actor.turn > self.patience {
+        if self.turn - actor.turn > self.starvation {
             return Some(oldest);
         }
         if self.turn >= self.mood_ends {
@@ -461,7 +461,7 @@ mod tests {
         let mut worst = 0;
         for seed in 0..50 {
             let (longest, had) = starvation(seed, 5, 40_000);
-            // Patience is at most 2^13; five may run out of it at once.
+            // At most 2^13 turns; five may come to that at once.
             assert!(longest <= (1 << 13) + 5, "seed {seed}: {longest}");
             assert!(had.iter().all(|h| *h > 0), "seed {seed}: {had:?}");
             worst = worst.max(longest);
@@ -471,12 +471,12 @@ mod tests {
     }
 
     #[test]
-    fn patience_ends_even_the_longest_starvation() {
+    fn starvation_is_bounded_in_the_longest_mood() {
         let mut s = scheduler(1);
         (0..3).for_each(|id| s.add(id, format!("m{id}"), false));
         (s.mood, s.mood_ends, s.needless) = (Mood::Starve(2), u64::MAX, 0);
         let mut had = [0; 3];
-        for _ in 0..10 * s.patience {
+        for _ in 0..10 * s.starvation {
             let Pick::Actor { id, .. } = s.pick(true, None) else {
                 panic!("all are busy")
             };

@@ -12,10 +12,10 @@ use gds_step::Host;
 use gds_step::panic_message;
 
 use crate::config::SimConfig;
-use crate::error::{SimError, SimReport};
+use crate::error::{Cause, SimError, SimReport, Waiting};
 use crate::fiber::Fiber;
 use crate::host::Core;
-use crate::sched::{Fate, Pick};
+use crate::sched::{Action, Pick};
 use crate::when::When;
 
 /// Freezes ranks and machines by name, also from inside a rank. A name may belong to several,
@@ -26,33 +26,33 @@ pub struct SimControl(Arc<Core>);
 impl SimControl {
     /// Stops a rank or machine as if its process were stopped: it is not stepped any more.
     pub fn freeze(&self, name: &str) {
-        self.0.state().sched.befall(name, Fate::Freeze);
+        self.0.state().sched.apply(name, Action::Freeze);
     }
 
     /// Lets a frozen one go on.
     pub fn unfreeze(&self, name: &str) {
-        self.0.state().sched.befall(name, Fate::Unfreeze);
+        self.0.state().sched.apply(name, Action::Unfreeze);
     }
 
     /// Freezes for ever. What it owns stays until the simulation is dropped.
     pub fn kill(&self, name: &str) {
-        self.0.state().sched.befall(name, Fate::Kill);
+        self.0.state().sched.apply(name, Action::Kill);
     }
 
     /// [`freeze`](SimControl::freeze), later.
     pub fn freeze_at(&self, when: When, name: &str) {
-        self.0.state().sched.at(when, name, Fate::Freeze);
+        self.0.state().sched.at(when, name, Action::Freeze);
     }
 
     /// [`unfreeze`](SimControl::unfreeze), later. A simulation in which nobody can go on
     /// jumps there.
     pub fn unfreeze_at(&self, when: When, name: &str) {
-        self.0.state().sched.at(when, name, Fate::Unfreeze);
+        self.0.state().sched.at(when, name, Action::Unfreeze);
     }
 
     /// [`kill`](SimControl::kill), later.
     pub fn kill_at(&self, when: When, name: &str) {
-        self.0.state().sched.at(when, name, Fate::Kill);
+        self.0.state().sched.at(when, name, Action::Kill);
     }
 }
 
@@ -134,24 +134,9 @@ impl Sim {
         self.core.state().sched.trace.write_to(Box::new(writer));
     }
 
-    /// See [`SimControl::freeze`].
-    pub fn freeze(&self, name: &str) {
-        self.control().freeze(name);
-    }
-
-    /// See [`SimControl::unfreeze`].
-    pub fn unfreeze(&self, name: &str) {
-        self.control().unfreeze(name);
-    }
-
-    /// See [`SimControl::kill`].
-    pub fn kill(&self, name: &str) {
-        self.control().kill(name);
-    }
-
-    /// See [`SimControl::freeze_at`].
-    pub fn freeze_at(&self, when: When, name: &str) {
-        self.control().freeze_at(when, name);
+    /// A digest of every choice and answer so far, also of a run that failed: equal for equal runs.
+    pub fn digest(&self) -> u64 {
+        self.core.state().sched.trace.digest()
     }
 
     /// Runs until every rank has ended or is frozen with nobody left to unfreeze it. May be
@@ -170,8 +155,8 @@ impl Sim {
                 Pick::Actor { id, is_rank: true } => self.resume(id)?,
                 Pick::Actor { id, is_rank: false } => self.core.step_machine(id),
                 Pick::Again => {}
-                Pick::Stuck => return Err(self.gave_up(true)),
-                Pick::Limit => return Err(self.gave_up(false)),
+                Pick::Stuck => return Err(self.gave_up(Cause::Stuck)),
+                Pick::Limit => return Err(self.gave_up(Cause::TimeLimit)),
             }
             self.check()?;
         }
@@ -193,9 +178,8 @@ impl Sim {
         if let Some(fault) = state.take_fault() {
             return Err(fault);
         }
-        let seed = self.core.seed;
-        let lost = state.sched.trace.take_error();
-        lost.map_or(Ok(()), |source| Err(SimError::Trace { seed, source }))
+        let lost = state.sched.trace.take_error().map(Cause::Trace);
+        lost.map_or(Ok(()), |lost| Err(self.core.failed(&state.sched, lost)))
     }
 
     fn resume(&mut self, id: u64) -> Result<(), SimError> {
@@ -220,51 +204,26 @@ impl Sim {
         let rank = self.ranks.remove(i).name;
         let mut state = self.core.state();
         state.sched.remove(id);
-        let (seed, turn) = (self.core.seed, state.sched.turn());
         resumed.map(drop).map_err(|payload| {
             let message = panic_message(payload);
-            SimError::RankPanicked {
-                seed,
-                turn,
-                rank,
-                message,
-            }
+            let cause = Cause::RankPanicked { rank, message };
+            self.core.failed(&state.sched, cause)
         })
     }
 
     /// A rank that got no stack is gone.
     fn lost(&mut self, i: usize, source: std::io::Error) -> SimError {
         let Rank { id, name: rank, .. } = self.ranks.remove(i);
-        self.core.state().sched.remove(id);
-        SimError::Stack {
-            seed: self.core.seed,
-            rank,
-            size: self.stack,
-            source,
-        }
+        let size = self.stack;
+        let sched = &mut self.core.state().sched;
+        sched.remove(id);
+        self.core.failed(sched, Cause::Stack { rank, size, source })
     }
 
-    fn gave_up(&self, stuck: bool) -> SimError {
-        let mut state = self.core.state();
-        state.sched.trace.flush();
-        let sched = &state.sched;
-        let (seed, turn, now) = (self.core.seed, sched.turn(), sched.now());
-        let waiting = sched.waiting();
-        if stuck {
-            SimError::Stuck {
-                seed,
-                turn,
-                now,
-                waiting,
-            }
-        } else {
-            SimError::TimeLimit {
-                seed,
-                turn,
-                now,
-                waiting,
-            }
-        }
+    fn gave_up(&self, cause: fn(Vec<Waiting>) -> Cause) -> SimError {
+        let sched = &mut self.core.state().sched;
+        sched.trace.flush();
+        self.core.failed(sched, cause(sched.waiting()))
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gds_sim::{Sim, SimConfig, SimError, SimReport, seeds};
+use gds_sim::{Cause, Sim, SimConfig, SimError, SimReport, seeds};
 use gds_step::{Host, MachineId, Step, Time};
 
 use world::{device, get, word, world};
@@ -168,7 +168,8 @@ fn outside_all_ranks_waiting_steps_the_machines() {
     let (mut sim, host) = world(9);
     device(&host, "nic", |_| panic!("while building"));
     assert!(!host.wait_until(None, &mut || false));
-    assert!(matches!(sim.run(), Err(SimError::MachinePanicked { .. })));
+    let error = sim.run().unwrap_err();
+    assert!(matches!(error.cause, Cause::MachinePanicked { .. }));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use vmlx5::Dma;
 use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
-use vmlx5_uverbs::address::LinkLayer;
+use vmlx5_uverbs::address::{LinkLayer, Place};
 use zerocopy::IntoBytes;
 
 /// Every command that is emulated: number, bytes of input, bytes of answer.
@@ -506,7 +506,9 @@ fn ethernet_has_addresses_of_its_own() {
         let input = CreateAh::default().changed(|c| (c.pd_handle, c.attr) = (pd, attr));
         rig.ask(&input, &[])
     };
-    attr.grh.sgid_index = 4;
+    let place = Place { device: 0, port: 1 };
+    let fabric = fabric(LinkLayer::Ethernet);
+    (attr.grh.sgid_index, attr.grh.dgid) = (4, fabric.gids(place)[3].0);
     assert_eq!(make(attr).err(), Some(Errno::INVAL));
     attr.grh.sgid_index = 3;
     let local = attr.changed(|a| a.is_global = 0);
@@ -517,7 +519,7 @@ fn ethernet_has_addresses_of_its_own() {
     );
     let (say, own) = make(attr).unwrap();
     assert_eq!(own.response_length, 16);
-    assert_ne!(own.dmac, [0; 6]);
+    assert_eq!(own.dmac, fabric.mac(place));
     let handle = say.ah_handle;
     let used = rig.tell(command::DEALLOC_PD, &Handle { handle: pd });
     assert_eq!(used, Err(Errno::BUSY));

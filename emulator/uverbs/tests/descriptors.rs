@@ -1,7 +1,9 @@
-//! A command whose answer finds no memory leaves no descriptor behind. Alone in its program,
-//! since it counts those of the whole process.
+//! Commands whose answer finds no memory, and completion channels that programs close, leave no
+//! descriptors behind. One test, since it counts those of the whole process.
 
 mod rig;
+
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use rig::*;
 use rustix::io::Errno;
@@ -16,7 +18,7 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn a_command_that_is_not_answered_leaves_none() {
+fn none_is_left_of_what_is_not_answered_or_was_closed() {
     let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
     let before = descriptors();
     let ask = mlx5::AllocUcontextReqV2::default().changed(|a| a.total_num_bfregs = 16);
@@ -35,4 +37,17 @@ fn a_command_that_is_not_answered_leaves_none() {
     let channel = plain(command::CREATE_COMP_CHANNEL, body.as_bytes(), 4);
     assert_eq!(rig.context.write(&channel), Err(Errno::FAULT));
     assert_eq!(descriptors(), before + 3);
+
+    let kept = rig.channel();
+    let before = descriptors();
+    for round in 0..100 {
+        let fd = rig.channel();
+        // SAFETY: just made, and nobody else's.
+        drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
+        // The last one's, until there is another.
+        let now = descriptors();
+        assert!(now <= before + 2, "round {round}: {now} after {before}");
+    }
+    // One that is open is known still.
+    rig.cq(kept as i32);
 }

@@ -262,10 +262,7 @@ fn what_the_kernel_refuses() {
 
 #[test]
 fn random_mailboxes_do_no_harm() {
-    let seed = std::env::var("GDS_SEED").ok().and_then(|s| s.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("GDS_SEED={seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = random();
     let link = [LinkLayer::InfiniBand, LinkLayer::Ethernet][random.usize(..2)];
     let mut devx = Devx::on(link);
     let cq = devx.create(&devx.cq()).unwrap();

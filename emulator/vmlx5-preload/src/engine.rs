@@ -72,8 +72,8 @@ pub fn stop() {
     };
     engine.stop.store(true, Ordering::Release);
     engine.bell.ring();
-    let patience = Instant::now() + Duration::from_millis(100);
-    while !engine.stopped.load(Ordering::Acquire) && Instant::now() < patience {
+    let deadline = Instant::now() + Duration::from_millis(100);
+    while !engine.stopped.load(Ordering::Acquire) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_micros(100));
     }
 }

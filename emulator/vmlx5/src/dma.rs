@@ -3,8 +3,9 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use gds_step::bytes;
 use thiserror::Error;
 
 /// A device access that memory refused: outside its span, misaligned, or no longer there.
@@ -161,93 +162,6 @@ impl HostMemory {
     }
 }
 
-// Payload bytes: relaxed, because order comes from the words around them (doorbells are
-// taken with acquire, completion words are stored with release).
-macro_rules! load {
-    ($at:expr, $atomic:ty) => {
-        $at.cast::<$atomic>().as_ref().load(Ordering::Relaxed)
-    };
-}
-macro_rules! store {
-    ($at:expr, $atomic:ty, $value:expr) => {
-        $at.cast::<$atomic>()
-            .as_ref()
-            .store($value, Ordering::Relaxed)
-    };
-}
-
-/// The aligned pieces of 8, 4, 2 or 1 bytes that make up `at .. at + len`, in ascending
-/// order: calls `each` with a piece's distance from `at` and its size.
-#[inline]
-fn pieces(at: NonNull<u8>, len: usize, mut each: impl FnMut(usize, usize)) {
-    let base = at.as_ptr() as usize;
-    let mut done = 0;
-    while done < len {
-        let at = base + done;
-        if at & 7 == 0 && len - done >= 8 {
-            let whole = (len - done) & !7;
-            for word in (done..done + whole).step_by(8) {
-                each(word, 8);
-            }
-            done += whole;
-            continue;
-        }
-        let mut size = 4;
-        while at & (size - 1) != 0 || size > len - done {
-            size /= 2;
-        }
-        each(done, size);
-        done += size;
-    }
-}
-
-/// Copies out of shared memory.
-///
-/// # Safety
-/// `into.len()` bytes at `from` must be live and accessed only atomically.
-unsafe fn copy_out(from: NonNull<u8>, into: &mut [u8]) {
-    pieces(from, into.len(), |i, size| {
-        let into = &mut into[i..i + size];
-        // SAFETY: the piece lies in the span the caller vouches for, aligned to its size.
-        unsafe {
-            let from = from.add(i);
-            match size {
-                8 => into.copy_from_slice(&load!(from, AtomicU64).to_ne_bytes()),
-                4 => into.copy_from_slice(&load!(from, AtomicU32).to_ne_bytes()),
-                2 => into.copy_from_slice(&load!(from, AtomicU16).to_ne_bytes()),
-                _ => into[0] = load!(from, AtomicU8),
-            }
-        }
-    });
-}
-
-/// Copies into shared memory in ascending order, each aligned piece at once.
-///
-/// # Safety
-/// `from.len()` bytes at `to` must be live and accessed only atomically.
-unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
-    pieces(to, from.len(), |i, size| {
-        let from = &from[i..i + size];
-        // SAFETY: the piece lies in the span the caller vouches for, aligned to its size.
-        unsafe {
-            let to = to.add(i);
-            match size {
-                8 => store!(to, AtomicU64, u64::from_ne_bytes(array(from))),
-                4 => store!(to, AtomicU32, u32::from_ne_bytes(array(from))),
-                2 => store!(to, AtomicU16, u16::from_ne_bytes(array(from))),
-                _ => store!(to, AtomicU8, from[0]),
-            }
-        }
-    });
-}
-
-#[inline]
-fn array<const N: usize>(from: &[u8]) -> [u8; N] {
-    let mut a = [0; N];
-    a.copy_from_slice(from);
-    a
-}
-
 impl Dma for HostMemory {
     fn len(&self) -> u64 {
         self.len as u64
@@ -256,14 +170,14 @@ impl Dma for HostMemory {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmaFault> {
         let from = self.check(offset, into.len(), 1)?;
         // SAFETY: `check` found the bytes in the pages, which are only accessed atomically.
-        unsafe { copy_out(from, into) };
+        unsafe { bytes::copy_out(from, into) };
         Ok(())
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), DmaFault> {
         let to = self.check(offset, from.len(), 1)?;
         // SAFETY: as in `read`.
-        unsafe { copy_in(to, from) };
+        unsafe { bytes::copy_in(to, from) };
         Ok(())
     }
 

@@ -283,17 +283,7 @@ fn a_frame_that_no_nic_sends_closes_the_link() {
 fn one_acknowledgement_for_many_messages() {
     let mut fake = Fake::new();
     for psn in 1..20 {
-        let header = FrameHeader {
-            kind: Kind::Write as u8,
-            flags: FIRST | LAST,
-            dst_qpn: fake.end.qpn.0.into(),
-            src_qpn: FAKE.into(),
-            psn: psn.into(),
-            count: 1.into(),
-            mtu_log: 12,
-            ..FrameHeader::default()
-        };
-        fake.port.send(fake.nic, &header, &mut |_| true).unwrap();
+        fake.put(Kind::Write, psn, |h| h.flags = FIRST | LAST);
     }
     fake.port.flush();
     assert_eq!(kinds(&fake.listen()), [(Kind::Ack, 19)]);

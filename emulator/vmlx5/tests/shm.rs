@@ -61,53 +61,6 @@ fn until(world: &mut World, mut done: impl FnMut(&mut World) -> bool) {
 }
 
 #[test]
-fn every_operation_between_two_fabrics() {
-    let mut world = world();
-    let (mut a, mut b) = ends(&mut world);
-    a.put(0, &pattern(1, 1 << 20));
-    for (i, len) in [0, 1, 8, 32_768, 32_769, 500_000].into_iter().enumerate() {
-        let sges = [a.sge(0, len)];
-        let back = [a.sge(500_000, len)];
-        let r = b.post_recv(&[b.sge(0, 600_000)]);
-        let with_imm = SendWqe {
-            opcode: mlx5_prm::opcode::SendOpcode::RDMA_WRITE_IMM,
-            imm: [i as u8; 4],
-            ..write(b.remote(0), &sges)
-        };
-        b.post_recv(&[]);
-        a.post(&send(&sges));
-        a.post(&with_imm);
-        a.post(&read(b.remote(0), &back));
-        a.post(&atomic(
-            b.remote(1 << 19),
-            Atomic::FetchAdd { add: 2 },
-            &[a.sge(8, 8)],
-        ));
-        let last = a.post(&write(b.remote(0), &sges).changed(|s| s.flags = fenced()));
-        let mut done = Vec::new();
-        until(&mut world, |_| {
-            done.extend(a.send.poll());
-            done.len() == 5
-        });
-        assert_ok(&done[4], REQ, last);
-        b.received(r);
-        let imm = b.recv.poll().unwrap();
-        assert_eq!(
-            (imm.opcode(), imm.imm_inval_pkey),
-            (CqeOpcode::RESP_WR_IMM, [i as u8; 4])
-        );
-        assert_eq!(a.get64(8), 2 * i as u64);
-        // Word 1 of what was written is what the atomic before had found.
-        let mut sent = a.get(0, len as usize);
-        assert_eq!(b.get(0, len as usize), sent);
-        if len > 8 {
-            sent[8..16].copy_from_slice(&a.get(500_008, 8));
-        }
-        assert_eq!(a.get(500_000, len as usize), sent);
-    }
-}
-
-#[test]
 fn a_peer_that_goes_away() {
     let mut world = world();
     let (mut a, b) = ends(&mut world);

@@ -33,7 +33,7 @@ struct Cli {
     #[arg(long, default_value_t = 4)]
     batches_in_flight: usize,
     /// Who posts messages: cpu, stream or proxy
-    #[arg(long, default_value_t = Model::Stream)]
+    #[arg(long, value_enum, default_value_t = Model::Stream)]
     model: Model,
     /// Longest message that is sent before its receive is there, in bytes
     #[arg(long, default_value_t = 4096)]
@@ -67,7 +67,7 @@ fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
         model: cli.model,
         seed: cli.seed,
         limit,
-        patience: limit / 4,
+        answer_limit: limit / 4,
         ..Config::default()
     };
     let mine = halo2d::run(ctx, &config)?;

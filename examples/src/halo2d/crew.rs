@@ -91,7 +91,7 @@ pub struct Crew<'a> {
     /// Time since the start, by the clock of the GPU's driver.
     clock: Box<dyn Fn() -> Duration>,
     limit: Duration,
-    patience: Duration,
+    answer_limit: Duration,
     others: Vec<Other>,
     /// The next note, from anybody, and where it goes.
     note: Request,
@@ -128,7 +128,7 @@ impl<'a> Crew<'a> {
             ctx,
             clock: Box::new(move || host.now() - start),
             limit: config.limit,
-            patience: config.patience,
+            answer_limit: config.answer_limit,
             others: vec![Other::default(); ctx.size() as usize],
             note: ctx.irecv(Source::Any, TAG_NOTE, &mail.all())?,
             mail,
@@ -273,16 +273,16 @@ impl<'a> Crew<'a> {
         if !self.met {
             return Ok(());
         }
-        let (now, patience) = ((self.clock)(), self.patience);
-        let owes = |other: &Other| other.asked.is_some_and(|asked| now - asked > patience);
+        let (now, answer_limit) = ((self.clock)(), self.answer_limit);
+        let owes = |other: &Other| other.asked.is_some_and(|asked| now - asked > answer_limit);
         for rank in self.left() {
             if owes(&self.others[rank as usize]) {
-                let what = format!("it did not answer within {patience:?}");
+                let what = format!("it did not answer within {answer_limit:?}");
                 let error = Error::new(OPERATION, Kind::Timeout, what);
                 self.loses(error.with_rank(rank))?;
             }
         }
-        if now - self.calm > patience {
+        if now - self.calm > answer_limit {
             self.calm = now;
             for rank in self.left() {
                 let other = &mut self.others[rank as usize];
@@ -393,7 +393,7 @@ impl<'a> Crew<'a> {
         let segments = [self.mail.slice(0, 0)?];
         let recv = match met {
             true => RecvOp::new(rank, TAG_MEET, &segments),
-            false => RecvOp::new(rank, TAG_MEET, &segments).timeout(START * self.patience),
+            false => RecvOp::new(rank, TAG_MEET, &segments).timeout(START * self.answer_limit),
         };
         let Some(recv) = self.post(|| ctx.post_recv(&recv))? else {
             return Ok(None);

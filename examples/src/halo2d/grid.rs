@@ -161,6 +161,12 @@ impl Tile {
     pub fn height(&self) -> u32 {
         self.rows.end - self.rows.start
     }
+
+    /// The column and row of each cell, row by row.
+    pub fn places(&self) -> impl Iterator<Item = (u32, u32)> {
+        let row = |y| self.columns.clone().map(move |x| (x, y));
+        self.rows.clone().flat_map(row)
+    }
 }
 
 #[cfg(test)]
@@ -189,11 +195,7 @@ mod tests {
                     let tile = grid.tile(rank, Size { width, height });
                     assert!(tile.width().abs_diff(width / columns) <= 1);
                     assert!(tile.height().abs_diff(height / rows) <= 1);
-                    for (y, x) in tile
-                        .rows
-                        .clone()
-                        .flat_map(|y| tile.columns.clone().map(move |x| (y, x)))
-                    {
+                    for (x, y) in tile.places() {
                         owners[(y * width + x) as usize] += 1;
                     }
                 }

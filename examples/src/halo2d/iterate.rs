@@ -42,12 +42,8 @@ impl<'a> Run<'a> {
         let gpu = ctx.gpu();
         let kernels = Kernels::load(gpu)?;
         let memory = TileMemory::new(ctx, config.memory, tile)?;
-        let initial = |(y, x)| serial::initial(config.seed, x, y);
-        let places = tile
-            .rows
-            .clone()
-            .flat_map(|y| tile.columns.clone().map(move |x| (y, x)));
-        memory.write(0, &places.map(initial).collect::<Vec<u64>>())?;
+        let initial = |(x, y)| serial::initial(config.seed, x, y);
+        memory.write(0, &tile.places().map(initial).collect::<Vec<u64>>())?;
         Ok(Run {
             ctx,
             config,

@@ -30,7 +30,6 @@ pub mod serial;
 mod tile;
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use mp::gdsync::gpu::MemoryKind;
@@ -44,7 +43,7 @@ use serial::Field;
 pub const STRIDED_MAX: u32 = 24;
 
 /// Who posts the messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Model {
     /// The CPU, which waits for each iteration's packing and messages.
     Cpu,
@@ -57,18 +56,6 @@ pub enum Model {
 impl Model {
     /// All of them.
     pub const ALL: [Model; 3] = [Model::Cpu, Model::Stream, Model::Proxy];
-}
-
-impl FromStr for Model {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Model, String> {
-        let named = |m: &Model| m.to_string() == text;
-        Model::ALL
-            .into_iter()
-            .find(named)
-            .ok_or_else(|| format!("{text:?} is none of cpu, stream, proxy"))
-    }
 }
 
 impl fmt::Display for Model {
@@ -106,7 +93,7 @@ pub struct Config {
     /// long they may take to answer; who does not is lost. Less than a third of the context's
     /// time limit, so that a silent rank is found before those that wait for it are taken for
     /// silent, too. Eight times as long may pass until the last rank begins. A context that waits for room ([`mp::Full::Wait`]) does not answer meanwhile.
-    pub patience: Duration,
+    pub answer_limit: Duration,
 }
 
 impl Default for Config {
@@ -124,7 +111,7 @@ impl Default for Config {
             memory: MemoryKind::Device,
             seed: 1,
             limit: Duration::from_secs(30),
-            patience: Duration::from_secs(8),
+            answer_limit: Duration::from_secs(8),
         }
     }
 }
@@ -157,11 +144,7 @@ pub fn run(ctx: &Context, config: &Config) -> Result<Outcome> {
     let (cells, elapsed, waits) = Run::new(ctx, config, &tile)?.play()?;
     let expected = Field::after(config.size, config.seed, config.iterations).cut(&tile);
     let pairs = cells.iter().zip(&expected);
-    let places = tile
-        .rows
-        .clone()
-        .flat_map(|y| tile.columns.clone().map(move |x| (x, y)));
-    let sums = cells.iter().zip(places);
+    let sums = cells.iter().zip(tile.places());
     Ok(Outcome {
         cells: cells.len() as u64,
         differing: pairs.filter(|(got, right)| got != right).count() as u64,

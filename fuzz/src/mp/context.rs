@@ -43,7 +43,7 @@ const TOLD: usize = 28;
 /// After which virtual time something honest counts as hung.
 const LIMIT: Duration = Duration::from_secs(100);
 /// For how long the victim waits for the hostile rank.
-const PATIENCE: Duration = Duration::from_millis(4);
+const SHORT_LIMIT: Duration = Duration::from_millis(4);
 
 /// The topic of contexts called `mp`.
 fn topic() -> u64 {
@@ -80,14 +80,14 @@ impl World {
     fn open(&self) -> (Gpu, Device) {
         let options = SoftOptions::default();
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
-        let options = EmulatedOptions::default().hub(Some(self.hub.clone()));
+        let options = EmulatedOptions::default().hub(self.hub.clone());
         let device = Device::emulated_with(&gpu, options).expect("a NIC");
         (gpu, device)
     }
 
     fn context(&self, rank: u32, progress: Progress) -> Context {
         let (gpu, device) = self.open();
-        let limit = if rank == VICTIM { PATIENCE } else { LIMIT };
+        let limit = if rank == VICTIM { SHORT_LIMIT } else { LIMIT };
         Builder::default()
             .bootstrap(Arc::clone(&self.ranks[rank as usize]))
             .gpu(&gpu)
@@ -157,7 +157,7 @@ impl Victim {
             7 => ctx.isend_on(&self.stream, HOSTILE, tag, &from),
             8 | 9 => {
                 if let Some(request) = self.requests.pop() {
-                    let _ = request.wait(PATIENCE);
+                    let _ = request.wait(SHORT_LIMIT);
                 }
                 return;
             }
@@ -182,7 +182,7 @@ impl Victim {
                 ctx.progress();
                 return;
             }
-            _ => return self.world.pass(PATIENCE / 4),
+            _ => return self.world.pass(SHORT_LIMIT / 4),
         };
         if let Ok(request) = begun {
             self.requests.push(request);
@@ -233,12 +233,12 @@ impl Victim {
         self.world.over.set(true);
         // Streams pass what the hostile rank never does, once it is given up.
         let end = self.world.host.now() + LIMIT;
-        while !self.stream.synchronize(PATIENCE / 16).expect("a stream") {
+        while !self.stream.synchronize(SHORT_LIMIT / 16).expect("a stream") {
             self.ctx.progress();
             assert!(self.world.host.now() < end, "stuck");
         }
         // The hostile rank does not say good-bye.
-        let _ = self.ctx.close(PATIENCE);
+        let _ = self.ctx.close(SHORT_LIMIT);
     }
 }
 
@@ -259,8 +259,8 @@ fn honest(world: &World) {
             break;
         }
     }
-    // Nor need the other one have the patience to.
-    let _ = ctx.close(PATIENCE);
+    // The other rank need not wait for it either.
+    let _ = ctx.close(SHORT_LIMIT);
 }
 
 /// The hostile rank: a bootstrap and a NIC, and no context.
@@ -279,7 +279,7 @@ struct Hostile {
 
 fn head(kind: u8, small: u8) -> Vec<u8> {
     let mut bytes = b"mp01".to_vec();
-    bytes.extend([4, 0, kind, small]);
+    bytes.extend([5, 0, kind, small]);
     bytes
 }
 
@@ -301,8 +301,7 @@ fn connect(lane: u8, address: &QpAddress, depth: u32) -> Vec<u8> {
     let mut bytes = head(1, lane);
     bytes.extend(shape(depth, 0));
     // Its NIC keeps the order of WRITEs.
-    bytes.push(1);
-    record(&mut bytes, &address.to_bytes());
+    record(&mut bytes, &[&address.to_bytes()[..], &[1]].concat());
     bytes
 }
 
@@ -350,7 +349,8 @@ impl Hostile {
             let block = || RemoteMemory::from_bytes(&bytes[31..]).expect("a record");
             match bytes[6] {
                 1 => {
-                    let theirs = QpAddress::from_bytes(&bytes[28..]).expect("a record");
+                    let theirs =
+                        QpAddress::from_bytes(&bytes[27..27 + QpAddress::LEN]).expect("a record");
                     self.lane(bytes[7], &theirs);
                 }
                 3 => {
@@ -534,7 +534,7 @@ impl Hostile {
 /// where it was told to.
 pub fn run(data: &[u8]) {
     let mut sim = Sim::new(SimConfig {
-        // Fewer turns until patience ends.
+        // Fewer turns until a limit passes.
         step_ns: 200..=2000,
         ..SimConfig::seed(1)
     });

@@ -9,11 +9,11 @@ use crate::input::Input;
 /// Any bytes, and bytes that begin as a message does.
 pub fn run(data: &[u8]) {
     // The version that the bytes below are of.
-    assert!(control(b"mp01\x04\0\x02\0").is_some());
+    assert!(control(b"mp01\x05\0\x02\0").is_some());
     check(data);
     let mut input = Input(data);
     let kind = input.byte();
-    let mut bytes = b"mp01\x04\0".to_vec();
+    let mut bytes = b"mp01\x05\0".to_vec();
     bytes.extend([kind >> 4, input.byte() & kind & 1]);
     match kind >> 4 {
         1 => {
@@ -25,8 +25,9 @@ pub fn run(data: &[u8]) {
                 .process(input.next())
                 .rail(input.byte() % 4);
             bytes.extend(input.next::<[u8; 16]>());
-            bytes.push(input.byte() & 1);
-            records(&mut bytes, &mut input, &record.to_bytes());
+            let order = input.byte() & 1;
+            let end = [&record.to_bytes()[..], &[order]].concat();
+            records(&mut bytes, &mut input, &end);
         }
         3 | 4 => {
             bytes.extend(input.next::<[u8; 4]>());

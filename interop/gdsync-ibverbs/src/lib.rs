@@ -74,7 +74,7 @@ pub fn nic(device: &ibverbs::Device<'_>) -> Result<NicChoice> {
 /// # Errors
 /// As [`nic`]; what gdsync says: [`rdma::Device::open_with`].
 pub fn open(gpu: &Gpu, device: &ibverbs::Device<'_>) -> Result<rdma::Device> {
-    let options = DeviceOptions::default().nic(Some(nic(device)?));
+    let options = DeviceOptions::default().nic(nic(device)?);
     Ok(rdma::Device::open_with(gpu, &options)?)
 }
 
@@ -101,9 +101,9 @@ pub fn gid(bytes: [u8; 16]) -> Gid {
 /// the number of the first packet, the path's largest packet, how many READs and atomics may be
 /// outstanding, and by which GID of its own it is reached.
 ///
-/// It gets the patience of gdsync's own queue pairs as well: by itself it would give up after less
-/// than a millisecond of silence, or where a stream has not come to a receive for 15 ms. What the
-/// program sets afterwards goes before.
+/// It gets the retry settings of gdsync's own queue pairs as well: with its own it would fail after
+/// less than a millisecond without an answer, or where a stream has not reached a receive for 15 ms.
+/// What the program sets afterwards takes precedence.
 ///
 /// # Errors
 /// [`Error::Peer`] if `there` is on a virtual NIC that is linked into its process, has a largest
@@ -206,9 +206,9 @@ pub fn address(there: &QueuePairEndpoint, here: &QpAddress) -> Result<QpAddress>
             near
         }
     };
-    Ok(QpAddress::default().qpn(there.num).port(Some(
-        PortAddress::default().lid(there.lid).mtu(own.mtu).gid(gid),
-    )))
+    Ok(QpAddress::default()
+        .qpn(there.num)
+        .port(PortAddress::default().lid(there.lid).mtu(own.mtu).gid(gid)))
 }
 
 /// Memory that `ibverbs` registered, as peers that use gdsync name it, for WRITEs and READs. Its

@@ -11,7 +11,7 @@ fn here(lid: u16, gid: [u8; 16]) -> QpAddress {
         .psn(7)
         .gpu(2)
         .process(3)
-        .port(Some(PortAddress::default().lid(lid).mtu(4).gid(gid)))
+        .port(PortAddress::default().lid(lid).mtu(4).gid(gid))
 }
 
 fn end(lid: u16, gid: Option<[u8; 16]>) -> QueuePairEndpoint {

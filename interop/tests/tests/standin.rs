@@ -139,12 +139,7 @@ fn send_behind_a_gate(
     let gate = gate.word32(0).unwrap();
     let source = pd.register(&from, Access::ALL).unwrap();
     let target = pd.register(&to, Access::ALL).unwrap();
-    let closed = Descriptor::WaitValue32 {
-        word: &gate,
-        condition: Condition::Geq,
-        value: 1,
-        flush: false,
-    };
+    let closed = Descriptor::wait_value(&gate, Condition::Geq, 1);
     let receive = b.prepare_receive(&[target.sge(0, 64)]).unwrap();
     b.post_receive(receive).unwrap();
     let send = a.prepare(&Work::send(&[source.sge(0, 64)]).signaled());

@@ -7,11 +7,23 @@
 use std::fmt;
 
 use super::MemoryKind;
+use crate::env::Variable;
 use crate::error::{Error, Kind, Result};
 use crate::memop::Caps;
 
-/// Names the policy; unset or `auto`: the first that GPU and NIC can keep.
-const NAME: &str = "GDS_CONSISTENCY";
+/// The policy that is wished for; `None`: the first that GPU and NIC can keep.
+pub const WISH: Variable<Option<Consistency>> = Variable {
+    name: "GDS_CONSISTENCY",
+    former_name: None,
+    words: &[
+        ("auto", None),
+        ("flush", Some(Consistency::Flush)),
+        ("ordered", Some(Consistency::Ordered)),
+        ("host", Some(Consistency::HostFlag)),
+        ("read", Some(Consistency::LoopbackRead)),
+    ],
+    former_words: &[],
+};
 
 /// What a wait that flushes does about payload that may be behind its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,30 +83,11 @@ pub(crate) fn none(why: impl fmt::Display) -> Error {
     Error::new("choose consistency", Kind::Unsupported, what)
 }
 
-/// What [`NAME`] says; `None`: `auto`.
-pub(super) fn wished() -> Result<Option<Consistency>> {
-    std::env::var(NAME).map_or(Ok(None), |value| parse(&value))
-}
-
-fn parse(value: &str) -> Result<Option<Consistency>> {
-    Ok(Some(match value {
-        "auto" => return Ok(None),
-        "ordered" => Consistency::Ordered,
-        "flush" => Consistency::Flush,
-        "host" => Consistency::HostFlag,
-        "read" => Consistency::LoopbackRead,
-        _ => {
-            let what = format!("{NAME}={value}: known are auto, flush, ordered, host, read");
-            return Err(Error::new("read environment", Kind::Invalid, what));
-        }
-    }))
-}
-
 /// `caps` without what would come before the policy that is wished for.
 ///
 /// # Errors
 /// `Unsupported` if the GPU cannot keep it. Whether the NIC can READ is for its device to say.
-pub(super) fn under(wish: Option<Consistency>, caps: Caps) -> Result<Caps> {
+pub fn under(wish: Option<Consistency>, caps: Caps) -> Result<Caps> {
     let Some(wish) = wish else { return Ok(caps) };
     let only = caps
         .ordered_writes(caps.ordered_writes && wish == Consistency::Ordered)
@@ -103,7 +96,7 @@ pub(super) fn under(wish: Option<Consistency>, caps: Caps) -> Result<Caps> {
     match Consistency::choose(MemoryKind::Device, &only, true)? {
         kept if kept == wish => Ok(only),
         _ => {
-            let what = format!("{NAME}: this GPU cannot keep \"{wish}\"");
+            let what = format!("{}: this GPU cannot keep \"{wish}\"", WISH.name);
             Err(Error::new("open GPU", Kind::Unsupported, what))
         }
     }
@@ -157,7 +150,7 @@ mod tests {
                 ("host", HostFlag, has(1)),
                 ("read", LoopbackRead, true),
             ] {
-                assert_eq!(parse(value).unwrap(), Some(wish));
+                assert_eq!(WISH.meaning(value), Some((value, Some(wish))));
                 match under(Some(wish), real) {
                     Ok(caps) => {
                         assert!(can, "{bits:03b} {wish:?}");
@@ -168,7 +161,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(parse("auto").unwrap(), None);
-        assert_eq!(parse("hots").unwrap_err().kind(), Kind::Invalid);
+        assert_eq!(WISH.meaning("auto"), Some(("auto", None)));
+        assert_eq!(WISH.meaning("hots"), None);
     }
 }

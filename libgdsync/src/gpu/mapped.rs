@@ -1,7 +1,9 @@
 //! Device-shared memory as the CPU reaches it: accessed word by word, never by reference.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use gds_step::bytes;
 
 use crate::ring::RingMemory;
 
@@ -28,7 +30,7 @@ fn store_fence() {
         std::arch::x86_64::_mm_sfence()
     };
     #[cfg(not(target_arch = "x86_64"))]
-    std::sync::atomic::fence(Ordering::SeqCst);
+    fence(Ordering::SeqCst);
 }
 
 // SAFETY: access is by atomic operations only; the constructor's contract keeps the memory alive.
@@ -114,13 +116,6 @@ impl Mapped {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    #[inline]
-    fn byte(&self, offset: usize) -> &AtomicU8 {
-        self.check(offset, 1, 1);
-        // SAFETY: as in `word32`.
-        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(offset)) }
-    }
-
     pub fn load64(&self, offset: usize) -> u64 {
         self.word64(offset).load(Ordering::Acquire)
     }
@@ -137,14 +132,8 @@ impl Mapped {
         self.settle();
     }
 
-    #[inline]
-    fn half(&self, offset: usize) -> &AtomicU16 {
-        self.check(offset, 2, 2);
-        // SAFETY: as in `word32`.
-        unsafe { AtomicU16::from_ptr(self.base.as_ptr().add(offset).cast()) }
-    }
-
     /// Stores and returns what was there.
+    #[cfg(feature = "emulated")]
     pub fn swap64(&self, offset: usize, value: u64) -> u64 {
         self.word64(offset).swap(value, Ordering::AcqRel)
     }
@@ -158,62 +147,26 @@ impl Mapped {
     }
 
     /// Adds, wrapping; returns what was there.
+    #[cfg(feature = "emulated")]
     pub fn fetch_add64(&self, offset: usize, add: u64) -> u64 {
         self.word64(offset).fetch_add(add, Ordering::AcqRel)
-    }
-
-    /// The largest word that is aligned here and not longer than what is left.
-    #[inline]
-    fn step(&self, at: usize, left: usize) -> usize {
-        let aligned = 1 << (self.base.as_ptr() as usize + at).trailing_zeros().min(3);
-        let fits = 1 << left.ilog2().min(3);
-        usize::min(aligned, fits)
     }
 
     /// Copies out. Not atomic as a whole, but by the largest aligned words.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len(), 1);
-        let mut done = 0;
-        while done < into.len() {
-            let at = offset + done;
-            let step = self.step(at, into.len() - done);
-            let to = &mut into[done..done + step];
-            match step {
-                8 => to.copy_from_slice(&self.word64(at).load(Ordering::Relaxed).to_ne_bytes()),
-                4 => to.copy_from_slice(&self.word32(at).load(Ordering::Relaxed).to_ne_bytes()),
-                2 => to.copy_from_slice(&self.half(at).load(Ordering::Relaxed).to_ne_bytes()),
-                _ => to[0] = self.byte(at).load(Ordering::Relaxed),
-            }
-            done += step;
-        }
-        std::sync::atomic::fence(Ordering::Acquire);
+        // SAFETY: inside the span, as checked; the span is only accessed atomically.
+        unsafe { bytes::copy_out(self.base.add(offset), into) };
+        fence(Ordering::Acquire);
     }
 
     /// Copies in. Not atomic as a whole, but by the largest aligned words, from low addresses
     /// to high ones.
     pub fn write(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len(), 1);
-        std::sync::atomic::fence(Ordering::Release);
-        let mut done = 0;
-        while done < from.len() {
-            let at = offset + done;
-            let step = self.step(at, from.len() - done);
-            let part = &from[done..done + step];
-            let mut word = [0; 8];
-            word[..step].copy_from_slice(part);
-            let word = u64::from_le_bytes(word);
-            match step {
-                8 => self.word64(at).store(word.to_le(), Ordering::Relaxed),
-                4 => self
-                    .word32(at)
-                    .store((word as u32).to_le(), Ordering::Relaxed),
-                2 => self
-                    .half(at)
-                    .store((word as u16).to_le(), Ordering::Relaxed),
-                _ => self.byte(at).store(part[0], Ordering::Relaxed),
-            }
-            done += step;
-        }
+        fence(Ordering::Release);
+        // SAFETY: as in `read`.
+        unsafe { bytes::copy_in(self.base.add(offset), from) };
         self.settle();
     }
 }

@@ -11,6 +11,7 @@ mod cuda;
 mod event;
 mod kernel;
 mod mapped;
+mod name;
 mod region;
 mod runtime;
 mod share;
@@ -26,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 
 use gds_step::Host;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::kernels::Entry;
 use crate::memop::trace::Tracer;
 use crate::memop::{Batch, Op, legal};
@@ -34,11 +35,18 @@ use crate::memop::{Batch, Op, legal};
 pub use crate::memop::{Caps, Condition, DevicePtr};
 pub use consistency::Consistency;
 pub(crate) use consistency::none as no_consistency;
+#[doc(hidden)]
+pub use consistency::{WISH, under};
+#[doc(hidden)]
+pub use cuda::{caps, driver_too_old, refusal, wait_limits};
 pub use event::Event;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub use kernel::KERNELS;
 pub use kernel::{Dims, Kernel, KernelImage, Module};
 pub(crate) use mapped::Mapped;
+#[doc(hidden)]
+pub use name::{GpuName, auto_goes_on};
 pub(crate) use region::WeakRegion;
 pub use region::{MemoryKind, Region, Span, Word32, Word64};
 pub(crate) use runtime::Ends;
@@ -65,6 +73,21 @@ const NOT_BUILT: &[&str] = &[
     #[cfg(not(feature = "soft"))]
     "soft",
 ];
+
+/// What streams of the software GPU can do, if its options do not say otherwise.
+#[doc(hidden)]
+pub const SOFT_CAPS: Caps = Caps {
+    memops64: true,
+    nor: true,
+    mask: false,
+    flush: true,
+    inline_copy: false,
+    fence: true,
+    ordered_writes: false,
+    host_flush: true,
+    kernels: true,
+    batch_limit: 255,
+};
 
 /// Counts GPUs and streams of this process, so that each has a number of its own. Relaxed:
 /// only uniqueness matters.
@@ -113,28 +136,13 @@ impl Gpu {
     /// `Invalid` for another name, and for a local rank that is not a number; `Unsupported` for
     /// `soft` in a build without that feature; else as [`Gpu::cuda`] and `Gpu::soft`.
     pub fn open(name: &str) -> Result<Gpu> {
-        let unknown = || {
-            let numbered = |opener: &Opener| match opener.numbered {
-                true => format!("{0}, {0}:N", opener.name),
-                false => opener.name.to_owned(),
-            };
-            let known = RUNTIMES.iter().map(numbered).collect::<Vec<_>>().join(", ");
-            let what = format!("{name:?}: known are {known}, auto");
-            Error::new("open GPU", Kind::Invalid, what)
-        };
-        if name == "auto" {
+        let GpuName::Of { runtime, index } = GpuName::parse(name)? else {
             return Gpu::best();
-        }
-        let (runtime, index) = match name.split_once(':') {
-            Some((runtime, index)) => (runtime, Some(index.parse().map_err(|_| unknown())?)),
-            None => (name, None),
         };
-        if NOT_BUILT.contains(&name) {
-            return Err(Error::not_built("open GPU", name));
+        match RUNTIMES.iter().find(|opener| opener.name == runtime) {
+            Some(opener) => (opener.open)(index),
+            None => Err(Error::not_built("open GPU", runtime)),
         }
-        let named = |o: &&Opener| o.name == runtime && (o.numbered || index.is_none());
-        let opener = RUNTIMES.iter().find(named).ok_or_else(unknown)?;
-        (opener.open)(index)
     }
 
     /// The first of [`RUNTIMES`] that has a usable GPU.
@@ -142,7 +150,7 @@ impl Gpu {
         let (last, others) = RUNTIMES.split_last().expect("there is one");
         for opener in others {
             match (opener.open)(None) {
-                Err(e) if matches!(e.kind(), Kind::Absent | Kind::Unsupported) => {
+                Err(e) if auto_goes_on(e.kind()) => {
                     tracing::info!(target: "gdsync", "no GPU of {}, because: {e}", opener.name);
                 }
                 other => return other,
@@ -161,7 +169,7 @@ impl Gpu {
     }
 
     pub(crate) fn from_runtime(runtime: Box<dyn Runtime>) -> Result<Gpu> {
-        let wish = consistency::wished()?;
+        let wish = consistency::WISH.read()?;
         let caps = consistency::under(wish, runtime.caps()).map_err(|e| e.of(runtime.name()))?;
         let waiting = Waiting::new(runtime.wait_limits());
         let modules = kernel::Loaded::default();
@@ -325,11 +333,10 @@ impl Gpu {
         submitted: &mut bool,
     ) -> Result<()> {
         let caps = &self.0.caps;
-        let batch = if legal::is_legal(batch, caps) {
-            legal::keep_last_flush(batch.ops_mut());
+        let batch = if batch.is_legal(caps) {
+            legal::keep_last_flush(batch);
             batch
         } else {
-            scratch.clear();
             legal::rewrite(batch, caps, scratch)?;
             scratch
         };
@@ -351,6 +358,7 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Kind;
 
     #[test]
     fn a_name_that_no_runtime_has_is_refused() {

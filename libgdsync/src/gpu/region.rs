@@ -239,6 +239,7 @@ impl Region {
     }
 
     /// As [`Region::mapped`], only if that costs nothing.
+    #[cfg(feature = "emulated")]
     pub(crate) fn mapped_already(&self) -> Option<Mapped> {
         let view = || Some(self.0.view.get()?.as_ref().ok()?.mapped);
         self.0.allocation.cpu.or_else(view)

@@ -15,6 +15,7 @@ use super::waiting::Proof;
 use super::{Dims, Gpu, Kernel, MemoryKind, Span, Word64, next_id};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Entry, Transfer};
+#[cfg(feature = "internals")]
 use crate::memop::Batch;
 
 /// Submissions that `operations` are cut into at most, of which up to `glued` stay together.
@@ -281,6 +282,7 @@ impl Stream {
     /// Every address in `batch` lies in memory of this GPU that stays allocated until the stream
     /// has run the batch, and that nothing else relies on keeping its value. (Operations on
     /// [`Word32`](super::Word32) and [`Span`] in a list need no such promise.)
+    #[cfg(feature = "internals")]
     #[doc(hidden)]
     pub unsafe fn submit(&self, batch: &Batch) -> Result<()> {
         const OPERATION: &str = "submit batch";
@@ -304,7 +306,8 @@ impl Stream {
     ///
     /// # Errors
     /// `Invalid` for a shape or argument size the kernel does not take, `Foreign` for a kernel of
-    /// another runtime, `QueueFull` as for [`Stream::submit`], `System` if the runtime refuses.
+    /// another runtime, `QueueFull` if the stream waits and holds as many submissions as it takes,
+    /// `System` if the runtime refuses.
     pub unsafe fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
         self.admit("launch kernel", 1, None)?;
         self.handle().launch(kernel, dims, args)
@@ -358,7 +361,7 @@ impl Stream {
     /// Notes `n` more submissions; with a proof, such as may make the stream stand still.
     ///
     /// # Errors
-    /// `TooManyWaits`, `QueueFull`: see [`Stream::submit`].
+    /// `TooManyWaits`, `QueueFull`: see [`Stream::launch_waiting`].
     #[inline]
     pub(crate) fn admit(&self, operation: &'static str, n: u32, wait: Option<Proof>) -> Result<()> {
         self.gpu().waiting().admit(self, operation, n, wait)
@@ -377,7 +380,7 @@ impl Stream {
     ///
     /// # Errors
     /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `Unsupported` if the
-    /// stream is being captured, `QueueFull` as for [`Stream::submit`].
+    /// stream is being captured, `QueueFull` as for [`Stream::launch`].
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
         /// Threads of a block of the copy kernel, and blocks at most.
         const SHAPE: (u32, u64) = (256, 32);
@@ -412,7 +415,7 @@ impl Stream {
     /// Marks the place where the stream stands now.
     ///
     /// # Errors
-    /// `Unsupported` if the stream is being captured; `QueueFull` as for [`Stream::submit`];
+    /// `Unsupported` if the stream is being captured; `QueueFull` as for [`Stream::launch`];
     /// `System` if the runtime refuses.
     pub fn record(&self) -> Result<Event> {
         self.check(self.gpu(), "record event")?;
@@ -426,9 +429,9 @@ impl Stream {
     ///
     /// # Errors
     /// `Foreign` for an event of another runtime; `Unsupported`, `TooManyWaits`, `QueueFull` as for
-    /// [`Stream::submit`]; `System` if the runtime refuses.
+    /// [`Stream::launch_waiting`]; `System` if the runtime refuses.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
-        if event.gpu().runtime_name() != self.gpu().runtime_name() {
+        if event.gpu().runtime().type_id() != self.gpu().runtime().type_id() {
             let what = format!("{event:?} with {self:?}");
             return Err(Error::new("wait for event", Kind::Foreign, what));
         }

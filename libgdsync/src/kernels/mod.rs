@@ -8,10 +8,7 @@ mod params;
 
 use crate::memop::program::Program;
 
-pub use params::{
-    Fill, QUEUES, QueueState, Report, Transfer, Trigger, TriggerQueue, Verify, Wait, Waited,
-    WaiterState, pattern,
-};
+pub use params::*;
 
 /// One of the library's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::Op;
+use super::caps::Needs;
+use super::{Caps, Op};
 use crate::error::{Error, Kind, Result};
 
 /// What is known of an operation besides what [`Op`] says. Memory operations run in order, so they
@@ -18,6 +19,12 @@ pub(crate) enum Role {
     Mark,
     /// A wait that stays passed once it has.
     Wait,
+    /// The first of two tests of a completion entry, which a program makes at once.
+    EntryHalf,
+    /// The last test of a completion entry with this owner bit.
+    Entry(u8),
+    /// As `Entry`, and no memory operations of this runtime test the entry: a program must.
+    EntryByKernel(u8),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +44,10 @@ pub struct Batch {
     ops: Vec<Op>,
     /// Of each operation.
     notes: Vec<Note>,
+    /// Of all operations together.
+    needs: Needs,
+    cost: usize,
+    waits_for_others: bool,
 }
 
 impl Batch {
@@ -50,6 +61,7 @@ impl Batch {
         Batch {
             ops: Vec::with_capacity(n),
             notes: Vec::with_capacity(n),
+            ..Batch::default()
         }
     }
 
@@ -64,9 +76,41 @@ impl Batch {
     }
 
     /// Appends `op` with what is known of it.
+    #[inline]
     pub(crate) fn add(&mut self, op: Op, role: Role, glued: bool) {
+        let by_kernel = matches!(role, Role::EntryByKernel(_));
+        self.needs = self.needs | op.needs() | Needs::KERNEL.only_if(by_kernel);
+        self.cost += match (role, op) {
+            // Those of an entry count together, as if they were two.
+            (Role::EntryHalf, _) => 0,
+            (Role::Entry(_) | Role::EntryByKernel(_), _) => 2,
+            // At an address that is not a multiple of 8, one more.
+            (_, Op::Copy { data, .. }) => data.bytes().len() / 8 + 1,
+            _ => 1,
+        };
+        self.waits_for_others |= role == Role::Plain && op.is_wait();
         self.ops.push(op);
         self.notes.push(Note { role, glued });
+    }
+
+    /// What a runtime must have to run every operation as it is.
+    pub(crate) fn needs(&self) -> Needs {
+        self.needs
+    }
+
+    /// Whether a runtime with `caps` runs every operation as it is.
+    pub(crate) fn is_legal(&self, caps: &Caps) -> bool {
+        caps.met().has(self.needs)
+    }
+
+    /// Memory operations of at most 64 bits that it becomes, at most.
+    pub(crate) fn cost(&self) -> usize {
+        self.cost
+    }
+
+    /// Whether it waits for what is not known to come from a NIC or a stream of the library's.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        self.waits_for_others
     }
 
     /// The operations in order.
@@ -106,13 +150,9 @@ impl Batch {
 
     /// Forgets the operations, keeps the memory.
     pub fn clear(&mut self) {
-        self.truncate(0);
-    }
-
-    /// Drops everything after the first `len` operations.
-    pub(crate) fn truncate(&mut self, len: usize) {
-        self.ops.truncate(len);
-        self.notes.truncate(len);
+        self.ops.clear();
+        self.notes.clear();
+        (self.needs, self.cost, self.waits_for_others) = Default::default();
     }
 
     /// The submissions: ranges of at most `limit` operations, cut where nothing is glued,
@@ -173,6 +213,7 @@ impl Iterator for Split<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Condition, DevicePtr, Inline, Width};
     use super::*;
 
     fn batch(glue: &[bool]) -> Batch {
@@ -211,12 +252,23 @@ mod tests {
     }
 
     #[test]
-    fn clear_and_truncate_drop_the_glue() {
-        let mut b = batch(&[false, true, true]);
-        b.truncate(1);
-        assert_eq!(b, batch(&[false]));
-        b = batch(&[true, true]);
+    fn clear_drops_all_that_is_known_of_the_operations() {
+        let mut b = batch(&[true, true]);
+        b.push(Op::wait(Width::Bits64, DevicePtr(8), Condition::Nor, 1u64));
         b.clear();
         assert_eq!(b, Batch::new());
+    }
+
+    #[test]
+    fn an_inline_copy_counts_as_the_words_it_becomes() {
+        let data = Inline::new(&[0; 32]).unwrap();
+        let mut list = Batch::new();
+        list.push(Op::Copy {
+            at: DevicePtr(64),
+            data,
+        });
+        assert_eq!(list.cost(), 5);
+        list.push(Op::Fence);
+        assert_eq!(list.cost(), 6);
     }
 }

@@ -1,5 +1,7 @@
 //! What a runtime's streams can do.
 
+use std::ops::BitOr;
+
 use crate::options::setters;
 
 /// The capabilities that lowering depends on. Probed once per GPU, or switched by hand on the
@@ -44,6 +46,53 @@ setters! { Caps {
     kernels: bool,
     batch_limit: usize,
 } }
+
+/// What operations need of a runtime: a set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Needs(u8);
+
+impl Needs {
+    /// Words of 64 bits.
+    pub const WIDE: Needs = Needs(1 << 0);
+    pub const NOR: Needs = Needs(1 << 1);
+    pub const MASK: Needs = Needs(1 << 2);
+    pub const FLUSH: Needs = Needs(1 << 3);
+    pub const COPY: Needs = Needs(1 << 4);
+    pub const FENCE: Needs = Needs(1 << 5);
+    /// A program: memory operations of this runtime cannot say it.
+    pub const KERNEL: Needs = Needs(1 << 6);
+
+    /// This if so, or nothing.
+    pub const fn only_if(self, so: bool) -> Needs {
+        if so { self } else { Needs(0) }
+    }
+
+    /// Whether `other` is in it, whole.
+    pub const fn has(self, other: Needs) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for Needs {
+    type Output = Needs;
+
+    fn bitor(self, other: Needs) -> Needs {
+        Needs(self.0 | other.0)
+    }
+}
+
+impl Caps {
+    /// What memory operations may need and are run as they are.
+    pub(crate) fn met(&self) -> Needs {
+        Needs::WIDE.only_if(self.memops64)
+            | Needs::NOR.only_if(self.nor)
+            | Needs::MASK.only_if(self.mask)
+            // Flushes are left out where writes are ordered without them.
+            | Needs::FLUSH.only_if(self.flush && !self.ordered_writes)
+            | Needs::COPY.only_if(self.inline_copy)
+            | Needs::FENCE.only_if(self.fence)
+    }
+}
 
 #[cfg(test)]
 impl Caps {

@@ -13,7 +13,7 @@
 //! | odd | AND owner, then GEQ 0 |
 //! | even | NOR !owner, then GEQ 0 |
 //! | even, no NOR, send queue | GEQ 0x81000000 (opcode 0 with owner 0, or an error), then GEQ 0 |
-//! | even, no NOR, receive queue | none: a wait kernel decodes the entry |
+//! | even, no NOR, receive queue | none: a program decodes the entry ([`Role::EntryByKernel`]) |
 //!
 //! The second test of a pair looks at the same word: once the first has passed, only the
 //! watcher changes it again (from error to released).
@@ -21,7 +21,7 @@
 use mlx5_prm::cqe::{ERROR_BIT, OWNER_BIT};
 
 use super::Width::Bits32;
-use super::{Batch, Caps, Condition, DevicePtr, Op};
+use super::{Batch, Caps, Condition, DevicePtr, Op, Role};
 
 /// A completion entry to be waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,22 +38,20 @@ pub struct Entry {
     pub flush: bool,
 }
 
-/// No sequence of memory operations of this runtime tests this entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NeedsKernel;
-
 /// Appends the waits for `entry`.
-pub fn push(batch: &mut Batch, entry: &Entry, caps: &Caps) -> Result<(), NeedsKernel> {
-    let mut wait = |condition, value: u32, mask: u32, flush| {
-        batch.push(Op::Wait {
+pub fn push(batch: &mut Batch, entry: &Entry, caps: &Caps) {
+    let mut wait = |condition, value: u32, mask: u32, role| {
+        let op = Op::Wait {
             width: Bits32,
             at: entry.word,
             value: value.into(),
             mask: mask.into(),
             condition,
-            flush,
-        })
+            flush: entry.flush && role != Role::EntryHalf,
+        };
+        batch.add(op, role, false);
     };
+    let whole = Role::Entry(entry.owner);
     const ALL: u32 = u32::MAX;
     let owner = u32::from(entry.owner)
         ^ u32::from(crate::mutant::on(crate::mutant::Mutant::ParityOffByOne));
@@ -64,27 +62,28 @@ pub fn push(batch: &mut Batch, entry: &Entry, caps: &Caps) -> Result<(), NeedsKe
         } else {
             OWNER_BIT
         };
-        wait(Condition::Eq, owner * OWNER_BIT, mask, entry.flush);
-        return Ok(());
+        return wait(Condition::Eq, owner * OWNER_BIT, mask, whole);
     }
     if !entry.first_lap || !success_too {
-        let last = entry.flush && !success_too;
+        let role = if success_too { Role::EntryHalf } else { whole };
         match (owner, caps.nor, entry.send) {
-            (1, _, _) => wait(Condition::And, OWNER_BIT, ALL, last),
-            (_, true, _) => wait(Condition::Nor, !OWNER_BIT, ALL, last),
-            (_, false, true) => wait(Condition::Geq, ERROR_BIT | OWNER_BIT, ALL, last),
-            (_, false, false) => return Err(NeedsKernel),
+            (1, _, _) => wait(Condition::And, OWNER_BIT, ALL, role),
+            (_, true, _) => wait(Condition::Nor, !OWNER_BIT, ALL, role),
+            (_, false, true) => wait(Condition::Geq, ERROR_BIT | OWNER_BIT, ALL, role),
+            (_, false, false) => {
+                return wait(Condition::Geq, 0, ALL, Role::EntryByKernel(entry.owner));
+            }
         }
         if !success_too {
-            return Ok(());
+            return;
         }
     }
-    wait(Condition::Geq, 0, ALL, entry.flush);
-    Ok(())
+    wait(Condition::Geq, 0, ALL, whole);
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::caps::Needs;
     use super::*;
     use mlx5_prm::cqe::{OP_OWN_PRESET, last_dword};
     use mlx5_prm::opcode::CqeOpcode;
@@ -127,7 +126,8 @@ mod tests {
                         flush: true,
                     };
                     let mut batch = Batch::new();
-                    if push(&mut batch, &entry, &caps).is_err() {
+                    push(&mut batch, &entry, &caps);
+                    if batch.needs().has(Needs::KERNEL) {
                         assert!(!nor && !mask && !send && owner == 0 && lap > 0);
                         kernels += 1;
                         continue;

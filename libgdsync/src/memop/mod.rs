@@ -22,4 +22,5 @@ pub(crate) mod trace;
 pub use batch::Batch;
 pub(crate) use batch::Role;
 pub use caps::Caps;
+pub(crate) use caps::Needs;
 pub use op::{Condition, DevicePtr, Inline, Op, Width};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::completion::Entry;
+use super::caps::Needs;
 
 /// An address as the GPU sees it. Not a host pointer: it has no dereference, also where the
 /// numbers happen to be the same.
@@ -145,10 +145,6 @@ pub enum Op {
         /// has passed.
         flush: bool,
     },
-    /// The stream stands still until a completion entry is a success. No runtime has it: it
-    /// becomes waits for the entry's last dword, or a kernel.
-    #[doc(hidden)]
-    WaitEntry(Entry),
     /// Stores up to 32 bytes; like several unfenced writes.
     Copy {
         /// Where, aligned to 4; the length is a multiple of 4.
@@ -188,21 +184,42 @@ impl Op {
 
     /// Whether this is a wait.
     pub fn is_wait(&self) -> bool {
-        matches!(self, Op::Wait { .. } | Op::WaitEntry(_))
+        matches!(self, Op::Wait { .. })
     }
 
     /// Whether this is a wait that flushes.
     pub(crate) fn flushes(&self) -> bool {
-        matches!(
-            self,
-            Op::Wait { flush: true, .. } | Op::WaitEntry(Entry { flush: true, .. })
-        )
+        matches!(self, Op::Wait { flush: true, .. })
+    }
+
+    /// What a runtime must have to run it as it is.
+    #[inline]
+    pub(crate) fn needs(&self) -> Needs {
+        let wide = |width| Needs::WIDE.only_if(width == Width::Bits64);
+        match *self {
+            Op::Write { width, .. } => wide(width),
+            Op::Wait {
+                width,
+                mask,
+                condition,
+                flush,
+                ..
+            } => {
+                wide(width)
+                    | Needs::MASK.only_if(mask != width.all())
+                    | Needs::NOR.only_if(condition == Condition::Nor)
+                    | Needs::FLUSH.only_if(flush)
+            }
+            Op::Copy { .. } => Needs::COPY,
+            Op::Fence => Needs::FENCE,
+            Op::Flush => Needs::FLUSH,
+        }
     }
 
     /// The same wait with or without a flush; other operations are left alone.
     #[must_use]
     pub(crate) fn flushing(mut self, on: bool) -> Op {
-        if let Op::Wait { flush, .. } | Op::WaitEntry(Entry { flush, .. }) = &mut self {
+        if let Op::Wait { flush, .. } = &mut self {
             *flush = on;
         }
         self

@@ -209,7 +209,6 @@ fn line(op: &Op, names: &Names) -> String {
             let flush = if flush { " flush" } else { "" };
             format!("wait{bits} {at} {condition:?} {value}{mask}{flush}")
         }
-        Op::WaitEntry(entry) => format!("wait-entry {}", named(entry.word, names)),
         Op::Copy { at, data } => format!("copy {} = {data:?}", named(at, names)),
         Op::Fence => "fence".to_owned(),
         Op::Flush => "flush".to_owned(),

@@ -58,9 +58,10 @@ setters! { QpAddress {
     psn: u32,
     gpu: u64,
     process: u64,
-    port: Option<PortAddress>,
-    qkey: Option<u32>,
     rail: u8,
+} optional {
+    port: PortAddress,
+    qkey: u32,
 } }
 
 setters! { PortAddress {

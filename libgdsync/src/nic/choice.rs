@@ -33,7 +33,9 @@ pub enum Provider {
 }
 
 impl Provider {
-    const VARIABLE: env::Variable<Provider> = env::Variable {
+    /// What the environment says.
+    #[doc(hidden)]
+    pub const VARIABLE: env::Variable<Provider> = env::Variable {
         name: "GDS_PROVIDER",
         former_name: None,
         words: &[
@@ -65,16 +67,43 @@ impl fmt::Display for Provider {
     }
 }
 
+/// What the first provider that works makes, in the order of `Auto`; `None`: the virtual one is left.
+/// `attempt` says of its error whether another provider would meet it too, as a setting that is not
+/// valid; `said`: that the environment or the program says something of a NIC or its port, which is
+/// then not replaced by the virtual one. Why others do not work goes to `passed_over`.
+///
+/// # Errors
+/// That of the attempt behind which nothing else is tried.
+pub fn first_that_works<T, E>(
+    said: bool,
+    passed_over: &mut Vec<(Provider, E)>,
+    mut attempt: impl FnMut(Provider) -> std::result::Result<T, (bool, E)>,
+) -> std::result::Result<Option<T>, E> {
+    for provider in [Provider::Mlx5, Provider::Verbs] {
+        match attempt(provider) {
+            Ok(works) => return Ok(Some(works)),
+            Err((everywhere, e)) if said && (everywhere || provider == Provider::Verbs) => {
+                return Err(e);
+            }
+            Err((_, e)) => passed_over.push((provider, e)),
+        }
+    }
+    Ok(None)
+}
+
 /// What a NIC is named by.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum NicName {
+pub enum NicName {
+    /// The kernel's name of it.
     Kernel(String),
+    /// Its own, which is the same wherever it is plugged in.
     Guid(u64),
 }
 
 impl NicName {
-    /// Whether it names the NIC that has this name and this GUID.
-    pub(crate) fn is(&self, name: &str, guid: u64) -> bool {
+    /// Whether it names the NIC that has this name and this GUID; 0 is no NIC's.
+    pub fn is(&self, name: &str, guid: u64) -> bool {
         match self {
             NicName::Kernel(wanted) => wanted == name,
             NicName::Guid(wanted) => *wanted == guid && guid != 0,
@@ -95,9 +124,12 @@ impl fmt::Display for NicName {
 /// `0x0002c903002f1190:1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NicChoice {
-    pub(crate) device: NicName,
+    /// The NIC.
+    #[doc(hidden)]
+    pub device: NicName,
     /// From 1 on. `None`: the first that is active.
-    pub(crate) port: Option<u8>,
+    #[doc(hidden)]
+    pub port: Option<u8>,
 }
 
 impl FromStr for NicChoice {
@@ -174,9 +206,12 @@ impl NicChoice {
 
     /// What the environment names; empty if it does not.
     pub(crate) fn from_env() -> Result<Vec<NicChoice>> {
-        let Ok(said) = std::env::var(NIC) else {
-            return Ok(Vec::new());
-        };
+        std::env::var(NIC).map_or(Ok(Vec::new()), |said| NicChoice::list(&said))
+    }
+
+    /// What [`NIC`] names by `said`: one at least.
+    #[doc(hidden)]
+    pub fn list(said: &str) -> Result<Vec<NicChoice>> {
         let all: Result<Vec<NicChoice>> = said.split(',').map(str::parse).collect();
         all.map_err(|_| {
             let what = format!(
@@ -204,8 +239,9 @@ pub struct DeviceOptions {
 
 setters! { DeviceOptions {
     provider: Provider,
-    nic: Option<NicChoice>,
     watched: bool,
+} optional {
+    nic: NicChoice,
 } }
 
 impl Default for DeviceOptions {

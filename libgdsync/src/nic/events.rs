@@ -120,6 +120,7 @@ impl Events {
 
     /// A queue pair failed. The first report counts, unless a later one says that no entries
     /// follow.
+    #[cfg(feature = "emulated")]
     pub fn qp(&self, qpn: u32, report: Report) {
         self.change(|table| {
             if let Some(qp) = table.qps.get_mut(&qpn) {

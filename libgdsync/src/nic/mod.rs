@@ -25,8 +25,9 @@ use crate::memop::DevicePtr;
 pub(crate) use address::process;
 pub use address::{PortAddress, QpAddress, RAILS, RemoteMemory, RemoteSpan};
 pub(crate) use choice::GID_INDEX;
-pub(crate) use choice::NicName;
 pub use choice::{DeviceOptions, NicChoice, Provider};
+#[doc(hidden)]
+pub use choice::{NicName, first_that_works};
 pub(crate) use events::{Events, Report};
 pub(crate) use path::{PathConfig, PathSettings, RETRIES};
 
@@ -161,6 +162,7 @@ impl Layout {
 /// behind the receive ring.
 pub(crate) struct QpRings<'a> {
     /// The page for doorbells, if the NIC takes one.
+    #[cfg(feature = "emulated")]
     pub uar: (&'a Region, u64),
     pub record: (&'a Region, u64),
     /// Basic blocks.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
-use crate::nic::{DeviceOptions, GID_INDEX, Nic, NicChoice, Provider, RAILS};
+use crate::nic::{DeviceOptions, GID_INDEX, Nic, NicChoice, Provider, RAILS, first_that_works};
 use crate::provider::ibv;
 use crate::provider::mlx5::Mlx5Nic;
 use crate::provider::verbs::VerbsNic;
@@ -107,8 +107,7 @@ impl Rails {
             let what = format!("GDS_NIC names {} NICs", named.len());
             return Err(Error::new("open rails", Kind::Invalid, what).limit(RAILS));
         }
-        let by =
-            |provider, nic: NicChoice| DeviceOptions::default().provider(provider).nic(Some(nic));
+        let by = |provider, nic: NicChoice| DeviceOptions::default().provider(provider).nic(nic);
         if !named.is_empty() {
             let each = named.into_iter().map(|nic| by(Provider::Auto, nic));
             let each: Vec<_> = each.collect();
@@ -151,38 +150,31 @@ fn nic(gpu: &Gpu, provider: Provider, named: Option<&NicChoice>) -> Result<Arc<d
 
 /// The first that works, and why others do not.
 fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<String>)> {
-    let told = named.is_some() || std::env::var_os(GID_INDEX).is_some();
+    let said = named.is_some() || std::env::var_os(GID_INDEX).is_some();
     let mut passed_over = Vec::new();
-    let mut absent = true;
-    for provider in [Provider::Mlx5, Provider::Verbs] {
-        let (nonsense, e) = match nic(gpu, provider, named) {
-            Ok(nic) => match tried(gpu, &nic) {
-                Ok(()) => {
-                    report(&passed_over, provider, absent);
-                    return Ok((nic, passed_over));
-                }
-                // Whatever it says: NIC and GPU were found as they were named.
-                Err(e) => (false, e),
-            },
-            Err(e) => (e.kind() == Kind::Invalid, e),
-        };
-        // What was said makes no sense, or the named NIC can be had in no way.
-        if told && (nonsense || provider == Provider::Verbs) {
-            return Err(e);
+    let found = first_that_works(said, &mut passed_over, |provider| {
+        let nic = nic(gpu, provider, named).map_err(|e| (e.kind() == Kind::Invalid, e))?;
+        // Whatever the trial says: NIC and GPU were found as they were named.
+        tried(gpu, &nic).map_err(|e| (false, e))?;
+        Ok(nic)
+    })?;
+    let absent = passed_over.iter().all(|(_, e)| e.kind() == Kind::Absent);
+    let reason = |(provider, e)| format!("{provider}: {e}");
+    let passed_over: Vec<String> = passed_over.into_iter().map(reason).collect();
+    let nic = match (found, VIRTUAL) {
+        (Some(nic), _) => nic,
+        (None, Some(open)) => open(gpu)?,
+        (None, None) => {
+            let kind = match absent {
+                true => Kind::Absent,
+                false => Kind::Unsupported,
+            };
+            let what = format!("no NIC can be used: {}", passed_over.join("; "));
+            return Err(Error::new("open device", kind, what));
         }
-        absent &= e.kind() == Kind::Absent;
-        passed_over.push(format!("{provider}: {e}"));
-    }
-    let Some(open) = VIRTUAL else {
-        let kind = match absent {
-            true => Kind::Absent,
-            false => Kind::Unsupported,
-        };
-        let what = format!("no NIC can be used: {}", passed_over.join("; "));
-        return Err(Error::new("open device", kind, what));
     };
-    report(&passed_over, Provider::Emulated, absent);
-    Ok((open(gpu)?, passed_over))
+    report(&passed_over, nic.provider(), absent);
+    Ok((nic, passed_over))
 }
 
 /// Whether it can be used: whether a queue pair can be made, whose doorbell the GPU reaches.

@@ -78,7 +78,7 @@ pub fn post(gpu: &Gpu, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
 #[track_caller]
 pub fn writes(gpu: &Gpu, stream: &Stream, memory: &Region, at: usize, value: u32) {
     let word = &memory.word32(at).unwrap();
-    post(gpu, stream, &[Descriptor::WriteValue32 { word, value }]).unwrap();
+    post(gpu, stream, &[Descriptor::write_value(word, value)]).unwrap();
     assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
     assert_eq!(word.load().unwrap(), value);
 }

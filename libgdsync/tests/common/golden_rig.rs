@@ -92,10 +92,10 @@ pub fn programs() -> Vec<Program> {
         program("laps-no-nor", no_nor, small(), laps),
         program("laps-32-bit", narrow, small(), laps),
         program("laps-kernel", cuda(), by_kernel(), laps),
-        program("laps-proxy", cuda(), by_proxy(), laps),
+        program("laps-cpu-thread", cuda(), by_cpu_thread(), laps),
         program("edges-ring", cuda(), small(), edges),
         program("edges-kernel", cuda(), by_kernel(), edges),
-        program("edges-proxy", cuda(), by_proxy(), edges),
+        program("edges-cpu-thread", cuda(), by_cpu_thread(), edges),
         program("flushes", cuda(), small(), flushes),
         program("flushes-host", host, small(), flushes),
         program("flushes-host-kernel", host, by_kernel(), flushes),
@@ -149,8 +149,8 @@ fn by_kernel() -> QpConfig {
     small().lowering(Lowering::Kernel)
 }
 
-/// As [`small`], by the proxy.
-fn by_proxy() -> QpConfig {
+/// As [`small`], by a CPU thread.
+fn by_cpu_thread() -> QpConfig {
     small().doorbell(Doorbell::CpuThread)
 }
 
@@ -307,22 +307,12 @@ fn words(r: &mut Rig) {
     let data: Vec<u8> = (1..=44).collect();
     w32.store(5).unwrap();
     w64.store(6).unwrap();
-    let wait32 = |condition, value| Descriptor::WaitValue32 {
-        word: &w32,
-        condition,
-        value,
-        flush: false,
-    };
+    let wait32 = |condition, value| Descriptor::wait_value(&w32, condition, value);
     let list = [
         wait32(Condition::Geq, 4),
         wait32(Condition::Eq, 5),
         wait32(Condition::And, 1),
-        Descriptor::WaitValue64 {
-            word: &w64,
-            condition: Condition::Eq,
-            value: 6,
-            flush: false,
-        },
+        Descriptor::wait_value(&w64, Condition::Eq, 6),
         write32(&w32, 0x11),
         write64(&w64, 0x2222_0000_3333),
         Descriptor::WriteMemory {

@@ -67,7 +67,7 @@ pub fn paths_of(send_blocks: u32, recv_entries: u32) -> Vec<(&'static str, QpCon
     vec![
         ("memops", memops),
         ("kernel", path(Lowering::Kernel, Doorbell::Direct)),
-        ("proxy", path(Lowering::MemOps, Doorbell::CpuThread)),
+        ("cpu-thread", path(Lowering::MemOps, Doorbell::CpuThread)),
         ("memops, all in device memory", in_device),
     ]
 }

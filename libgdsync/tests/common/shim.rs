@@ -2,31 +2,18 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
+#[path = "../../../base/gdsync-sys/tests/shared/mod.rs"]
+mod shared;
+
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
+
+pub use shared::exports;
 
 /// Compiles `source` to the library of this file name.
 pub fn compile(name: &str, source: &Path, arguments: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let part = folder.join(format!("{name}.{}", std::process::id()));
-    let done = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
-        .args(["-shared", "-fPIC", "-D_GNU_SOURCE=", "-o"])
-        .args([&part, source])
-        .args(arguments)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{said}");
-    // Processes that run beside this one put the same there.
-    let path = folder.join(name);
-    std::fs::rename(&part, &path).unwrap();
-    path
-}
-
-/// The argument by which a library exports what the file says.
-pub fn exports(versions: &Path) -> String {
-    format!("-Wl,--version-script={}", versions.display())
+    shared::compile_file(folder, name, source, arguments)
 }
 
 /// The library of `tests/NAME/verbs.c`, linked with these arguments; made once.

@@ -112,22 +112,17 @@ impl Words for Gpu {
 
 /// Waits until `word` is at least `value`.
 pub fn geq(word: &Word32, value: u32) -> Descriptor<'_> {
-    Descriptor::WaitValue32 {
-        word,
-        condition: Condition::Geq,
-        value,
-        flush: false,
-    }
+    Descriptor::wait_value(word, Condition::Geq, value)
 }
 
 /// Writes `value` to `word`.
 pub fn write32(word: &Word32, value: u32) -> Descriptor<'_> {
-    Descriptor::WriteValue32 { word, value }
+    Descriptor::write_value(word, value)
 }
 
 /// Writes `value` to `word`.
 pub fn write64(word: &Word64, value: u64) -> Descriptor<'_> {
-    Descriptor::WriteValue64 { word, value }
+    Descriptor::write_value(word, value)
 }
 
 /// Rings for a request and waits for it.

@@ -216,7 +216,7 @@ pub fn peers_that_cannot_be_are_refused_and_another_may_follow(open: Open) {
     let port = good.port.expect("a real port");
     // Of the other kind of link: there is a LID, or there is none.
     let other = u16::from(port.lid == 0);
-    let with = |port| good.port(Some(port));
+    let with = |port| good.port(port);
     let wrong = [
         good.port(None),
         good.qpn(1 << 24),

@@ -3,23 +3,23 @@
 /// Bytes that are not what they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Garbage(pub &'static str);
+pub struct Malformed(pub &'static str);
 
 /// What is left to be read, and what to say if that is too short.
 pub(super) struct Bytes<'a>(pub &'a [u8], pub &'static str);
 
 impl<'a> Bytes<'a> {
-    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Garbage> {
-        let (array, rest) = self.0.split_first_chunk().ok_or(Garbage(self.1))?;
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (array, rest) = self.0.split_first_chunk().ok_or(Malformed(self.1))?;
         self.0 = rest;
         Ok(*array)
     }
 
-    pub fn u32(&mut self) -> Result<u32, Garbage> {
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    pub fn u64(&mut self) -> Result<u64, Garbage> {
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
@@ -28,10 +28,10 @@ impl<'a> Bytes<'a> {
     }
 
     /// Refuses bytes that were not read.
-    pub fn end(&self, what: &'static str) -> Result<(), Garbage> {
+    pub fn end(&self, what: &'static str) -> Result<(), Malformed> {
         match self.0 {
             [] => Ok(()),
-            _ => Err(Garbage(what)),
+            _ => Err(Malformed(what)),
         }
     }
 }

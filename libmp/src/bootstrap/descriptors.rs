@@ -15,7 +15,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use super::bytes::{Bytes, Garbage};
+use super::bytes::{Bytes, Malformed};
 use super::inbox::Inbox;
 use super::secret::Proof;
 use super::{Secret, gone, lock, too_many};
@@ -29,7 +29,7 @@ const LEN: usize = 8 + 4 + 8 + 32;
 const MAGIC: [u8; 8] = *b"mp-fd\0\0\x01";
 
 /// Most datagrams that one call looks at.
-const TURN: usize = 64;
+const MAX_DATAGRAMS: usize = 64;
 
 /// The words beside a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +58,10 @@ impl Note {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<(Note, Proof), Garbage> {
+    fn decode(bytes: &[u8]) -> Result<(Note, Proof), Malformed> {
         let mut bytes = Bytes(bytes, "a short datagram");
         if bytes.array()? != MAGIC {
-            return Err(Garbage("not a datagram of this version"));
+            return Err(Malformed("not a datagram of this version"));
         }
         let (from, topic) = (bytes.u32()?, bytes.u64()?);
         let proof = Proof::from_bytes(bytes.array()?);
@@ -181,7 +181,7 @@ impl Descriptors {
     /// Puts what has arrived into the inbox, as long as there is room. What does not come from a
     /// rank of the job is dropped.
     fn receive(&self, size: u32, inbox: &mut Inbox) -> Result<()> {
-        for _ in 0..TURN {
+        for _ in 0..MAX_DATAGRAMS {
             if !inbox.has_room_for_fd() {
                 break;
             }

@@ -52,9 +52,9 @@ struct Peer {
     /// The number of the next message from it.
     receiving: u64,
     /// Number and room of what it may not have fetched yet.
-    under_way: VecDeque<(u64, u32)>,
+    in_flight: VecDeque<(u64, u32)>,
     /// The room of all that.
-    held: u32,
+    in_flight_room: u32,
     /// Seen to be gone.
     gone: bool,
 }
@@ -134,15 +134,15 @@ impl Directory {
     /// Whether a message of `len` bytes to `to` has room, after a look at what it fetched.
     fn has_room(&self, peer: &mut Peer, to: u32, len: usize) -> bool {
         let mailbox = self.slot.mailbox_of(to, &self.job.ranks[to as usize].1);
-        while peer.held + room(len) > WINDOW {
-            let Some((number, taken)) = peer.under_way.front().copied() else {
+        while peer.in_flight_room + room(len) > WINDOW {
+            let Some((number, taken)) = peer.in_flight.front().copied() else {
                 return true;
             };
             if mailbox.join(mail_name(self.slot.rank(), number)).exists() {
                 return false;
             }
-            peer.under_way.pop_front();
-            peer.held -= taken;
+            peer.in_flight.pop_front();
+            peer.in_flight_room -= taken;
         }
         true
     }
@@ -204,8 +204,8 @@ impl Bootstrap for Directory {
             }
         }
         let taken = room(message.len());
-        peer.under_way.push_back((peer.sending, taken));
-        peer.held += taken;
+        peer.in_flight.push_back((peer.sending, taken));
+        peer.in_flight_room += taken;
         peer.sending += 1;
         Ok(())
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use gdsync_sys::launcher::{Get, LAUNCHERS};
 use rustix::process::getpid;
 
-use super::place;
+use super::job_dir;
 use super::tcp::{Join, Server};
 use super::{Bootstrap, Directory, Local, Secret, Tcp, lock};
 use crate::error::{Error, Kind, Result};
@@ -40,7 +40,7 @@ pub struct Plan {
     /// Who says so: `MP_RANK`, `torchrun`, `Open MPI`, `PMIx`, `PMI`, `SLURM` or `nothing`.
     pub launcher: &'static str,
     /// Where the ranks meet.
-    pub place: Place,
+    pub rendezvous: Rendezvous,
     /// The job's name, as far as it has one.
     pub name: String,
     /// How long to wait for the other ranks.
@@ -50,7 +50,7 @@ pub struct Plan {
 /// Where ranks meet.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Place {
+pub enum Rendezvous {
     /// Nowhere: there is one.
     Alone,
     /// At a store.
@@ -65,7 +65,7 @@ pub enum Place {
     /// In a directory.
     Directory(PathBuf),
     /// On this host, in a private directory that this names.
-    Here(String),
+    OneHost(String),
 }
 
 impl Plan {
@@ -91,12 +91,12 @@ impl Plan {
             let text = format!("{} says rank {} of {}", who.launcher, who.rank, who.size);
             return Err(Error::new(READ, Kind::Invalid, text));
         }
-        let place = vars.place(&who, &name)?;
+        let rendezvous = vars.rendezvous(&who, &name)?;
         Ok(Plan {
             rank: who.rank,
             size: who.size,
             launcher: who.launcher,
-            place,
+            rendezvous,
             name,
             limit,
         })
@@ -110,14 +110,14 @@ impl Plan {
         let Plan {
             rank, size, limit, ..
         } = *self;
-        Ok(match &self.place {
-            Place::Alone => Local::ranks(1).remove(0),
-            Place::Directory(path) => Arc::new(Directory::join(path, rank, size, limit)?),
-            Place::Here(name) => {
-                let path = place::of_job(name)?;
+        Ok(match &self.rendezvous {
+            Rendezvous::Alone => Local::ranks(1).remove(0),
+            Rendezvous::Directory(path) => Arc::new(Directory::join(path, rank, size, limit)?),
+            Rendezvous::OneHost(name) => {
+                let path = job_dir::path_of(name)?;
                 Arc::new(Directory::join_in(&path, rank, size, limit, true)?)
             }
-            Place::Store {
+            Rendezvous::Store {
                 address,
                 secret,
                 bind,
@@ -220,14 +220,14 @@ impl Vars<'_> {
         })
     }
 
-    fn place(&self, who: &Identity, name: &str) -> Result<Place> {
+    fn rendezvous(&self, who: &Identity, name: &str) -> Result<Rendezvous> {
         if who.size == 1 {
-            return Ok(Place::Alone);
+            return Ok(Rendezvous::Alone);
         }
         if let Some(store) = self.text("MP_STORE") {
             if let Some(path) = store.strip_prefix("file://") {
                 return match path.starts_with('/') {
-                    true => Ok(Place::Directory(path.into())),
+                    true => Ok(Rendezvous::Directory(path.into())),
                     false => Err(invalid("MP_STORE", &store, "file:///directory")),
                 };
             }
@@ -261,17 +261,20 @@ impl Vars<'_> {
             ))),
             _ => {
                 let job = match (name, who.job.as_str()) {
-                    ("", "") => place::of_parent(),
+                    ("", "") => job_dir::name_of_parent(),
                     ("", job) => job.into(),
                     (name, _) => name.into(),
                 };
-                Ok(Place::Here(format!("{}.{}.{job}", who.launcher, who.size)))
+                Ok(Rendezvous::OneHost(format!(
+                    "{}.{}.{job}",
+                    who.launcher, who.size
+                )))
             }
         }
     }
 
     /// A store over TCP.
-    fn store(&self, rank: u32, address: &str, named: (&str, &str)) -> Result<Place> {
+    fn store(&self, rank: u32, address: &str, named: (&str, &str)) -> Result<Rendezvous> {
         let wrong = || invalid(named.0, named.1, "host:port");
         let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
         let port = port.parse::<u16>().map_err(|_| wrong())?;
@@ -303,7 +306,7 @@ impl Vars<'_> {
             }
             Some(other) => return Err(invalid("MP_SERVE", other, "0 or 1")),
         };
-        Ok(Place::Store {
+        Ok(Rendezvous::Store {
             address: address.into(),
             secret: Secret::from_text(&secret)?,
             bind,
@@ -343,9 +346,9 @@ pub fn from_env() -> Result<Arc<dyn Bootstrap>> {
     }
     let plan = Plan::from_vars(&|name| std::env::var(name).ok())?;
     let bootstrap = plan.join()?;
-    if !matches!(plan.place, Place::Alone) {
+    if !matches!(plan.rendezvous, Rendezvous::Alone) {
         PROCESS.store(getpid().as_raw_pid(), Ordering::Relaxed);
-        place::at_exit(leave);
+        job_dir::at_exit(leave);
     }
     *joined = Some(Arc::clone(&bootstrap));
     Ok(bootstrap)

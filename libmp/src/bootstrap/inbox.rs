@@ -28,9 +28,9 @@ pub(super) fn room(len: usize) -> u32 {
 pub(super) struct Inbox {
     topics: HashMap<u64, VecDeque<(u32, Vec<u8>)>>,
     fds: HashMap<u64, VecDeque<(u32, OwnedFd)>>,
-    held_fds: usize,
-    /// Room taken, by sender.
-    taken: HashMap<u32, u32>,
+    fd_count: usize,
+    /// Room that is used, by sender.
+    used: HashMap<u32, u32>,
     /// Topics whose messages are dropped, the newest last.
     forgotten: VecDeque<u64>,
 }
@@ -38,8 +38,8 @@ pub(super) struct Inbox {
 impl Inbox {
     /// Whether a message of `len` bytes from `from` has room.
     pub fn has_room(&self, from: u32, len: usize) -> bool {
-        let taken = self.taken.get(&from).copied().unwrap_or(0);
-        taken.saturating_add(room(len)) <= WINDOW
+        let used = self.used.get(&from).copied().unwrap_or(0);
+        used.saturating_add(room(len)) <= WINDOW
     }
 
     /// Keeps a message. False if nobody wants it: its room is free again.
@@ -47,7 +47,7 @@ impl Inbox {
         if self.forgotten.contains(&topic) {
             return false;
         }
-        *self.taken.entry(from).or_default() += room(message.len());
+        *self.used.entry(from).or_default() += room(message.len());
         let queue = self.topics.entry(topic).or_default();
         queue.push_back((from, message));
         true
@@ -67,10 +67,10 @@ impl Inbox {
 
     /// Keeps a descriptor. It comes back if there is no room or nobody wants it.
     pub fn push_fd(&mut self, from: u32, topic: u64, fd: OwnedFd) -> Result<(), OwnedFd> {
-        if self.held_fds == MAX_FDS || self.forgotten.contains(&topic) {
+        if self.fd_count == MAX_FDS || self.forgotten.contains(&topic) {
             return Err(fd);
         }
-        self.held_fds += 1;
+        self.fd_count += 1;
         self.fds.entry(topic).or_default().push_back((from, fd));
         Ok(())
     }
@@ -82,13 +82,13 @@ impl Inbox {
         if queue.is_empty() {
             self.fds.remove(&topic);
         }
-        self.held_fds -= usize::from(taken.is_some());
+        self.fd_count -= usize::from(taken.is_some());
         taken
     }
 
     /// Whether more descriptors have room.
     pub fn has_room_for_fd(&self) -> bool {
-        self.held_fds < MAX_FDS
+        self.fd_count < MAX_FDS
     }
 
     /// Drops what came under `topic`, and what will come. Gives the room that each sender of
@@ -101,7 +101,7 @@ impl Inbox {
             self.forgotten.pop_front();
         }
         if let Some(fds) = self.fds.remove(&topic) {
-            self.held_fds -= fds.len();
+            self.fd_count -= fds.len();
         }
         let mut freed = Vec::new();
         for (from, message) in self.topics.remove(&topic).unwrap_or_default() {
@@ -117,8 +117,8 @@ impl Inbox {
     }
 
     fn give_back(&mut self, from: u32, len: usize) {
-        if let Some(taken) = self.taken.get_mut(&from) {
-            *taken = taken.saturating_sub(room(len));
+        if let Some(used) = self.used.get_mut(&from) {
+            *used = used.saturating_sub(room(len));
         }
     }
 }
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(freed.len() as u64, sent / 2);
         assert!(!inbox.push(1, 1, vec![0]));
         while inbox.take(0).is_some() {}
-        assert!(inbox.taken.values().all(|t| *t == 0));
+        assert!(inbox.used.values().all(|t| *t == 0));
     }
 
     #[test]

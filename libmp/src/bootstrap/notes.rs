@@ -1,6 +1,6 @@
 //! What lies in a shared directory, as bytes and names. Pure: no file, no clock.
 
-use super::bytes::{Bytes, Garbage};
+use super::bytes::{Bytes, Malformed};
 use super::secret::Nonce;
 use super::wire::MAX_RANKS;
 
@@ -41,10 +41,10 @@ impl RankNote {
     ///
     /// # Errors
     /// They are none.
-    pub fn decode(bytes: &[u8]) -> Result<RankNote, Garbage> {
+    pub fn decode(bytes: &[u8]) -> Result<RankNote, Malformed> {
         let mut bytes = Bytes(bytes, SHORT);
         if bytes.array()? != RANK_MAGIC {
-            return Err(Garbage("not a rank's note of this version"));
+            return Err(Malformed("not a rank's note of this version"));
         }
         let note = RankNote {
             rank: bytes.u32()?,
@@ -86,16 +86,16 @@ impl JobNote {
     ///
     /// # Errors
     /// They are none.
-    pub fn decode(bytes: &[u8]) -> Result<JobNote, Garbage> {
+    pub fn decode(bytes: &[u8]) -> Result<JobNote, Malformed> {
         let mut bytes = Bytes(bytes, SHORT);
         if bytes.array()? != JOB_MAGIC {
-            return Err(Garbage("not a job's note of this version"));
+            return Err(Malformed("not a job's note of this version"));
         }
         let job = bytes.u64()?;
         let mut ranks = Vec::new();
         while !bytes.0.is_empty() {
             if ranks.len() == MAX_RANKS as usize {
-                return Err(Garbage("a job of too many ranks"));
+                return Err(Malformed("a job of too many ranks"));
             }
             ranks.push((bytes.u64()?, bytes.array()?));
         }

@@ -1,10 +1,10 @@
 //! The store's side of the protocol: who has come, who may talk, what goes to whom. Pure: bytes
 //! and times go in, bytes come out; sockets are elsewhere.
 //!
-//! What is held for a rank is bounded by the windows of its senders, what is held of a stranger
-//! by the length of a greeting. Strangers cannot keep a rank out: each has a time limit, and where
-//! there are too many, a new one takes the place of the oldest of the network address that has
-//! most of them.
+//! What is held for a rank is bounded by the windows of its senders, what is held of a connection
+//! that has not proved that it knows the secret by the length of a greeting. Such connections
+//! cannot keep a rank out: each has a time limit, and where there are too many, a new one replaces
+//! the oldest of the network address that has most of them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,17 +13,17 @@ use std::time::Duration;
 use super::inbox::room;
 use super::output::Output;
 use super::secret::{Nonce, Proof};
-use super::wire::{self, Frame, Garbage, Hello, MAX_FRAME, MAX_GREETING, MAX_LISTED, VERSION};
+use super::wire::{self, Frame, Hello, MAX_FRAME, MAX_GREETING, MAX_LISTED, Malformed, VERSION};
 use super::{Secret, WINDOW};
 
-/// How long a stranger may take to prove that it knows the secret.
+/// How long a connection may take to prove that it knows the secret.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
 
-/// How often those who wait are told for whom.
-const NEWS: Duration = Duration::from_millis(100);
+/// How often ranks that wait get a notice of those that are missing.
+const NOTICE: Duration = Duration::from_millis(100);
 
-/// Most connections beside those of the ranks.
-const MAX_STRANGERS: usize = 64;
+/// Most connections beside those of the ranks, which have not proved that they know the secret.
+const MAX_UNPROVED: usize = 64;
 
 /// A connection's name.
 pub(super) type Id = u64;
@@ -37,16 +37,16 @@ pub(super) struct Relay {
     started: bool,
     connections: BTreeMap<Id, Connection>,
     next: Id,
-    /// What is under way, by sender and receiver.
+    /// Room of messages in flight, by sender and receiver.
     inflight: HashMap<(u32, u32), u32>,
-    /// When those who wait are to be told for whom.
-    news: Option<Duration>,
+    /// When ranks that wait get the next notice of those that are missing.
+    notice: Option<Duration>,
 }
 
 #[derive(Clone, Copy)]
 enum Slot {
     Missing,
-    Here { id: Id, host: u64 },
+    Joined { id: Id, host: u64 },
     Gone,
 }
 
@@ -60,7 +60,7 @@ struct Connection {
 #[derive(Clone, Copy)]
 enum Phase {
     /// Has said nothing yet. Its nonce-to-be, and until when it may speak.
-    Stranger { nonce: Nonce, until: Duration },
+    Connected { nonce: Nonce, until: Duration },
     /// Was asked for this proof.
     Asked {
         hello: Hello,
@@ -85,14 +85,14 @@ impl Relay {
             connections: BTreeMap::new(),
             next: 0,
             inflight: HashMap::new(),
-            news: None,
+            notice: None,
         }
     }
 
-    /// Takes a new connection from an address. Returns its number and, if there are too many
-    /// strangers, the number of the stranger's connection to drop.
+    /// Takes a new connection from an address. Returns its number and, if there are too many, the
+    /// number of the one to drop.
     pub fn connect(&mut self, now: Duration, from: IpAddr, nonce: Nonce) -> (Id, Option<Id>) {
-        let dropped = self.crowded_out();
+        let dropped = self.oldest_unproved();
         if let Some(id) = dropped {
             self.connections.remove(&id);
         }
@@ -100,7 +100,7 @@ impl Relay {
         let until = now + GREETING_LIMIT;
         let connection = Connection {
             origin: origin(from),
-            phase: Phase::Stranger { nonce, until },
+            phase: Phase::Connected { nonce, until },
             input: Vec::new(),
             output: Output::default(),
         };
@@ -108,18 +108,18 @@ impl Relay {
         (self.next, dropped)
     }
 
-    /// The stranger to drop before another one is taken, if there is no room.
-    fn crowded_out(&self) -> Option<Id> {
+    /// The connection to drop before another one is taken, if there is no room.
+    fn oldest_unproved(&self) -> Option<Id> {
         let mut origins: HashMap<IpAddr, (usize, Id)> = HashMap::new();
         let all = self.connections.iter();
-        let strangers = all.filter(|(_, c)| !matches!(c.phase, Phase::Joined(_)));
+        let unproved = all.filter(|(_, c)| !matches!(c.phase, Phase::Joined(_)));
         // The lowest number is the oldest.
-        for (id, connection) in strangers {
+        for (id, connection) in unproved {
             origins.entry(connection.origin).or_insert((0, *id)).0 += 1;
         }
         let count: usize = origins.values().map(|(count, _)| count).sum();
         let most = origins.into_values().max_by_key(|(count, _)| *count);
-        most.filter(|_| count >= MAX_STRANGERS + self.slots.len())
+        most.filter(|_| count >= MAX_UNPROVED + self.slots.len())
             .map(|(_, oldest)| oldest)
     }
 
@@ -134,7 +134,7 @@ impl Relay {
         loop {
             let limit = match self.phase(id) {
                 Some(Phase::Joined(_)) => MAX_FRAME,
-                Some(Phase::Stranger { .. } | Phase::Asked { .. }) => MAX_GREETING,
+                Some(Phase::Connected { .. } | Phase::Asked { .. }) => MAX_GREETING,
                 Some(Phase::Leaving { .. }) | None => return,
             };
             let done = match wire::decode(&input[at..], limit) {
@@ -143,10 +143,10 @@ impl Relay {
                     at += len;
                     self.frame(now, id, frame)
                 }
-                Err(garbage) => Err(garbage),
+                Err(malformed) => Err(malformed),
             };
-            if let Err(garbage) = done {
-                self.refuse(now, id, garbage.0);
+            if let Err(malformed) = done {
+                self.refuse(now, id, malformed.0);
             }
         }
         input.drain(..at);
@@ -161,10 +161,10 @@ impl Relay {
         self.connections.remove(&id);
     }
 
-    /// Time has passed: those who took too long are refused, those who wait told for whom.
+    /// Time has passed: connections that took too long are refused, ranks that wait get a notice.
     pub fn tick(&mut self, now: Duration) {
         let late = |c: &Connection| match c.phase {
-            Phase::Stranger { until, .. } | Phase::Asked { until, .. } => until <= now,
+            Phase::Connected { until, .. } | Phase::Asked { until, .. } => until <= now,
             _ => false,
         };
         let all = self.connections.iter();
@@ -172,12 +172,12 @@ impl Relay {
         for id in late.collect::<Vec<_>>() {
             self.refuse(now, id, "took too long to introduce itself");
         }
-        if self.news.is_some_and(|at| at <= now) {
-            self.news = None;
+        if self.notice.is_some_and(|at| at <= now) {
+            self.notice = None;
             let missing = self.missing();
             if !self.started && !missing.is_empty() {
                 let count = missing.len() as u32;
-                self.tell_all(&Frame::Waiting { count, missing });
+                self.broadcast(&Frame::Waiting { count, missing });
             }
         }
     }
@@ -185,13 +185,13 @@ impl Relay {
     /// When the next tick is due.
     pub fn due(&self) -> Option<Duration> {
         let limit = |c: &Connection| match c.phase {
-            Phase::Stranger { until, .. }
+            Phase::Connected { until, .. }
             | Phase::Asked { until, .. }
             | Phase::Leaving { until } => Some(until),
             Phase::Joined(_) => None,
         };
         let limits = self.connections.values().filter_map(limit);
-        limits.chain(self.news).min()
+        limits.chain(self.notice).min()
     }
 
     /// Which ranks have not come.
@@ -232,28 +232,28 @@ impl Relay {
         self.connections.get(&id).map(|c| c.phase)
     }
 
-    fn frame(&mut self, now: Duration, id: Id, frame: Frame<'_>) -> Result<(), Garbage> {
+    fn frame(&mut self, now: Duration, id: Id, frame: Frame<'_>) -> Result<(), Malformed> {
         let Some(phase) = self.phase(id) else {
             return Ok(());
         };
         match (phase, frame) {
-            (Phase::Stranger { nonce, until }, Frame::Hello(hello)) => {
+            (Phase::Connected { nonce, until }, Frame::Hello(hello)) => {
                 let job = self.job;
                 let proof = hello.proof(&self.secret, "store", job, &nonce);
-                self.tell(id, &Frame::Challenge { job, nonce, proof });
+                self.send(id, &Frame::Challenge { job, nonce, proof });
                 let proof = hello.proof(&self.secret, "rank", job, &nonce);
                 let asked = Phase::Asked {
                     hello,
                     proof,
                     until,
                 };
-                self.turn_into(id, asked);
+                self.set_phase(id, asked);
                 Ok(())
             }
-            (Phase::Stranger { .. }, Frame::Foreign { version }) => {
+            (Phase::Connected { .. }, Frame::Foreign { version }) => {
                 let why = format!("speaks version {version}, the store version {VERSION}");
                 // Its own version of a greeting, so that it can tell.
-                self.tell(id, &Frame::Foreign { version: VERSION });
+                self.send(id, &Frame::Foreign { version: VERSION });
                 self.refuse(now, id, &why);
                 Ok(())
             }
@@ -269,21 +269,21 @@ impl Relay {
                 Ok(())
             }
             (Phase::Joined(from), Frame::Message { peer, topic, bytes }) if self.started => {
-                self.pass_on(from, peer, topic, bytes)
+                self.forward(from, peer, topic, bytes)
             }
             (Phase::Joined(by), Frame::Credit { peer, room }) if self.started => {
-                let Some(Slot::Here { id, .. }) = self.slots.get(peer as usize).copied() else {
+                let Some(Slot::Joined { id, .. }) = self.slots.get(peer as usize).copied() else {
                     // It has left, and what it sent was forgotten.
                     return Ok(());
                 };
-                let under_way = self.inflight.entry((peer, by)).or_default();
-                *under_way = under_way
+                let in_flight = self.inflight.entry((peer, by)).or_default();
+                *in_flight = in_flight
                     .checked_sub(room)
-                    .ok_or(Garbage("received what nobody sent"))?;
-                self.tell(id, &Frame::Credit { peer: by, room });
+                    .ok_or(Malformed("received what nobody sent"))?;
+                self.send(id, &Frame::Credit { peer: by, room });
                 Ok(())
             }
-            _ => Err(Garbage("out of turn")),
+            _ => Err(Malformed("out of turn")),
         }
     }
 
@@ -301,7 +301,7 @@ impl Relay {
         }
         match self.slots.get(rank as usize) {
             None => Some(format!("is rank {rank} of {size}")),
-            Some(Slot::Here { .. }) => Some(format!("is a second rank {rank}")),
+            Some(Slot::Joined { .. }) => Some(format!("is a second rank {rank}")),
             Some(Slot::Gone) => Some(format!("comes again: rank {rank} has left")),
             Some(Slot::Missing) => None,
         }
@@ -309,11 +309,11 @@ impl Relay {
 
     fn take_slot(&mut self, now: Duration, id: Id, hello: &Hello) {
         let host = hello.host;
-        self.slots[hello.rank as usize] = Slot::Here { id, host };
-        self.turn_into(id, Phase::Joined(hello.rank));
-        self.news.get_or_insert(now + NEWS);
+        self.slots[hello.rank as usize] = Slot::Joined { id, host };
+        self.set_phase(id, Phase::Joined(hello.rank));
+        self.notice.get_or_insert(now + NOTICE);
         let host = |slot: &Slot| match slot {
-            Slot::Here { host, .. } => Some(*host),
+            Slot::Joined { host, .. } => Some(*host),
             _ => None,
         };
         let Some(hosts) = self.slots.iter().map(host).collect::<Option<Vec<_>>>() else {
@@ -322,23 +322,23 @@ impl Relay {
         self.started = true;
         for (i, hosts) in hosts.chunks(MAX_LISTED).enumerate() {
             let (first, hosts) = ((i * MAX_LISTED) as u32, hosts.to_vec());
-            self.tell_all(&Frame::Hosts { first, hosts });
+            self.broadcast(&Frame::Hosts { first, hosts });
         }
-        self.tell_all(&Frame::Start);
+        self.broadcast(&Frame::Start);
     }
 
-    fn pass_on(&mut self, from: u32, to: u32, topic: u64, bytes: &[u8]) -> Result<(), Garbage> {
+    fn forward(&mut self, from: u32, to: u32, topic: u64, bytes: &[u8]) -> Result<(), Malformed> {
         match self.slots.get(to as usize).copied() {
-            None | Some(Slot::Missing) => Err(Garbage("a message for nobody")),
+            None | Some(Slot::Missing) => Err(Malformed("a message for nobody")),
             Some(Slot::Gone) => Ok(()),
-            Some(Slot::Here { id, .. }) => {
-                let under_way = self.inflight.entry((from, to)).or_default();
-                *under_way += room(bytes.len());
-                if *under_way > WINDOW {
-                    return Err(Garbage("more messages than the window holds"));
+            Some(Slot::Joined { id, .. }) => {
+                let in_flight = self.inflight.entry((from, to)).or_default();
+                *in_flight += room(bytes.len());
+                if *in_flight > WINDOW {
+                    return Err(Malformed("more messages than the window holds"));
                 }
                 let peer = from;
-                self.tell(id, &Frame::Message { peer, topic, bytes });
+                self.send(id, &Frame::Message { peer, topic, bytes });
                 Ok(())
             }
         }
@@ -346,7 +346,7 @@ impl Relay {
 
     /// Says why, and closes.
     fn refuse(&mut self, now: Duration, id: Id, why: &str) {
-        self.tell(id, &Frame::Refused { why });
+        self.send(id, &Frame::Refused { why });
         self.leave(now, id);
     }
 
@@ -364,27 +364,27 @@ impl Relay {
         if self.started {
             self.slots[rank as usize] = Slot::Gone;
             self.inflight.retain(|(a, b), _| *a != rank && *b != rank);
-            self.tell_all(&Frame::Gone { rank });
+            self.broadcast(&Frame::Gone { rank });
         } else {
             self.slots[rank as usize] = Slot::Missing;
-            self.news.get_or_insert(now + NEWS);
+            self.notice.get_or_insert(now + NOTICE);
         }
     }
 
-    fn turn_into(&mut self, id: Id, phase: Phase) {
+    fn set_phase(&mut self, id: Id, phase: Phase) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.phase = phase;
         }
     }
 
-    fn tell(&mut self, id: Id, frame: &Frame<'_>) {
+    fn send(&mut self, id: Id, frame: &Frame<'_>) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.output.push(frame);
         }
     }
 
-    /// Tells all ranks that are here.
-    fn tell_all(&mut self, frame: &Frame<'_>) {
+    /// Sends a frame to all ranks that have joined.
+    fn broadcast(&mut self, frame: &Frame<'_>) {
         for connection in self.connections.values_mut() {
             if matches!(connection.phase, Phase::Joined(_)) {
                 connection.output.push(frame);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_crowded_out_by_those_of_their_own_address() {
+    fn too_many_connections_replace_those_of_their_own_address() {
         let mut relay = relay(2);
         let addresses: [IpAddr; 3] = [
             [10, 0, 0, 1].into(),
@@ -421,7 +421,7 @@ mod tests {
         let mut connect = |from: IpAddr| relay.connect(Duration::ZERO, from, [0; 32]);
         // A flood of one address leaves room for others, and theirs stay.
         let mut flood = Vec::new();
-        for _ in 0..MAX_STRANGERS + 2 {
+        for _ in 0..MAX_UNPROVED + 2 {
             let (id, dropped) = connect(addresses[0]);
             assert_eq!(dropped, None);
             flood.push(id);
@@ -429,7 +429,7 @@ mod tests {
         let (rank, dropped) = connect(addresses[1]);
         assert_eq!(dropped, Some(flood.remove(0)));
         // One that has many addresses of one network under IPv6 has one origin.
-        for i in 0..10 * MAX_STRANGERS as u16 {
+        for i in 0..10 * MAX_UNPROVED as u16 {
             let from = match i % 2 {
                 0 => addresses[0],
                 _ => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, i, 1).into(),
@@ -437,7 +437,7 @@ mod tests {
             let (_, dropped) = connect(from);
             assert!(dropped.is_some() && dropped != Some(rank));
         }
-        assert!(relay.connections.len() == MAX_STRANGERS + 2);
+        assert!(relay.connections.len() == MAX_UNPROVED + 2);
         assert!(relay.phase(rank).is_some());
     }
 

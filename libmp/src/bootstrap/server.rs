@@ -17,7 +17,7 @@ use crate::error::{Error, Kind, Result};
 const START: &str = "start the store";
 
 /// Most bytes that are read from one connection before the others have their turn.
-const TURN: usize = 1 << 18;
+const MAX_READ: usize = 1 << 18;
 
 /// How long nobody is let in after that failed for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -63,7 +63,7 @@ impl Server {
             job,
             size,
         );
-        let mut shop = Shop {
+        let mut store = StoreThread {
             listener,
             stopped: Some(stopped),
             relay,
@@ -73,7 +73,7 @@ impl Server {
         };
         let thread = std::thread::Builder::new()
             .name("mp-store".into())
-            .spawn(move || shop.run())
+            .spawn(move || store.run())
             .map_err(system)?;
         Ok(Server {
             address,
@@ -126,7 +126,7 @@ pub(super) fn prepare(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 /// The thread's state.
-struct Shop {
+struct StoreThread {
     listener: TcpListener,
     /// None once it was released.
     stopped: Option<UnixStream>,
@@ -137,7 +137,7 @@ struct Shop {
     pause: Option<Duration>,
 }
 
-impl Shop {
+impl StoreThread {
     fn run(&mut self) {
         while !self.relay.over() {
             let Ok(ready) = self.wait() else {
@@ -147,7 +147,7 @@ impl Shop {
                 return;
             }
             if ready.listener {
-                self.let_in();
+                self.accept();
             }
             let mut ended = ready.streams;
             ended.retain(|id| self.read(*id));
@@ -208,7 +208,7 @@ impl Shop {
         })
     }
 
-    fn let_in(&mut self) {
+    fn accept(&mut self) {
         let now = self.begun.elapsed();
         self.pause = None;
         loop {
@@ -244,7 +244,7 @@ impl Shop {
         };
         let mut bytes = [0; 1 << 14];
         let mut taken = 0;
-        while taken < TURN {
+        while taken < MAX_READ {
             match stream.read(&mut bytes) {
                 Ok(0) => return true,
                 Ok(n) => {

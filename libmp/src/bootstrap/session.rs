@@ -4,7 +4,7 @@
 use super::inbox::{Inbox, room};
 use super::output::Output;
 use super::secret::Nonce;
-use super::wire::{self, Frame, Garbage, Hello, MAX_FRAME};
+use super::wire::{self, Frame, Hello, MAX_FRAME, Malformed};
 use super::{Secret, WINDOW};
 
 /// So much room is given back to a sender at a time.
@@ -12,7 +12,7 @@ const CREDIT: u32 = WINDOW / 4;
 
 /// Why a session ended before its time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Trouble {
+pub(super) enum SessionError {
     /// The store will not have this rank.
     #[error("refused by the store: it {0}")]
     Refused(String),
@@ -21,15 +21,15 @@ pub(super) enum Trouble {
     Foreign(u32),
     /// Whoever answered does not know the secret.
     #[error("what answers does not know the job's secret")]
-    Stranger,
+    WrongSecret,
     /// Something that cannot be understood.
     #[error("the store said what cannot be understood: {0}")]
-    Garbage(&'static str),
+    Malformed(&'static str),
 }
 
-impl From<Garbage> for Trouble {
-    fn from(garbage: Garbage) -> Trouble {
-        Trouble::Garbage(garbage.0)
+impl From<Malformed> for SessionError {
+    fn from(malformed: Malformed) -> SessionError {
+        SessionError::Malformed(malformed.0)
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Session {
     /// By receiver: room that is taken by what is under way.
     sent: Vec<u32>,
     /// By sender: room that was not given back yet.
-    owed: Vec<u32>,
+    uncredited: Vec<u32>,
 }
 
 impl Session {
@@ -87,7 +87,7 @@ impl Session {
             inbox: Inbox::default(),
             gone: vec![false; size],
             sent: vec![0; size],
-            owed: vec![0; size],
+            uncredited: vec![0; size],
         }
     }
 
@@ -95,7 +95,7 @@ impl Session {
     ///
     /// # Errors
     /// The session is over.
-    pub fn input(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
+    pub fn input(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
         let mut input = std::mem::take(&mut self.input);
         input.extend(bytes);
         let mut at = 0;
@@ -108,18 +108,18 @@ impl Session {
         Ok(())
     }
 
-    fn frame(&mut self, frame: Frame<'_>) -> Result<(), Trouble> {
+    fn frame(&mut self, frame: Frame<'_>) -> Result<(), SessionError> {
         let size = self.hello.size;
         let known = |rank: u32| match rank < size {
             true => Ok(rank as usize),
-            false => Err(Garbage("a rank that the job has not")),
+            false => Err(Malformed("a rank that the job has not")),
         };
         match (self.phase, frame) {
-            (_, Frame::Refused { why }) => return Err(Trouble::Refused(why.into())),
-            (_, Frame::Foreign { version }) => return Err(Trouble::Foreign(version)),
+            (_, Frame::Refused { why }) => return Err(SessionError::Refused(why.into())),
+            (_, Frame::Foreign { version }) => return Err(SessionError::Foreign(version)),
             (Phase::Greeted, Frame::Challenge { job, nonce, proof }) => {
                 if proof != self.hello.proof(&self.secret, "store", job, &nonce) {
-                    return Err(Trouble::Stranger);
+                    return Err(SessionError::WrongSecret);
                 }
                 self.job = job;
                 self.phase = Phase::Asked(nonce);
@@ -129,20 +129,20 @@ impl Session {
             }
             (Phase::Answered, Frame::Hosts { first, hosts }) => {
                 if first as usize != self.hosts.len() {
-                    return Err(Garbage("hosts of other ranks").into());
+                    return Err(Malformed("hosts of other ranks").into());
                 }
                 self.hosts.extend(hosts);
             }
             (Phase::Answered, Frame::Start) => {
                 if self.hosts.len() != size as usize {
-                    return Err(Garbage("hosts of more or fewer ranks").into());
+                    return Err(Malformed("hosts of more or fewer ranks").into());
                 }
                 self.phase = Phase::Started;
             }
             (Phase::Started, Frame::Message { peer, topic, bytes }) => {
                 let from = known(peer)?;
                 if !self.inbox.has_room(peer, bytes.len()) {
-                    return Err(Garbage("more messages than the window holds").into());
+                    return Err(Malformed("more messages than the window holds").into());
                 }
                 if !self.inbox.push(peer, topic, bytes.to_vec()) {
                     self.give_back(from, room(bytes.len()));
@@ -151,10 +151,10 @@ impl Session {
             (Phase::Started, Frame::Credit { peer, room }) => {
                 let sent = &mut self.sent[known(peer)?];
                 let left = sent.checked_sub(room);
-                *sent = left.ok_or(Garbage("received what was not sent"))?;
+                *sent = left.ok_or(Malformed("received what was not sent"))?;
             }
             (Phase::Started, Frame::Gone { rank }) => self.gone[known(rank)?] = true,
-            _ => return Err(Garbage("out of turn").into()),
+            _ => return Err(Malformed("out of turn").into()),
         }
         Ok(())
     }
@@ -218,7 +218,7 @@ impl Session {
     }
 
     /// Whether there is something to be written.
-    pub fn has_to_say(&self) -> bool {
+    pub fn has_output(&self) -> bool {
         !self.output.pending().is_empty()
     }
 
@@ -242,13 +242,13 @@ impl Session {
     }
 
     fn give_back(&mut self, from: usize, room: u32) {
-        let owed = &mut self.owed[from];
-        *owed += room;
-        if *owed >= CREDIT && from != self.hello.rank as usize {
-            let (peer, room) = (from as u32, std::mem::take(owed));
+        let uncredited = &mut self.uncredited[from];
+        *uncredited += room;
+        if *uncredited >= CREDIT && from != self.hello.rank as usize {
+            let (peer, room) = (from as u32, std::mem::take(uncredited));
             self.output.push(&Frame::Credit { peer, room });
         } else if from == self.hello.rank as usize {
-            *owed = 0;
+            *uncredited = 0;
         }
     }
 }
@@ -260,14 +260,14 @@ mod tests {
 
     const SIZE: u32 = 3;
 
-    fn hear(session: &mut Session, frame: &Frame<'_>) -> Result<(), Trouble> {
+    fn hear(session: &mut Session, frame: &Frame<'_>) -> Result<(), SessionError> {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         session.input(&bytes)
     }
 
     /// A session whose store knows `secret`.
-    fn challenged(secret: &Secret) -> (Session, Result<(), Trouble>) {
+    fn challenged(secret: &Secret) -> (Session, Result<(), SessionError>) {
         let hello = Hello::plain(0, SIZE);
         let (job, nonce) = (5, [2; 32]);
         let proof = hello.proof(secret, "store", job, &nonce);
@@ -291,12 +291,20 @@ mod tests {
     #[test]
     fn a_store_that_does_not_know_the_secret_gets_no_answer() {
         let (session, heard) = challenged(&Secret::from_bytes([8; 32]));
-        assert_eq!((heard, session.asked()), (Err(Trouble::Stranger), None));
+        assert_eq!(
+            (heard, session.asked()),
+            (Err(SessionError::WrongSecret), None)
+        );
     }
 
     #[test]
     fn hosts_must_come_in_order_and_all_before_the_start() {
-        let wrong = |heard| assert!(matches!(heard, Err(Trouble::Garbage(_))), "{heard:?}");
+        let wrong = |heard| {
+            assert!(
+                matches!(heard, Err(SessionError::Malformed(_))),
+                "{heard:?}"
+            )
+        };
         wrong(hear(&mut answered(), &hosts(1, 2)));
         let mut session = answered();
         hear(&mut session, &hosts(0, SIZE - 1)).unwrap();
@@ -321,7 +329,7 @@ mod tests {
         }
         assert!(matches!(
             hear(&mut session, &message),
-            Err(Trouble::Garbage(_))
+            Err(SessionError::Malformed(_))
         ));
     }
 }

@@ -79,15 +79,15 @@ fn system(path: &Path, e: impl Into<std::io::Error>) -> Error {
 }
 
 impl RankSlot {
-    /// Takes the place of `rank`, over what a dead one left.
+    /// Takes the slot of `rank`, over what a dead process left.
     ///
     /// # Errors
     /// `Protocol` if another process has it, `System`.
     pub fn take(path: &Path, rank: u32, size: u32, temporary: bool) -> Result<RankSlot> {
-        if let Some(there) = look(path, rank)
+        if let Some(there) = read_note(path, rank)
             && there.1
         {
-            return Err(second(rank));
+            return Err(duplicate_rank(rank));
         }
         let note = RankNote {
             rank,
@@ -127,9 +127,9 @@ impl RankSlot {
         let rank = self.note.rank;
         let mut pause = Duration::from_millis(1);
         loop {
-            if !look(&self.path, rank).is_some_and(|(note, _)| note == self.note) {
+            if !read_note(&self.path, rank).is_some_and(|(note, _)| note == self.note) {
                 // Two came at once, and the other one's note is there.
-                return Err(second(rank));
+                return Err(duplicate_rank(rank));
             }
             if rank == 0 {
                 let (ranks, missing) = self.gather()?;
@@ -159,7 +159,7 @@ impl RankSlot {
         let size = self.note.size;
         let (mut ranks, mut missing) = (Vec::new(), Vec::new());
         for rank in 0..size {
-            match look(&self.path, rank) {
+            match read_note(&self.path, rank) {
                 Some((note, true)) if note.size != size => {
                     let text = format!("thinks there are {} ranks, not {size}", note.size);
                     return Err(Error::new(JOIN, Kind::Protocol, text).with_rank(rank));
@@ -232,19 +232,19 @@ impl RankSlot {
 
     /// Whether the rank with this nonce still lives.
     pub fn lives(&self, rank: u32, nonce: &Nonce) -> bool {
-        look(&self.path, rank).is_some_and(|(note, locked)| locked && note.nonce == *nonce)
+        read_note(&self.path, rank).is_some_and(|(note, locked)| locked && note.nonce == *nonce)
     }
 }
 
 impl Drop for RankSlot {
     fn drop(&mut self) {
-        // What cannot be removed is removed by the next that takes this place.
+        // What cannot be removed is removed by the next that takes this slot.
         let _ = fs::remove_dir_all(self.mailbox());
         let RankNote { rank, nonce, .. } = self.note;
-        if look(&self.path, rank).is_some_and(|(note, _)| note.nonce == nonce) {
+        if read_note(&self.path, rank).is_some_and(|(note, _)| note.nonce == nonce) {
             let _ = remove(&self.path.join(note_name(rank)));
         }
-        if !anybody_lives(&self.path) {
+        if !any_rank_lives(&self.path) {
             if self.temporary {
                 let _ = fs::remove_dir_all(&self.path);
             } else if matches!(self.job(), Ok(Some(_))) {
@@ -255,11 +255,11 @@ impl Drop for RankSlot {
 }
 
 /// Whether any rank whose note lies in the directory lives.
-pub(super) fn anybody_lives(path: &Path) -> bool {
+pub(super) fn any_rank_lives(path: &Path) -> bool {
     let lives = |entry: std::io::Result<fs::DirEntry>| {
         let name = entry.ok()?.file_name();
         let rank = name.to_str()?.strip_prefix("rank-")?.parse().ok()?;
-        look(path, rank).filter(|(_, locked)| *locked)
+        read_note(path, rank).filter(|(_, locked)| *locked)
     };
     fs::read_dir(path).is_ok_and(|mut entries| entries.any(|e| lives(e).is_some()))
 }
@@ -273,7 +273,7 @@ fn remove(path: &Path) -> std::io::Result<()> {
 }
 
 /// A rank's note, and whether its process lives. None if there is none.
-fn look(path: &Path, rank: u32) -> Option<(RankNote, bool)> {
+fn read_note(path: &Path, rank: u32) -> Option<(RankNote, bool)> {
     let file = File::open(path.join(note_name(rank))).ok()?;
     let locked = match flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => false,
@@ -288,7 +288,7 @@ fn look(path: &Path, rank: u32) -> Option<(RankNote, bool)> {
 }
 
 #[cold]
-fn second(rank: u32) -> Error {
+fn duplicate_rank(rank: u32) -> Error {
     let text = format!("there is a second rank {rank}");
     Error::new(JOIN, Kind::Protocol, text).with_rank(rank)
 }
@@ -299,30 +299,30 @@ mod tests {
 
     #[test]
     fn a_rank_is_alive_while_its_own_note_is_locked() {
-        let place = std::env::temp_dir().join(format!("mp-test-slot-{}", std::process::id()));
-        private(&place).unwrap();
-        let first = RankSlot::take(&place, 1, 2, true).unwrap();
+        let directory = std::env::temp_dir().join(format!("mp-test-slot-{}", std::process::id()));
+        private(&directory).unwrap();
+        let first = RankSlot::take(&directory, 1, 2, true).unwrap();
         let nonce = first.note.nonce;
         assert!(first.lives(1, &nonce));
         // A note under another rank's name, and a note that no process has locked.
-        let (note, other) = (place.join(note_name(1)), place.join(note_name(0)));
+        let (note, other) = (directory.join(note_name(1)), directory.join(note_name(0)));
         fs::hard_link(&note, &other).unwrap();
-        assert!(look(&place, 0).is_none());
+        assert!(read_note(&directory, 0).is_none());
         remove(&other).unwrap();
         let copy = fs::read(&note).unwrap();
-        put(&place, &note_name(1), &copy).unwrap();
+        put(&directory, &note_name(1), &copy).unwrap();
         assert!(!first.lives(1, &nonce));
         remove(&note).unwrap();
-        let second = RankSlot::take(&place, 1, 2, true).unwrap();
+        let second = RankSlot::take(&directory, 1, 2, true).unwrap();
         assert!(second.lives(1, &second.note.nonce) && !second.lives(1, &nonce));
         // A rank whose note is not locked has not joined.
         let absent = RankNote {
             rank: 0,
             ..first.note
         };
-        put(&place, &note_name(0), &absent.encode()).unwrap();
+        put(&directory, &note_name(0), &absent.encode()).unwrap();
         assert_eq!(second.gather().unwrap().1, [0]);
         drop((first, second));
-        assert!(!place.exists());
+        assert!(!directory.exists());
     }
 }

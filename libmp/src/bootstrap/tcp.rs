@@ -13,16 +13,16 @@ use super::host::host;
 use super::secret::{number_of, random_bytes};
 pub use super::server::Server;
 use super::server::prepare;
-use super::session::{Session, Trouble};
+use super::session::{Session, SessionError};
 use super::wire::Hello;
 use super::{Bootstrap, JOIN, Secret, check, check_host, fits, full, gone, lock, missing};
 use crate::error::{Error, Kind, Result};
 
 /// Most bytes that one call reads.
-const TURN: usize = 1 << 18;
+const MAX_READ: usize = 1 << 18;
 
 /// How long a rank that leaves takes at most to get rid of what it said last.
-const FAREWELL: Duration = Duration::from_millis(250);
+const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
 /// How a rank comes to a store.
 #[derive(Clone, Debug)]
@@ -168,7 +168,7 @@ impl Tcp {
         let (job, descriptors) = match (session.job(), descriptors) {
             (job, Some(descriptors)) => (job, descriptors),
             // It has started, so it was asked.
-            _ => return Err(refused(join, Trouble::Garbage("out of turn"))),
+            _ => return Err(refused(join, SessionError::Malformed("out of turn"))),
         };
         Ok(Ok(Tcp {
             rank,
@@ -203,7 +203,7 @@ impl State {
         let lost = |e: std::io::Error| (Kind::System, format!("the store is gone: {e}"));
         let mut bytes = [0; 1 << 14];
         let mut taken = 0;
-        while taken < TURN {
+        while taken < MAX_READ {
             match self.stream.read(&mut bytes) {
                 Ok(0) => return Err((Kind::System, "the store is gone".into())),
                 Ok(n) => {
@@ -269,7 +269,7 @@ impl Bootstrap for Tcp {
             message = state.session.take(topic);
         }
         // Room given back: its sender may be waiting for it, and this rank not come again soon.
-        if state.session.has_to_say() {
+        if state.session.has_output() {
             state.pump();
         }
         match message {
@@ -282,7 +282,7 @@ impl Bootstrap for Tcp {
         self.descriptors.forget(topic);
         let mut state = self.state();
         state.session.forget(topic);
-        if state.session.has_to_say() {
+        if state.session.has_output() {
             state.pump();
         }
     }
@@ -317,23 +317,23 @@ impl Drop for Tcp {
         let state = state.unwrap_or_else(PoisonError::into_inner);
         if state.lost.is_none() {
             // What cannot be said in time is not said.
-            let _ = farewell(state);
+            let _ = close(state);
         }
     }
 }
 
 /// Writes what is left and waits until the store has read it: closing a socket on which unread
 /// bytes lie would throw away what the other end has not read.
-fn farewell(state: &mut State) -> std::io::Result<()> {
+fn close(state: &mut State) -> std::io::Result<()> {
     let State {
         stream, session, ..
     } = state;
     stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(FAREWELL))?;
-    stream.set_read_timeout(Some(FAREWELL))?;
+    stream.set_write_timeout(Some(CLOSE_LIMIT))?;
+    stream.set_read_timeout(Some(CLOSE_LIMIT))?;
     if session.output.flush(stream)? {
         stream.shutdown(Shutdown::Write)?;
-        let end = Instant::now() + FAREWELL;
+        let end = Instant::now() + CLOSE_LIMIT;
         let mut bytes = [0; 1 << 14];
         while Instant::now() < end && stream.read(&mut bytes)? > 0 {}
     }
@@ -387,7 +387,7 @@ fn broken(join: &Join, e: std::io::Error) -> Error {
 }
 
 #[cold]
-fn refused(join: &Join, e: Trouble) -> Error {
+fn refused(join: &Join, e: SessionError) -> Error {
     let text = format!("the store at {}: {e}", join.store);
     Error::new(JOIN, Kind::Protocol, text).with_rank(join.rank)
 }
@@ -414,7 +414,7 @@ mod tests {
         store.shutdown(Shutdown::Write).unwrap();
         // The input has arrived.
         state.stream.peek(&mut [0]).unwrap();
-        farewell(&mut state).unwrap();
+        close(&mut state).unwrap();
         drop(state);
         let mut heard = Vec::new();
         store.read_to_end(&mut heard).unwrap();

@@ -4,7 +4,7 @@
 //! little-endian. Greetings begin with a magic and the version, the same in every version.
 
 use super::bytes::Bytes;
-pub use super::bytes::Garbage;
+pub use super::bytes::Malformed;
 use super::{MAX_MESSAGE, Secret};
 use crate::bootstrap::secret::{Nonce, Proof};
 
@@ -182,16 +182,16 @@ impl Frame<'_> {
 ///
 /// # Errors
 /// The bytes do not begin with a frame of at most `limit` bytes.
-pub fn decode(bytes: &[u8], limit: usize) -> Result<Option<(Frame<'_>, usize)>, Garbage> {
+pub fn decode(bytes: &[u8], limit: usize) -> Result<Option<(Frame<'_>, usize)>, Malformed> {
     let Some((len, rest)) = bytes.split_first_chunk::<4>() else {
         return Ok(None);
     };
     let len = u32::from_le_bytes(*len) as usize;
     if len == 0 {
-        return Err(Garbage("an empty frame"));
+        return Err(Malformed("an empty frame"));
     }
     if len > limit.saturating_sub(4) {
-        return Err(Garbage("a frame that is too long"));
+        return Err(Malformed("a frame that is too long"));
     }
     let Some(frame) = rest.get(..len) else {
         return Ok(None);
@@ -240,11 +240,11 @@ impl Hello {
 
 impl<'a> Bytes<'a> {
     /// The frame of this kind whose body this is.
-    fn frame(&mut self, kind: u8) -> Result<Frame<'a>, Garbage> {
+    fn frame(&mut self, kind: u8) -> Result<Frame<'a>, Malformed> {
         Ok(match kind {
             1 | 2 => {
                 if self.array()? != MAGIC {
-                    return Err(Garbage("not a greeting of this protocol"));
+                    return Err(Malformed("not a greeting of this protocol"));
                 }
                 let version = self.u32()?;
                 if version != VERSION {
@@ -269,10 +269,10 @@ impl<'a> Bytes<'a> {
             4 => {
                 let text = self.rest();
                 if text.len() > MAX_TEXT {
-                    return Err(Garbage("a reason that is too long"));
+                    return Err(Malformed("a reason that is too long"));
                 }
                 let why = std::str::from_utf8(text);
-                let why = why.map_err(|_| Garbage("a reason that is no text"))?;
+                let why = why.map_err(|_| Malformed("a reason that is no text"))?;
                 Frame::Refused { why }
             }
             5 => Frame::Waiting {
@@ -287,7 +287,7 @@ impl<'a> Bytes<'a> {
             8 => {
                 let (peer, topic, bytes) = (self.u32()?, self.u64()?, self.rest());
                 if bytes.len() > MAX_MESSAGE {
-                    return Err(Garbage("a message that is too long"));
+                    return Err(Malformed("a message that is too long"));
                 }
                 Frame::Message { peer, topic, bytes }
             }
@@ -296,18 +296,18 @@ impl<'a> Bytes<'a> {
                 room: self.u32()?,
             },
             10 => Frame::Gone { rank: self.u32()? },
-            _ => return Err(Garbage("a frame of no known kind")),
+            _ => return Err(Malformed("a frame of no known kind")),
         })
     }
 
-    fn proof(&mut self) -> Result<Proof, Garbage> {
+    fn proof(&mut self) -> Result<Proof, Malformed> {
         Ok(Proof::from_bytes(self.array()?))
     }
 
-    fn list<const N: usize, T>(&mut self, read: fn([u8; N]) -> T) -> Result<Vec<T>, Garbage> {
+    fn list<const N: usize, T>(&mut self, read: fn([u8; N]) -> T) -> Result<Vec<T>, Malformed> {
         let (items, rest) = self.rest().as_chunks::<N>();
         if !rest.is_empty() || items.len() > MAX_LISTED {
-            return Err(Garbage("a list of another length"));
+            return Err(Malformed("a list of another length"));
         }
         Ok(items.iter().map(|i| read(*i)).collect())
     }

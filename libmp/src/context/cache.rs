@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use gdsync::gpu::{DevicePtr, Region};
 
 use crate::error::Result;
-use crate::path::{Nic, Rights};
+use crate::path::{Paths, Rights};
 use crate::region::{self, Memory};
 
 /// The registrations of one context.
@@ -51,12 +51,12 @@ impl Cache {
     }
 
     /// A region's.
-    pub fn region(&mut self, nic: &Nic, region: &Region) -> Result<Memory> {
+    pub fn region(&mut self, paths: &Paths, region: &Region) -> Result<Memory> {
         let key = (region.addr().0, region.len());
         if let Some(memory) = self.known.get(&key).and_then(Weak::upgrade) {
             return Ok(Memory(memory));
         }
-        let keys = nic.register(region, Rights::All)?;
+        let keys = paths.register(region, Rights::All)?;
         Ok(self.note(Memory::new(keys)))
     }
 
@@ -64,8 +64,8 @@ impl Cache {
     ///
     /// # Safety
     /// As for [`gdsync::Gpu::adopt`].
-    pub unsafe fn device(&mut self, nic: &Nic, addr: DevicePtr, len: usize) -> Result<Memory> {
-        let gpu = nic.gpu();
+    pub unsafe fn device(&mut self, paths: &Paths, addr: DevicePtr, len: usize) -> Result<Memory> {
+        let gpu = paths.gpu();
         let id = gpu.buffer_id(addr)?;
         let key = |id| (id, addr.0, len);
         if let Some(memory) = id.and_then(|id| self.devices.get(&key(id))?.upgrade()) {
@@ -73,7 +73,7 @@ impl Cache {
         }
         // SAFETY: the caller's promise is the one asked for.
         let region = unsafe { gpu.adopt(addr, len)? };
-        let memory = self.note(Memory::new(nic.register(&region, Rights::All)?));
+        let memory = self.note(Memory::new(paths.register(&region, Rights::All)?));
         if let Some(id) = id {
             self.devices.insert(key(id), Arc::downgrade(&memory.0));
         }
@@ -92,11 +92,11 @@ mod tests {
     #[test]
     fn registrations_are_found_while_their_memory_lives() {
         let gpu = Gpu::soft().unwrap();
-        let nic = Nic::of(&Device::emulated(&gpu).unwrap());
+        let paths = Paths::of(&Device::emulated(&gpu).unwrap());
         let mut cache = Cache::default();
         let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-        let memory = cache.region(&nic, &region).unwrap();
-        let again = cache.region(&nic, &region).unwrap();
+        let memory = cache.region(&paths, &region).unwrap();
+        let again = cache.region(&paths, &region).unwrap();
         assert_eq!(memory.keys().id(), again.keys().id());
         let at = region.addr();
         let key = |found: Option<Memory>| found.map(|m| m.keys().id());
@@ -111,7 +111,7 @@ mod tests {
         // Memory that is gone takes no place for ever.
         for _ in 0..1000 {
             let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-            cache.region(&nic, &region).unwrap();
+            cache.region(&paths, &region).unwrap();
         }
         assert!(cache.known.len() <= 64);
     }

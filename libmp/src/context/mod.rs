@@ -124,10 +124,11 @@ impl Context {
     }
 
     /// How this rank keeps the word that announces a message to `rank` behind its payload:
-    /// [`WordOrder::Plain`] or [`WordOrder::BehindRead`]. `None` before the two are connected.
+    /// [`WordOrder::Plain`] or [`WordOrder::BehindRead`]. `None` before the two are connected, and
+    /// for the rank itself, which no NIC reaches.
     pub fn word_order(&self, rank: u32) -> Option<WordOrder> {
         let state = self.engine().lock();
-        state.peers.get(rank)?.link.order
+        state.peers.get(rank)?.link.order()
     }
 
     /// By which path bytes reach `rank`, and why by that one. `None` if the job has no such rank.
@@ -137,7 +138,7 @@ impl Context {
 
     /// The NIC.
     pub fn device(&self) -> &Device {
-        &self.engine().nic.device
+        self.engine().paths.device()
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
@@ -146,7 +147,7 @@ impl Context {
     }
 
     fn register_new(&self, region: &Region) -> Result<Memory> {
-        let keys = self.engine().nic.register(region, Rights::All)?;
+        let keys = self.engine().paths.register(region, Rights::All)?;
         Ok(self.cache().note(Memory::new(keys)))
     }
 
@@ -164,7 +165,7 @@ impl Context {
     /// # Errors
     /// As [`Pd::register`](gdsync::rdma::Pd::register).
     pub fn register(&self, region: &Region) -> Result<Memory> {
-        self.cache().region(&self.engine().nic, region)
+        self.cache().region(&self.engine().paths, region)
     }
 
     /// Registers host memory of the application that stays until the process ends. For memory
@@ -238,7 +239,7 @@ impl Context {
     /// As [`Gpu::adopt`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_device(&self, addr: DevicePtr, len: usize) -> Result<Memory> {
         // SAFETY: the caller's promise is the one asked for.
-        unsafe { self.cache().device(&self.engine().nic, addr, len) }
+        unsafe { self.cache().device(&self.engine().paths, addr, len) }
     }
 
     /// Takes a buffer for messages. It is freed when nothing can reach it any more: no handle, no
@@ -260,7 +261,7 @@ impl Context {
     /// The buffer as well, if it is empty or cannot be registered.
     pub fn adopt_vec(&self, buffer: Vec<u8>) -> Result<Memory, (Vec<u8>, Error)> {
         let region = (self.gpu().adopt_vec(buffer)).map_err(|(buffer, e)| (buffer, e.into()))?;
-        match self.engine().nic.register(&region, Rights::All) {
+        match self.engine().paths.register(&region, Rights::All) {
             Ok(keys) => {
                 drop(region);
                 Ok(self.cache().note(Memory::new(keys)))

@@ -9,7 +9,7 @@ use gdsync::gpu::DevicePtr;
 use super::Context;
 use crate::error::{Error, Kind, Result};
 use crate::request::Done;
-use crate::request::table::RequestKey;
+use crate::request::table::{Operation, RequestKey};
 use crate::two_sided::engine::Engine;
 use crate::two_sided::wait::WAIT;
 
@@ -32,7 +32,7 @@ impl Drop for Request {
     fn drop(&mut self) {
         let engine = self.context.engine();
         let mut state = engine.lock();
-        engine.let_go(&mut state, self.key);
+        engine.drop_handle(&mut state, self.key);
     }
 }
 
@@ -40,7 +40,10 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.engine().lock();
         match state.requests.get(self.key) {
-            Some(e) => write!(f, "{}: {:?}", e.name(), e.phase),
+            Some(e) => match &e.operation {
+                Operation::Send(send) => write!(f, "{}: {:?}", e.name(), send.state),
+                Operation::Receive(receive) => write!(f, "{}: {:?}", e.name(), receive.state),
+            },
             None => f.write_str("a request that is not known"),
         }
     }
@@ -135,7 +138,7 @@ impl Request {
     pub fn cancel(&self) -> Result<()> {
         let engine = self.engine();
         let mut state = engine.lock();
-        engine.take_back(&mut state, self.key)
+        engine.cancel(&mut state, self.key)
     }
 
     /// A word of 64 bits that tells how the request ended, for kernels behind the wait:

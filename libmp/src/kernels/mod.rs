@@ -1,9 +1,10 @@
 //! The kernels of a message: what the stream does with it besides the network.
 //!
 //! Each is one function of C++ in `device/`: compiled to PTX that is part of the library, for
-//! CUDA, and by the host compiler, for the soft GPU. There are two, for the receiver's half
+//! CUDA, and by the host compiler, for the soft GPU. Two are for the receiver's half
 //! ([`Unpack`]) and the sender's ([`Stamp`]), each in two sizes: what a kernel is launched with is
-//! copied, so the usual message has the small one.
+//! copied, so the usual message has the small one. The third copies what a rank sends to itself
+//! ([`Puts`]).
 
 mod params;
 #[cfg(test)]
@@ -14,7 +15,7 @@ use gdsync::{Gpu, Stream};
 
 use crate::error::Result;
 
-pub(crate) use params::{Patch, SEGMENTS, STAMPS, Segment, Stamp, Unpack};
+pub(crate) use params::{PUTS, Patch, Puts, SEGMENTS, STAMPS, Segment, Stamp, Unpack};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -25,6 +26,7 @@ pub(crate) struct Kernels {
     unpack_30: Kernel,
     stamp_1: Kernel,
     stamp_16: Kernel,
+    put: Kernel,
     unpack: Dims,
     stamp: Dims,
 }
@@ -47,6 +49,7 @@ impl Kernels {
             unpack_30: module.kernel("mp_unpack_30")?,
             stamp_1: module.kernel("mp_stamp_1")?,
             stamp_16: module.kernel("mp_stamp_16")?,
+            put: module.kernel("mp_put")?,
             unpack: block(256),
             stamp: block(32),
         })
@@ -109,6 +112,36 @@ impl Kernels {
         };
         // SAFETY: the kernel accesses what `Stamp` names, which the caller vouches for.
         unsafe { stream.launch(kernel, self.stamp, params.bytes()) }?;
+        Ok(())
+    }
+
+    /// Enqueues puts of a rank to itself, of at most so many bytes. If the stream goes on to wait,
+    /// `passed` says what comes to which value when it has.
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Puts`] and the records that it names.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`] and [`Stream::launch_waiting`].
+    pub unsafe fn put(
+        &self,
+        stream: &Stream,
+        params: &Puts<PUTS>,
+        bytes: u64,
+        passed: Option<(&Word64, u64)>,
+    ) -> Result<()> {
+        // Blocks do not wait for each other: what comes in an order is one block's.
+        let dims = match (params.count, params.done) {
+            (1, 0) => stream.gpu().dims_for(bytes / 64),
+            _ => self.unpack,
+        };
+        // SAFETY: the kernel accesses what `Puts` names, which the caller vouches for.
+        unsafe {
+            match passed {
+                None => stream.launch(&self.put, dims, params.bytes())?,
+                Some(passed) => stream.launch_waiting(&self.put, dims, params.bytes(), passed)?,
+            }
+        }
         Ok(())
     }
 }

@@ -114,6 +114,28 @@ pub(crate) struct Stamp<const N: usize> {
     pub patch: [Patch; N],
 }
 
+/// The most puts that [`Puts`] has.
+pub(crate) const PUTS: usize = 4;
+
+/// Puts of a rank to itself, by records that `path::local` writes: carried out in their order,
+/// unless a record's opcode has become that of a NOP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Puts<const N: usize> {
+    /// A 32-bit word: nothing is put if it is not 0.
+    pub failed: u64,
+    /// The 64-bit word that comes to `serial` when all is put, or 0.
+    pub done: u64,
+    /// See `done`.
+    pub serial: u64,
+    /// Records in use, from the first.
+    pub count: u32,
+    /// By bit: the record puts 64-bit words, each as a whole and all behind what was put before.
+    pub words: u32,
+    /// The records.
+    pub record: [u64; N],
+}
+
 /// A structure as it lies in memory; the sizes repeat what the sources assert.
 macro_rules! layout {
     ($($name:ident { $head:literal + $element:literal * N }),*) => {$(
@@ -144,7 +166,8 @@ impl Stamp<STAMPS> {
     }
 }
 
-layout!(Unpack { 72 + 16 * N }, Stamp { 96 + 40 * N });
+layout!(Unpack { 72 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
 const _: () = assert!(size_of::<Unpack<1>>() == 88 && size_of::<Unpack<SEGMENTS>>() == 552);
+const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<STAMPS>>() == 736);

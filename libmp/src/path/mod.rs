@@ -3,21 +3,44 @@
 //! Messages need four things of a peer: put bytes into its memory ([`Batch::put`]), put a word of 64
 //! bits behind them ([`Batch::announce`]), wait for a word of this rank's own ([`List::wait_for`]),
 //! and know that what was put is done here ([`Lane::poll`]). What stands above speaks of nothing
-//! else: queue pairs, work requests and keys are known to `nic` alone.
+//! else: queue pairs, work requests and keys are known to `nic` alone, records of puts to `local`.
 //!
-//! Another path is a folder beside `nic`, a variant of [`Path`], and a kind of
+//! Each path is a folder with types of the same names; the types here are one or the other. Another
+//! path is a folder beside these, a variant of [`Path`], and a kind of
 //! [`wire::record::Record`](crate::wire::record::Record), by which ranks name their ends and their
 //! memory.
 
+mod batch;
+mod lane;
+mod link;
+mod list;
+mod local;
+mod memory;
 mod nic;
 mod order;
 
+use std::time::Duration;
+
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Region, Word32};
+use gdsync::rdma::Device;
+
+use crate::error::{Error, Kind, Result};
+use crate::kernels::Kernels;
+
+pub(crate) use batch::{Batch, Put};
+pub(crate) use lane::Lane;
+pub(crate) use link::{LANES, Link};
+pub(crate) use list::List;
+pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use nic::NicOptions;
-pub(crate) use nic::{
-    Batch, Keys, LANES, Lane, Link, List, MOST_BYTES, MOST_PIECES, Nic, Piece, Put, Remote, Rights,
-    Span,
-};
+pub(crate) use nic::Rights;
 pub use order::WordOrder;
+
+/// Pieces of one put.
+pub(crate) const MOST_PIECES: usize = 30;
+/// Bytes of one put.
+pub(crate) const MOST_BYTES: u64 = 1 << 30;
 
 /// How bytes reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +48,99 @@ pub use order::WordOrder;
 pub enum Path {
     /// By queue pairs of this rank's NIC.
     Nic,
+    /// By copies within the memory of this rank's GPU and host.
+    Local,
 }
 
 impl Path {
     /// The path from `me` to `peer`, and why it is that one.
     pub(crate) fn choose(me: u32, peer: u32) -> (Path, &'static str) {
         match me == peer {
-            true => (Path::Nic, "the NIC loops back to the rank itself"),
+            true => (
+                Path::Local,
+                "the rank itself: its memory is copied, by no NIC",
+            ),
             false => (Path::Nic, "the NIC reaches every rank"),
         }
     }
+}
+
+/// By which a rank reaches the others and itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Paths {
+    me: u32,
+    nic: nic::Nic,
+    local: local::Local,
+}
+
+impl Paths {
+    /// Those of rank `me`. Queue pairs of `device` give up after `timeout`, and tell `error` of
+    /// failures.
+    ///
+    /// # Errors
+    /// `Invalid` for options out of range; what gdsync refuses.
+    pub fn open(
+        me: u32,
+        device: &Device,
+        options: &NicOptions,
+        timeout: Duration,
+        error: &Word32,
+        kernels: Option<Kernels>,
+    ) -> Result<Paths> {
+        Ok(Paths {
+            me,
+            nic: nic::Nic::open(me, device, options, timeout, error)?,
+            local: local::Local::new(device.gpu(), kernels),
+        })
+    }
+
+    /// Those for tests of what memory is for, of a rank that none of them names.
+    #[cfg(test)]
+    pub fn of(device: &Device) -> Paths {
+        let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+        let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
+        let kernels = Kernels::of(device.gpu()).ok();
+        Paths::open(1 << 16, device, &options, Duration::ZERO, &error, kernels).unwrap()
+    }
+
+    /// The one to `peer`.
+    pub fn to(&self, peer: u32) -> Path {
+        Path::choose(self.me, peer).0
+    }
+
+    pub fn gpu(&self) -> &Gpu {
+        self.device().gpu()
+    }
+
+    /// The NIC.
+    pub fn device(&self) -> &Device {
+        &self.nic.device
+    }
+
+    /// Makes the keys of `region`.
+    pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
+        let nic = self.nic.register(region, rights)?;
+        Ok(Keys::new(nic, &self.local))
+    }
+
+    /// Pinned memory with keys.
+    pub fn pinned(&self, len: usize, rights: Rights) -> Result<Keys> {
+        self.register(&self.gpu().alloc(MemoryKind::Pinned, len)?, rights)
+    }
+
+    /// Whether memory has keys of these paths.
+    pub fn knows(&self, keys: &Keys) -> bool {
+        self.nic.knows(keys.nic())
+    }
+
+    /// Does the work of the paths that no thread does.
+    pub fn progress(&self) {
+        self.nic.device.progress();
+    }
+}
+
+/// What was made for one path, and used on another.
+#[cold]
+fn foreign(operation: &'static str) -> Error {
+    Error::new(operation, Kind::Invalid, "it belongs to another path")
 }

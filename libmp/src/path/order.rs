@@ -32,7 +32,9 @@ impl WordOrder {
         WordOrder::parse(&std::env::var("MP_TELL").unwrap_or_default())
     }
 
-    fn parse(value: &str) -> Result<WordOrder> {
+    /// What `value` of `MP_TELL` says.
+    #[doc(hidden)]
+    pub fn parse(value: &str) -> Result<WordOrder> {
         match value {
             "" | "auto" => Ok(WordOrder::Auto),
             "write" => Ok(WordOrder::Plain),
@@ -49,7 +51,8 @@ impl WordOrder {
     ///
     /// # Errors
     /// `Unsupported` if READs are needed and there are none.
-    pub(crate) fn choose(self, keeps: bool, reads: bool) -> Result<(WordOrder, &'static str)> {
+    #[doc(hidden)]
+    pub fn choose(self, keeps: bool, reads: bool) -> Result<(WordOrder, &'static str)> {
         let forced = "MP_TELL or NicOptions::word_order forces it";
         if on(Mutant::PlainTell) {
             return Ok((WordOrder::Plain, "a mutant forces it"));

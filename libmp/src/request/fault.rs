@@ -60,7 +60,7 @@ pub(crate) struct End {
     /// Its failure.
     pub fault: Option<Box<Fault>>,
     /// A call has returned the failure, or is about to.
-    pub taken: bool,
+    pub returned: bool,
 }
 
 /// Failures that no call has returned.
@@ -110,12 +110,12 @@ impl Faults {
 
     /// Forgets the faults of `stream`, or all, that are not a request's: a call has returned them.
     /// A group of several streams is returned for each of them.
-    pub fn take(&mut self, stream: Option<u64>) {
+    pub fn forget(&mut self, stream: Option<u64>) {
         self.kept.retain(|fault| !fault.is_of(stream));
         self.counted.retain_mut(|(fault, _)| {
-            let taken = fault.is_of(stream);
+            let returned = fault.is_of(stream);
             fault.streams.retain(|other| Some(*other) != stream);
-            !taken || stream.is_some() && !fault.streams.is_empty()
+            !returned || stream.is_some() && !fault.streams.is_empty()
         });
     }
 }

@@ -1,9 +1,10 @@
-//! The requests of a context: what became of each, and the words in which it is told.
+//! The requests of a context: what became of each, and the words that say how it ended.
 //!
 //! An entry lives while its request is unfinished or its handle is held; what is finished and
 //! held by nobody goes when the table is swept. Entries have a word each in pinned memory, by
 //! which kernels tell the CPU and streams how a request ended.
 
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use gds_step::Time;
@@ -27,7 +28,7 @@ const WORDS: usize = 16;
 pub(crate) const MAX_REQUESTS: usize = 1 << 16;
 
 /// Who does the work of a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Poster {
     /// The lane its puts go by.
     pub lane: u8,
@@ -35,20 +36,31 @@ pub(crate) struct Poster {
     pub stream: Option<WeakStream>,
 }
 
-/// How far a request has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+/// How far a send has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SendState {
     /// Has its number; nothing was posted.
+    #[default]
     Prepared,
-    /// A send of the CPU's that waits for room or for the receive. `announced`: the peer knows.
+    /// The CPU's: waits for room or for the receive. `announced`: the peer knows.
     Queued { announced: bool },
-    /// A send whose puts are posted: done with this one.
-    Sent(Put),
-    /// A receive that nobody has been told to take in.
-    Posted,
-    /// A receive from anybody that no message has matched.
+    /// Its puts are posted; it ends with this one.
+    InFlight(Put),
+    /// Ended.
+    Done(Status),
+}
+
+/// How far a receive has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ReceiveState {
+    /// Nothing was posted.
+    #[default]
+    Prepared,
+    /// From any rank, and no message has matched it.
     Unmatched,
-    /// A receive that a stream takes in: the one with this number.
+    /// Has its number; no stream takes its message in.
+    Posted,
+    /// A stream takes its message in: the one with this number.
     Claimed(u64),
     /// Ended.
     Done(Status),
@@ -84,13 +96,19 @@ impl Segments {
     }
 }
 
-/// What is to be done, with what only that has.
+/// What is to be done, and how far it has come.
 #[derive(Debug)]
 pub(crate) enum Operation {
-    /// A send; with what is found out late.
-    Send(Option<Box<Late>>),
-    /// A receive.
-    Receive(Receive),
+    Send(Outgoing),
+    Receive(Incoming),
+}
+
+/// What only a send has.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    pub state: SendState,
+    /// What is found out late.
+    pub late: Option<Box<Late>>,
 }
 
 /// Of a send whose length or destination is found out late.
@@ -103,9 +121,10 @@ pub(crate) struct Late {
     pub behind: Vec<Put>,
 }
 
-/// Of a receive.
+/// What only a receive has.
 #[derive(Debug, Default)]
-pub(crate) struct Receive {
+pub(crate) struct Incoming {
+    pub state: ReceiveState,
     /// Where a large message for scattered memory lands first.
     pub staging: Option<Memory>,
     /// The CPU was asked to see to its end.
@@ -117,8 +136,9 @@ pub(crate) struct Receive {
 }
 
 /// What has become of the application's handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Handle {
+    #[default]
     Held,
     Dropped,
     /// Dropped before the request was posted, whose number others come behind: its match is told
@@ -137,20 +157,19 @@ pub(crate) struct Waiter {
     pub passed: Option<Event>,
 }
 
-/// One request.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    pub operation: Operation,
+/// What every request has.
+#[derive(Debug, Default)]
+pub(crate) struct Common {
     pub peer: u32,
     pub tag: u32,
     /// Its number among the messages of peer and tag. Of a receive from anybody: once matched.
     pub number: u64,
     pub poster: Poster,
-    pub phase: Phase,
     pub handle: Handle,
     /// Bytes that are sent, or room for; once done, bytes that moved.
     pub len: u64,
-    /// Above the eager limit: a send waits for the receive, a receive has told where it is.
+    /// Above the eager limit, so by rendezvous: a send waits for the receive, a receive advertises
+    /// where it lies.
     pub large: bool,
     pub segments: Segments,
     /// Puts posted first (a send's all, but for stamped ones).
@@ -163,90 +182,147 @@ pub(crate) struct Entry {
     pub waiters: Vec<Waiter>,
     /// Since when it could have ended.
     pub since: Option<Time>,
-    /// The watchdog has named it.
-    pub named: bool,
+    /// The watchdog has warned of it.
+    pub warned: bool,
     /// How it ended, as far as it concerns errors.
     pub end: End,
 }
 
-impl Entry {
-    /// One without a number, held and prepared.
-    pub fn new(operation: Operation, peer: u32, tag: u32, segments: &[Slice]) -> Entry {
-        Entry {
-            operation,
+impl Common {
+    /// Of a request without a number, held and not posted.
+    pub fn new(peer: u32, tag: u32, segments: &[Slice]) -> Common {
+        Common {
             peer,
             tag,
-            number: 0,
-            poster: Poster {
-                lane: 0,
-                stream: None,
-            },
-            phase: Phase::Prepared,
-            handle: Handle::Held,
-            len: 0,
-            large: false,
             segments: Segments::new(segments),
-            puts: [None; 3],
-            timeout: None,
-            order: 0,
-            waiters: Vec::new(),
-            since: None,
-            named: false,
-            end: End::default(),
+            ..Common::default()
         }
     }
+}
 
+impl Incoming {
+    /// Whether the NIC writes the message to GPU memory, so that who waits for it has to flush.
+    pub fn lands_in_device(&self, common: &Common) -> bool {
+        let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
+        common.large && self.staging.is_none() && common.segments.as_slice().iter().any(device)
+    }
+}
+
+/// One request.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub common: Common,
+    pub operation: Operation,
+}
+
+impl Deref for Entry {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
+}
+
+impl DerefMut for Entry {
+    fn deref_mut(&mut self) -> &mut Common {
+        &mut self.common
+    }
+}
+
+impl Entry {
     pub fn is_receive(&self) -> bool {
-        matches!(self.operation, Operation::Receive(_))
+        self.receive().is_some()
     }
 
-    pub fn receive(&self) -> Option<&Receive> {
+    pub fn send(&self) -> Option<&Outgoing> {
+        match &self.operation {
+            Operation::Send(send) => Some(send),
+            Operation::Receive(_) => None,
+        }
+    }
+
+    pub fn receive(&self) -> Option<&Incoming> {
         match &self.operation {
             Operation::Receive(receive) => Some(receive),
             Operation::Send(_) => None,
         }
     }
 
-    pub fn receive_mut(&mut self) -> Option<&mut Receive> {
-        match &mut self.operation {
-            Operation::Receive(receive) => Some(receive),
-            Operation::Send(_) => None,
-        }
-    }
-
-    /// Of a receive, where a large message for scattered memory lands first.
-    pub fn staging(&self) -> Option<&Memory> {
-        self.receive()?.staging.as_ref()
-    }
-
-    /// Of a send, what is found out late.
-    pub fn late(&self) -> Option<&Late> {
+    /// Whether nothing was posted.
+    pub fn is_prepared(&self) -> bool {
         match &self.operation {
-            Operation::Send(late) => late.as_deref(),
-            Operation::Receive(_) => None,
+            Operation::Send(send) => send.state == SendState::Prepared,
+            Operation::Receive(receive) => receive.state == ReceiveState::Prepared,
         }
     }
 
-    /// Forgets what is found out late.
-    pub fn take_late(&mut self) -> Option<Box<Late>> {
+    /// Whether it is a receive from any rank that no message has matched.
+    pub fn is_unmatched(&self) -> bool {
+        let receive = self.receive();
+        receive.is_some_and(|receive| receive.state == ReceiveState::Unmatched)
+    }
+
+    /// Whether it is a send of the CPU's that waits for room or for the receive.
+    pub fn is_queued(&self) -> bool {
+        let send = self.send();
+        send.is_some_and(|send| matches!(send.state, SendState::Queued { .. }))
+    }
+
+    /// Of a send that is in flight, the put that it ends with.
+    pub fn in_flight(&self) -> Option<Put> {
+        match self.send()?.state {
+            SendState::InFlight(put) => Some(put),
+            _ => None,
+        }
+    }
+
+    /// The stream that takes its message in.
+    pub fn claimed_by(&self) -> Option<u64> {
+        match self.receive()?.state {
+            ReceiveState::Claimed(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// How it ended; `None`: it has not.
+    pub fn status(&self) -> Option<Status> {
+        match &self.operation {
+            Operation::Send(Outgoing {
+                state: SendState::Done(status),
+                ..
+            })
+            | Operation::Receive(Incoming {
+                state: ReceiveState::Done(status),
+                ..
+            }) => Some(*status),
+            _ => None,
+        }
+    }
+
+    /// Ends it.
+    pub fn end_with(&mut self, status: Status) {
         match &mut self.operation {
-            Operation::Send(late) => late.take(),
-            Operation::Receive(_) => None,
+            Operation::Send(send) => {
+                send.state = SendState::Done(status);
+                send.late = None;
+            }
+            Operation::Receive(receive) => receive.state = ReceiveState::Done(status),
         }
     }
 
     /// Gives up its memory: segments, and where a large message lands first.
     pub fn take_memory(&mut self) -> (Segments, Option<Memory>) {
-        let staging = self
-            .receive_mut()
-            .and_then(|receive| receive.staging.take());
+        let staging = match &mut self.operation {
+            Operation::Receive(receive) => receive.staging.take(),
+            Operation::Send(_) => None,
+        };
         (std::mem::take(&mut self.segments), staging)
     }
 
     /// All prepared puts, the newest first.
     pub fn newest_puts(&self) -> Vec<Put> {
-        let late = self.late().map_or(&[][..], |late| &late.behind);
-        let puts = late.iter().rev();
+        let late = self.send().and_then(|send| send.late.as_ref());
+        let puts = late.map_or(&[][..], |late| &late.behind).iter().rev();
         puts.chain(self.puts.iter().flatten().rev())
             .copied()
             .collect()
@@ -257,7 +333,7 @@ impl Entry {
 pub(crate) struct Table {
     entries: SlotMap<RequestKey, Entry>,
     chunks: Vec<Vec<Words>>,
-    /// Places of the slot map that were ever used; the next entry takes one of them or the next.
+    /// Slots of the map that were ever used; the next entry takes one of them or the next.
     used: usize,
     /// Sweep when so many entries live.
     sweep_at: usize,
@@ -297,12 +373,12 @@ impl Table {
         }
     }
 
-    /// Sees to it that there is a place for one more entry, and words for it.
+    /// Sees to it that there is room for one more entry, and words for it.
     ///
     /// # Errors
     /// `QueueFull` with the limit; `Gdsync` if there is no memory for its words.
     #[inline]
-    pub fn make_place(&mut self, gpu: &Gpu) -> Result<()> {
+    pub fn reserve(&mut self, gpu: &Gpu) -> Result<()> {
         if self.entries.len() >= MAX_REQUESTS {
             let what = "requests that are unfinished, or whose handles are held";
             let full = Error::new("prepare request", Kind::QueueFull, what);
@@ -316,7 +392,7 @@ impl Table {
         Ok(())
     }
 
-    /// Puts an entry in, whose words are clear, where a place was made for it.
+    /// Puts an entry in, whose words are clear, where room was reserved for it.
     #[inline]
     pub fn put(&mut self, entry: Entry) -> RequestKey {
         let key = self.entries.insert(entry);
@@ -342,18 +418,25 @@ impl Table {
         self.entries.get_mut(key)
     }
 
+    pub fn receive_mut(&mut self, key: RequestKey) -> Option<&mut Incoming> {
+        match &mut self.entries.get_mut(key)?.operation {
+            Operation::Receive(receive) => Some(receive),
+            Operation::Send(_) => None,
+        }
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (RequestKey, &Entry)> {
         self.entries.iter()
     }
 
     /// Forgets a request that has ended, if nobody needs its words any more.
-    pub fn release(&mut self, key: RequestKey) -> bool {
+    pub fn forget(&mut self, key: RequestKey) -> bool {
         let passed = |w: &Waiter| {
             let event = w.passed.as_ref();
             event.is_some_and(|event| event.is_done().unwrap_or(true))
         };
         let free = self.entries.get(key).is_some_and(|entry| {
-            let done = matches!(entry.phase, Phase::Done(_));
+            let done = entry.status().is_some();
             let marked = entry.receive().and_then(|receive| receive.marked.as_ref());
             let written = marked.is_none_or(|e| e.is_done().unwrap_or(true));
             done && entry.handle != Handle::Held && written && entry.waiters.iter().all(passed)
@@ -371,15 +454,15 @@ impl Table {
         let open = self
             .entries
             .iter()
-            .filter(|(_, e)| !matches!(e.phase, Phase::Done(_)) || e.handle != Handle::Held);
+            .filter(|(_, e)| e.status().is_none() || e.handle != Handle::Held);
         into.extend(open.map(|(key, _)| key));
     }
 
     /// Failures that no call has returned.
     pub fn faults(&mut self) -> impl Iterator<Item = (&Fault, &mut bool)> {
         let ends = self.entries.values_mut().map(|entry| &mut entry.end);
-        ends.filter_map(|end| Some((end.fault.as_deref()?, &mut end.taken)))
-            .filter(|(_, taken)| !**taken)
+        ends.filter_map(|end| Some((end.fault.as_deref()?, &mut end.returned)))
+            .filter(|(_, returned)| !**returned)
     }
 
     /// The next position in the order of posts.
@@ -402,13 +485,13 @@ impl Table {
         &self.words(key).mark
     }
 
-    /// What a kernel has told of the request's end.
-    pub fn told(&self, key: RequestKey) -> Option<(Status, u64)> {
+    /// How a kernel says that the request ended.
+    pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
         word::parse_result(self.words(key).result.load().unwrap_or(0))
     }
 
-    /// Tells how a request ended.
-    pub fn tell(&self, key: RequestKey, status: Status, len: u64) {
+    /// Stores how a request ended.
+    pub fn set_result(&self, key: RequestKey, status: Status, len: u64) {
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = self.result_word(key).store(word::result(status, len));
     }

@@ -8,11 +8,11 @@ use gdsync::Status;
 
 use super::engine::Engine;
 use super::peer::{Peers, Target};
-use super::receive::{settle_told, tell_place};
+use super::receive::{advertise, keep_ready_order};
 use super::state::State;
 use crate::error::{Kind, Result};
 use crate::path::Batch;
-use crate::request::table::{Phase, RequestKey, Table};
+use crate::request::table::{Entry, Operation, ReceiveState, RequestKey, Table};
 use crate::wire::word::WordKind;
 
 /// Receives from anybody that nothing has matched.
@@ -70,7 +70,7 @@ impl Matcher {
             let there = marked.is_none() || requests.mark_word(key).load().unwrap_or(0) == 1;
             if there
                 && !pass.blocked.contains(&entry.tag)
-                && let Some(rank) = mail(peers, entry.tag, self.from)
+                && let Some(rank) = unexpected(peers, entry.tag, self.from)
             {
                 self.waiting.remove(pass.at);
                 return Some((key, entry.tag, rank));
@@ -98,7 +98,7 @@ impl Engine {
         while let Some((key, tag, rank)) =
             state.matcher.next(&mut pass, &state.requests, &state.peers)
         {
-            match self.adopt(state, key, rank) {
+            match self.match_with(state, key, rank) {
                 // No room on the lane: it is tried again in the next round.
                 Err(e) if matches!(e.kind(), Kind::QueueFull | Kind::Busy) => {
                     state.matcher.put_back(&mut pass, key, tag);
@@ -118,39 +118,41 @@ impl Engine {
     }
 
     /// Makes the receive one from `rank`, whose next message is there or announced.
-    fn adopt(&self, state: &mut State, key: RequestKey, rank: u32) -> Result<()> {
+    fn match_with(&self, state: &mut State, key: RequestKey, rank: u32) -> Result<()> {
         let (Some(entry), Some(peer)) = (state.requests.get_mut(key), state.peers.get_mut(rank))
         else {
             return Ok(());
         };
-        let Some(channel) = peer.channels.recvs.get_mut(&entry.tag) else {
+        let Entry { common, operation } = entry;
+        let channel = peer.channels.recvs.get_mut(&common.tag);
+        let (Operation::Receive(receive), Some(channel)) = (operation, channel) else {
             return Ok(());
         };
         let number = channel.numbers.next();
-        entry.number = number;
+        common.number = number;
         let announced = matches!(channel.said(number), Some((Some(WordKind::Announce), _)));
-        if announced && entry.large {
-            settle_told(channel, &mut peer.link, number, 0)?;
+        if announced && common.large {
+            keep_ready_order(channel, &mut peer.link, number, 0)?;
             if let Some(lane) = peer.link.lane(0) {
                 let mut batch = Batch::new(lane);
-                tell_place(&mut batch, channel, entry)?;
-                *channel.told(number) = Some((0, batch.post()?));
+                advertise(&mut batch, channel, common, receive)?;
+                *channel.ready_put(number) = Some((0, batch.post()?));
             }
         }
-        entry.peer = rank;
+        common.peer = rank;
         // Matched, it is the CPU's, who took it up when its stream was there.
-        entry.poster.lane = 0;
-        entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
-        entry.phase = Phase::Posted;
+        common.poster.lane = 0;
+        common.end.stream = common.poster.stream.take().map(|stream| stream.id());
+        receive.state = ReceiveState::Posted;
         *channel.newest(number) = Some(key);
         channel.numbers.advance();
         Ok(())
     }
 }
 
-/// A rank whose next message under `tag` is there or announced, and which a receive can take: the
-/// first from `from` on.
-pub(super) fn mail(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
+/// A rank whose next message under `tag` is unexpected: there or announced, and no receive matches
+/// it. The first from `from` on.
+pub(super) fn unexpected(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
     let size = peers.size();
     (0..size).map(|i| (from + i) % size).find(|rank| {
         let Some(peer) = peers.get(*rank) else {
@@ -162,7 +164,7 @@ pub(super) fn mail(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
         let number = channel.numbers.next();
         let ready = match peer.is_here() {
             true => peer.is_open(0, Target::Lanes),
-            false => channel.has_mail(),
+            false => channel.has_unexpected(),
         };
         ready && channel.is_free(number) && channel.has_come(number, false)
     })
@@ -171,20 +173,17 @@ pub(super) fn mail(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::table::{Entry, Operation, Receive};
+    use crate::request::table::{Common, Incoming};
+    use crate::two_sided::receive::ANYBODY;
 
     #[test]
     fn receives_wait_in_their_order_and_one_that_is_gone_is_forgotten() {
         let (mut matcher, mut requests) = (Matcher::default(), Table::new());
-        requests.make_place(&gdsync::Gpu::soft().unwrap()).unwrap();
+        requests.reserve(&gdsync::Gpu::soft().unwrap()).unwrap();
         let mut post = |tag| {
-            let operation = Operation::Receive(Receive::default());
-            requests.put(Entry::new(
-                operation,
-                super::super::receive::ANYBODY,
-                tag,
-                &[],
-            ))
+            let operation = Operation::Receive(Incoming::default());
+            let common = Common::new(ANYBODY, tag, &[]);
+            requests.put(Entry { common, operation })
         };
         let keys = [post(1), post(2), post(1)];
         keys.into_iter().for_each(|key| matcher.add(key));

@@ -60,19 +60,19 @@ impl Channels {
     }
 
     /// Makes this side's half of the channel to the peer, if there is none and fewer than `limit`
-    /// are; what the peer must know goes to `say`.
+    /// are; what the peer must know goes to `out`.
     pub fn send_channel(
         &mut self,
         setup: &Setup<'_>,
         tag: u32,
         limit: usize,
-        say: &mut Vec<Control>,
+        out: &mut Vec<Control>,
     ) -> Result<&mut SendChannel> {
         if !self.sends.contains_key(&tag) {
             let shape = self.admit(self.sends.len(), limit, setup)?;
-            let channel = SendChannel::new(setup.nic, shape)?;
+            let channel = SendChannel::new(setup.paths, self.peer, shape)?;
             let block = channel.block();
-            say.push(Control::Sends { tag, block, shape });
+            out.push(Control::Sends { tag, block, shape });
             self.sends.insert(tag, channel);
         }
         Ok(self.sends.get_mut(&tag).expect("it was inserted"))
@@ -84,19 +84,19 @@ impl Channels {
         setup: &Setup<'_>,
         tag: u32,
         limit: usize,
-        say: &mut Vec<Control>,
+        out: &mut Vec<Control>,
     ) -> Result<&mut RecvChannel> {
         if !self.recvs.contains_key(&tag) {
             // A channel that only the peer has opened does not count against this side's limit.
             let channels = self.recvs.values();
             let own = channels.filter(|c| c.numbers.is_used() || !c.is_open());
             let shape = self.admit(own.count(), limit, setup)?;
-            let mut channel = RecvChannel::new(setup.nic, shape)?;
+            let mut channel = RecvChannel::new(setup.paths, self.peer, shape)?;
             if let Some(block) = self.deferred.remove(&tag) {
                 channel.open(&block)?;
             }
             let block = channel.block();
-            say.push(Control::Receives { tag, block, shape });
+            out.push(Control::Receives { tag, block, shape });
             self.recvs.insert(tag, channel);
         }
         Ok(self.recvs.get_mut(&tag).expect("it was inserted"))
@@ -127,10 +127,10 @@ impl Channels {
         setup: &Setup<'_>,
         tag: u32,
         block: &[Record],
-        say: &mut Vec<Control>,
+        out: &mut Vec<Control>,
     ) -> Result<()> {
         if self.recvs.contains_key(&tag) || self.has_mailbox_room(setup) {
-            let channel = self.recv_channel(setup, tag, COUNTERPARTS, say)?;
+            let channel = self.recv_channel(setup, tag, COUNTERPARTS, out)?;
             return channel.open(block);
         }
         self.admit(self.recvs.len() + self.deferred.len(), COUNTERPARTS, setup)?;
@@ -149,9 +149,9 @@ impl Channels {
         setup: &Setup<'_>,
         tag: u32,
         mailbox: &[Record],
-        say: &mut Vec<Control>,
+        out: &mut Vec<Control>,
     ) -> Result<()> {
-        let channel = self.send_channel(setup, tag, COUNTERPARTS, say)?;
+        let channel = self.send_channel(setup, tag, COUNTERPARTS, out)?;
         channel.open(mailbox)
     }
 
@@ -166,12 +166,12 @@ impl Channels {
         &mut self,
         setup: &Setup<'_>,
         wanted: &[u32],
-        say: &mut Vec<Control>,
+        out: &mut Vec<Control>,
     ) -> Result<()> {
         let tags: Vec<u32> = self.deferred.keys().copied().collect();
         for tag in tags {
             if wanted.contains(&tag) || self.has_mailbox_room(setup) {
-                self.recv_channel(setup, tag, COUNTERPARTS, say)?;
+                self.recv_channel(setup, tag, COUNTERPARTS, out)?;
             }
         }
         Ok(())
@@ -184,7 +184,7 @@ impl Channels {
 
     /// When most places for channels are taken, asks the peer about those that were not used for
     /// longest, whether they can go.
-    pub fn retire(&mut self, limit: usize, busy: &[u32], say: &mut Vec<Control>) {
+    pub fn retire(&mut self, limit: usize, busy: &[u32], out: &mut Vec<Control>) {
         if !self.is_crowded(limit) {
             return;
         }
@@ -193,11 +193,11 @@ impl Channels {
         let mut idle: Vec<_> = sends
             .filter(|(tag, channel)| channel.is_idle() && !busy.contains(tag))
             .collect();
-        idle.sort_unstable_by_key(|(tag, channel)| (channel.side.used, **tag));
+        idle.sort_unstable_by_key(|(tag, channel)| (channel.side.last_use, **tag));
         for (tag, channel) in idle.into_iter().take(most) {
             channel.side.retiring = true;
             let (tag, next) = (*tag, channel.numbers.next());
-            say.push(Control::Retire { tag, next });
+            out.push(Control::Retire { tag, next });
         }
     }
 
@@ -209,15 +209,15 @@ impl Channels {
     }
 
     /// The peer asks whether its channel under `tag` can go, whose next message has the number
-    /// `next`; `told`: nothing that tells it of a receive there is in flight.
+    /// `next`; `written`: no ready word for it is in flight.
     pub fn peer_retires(
         &mut self,
         tag: u32,
         next: u64,
-        told: impl FnOnce(&RecvChannel) -> bool,
+        written: impl FnOnce(&RecvChannel) -> bool,
     ) -> Control {
         let channel = self.recvs.get(&tag);
-        let gone = channel.is_none_or(|channel| channel.is_idle(next) && told(channel));
+        let gone = channel.is_none_or(|channel| channel.is_idle(next) && written(channel));
         if gone {
             self.recvs.remove(&tag);
             self.deferred.remove(&tag);
@@ -231,7 +231,7 @@ impl Channels {
             Some(channel) if !gone => {
                 channel.side.retiring = false;
                 // Others are asked about first.
-                channel.side.used = u64::MAX;
+                channel.side.last_use = u64::MAX;
             }
             Some(_) => _ = self.sends.remove(&tag),
             None => {
@@ -249,13 +249,13 @@ mod tests {
     use gdsync::rdma::{Device, Doorbell};
 
     use super::*;
-    use crate::path::Nic;
+    use crate::path::Paths;
     use crate::two_sided::config::Config;
     use crate::two_sided::lanes::Lanes;
 
     /// What the last message said to the peer names: tag, and memory.
-    fn named(say: &mut Vec<Control>) -> (u32, Vec<Record>) {
-        match say.pop() {
+    fn named(out: &mut Vec<Control>) -> (u32, Vec<Record>) {
+        match out.pop() {
             Some(Control::Sends { tag, block, .. } | Control::Receives { tag, block, .. }) => {
                 (tag, block)
             }
@@ -265,35 +265,39 @@ mod tests {
 
     fn with_setup(body: impl FnOnce(&Setup<'_>)) {
         let gpu = Gpu::soft().unwrap();
-        let nic = Nic::of(&Device::emulated(&gpu).unwrap());
+        let paths = Paths::of(&Device::emulated(&gpu).unwrap());
         let (config, lanes) = (Config::default(), Lanes::new(Doorbell::Auto));
-        let (nic, config, lanes) = (&nic, &config, &lanes);
-        body(&Setup { nic, config, lanes });
+        let (paths, config, lanes) = (&paths, &config, &lanes);
+        body(&Setup {
+            paths,
+            config,
+            lanes,
+        });
     }
 
     #[test]
     fn two_sides_open_a_channel_and_the_idle_one_goes_when_it_is_asked_for() {
         with_setup(|setup| {
-            let (mut a, mut b, mut say) = (Channels::new(1), Channels::new(0), Vec::new());
-            a.send_channel(setup, 7, 1, &mut say).unwrap();
-            let (tag, block) = named(&mut say);
+            let (mut a, mut b, mut out) = (Channels::new(1), Channels::new(0), Vec::new());
+            a.send_channel(setup, 7, 1, &mut out).unwrap();
+            let (tag, block) = named(&mut out);
             assert!(a.is_opening() && !a.can_send(tag));
-            b.peer_sends(setup, tag, &block, &mut say).unwrap();
+            b.peer_sends(setup, tag, &block, &mut out).unwrap();
             assert!(b.can_receive(tag));
-            let (tag, mailbox) = named(&mut say);
-            a.peer_receives(setup, tag, &mailbox, &mut say).unwrap();
-            assert!(a.can_send(tag) && !a.is_opening() && say.is_empty());
-            let full = a.send_channel(setup, 8, 1, &mut say).err().unwrap();
+            let (tag, mailbox) = named(&mut out);
+            a.peer_receives(setup, tag, &mailbox, &mut out).unwrap();
+            assert!(a.can_send(tag) && !a.is_opening() && out.is_empty());
+            let full = a.send_channel(setup, 8, 1, &mut out).err().unwrap();
             assert_eq!(full.kind(), Kind::QueueFull);
             // Another memory under the tag is refused.
-            a.recv_channel(setup, 7, 1, &mut say).unwrap();
-            let (_, other) = named(&mut say);
-            assert!(a.peer_receives(setup, tag, &other, &mut say).is_err());
+            a.recv_channel(setup, 7, 1, &mut out).unwrap();
+            let (_, other) = named(&mut out);
+            assert!(a.peer_receives(setup, tag, &other, &mut out).is_err());
 
             assert_eq!(a.retired(tag, true).unwrap_err().kind(), Kind::Protocol);
             for gone in [false, true] {
-                a.retire(1, &[], &mut say);
-                let Some(Control::Retire { tag: 7, next: 0 }) = say.pop() else {
+                a.retire(1, &[], &mut out);
+                let Some(Control::Retire { tag: 7, next: 0 }) = out.pop() else {
                     panic!("it was not asked about");
                 };
                 assert!(!a.can_send(7));
@@ -309,20 +313,20 @@ mod tests {
     #[test]
     fn a_peer_that_announces_too_many_tags_waits_for_mailboxes() {
         with_setup(|setup| {
-            let (mut a, mut b, mut say) = (Channels::new(1), Channels::new(0), Vec::new());
+            let (mut a, mut b, mut out) = (Channels::new(1), Channels::new(0), Vec::new());
             let places = (UNUSED_BYTES / setup.config.shape().mailbox_len()).max(UNUSED_TAGS);
-            a.send_channel(setup, 0, 1, &mut say).unwrap();
-            let (_, block) = named(&mut say);
+            a.send_channel(setup, 0, 1, &mut out).unwrap();
+            let (_, block) = named(&mut out);
             let mut announced = 0..;
             for tag in announced.by_ref().take(places) {
-                b.peer_sends(setup, tag, &block, &mut say).unwrap();
+                b.peer_sends(setup, tag, &block, &mut out).unwrap();
             }
             let late = announced.next().unwrap();
-            assert!(!b.has_deferred() && say.len() == places);
-            b.peer_sends(setup, late, &block, &mut say).unwrap();
-            b.make_mailboxes(setup, &[], &mut say).unwrap();
-            assert!(b.has_deferred() && say.len() == places);
-            b.make_mailboxes(setup, &[late], &mut say).unwrap();
+            assert!(!b.has_deferred() && out.len() == places);
+            b.peer_sends(setup, late, &block, &mut out).unwrap();
+            b.make_mailboxes(setup, &[], &mut out).unwrap();
+            assert!(b.has_deferred() && out.len() == places);
+            b.make_mailboxes(setup, &[late], &mut out).unwrap();
             assert!(!b.has_deferred() && b.can_receive(late));
         });
     }

@@ -4,17 +4,16 @@
 use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
-use super::credit::credit_on;
 use super::engine::Engine;
 use super::peer::Target;
 use super::progress::arrived;
-use super::receive::{ANYBODY, lands_in_device};
+use super::receive::ANYBODY;
 use super::spec::On;
 use super::state::{Guard, State, known};
 use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
 use crate::path::List;
-use crate::request::table::{Entry, Phase, RequestKey};
+use crate::request::table::{Common, Incoming, ReceiveState, RequestKey};
 use crate::wire::word::{self, WordKind};
 
 const WAIT: &str = "wait on stream";
@@ -57,9 +56,9 @@ impl Engine {
         let result = state.requests.result_addr(key).0;
         let entry = known(&mut state.requests, key)?;
         let rank = entry.peer;
-        match entry.phase {
-            Phase::Posted => {}
-            Phase::Prepared => return Err(Error::unposted(WAIT)),
+        match entry.receive().map(|receive| receive.state) {
+            Some(ReceiveState::Posted) => {}
+            Some(ReceiveState::Prepared) => return Err(Error::unposted(WAIT)),
             _ => return self.wait_for_result(&mut state.requests, key, stream),
         }
         let kernels = self.kernels(WAIT)?;
@@ -67,39 +66,39 @@ impl Engine {
             && !arrived(state, key)
         {
             let e = peer.error(WAIT);
-            state.take_fault(key);
+            state.return_fault(key);
             return Err(e);
         }
-        let (entry, channel, link) = state.incoming(key)?;
-        let number = entry.number;
-        let word = channel.word(number, entry.large);
+        let (common, receive, channel, link) = state.incoming(key)?;
+        let number = common.number;
+        let word = channel.word(number, common.large);
         stream.check_room(4)?;
         // The word of a short message is one that a kernel can wait for: no flush belongs to it.
-        let spins = !entry.large && link.lane(0).is_some_and(|lane| lane.may_spin());
+        let spins = !common.large && link.lane(0).is_some_and(|lane| lane.may_spin());
         let words = [result, self.error.addr().0];
         let passed = (channel.taken(number), word::threshold(number));
-        match &entry.poster.stream {
+        match &common.poster.stream {
             // The memory is the poster's until it has come to the receive.
             Some(poster) if poster.id() != stream.id() => poster.precede(stream)?,
             _ => {}
         }
         if !spins {
             let mut list = List::<2>::new();
-            list.wait_for(word, number, lands_in_device(entry));
+            list.wait_for(word, number, receive.lands_in_device(common));
             list.passed_by(passed.0, passed.1);
             list.post(stream, None)?;
         }
         let waits = spins.then_some(passed);
         // Words and payload are the channel's and the table's, which the state keeps; the segments
         // are kept by the entry until the kernel has told its result.
-        let launched = match entry.segments.as_slice().len() {
+        let launched = match common.segments.as_slice().len() {
             0 | 1 => {
-                let params = unpack::<1>(channel, entry, words, spins);
+                let params = unpack::<1>(channel, common, receive, words, spins);
                 // SAFETY: as said above.
                 unsafe { kernels.unpack(stream, &params, waits) }
             }
             _ => {
-                let params = unpack::<SEGMENTS>(channel, entry, words, spins);
+                let params = unpack::<SEGMENTS>(channel, common, receive, words, spins);
                 // SAFETY: as said above.
                 unsafe { kernels.unpack(stream, &params, waits) }
             }
@@ -109,25 +108,24 @@ impl Engine {
             Err(e) if spins => return Err(e),
             other => other,
         };
-        entry.order = order;
-        entry.since = None;
-        entry.phase = Phase::Claimed(stream.id());
+        common.order = order;
+        common.since = None;
+        receive.state = ReceiveState::Claimed(stream.id());
         if let Err(e) = launched {
             // The stream waits for a message that nothing would take in.
             let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));
-            if !channel.has_come(number, entry.large) {
+            if !channel.has_come(number, common.large) {
                 let _ = word.store(failed);
             }
             let _ = channel.taken(number).store(failed);
-            self.tear(state, key, &e);
+            self.fail_partly_posted(state, key, &e);
             return Err(e);
         }
         if let Some(run) = channel.count(number, lane, Some(stream.id()))
             && let Some(lane) = link.lane(lane)
-            && let Err(e) = credit_on(stream, lane, channel, &run)
+            && let Err(e) = channel.credit_on(stream, lane, run)
         {
             tracing::debug!(target: "mp", "the library tells rank {rank} what was taken: {e}");
-            channel.side.credits.keep(run);
         }
         Ok(())
     }
@@ -137,12 +135,13 @@ impl Engine {
 #[inline]
 fn unpack<const N: usize>(
     channel: &RecvChannel,
-    entry: &Entry,
+    common: &Common,
+    receive: &Incoming,
     words: [u64; 2],
     waits: bool,
 ) -> Unpack<N> {
-    let number = entry.number;
-    let segments = entry.segments.as_slice();
+    let number = common.number;
+    let segments = common.segments.as_slice();
     let mut list = [Segment::default(); N];
     for (place, segment) in list.iter_mut().zip(segments) {
         *place = Segment {
@@ -151,13 +150,13 @@ fn unpack<const N: usize>(
         };
     }
     Unpack {
-        word: channel.word(number, entry.large).addr().0,
+        word: channel.word(number, common.large).addr().0,
         payload: channel.payload_addr(number),
         consumed: channel.taken(number).addr().0,
         result: words[0],
         error: words[1],
-        capacity: entry.len,
-        staging: entry.staging().map_or(0, |m| m.region().addr().0),
+        capacity: common.len,
+        staging: (receive.staging.as_ref()).map_or(0, |m| m.region().addr().0),
         slot: channel.shape.room() as u32,
         seq: number as u32,
         segments: segments.len() as u32,

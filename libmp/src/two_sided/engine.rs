@@ -13,7 +13,7 @@ use super::state::{Guard, State};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::path::{Nic, NicOptions};
+use crate::path::{NicOptions, Paths};
 
 /// How often the background work is done.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
@@ -26,7 +26,7 @@ pub(crate) struct Engine {
     pub topic: u64,
     pub config: Config,
     pub gpu: Gpu,
-    pub nic: Nic,
+    pub paths: Paths,
     kernels: Option<Kernels>,
     pub bootstrap: Arc<dyn Bootstrap>,
     pub error: Word32,
@@ -62,7 +62,7 @@ impl Engine {
             size,
             topic: topic(&config.name, &*bootstrap),
             gpu: gpu.clone(),
-            nic: Nic::open(rank, device, nic, config.timeout, &error)?,
+            paths: Paths::open(rank, device, nic, config.timeout, &error, kernels.clone())?,
             kernels,
             error,
             state: Mutex::new(State::new(size, config.doorbell)),

@@ -6,45 +6,39 @@ use super::channel::RecvChannel;
 use super::engine::Engine;
 use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
-use super::receive::{ANYBODY, has_come_to, settle_told};
+use super::receive::{ANYBODY, has_come_to, keep_ready_order};
 use super::state::{State, known};
 use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Handle, Phase, RequestKey};
+use crate::request::table::{Entry, Handle, Operation, ReceiveState, RequestKey, SendState};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
 impl Engine {
     /// Ends a request: tells everybody, gives its memory up, and forgets it if nobody holds it.
     pub(crate) fn finish(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
-        let Some(entry) = state.requests.get(key) else {
-            return;
-        };
-        if matches!(entry.phase, Phase::Done(_)) {
+        let ended = |entry: &Entry| entry.status().is_some();
+        if state.requests.get(key).is_none_or(ended) {
             return;
         }
         let failed = status != Status::SUCCESS && status != Status::CANCELLED;
         if failed {
             // Before the word that streams wait for.
-            self.note(status);
-            self.fails(state, key, status, len);
+            self.set_error(status);
+            self.record_failure(state, key, status, len);
         }
-        let Some(entry) = state.requests.get(key) else {
-            return;
-        };
-        let looked_at = entry.handle == Handle::Held || !entry.waiters.is_empty();
-        if looked_at && state.requests.told(key).is_none() {
-            state.requests.tell(key, status, len);
+        let looked_at = |e: &Entry| e.handle == Handle::Held || !e.waiters.is_empty();
+        if state.requests.get(key).is_some_and(looked_at) && state.requests.result(key).is_none() {
+            state.requests.set_result(key, status, len);
         }
         let Some(entry) = state.requests.get_mut(key) else {
             return;
         };
-        entry.phase = Phase::Done(status);
+        entry.end_with(status);
         entry.len = len;
-        entry.take_late();
         entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
         let (segments, staging) = entry.take_memory();
         let (receive, rank, tag, number) =
@@ -64,18 +58,18 @@ impl Engine {
         }
         // The length is 0 if the sender dropped the message before it was posted: that is no
         // failure there.
-        let told = len == 0 || knows_too_long(state, rank, tag, number);
-        if receive && status == Status::TRUNCATED && !told {
-            self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
+        let known = len == 0 || knows_too_long(state, rank, tag, number);
+        if receive && status == Status::TRUNCATED && !known {
+            self.send_control(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         if failed {
             self.drop_fault(state, key);
         }
-        state.requests.release(key);
+        state.requests.forget(key);
     }
 
     /// Notes the failure of a request that ends, or that had ended well.
-    fn fails(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
+    fn record_failure(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
         if status == Status::ABORTED {
             return;
         }
@@ -93,22 +87,19 @@ impl Engine {
             Some(_) if !own => (order, Why::Peer),
             _ => (order, Why::Own(self.own_text(state, entry, status, len))),
         };
-        let claimed = match entry.phase {
-            Phase::Claimed(stream) => Some(stream),
-            _ => None,
-        };
         let poster = entry.poster.stream.as_ref().map(|stream| stream.id());
         let posted = poster.or(entry.end.stream);
         let waiters = entry.waiters.iter().map(|waiter| waiter.stream);
+        let streams = posted.into_iter().chain(entry.claimed_by());
         let fault = Fault {
             order,
             name,
             status,
             why,
-            streams: posted.into_iter().chain(claimed).chain(waiters).collect(),
+            streams: streams.chain(waiters).collect(),
         };
         if let Some(entry) = state.requests.get_mut(key) {
-            state.faults.open += usize::from(!entry.end.taken);
+            state.faults.open += usize::from(!entry.end.returned);
             entry.end.fault = Some(Box::new(fault));
         }
     }
@@ -117,7 +108,7 @@ impl Engine {
     fn drop_fault(&self, state: &mut State, key: RequestKey) {
         let entry = state.requests.get_mut(key);
         if let Some(entry) = entry.filter(|entry| entry.handle != Handle::Held)
-            && let Some(fault) = entry.end.fault.take().filter(|_| !entry.end.taken)
+            && let Some(fault) = entry.end.fault.take().filter(|_| !entry.end.returned)
         {
             self.keep_fault(state, *fault);
         }
@@ -137,15 +128,6 @@ impl Engine {
         }
     }
 
-    /// Ends what can end now.
-    fn settle(&self, state: &mut State) {
-        let mut keys = Vec::new();
-        state.requests.unfinished(&mut keys);
-        for key in keys {
-            self.advance(state, key);
-        }
-    }
-
     /// The first failure that no call has returned, of what was enqueued on `stream`, or of
     /// everything; `take`: this and all later ones count as returned.
     pub(crate) fn first_error(
@@ -156,7 +138,7 @@ impl Engine {
     ) -> Option<Error> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        self.settle(state);
+        self.advance_all(state);
         if state.faults.open == 0 && state.faults.counted.is_empty() {
             return None;
         }
@@ -167,11 +149,11 @@ impl Engine {
             }
         };
         let mut open = 0;
-        for (fault, taken) in state.requests.faults() {
+        for (fault, returned) in state.requests.faults() {
             if fault.is_of(stream) {
                 look(fault);
                 open += 1;
-                *taken = take;
+                *returned = take;
             }
         }
         let faults = &mut state.faults;
@@ -186,7 +168,7 @@ impl Engine {
         }
         if take {
             faults.open -= open;
-            faults.take(stream);
+            faults.forget(stream);
         }
         let error = self.fault_error(state, operation, &first?);
         Some(match count {
@@ -220,27 +202,27 @@ impl Engine {
         let next = next.and_then(|next| state.requests.get(next));
         // A later receive that has told where it is tells that this one is over. One that a stream
         // tells of, whenever it comes there, must not be overtaken by a word: there a message does.
-        let later = next.filter(|next| next.large && next.phase != Phase::Prepared);
-        let by_mail = later.is_some_and(|next| next.poster.stream.is_some());
-        let told = later.is_some()
+        let later = next.filter(|next| next.large && !next.is_prepared());
+        let by_control = later.is_some_and(|next| next.poster.stream.is_some());
+        let refused = later.is_some()
             || match refusal(channel, &mut peer.link, number) {
                 Ok(request) => {
-                    *channel.told(number) = Some((0, request));
+                    *channel.ready_put(number) = Some((0, request));
                     true
                 }
                 Err(e) => !matches!(e.kind(), Kind::QueueFull | Kind::Busy),
             };
-        if let Some(receive) = state.requests.get_mut(key).and_then(Entry::receive_mut) {
-            receive.refused = told;
+        if let Some(receive) = state.requests.receive_mut(key) {
+            receive.refused = refused;
         }
-        if by_mail {
-            self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
+        if by_control {
+            self.send_control(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
-        told
+        refused
     }
 
     /// Stores the status of the first request that failed.
-    pub(super) fn note(&self, status: Status) {
+    pub(super) fn set_error(&self, status: Status) {
         if self.error.load().unwrap_or(0) == 0 {
             // Pinned memory, which the CPU reaches: it cannot fail.
             let _ = self.error.store(status.0);
@@ -263,11 +245,11 @@ impl Engine {
             return;
         }
         // Numbers begin anew where a channel went and came again.
-        let born = channel.side.born;
-        self.note(Status::TRUNCATED);
+        let first_use = channel.side.first_use;
+        self.set_error(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
-            !entry.is_receive() && this && entry.order >= born
+            !entry.is_receive() && this && entry.order >= first_use
         });
         let Some((key, entry)) = found else {
             // The caller dropped the request, which has ended and is forgotten. A long one had
@@ -291,14 +273,14 @@ impl Engine {
             state.faults.open += 1;
             return self.keep_fault(state, fault);
         };
-        if !matches!(
-            entry.phase,
-            Phase::Queued { announced: true } | Phase::Sent(_) | Phase::Done(Status::SUCCESS)
-        ) {
-            return;
-        }
-        let (large, queued) = (entry.large, matches!(entry.phase, Phase::Queued { .. }));
-        if large && let Some(channel) = state.sending(rank, tag) {
+        let queued = match entry.send().map(|send| send.state) {
+            Some(SendState::Queued { announced: true }) => true,
+            Some(SendState::InFlight(_) | SendState::Done(Status::SUCCESS)) => false,
+            _ => return,
+        };
+        if entry.large
+            && let Some(channel) = state.sending(rank, tag)
+        {
             channel.refuse(number);
         }
         if queued {
@@ -306,15 +288,15 @@ impl Engine {
             return;
         }
         if let Some(entry) = state.requests.get_mut(key)
-            && let Phase::Done(status) = &mut entry.phase
+            && entry.status().is_some()
         {
-            *status = Status::TRUNCATED;
+            entry.end_with(Status::TRUNCATED);
             entry.len = len;
-            self.fails(state, key, Status::TRUNCATED, len);
+            self.record_failure(state, key, Status::TRUNCATED, len);
             self.drop_fault(state, key);
         }
         // One that has not ended learns it when it does: the word comes before its completion.
-        state.requests.tell(key, Status::TRUNCATED, len);
+        state.requests.set_result(key, Status::TRUNCATED, len);
     }
 
     /// Gives a peer up that failed a request.
@@ -340,8 +322,8 @@ impl Engine {
 
     /// Ends a request of which only a part is on the stream: the peer would wait for the rest for
     /// ever.
-    pub(super) fn tear(&self, state: &mut State, key: RequestKey, e: &Error) {
-        state.take_fault(key);
+    pub(super) fn fail_partly_posted(&self, state: &mut State, key: RequestKey, e: &Error) {
+        state.return_fault(key);
         let text = format!("enqueued in part only: {e}");
         self.give_up_for(state, key, Status::CLOSED, text);
         self.finish(state, key, Status::CLOSED, 0);
@@ -357,7 +339,7 @@ impl Engine {
         let lost = matches!(cause, Cause::Request { .. }) || self.loses(state, rank);
         if lost {
             // Before streams pass.
-            self.note(status);
+            self.set_error(status);
         }
         if lost || status != Status::REMOTE_ABORTED {
             let text = match &cause {
@@ -371,7 +353,7 @@ impl Engine {
         if let Some(peer) = state.peers.get_mut(rank) {
             peer.fail(Failure { status, cause });
         }
-        self.say_given_up(state, rank);
+        self.send_given_up(state, rank);
         self.host().ring();
     }
 
@@ -384,67 +366,45 @@ impl Engine {
             let Some(entry) = entry else {
                 return false;
             };
-            match entry.phase {
-                Phase::Prepared | Phase::Unmatched | Phase::Done(_) => false,
-                Phase::Queued { .. } => true,
-                Phase::Posted | Phase::Claimed(_) => !arrived(state, key),
-                Phase::Sent(put) => {
-                    let peer = state.peers.get_mut(rank);
-                    let lane = peer.and_then(|peer| peer.link.lane(entry.poster.lane));
-                    lane.is_some_and(|lane| !matches!(lane.poll(put), Ok(Some(Status::SUCCESS))))
-                }
+            match &entry.operation {
+                Operation::Send(send) => match send.state {
+                    SendState::Prepared | SendState::Done(_) => false,
+                    SendState::Queued { .. } => true,
+                    SendState::InFlight(put) => {
+                        let peer = state.peers.get_mut(rank);
+                        let lane = peer.and_then(|peer| peer.link.lane(entry.poster.lane));
+                        let polled = lane.map(|lane| lane.poll(put));
+                        !matches!(polled, None | Some(Ok(Some(Status::SUCCESS))))
+                    }
+                },
+                Operation::Receive(receive) => match receive.state {
+                    ReceiveState::Posted | ReceiveState::Claimed(_) => !arrived(state, key),
+                    _ => false,
+                },
             }
         })
     }
 
-    /// Gives everything up that is unfinished, and never waits: nobody is left who would look
-    /// after it. Streams pass.
-    pub(crate) fn abandon(&self) {
-        let mut state = self.lock();
-        for rank in 0..self.size {
-            if let Some(peer) = state.peers.get_mut(rank) {
-                if peer.is_here() {
-                    let cause = Cause::Other("this rank dropped its context".to_owned());
-                    let status = Status::CLOSED;
-                    peer.fail(Failure { status, cause });
-                }
-                for channel in peer.channels.recvs.values() {
-                    channel.release(Status::CLOSED);
-                }
-                self.say_given_up(&mut state, rank);
-            }
-        }
-        let mut keys = Vec::new();
-        state.requests.unfinished(&mut keys);
-        for key in keys {
-            // The context is gone: no call can return it.
-            state.take_fault(key);
-            let Some(entry) = state.requests.get(key) else {
-                continue;
-            };
-            // What a stream takes in is told by the kernel that it goes on to.
-            if !matches!(entry.phase, Phase::Claimed(_) | Phase::Sent(_)) {
-                self.finish(&mut state, key, Status::CLOSED, 0);
-            }
-        }
-        self.host().ring();
-    }
-
     /// Takes a request back that was not posted, or is a receive that nothing has matched.
-    pub(crate) fn take_back(&self, state: &mut State, key: RequestKey) -> Result<()> {
+    pub(crate) fn cancel(&self, state: &mut State, key: RequestKey) -> Result<()> {
         const OPERATION: &str = "cancel request";
         let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
-        let unposted = entry.phase == Phase::Prepared;
-        match entry.phase {
-            Phase::Prepared | Phase::Unmatched if entry.peer == ANYBODY => {
-                state.matcher.remove(key);
-                self.finish(state, key, Status::CANCELLED, 0);
-                return Ok(());
+        let unposted = entry.is_prepared();
+        if entry.peer == ANYBODY && (unposted || entry.is_unmatched()) {
+            state.matcher.remove(key);
+            self.finish(state, key, Status::CANCELLED, 0);
+            return Ok(());
+        }
+        let unknown = match &entry.operation {
+            Operation::Send(send) => send.state == SendState::Queued { announced: false },
+            Operation::Receive(receive) => {
+                let posted = receive.state == ReceiveState::Posted;
+                posted && entry.poster.stream.is_none() && !entry.large
             }
-            Phase::Prepared | Phase::Queued { announced: false } => {}
-            Phase::Posted if entry.poster.stream.is_none() && !entry.large => {}
-            _ => return late("it was posted"),
+        };
+        if !unposted && !unknown {
+            return late("it was posted");
         }
         let Some(peer) = state.peers.get_mut(entry.peer) else {
             return late("no connection");
@@ -480,31 +440,26 @@ impl Engine {
     }
 
     /// The application holds no handle any more.
-    pub(crate) fn let_go(&self, state: &mut State, key: RequestKey) {
+    pub(crate) fn drop_handle(&self, state: &mut State, key: RequestKey) {
         let Some(entry) = state.requests.get_mut(key) else {
             return;
         };
         entry.handle = Handle::Dropped;
-        match entry.phase {
-            Phase::Done(_) => {
-                self.drop_fault(state, key);
-                state.requests.release(key);
+        if entry.status().is_some() {
+            self.drop_fault(state, key);
+            state.requests.forget(key);
+        } else if entry.is_prepared() {
+            let back = self.cancel(state, key);
+            back.unwrap_or_else(|_| self.void(state, key));
+        } else if let Operation::Receive(receive) = &mut entry.operation
+            && receive.state == ReceiveState::Posted
+        {
+            // Nobody else is going to have it taken in. The stream is told now, while its
+            // owner has it.
+            receive.wanted = true;
+            if let Some(stream) = entry.poster.stream.clone() {
+                has_come_to(&mut state.requests, key, &stream);
             }
-            Phase::Prepared => {
-                let back = self.take_back(state, key);
-                back.unwrap_or_else(|_| self.void(state, key));
-            }
-            Phase::Posted => {
-                // Nobody else is going to have it taken in. The stream is told now, while its
-                // owner has it.
-                if let Some(receive) = entry.receive_mut() {
-                    receive.wanted = true;
-                }
-                if let Some(stream) = entry.poster.stream.clone() {
-                    has_come_to(&mut state.requests, key, &stream);
-                }
-            }
-            _ => {}
         }
     }
 
@@ -530,13 +485,15 @@ impl Engine {
         entry.large = false;
         entry.len = 0;
         entry.puts = [None; 3];
-        entry.take_late();
         entry.poster.lane = 0;
         entry.poster.stream = None;
-        entry.phase = match entry.is_receive() {
-            true => Phase::Posted,
-            false => Phase::Queued { announced: false },
-        };
+        match &mut entry.operation {
+            Operation::Send(send) => {
+                send.late = None;
+                send.state = SendState::Queued { announced: false };
+            }
+            Operation::Receive(receive) => receive.state = ReceiveState::Posted,
+        }
         let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);
         state.trash.memory.extend(staging);
@@ -546,7 +503,7 @@ impl Engine {
 
 /// Tells the sender of message `number` that its receive has ended without it.
 fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
-    settle_told(channel, link, number, 0)?;
+    keep_ready_order(channel, link, number, 0)?;
     let Some(lane) = link.lane(0) else {
         return Err(Error::new("refuse message", Kind::Closed, "no lane"));
     };

@@ -9,7 +9,7 @@ use crate::path::LANES;
 
 /// Who posts on a lane.
 #[derive(Debug)]
-struct LaneUse {
+struct LaneUsers {
     doorbell: Doorbell,
     /// One, unless there were more streams than lanes; none on the CPU's. Each with the doorbell that
     /// it asked for.
@@ -17,7 +17,7 @@ struct LaneUse {
 }
 
 /// The lanes of a context, the same to each peer. Lane 0 is the CPU's.
-pub(crate) struct Lanes(Vec<LaneUse>);
+pub(crate) struct Lanes(Vec<LaneUsers>);
 
 impl Lanes {
     pub fn new(doorbell: Doorbell) -> Lanes {
@@ -28,7 +28,7 @@ impl Lanes {
 
     fn add(&mut self, doorbell: Doorbell) -> u8 {
         let streams = Vec::new();
-        self.0.push(LaneUse { doorbell, streams });
+        self.0.push(LaneUsers { doorbell, streams });
         (self.0.len() - 1) as u8
     }
 
@@ -41,7 +41,7 @@ impl Lanes {
     #[inline]
     pub fn of(&self, stream: &Stream, doorbell: Doorbell) -> Option<u8> {
         let id = stream.id();
-        let its = |lane: &LaneUse| {
+        let its = |lane: &LaneUsers| {
             let mut streams = lane.streams.iter();
             streams.any(|(stream, wanted)| stream.id() == id && *wanted == doorbell)
         };
@@ -51,7 +51,7 @@ impl Lanes {
     /// Gives a stream that has none a lane: one whose streams are gone and on which, by `is_free`,
     /// nothing is posted, a new one, or if there are no more the one with the fewest streams.
     #[cold]
-    pub fn take(
+    pub fn assign(
         &mut self,
         stream: &Stream,
         doorbell: Doorbell,
@@ -64,8 +64,8 @@ impl Lanes {
         let others = 1..self.0.len() as u8;
         let with = |lane: u8| &self.0[usize::from(lane)];
         let free = others.clone().find(|lane| {
-            let lane_use = with(*lane);
-            lane_use.doorbell == doorbell && lane_use.streams.is_empty() && is_free(*lane)
+            let users = with(*lane);
+            users.doorbell == doorbell && users.streams.is_empty() && is_free(*lane)
         });
         let lane = match free {
             Some(lane) => lane,
@@ -102,22 +102,28 @@ mod tests {
         let mut streams: Vec<_> = (1..LANES).map(|_| gpu.stream().unwrap()).collect();
         for (at, stream) in streams.iter().enumerate() {
             assert_eq!(lanes.of(stream, Doorbell::Auto), None);
-            let lane = lanes.take(stream, Doorbell::Auto, |_| true, |_| false);
+            let lane = lanes.assign(stream, Doorbell::Auto, |_| true, |_| false);
             assert_eq!(usize::from(lane), at + 1);
             assert_eq!(lanes.of(stream, Doorbell::Auto), Some(lane));
         }
         // Shared: not the one where nothing can be posted.
         let more = gpu.stream().unwrap();
-        assert_eq!(lanes.take(&more, Doorbell::Auto, |_| true, |at| at == 1), 2);
+        assert_eq!(
+            lanes.assign(&more, Doorbell::Auto, |_| true, |at| at == 1),
+            2
+        );
         // One whose stream is gone, but not while its puts are under way.
         streams.remove(4);
         let last = [gpu.stream().unwrap(), gpu.stream().unwrap()];
         assert_eq!(
-            lanes.take(&last[0], Doorbell::Auto, |at| at != 5, |_| false),
+            lanes.assign(&last[0], Doorbell::Auto, |at| at != 5, |_| false),
             5
         );
         streams.remove(4);
-        assert_eq!(lanes.take(&last[1], Doorbell::Auto, |_| true, |_| false), 6);
+        assert_eq!(
+            lanes.assign(&last[1], Doorbell::Auto, |_| true, |_| false),
+            6
+        );
         assert_eq!(lanes.like(3).count(), LANES - 1);
     }
 }

@@ -7,7 +7,7 @@ use gds_step::Time;
 use super::engine::Engine;
 use super::peer::{Peer, Peers};
 use super::state::State;
-use crate::request::table::{Phase, Table};
+use crate::request::table::Table;
 use crate::wire::control::Control;
 
 /// How often the bootstrap is asked which ranks are gone: one in turn, and each that a request
@@ -94,7 +94,7 @@ impl GonePoll {
         let size = peers.size();
         let mut asked = vec![false; size as usize];
         for (_, entry) in requests.iter() {
-            let waits = !matches!(entry.phase, Phase::Done(_) | Phase::Prepared);
+            let waits = !entry.is_prepared() && entry.status().is_none();
             if let Some(asked) = asked.get_mut(entry.peer as usize) {
                 *asked |= waits;
             }
@@ -133,7 +133,7 @@ impl Engine {
         if let Some(peer) = state.peers.get_mut(rank).filter(other)
             && peer.pulse.probe(since, now, self.silence())
         {
-            self.say(state, rank, vec![Control::Ping]);
+            self.send_control(state, rank, vec![Control::Ping]);
         }
     }
 }

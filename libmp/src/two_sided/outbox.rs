@@ -51,9 +51,9 @@ impl Outbox {
     /// Sends what `send` takes, in the order of each rank, and keeps the rest.
     pub fn flush(&mut self, mut send: impl FnMut(u32, &Control) -> Result<()>) -> Sent {
         let mut sent = Sent::default();
-        let mut held: Vec<u32> = Vec::new();
+        let mut blocked: Vec<u32> = Vec::new();
         for (rank, message) in mem::take(&mut self.waiting) {
-            if held.contains(&rank) {
+            if blocked.contains(&rank) {
                 self.waiting.push((rank, message));
                 continue;
             }
@@ -69,7 +69,7 @@ impl Outbox {
                     }
                 }
                 Err(e) => {
-                    held.push(rank);
+                    blocked.push(rank);
                     self.waiting.push((rank, message));
                     if e.kind() != Kind::QueueFull {
                         // The error says nothing about the peer.

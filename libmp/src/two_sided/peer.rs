@@ -11,7 +11,7 @@ use super::config::Config;
 use super::lanes::Lanes;
 use super::liveness::Pulse;
 use crate::error::{Error, Kind, Result};
-use crate::path::{Link, Nic, Put};
+use crate::path::{Link, Paths, Put};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::wire::control::{Control, Shape};
@@ -107,7 +107,7 @@ pub(crate) enum Target {
 
 /// What peers are made with.
 pub(crate) struct Setup<'a> {
-    pub nic: &'a Nic,
+    pub paths: &'a Paths,
     pub config: &'a Config,
     pub lanes: &'a Lanes,
 }
@@ -152,7 +152,7 @@ impl Peer {
     pub fn error(&self, operation: &'static str) -> Error {
         let rank = self.rank;
         let Some(failure) = self.failure() else {
-            return super::state::gone("no connection", rank);
+            return super::state::closed("no connection", rank);
         };
         let error = match &failure.cause {
             Cause::Protocol(why) => Error::new(operation, Kind::Protocol, why.as_str()),
@@ -192,45 +192,44 @@ impl Peer {
     /// Whether a request may use `target`: all is open, or the peer was given up but left a message
     /// that can still be taken.
     #[inline]
-    pub fn may(&self, lane: u8, target: Target) -> bool {
+    pub fn can_post(&self, lane: u8, target: Target) -> bool {
         match (&self.standing, target) {
             (Standing::Here { .. }, _) => self.is_open(lane, target),
             (Standing::GivenUp(_), Target::Recv(tag)) => {
                 let channel = self.channels.recvs.get(&tag);
-                channel.is_some_and(RecvChannel::has_mail)
+                channel.is_some_and(RecvChannel::has_unexpected)
             }
             (Standing::GivenUp(_), _) => false,
         }
     }
 
-    /// Makes this side's part of what is to be open; what the peer must know goes to `say`.
+    /// Makes this side's part of what is to be open; what the peer must know goes to `out`.
     pub fn begin(
         &mut self,
         setup: &Setup<'_>,
         lane: u8,
         target: Target,
-        say: &mut Vec<Control>,
+        out: &mut Vec<Control>,
     ) -> Result<()> {
-        self.lane(setup, 0, say)?;
-        self.lane(setup, lane, say)?;
+        self.lane(setup, 0, out)?;
+        self.lane(setup, lane, out)?;
         let (channels, limit) = (&mut self.channels, setup.config.channels);
         match target {
             Target::Lanes => Ok(()),
-            Target::Send(tag) => channels.send_channel(setup, tag, limit, say).map(drop),
-            Target::Recv(tag) => channels.recv_channel(setup, tag, limit, say).map(drop),
+            Target::Send(tag) => channels.send_channel(setup, tag, limit, out).map(drop),
+            Target::Recv(tag) => channels.recv_channel(setup, tag, limit, out).map(drop),
         }
     }
 
-    /// Makes this side's end of a lane; what the peer must know goes to `say`.
-    fn lane(&mut self, setup: &Setup<'_>, lane: u8, say: &mut Vec<Control>) -> Result<()> {
+    /// Makes this side's end of a lane; what the peer must know goes to `out`.
+    fn lane(&mut self, setup: &Setup<'_>, lane: u8, out: &mut Vec<Control>) -> Result<()> {
         let doorbell = setup.lanes.doorbell(lane);
         let doorbell = doorbell.unwrap_or(setup.config.doorbell);
-        let made = self.link.make(setup.nic, lane, doorbell)?;
-        say.extend(made.map(|end| Control::Connect {
+        let made = self.link.make(setup.paths, lane, doorbell)?;
+        out.extend(made.map(|end| Control::Connect {
             lane,
             ends: vec![end],
             shape: setup.config.shape(),
-            keeps_order: setup.nic.device.keeps_write_order(),
         }));
         Ok(())
     }
@@ -239,44 +238,39 @@ impl Peer {
     ///
     /// # Errors
     /// `Protocol` for what cannot be meant for this side; else what opening its counterpart refuses.
-    pub fn hear(
+    pub fn handle(
         &mut self,
         setup: &Setup<'_>,
         message: &Control,
-        say: &mut Vec<Control>,
+        out: &mut Vec<Control>,
     ) -> Result<()> {
         match message {
-            Control::Connect {
-                lane,
-                ends,
-                shape,
-                keeps_order,
-            } => {
-                self.lane(setup, 0, say)?;
+            Control::Connect { lane, ends, shape } => {
+                self.lane(setup, 0, out)?;
                 // What is said now tells the peer, too, how this side is set up.
-                self.lane(setup, *lane, say)?;
+                self.lane(setup, *lane, out)?;
                 self.agree(setup, *shape)?;
-                self.link.connect(setup.nic, *lane, ends, *keeps_order)?;
-                say.push(Control::Up { lane: *lane });
+                self.link.connect(setup.paths, *lane, ends)?;
+                out.push(Control::Up { lane: *lane });
             }
             Control::Up { lane } => self.link.connected(*lane)?,
             Control::Sends { tag, block, shape } => {
                 self.agree(setup, *shape)?;
-                self.channels.peer_sends(setup, *tag, block, say)?;
+                self.channels.peer_sends(setup, *tag, block, out)?;
             }
             Control::Receives { tag, block, shape } => {
                 self.agree(setup, *shape)?;
-                self.channels.peer_receives(setup, *tag, block, say)?;
+                self.channels.peer_receives(setup, *tag, block, out)?;
             }
             Control::Retire { tag, next } => {
                 let link = &mut self.link;
-                // Nothing that tells of a receive is in flight to the peer's memory.
+                // No ready word is in flight to the peer's memory.
                 let mut done = |(lane, put): (u8, Put)| {
                     let lane = link.lane(lane);
                     lane.is_none_or(|lane| !lane.is_pending(put))
                 };
-                let told = |channel: &RecvChannel| channel.all_told().all(&mut done);
-                say.push(self.channels.peer_retires(*tag, *next, told));
+                let written = |channel: &RecvChannel| channel.ready_puts().all(&mut done);
+                out.push(self.channels.peer_retires(*tag, *next, written));
             }
             Control::Retired { tag, gone } => self.channels.retired(*tag, *gone)?,
             Control::Leaving | Control::Left => {
@@ -287,10 +281,26 @@ impl Peer {
                     }
                 }
             }
-            Control::Ping => say.push(Control::Pong),
+            Control::Ping => out.push(Control::Pong),
             Control::Pong | Control::Truncated { .. } | Control::GivenUp => {}
         }
         Ok(())
+    }
+
+    /// Writes the credits that are due, of all channels. `true`: there were some.
+    pub fn write_credits(&mut self) -> bool {
+        let Some(lane) = self.link.lane(0) else {
+            return false;
+        };
+        let mut credited = false;
+        for channel in self.channels.recvs.values_mut() {
+            while let Some(run) = channel.credit_due()
+                && channel.credit_by_cpu(Some(&mut *lane), run)
+            {
+                credited = true;
+            }
+        }
+        credited
     }
 
     fn agree(&self, setup: &Setup<'_>, theirs: Shape) -> Result<()> {

@@ -5,12 +5,13 @@ use gdsync::{Status, Stream};
 
 use super::config::Full;
 use super::engine::Engine;
-use super::receive::lands_in_device;
-use super::state::{Guard, State, gone, known};
+use super::state::{Guard, State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
 use crate::path::{List, MOST_BYTES};
-use crate::request::table::{Entry, Phase, RequestKey, Segments, Table, Waiter};
+use crate::request::table::{
+    Common, Entry, Operation, Outgoing, RequestKey, Segments, SendState, Table, Waiter,
+};
 
 const POST: &str = "post request";
 
@@ -70,20 +71,20 @@ impl Engine {
     #[inline]
     pub(super) fn start(
         &self,
-        mut held: Option<Guard<'_>>,
+        mut locked: Option<Guard<'_>>,
         post: bool,
         mut number: impl FnMut(&mut State) -> Result<(RequestKey, bool)>,
     ) -> Result<RequestKey> {
         self.with_room(|| {
-            let mut state = held.take().unwrap_or_else(|| self.lock());
+            let mut state = locked.take().unwrap_or_else(|| self.lock());
             let (key, posted) = number(&mut state)?;
             if post
                 && !posted
                 && let Err(e) = self.post_now(&mut state, key)
             {
                 // It was numbered just now: nobody was told of it, and nobody came behind.
-                let _ = self.take_back(&mut state, key);
-                self.let_go(&mut state, key);
+                let _ = self.cancel(&mut state, key);
+                self.drop_handle(&mut state, key);
                 return Err(e);
             }
             Ok(key)
@@ -105,85 +106,85 @@ impl Engine {
     fn post_now(&self, state: &mut State, key: RequestKey) -> Result<()> {
         let order = state.requests.order();
         let entry = known(&mut state.requests, key)?;
-        if entry.phase != Phase::Prepared {
+        if !entry.is_prepared() {
             return Err(Error::new(POST, Kind::Busy, "it was posted, or has ended"));
         }
         entry.order = order;
-        let (rank, receive) = (entry.peer, entry.is_receive());
-        if !receive
-            && let Some(peer) = state.peers.get(rank)
+        let Entry { common, operation } = entry;
+        let Operation::Send(send) = operation else {
+            return self.post_recv(state, key);
+        };
+        if let Some(peer) = state.peers.get(common.peer)
             && !peer.is_here()
         {
             return Err(peer.error(POST));
         }
-        match receive {
-            true => self.post_recv(state, key),
-            false => self.post_send(state, key),
+        if let Some(stream) = common.poster.stream.clone() {
+            return self.post_send(state, key, &stream);
         }
+        read_length(common, send)?;
+        send.state = SendState::Queued { announced: false };
+        self.push_send(state, key);
+        Ok(())
     }
 
-    fn post_send(&self, state: &mut State, key: RequestKey) -> Result<()> {
+    /// Posts a send on the stream that it was prepared on.
+    fn post_send(&self, state: &mut State, key: RequestKey, stream: &WeakStream) -> Result<()> {
         let result_addr = state.requests.result_addr(key).0;
-        let entry = known(&mut state.requests, key)?;
-        let Some(stream) = entry.poster.stream.clone() else {
-            read_length(entry)?;
-            entry.phase = Phase::Queued { announced: false };
-            self.push_send(state, key);
-            return Ok(());
+        let (common, send, channel, link) = state.outgoing(key)?;
+        let Some(lane) = link.lane(common.poster.lane) else {
+            return Err(closed("no lane", common.peer));
         };
-        let (entry, channel, link) = state.outgoing(key)?;
-        let Some(lane) = link.lane(entry.poster.lane) else {
-            return Err(gone("no lane", entry.peer));
-        };
-        let stream = &*lent(&stream)?;
+        let stream = &*lent(stream)?;
         uncaptured(stream, POST)?;
         let mut list = List::<6>::new();
-        channel.lead_in(entry.number, !entry.large, &mut list)?;
-        list.put(entry.puts.iter().flatten().copied());
-        let Some(late) = entry.late() else {
+        channel.lead_in(common.number, !common.large, &mut list)?;
+        list.put(common.puts.iter().flatten().copied());
+        let Some(late) = &send.late else {
             list.post(stream, Some(lane))?;
-            let last = entry.puts.iter().flatten().next_back();
-            entry.phase = last.map_or(Phase::Done(Status::SUCCESS), |last| Phase::Sent(*last));
+            let last = common.puts.iter().flatten().next_back();
+            let done = SendState::Done(Status::SUCCESS);
+            send.state = last.map_or(done, |last| SendState::InFlight(*last));
             return Ok(());
         };
-        stream.check_room(4)?;
-        let ready = channel.ready(entry.number);
-        if entry.large {
-            list.wait_for(ready, entry.number, false);
+        stream.check_room(lane.submissions(late.behind.len()))?;
+        let ready = channel.ready(common.number);
+        if common.large {
+            list.wait_for(ready, common.number, false);
         }
         let mut params = Stamp {
-            ready: if entry.large { ready.addr().0 } else { 0 },
-            info: channel.place_addr(entry.number),
-            stamp: channel.stamp_addr(entry.number),
+            ready: if common.large { ready.addr().0 } else { 0 },
+            info: channel.place_addr(common.number),
+            stamp: channel.stamp_addr(common.number),
             length: late.length.as_ref().map_or(0, |w| w.addr().0),
             offset: late.offset.as_ref().map_or(0, |w| w.addr().0),
-            size: entry.len,
-            source: entry.segments.as_slice().first().map_or(0, |s| s.addr()),
+            size: common.len,
+            source: common.segments.as_slice().first().map_or(0, |s| s.addr()),
             result: result_addr,
             error: self.error.addr().0,
             stamp_control: 0,
             chunk: MOST_BYTES,
             chunks: 0,
-            seq: entry.number as u32,
+            seq: common.number as u32,
             patch: [Patch::default(); STAMPS],
         };
         let found = [late.length.is_some(), late.offset.is_some()];
-        let stamp = lane.patch(&late.behind, entry.large, found, &mut params)?;
+        let stamp = lane.patch(&late.behind, common.large, found, &mut params)?;
         list.post(stream, Some(lane))?;
         let rest = self.stamp(stream, &params).and_then(|()| {
             let mut list = List::<{ STAMPS + 2 }>::new();
             list.put(late.behind.iter().copied());
-            Ok(list.post(stream, Some(lane))?)
+            list.post(stream, Some(lane))
         });
         if let Err(e) = rest {
             for put in late.behind.iter().rev() {
                 // What the list did post is flushed.
                 let _ = lane.abort(*put);
             }
-            self.tear(state, key, &e);
+            self.fail_partly_posted(state, key, &e);
             return Err(e);
         }
-        entry.phase = Phase::Sent(stamp);
+        send.state = SendState::InFlight(stamp);
         Ok(())
     }
 
@@ -208,7 +209,10 @@ impl Engine {
         stream: &Stream,
     ) -> Result<()> {
         let mut list = List::<1>::new();
-        let flush = requests.get(key).is_some_and(lands_in_device);
+        let flush = requests.get(key).is_some_and(|entry| {
+            let receive = entry.receive();
+            receive.is_some_and(|receive| receive.lands_in_device(entry))
+        });
         list.wait(requests.result_word(key), 1, flush);
         stream.check_room(2)?;
         list.post(stream, None)?;
@@ -217,24 +221,24 @@ impl Engine {
 }
 
 /// The length that a word says, for a send of the CPU's.
-fn read_length(entry: &mut Entry) -> Result<()> {
-    let Some(late) = entry.late() else {
+fn read_length(common: &mut Common, send: &mut Outgoing) -> Result<()> {
+    let Some(late) = &send.late else {
         return Ok(());
     };
-    let len = late.length.as_ref().map_or(Ok(entry.len), |w| w.load())?;
+    let room = common.len;
+    let len = late.length.as_ref().map_or(Ok(room), |w| w.load())?;
     let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
-    let room = entry.len;
     if len > room || offset > room - len {
         let what = format!("{len} bytes at {offset} of a segment of {room}");
         return Err(Error::new(POST, Kind::Invalid, what).with_limit(room));
     }
-    if let [one] = entry.segments.as_slice() {
+    if let [one] = common.segments.as_slice() {
         let start = one.offset() + offset as usize;
         let piece = one.memory().slice(start, len as usize)?;
-        entry.segments = Segments::One(piece);
+        common.segments = Segments::One(piece);
     }
-    entry.take_late();
-    entry.len = len;
+    send.late = None;
+    common.len = len;
     Ok(())
 }
 

@@ -4,12 +4,12 @@ use gds_step::Time;
 use gdsync::Status;
 
 use super::config::Progress;
-use super::credit::tell_the_rest;
 use super::engine::{Engine, PERIOD};
 use super::peer::{Cause, Standing};
 use super::receive::has_come_to;
 use super::state::State;
-use crate::request::table::{Entry, Phase, RequestKey};
+use crate::path::Put;
+use crate::request::table::{Entry, Incoming, Operation, ReceiveState, RequestKey, SendState};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
@@ -20,12 +20,12 @@ impl Engine {
     /// One round of everything. `true`: something was done.
     pub(crate) fn progress(&self) -> bool {
         if self.config.progress == Progress::Manual {
-            self.nic.device.progress();
+            self.paths.progress();
         }
         let now = self.host().now();
         let (mut done, keys) = {
             let mut state = self.lock();
-            let mut done = self.hear(&mut state);
+            let mut done = self.receive_control(&mut state);
             done |= self.match_any(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
             state.requests.unfinished(&mut keys);
@@ -40,9 +40,9 @@ impl Engine {
         let due = {
             let state = &mut *self.lock();
             state.keys = keys;
-            if now >= state.next_look {
-                state.next_look = now + PERIOD;
-                done |= self.look(state, now);
+            if now >= state.next_slow_round {
+                state.next_slow_round = now + PERIOD;
+                done |= self.slow_round(state, now);
             }
             state.gone_poll.due(&state.peers, &state.requests, now)
         };
@@ -50,7 +50,7 @@ impl Engine {
             // This may read a file, so it is called without the lock.
             if gone || self.bootstrap.gone(rank) {
                 let mut state = self.lock();
-                self.hear_out(&mut state);
+                self.drain_control(&mut state);
                 if let Some(peer) = state.peers.get_mut(rank) {
                     peer.pulse.gone = true;
                 }
@@ -67,10 +67,10 @@ impl Engine {
     pub(crate) fn push_all(&self) {
         let mut state = self.lock();
         let mut keys = std::mem::take(&mut state.keys);
-        let active = |entry: &Entry| match entry.phase {
-            Phase::Queued { .. } => true,
-            Phase::Posted => entry.poster.stream.is_none(),
-            _ => false,
+        let active = |entry: &Entry| {
+            let posted = |receive: &Incoming| receive.state == ReceiveState::Posted;
+            let by_cpu = entry.poster.stream.is_none();
+            entry.is_queued() || by_cpu && entry.receive().is_some_and(posted)
         };
         keys.clear();
         let open = state.requests.iter().filter(|(_, entry)| active(entry));
@@ -87,58 +87,71 @@ impl Engine {
             return false;
         };
         let rank = entry.peer;
-        match entry.phase {
-            Phase::Queued { .. } => self.end_with_peer(state, key) || self.push_send(state, key),
-            Phase::Sent(put) => {
-                let (lane, len) = (entry.poster.lane, entry.len);
-                let Some(peer) = state.peers.get_mut(rank) else {
-                    return false;
-                };
-                let reason = peer.failed();
-                let Some(lane) = peer.link.lane(lane) else {
-                    return false;
-                };
-                let status = match lane.poll(put) {
-                    Ok(None) => return false,
-                    Ok(Some(status)) => status,
-                    // So old that the queue has forgotten it.
-                    Err(_) => reason.unwrap_or(Status::SUCCESS),
-                };
-                let (status, len) = match state.requests.told(key) {
-                    Some(told) => told,
-                    None if status == Status::SUCCESS => (status, len),
-                    None => (reason.unwrap_or(status), 0),
-                };
-                let fatal = status.is_error()
-                    && status != Status::TRUNCATED
-                    && status != Status::LOCAL_LENGTH;
-                if fatal {
-                    let text = self.status_text(state, rank, status);
-                    self.give_up_for(state, key, status, text);
+        match &entry.operation {
+            Operation::Send(send) => match send.state {
+                SendState::Prepared => false,
+                SendState::Queued { .. } => {
+                    self.end_with_peer(state, key) || self.push_send(state, key)
                 }
-                self.finish(state, key, status, len);
-                true
-            }
-            Phase::Posted => {
-                self.refuse(state, key);
-                self.advance_posted(state, key)
-            }
-            Phase::Claimed(_) => {
-                if !self.refuse(state, key) {
-                    return false;
+                SendState::InFlight(put) => self.advance_in_flight(state, key, put),
+                SendState::Done(_) => state.requests.forget(key),
+            },
+            Operation::Receive(receive) => match receive.state {
+                ReceiveState::Prepared | ReceiveState::Unmatched => false,
+                ReceiveState::Posted => {
+                    self.refuse(state, key);
+                    self.advance_posted(state, key)
                 }
-                if let Some((status, len)) = state.requests.told(key) {
-                    self.finish(state, key, status, len);
-                    return true;
+                ReceiveState::Claimed(_) => {
+                    if !self.refuse(state, key) {
+                        return false;
+                    }
+                    if let Some((status, len)) = state.requests.result(key) {
+                        self.finish(state, key, status, len);
+                        return true;
+                    }
+                    match state.given_up(rank) {
+                        Some(status) => release(state, key, status),
+                        None => false,
+                    }
                 }
-                match state.given_up(rank) {
-                    Some(status) => release(state, key, status),
-                    None => false,
-                }
-            }
-            Phase::Done(_) => state.requests.release(key),
-            Phase::Prepared | Phase::Unmatched => false,
+                ReceiveState::Done(_) => state.requests.forget(key),
+            },
         }
+    }
+
+    /// Ends a send with its last put.
+    fn advance_in_flight(&self, state: &mut State, key: RequestKey, put: Put) -> bool {
+        let Some(entry) = state.requests.get(key) else {
+            return false;
+        };
+        let (rank, len) = (entry.peer, entry.len);
+        let Some(peer) = state.peers.get_mut(rank) else {
+            return false;
+        };
+        let reason = peer.failed();
+        let Some(lane) = peer.link.lane(entry.poster.lane) else {
+            return false;
+        };
+        let status = match lane.poll(put) {
+            Ok(None) => return false,
+            Ok(Some(status)) => status,
+            // So old that the queue has forgotten it.
+            Err(_) => reason.unwrap_or(Status::SUCCESS),
+        };
+        let (status, len) = match state.requests.result(key) {
+            Some(result) => result,
+            None if status == Status::SUCCESS => (status, len),
+            None => (reason.unwrap_or(status), 0),
+        };
+        let fatal =
+            status.is_error() && status != Status::TRUNCATED && status != Status::LOCAL_LENGTH;
+        if fatal {
+            let text = self.status_text(state, rank, status);
+            self.give_up_for(state, key, status, text);
+        }
+        self.finish(state, key, status, len);
+        true
     }
 
     fn advance_posted(&self, state: &mut State, key: RequestKey) -> bool {
@@ -154,7 +167,7 @@ impl Engine {
                 return false;
             }
         }
-        self.take(state, key) || self.end_with_peer(state, key)
+        self.take_by_cpu(state, key) || self.end_with_peer(state, key)
     }
 
     /// Ends a request whose peer was given up. `true`: it was.
@@ -168,7 +181,7 @@ impl Engine {
     }
 
     /// What need not be seen to in every round: failures, silence, what peers are to be told.
-    fn look(&self, state: &mut State, now: Time) -> bool {
+    fn slow_round(&self, state: &mut State, now: Time) -> bool {
         let mut done = false;
         let lost = state.outbox.lost().is_some();
         for rank in 0..self.size {
@@ -180,9 +193,9 @@ impl Engine {
             let Some(peer) = state.peers.get_mut(rank).filter(|peer| peer.is_here()) else {
                 continue;
             };
-            done |= tell_the_rest(peer);
-            let mut say = Vec::new();
-            let made = peer.channels.make_mailboxes(&setup, &tags, &mut say);
+            done |= peer.write_credits();
+            let mut out = Vec::new();
+            let made = peer.channels.make_mailboxes(&setup, &tags, &mut out);
             let failed = match made {
                 Ok(()) => peer.link.error(),
                 Err(_) => Some(Status::BAD_RESPONSE),
@@ -197,47 +210,26 @@ impl Engine {
                 continue;
             }
             if !lost && peer.channels.is_crowded(self.config.channels) {
-                let open = |entry: &&Entry| !matches!(entry.phase, Phase::Done(_));
-                let entries = state.requests.iter().map(|(_, entry)| entry).filter(open);
-                let sends = entries.filter(|entry| !entry.is_receive() && entry.peer == rank);
+                let open = |entry: &&Entry| !entry.is_receive() && entry.status().is_none();
+                let sends = state.requests.iter().map(|(_, entry)| entry).filter(open);
+                let sends = sends.filter(|entry| entry.peer == rank);
                 let busy: Vec<u32> = sends.map(|entry| entry.tag).collect();
-                peer.channels.retire(self.config.channels, &busy, &mut say);
+                peer.channels.retire(self.config.channels, &busy, &mut out);
             }
             if let Standing::Here { leaving, .. } = &mut peer.standing
                 && *leaving
                 && peer.link.busy_lanes() == 0
             {
                 *leaving = false;
-                say.push(Control::Left);
+                out.push(Control::Left);
             }
-            if !say.is_empty() {
-                self.say(state, rank, say);
+            if !out.is_empty() {
+                self.send_control(state, rank, out);
                 done = true;
             }
         }
         self.watch(state, now);
         done
-    }
-
-    /// Descriptions of what was posted and has not ended.
-    pub(crate) fn unfinished(&self) -> Vec<String> {
-        let mut state = self.lock();
-        let mut open = Vec::new();
-        for (key, entry) in state.requests.iter() {
-            let posted = matches!(
-                entry.phase,
-                Phase::Queued { .. } | Phase::Sent(_) | Phase::Claimed(_)
-            );
-            if posted && state.requests.told(key).is_none() {
-                open.push(entry.name().to_string());
-            }
-        }
-        for peer in state.peers.iter_mut().filter(|peer| peer.is_here()) {
-            tell_the_rest(peer);
-            let busy = peer.link.busy_lanes();
-            open.extend((0..busy).map(|_| format!("words for rank {}", peer.rank)));
-        }
-        open
     }
 
     /// Forgets requests that have ended, if there are many.
@@ -250,13 +242,18 @@ impl Engine {
 
     #[cold]
     fn sweep(&self, state: &mut State) {
+        self.advance_all(state);
+        state.requests.swept();
+    }
+
+    /// Ends what can end now.
+    pub(super) fn advance_all(&self, state: &mut State) {
         let mut keys = std::mem::take(&mut state.keys);
         state.requests.unfinished(&mut keys);
         for key in &keys {
             self.advance(state, *key);
         }
         state.keys = keys;
-        state.requests.swept();
     }
 }
 

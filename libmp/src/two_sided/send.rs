@@ -5,14 +5,16 @@ use gdsync::{Status, Stream};
 use super::channel::SendChannel;
 use super::engine::Engine;
 use super::peer::Target;
-use super::spec::{On, SendOp, SizeSource};
-use super::state::{State, gone};
+use super::spec::{SendOp, SizeSource};
+use super::state::{State, closed};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Nic, Put, Span};
+use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
 use crate::region::Slice;
-use crate::request::table::{Entry, Handle, Late, Operation, Phase, Poster, RequestKey};
+use crate::request::table::{
+    Common, Entry, Handle, Late, Operation, Outgoing, Poster, RequestKey, SendState,
+};
 use crate::wire::word::{self, WordKind};
 
 /// Bytes of a message of one segment; one of several takes one put.
@@ -21,8 +23,8 @@ const MAX_MESSAGE: u64 = STAMPS as u64 * MOST_BYTES;
 pub(super) const PREPARE: &str = "prepare send";
 
 /// The bytes of all segments.
-pub(super) fn total(nic: &Nic, operation: &'static str, segments: &[Slice]) -> Result<u64> {
-    if let Some(foreign) = segments.iter().find(|s| !nic.knows(s.memory().keys())) {
+pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) -> Result<u64> {
+    if let Some(foreign) = segments.iter().find(|s| !paths.knows(s.memory().keys())) {
         let what = format!("{foreign:?}, registered by another context");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
@@ -89,7 +91,7 @@ fn post_short(
     let mut list = List::<5>::new();
     channel.lead_in(number, true, &mut list)?;
     list.put(batch.all());
-    Ok(list.post(stream, Some(batch.lane()))?)
+    list.post(stream, Some(batch.lane()))
 }
 
 /// Where chunk `i` goes: behind the others.
@@ -127,7 +129,7 @@ impl Engine {
     /// work requests.
     #[inline]
     pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
-        let len = total(&self.nic, PREPARE, spec.segments)?;
+        let len = total(&self.paths, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word for {} segments", spec.segments.len());
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
@@ -156,14 +158,14 @@ impl Engine {
     ) -> Result<(RequestKey, bool)> {
         self.make_room(state);
         let order = state.requests.order();
-        let gone = || gone("no connection", spec.to);
-        let peer = state.peers.get_mut(spec.to).ok_or_else(gone)?;
-        if !peer.may(lane, Target::Send(spec.tag)) {
+        let closed = || closed("no connection", spec.to);
+        let peer = state.peers.get_mut(spec.to).ok_or_else(closed)?;
+        if !peer.can_post(lane, Target::Send(spec.tag)) {
             return Err(peer.error(PREPARE));
         }
-        let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(gone)?;
-        channel.side.used = order;
-        channel.side.born = channel.side.born.min(order);
+        let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(closed)?;
+        channel.side.last_use = order;
+        channel.side.first_use = channel.side.first_use.min(order);
         if channel.is_full() {
             let what = format!("messages under tag {} that were not taken", spec.tag);
             return Err(Error::new(PREPARE, Kind::QueueFull, what)
@@ -174,10 +176,7 @@ impl Engine {
             true => channel.numbers.next() ^ 1,
             false => channel.numbers.next(),
         };
-        let stream = match spec.on {
-            On::Cpu => None,
-            On::Stream(stream, _) => Some(stream),
-        };
+        let stream = spec.on.stream();
         let late = match spec.size {
             SizeSource::Segments => None,
             SizeSource::Word { len, offset } => Some(Late {
@@ -186,16 +185,16 @@ impl Engine {
                 behind: Vec::new(),
             }),
         };
-        state.requests.make_place(&self.gpu)?;
+        state.requests.reserve(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
         let mut late = late.map(Box::new);
         let mut puts = [None; 3];
-        let mut phase = Phase::Prepared;
+        let mut progress = SendState::Prepared;
         if let Some(stream) = stream {
-            let lane = peer.link.lane(lane).ok_or_else(gone)?;
+            let lane = peer.link.lane(lane).ok_or_else(closed)?;
             if large || late.is_some() {
                 self.kernels(PREPARE)?;
-                channel.make_stamps(&self.nic)?;
+                channel.make_stamps(&self.paths)?;
                 let mut batch = Batch::new(lane);
                 let all = spec.segments;
                 puts[0] = stamped(&mut batch, channel, number, large, all, len)?;
@@ -209,29 +208,33 @@ impl Engine {
                         batch.undo();
                         return Err(e);
                     }
-                    phase = Phase::Sent(stamp);
+                    progress = SendState::InFlight(stamp);
                 } else {
                     puts = batch.first_three();
                 }
             }
         }
-        let operation = Operation::Send(late);
-        let entry = Entry {
+        let common = Common {
             number,
             poster: Poster {
                 lane,
                 stream: stream.map(Stream::downgrade),
             },
-            phase,
             len,
             large,
             puts,
             timeout: spec.timeout,
             order,
-            ..Entry::new(operation, spec.to, spec.tag, spec.segments)
+            ..Common::new(spec.to, spec.tag, spec.segments)
         };
+        let posted = progress != SendState::Prepared;
+        let operation = Operation::Send(Outgoing {
+            state: progress,
+            late,
+        });
         channel.numbers.advance();
-        Ok((state.requests.put(entry), phase != Phase::Prepared))
+        let key = state.requests.put(Entry { common, operation });
+        Ok((key, posted))
     }
 
     /// Does what the CPU can do now for a send of its own. `true`: it went on.
@@ -248,21 +251,21 @@ impl Engine {
     }
 
     fn try_send(&self, state: &mut State, key: RequestKey) -> Result<bool> {
-        let Ok((entry, channel, link)) = state.outgoing(key) else {
+        let Ok((common, send, channel, link)) = state.outgoing(key) else {
             return Ok(false);
         };
-        let (Phase::Queued { announced }, Some(lane)) = (entry.phase, link.lane(0)) else {
+        let (SendState::Queued { announced }, Some(lane)) = (send.state, link.lane(0)) else {
             return Ok(false);
         };
-        let (number, len, segments) = (entry.number, entry.len, entry.segments.as_slice());
+        let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
         if channel.room(number).is_some() {
             return Ok(false);
         }
         let mut batch = Batch::new(lane);
         let mut too_long = false;
-        if entry.handle == Handle::Void {
+        if common.handle == Handle::Void {
             put_stamp(&mut batch, channel, number, WordKind::TooLong, 0)?;
-        } else if !entry.large {
+        } else if !common.large {
             if let Some(ready) = channel.stale(number) {
                 ready.store(word::threshold(number))?;
             }
@@ -274,7 +277,7 @@ impl Engine {
                     let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
                     batch.put_bytes(&announce, channel.pair(number)?)?;
                     batch.post()?;
-                    entry.phase = Phase::Queued { announced: true };
+                    send.state = SendState::Queued { announced: true };
                     return Ok(true);
                 }
                 Some((Some(WordKind::Ready), room)) if len <= room => {
@@ -296,11 +299,11 @@ impl Engine {
                 }
             }
         }
-        entry.phase = Phase::Sent(batch.post()?);
-        entry.since = None;
+        send.state = SendState::InFlight(batch.post()?);
+        common.since = None;
         if too_long {
-            self.note(Status::TRUNCATED);
-            state.requests.tell(key, Status::TRUNCATED, len);
+            self.set_error(Status::TRUNCATED);
+            state.requests.set_result(key, Status::TRUNCATED, len);
         }
         Ok(true)
     }

@@ -19,13 +19,18 @@ pub(crate) enum On<'a> {
     Stream(&'a Stream, Option<Doorbell>),
 }
 
-impl On<'_> {
+impl<'a> On<'a> {
+    pub fn stream(&self) -> Option<&'a Stream> {
+        match self {
+            On::Cpu => None,
+            On::Stream(stream, _) => Some(stream),
+        }
+    }
+
     /// Refuses a stream that is being captured.
     pub fn check(&self, operation: &'static str) -> Result<()> {
-        match self {
-            On::Cpu => Ok(()),
-            On::Stream(stream, _) => uncaptured(stream, operation),
-        }
+        self.stream()
+            .map_or(Ok(()), |stream| uncaptured(stream, operation))
     }
 }
 

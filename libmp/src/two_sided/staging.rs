@@ -70,7 +70,7 @@ impl Engine {
         if let Some(memory) = kept {
             return Ok(memory);
         }
-        Ok(Memory::new(self.nic.pinned(class(len), Rights::Write)?))
+        Ok(Memory::new(self.paths.pinned(class(len), Rights::Write)?))
     }
 
     /// Takes memory back that no peer was told of and no request has any more.
@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
     use crate::bootstrap::Local;
-    use crate::path::Nic;
+    use crate::path::Paths;
     use crate::{Context, Full, Kind, Slice};
 
     const LIMIT: Duration = Duration::from_secs(60);
@@ -114,8 +114,8 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded() {
         let gpu = Gpu::soft().unwrap();
-        let nic = Nic::of(&Device::emulated(&gpu).unwrap());
-        let make = |len: usize| Memory::new(nic.pinned(len, Rights::Write).unwrap());
+        let paths = Paths::of(&Device::emulated(&gpu).unwrap());
+        let make = |len: usize| Memory::new(paths.pinned(len, Rights::Write).unwrap());
         let key = |memory: &Memory| memory.keys().id();
         let (mut staging, mut trash) = (Staging::default(), Vec::new());
         assert!(staging.take(5000).is_none());
@@ -216,7 +216,7 @@ mod tests {
             let staging = {
                 let state = ctx.engine().lock();
                 let (_, entry) = state.requests.iter().next().unwrap();
-                Arc::downgrade(&entry.staging().unwrap().0)
+                Arc::downgrade(&entry.receive().unwrap().staging.as_ref().unwrap().0)
             };
             // Nobody leaves before both have looked.
             POSTED.wait();

@@ -20,7 +20,9 @@ use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
 use crate::region::Memory;
 use crate::request::fault::Faults;
-use crate::request::table::{Entry, Phase, RequestKey, Segments, Table};
+use crate::request::table::{
+    Common, Entry, Incoming, Operation, Outgoing, RequestKey, Segments, Table,
+};
 
 /// Memory of requests that ended, to be given up without the lock.
 #[derive(Default)]
@@ -46,7 +48,7 @@ pub(crate) struct State {
     /// Kept from round to round.
     pub keys: Vec<RequestKey>,
     pub watch: Watch,
-    pub next_look: Time,
+    pub next_slow_round: Time,
     pub gone_poll: GonePoll,
     /// Failures that no call has returned.
     pub faults: Faults,
@@ -64,7 +66,7 @@ impl State {
             staging: Staging::default(),
             keys: Vec::new(),
             watch: Watch::default(),
-            next_look: Time::ZERO,
+            next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
             faults: Faults::default(),
         }
@@ -75,31 +77,31 @@ impl State {
     pub fn lane_of(&mut self, stream: &Stream, doorbell: Doorbell) -> u8 {
         match self.lanes.of(stream, doorbell) {
             Some(lane) => lane,
-            None => self.take_lane(stream, doorbell),
+            None => self.assign_lane(stream, doorbell),
         }
     }
 
     #[cold]
-    fn take_lane(&mut self, stream: &Stream, doorbell: Doorbell) -> u8 {
+    fn assign_lane(&mut self, stream: &Stream, doorbell: Doorbell) -> u8 {
         let State {
             lanes,
             requests,
             peers,
             ..
         } = self;
-        let any = |lane: u8, phase: fn(&Phase) -> bool| {
+        let any = |lane: u8, is: fn(&Entry) -> bool| {
             let mut entries = requests.iter();
-            entries.any(|(_, entry)| phase(&entry.phase) && entry.poster.lane == lane)
+            entries.any(|(_, entry)| is(entry) && entry.poster.lane == lane)
         };
         let quiet = |peer: &mut Peer, lane: u8| {
             !peer.is_here() || peer.link.lane(lane).is_none_or(Lane::is_quiet)
         };
-        let open = |phase: &Phase| matches!(phase, Phase::Prepared | Phase::Sent(_));
-        lanes.take(
+        let open = |entry: &Entry| entry.is_prepared() || entry.in_flight().is_some();
+        lanes.assign(
             stream,
             doorbell,
             |lane| !any(lane, open) && peers.iter_mut().all(|peer| quiet(peer, lane)),
-            |lane| any(lane, |phase| *phase == Phase::Prepared),
+            |lane| any(lane, Entry::is_prepared),
         )
     }
 
@@ -107,46 +109,52 @@ impl State {
     /// that the same doorbell rings.
     pub fn open_lane_like(&self, rank: u32, lane: u8, target: Target) -> Option<u8> {
         let peer = self.peers.get(rank)?;
-        self.lanes.like(lane).find(|other| peer.may(*other, target))
+        self.lanes
+            .like(lane)
+            .find(|other| peer.can_post(*other, target))
     }
 
     /// A call is about to return the failure of a request.
-    pub fn take_fault(&mut self, key: RequestKey) {
+    pub fn return_fault(&mut self, key: RequestKey) {
         if let Some(entry) = self.requests.get_mut(key)
-            && !std::mem::replace(&mut entry.end.taken, true)
+            && !std::mem::replace(&mut entry.end.returned, true)
             && entry.end.fault.is_some()
         {
             self.faults.open -= 1;
         }
     }
 
-    /// A send that is not done with its channel, and the lanes to the peer.
+    /// A send with its channel, and the lanes to the peer.
     pub fn outgoing(
         &mut self,
         key: RequestKey,
-    ) -> Result<(&mut Entry, &mut SendChannel, &mut Link)> {
+    ) -> Result<(&mut Common, &mut Outgoing, &mut SendChannel, &mut Link)> {
         let (entry, Peer { channels, link, .. }) = self.request(key)?;
-        let channel = channels.sends.get_mut(&entry.tag);
-        let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
-        Ok((entry, channel, link))
+        let Entry { common, operation } = entry;
+        match (operation, channels.sends.get_mut(&common.tag)) {
+            (Operation::Send(send), Some(channel)) => Ok((common, send, channel, link)),
+            _ => Err(closed("no channel", common.peer)),
+        }
     }
 
     /// A receive with its channel, and the lanes to the peer.
     pub fn incoming(
         &mut self,
         key: RequestKey,
-    ) -> Result<(&mut Entry, &mut RecvChannel, &mut Link)> {
+    ) -> Result<(&mut Common, &mut Incoming, &mut RecvChannel, &mut Link)> {
         let (entry, Peer { channels, link, .. }) = self.request(key)?;
-        let channel = channels.recvs.get_mut(&entry.tag);
-        let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
-        Ok((entry, channel, link))
+        let Entry { common, operation } = entry;
+        match (operation, channels.recvs.get_mut(&common.tag)) {
+            (Operation::Receive(receive), Some(channel)) => Ok((common, receive, channel, link)),
+            _ => Err(closed("no channel", common.peer)),
+        }
     }
 
     /// A request, and its peer.
     fn request(&mut self, key: RequestKey) -> Result<(&mut Entry, &mut Peer)> {
         let entry = known(&mut self.requests, key)?;
         let peer = self.peers.get_mut(entry.peer);
-        let peer = peer.ok_or_else(|| gone("no connection", entry.peer))?;
+        let peer = peer.ok_or_else(|| closed("no connection", entry.peer))?;
         Ok((entry, peer))
     }
 
@@ -167,7 +175,7 @@ impl State {
 }
 
 #[cold]
-pub(super) fn gone(what: &str, rank: u32) -> Error {
+pub(super) fn closed(what: &str, rank: u32) -> Error {
     Error::new("look up peer", Kind::Closed, what).with_rank(rank)
 }
 

@@ -3,35 +3,33 @@
 use gdsync::Status;
 
 use super::channel::RecvChannel;
-use super::credit::credit_by_cpu;
 use super::engine::Engine;
-use super::receive::lands_in_device;
 use super::state::State;
 use crate::error::Result;
 use crate::region::Slice;
-use crate::request::table::{Entry, RequestKey};
+use crate::request::table::{Common, Incoming, RequestKey};
 use crate::wire::word::{self, WordKind};
 
 impl Engine {
     /// Takes a message in by the CPU, if it is there. `true`: it has ended.
-    pub(super) fn take(&self, state: &mut State, key: RequestKey) -> bool {
-        let Ok((entry, channel, _)) = state.incoming(key) else {
+    pub(super) fn take_by_cpu(&self, state: &mut State, key: RequestKey) -> bool {
+        let Ok((common, _, channel, _)) = state.incoming(key) else {
             return false;
         };
-        let number = entry.number;
-        let Ok(w) = channel.word(number, entry.large).load() else {
+        let number = common.number;
+        let Ok(w) = channel.word(number, common.large).load() else {
             return false;
         };
         if !word::reached(w, number) || !self.refuse(state, key) {
             return false;
         }
-        let Ok((entry, channel, link)) = state.incoming(key) else {
+        let Ok((common, receive, channel, link)) = state.incoming(key) else {
             return false;
         };
-        if lands_in_device(entry) {
+        if receive.lands_in_device(common) {
             self.gpu.flush_remote_writes();
         }
-        let (status, len) = match take_in(channel, entry, w) {
+        let (status, len) = match take_in(channel, common, receive, w) {
             Ok(end) => end,
             Err(e) => {
                 tracing::warn!(target: "mp", "rank {}: {e}", self.rank);
@@ -46,7 +44,7 @@ impl Engine {
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = channel.taken(number).store(word::word(number, kind, 0));
         if let Some(run) = channel.count(number, 0, None) {
-            credit_by_cpu(link.lane(0), channel, run);
+            channel.credit_by_cpu(link.lane(0), run);
         }
         self.finish(state, key, status, len);
         true
@@ -54,25 +52,30 @@ impl Engine {
 }
 
 /// Copies a message to where its receive wants it.
-fn take_in(channel: &RecvChannel, entry: &Entry, w: u64) -> Result<(Status, u64)> {
+fn take_in(
+    channel: &RecvChannel,
+    common: &Common,
+    receive: &Incoming,
+    w: u64,
+) -> Result<(Status, u64)> {
     let (low, kind, len) = word::parse(w);
-    if low != entry.number as u16 {
+    if low != common.number as u16 {
         return Ok((Status::BAD_RESPONSE, 0));
     }
-    let room = entry.len;
-    let segments = entry.segments.as_slice();
+    let room = common.len;
+    let segments = common.segments.as_slice();
     match kind {
         Some(WordKind::Eager) if len > channel.shape.room() as u64 => Ok((Status::BAD_RESPONSE, 0)),
         Some(WordKind::Eager) if len > room => Ok((Status::TRUNCATED, len)),
         Some(WordKind::Eager) => {
             scatter(segments, len, |at, bytes| {
-                channel.read_payload(entry.number, at, bytes)
+                channel.read_payload(common.number, at, bytes)
             })?;
             Ok((Status::SUCCESS, len))
         }
         Some(WordKind::Direct) if len > room => Ok((Status::BAD_RESPONSE, 0)),
         Some(WordKind::Direct) => {
-            if let Some(staging) = entry.staging() {
+            if let Some(staging) = &receive.staging {
                 scatter(segments, len, |at, bytes| staging.read(at, bytes))?;
             }
             Ok((Status::SUCCESS, len))

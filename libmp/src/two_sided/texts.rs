@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gdsync::Status;
 
-use super::any::mail;
+use super::any::unexpected;
 use super::config::Progress;
 use super::engine::Engine;
 use super::liveness::Life;
@@ -15,7 +15,7 @@ use super::receive::ANYBODY;
 use super::state::State;
 use crate::error::{Error, Kind};
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Handle, Phase};
+use crate::request::table::{Entry, Handle};
 
 /// Why a send of too many bytes failed.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -79,20 +79,24 @@ pub(crate) fn time(d: Duration) -> String {
     }
 }
 
+/// Ranks as a list.
+pub(super) fn join(ranks: &[u32]) -> String {
+    let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    names.join(", ")
+}
+
 /// What a request waits for, if it does.
 pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
-    if entry.phase == Phase::Unmatched {
-        return Some(match mail(peers, entry.tag, 0) {
+    if entry.is_unmatched() {
+        return Some(match unexpected(peers, entry.tag, 0) {
             Some(_) => Lack::Match,
             None => Lack::Message,
         });
     }
     let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
-        let there = channels
-            .recvs
-            .get(&entry.tag)?
-            .has_come(number, entry.large);
+        let channel = channels.recvs.get(&entry.tag)?;
+        let there = channel.has_come(number, entry.large);
         return (!there).then_some(Lack::Message);
     }
     let channel = channels.sends.get(&entry.tag)?;
@@ -103,7 +107,7 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
     if entry.large && channel.reply(number).is_none() {
         return Some(Lack::Receive);
     }
-    matches!(entry.phase, Phase::Queued { .. }).then_some(Lack::Cpu)
+    entry.is_queued().then_some(Lack::Cpu)
 }
 
 impl Engine {
@@ -115,7 +119,7 @@ impl Engine {
             Progress::Background => "",
         };
         let (what, hint) = match lack {
-            Some(Lack::Message) if entry.phase == Phase::Unmatched => {
+            Some(Lack::Message) if entry.is_unmatched() => {
                 return format!("no message{within}. Does a rank send under this tag?");
             }
             Some(Lack::Match) => {

@@ -1,15 +1,18 @@
-//! Waiting: for requests by the CPU, and having streams wait for them.
+//! Waiting: for requests and for streams by the CPU, and having streams wait for requests.
 
 use std::time::Duration;
 
+use gds_step::Time;
 use gdsync::{Status, Stream};
 
-use super::engine::Engine;
+use super::config::Progress;
+use super::engine::{Engine, PERIOD};
 use super::post::{note_waiter, uncaptured};
 use super::state::State;
+use super::texts::time;
 use crate::error::{Error, Kind, Result};
 use crate::request::Done;
-use crate::request::table::{Entry, Phase, RequestKey};
+use crate::request::table::{Entry, Operation, ReceiveState, RequestKey};
 
 pub(crate) const WAIT: &str = "wait for request";
 
@@ -17,17 +20,15 @@ impl Engine {
     /// Whether a request has ended, or never will, after doing what can be done for it.
     pub fn has_ended(&self, state: &mut State, key: RequestKey) -> bool {
         self.visit(state, key);
-        let phase = state.requests.get(key).map(|entry| entry.phase);
-        matches!(phase, None | Some(Phase::Done(_) | Phase::Prepared))
+        let entry = state.requests.get(key);
+        entry.is_none_or(|entry| entry.is_prepared() || entry.status().is_some())
     }
 
     /// Does what can be done for a request.
     pub fn visit(&self, state: &mut State, key: RequestKey) {
-        if let Some(entry) = state.requests.get_mut(key) {
-            if let Some(receive) = entry.receive_mut() {
-                receive.wanted = true;
-            }
-            if entry.phase == Phase::Unmatched {
+        if let Some(receive) = state.requests.receive_mut(key) {
+            receive.wanted = true;
+            if receive.state == ReceiveState::Unmatched {
                 self.match_any(state);
             }
         }
@@ -42,9 +43,9 @@ impl Engine {
         key: RequestKey,
     ) -> Result<Option<Done>> {
         let outcome = self.outcome(operation, state, key);
-        let ended = |entry: &Entry| matches!(entry.phase, Phase::Done(_));
-        if outcome.is_err() && state.requests.get(key).is_some_and(ended) {
-            state.take_fault(key);
+        let status = state.requests.get(key).and_then(Entry::status);
+        if outcome.is_err() && status.is_some() {
+            state.return_fault(key);
         }
         outcome
     }
@@ -58,10 +59,11 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return Err(Error::unknown_request(operation));
         };
-        let status = match entry.phase {
-            Phase::Done(status) => status,
-            Phase::Prepared => return Err(Error::unposted(operation)),
-            _ => return Ok(None),
+        let Some(status) = entry.status() else {
+            return match entry.is_prepared() {
+                true => Err(Error::unposted(operation)),
+                false => Ok(None),
+            };
         };
         let name = entry.name();
         match (status, &entry.end.fault) {
@@ -122,19 +124,23 @@ impl Engine {
         const OPERATION: &str = "wait on stream";
         let mut state = self.lock();
         let known = state.requests.get(key);
-        if known.is_some_and(|e| matches!(e.phase, Phase::Sent(_)) && e.poster.stream.is_none()) {
+        if known.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_none()) {
             // It may have ended by now.
             self.advance(&mut state, key);
         }
-        let Some(entry) = state.requests.get_mut(key) else {
+        let Some(entry) = state.requests.get(key) else {
             return Err(Error::unknown_request(OPERATION));
         };
-        match entry.phase {
-            Phase::Prepared => Err(Error::unposted(OPERATION)),
-            Phase::Done(_) => self.answer(OPERATION, &mut state, key).map(drop),
-            Phase::Sent(put) if entry.poster.stream.is_some() => {
+        if entry.is_prepared() {
+            return Err(Error::unposted(OPERATION));
+        }
+        if entry.status().is_some() {
+            return self.answer(OPERATION, &mut state, key).map(drop);
+        }
+        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+        match (&entry.operation, entry.in_flight()) {
+            (Operation::Send(_), Some(put)) if poster.is_some() => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
-                let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
                 let peer = state.peers.get_mut(rank);
                 let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
@@ -146,11 +152,45 @@ impl Engine {
                     false => note_waiter(&mut state.requests, key, stream),
                 }
             }
-            // A stream that stood at the CPU's lane would hold up everything else on it.
-            Phase::Sent(_) | Phase::Queued { .. } | Phase::Unmatched => {
-                self.wait_for_result(&mut state.requests, key, stream)
+            (Operation::Receive(receive), _) if receive.state != ReceiveState::Unmatched => {
+                self.try_claim(state, key, stream)
             }
-            Phase::Posted | Phase::Claimed(_) => self.try_claim(state, key, stream),
+            // A stream that stood at the CPU's lane would hold up everything else on it.
+            _ => self.wait_for_result(&mut state.requests, key, stream),
         }
+    }
+
+    /// Waits for a stream, and returns the first failure of what was enqueued there.
+    pub(crate) fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
+        const OPERATION: &str = "synchronize stream";
+        let deadline = self.host().now() + limit;
+        while !self.is_through(stream, deadline)? {
+            if self.host().now() >= deadline {
+                let waits = self.stream_text(stream.id());
+                let waits = waits.map_or(String::new(), |waits| format!(": {waits}"));
+                let what = format!(
+                    "stream {} has not ended in {}{waits}",
+                    stream.id(),
+                    time(limit)
+                );
+                return Err(Error::new(OPERATION, Kind::Timeout, what));
+            }
+        }
+        // Stored before a stream passes what failed.
+        if self.error.load()? == 0 {
+            return Ok(());
+        }
+        self.first_error(OPERATION, Some(stream.id()), true)
+            .map_or(Ok(()), Err)
+    }
+
+    /// Waits for a stream until `deadline`, or for one period where the work is done here.
+    fn is_through(&self, stream: &Stream, deadline: Time) -> Result<bool> {
+        let left = deadline.since(self.host().now());
+        if self.config.progress == Progress::Background {
+            return Ok(stream.synchronize(left)?);
+        }
+        self.progress();
+        Ok(stream.synchronize(left.min(PERIOD))?)
     }
 }

@@ -4,17 +4,15 @@
 use std::time::Duration;
 
 use gds_step::Time;
-use gdsync::{Status, Stream};
+use gdsync::Status;
 
-use super::config::Progress;
-use super::engine::{Engine, PERIOD};
+use super::engine::Engine;
 use super::peer::Peers;
 use super::progress::arrived;
 use super::spec::Source;
 use super::state::State;
-use super::texts::{lack, time};
-use crate::error::{Error, Kind, Result};
-use crate::request::table::{Entry, Phase, RequestKey, Table};
+use super::texts::lack;
+use crate::request::table::{Entry, ReceiveState, RequestKey, Table};
 
 /// A request that a stream has waited for longer than the watchdog's limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +55,7 @@ impl Watch {
     fn look(&mut self, requests: &mut Table, peers: &Peers, now: Time) {
         self.fronts.clear();
         for (key, entry) in requests.iter() {
-            for (stream, order) in places(entry) {
+            for (stream, order) in waits_of(entry) {
                 match self.fronts.iter_mut().find(|front| front.stream == stream) {
                     Some(front) if front.order < order => {}
                     Some(front) => *front = Front { stream, order, key },
@@ -84,21 +82,24 @@ impl Engine {
             let Some(entry) = state.requests.get_mut(key) else {
                 continue;
             };
-            match entry.phase {
-                Phase::Done(_) => continue,
-                Phase::Queued { .. } => _ = entry.since.get_or_insert(now),
-                Phase::Posted | Phase::Unmatched if entry.timeout.is_some() => {
-                    entry.since.get_or_insert(now);
-                }
-                _ => {}
+            if entry.status().is_some() {
+                continue;
+            }
+            let receive = entry.receive().map(|receive| receive.state);
+            let open = matches!(
+                receive,
+                Some(ReceiveState::Posted | ReceiveState::Unmatched)
+            );
+            if entry.is_queued() || open && entry.timeout.is_some() {
+                entry.since.get_or_insert(now);
             }
             let (rank, Some(since)) = (entry.peer, entry.since) else {
                 continue;
             };
             let waited = now.since(since);
             let limit = entry.timeout.unwrap_or(self.config.timeout);
-            if !entry.named && waited >= self.config.watchdog {
-                entry.named = true;
+            if !entry.warned && waited >= self.config.watchdog {
+                entry.warned = true;
                 for front in watch.fronts.iter().filter(|front| front.key == key) {
                     if let Some(stuck) = self.describe(state, front, now) {
                         tracing::warn!(target: "mp", "{stuck}");
@@ -118,7 +119,7 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return;
         };
-        if entry.phase == Phase::Unmatched {
+        if entry.is_unmatched() {
             state.matcher.remove(key);
             return self.finish(state, key, Status::TIMEOUT, 0);
         }
@@ -134,9 +135,9 @@ impl Engine {
         let entry = state.requests.get(front.key)?;
         Some(Stuck {
             rank: self.rank,
-            peer: match entry.phase {
-                Phase::Unmatched => Source::Any,
-                _ => Source::Rank(entry.peer),
+            peer: match entry.is_unmatched() {
+                true => Source::Any,
+                false => Source::Rank(entry.peer),
             },
             tag: entry.tag,
             number: entry.number,
@@ -146,45 +147,14 @@ impl Engine {
         })
     }
 
-    /// Waits for a stream, and returns the first failure of what was enqueued there.
-    pub(crate) fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
-        const OPERATION: &str = "synchronize stream";
-        let deadline = self.host().now() + limit;
-        while !self.is_through(stream, deadline)? {
-            let now = self.host().now();
-            if now >= deadline {
-                let mut guard = self.lock();
-                let state = &mut *guard;
-                state.watch.look(&mut state.requests, &state.peers, now);
-                let mut fronts = state.watch.fronts.iter();
-                let front = fronts.find(|front| front.stream == stream.id());
-                let entry = front.and_then(|front| state.requests.get(front.key));
-                let waits = entry.and_then(|entry| self.wait_text(state, entry));
-                let waits = waits.map_or(String::new(), |waits| format!(": {waits}"));
-                let what = format!(
-                    "stream {} has not ended in {}{waits}",
-                    stream.id(),
-                    time(limit)
-                );
-                return Err(Error::new(OPERATION, Kind::Timeout, what));
-            }
-        }
-        // Stored before a stream passes what failed.
-        if self.error.load()? == 0 {
-            return Ok(());
-        }
-        self.first_error(OPERATION, Some(stream.id()), true)
-            .map_or(Ok(()), Err)
-    }
-
-    /// Waits for a stream until `deadline`, or for one period where the work is done here.
-    fn is_through(&self, stream: &Stream, deadline: Time) -> Result<bool> {
-        let left = deadline.since(self.host().now());
-        if self.config.progress == Progress::Background {
-            return Ok(stream.synchronize(left)?);
-        }
-        self.progress();
-        Ok(stream.synchronize(left.min(PERIOD))?)
+    /// What `stream` waits for, and what to check, in words.
+    pub(super) fn stream_text(&self, stream: u64) -> Option<String> {
+        let now = self.host().now();
+        let state = &mut *self.lock();
+        state.watch.look(&mut state.requests, &state.peers, now);
+        let mut fronts = state.watch.fronts.iter();
+        let front = fronts.find(|front| front.stream == stream)?;
+        self.wait_text(state, state.requests.get(front.key)?)
     }
 
     pub(crate) fn stuck(&self) -> Vec<Stuck> {
@@ -200,17 +170,15 @@ impl Engine {
 
 /// The streams that may stand at a request, with the order in which they were told to: the one
 /// that does its work, and those that wait for its result.
-fn places(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
-    let worker = match entry.phase {
-        Phase::Claimed(stream) => Some(stream),
-        Phase::Sent(_) => entry.poster.stream.as_ref().map(|stream| stream.id()),
-        _ => None,
-    };
-    let waiters = match (entry.phase, worker) {
+fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
+    let sender = entry.in_flight().and(entry.poster.stream.as_ref());
+    let sender = sender.map(|stream| stream.id());
+    let waiters = match (entry.status(), sender) {
+        (None, None) => &entry.waiters[..],
         // Whether the stream that does the work has come to it is not known to those that wait.
-        (Phase::Done(_), _) | (Phase::Sent(_), Some(_)) => &[],
-        _ => &entry.waiters[..],
+        _ => &[],
     };
+    let worker = sender.or(entry.claimed_by());
     let worker = worker.map(|stream| (stream, entry.order));
     let waiters = waiters.iter().map(|w| (w.stream, w.order));
     worker.into_iter().chain(waiters)
@@ -218,13 +186,8 @@ fn places(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
 
 impl std::fmt::Display for Stuck {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Stuck {
-            rank,
-            what,
-            stream,
-            since,
-            ..
-        } = self;
+        let (rank, stream, since) = (self.rank, self.stream, self.since);
+        let what = &self.what;
         write!(
             f,
             "rank {rank}: stream {stream} has waited for {since:?}: {what}"

@@ -9,7 +9,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// How a channel is laid out; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +41,6 @@ pub enum Control {
         ends: Vec<Record>,
         /// How its channels are laid out.
         shape: Shape,
-        /// Its NIC places the WRITEs that it receives in the order in which they were posted.
-        keeps_order: bool,
     },
     /// The sender of this has connected its queue pair.
     Up {
@@ -125,14 +123,8 @@ impl Control {
         b.extend(VERSION.to_le_bytes());
         b.extend([kind, small]);
         match self {
-            Control::Connect {
-                ends,
-                shape,
-                keeps_order,
-                ..
-            } => {
+            Control::Connect { ends, shape, .. } => {
                 shape.encode(&mut b);
-                b.push(u8::from(*keeps_order));
                 put(&mut b, ends);
             }
             Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
@@ -178,7 +170,6 @@ impl Control {
             1 => Control::Connect {
                 lane: small,
                 shape: r.shape()?,
-                keeps_order: r.flag()?,
                 ends: r.records()?,
             },
             2 => Control::Up { lane: small },
@@ -251,14 +242,6 @@ impl Reader<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    fn flag(&mut self) -> Result<bool> {
-        match self.take()? {
-            [0] => Ok(false),
-            [1] => Ok(true),
-            [other] => Err(malformed(format!("{other} in place of no or yes"))),
-        }
-    }
-
     fn records(&mut self) -> Result<Vec<Record>> {
         let [count] = self.take()?;
         if usize::from(count) > record::MOST {
@@ -301,7 +284,6 @@ mod tests {
                 lane: 3,
                 ends,
                 shape,
-                keeps_order: true,
             },
             Control::Up { lane: 7 },
             Control::Sends {

@@ -7,6 +7,8 @@ use crate::error::{Error, Kind, Result};
 
 /// The path by a NIC; see `path::nic`.
 pub const NIC: u8 = 1;
+/// The path of a rank to itself; see `path::local`.
+pub const LOCAL: u8 = 2;
 /// Records of one message.
 pub const MOST: usize = 4;
 

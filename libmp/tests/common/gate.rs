@@ -16,12 +16,7 @@ impl Gate {
 
     /// Has a stream wait.
     pub fn hold(&self, stream: &Stream) {
-        let wait = Descriptor::WaitValue64 {
-            word: &self.0,
-            condition: Condition::Geq,
-            value: 1,
-            flush: false,
-        };
+        let wait = Descriptor::wait_value(&self.0, Condition::Geq, 1);
         post_on(stream, &mut [], &[wait]).unwrap();
     }
 

@@ -95,8 +95,8 @@ impl Rank {
     pub fn place_with(&self, options: SoftOptions, watched: bool, faults: Faults) -> Place {
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).unwrap();
         let options = EmulatedOptions::default()
-            .hub(Some(self.hub.clone()))
-            .faults(Some(faults));
+            .hub(self.hub.clone())
+            .faults(faults);
         self.nodes.set(self.nodes.get() + 1);
         let node = self.nodes.get();
         let device = match watched {

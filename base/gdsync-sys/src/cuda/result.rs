@@ -160,13 +160,6 @@ impl CudaResult {
                 | CudaResult::EXTERNAL_DEVICE
         )
     }
-
-    /// Whether the code speaks of stream capture: the call is not allowed while a stream
-    /// captures, or broke a capture.
-    pub const fn is_capture(self) -> bool {
-        self.0 >= CudaResult::STREAM_CAPTURE_UNSUPPORTED.0
-            && self.0 <= CudaResult::STREAM_CAPTURE_WRONG_THREAD.0
-    }
 }
 
 impl fmt::Display for CudaResult {

@@ -62,13 +62,10 @@ pub const CE_SIGNALED: u8 = 0x08;
 pub const SE: u8 = 0x02;
 /// The bits of the fence mode in `fm_ce_se`.
 pub const FENCE_MASK: u8 = 0xe0;
-/// Fence mode: wait for the local invalidations and registrations before this entry.
-pub const FENCE_INITIATOR_SMALL: u8 = 0x20;
 /// Fence mode: wait for the READs and atomics before this entry.
 pub const FENCE_READS: u8 = 0x40;
-/// Fence mode: strong ordering.
-pub const FENCE_STRONG_ORDERING: u8 = 0x60;
-/// Fence mode of a fenced request, as the vendor's library writes it: both of the first two.
+/// Fence mode of a fenced request, as the vendor's library writes it: that, and to wait for the local
+/// invalidations and registrations before this entry.
 pub const FENCE: u8 = 0x80;
 
 /// Basic blocks that an entry of `ds` segments occupies.

@@ -6,6 +6,7 @@
 mod shared;
 
 pub use gdsync_doctor::Libraries;
+use gdsync_doctor::uses::Use;
 use gdsync_doctor::{Machine, Report, examine};
 use gdsync_sys::cuda::Cuda;
 use gdsync_sys::mlx5::Mlx5;
@@ -195,6 +196,12 @@ pub fn look(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> Re
     examine(&Machine::new(&tree.0, libraries, variables.iter().copied()))
 }
 
+/// What the report says of `purpose`.
+pub fn used<'a>(report: &'a Report, purpose: &str) -> &'a Use {
+    let mut uses = report.uses.iter();
+    uses.find(|u| u.purpose == purpose).expect("it is said")
+}
+
 /// What an H200 says.
 pub const H200: Attributes = &[
     (16, 132),
@@ -215,7 +222,15 @@ pub const H200: Attributes = &[
 ];
 
 /// What an older GPU that is not meant for RDMA says.
-pub const OLD: Attributes = &[(16, 40), (75, 7), (76, 5), (99, 1), (117, 1), (122, 1)];
+pub const OLD: Attributes = &[
+    (16, 40),
+    (75, 7),
+    (76, 5),
+    (99, 1),
+    (102, 1),
+    (117, 1),
+    (122, 1),
+];
 
 /// What a GPU says that is too old to be used.
-pub const ANCIENT: Attributes = &[(16, 5), (75, 5), (76, 2), (99, 1), (122, 1)];
+pub const ANCIENT: Attributes = &[(16, 5), (75, 5), (76, 2), (99, 1), (102, 1), (122, 1)];

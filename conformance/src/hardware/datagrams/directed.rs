@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{
-    Descriptor, Destination, GRH, Mr, QpAddress, ReceiveRequest, Received, Transport, Work,
+    Descriptor, Destination, Doorbell, GRH, Mr, Provider, Qp, QpAddress, ReceiveRequest, Received,
+    Transport, Work,
 };
 use gdsync::{Kind, Status};
 
 use super::super::faults::{config, error_word};
-use super::{Station, Stations, hands_over_later, qkey};
-use crate::live::limits::time_limit;
-use crate::live::provider::{self, Net};
-use crate::live::rig::{Finding, Rig, expected, finish};
-use crate::live::verdict::{Verdict, ensure, refused};
+use crate::datagrams::{Station, Stations, qkey};
+use crate::rig::limits::time_limit;
+use crate::rig::provider::{self, Net};
+use crate::rig::verdict::{Verdict, ensure, refused};
+use crate::rig::{Finding, Rig, expected, finish};
 
 /// Bytes of the messages here, an odd number.
 const LEN: usize = 333;
@@ -26,6 +27,12 @@ const ROOM: usize = 512;
 const GUARD: u64 = 0x6a4d;
 /// The immediate data of what ends a row of copies.
 const LAST: u32 = u32::MAX;
+
+/// Whether a receive that a stream posts is at the NIC a moment later only: a thread hands it
+/// over.
+fn hands_over_later(qp: &Qp) -> bool {
+    qp.doorbell() == Doorbell::CpuThread || qp.device().provider() == Provider::Verbs
+}
 
 /// Two stations: the first sends, the second receives into guarded memory.
 struct Scene<'r> {
@@ -141,7 +148,7 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
     behind.activate()?;
     let [nobody, wrong, marker] = [
         there.qpn(behind.address().qpn + 100),
-        there.qkey(Some(qkey(0))),
+        there.qkey(qkey(0)),
         behind.address(),
     ]
     .map(|address| scene.stations.all[0].pd.destination(&address));

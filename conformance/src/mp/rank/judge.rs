@@ -4,10 +4,10 @@ use gdsync::gpu::Stream;
 use mp::{Done, Request};
 
 use super::{Player, Sent, Taken, tag, told};
-use crate::live::limits::time_limit;
-use crate::live::rig::finish;
-use crate::live::verdict::{Verdict, ensure};
-use crate::mp::plan::{By, Message};
+use crate::mp::plan::{By, Message, image};
+use crate::rig::finish;
+use crate::rig::limits::time_limit;
+use crate::rig::verdict::{Verdict, ensure};
 
 impl Player<'_> {
     /// How a request ended that a stream has waited for. A failure may let the stream pass before
@@ -33,7 +33,7 @@ impl Player<'_> {
         for (round, mut taken) in std::mem::take(&mut self.taken).into_iter().enumerate() {
             taken.sort_by_key(|taken| (taken.line, taken.k));
             for mut taken in taken {
-                let by_cpu = taken.hands.ends == By::Cpu;
+                let by_cpu = taken.handling.ends == By::Cpu;
                 if let (None, Some(request)) = (taken.done, &taken.request) {
                     let ended = self.passed(request, taken.too_long)?;
                     taken.done = self.outcome(ended, taken.too_long)?;
@@ -118,8 +118,8 @@ impl Player<'_> {
                 "message {n} from rank {from} under tag {} of {} bytes, into {} segments, {:?}",
                 tag(line.number),
                 message.len,
-                taken.landing.pieces.len(),
-                taken.hands
+                taken.landing.len(),
+                taken.handling
             )
         };
         if let Some(done) = taken.done {
@@ -128,8 +128,8 @@ impl Player<'_> {
                 format!("{}: {done:?} instead of {want:?}", what())
             })?;
         }
-        let mut want = taken.landing.image(self.setup.slot(), &bytes);
-        for (at, len) in taken.landing.pieces.iter().filter(|_| taken.too_long) {
+        let mut want = image(&taken.landing, self.setup.slot(), &bytes);
+        for (at, len) in taken.landing.iter().filter(|_| taken.too_long) {
             // There anything may be.
             want[*at..][..*len].copy_from_slice(&got[*at..][..*len]);
         }
@@ -146,7 +146,7 @@ impl Player<'_> {
             wrong().count(),
             &got[shown.clone()],
             &want[shown],
-            taken.landing.pieces,
+            taken.landing,
             self.ctx.error()
         )
         .into())

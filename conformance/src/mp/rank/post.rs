@@ -7,10 +7,10 @@ use gdsync::rdma::{Descriptor, post_on};
 use mp::{Kind, RecvOp, Request, SendOp, SizeSource, Source};
 
 use super::{BATCH, Channel, Line, Player, Sent, Taken, tag};
-use crate::live::verdict::{Verdict, ensure};
 use crate::mp::memory::POISON;
-use crate::mp::plan::{By, Landing, Message, hands};
+use crate::mp::plan::{By, Message, handling, landing};
 use crate::mp::setup::Form;
+use crate::rig::verdict::{Verdict, ensure};
 
 /// Takes back a request that was prepared.
 fn cancel(request: &Request) -> Verdict {
@@ -30,19 +30,32 @@ impl Player<'_> {
     ) -> Verdict<Vec<Taken>> {
         let lines = self.lines.iter().enumerate().filter(|(_, line)| on(line));
         let range = |width: usize| messages.start * width..messages.end * width;
-        let mut due = lines.map(|(i, line)| (i, range(line.width))).collect();
-        let mut open = Vec::new();
-        let mut posted = Vec::new();
-        while let Some((line, k)) = self.draw(&mut due) {
-            let taken = self.receive(line, k)?;
-            self.truncated |= taken.too_long;
-            open.push(posted.len());
-            posted.push(taken);
-            if open.len() == BATCH || due.is_empty() {
-                self.post(&mut open, &posted, |taken| &taken.request)?;
+        let due = lines.map(|(i, line)| (i, range(line.width))).collect();
+        self.post_all(due, Player::receive, |taken| {
+            (taken.too_long, taken.request.as_ref())
+        })
+    }
+
+    /// Prepares requests of lines or channels in an order that is drawn, and posts a few at a time.
+    fn post_all<T>(
+        &mut self,
+        mut due: Vec<(usize, Range<usize>)>,
+        prepare: fn(&Self, usize, usize) -> Verdict<T>,
+        parts: fn(&T) -> (bool, Option<&Request>),
+    ) -> Verdict<Vec<T>> {
+        let (mut all, mut open) = (Vec::new(), 0);
+        while let Some((which, k)) = self.draw(&mut due) {
+            let one = prepare(self, which, k)?;
+            self.truncated |= parts(&one).0;
+            all.push(one);
+            if all.len() - open == BATCH || due.is_empty() {
+                let requests = all[open..].iter().filter_map(|one| parts(one).1);
+                let mut requests = requests.filter(|_| self.setup.prepared);
+                requests.try_for_each(|request| request.post())?;
+                open = all.len();
             }
         }
-        Ok(posted)
+        Ok(all)
     }
 
     /// The next one of a line or channel that is drawn.
@@ -55,20 +68,6 @@ impl Player<'_> {
         let next = (*which, range.next()?);
         due.retain(|(_, range)| !range.is_empty());
         Some(next)
-    }
-
-    fn post<T>(
-        &self,
-        open: &mut Vec<usize>,
-        all: &[T],
-        request: impl Fn(&T) -> &Option<Request>,
-    ) -> Verdict {
-        for i in open.drain(..) {
-            if let (true, Some(request)) = (self.setup.prepared, request(&all[i])) {
-                request.post()?;
-            }
-        }
-        Ok(())
     }
 
     fn receive(&self, line: usize, k: usize) -> Verdict<Taken> {
@@ -88,12 +87,12 @@ impl Player<'_> {
             None => (setup.longest(), None),
         };
         let name = u64::from(me) << 32 | line as u64;
-        let landing = Landing::draw(setup, name, k, room, cut);
+        let landing = landing(setup, name, k, room, cut);
         let stream = (line + 1) % self.streams.len();
-        let hands = hands(setup, setup.receiver, [name, k as u64, 1], stream);
+        let handling = handling(setup, setup.receiver, [name, k as u64, 1], stream);
         let slot = slots.start + k % slots.len();
-        self.follow(&self.into, slot, hands.posts)?;
-        match hands.posts.stream() {
+        self.follow(&self.into, slot, handling.posts)?;
+        match handling.posts.stream() {
             Some(stream) => {
                 let poison = self.ink.poison.span(0, setup.slot())?;
                 self.copy(stream, &self.into.span(slot)?, &poison)?;
@@ -103,15 +102,15 @@ impl Player<'_> {
                 self.into.memory().write(slot * setup.slot(), &poison)?;
             }
         }
-        let segments = self.into.slices(slot, &landing.pieces)?;
+        let segments = self.into.slices(slot, &landing)?;
         let source = from.map_or(Source::Any, Source::Rank);
         let recv = RecvOp::new(source, tag(number), &segments);
-        let recv = match hands.posts {
+        let recv = match handling.posts {
             By::Cpu => recv,
             By::Stream(stream) => recv.on(&self.streams[stream]),
-            By::Proxy(stream) => recv.by_cpu_thread(&self.streams[stream]),
+            By::CpuThread(stream) => recv.by_cpu_thread(&self.streams[stream]),
         };
-        if hands.cancelled {
+        if handling.cancelled {
             cancel(&self.ctx.prepare_recv(&recv)?)?;
         }
         let request = match setup.prepared {
@@ -123,7 +122,7 @@ impl Player<'_> {
             slot,
             k,
             landing,
-            hands,
+            handling,
             too_long: cut.is_some(),
             done: None,
             request: Some(request),
@@ -133,20 +132,10 @@ impl Player<'_> {
     pub(super) fn post_sends(&mut self, round: usize) -> Verdict {
         let messages = self.numbers(round);
         let channels = 0..self.channels.len();
-        let mut due = channels
-            .map(|channel| (channel, messages.clone()))
-            .collect();
-        let mut open = Vec::new();
-        let mut posted = Vec::new();
-        while let Some((channel, n)) = self.draw(&mut due) {
-            let sent = self.send(channel, n)?;
-            self.truncated |= sent.too_long;
-            open.push(posted.len());
-            posted.push(sent);
-            if open.len() == BATCH || due.is_empty() {
-                self.post(&mut open, &posted, |sent| &sent.request)?;
-            }
-        }
+        let due = channels.map(|channel| (channel, messages.clone()));
+        let posted = self.post_all(due.collect(), Player::send, |sent: &Sent| {
+            (sent.too_long, sent.request.as_ref())
+        })?;
         self.sent.push(posted);
         Ok(())
     }
@@ -155,7 +144,7 @@ impl Player<'_> {
         match posts {
             By::Cpu => send,
             By::Stream(stream) => send.on(&self.streams[stream]),
-            By::Proxy(stream) => send.by_cpu_thread(&self.streams[stream]),
+            By::CpuThread(stream) => send.by_cpu_thread(&self.streams[stream]),
         }
     }
 
@@ -166,32 +155,32 @@ impl Player<'_> {
         let message = Message::draw(setup, me, to, number, n);
         let stream = channel % self.streams.len();
         let name = u64::from(me) << 32 | channel as u64;
-        let hands = hands(setup, setup.sender, [name, n as u64, 2], stream);
+        let handling = handling(setup, setup.sender, [name, n as u64, 2], stream);
         let slots = setup.window() * (1 + setup.lag);
         let slot = channel * slots + n % slots;
         let mut sent = Sent {
             channel,
             slot,
             len: message.len,
-            hands,
+            handling,
             too_long: message.cut.is_some(),
             ended: true,
             request: None,
         };
-        if hands.let_go && !setup.prepared {
+        if handling.let_go && !setup.prepared {
             let bytes = message.bytes(&self.ink.bytes);
             let memory = self.ctx.alloc(MemoryKind::Pinned, bytes.len().max(1))?;
             memory.write(0, &bytes)?;
             let all = [memory.slice(0, bytes.len())?];
             drop(
                 self.ctx
-                    .post_send(&self.by(hands.posts, SendOp::new(to, tag(number), &all)))?,
+                    .post_send(&self.by(handling.posts, SendOp::new(to, tag(number), &all)))?,
             );
             return Ok(sent);
         }
-        self.follow(&self.out, slot, hands.posts)?;
+        self.follow(&self.out, slot, handling.posts)?;
         let values = [message.len as u64, message.skip as u64];
-        match hands.posts.stream() {
+        match handling.posts.stream() {
             Some(stream) => {
                 let bytes = self.ink.row.span(message.window, setup.slot())?;
                 self.copy(stream, &self.out.span(slot)?, &bytes)?;
@@ -215,8 +204,8 @@ impl Player<'_> {
             }),
             _ => send,
         };
-        let send = self.by(hands.posts, send);
-        if hands.cancelled {
+        let send = self.by(handling.posts, send);
+        if handling.cancelled {
             cancel(&self.ctx.prepare_send(&send)?)?;
         }
         sent.request = Some(match setup.prepared {
@@ -225,7 +214,7 @@ impl Player<'_> {
         });
         sent.ended = false;
         // What a word says to a stream the CPU does not know.
-        if hands.posts != By::Cpu {
+        if handling.posts != By::Cpu {
             sent.len = message.declared();
         }
         Ok(sent)
@@ -237,7 +226,7 @@ impl Player<'_> {
             return Ok(());
         }
         let words = self.words[slot].iter().zip(values);
-        let list = words.map(|(word, value)| Descriptor::WriteValue64 { word, value });
+        let list = words.map(|(word, value)| Descriptor::write_value(word, value));
         let list: Vec<_> = list.collect();
         self.again(|| post_on(&self.streams[stream], &mut [], &list))
     }

@@ -97,7 +97,7 @@ impl Machine for Engine {
             };
         }
         self.adopt();
-        self.core.bury();
+        self.core.unmap_freed();
 
         let count = self.lanes.len();
         self.first = match &mut self.chaos {

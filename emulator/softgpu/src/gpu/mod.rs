@@ -70,13 +70,13 @@ pub(crate) struct Core {
     /// before the stream is handed out, so the engine sees it at the latest when it is rung
     /// for the first submission.
     any_fresh: AtomicBool,
-    graves: Mutex<Vec<Grave>>,
-    /// Something is in `graves`; a hint like `any_fresh`.
-    any_graves: AtomicBool,
+    deferred_frees: Mutex<Vec<DeferredFree>>,
+    /// Something is in `deferred_frees`; a hint like `any_fresh`.
+    any_deferred: AtomicBool,
 }
 
 /// Freed memory that operations may still touch.
-struct Grave {
+struct DeferredFree {
     /// Unmapped when dropped, unless windows hold it too.
     _memory: Arc<Backing>,
     /// How far each stream had been enqueued when it was freed.
@@ -141,7 +141,7 @@ impl Core {
         self.state.store(STOPPED, Ordering::Release);
         lock(&self.fresh).clear();
         // Dropped after the lock is released: an owner of memory may free other memory.
-        let _graves = std::mem::take(&mut *lock(&self.graves));
+        let _deferred = std::mem::take(&mut *lock(&self.deferred_frees));
     }
 
     /// Streams made since the last call.
@@ -179,11 +179,11 @@ impl Core {
         }
         let until = self.ends();
         if !until.is_empty() {
-            lock(&self.graves).push(Grave {
+            lock(&self.deferred_frees).push(DeferredFree {
                 _memory: memory,
                 until,
             });
-            self.any_graves.store(true, Ordering::Relaxed);
+            self.any_deferred.store(true, Ordering::Relaxed);
         }
     }
 
@@ -201,21 +201,22 @@ impl Core {
     }
 
     /// Unmaps freed memory that nothing can touch any more.
-    pub(crate) fn bury(&self) {
-        if self.any_graves.load(Ordering::Relaxed) {
+    pub(crate) fn unmap_freed(&self) {
+        if self.any_deferred.load(Ordering::Relaxed) {
             // Dropped after the lock is released: an owner of memory may free other memory.
             let mut done = Vec::new();
-            let mut graves = lock(&self.graves);
+            let mut frees = lock(&self.deferred_frees);
             let mut i = 0;
-            while i < graves.len() {
-                graves[i].until.retain(|mark| !mark.is_complete());
-                if graves[i].until.is_empty() {
-                    done.push(graves.swap_remove(i));
+            while i < frees.len() {
+                frees[i].until.retain(|mark| !mark.is_complete());
+                if frees[i].until.is_empty() {
+                    done.push(frees.swap_remove(i));
                 } else {
                     i += 1;
                 }
             }
-            self.any_graves.store(!graves.is_empty(), Ordering::Relaxed);
+            self.any_deferred
+                .store(!frees.is_empty(), Ordering::Relaxed);
         }
     }
 }
@@ -287,8 +288,8 @@ impl Gpu {
             streams: Mutex::default(),
             fresh: Mutex::default(),
             any_fresh: AtomicBool::new(false),
-            graves: Mutex::default(),
-            any_graves: AtomicBool::new(false),
+            deferred_frees: Mutex::default(),
+            any_deferred: AtomicBool::new(false),
         });
         let engine = Engine::new(Arc::clone(&core), &config);
         Ok((Gpu(Arc::new(Front { core, env })), engine))

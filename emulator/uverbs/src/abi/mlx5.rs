@@ -4,7 +4,6 @@ use super::structures;
 
 /// Flags of a queue pair to create.
 pub mod qp_flag {
-    pub const SIGNATURE: u32 = 1 << 0;
     pub const SCATTER_CQE: u32 = 1 << 1;
     pub const BFREG_INDEX: u32 = 1 << 3;
     pub const ALLOW_SCATTER_CQE: u32 = 1 << 8;

@@ -60,8 +60,6 @@ pub mod opcode {
 
 /// What an answer says of its command.
 pub mod status {
-    pub const OK: u8 = 0x0;
-    pub const BAD_OP: u8 = 0x2;
     pub const BAD_PARAM: u8 = 0x3;
     pub const BAD_RES: u8 = 0x5;
     pub const RES_BUSY: u8 = 0x6;

@@ -407,3 +407,36 @@ pub(crate) fn aligned(addr: u64, to: usize) -> Done {
         Err(Errno::INVAL)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_payloads_lie_in_entries_as_the_flags_say() {
+        let (rc, uc, ud) = (Service::Rc, Service::Uc, Service::Ud);
+        let (asked, known) = (qp_flag::SCATTER_CQE, qp_flag::ALLOW_SCATTER_CQE);
+        for (service, flags, sq_sig_all, responder, requester) in [
+            (rc, 0, 0, false, false),
+            (rc, 0, 1, false, false),
+            (rc, known, 1, false, false),
+            (rc, asked, 0, true, false),
+            (rc, asked, 1, true, true),
+            (rc, asked | known, 0, true, true),
+            (uc, 0, 1, false, false),
+            (uc, asked, 1, true, false),
+            (ud, asked, 1, false, false),
+        ] {
+            let init = QpInit {
+                sq_sig_all,
+                ..QpInit::default()
+            };
+            let expected = Scatter {
+                responder,
+                requester,
+            };
+            let got = scatter(service, &init, flags);
+            assert_eq!(got, expected, "{service:?} {flags:#x} {sq_sig_all}");
+        }
+    }
+}

@@ -7,10 +7,8 @@
 )]
 
 mod commands;
-mod named;
 
 pub use commands::{Command, extended, plain};
-use named::Named;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -214,12 +212,7 @@ impl Rig {
     pub fn new(link: LinkLayer, uar: UarMode) -> Rig {
         let fabric = fabric(link);
         let hub = Hub::new(Default::default());
-        // The device's name for a node is another than the hub's: connections of a NIC with
-        // itself, which is what these tests make, need the right one.
-        let port = Named {
-            node: fabric.node(0, 0),
-            of: hub.port(),
-        };
+        let port = hub.port_of(fabric.node(0, 0));
         let config = NicConfig::default().changed(|n| n.qpn = Some(Fabric::qpns(0)));
         let nic = Shared::new(Nic::new(config, Box::new(port)));
         let process = Arc::new(Process {
@@ -541,6 +534,14 @@ pub struct Qp {
     pub sends: u64,
     pub receives: u64,
     pub db: u64,
+}
+
+/// Random numbers, from the seed `GDS_SEED` if there is one.
+pub fn random() -> fastrand::Rng {
+    let seed = std::env::var("GDS_SEED").ok().and_then(|s| s.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("GDS_SEED={seed}");
+    fastrand::Rng::with_seed(seed)
 }
 
 /// What a current driver says in the first command.

@@ -108,14 +108,22 @@ impl Hub {
 
     /// The fabric of one more NIC. Nodes are numbered from 1 in the order of these calls.
     pub fn port(&self) -> HubPort {
-        let mut all = lock(&self.0.all);
-        all.next += 1;
+        let id = {
+            let mut all = lock(&self.0.all);
+            all.next += 1;
+            NodeId(all.next)
+        };
+        self.port_of(id)
+    }
+
+    /// The fabric of a NIC with this name, which no other node has.
+    pub fn port_of(&self, id: NodeId) -> HubPort {
         let node = Arc::new(Node {
-            id: NodeId(all.next),
+            id,
             state: AtomicU8::new(ALIVE),
             inbox: Mutex::default(),
         });
-        all.nodes.push(Arc::clone(&node));
+        lock(&self.0.all).nodes.push(Arc::clone(&node));
         HubPort {
             hub: self.clone(),
             node,

@@ -61,13 +61,8 @@ impl Fake {
         heard
     }
 
-    /// Sends a frame and returns what the NIC says to it.
-    pub fn tell(
-        &mut self,
-        kind: Kind,
-        psn: u32,
-        change: impl FnOnce(&mut FrameHeader),
-    ) -> Vec<(FrameHeader, Vec<u8>)> {
+    /// Writes a frame, which the NIC does not see yet.
+    pub fn put(&mut self, kind: Kind, psn: u32, change: impl FnOnce(&mut FrameHeader)) {
         let mut header = FrameHeader {
             kind: kind as u8,
             dst_qpn: self.end.qpn.0.into(),
@@ -84,6 +79,16 @@ impl Fake {
             true
         };
         self.port.send(self.nic, &header, fill).unwrap();
+    }
+
+    /// Sends a frame and returns what the NIC says to it.
+    pub fn tell(
+        &mut self,
+        kind: Kind,
+        psn: u32,
+        change: impl FnOnce(&mut FrameHeader),
+    ) -> Vec<(FrameHeader, Vec<u8>)> {
+        self.put(kind, psn, change);
         self.port.flush();
         self.listen()
     }

@@ -32,22 +32,12 @@ impl Scene {
         let mut world = World::new(2);
         let shape = input.byte();
         let config = EndConfig {
-            log_sq: watched::LOG_SQ,
-            log_rq: watched::LOG_RQ,
-            log_cq: watched::LOG_CQ,
-            data: watched::DATA,
-            view: watched::view,
-            service: if shape & 1 == 0 {
-                Service::Rc
-            } else {
-                Service::Uc
-            },
             sq_start: [0, 0xfff0][usize::from(shape >> 1 & 1)],
             rq_start: [0, 0xfff8][usize::from(shape >> 2 & 1)],
             cq_start: [0, 0xff_fff0][usize::from(shape >> 3 & 1)],
             ignore_overrun: shape & 16 != 0,
             rnr_retry: 1,
-            ..EndConfig::default()
+            ..watched::config(shape & 1 != 0)
         };
         let (mut a, b) = world.pair(config.clone(), config);
         // Good neighbours on the same page, whose doorbells are rung with those of others.

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vmlx5::{Dma, DmaFault, HostMemory};
+use vmlx5::{Dma, DmaFault, HostMemory, Service};
+
+use crate::rig::EndConfig;
 
 /// What may be done to bytes, as bits.
 pub mod may {
@@ -151,6 +153,20 @@ fn end(mem: Arc<HostMemory>, data: u8) -> Arc<dyn Dma> {
 /// What the NIC sees of an end of these sizes.
 pub fn view(mem: Arc<HostMemory>) -> Arc<dyn Dma> {
     end(mem, may::ALL)
+}
+
+/// An end of these sizes, which is watched.
+pub fn config(unreliable: bool) -> EndConfig {
+    let service = if unreliable { Service::Uc } else { Service::Rc };
+    EndConfig {
+        log_sq: LOG_SQ,
+        log_rq: LOG_RQ,
+        log_cq: LOG_CQ,
+        data: DATA,
+        view,
+        service,
+        ..EndConfig::default()
+    }
 }
 
 /// What it sees of one whose data no atomic operation may touch.

@@ -159,23 +159,13 @@ struct Scene {
 fn config(input: &mut Input<'_>) -> EndConfig {
     let shape = input.byte();
     EndConfig {
-        log_sq: watched::LOG_SQ,
-        log_rq: watched::LOG_RQ,
-        log_cq: watched::LOG_CQ,
-        data: watched::DATA,
-        view: watched::view,
-        service: if shape & 1 == 0 {
-            Service::Rc
-        } else {
-            Service::Uc
-        },
         mtu: Mtu::from_verbs(1 + (shape >> 1 & 3)).expect("an MTU"),
         rnr_retry: if shape & 8 == 0 { 7 } else { 1 },
         sq_start: if shape & 16 == 0 { 0 } else { 0xfff0 },
         rq_start: if shape & 16 == 0 { 0 } else { 0xfffa },
         cq_start: if shape & 32 == 0 { 0 } else { 0xff_fff0 },
         max_rd_atomic: shape >> 6,
-        ..EndConfig::default()
+        ..watched::config(shape & 1 != 0)
     }
 }
 

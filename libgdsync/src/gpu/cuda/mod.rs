@@ -14,6 +14,7 @@ mod memory;
 mod module;
 mod open;
 mod pages;
+mod probe;
 mod share;
 mod stream;
 mod stream_pool;
@@ -33,6 +34,8 @@ use crate::memop::{Caps, DevicePtr};
 use context::Context;
 use module::Module;
 use stream::CudaStream;
+
+pub use probe::{caps, driver_too_old, refusal, wait_limits};
 
 pub(super) const OPENER: Opener = Opener {
     name: "cuda",

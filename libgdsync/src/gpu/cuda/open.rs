@@ -11,14 +11,10 @@ use gdsync_sys::gpu_choice::LocalRank;
 
 use super::context::{Context, attribute, check};
 use super::deferred::Poller;
-use super::{CudaRuntime, CudaStream, SUBMISSIONS, submit};
+use super::probe::{OLDEST, caps, driver_too_old, is_exclusive, refusal, wait_limits};
+use super::{CudaRuntime, CudaStream};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Gpu, Stream, WaitLimits};
-use crate::memop::Caps;
-
-/// The oldest driver that has everything: CUDA 12.0, the first whose plain memory operations
-/// are the second version on all platforms.
-const OLDEST: i32 = 12000;
+use crate::gpu::{Gpu, Stream};
 
 /// GPUs that are open, by context: a context has one [`Gpu`], which stays open.
 static OPEN: Mutex<Vec<(usize, u64, Gpu)>> = Mutex::new(Vec::new());
@@ -40,16 +36,10 @@ fn driver() -> Result<&'static Cuda> {
     // SAFETY: stores a number.
     let asked = unsafe { (cuda.cuDriverGetVersion)(&mut version) };
     check(cuda, asked, OPERATION, "cuDriverGetVersion")?;
-    if version < OLDEST {
-        let dotted = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
-        let what = format!(
-            "a driver of CUDA {}, where {} is the oldest that will do",
-            dotted(version),
-            dotted(OLDEST)
-        );
-        return Err(Error::new(OPERATION, Kind::Unsupported, what).limit(OLDEST as u64));
+    match driver_too_old(version) {
+        Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what).limit(OLDEST as u64)),
+        None => Ok(cuda),
     }
-    Ok(cuda)
 }
 
 /// An error with its causes.
@@ -64,48 +54,6 @@ impl std::fmt::Display for Chain<'_> {
             cause = e.source();
         }
         Ok(())
-    }
-}
-
-fn caps(cuda: &Cuda, device: CUdevice) -> Caps {
-    let has = |which| attribute(cuda, device, which) != 0;
-    let ordering = attribute(
-        cuda,
-        device,
-        consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
-    );
-    let options = attribute(
-        cuda,
-        device,
-        consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
-    );
-    Caps {
-        memops64: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS),
-        nor: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),
-        mask: false,
-        flush: has(consts::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),
-        ordered_writes: ordering >= consts::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32,
-        host_flush: options & consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as i32 != 0
-            && cuda.cuFlushGPUDirectRDMAWrites.is_some(),
-        inline_copy: false,
-        fence: false,
-        kernels: true,
-        batch_limit: submit::BATCH,
-    }
-}
-
-/// The hardware channels of a context: a variable that the driver reads at its start.
-fn wait_limits() -> WaitLimits {
-    let set = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
-    let channels = set.and_then(|v| v.trim().parse::<u32>().ok()).unwrap_or(8);
-    let channels = channels.clamp(1, 32);
-    WaitLimits {
-        channels,
-        // Measured: of 8 channels, 6 may stand while kernels, copies and memory operations of
-        // all other streams go on; with the 7th they do not.
-        // Of one or two channels none could: one is allowed, at the program's own risk.
-        streams: channels.saturating_sub(2).max(1),
-        submissions: Some(SUBMISSIONS),
     }
 }
 
@@ -159,32 +107,23 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         return Ok(gpu.clone());
     }
     let name = name_of(cuda, device);
-    let caps = caps(cuda, device);
-    if !caps.memops64 {
-        let what = format!("{name}: it has no 64-bit stream memory operations");
-        return Err(Error::new(OPERATION, Kind::Unsupported, what));
-    }
-    let virtual_memory = consts::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-    if attribute(cuda, device, virtual_memory) == 0 || cuda.cuMemCreate.is_none() {
-        let what = format!("{name}: it has no memory that is mapped (cuMemCreate)");
-        return Err(Error::new(OPERATION, Kind::Unsupported, what));
-    }
     let same = consts::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
     let same_address = attribute(cuda, device, same) != 0;
-    let alone = mode(cuda, device)? == Mode::Exclusive;
+    let alone = is_exclusive(cuda, device);
     let context = Arc::new(Context::new(cuda, device, app, name, alone)?);
     let live = gds_step::Live::global()
         .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).source(e))?;
     let host: Arc<dyn gds_step::Host> = live;
     let poller = Box::new(Poller(Arc::clone(&context)));
     let poller = host.attach(gds_step::Lane::Watch, poller);
+    let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
     let gpu = Gpu::from_runtime(Box::new(CudaRuntime {
         context,
         host,
         poller,
-        caps,
+        caps: caps(cuda, device),
         identity: identity(cuda, device),
-        limits: wait_limits(),
+        limits: wait_limits(connections.ok().as_deref()),
         same_address,
     }))?;
     open.push((key.0, key.1, gpu.clone()));
@@ -237,33 +176,25 @@ pub(crate) fn by_local_rank() -> Result<Gpu> {
     Ok(gpu)
 }
 
-/// What the device's compute mode allows.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Shared,
-    /// One context, of one process.
-    Exclusive,
-}
-
-fn mode(cuda: &Cuda, device: CUdevice) -> Result<Mode> {
-    match attribute(cuda, device, consts::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) as u32 {
-        consts::CU_COMPUTEMODE_PROHIBITED => {
-            let what = format!(
-                "{}: its compute mode is PROHIBITED, which allows no context; `nvidia-smi -i \
-                 {device} -c DEFAULT`, as root, allows them",
-                name_of(cuda, device)
-            );
-            Err(Error::new("open CUDA GPU", Kind::System, what))
+/// Whether this library runs on the device.
+fn check_device(cuda: &Cuda, device: CUdevice) -> Result<()> {
+    let Some((kind, why)) = refusal(cuda, device) else {
+        return Ok(());
+    };
+    let remedy = match kind {
+        Kind::System => {
+            format!(" (PROHIBITED); `nvidia-smi -i {device} -c DEFAULT`, as root, allows them")
         }
-        consts::CU_COMPUTEMODE_EXCLUSIVE_PROCESS => Ok(Mode::Exclusive),
-        _ => Ok(Mode::Shared),
-    }
+        _ => String::new(),
+    };
+    let what = format!("{}: {why}{remedy}", name_of(cuda, device));
+    Err(Error::new("open CUDA GPU", kind, what))
 }
 
 /// As [`check`], of the first context of a device.
-fn check_first(cuda: &Cuda, device: CUdevice, mode: Mode, result: CudaResult) -> Result<()> {
+fn check_first(cuda: &Cuda, device: CUdevice, result: CudaResult) -> Result<()> {
     const OPERATION: &str = "open CUDA GPU";
-    if result == CudaResult::DEVICE_UNAVAILABLE && mode == Mode::Exclusive {
+    if result == CudaResult::DEVICE_UNAVAILABLE && is_exclusive(cuda, device) {
         let what = format!(
             "{}: its compute mode is EXCLUSIVE_PROCESS, and another process has a context on it; end \
              that one, take another GPU, or allow several by `nvidia-smi -i {device} -c DEFAULT`, as \
@@ -299,9 +230,9 @@ impl Gpu {
         unsafe {
             let got = (cuda.cuDeviceGet)(&mut device, index as i32);
             check(cuda, got, OPERATION, "get device")?;
-            let mode = mode(cuda, device)?;
+            check_device(cuda, device)?;
             let got = (cuda.cuDevicePrimaryCtxRetain)(&mut context, device);
-            check_first(cuda, device, mode, got)?;
+            check_first(cuda, device, got)?;
             open(cuda, device, context)
         }
     }
@@ -346,6 +277,7 @@ impl Gpu {
             let mut popped = std::ptr::null_mut();
             let _ = (cuda.cuCtxPopCurrent_v2)(&mut popped);
             check(cuda, got, OPERATION, "get device of context")?;
+            check_device(cuda, device)?;
             open(cuda, device, context)
         }
     }

@@ -51,7 +51,7 @@ fn translate(op: &Op) -> Option<Params> {
             Width::Bits64 => Params::wait64(at.0, value, wait_flags(condition, flush)),
         },
         Op::Flush => Params::flush_remote_writes(),
-        Op::Wait { .. } | Op::WaitEntry(_) | Op::Copy { .. } | Op::Fence => return None,
+        Op::Wait { .. } | Op::Copy { .. } | Op::Fence => return None,
     })
 }
 

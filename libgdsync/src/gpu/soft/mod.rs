@@ -14,7 +14,7 @@ use super::runtime::{
     View, foreign,
 };
 use super::{
-    Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, Region, SharedMemory, Stream, WaitLimits,
+    Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, SOFT_CAPS, SharedMemory, Stream, WaitLimits,
 };
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
@@ -73,7 +73,8 @@ impl Stream {
 }
 
 /// The memory of `region` as a NIC of this machine sees it; `None` if it is no soft GPU's.
-pub(crate) fn window(region: &Region) -> Option<softgpu::Window> {
+#[cfg(feature = "emulated")]
+pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
     let memory: &Memory = (region.backing() as &dyn Any).downcast_ref()?;
     Some(match memory {
         Memory::Device(m) => m.window(),
@@ -101,24 +102,14 @@ setters! { SoftOptions {
     caps: Caps,
     stream_bound: usize,
     channels: usize,
-    weak: Option<softgpu::Weak>,
+} optional {
+    weak: softgpu::Weak,
 } }
 
 impl Default for SoftOptions {
     fn default() -> SoftOptions {
         SoftOptions {
-            caps: Caps {
-                memops64: true,
-                nor: true,
-                mask: false,
-                flush: true,
-                inline_copy: false,
-                fence: true,
-                ordered_writes: false,
-                host_flush: true,
-                kernels: true,
-                batch_limit: 255,
-            },
+            caps: SOFT_CAPS,
             stream_bound: 1024,
             channels: 8,
             weak: None,
@@ -130,6 +121,8 @@ impl Default for SoftOptions {
 #[derive(Debug)]
 enum Memory {
     Device(softgpu::DeviceMemory),
+    // The virtual NIC alone asks for its window.
+    #[cfg_attr(not(feature = "emulated"), allow(dead_code))]
     Pinned(softgpu::PinnedMemory),
     Host(softgpu::HostRegistration),
 }
@@ -490,7 +483,6 @@ fn translate(op: &Op) -> softgpu::MemOp {
             wide: width == Width::Bits64,
             flush,
         },
-        Op::WaitEntry(_) => unreachable!("no batch is legal that has one"),
         Op::Copy { at, data } => softgpu::MemOp::Copy {
             addr: addr(at),
             data: softgpu::InlineData::new(data.bytes()).expect("it holds more than ours"),

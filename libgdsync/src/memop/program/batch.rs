@@ -15,7 +15,7 @@ impl Program {
     /// end.
     pub fn take(&mut self, list: &Batch, i: usize) -> usize {
         let (op, role) = (list.ops()[i], list.role(i));
-        if !self.has_room(room(&op)) {
+        if !self.has_room(room(list, i)) {
             return 0;
         }
         if let Some(ring) = ring(list, i) {
@@ -29,6 +29,7 @@ impl Program {
             return 2;
         }
         match op {
+            _ if role == Role::EntryHalf => {}
             Op::Write {
                 width,
                 at,
@@ -40,6 +41,10 @@ impl Program {
                     Bits64 => Code::Write64,
                 };
                 self.write(ProgramOp::new(code, at, value), fenced, role);
+            }
+            Op::Wait { at, .. } if let Role::Entry(owner) | Role::EntryByKernel(owner) = role => {
+                let op = ProgramOp::new(Code::WaitEntry, at, owner.into());
+                self.append(op, Kind::Waits);
             }
             Op::Wait {
                 width,
@@ -65,10 +70,6 @@ impl Program {
                     _ => Kind::Ordered,
                 };
                 self.append(op, kind);
-            }
-            Op::WaitEntry(entry) => {
-                let op = ProgramOp::new(Code::WaitEntry, entry.word, u64::from(entry.owner));
-                self.append(op, Kind::Waits);
             }
             Op::Copy { at, data } if data.bytes().len() % 4 == 0 => {
                 for (i, word) in data.bytes().as_chunks().0.iter().enumerate() {
@@ -100,14 +101,14 @@ impl Program {
 
 /// Operations that the programs of `list` have at most.
 pub fn operations(list: &Batch) -> usize {
-    list.ops().iter().map(room).sum()
+    (0..list.len()).map(|i| room(list, i)).sum()
 }
 
-/// Operations that `op` takes at most.
-fn room(op: &Op) -> usize {
-    match op {
+/// Operations that operation `i` of `list` takes at most.
+fn room(list: &Batch, i: usize) -> usize {
+    match list.ops()[i] {
         Op::Copy { data, .. } => data.bytes().len().div_ceil(4),
-        _ => 1,
+        _ => usize::from(list.role(i) != Role::EntryHalf),
     }
 }
 

@@ -10,9 +10,9 @@ use crate::common::{Bytes as _, finish};
 use crate::gpu::{Dims, Gpu, KERNELS, MemoryKind};
 use crate::kernels::Entry;
 use crate::memop::Width::{Bits32, Bits64};
-use crate::memop::completion::Entry as Completion;
+use crate::memop::completion::{self, Entry as Completion};
 use crate::memop::post::{self, Ring};
-use crate::memop::{Batch, Condition, DevicePtr, Inline, Op, Role};
+use crate::memop::{Batch, Caps, Condition, DevicePtr, Inline, Op, Role};
 use crate::testing::cases;
 
 /// Words of 32 bits that programs work on, few enough to meet again.
@@ -162,7 +162,7 @@ impl Plan {
                 }
             }
             Op::Fence => self.fences += 1,
-            Op::Flush | Op::WaitEntry(_) => unreachable!("the tests make none"),
+            Op::Flush => unreachable!("the tests make none"),
         }
     }
 }
@@ -508,13 +508,14 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
         post::push(&mut batch, &ring);
     }
     for peer in 0..26 {
-        batch.push(Op::WaitEntry(Completion {
+        let entry = Completion {
             word: DevicePtr(0x80_0000 + 64 * peer),
-            owner: 0,
-            first_lap: true,
-            send: true,
+            owner: peer as u8 % 2,
+            first_lap: false,
+            send: peer > 2,
             flush: false,
-        }));
+        };
+        completion::push(&mut batch, &entry, &Caps::FULL.nor(false).mask(peer == 2));
     }
     for peer in 0..26 {
         let mark = Op::write(Bits32, DevicePtr(0x90_0000 + 4 * peer), 1u32);

@@ -563,8 +563,8 @@ mod tests {
     #[test]
     fn a_queue_pair_that_cannot_be_made_leaves_nothing_behind() {
         let gpu = Gpu::soft().unwrap();
-        let options = EmulatedOptions::default()
-            .hub(Some(Hub::new(vmlx5::fabric::hub::HubConfig::default())));
+        let options =
+            EmulatedOptions::default().hub(Hub::new(vmlx5::fabric::hub::HubConfig::default()));
         let nic = EmulatedNic::open(&gpu, options).unwrap();
         let region = gpu.alloc(MemoryKind::Pinned, 24576).unwrap();
         let pd = nic.alloc_pd().unwrap();

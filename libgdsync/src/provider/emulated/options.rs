@@ -19,9 +19,9 @@ pub struct EmulatedOptions {
     pub faults: Option<Faults>,
 }
 
-setters! { EmulatedOptions {
-    hub: Option<Hub>,
-    faults: Option<Faults>,
+setters! { EmulatedOptions {} optional {
+    hub: Hub,
+    faults: Faults,
 } }
 
 impl fmt::Debug for EmulatedOptions {

@@ -29,6 +29,8 @@ use crate::nic::{
 };
 
 pub(crate) use self::port::near;
+#[cfg(feature = "internals")]
+pub use self::port::nearest_first;
 
 /// An object of the library's. It may be used by any thread.
 #[derive(Clone, Copy, Debug)]

@@ -122,24 +122,38 @@ pub(crate) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
 type Distant = (usize, &'static Context);
 
 /// The NICs, or those of this name, each behind its distance from `gpu`, the nearest first; and
-/// why others cannot be used. Where the topology says nothing they stand in the order of their
-/// names, for the library has them in another order each time.
+/// why others cannot be used.
 fn by_distance(
     gpu: &Gpu,
     name: Option<&NicName>,
     direct: bool,
 ) -> Result<(Vec<Distant>, Vec<Reason>)> {
     let (contexts, passed_over) = context::all(Libraries::load(direct)?, name)?;
-    let gpu_path = gpu.pci().and_then(|address| pci_path(&address));
-    let far = |context: &Context| match (&gpu_path, context.sysfs_path()) {
+    let gpu = gpu.pci().and_then(|address| pci_path(&address));
+    let is = |nic: &&Context| (nic.name.clone(), nic.sysfs_path());
+    Ok((nearest_first(gpu.as_deref(), contexts, is), passed_over))
+}
+
+/// NICs, each behind its distance from the place of a GPU in the tree of devices, the nearest first;
+/// `is`: a NIC's name and place. Where the tree says nothing they stand in the order of their names,
+/// the shorter first: mlx5_2 before mlx5_10. For libibverbs has them in another order each time.
+pub fn nearest_first<T>(
+    gpu: Option<&Path>,
+    nics: Vec<T>,
+    is: impl Fn(&T) -> (String, Option<PathBuf>),
+) -> Vec<(usize, T)> {
+    let far = |place: Option<PathBuf>| match (gpu, place) {
         (None, _) => 0,
         (Some(gpu), Some(nic)) => distance(gpu, &nic),
         (Some(_), None) => usize::MAX,
     };
-    let mut all: Vec<_> = contexts.into_iter().map(|nic| (far(nic), nic)).collect();
-    // Of names, the shorter first: mlx5_2 before mlx5_10.
-    all.sort_by_key(|(distance, nic)| (*distance, nic.name.len(), &nic.name));
-    Ok((all, passed_over))
+    let key = |nic: &T| {
+        let (name, place) = is(nic);
+        (far(place), name.len(), name)
+    };
+    let mut all: Vec<_> = nics.into_iter().map(|nic| (key(&nic), nic)).collect();
+    all.sort_by(|(a, _), (b, _)| a.cmp(b));
+    all.into_iter().map(|((far, ..), nic)| (far, nic)).collect()
 }
 
 fn open(context: &Context, number: u8, attr: &ibv_port_attr) -> Result<Port> {

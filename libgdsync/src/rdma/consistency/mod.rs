@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 
 use gds_step::Mutex;
 
-use super::verbs::{Device, FlushFaults, Flusher, Flushes, WatchList};
+use super::verbs::{FlushFaults, Flusher};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Consistency, Gpu, MemoryKind, no_consistency};
 use crate::nic::Nic;
@@ -81,38 +81,11 @@ impl Flushers {
     }
 }
 
-impl Device {
-    /// Opens a device on this NIC, and beside it what streams of its GPU need to see what it writes.
-    ///
-    /// # Errors
-    /// `Unsupported` if the environment demands what the NIC cannot do.
-    pub(crate) fn open(
-        gpu: &Gpu,
-        nic: Arc<dyn Nic>,
-        watched: bool,
-        passed_over: Vec<String>,
-    ) -> Result<Device> {
-        let watch = WatchList::default();
-        let flushes = Flushes {
-            fault: Arc::new(FlushFaults::new(&watch)),
-            raises: false,
-        };
-        let flusher = flusher(gpu, &nic, watched, &flushes.fault)?;
-        let name = watched.then(|| format!("{}.watcher", nic.name()));
-        Ok(Device::assemble(
-            gpu,
-            nic,
-            passed_over,
-            name,
-            watch,
-            flusher,
-            flushes,
-        ))
-    }
-}
-
 /// What streams of `gpu` need beside this NIC; `None`: nothing, or there is nothing to be had.
-fn flusher(
+///
+/// # Errors
+/// `Unsupported` if the environment demands what the NIC cannot do.
+pub(super) fn flusher(
     gpu: &Gpu,
     nic: &Arc<dyn Nic>,
     watched: bool,

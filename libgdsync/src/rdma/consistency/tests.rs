@@ -88,12 +88,7 @@ fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
             let list = [
                 Descriptor::Send(write),
                 Descriptor::wait(write),
-                Descriptor::WaitValue32 {
-                    word: &gate,
-                    condition: Condition::Geq,
-                    value: round,
-                    flush: true,
-                },
+                Descriptor::wait_value(&gate, Condition::Geq, round).flush(true),
             ];
             p.a.post_on(&stream, &list).unwrap();
             // What the stream sees of the error word behind its wait.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::gpu::{Condition, Region, Span, Word32, Word64};
+use crate::gpu::{Condition, DevicePtr, Region, Span, Word32, Word64};
+use crate::memop::Width;
 use crate::rdma::verbs::{Completion, ReceiveRequest, SendRequest};
 
 /// One thing for a stream to do.
@@ -13,7 +14,7 @@ use crate::rdma::verbs::{Completion, ReceiveRequest, SendRequest};
 /// # use gdsync::gpu::Word64;
 /// # use gdsync::rdma::{Descriptor, Qp};
 /// fn mark(qp: &mut Qp, stream: &gdsync::Stream, word: Word64) -> gdsync::Result<()> {
-///     let list = [Descriptor::WriteValue64 { word: &word, value: 1 }];
+///     let list = [Descriptor::write_value(&word, 1)];
 ///     drop(word); // `list` borrows it
 ///     qp.post_on(stream, &list)
 /// }
@@ -40,21 +41,10 @@ pub enum Descriptor<'a> {
         /// limits on one completion queue in one list, from when it arrives at the first.
         timeout: Option<Duration>,
     },
-    /// Stand still until a word passes.
-    WaitValue32 {
-        /// The word.
-        word: &'a Word32,
-        /// How it is compared.
-        condition: Condition,
-        /// With what.
-        value: u32,
-        /// Whether what devices wrote before is visible then.
-        flush: bool,
-    },
-    /// As [`Descriptor::WaitValue32`] with 64 bits.
-    WaitValue64 {
-        /// The word.
-        word: &'a Word64,
+    /// Wait until a word passes: [`Descriptor::wait_value`].
+    WaitValue {
+        /// The word, of either width.
+        word: WordRef<'a>,
         /// How it is compared.
         condition: Condition,
         /// With what.
@@ -62,17 +52,10 @@ pub enum Descriptor<'a> {
         /// Whether what devices wrote before is visible then.
         flush: bool,
     },
-    /// Store into a word, after everything the stream wrote before.
-    WriteValue32 {
-        /// The word.
-        word: &'a Word32,
-        /// What.
-        value: u32,
-    },
-    /// As [`Descriptor::WriteValue32`] with 64 bits.
-    WriteValue64 {
-        /// The word.
-        word: &'a Word64,
+    /// Store into a word, after everything the stream wrote before: [`Descriptor::write_value`].
+    WriteValue {
+        /// The word, of either width.
+        word: WordRef<'a>,
         /// What.
         value: u64,
     },
@@ -97,7 +80,7 @@ pub enum Descriptor<'a> {
     },
 }
 
-impl Descriptor<'_> {
+impl<'a> Descriptor<'a> {
     /// A wait until a request has completed with success.
     pub fn wait(completion: impl Into<Completion>) -> Self {
         Descriptor::Wait {
@@ -117,6 +100,34 @@ impl Descriptor<'_> {
         }
     }
 
+    /// A wait until a [`Word32`] or a [`Word64`], compared with `value`, passes.
+    pub fn wait_value<W: Word>(word: &'a W, condition: Condition, value: W::Value) -> Self {
+        Descriptor::WaitValue {
+            word: word.borrowed(),
+            condition,
+            value: value.into(),
+            flush: false,
+        }
+    }
+
+    /// A store into a [`Word32`] or a [`Word64`], after everything the stream wrote before.
+    pub fn write_value<W: Word>(word: &'a W, value: W::Value) -> Self {
+        Descriptor::WriteValue {
+            word: word.borrowed(),
+            value: value.into(),
+        }
+    }
+
+    /// Whether what devices wrote before is visible once a wait has passed; of no effect on
+    /// anything else.
+    #[must_use]
+    pub fn flush(mut self, on: bool) -> Self {
+        if let Descriptor::Wait { flush, .. } | Descriptor::WaitValue { flush, .. } = &mut self {
+            *flush = on;
+        }
+        self
+    }
+
     /// Limits a wait for a completion to so long; of no effect on anything else.
     #[must_use]
     pub fn within(mut self, limit: impl Into<Option<Duration>>) -> Self {
@@ -131,14 +142,63 @@ impl Descriptor<'_> {
     /// The memory of the application's that it names.
     pub(super) fn region(&self) -> Option<&Region> {
         match self {
-            Descriptor::WaitValue32 { word, .. } | Descriptor::WriteValue32 { word, .. } => {
+            Descriptor::WaitValue { word, .. } | Descriptor::WriteValue { word, .. } => {
                 Some(word.region())
             }
-            Descriptor::WaitValue64 { word, .. }
-            | Descriptor::WriteValue64 { word, .. }
-            | Descriptor::PassedBy { word, .. } => Some(word.region()),
+            Descriptor::PassedBy { word, .. } => Some(word.region()),
             Descriptor::WriteMemory { to, .. } => Some(to.region()),
             _ => None,
         }
+    }
+}
+
+/// A word of either width.
+#[derive(Clone, Copy, Debug)]
+pub enum WordRef<'a> {
+    /// Of 32 bits.
+    Narrow(&'a Word32),
+    /// Of 64 bits.
+    Wide(&'a Word64),
+}
+
+impl<'a> WordRef<'a> {
+    fn region(&self) -> &'a Region {
+        match self {
+            WordRef::Narrow(word) => word.region(),
+            WordRef::Wide(word) => word.region(),
+        }
+    }
+
+    /// Its width and its address on the GPU.
+    pub(super) fn at(&self) -> (Width, DevicePtr) {
+        match self {
+            WordRef::Narrow(word) => (Width::Bits32, word.addr()),
+            WordRef::Wide(word) => (Width::Bits64, word.addr()),
+        }
+    }
+}
+
+/// What a list waits for and stores into.
+pub trait Word {
+    /// What it holds.
+    type Value: Into<u64>;
+
+    /// The word, whatever its width.
+    fn borrowed(&self) -> WordRef<'_>;
+}
+
+impl Word for Word32 {
+    type Value = u32;
+
+    fn borrowed(&self) -> WordRef<'_> {
+        WordRef::Narrow(self)
+    }
+}
+
+impl Word for Word64 {
+    type Value = u64;
+
+    fn borrowed(&self) -> WordRef<'_> {
+        WordRef::Wide(self)
     }
 }

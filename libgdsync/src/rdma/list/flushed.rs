@@ -103,9 +103,7 @@ impl Descriptor<'_> {
     /// Whether it makes visible what devices wrote.
     pub(super) fn flushes(&self) -> bool {
         match self {
-            Descriptor::Wait { flush, .. }
-            | Descriptor::WaitValue32 { flush, .. }
-            | Descriptor::WaitValue64 { flush, .. } => *flush,
+            Descriptor::Wait { flush, .. } | Descriptor::WaitValue { flush, .. } => *flush,
             Descriptor::Flush => true,
             _ => false,
         }
@@ -116,23 +114,15 @@ impl Descriptor<'_> {
         matches!(
             self,
             Descriptor::Wait { .. }
-                | Descriptor::WaitValue32 { .. }
-                | Descriptor::WaitValue64 { .. }
+                | Descriptor::WaitValue { .. }
                 | Descriptor::PassedBy { .. }
                 | Descriptor::Flush
         )
     }
 
     /// What is left if somebody else flushes.
-    fn without_flush(mut self) -> Option<Self> {
-        match &mut self {
-            Descriptor::Wait { flush, .. }
-            | Descriptor::WaitValue32 { flush, .. }
-            | Descriptor::WaitValue64 { flush, .. } => *flush = false,
-            Descriptor::Flush => return None,
-            _ => {}
-        }
-        Some(self)
+    fn without_flush(self) -> Option<Self> {
+        (!matches!(self, Descriptor::Flush)).then(|| self.flush(false))
     }
 }
 

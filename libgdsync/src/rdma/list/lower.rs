@@ -4,7 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::{Dims, Stream};
 use crate::kernels;
 use crate::memop::program::Program;
-use crate::memop::{Batch, Caps, Op, completion, legal};
+use crate::memop::{Batch, Needs, Op, Role, legal};
 
 /// Room in a program that the largest operation takes.
 pub(super) const ROOM: usize = 8;
@@ -30,27 +30,20 @@ pub(super) fn lower(
     buffers: &mut Buffers,
     kernel: bool,
 ) -> Result<Sent> {
-    let caps = *stream.gpu().caps();
     let mut out = Output {
         stream,
-        caps,
         batch: &mut buffers.batch,
         lowered: &mut buffers.lowered,
         program: &mut buffers.program,
         dry: false,
         submitted: false,
     };
-    let result = if !kernel && (caps.nor || caps.mask) {
-        // Memory operations say all of it.
-        let gpu = stream.gpu();
+    let gpu = stream.gpu();
+    let result = if !kernel && !list.needs().has(Needs::KERNEL) {
         gpu.submit(stream, list, out.lowered, &mut out.submitted)
     } else {
-        if caps.ordered_writes {
-            list.ops_mut()
-                .iter_mut()
-                .for_each(|op| *op = op.flushing(false));
-        }
         // What the runtime lacks is refused before anything is handed over.
+        let caps = gpu.caps();
         out.dry = !((caps.flush || caps.ordered_writes) && caps.memops64 && caps.nor);
         if out.dry {
             out.run(list, kernel)?;
@@ -68,7 +61,6 @@ pub(super) fn lower(
 /// Collects operations and passes them to the stream when they are complete or must be.
 struct Output<'a> {
     stream: &'a Stream,
-    caps: Caps,
     batch: &'a mut Batch,
     lowered: &'a mut Batch,
     program: &'a mut Program,
@@ -97,19 +89,16 @@ impl Output<'_> {
 
     /// Appends operation `i`; a wait for an entry that no memory operations test goes by a kernel.
     fn by_memops(&mut self, list: &Batch, i: usize) -> Result<()> {
-        let op = list.ops()[i];
-        match op {
-            Op::WaitEntry(entry) => {
-                if completion::push(self.batch, &entry, &self.caps).is_err() {
-                    self.flush_batch()?;
-                    self.program.take(list, i);
-                    self.flush_program()?;
-                    if entry.flush {
-                        self.batch.push(Op::Flush);
-                    }
-                }
-            }
-            _ => self.batch.add(op, list.role(i), list.is_glued(i)),
+        let (op, role) = (list.ops()[i], list.role(i));
+        if !matches!(role, Role::EntryByKernel(_)) {
+            self.batch.add(op, role, list.is_glued(i));
+            return Ok(());
+        }
+        self.flush_batch()?;
+        self.program.take(list, i);
+        self.flush_program()?;
+        if op.flushes() {
+            self.batch.push(Op::Flush);
         }
         Ok(())
     }
@@ -117,9 +106,6 @@ impl Output<'_> {
     /// Appends operation `i`, and what the program takes with it; returns how many that are.
     fn by_kernel(&mut self, list: &Batch, i: usize) -> Result<usize> {
         let op = list.ops()[i];
-        if op == Op::Flush && self.caps.ordered_writes {
-            return Ok(1);
-        }
         if !self.program.has_room(ROOM) {
             self.flush_program()?;
         }
@@ -140,8 +126,7 @@ impl Output<'_> {
     fn flush_batch(&mut self) -> Result<()> {
         let gpu = self.stream.gpu();
         if self.dry {
-            self.lowered.clear();
-            legal::rewrite(self.batch, &self.caps, self.lowered)?;
+            legal::rewrite(self.batch, gpu.caps(), self.lowered)?;
         } else if !self.batch.is_empty() {
             gpu.submit(self.stream, self.batch, self.lowered, &mut self.submitted)?;
         }
@@ -159,7 +144,7 @@ impl Output<'_> {
             let (entry, bytes) = kernels::Entry::of_program(self.program);
             self.stream.launch_own(entry, Dims::linear(1, 32), bytes)?;
             self.submitted = true;
-        } else if !self.caps.kernels {
+        } else if !gpu.caps().kernels {
             let what = format!("a completion wait on {gpu:?}");
             return Err(Error::new("lower to a kernel", Kind::Unsupported, what));
         }

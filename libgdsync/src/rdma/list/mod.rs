@@ -22,10 +22,11 @@ use super::verbs::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{self, Proof, Region, Stream};
-use crate::memop::Width::{Bits32, Bits64};
-use crate::memop::completion::Entry;
+use crate::memop::Width::Bits32;
+use crate::memop::completion::{self, Entry};
 use crate::memop::post::{self, Ring};
-use crate::memop::{Batch, Condition, Inline, Op, Role, cost, program};
+use crate::memop::{Batch, Condition, Inline, Needs, Op, Role, cost, program};
+use crate::mutant::{self, Mutant};
 use crate::nic::SharedAddr;
 use crate::ring::fifo::PostMark;
 use crate::ring::{Poster, RingMemory, Ticket};
@@ -125,9 +126,8 @@ fn run(
         .and_then(|()| announce(queues, s, &mut held));
     drop(held);
     let lowered = decided.and_then(|()| {
-        let operations = cost::operations(&s.list);
-        let kernel = by_kernel(queues, s, operations);
-        let n = submissions(stream, &s.list, operations, kernel);
+        let kernel = by_kernel(queues, s);
+        let n = submissions(stream, &s.list, kernel);
         stream.admit(OPERATION, n, s.proof.take())?;
         lower(stream, &mut s.list, &mut s.buffers, kernel)
     });
@@ -159,39 +159,38 @@ fn run(
     }
 }
 
-/// Submissions that the list, of at most so many memory operations of 64 bits, takes at most.
-fn submissions(stream: &Stream, list: &Batch, operations: usize, kernel: bool) -> u32 {
+/// Submissions that the list takes at most.
+fn submissions(stream: &Stream, list: &Batch, kernel: bool) -> u32 {
     /// Record and the halves of a doorbell.
     const GLUED: usize = 3;
     let caps = stream.gpu().caps();
     let (operations, limit, glued) = match kernel {
         true => (program::operations(list), program::MAX_OPS, ROOM),
-        false if caps.memops64 => (operations, caps.batch_limit, GLUED),
-        false => (2 * operations, caps.batch_limit, GLUED),
+        false if caps.memops64 => (list.cost(), caps.batch_limit, GLUED),
+        false => (2 * list.cost(), caps.batch_limit, GLUED),
     };
     let mut n = gpu::submissions(operations, limit, glued);
-    if !(caps.nor && caps.ordered_writes) {
-        // Waits and flushes may change between kernels and memory operations, each time anew.
-        let change = |op: &&Op| op.is_wait() || **op == Op::Flush;
-        n += 2 * list.ops().iter().filter(change).count() as u32;
+    if kernel || list.needs().has(Needs::KERNEL) {
+        // Kernels and memory operations take turns around what only one of them does.
+        let alone = |i: &usize| match list.ops()[*i] {
+            Op::Flush | Op::Wait { flush: true, .. } => true,
+            _ => matches!(list.role(*i), Role::EntryByKernel(_)),
+        };
+        n += 2 * (0..list.len()).filter(alone).count() as u32;
     }
     n
 }
 
 /// Whether a list goes by a kernel. The queue pairs it names say so, or leave it to the cost.
-fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch, operations: usize) -> bool {
+fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch) -> bool {
     let any = |lowering| queues.given().any(|qp| qp.lowering == lowering);
     if any(Lowering::Kernel) || queues.given().next().is_none() || any(Lowering::MemOps) {
         return any(Lowering::Kernel);
     }
     // Who will write a word of the application's is not known: it may need this GPU.
-    let foreign = |i| {
-        let op: &Op = &s.list.ops()[i];
-        s.list.role(i) == Role::Plain && matches!(op, Op::Wait { .. })
-    };
-    (0..s.list.len()).all(|i| !foreign(i))
+    cost::kernel_wins(s.list.cost())
+        && !s.list.waits_for_others()
         && s.waits.iter().all(|w| queues.get(w.queue).spin)
-        && cost::kernel_wins(operations)
 }
 
 fn find(queues: &Queues<'_, '_>, id: u64) -> Result<usize> {
@@ -269,28 +268,22 @@ fn decide_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) -
     if let Some(region) = descriptor.region() {
         check_region(stream, region)?;
     }
-    let mut wait = |op: Op, flush| {
-        s.proof = Some(Proof::Idle);
-        s.list.push(op.flushing(flush));
-    };
+    let caps = stream.gpu().caps();
     match *descriptor {
-        Descriptor::WaitValue32 {
+        Descriptor::WaitValue {
             word,
             condition,
             value,
             flush,
-        } => wait(Op::wait(Bits32, word.addr(), condition, value), flush),
-        Descriptor::WaitValue64 {
-            word,
-            condition,
-            value,
-            flush,
-        } => wait(Op::wait(Bits64, word.addr(), condition, value), flush),
-        Descriptor::WriteValue32 { word, value } => {
-            s.list.push(Op::write(Bits32, word.addr(), value));
+        } => {
+            let (width, at) = word.at();
+            let wait = Op::wait(width, at, condition, value);
+            s.proof = Some(Proof::Idle);
+            s.list.push(wait.flushing(flush && !caps.ordered_writes));
         }
-        Descriptor::WriteValue64 { word, value } => {
-            s.list.push(Op::write(Bits64, word.addr(), value));
+        Descriptor::WriteValue { word, value } => {
+            let (width, at) = word.at();
+            s.list.push(Op::write(width, at, value));
         }
         Descriptor::WriteMemory { to, data } => {
             if to.len() != data.len() || data.len() % 4 != 0 || to.addr().0 % 4 != 0 {
@@ -304,6 +297,7 @@ fn decide_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) -
                 }
             }
         }
+        Descriptor::Flush if caps.ordered_writes => {}
         Descriptor::Flush => s.list.push(Op::Flush),
         Descriptor::PassedBy { word, value } => {
             if let (Some(proof), Ok(mapped)) = (&mut s.proof, word.mapped()) {
@@ -425,7 +419,8 @@ fn decide_wait(
         );
         return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
     }
-    let flush = flush && !crate::mutant::on(crate::mutant::Mutant::DroppedFlush);
+    let caps = stream.gpu().caps();
+    let flush = flush && !caps.ordered_writes && !mutant::on(Mutant::DroppedFlush);
     let position = match fifo.slot(completion.ticket).map(|slot| slot.entry) {
         // So old that its slot is used again: complete.
         None => None,
@@ -456,19 +451,23 @@ fn decide_wait(
         let arrived = addrs.arrived.gpu.offset(word as u64);
         s.list.push(Op::write(Bits32, arrived, mark));
     }
-    s.list.push(match qp.core.rung_by {
-        RungBy::Poster => Op::WaitEntry(Entry {
-            word: addrs.cq.gpu.offset(spot.offset as u64),
-            owner: spot.owner,
-            first_lap: spot.first_lap,
-            send: completion.side == Side::Send,
-            flush,
-        }),
+    match qp.core.rung_by {
+        RungBy::Poster => {
+            let entry = Entry {
+                word: addrs.cq.gpu.offset(spot.offset as u64),
+                owner: spot.owner,
+                first_lap: spot.first_lap,
+                send: completion.side == Side::Send,
+                flush,
+            };
+            completion::push(&mut s.list, &entry, caps);
+        }
         RungBy::CpuThread => {
             let done = (position as u32).wrapping_add(1);
-            Op::wait(Bits32, addrs.done.gpu, Condition::Geq, done).flushing(flush)
+            let wait = Op::wait(Bits32, addrs.done.gpu, Condition::Geq, done);
+            s.list.push(wait.flushing(flush));
         }
-    });
+    }
     s.waits.push(Waited {
         queue,
         side: completion.side,
@@ -506,8 +505,9 @@ fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>
 }
 
 fn commit(queues: &Queues<'_, '_>, s: &mut Scratch) {
+    let mut held = None;
     for (i, w) in s.waits.iter().enumerate() {
-        let mut state = queues.get(w.queue).core.lock();
+        let state = hold(queues, w.queue, &mut held);
         let (_, cq) = state.work(w.side);
         cq.note_wait(w.waiter, w.position);
         let mark = cq.next_mark(w.waiter);

@@ -4,6 +4,7 @@ use super::*;
 use crate::gpu::Gpu;
 use crate::gpu::soft::SoftOptions;
 use crate::memop::DevicePtr;
+use crate::memop::Width::Bits64;
 
 /// Lists of one kind of operation, as many as fill several programs and batches.
 fn lists(at: DevicePtr) -> [Batch; 3] {
@@ -37,7 +38,7 @@ fn a_stream_is_given_no_more_submissions_than_were_admitted() {
         gpu.capture_trace();
         for kernel in [true, false] {
             for mut list in lists(memory.addr()) {
-                let most = submissions(&stream, &list, cost::operations(&list), kernel);
+                let most = submissions(&stream, &list, kernel);
                 let sent = lower(&stream, &mut list, &mut Buffers::default(), kernel);
                 assert!(matches!(sent, Ok(Sent::All)));
                 let given = gpu.take_trace();

@@ -202,6 +202,7 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
     let made = nic.create_qp(
         pd.id(),
         &QpRings {
+            #[cfg(feature = "emulated")]
             uar: (&control, 0),
             record: (&record_region, record_at),
             send_ring: (&ring, send_at as u64, config.send_blocks),

@@ -8,17 +8,6 @@ use crate::gpu::{MemoryKind, Word32};
 use crate::nic::{Access, PathConfig, Transport};
 use crate::options::setters;
 
-const LOWER: Variable<Lowering> = Variable {
-    name: "GDS_LOWER",
-    former_name: None,
-    words: &[
-        ("auto", Lowering::Auto),
-        ("memops", Lowering::MemOps),
-        ("kernel", Lowering::Kernel),
-    ],
-    former_words: &[],
-};
-
 const DOORBELL: Variable<Doorbell> = Variable {
     name: "GDS_DOORBELL",
     former_name: Some("GDS_ENDPOINT"),
@@ -46,10 +35,23 @@ pub enum Lowering {
 }
 
 impl Lowering {
+    /// What the environment says.
+    #[doc(hidden)]
+    pub const VARIABLE: Variable<Lowering> = Variable {
+        name: "GDS_LOWER",
+        former_name: None,
+        words: &[
+            ("auto", Lowering::Auto),
+            ("memops", Lowering::MemOps),
+            ("kernel", Lowering::Kernel),
+        ],
+        former_words: &[],
+    };
+
     /// What the environment makes of `Auto`.
     pub(in crate::rdma) fn resolve(self) -> Result<Lowering> {
         match self {
-            Lowering::Auto => LOWER.read(),
+            Lowering::Auto => Lowering::VARIABLE.read(),
             other => Ok(other),
         }
     }
@@ -149,11 +151,12 @@ setters! { QpConfig {
     ring_memory: MemoryKind,
     cq_memory: MemoryKind,
     record_memory: MemoryKind,
-    timeout: Option<Duration>,
     lowering: Lowering,
     doorbell: Doorbell,
     access: Access,
-    error: Option<Word32>,
+} optional {
+    timeout: Duration,
+    error: Word32,
 } }
 
 /// Gives [`QpConfig`] a method for each of the settings of its path.

@@ -78,7 +78,7 @@ pub fn what_makes_no_sense_is_refused(open: Open) {
 pub fn wrong_destinations_are_refused(open: Open) {
     let e = Ends::new(open, &QpConfig::default(), 1);
     let good = e.qps[0].address();
-    let with = |port| good.port(Some(port));
+    let with = |port| good.port(port);
     let real = good
         .port
         .unwrap_or(PortAddress::default().lid(1).mtu(5).gid([1; 16]));

@@ -1,6 +1,7 @@
 //! The kernels on a soft GPU, against memory laid out by hand: all that they touch lies in one
 //! region, and every byte of it is compared.
 
+mod put;
 mod stamp;
 mod unpack;
 
@@ -166,10 +167,11 @@ fn every_kernel_stands_in_the_module_with_its_parameter() {
         ("mp_unpack_30", size_of::<Unpack<SEGMENTS>>()),
         ("mp_stamp_1", size_of::<Stamp<1>>()),
         ("mp_stamp_16", size_of::<Stamp<STAMPS>>()),
+        ("mp_put", size_of::<Puts<PUTS>>()),
     ] {
         let head =
             format!(".visible .entry {name}(\n\t.param .align 8 .b8 {name}_param_0[{size}]\n)");
         assert!(ptx.contains(&head), "{head}");
     }
-    assert_eq!(ptx.matches(".entry").count(), 4);
+    assert_eq!(ptx.matches(".entry").count(), 5);
 }

@@ -6,11 +6,10 @@ use std::time::Duration;
 use gdsync::gpu::Region;
 use gdsync::rdma::{Mr, RemoteMemory, RemoteSpan, Sge};
 
-use crate::error::{Error, Kind, Result};
-use crate::wire::record::{NIC, Place, Record};
+use crate::error::{Error, Result};
+use crate::wire::record::Place;
 
-/// The keys of memory of this rank's, one for each path; the NIC's are made with the memory, as
-/// every peer is reached by it. Clones are the same.
+/// A registration. Clones are the same.
 #[derive(Clone)]
 pub(crate) struct Keys(pub(super) Mr);
 
@@ -22,28 +21,23 @@ impl fmt::Debug for Keys {
 
 impl Keys {
     /// The memory itself.
+    #[inline]
     pub fn region(&self) -> &Region {
         self.0.region()
     }
 
     /// The memory, as peers name it.
-    pub fn record(&self) -> Record {
-        Record::new(NIC, &self.0.remote().to_bytes())
+    pub fn to_bytes(&self) -> [u8; RemoteMemory::LEN] {
+        self.0.remote().to_bytes()
     }
 
-    /// The memory from `addr` on, as a receive names it to its sender.
-    pub fn place(&self, addr: u64) -> Result<Place> {
-        let keys = self.0.remote().rkeys;
-        match keys[0] {
-            Some(_) => Ok(Place { addr, keys }),
-            None => {
-                let what = "memory without a key for the first NIC";
-                Err(Error::new("name receive", Kind::Invalid, what))
-            }
-        }
+    /// What a peer needs to write there, by rail.
+    pub fn remote(&self) -> [Option<u32>; 4] {
+        self.0.remote().rkeys
     }
 
     /// `len` bytes at `offset`, to be put.
+    #[inline]
     pub fn piece(&self, offset: usize, len: usize) -> Piece<'_> {
         Piece(self.0.sge(offset as u64, len as u32))
     }
@@ -70,20 +64,21 @@ pub(crate) struct Piece<'a>(pub(super) Sge<'a>);
 pub(crate) struct Remote(RemoteMemory);
 
 impl Remote {
-    /// That of `len` bytes which a peer has named.
+    /// What a peer has named.
     ///
     /// # Errors
-    /// `Protocol` if it was not named for this path, not understood, or has another length.
-    pub fn read(records: &[Record], len: usize) -> Result<Remote> {
-        let memory = RemoteMemory::from_bytes(Record::find(records, NIC)?)?;
-        if memory.len != len as u64 {
-            let what = format!("memory of {} bytes", memory.len);
-            return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len));
-        }
-        Ok(Remote(memory))
+    /// `Protocol` if it is not understood.
+    pub fn read(bytes: &[u8]) -> Result<Remote> {
+        Ok(Remote(RemoteMemory::from_bytes(bytes)?))
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> u64 {
+        self.0.len
     }
 
     /// The `len` bytes at `offset`.
+    #[inline]
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         Ok(Span(self.0.span(offset as u64, len as u64)?))
     }

@@ -1,23 +1,18 @@
 //! The path by a NIC: queue pairs, work requests, registrations.
 
-mod batch;
-mod link;
-mod list;
+mod lane;
 mod memory;
 mod options;
 
 use std::time::Duration;
 
-use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32};
 use gdsync::rdma::{Access, Device, Doorbell, Pd, Qp, QpConfig};
 
-use super::WordOrder;
+use super::{MOST_PIECES, WordOrder};
 use crate::error::Result;
 
-pub(crate) use batch::{Batch, MOST_BYTES, MOST_PIECES, Put};
-pub(crate) use link::{LANES, Lane, Link};
-pub(crate) use list::List;
+pub(crate) use lane::{Lane, Put, Words};
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use options::NicOptions;
 
@@ -72,19 +67,7 @@ impl Nic {
         })
     }
 
-    /// One for tests of what memory is for.
-    #[cfg(test)]
-    pub fn of(device: &Device) -> Nic {
-        let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
-        let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
-        Nic::open(0, device, &options, Duration::ZERO, &error).unwrap()
-    }
-
-    pub fn gpu(&self) -> &Gpu {
-        self.device.gpu()
-    }
-
-    /// Makes the keys of `region`.
+    /// Registers `region`.
     pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
         let access = match rights {
             Rights::All => Access::ALL,
@@ -96,14 +79,15 @@ impl Nic {
         Ok(Keys(self.pd.register(region, access)?))
     }
 
-    /// Pinned memory with keys.
-    pub fn pinned(&self, len: usize, rights: Rights) -> Result<Keys> {
-        self.register(&self.gpu().alloc(MemoryKind::Pinned, len)?, rights)
-    }
-
     /// Whether this NIC knows memory by `keys`.
     pub fn knows(&self, keys: &Keys) -> bool {
         keys.0.is_of(&self.pd)
+    }
+
+    /// Memory that READs land in.
+    fn landing(&self) -> Result<Keys> {
+        let region = self.device.gpu().alloc(MemoryKind::Pinned, 64)?;
+        self.register(&region, Rights::Landing)
     }
 
     fn queue_pair(&self, lane: usize, doorbell: Doorbell) -> Result<Qp> {

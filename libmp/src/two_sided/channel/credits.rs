@@ -1,7 +1,12 @@
-//! Credits: which messages were taken and their sender is not told of. A sender is told of half the
-//! slots of a channel at a time.
+//! Credits: telling senders which messages were taken, half the slots of a channel at a time, by
+//! the stream that took them or by the library.
 
+use gdsync::Stream;
+
+use super::{RecvChannel, has_come};
+use crate::error::Result;
 use crate::mutant::{Mutant, on};
+use crate::path::{Batch, Lane, List};
 
 /// Messages that were taken by one poster and of which the sender is not told yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +65,66 @@ impl Credits {
     /// Whether the sender is told of all.
     pub fn is_empty(&self) -> bool {
         self.run.is_none() && self.stale.is_empty()
+    }
+}
+
+impl RecvChannel {
+    /// Counts a message as taken by a poster. Answers a run that its sender is to be told of now.
+    #[inline]
+    pub fn count(&mut self, number: u64, lane: u8, stream: Option<u64>) -> Option<Run> {
+        let half = self.shape.depth / 2;
+        self.side.credits.count(number, lane, stream, half)
+    }
+
+    /// A run of which the sender can be told, and was not.
+    pub fn credit_due(&mut self) -> Option<Run> {
+        let (numbers, taken) = (self.numbers, &self.taken);
+        let is_taken = |n: u64| has_come(&taken[numbers.slot(n)], n);
+        let all = |run: &Run| (run.from..run.to).all(is_taken);
+        self.side.credits.due(all)
+    }
+
+    /// Tells the sender what was taken, when the stream gets there. What cannot be enqueued is kept.
+    pub fn credit_on(&mut self, stream: &Stream, lane: &mut Lane, run: Run) -> Result<()> {
+        let mut batch = Batch::short(lane);
+        let posted = self.put_credit(&mut batch, &run).and_then(|()| {
+            let mut list = List::<2>::new();
+            list.put(batch.all());
+            list.post(stream, Some(batch.lane()))
+        });
+        if posted.is_err() {
+            batch.undo();
+            self.side.credits.keep(run);
+        }
+        posted
+    }
+
+    /// Tells the sender what was taken, or keeps it for the next round. `true`: it was told.
+    pub fn credit_by_cpu(&mut self, lane: Option<&mut Lane>, run: Run) -> bool {
+        let written = lane.is_some_and(|lane| {
+            let mut batch = Batch::short(lane);
+            self.put_credit(&mut batch, &run).is_ok() && batch.post().is_ok()
+        });
+        if !written {
+            self.side.credits.keep(run);
+        }
+        written
+    }
+
+    /// Puts the words of a run into the sender's return block: at once, or in two pieces at the
+    /// ring's end.
+    fn put_credit(&self, batch: &mut Batch<'_, 3>, run: &Run) -> Result<()> {
+        let count = (run.to - run.from) as usize;
+        let slot = self.numbers.slot(run.from);
+        let head = count.min(self.shape.slots() - slot);
+        for (slot, n) in [(slot, head), (0, count - head)] {
+            if n > 0 {
+                let to = self.span(self.shape.taken_at(slot), n * 8)?;
+                let piece = self.side.outbox.piece(slot * 8, n * 8);
+                batch.put_words(piece, to)?;
+            }
+        }
+        Ok(())
     }
 }
 

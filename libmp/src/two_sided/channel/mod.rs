@@ -16,13 +16,12 @@ use gdsync::Status;
 use gdsync::gpu::Word64;
 
 use crate::error::{Error, Kind, Result};
-use crate::path::{Keys, Remote, Span};
+use crate::path::{Keys, Path, Remote, Span};
 use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
 use credits::Credits;
-pub(crate) use credits::Run;
 pub(crate) use numbers::{Numbers, WINDOW};
 use receiving::Receiving;
 use sending::Sending;
@@ -74,6 +73,8 @@ impl Shape {
 
 /// One side of a channel; `S` is what only that side has.
 pub(crate) struct Channel<S> {
+    /// By which the two sides reach each other.
+    pub path: Path,
     pub numbers: Numbers,
     pub shape: Shape,
     /// Memory here that the peer writes to.
@@ -91,8 +92,9 @@ pub(crate) type SendChannel = Channel<Sending>;
 pub(crate) type RecvChannel = Channel<Receiving>;
 
 impl<S> Channel<S> {
-    fn of(shape: Shape, memory: Keys, taken: Vec<Word64>, side: S) -> Channel<S> {
+    fn of(path: Path, shape: Shape, memory: Keys, taken: Vec<Word64>, side: S) -> Channel<S> {
         Channel {
+            path,
             numbers: Numbers::new(&shape),
             shape,
             memory,
@@ -104,11 +106,11 @@ impl<S> Channel<S> {
 
     /// The memory that the peer writes to, as it names it.
     pub fn block(&self) -> Vec<Record> {
-        vec![self.memory.record()]
+        vec![self.memory.record(self.path)]
     }
 
     fn adopt(&mut self, block: &[Record], len: usize) -> Result<()> {
-        let block = Remote::read(block, len)?;
+        let block = Remote::read(self.path, block, len)?;
         if self.remote.is_some_and(|known| known != block) {
             let what = "a channel's memory, announced twice";
             return Err(Error::new("open channel", Kind::Protocol, what));

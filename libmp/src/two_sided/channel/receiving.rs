@@ -3,9 +3,9 @@
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
-use super::{Channel, Credits, PAIR, RecvChannel, Run, store_failure};
+use super::{Channel, Credits, PAIR, RecvChannel, store_failure};
 use crate::error::Result;
-use crate::path::{Keys, Nic, Piece, Put, Rights, Span};
+use crate::path::{Keys, Paths, Put, Rights, Span};
 use crate::request::table::RequestKey;
 use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
@@ -18,29 +18,29 @@ pub(crate) struct Receiving {
     /// By slot: the message is there.
     arrival: Vec<Word64>,
     /// What is copied into the sender's return block: that messages were taken.
-    outbox: Keys,
+    pub(super) outbox: Keys,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
-    /// By slot: what last told the sender of a receive there, and by which lane. Another lane tells
-    /// of the next only when that is done: words must not overtake each other.
-    told: Vec<Option<(u8, Put)>>,
+    /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next one
+    /// only when that is done: words must not overtake each other.
+    ready_puts: Vec<Option<(u8, Put)>>,
     pub credits: Credits,
 }
 
 impl RecvChannel {
-    pub fn new(nic: &Nic, shape: Shape) -> Result<RecvChannel> {
-        let mailbox = nic.pinned(shape.mailbox_len(), Rights::Words)?;
-        let outbox = nic.pinned(shape.slots() * 8, Rights::Source)?;
+    pub fn new(paths: &Paths, peer: u32, shape: Shape) -> Result<RecvChannel> {
+        let mailbox = paths.pinned(shape.mailbox_len(), Rights::Words)?;
+        let outbox = paths.pinned(shape.slots() * 8, Rights::Source)?;
         let taken = shape.words(&outbox, |slot| slot * 8)?;
         let side = Receiving {
             first: shape.words(&mailbox, |slot| slot * PAIR)?,
             arrival: shape.words(&mailbox, |slot| slot * PAIR + 8)?,
             outbox,
             receives: vec![None; shape.slots()],
-            told: vec![None; shape.slots()],
+            ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),
         };
-        Ok(Channel::of(shape, mailbox, taken, side))
+        Ok(Channel::of(paths.to(peer), shape, mailbox, taken, side))
     }
 
     /// The peer's return block is known now.
@@ -79,15 +79,15 @@ impl RecvChannel {
         &mut self.side.receives[self.numbers.slot(number)]
     }
 
-    /// What last told the sender of a receive in the slot of `number`, and by which lane.
+    /// The put that last wrote a ready word for the slot of `number`, and its lane.
     #[inline]
-    pub fn told(&mut self, number: u64) -> &mut Option<(u8, Put)> {
-        &mut self.side.told[self.numbers.slot(number)]
+    pub fn ready_put(&mut self, number: u64) -> &mut Option<(u8, Put)> {
+        &mut self.side.ready_puts[self.numbers.slot(number)]
     }
 
     /// The same of all slots that have one.
-    pub fn all_told(&self) -> impl Iterator<Item = (u8, Put)> + '_ {
-        self.side.told.iter().flatten().copied()
+    pub fn ready_puts(&self) -> impl Iterator<Item = (u8, Put)> + '_ {
+        self.side.ready_puts.iter().flatten().copied()
     }
 
     /// Where an eager message lies.
@@ -122,46 +122,15 @@ impl RecvChannel {
         self.span(self.shape.ready_at(self.numbers.slot(number)), 8)
     }
 
-    /// Counts a message as taken by a poster. Answers a run that its sender is to be told of now.
-    #[inline]
-    pub fn count(&mut self, number: u64, lane: u8, stream: Option<u64>) -> Option<Run> {
-        let half = self.shape.depth / 2;
-        self.side.credits.count(number, lane, stream, half)
-    }
-
-    /// A run of which the sender can be told, and was not.
-    pub fn credit_due(&mut self) -> Option<Run> {
-        let (numbers, taken) = (self.numbers, &self.taken);
-        let is_taken = |n: u64| super::has_come(&taken[numbers.slot(n)], n);
-        let all = |run: &Run| (run.from..run.to).all(is_taken);
-        self.side.credits.due(all)
-    }
-
-    /// What to put where, so that the sender learns that these messages were taken: one piece, or
-    /// two at the ring's end.
-    pub fn credit(&self, run: &Run) -> Result<[Option<(Piece<'_>, Span)>; 2]> {
-        let count = (run.to - run.from) as usize;
-        let slot = self.numbers.slot(run.from);
-        let head = count.min(self.shape.slots() - slot);
-        let piece = |slot: usize, n: usize| -> Result<Option<(Piece<'_>, Span)>> {
-            if n == 0 {
-                return Ok(None);
-            }
-            let to = self.span(self.shape.taken_at(slot), n * 8)?;
-            Ok(Some((self.side.outbox.piece(slot * 8, n * 8), to)))
-        };
-        Ok([piece(slot, head)?, piece(0, count - head)?])
-    }
-
     /// Whether every message up to `next` was taken, its sender told, and no receive waits for
     /// another.
     pub fn is_idle(&self, next: u64) -> bool {
-        let told = self.numbers.next() == next && self.side.credits.is_empty();
-        told && self.numbers.last(next).all(|n| self.is_taken(n))
+        let credited = self.numbers.next() == next && self.side.credits.is_empty();
+        credited && self.numbers.last(next).all(|n| self.is_taken(n))
     }
 
-    /// Whether the next message is in the mailbox.
-    pub fn has_mail(&self) -> bool {
+    /// Whether the next message is in the mailbox, and no receive matches it.
+    pub fn has_unexpected(&self) -> bool {
         let said = self.said(self.numbers.next());
         said.is_some_and(|(kind, _)| kind == Some(WordKind::Eager))
     }

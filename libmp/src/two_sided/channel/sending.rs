@@ -6,7 +6,7 @@ use gdsync::gpu::Word64;
 use super::{Channel, PAIR, SendChannel, WINDOW, store_failure};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
-use crate::path::{Keys, List, Nic, Piece, Rights, Span};
+use crate::path::{Keys, List, Paths, Piece, Rights, Span};
 use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
@@ -14,9 +14,9 @@ use crate::wire::word::{self, WordKind};
 /// What only a sender has. Its memory is the return block.
 pub(crate) struct Sending {
     /// Position of the channel's last use in the order of requests.
-    pub used: u64,
+    pub last_use: u64,
     /// That of its first use.
-    pub born: u64,
+    pub first_use: u64,
     /// The peer was asked whether it can go.
     pub retiring: bool,
     /// By slot: the receive is there.
@@ -26,17 +26,17 @@ pub(crate) struct Sending {
 }
 
 impl SendChannel {
-    pub fn new(nic: &Nic, shape: Shape) -> Result<SendChannel> {
-        let block = nic.pinned(shape.block_len(), Rights::Words)?;
+    pub fn new(paths: &Paths, peer: u32, shape: Shape) -> Result<SendChannel> {
+        let block = paths.pinned(shape.block_len(), Rights::Words)?;
         let side = Sending {
-            used: u64::MAX,
-            born: u64::MAX,
+            last_use: u64::MAX,
+            first_use: u64::MAX,
             retiring: false,
             ready: shape.words(&block, |slot| shape.ready_at(slot))?,
             stamps: None,
         };
         let taken = shape.words(&block, |slot| shape.taken_at(slot))?;
-        Ok(Channel::of(shape, block, taken, side))
+        Ok(Channel::of(paths.to(peer), shape, block, taken, side))
     }
 
     /// The peer's mailbox is known now.
@@ -154,7 +154,7 @@ impl SendChannel {
         let mut bytes = [0; Place::LEN];
         let at = self.numbers.slot(number) * Place::ROOM;
         self.memory.region().read(at, &mut bytes)?;
-        Span::of(&Place::decode(&bytes))
+        Span::of(self.path, &Place::decode(&bytes))
     }
 
     /// Address of that, for kernels.
@@ -165,10 +165,10 @@ impl SendChannel {
     /// Makes the memory of the stamps, with the first message that needs it, as the channel's other
     /// memory under the context's lock and before anything is posted: pinned memory belongs to a
     /// driver context of gdsync's, which no waiting stream holds up.
-    pub fn make_stamps(&mut self, nic: &Nic) -> Result<()> {
+    pub fn make_stamps(&mut self, paths: &Paths) -> Result<()> {
         if self.side.stamps.is_none() {
             let len = self.shape.slots() * PAIR;
-            self.side.stamps = Some(nic.pinned(len, Rights::Source)?);
+            self.side.stamps = Some(paths.pinned(len, Rights::Source)?);
         }
         Ok(())
     }
@@ -206,7 +206,7 @@ mod tests {
             eager: 64,
             start: 0,
         };
-        let channel = SendChannel::new(&Nic::of(&device), shape).unwrap();
+        let channel = SendChannel::new(&Paths::of(&device), 1, shape).unwrap();
         let later = word::word(4, WordKind::Ready, 100);
         channel.ready(0).store(later).unwrap();
         for number in [0, 1] {

@@ -50,7 +50,7 @@ type Address = [u8; 40];
 const MAX_KNOWN: usize = 32;
 
 /// How long a datagram may wait for room: 4.096 us times 2^18, as switches commonly have it.
-const PATIENCE: Duration = ack_timeout(18).expect("only 0 is without end");
+const ROOM_LIMIT: Duration = ack_timeout(18).expect("only 0 is without end");
 
 /// How often at most a lost link is made again.
 const RELINK: Duration = Duration::from_millis(1);
@@ -183,7 +183,7 @@ impl Qp {
                 Ok(())
             }
             Err(SendRefused::Full) => {
-                let until = *sq.deadline.get_or_insert(ctx.now + PATIENCE);
+                let until = *sq.deadline.get_or_insert(ctx.now + ROOM_LIMIT);
                 to.stalled |= until <= ctx.now;
                 if !to.stalled {
                     return Err(Turn::Full);

@@ -41,7 +41,7 @@ pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destin
                 gid: Some(port.gid),
                 service_level: None,
             };
-            let to = address.port(Some(port));
+            let to = address.port(port);
             (pd.destination(&to).unwrap(), theirs.handle(&nic, &way))
         })
         .collect();

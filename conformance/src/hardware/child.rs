@@ -1,0 +1,111 @@
+//! Processes that a trial starts: this program again, told by a variable which side it plays.
+//! None outlives the trial that started it.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use crate::rig::verdict::{Verdict, ensure};
+
+/// Tells a process which side of which trial it is.
+const ROLE: &str = "CONFORMANCE_ROLE";
+/// Tells a process whom it ends with.
+const PARENT: &str = "CONFORMANCE_PARENT";
+
+/// Has the process end with this one, whatever this one dies of: once it calls
+/// [`end_with_parent`].
+pub fn tie(command: &mut Command) {
+    command.env(PARENT, std::process::id().to_string());
+}
+
+/// Ends this process with the one that has tied it, if any has.
+///
+/// # Errors
+/// It is gone already, or the kernel refuses.
+pub fn end_with_parent() -> Verdict {
+    let Ok(parent) = std::env::var(PARENT) else {
+        return Ok(());
+    };
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let now = getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    ensure(now.as_deref() == Some(&parent[..]), || {
+        "the process that has started this one is gone".to_owned()
+    })
+}
+
+/// What this process was started for by a trial: a name and its arguments.
+pub fn role() -> Option<(String, Vec<String>)> {
+    let role = std::env::var(ROLE).ok()?;
+    let mut words = role.split(' ').map(str::to_owned);
+    Some((words.next()?, words.collect()))
+}
+
+/// This program, to play a role.
+///
+/// # Errors
+/// The program cannot be found any more.
+pub fn command(role: &str, arguments: &[&str]) -> Verdict<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    let words: Vec<&str> = std::iter::once(role)
+        .chain(arguments.iter().copied())
+        .collect();
+    command.env(ROLE, words.join(" "));
+    tie(&mut command);
+    Ok(command)
+}
+
+/// A process that is killed when this goes out of scope.
+#[derive(Debug)]
+pub struct Guarded(pub Child);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a process to its end. Returns what it wrote to standard output.
+///
+/// # Errors
+/// The process fails, or is killed because it does not end within `limit`; the error holds all that
+/// it wrote.
+pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
+    fn hear(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = pipe.read_to_string(&mut text);
+            text
+        })
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = Guarded(command.spawn()?);
+    let said = hear(child.0.stdout.take().ok_or("no standard output")?);
+    let errors = hear(child.0.stderr.take().ok_or("no standard error")?);
+    let start = Instant::now();
+    let status = loop {
+        let status = child.0.try_wait()?;
+        if status.is_some() || start.elapsed() > limit {
+            break status;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    // Kills it if it still runs.
+    drop(child);
+    let said = said.join().unwrap_or_default();
+    if status.is_some_and(|status| status.success()) {
+        return Ok(said);
+    }
+    let what = match status {
+        Some(status) => status.to_string(),
+        None => format!("the process is not done within {limit:?}"),
+    };
+    let errors = errors.join().unwrap_or_default();
+    Err(format!("{what}: {}\n{}", errors.trim(), said.trim()).into())
+}

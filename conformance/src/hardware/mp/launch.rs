@@ -1,0 +1,126 @@
+//! Ranks as processes of their own: this program again for each, which meet over TCP.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::process::{ChildStdin, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Instant;
+
+use gdsync::Gpu;
+use mp::bootstrap::Secret;
+use mp::bootstrap::tcp::{Join, Server, Tcp};
+
+use super::super::CHANNELS;
+use super::super::child::{self, Guarded};
+use super::run::gpu_of;
+use crate::rig::Runtime;
+use crate::rig::limits::time_limit;
+use crate::rig::verdict::Verdict;
+
+/// The job's name.
+const JOB: &str = "conformance";
+
+/// What a rank says when it is at its end.
+pub const DONE: &str = "done";
+
+/// Hardware channels that the contexts of all processes on one GPU get together: of many more the
+/// driver of an H200 makes no contexts ("out of memory").
+const CHANNELS_OF_ALL: u32 = 256;
+
+/// Channels of a context: each process has two, the application's and the library's.
+fn channels(ranks: u32, gpus: u32) -> u32 {
+    (CHANNELS_OF_ALL / (2 * ranks.div_ceil(gpus.max(1)))).clamp(8, 32)
+}
+
+/// Ranks as their parent sees them.
+pub struct Ranks {
+    /// Their processes.
+    pub processes: Vec<Guarded>,
+    stdin: Vec<ChildStdin>,
+    told: Receiver<(u32, String)>,
+    _store: Server,
+}
+
+impl Ranks {
+    /// Starts them in a role, whose last argument is `more`, on `gpus` GPUs.
+    ///
+    /// # Errors
+    /// A process cannot be started, or the place where they meet.
+    pub fn start(
+        role: &str,
+        runtime: Runtime,
+        [ranks, gpus]: [u32; 2],
+        more: &str,
+    ) -> Verdict<Ranks> {
+        // No stranger comes in by chance.
+        let secret = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
+        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let store = Server::start(anywhere, &Secret::from_text(&secret)?, JOB, ranks)?;
+        let address = store.address().to_string();
+        let (tell, told) = mpsc::channel();
+        let (mut processes, mut stdin) = (Vec::new(), Vec::new());
+        for rank in 0..ranks {
+            let [me, of, on] = [rank, ranks, gpus].map(|n| n.to_string());
+            let arguments = [runtime.name(), &on, &me, &of, &address, &secret, more];
+            let mut command = child::command(role, &arguments)?;
+            command
+                .env("MP_RANK", &me)
+                .env(CHANNELS, channels(ranks, gpus).to_string())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            let mut process = Guarded(command.spawn()?);
+            stdin.push(process.0.stdin.take().ok_or("no standard input")?);
+            let hear = process.0.stdout.take().ok_or("no standard output")?;
+            let mut errors = process.0.stderr.take().ok_or("no standard error")?;
+            processes.push(process);
+            let tell = tell.clone();
+            std::thread::spawn(move || {
+                let mut over = false;
+                // Once the trial is given up, the receiving end of the channel is gone.
+                for line in BufReader::new(hear).lines().map_while(Result::ok) {
+                    over |= line == DONE;
+                    let _ = tell.send((rank, line));
+                }
+                let mut why = String::new();
+                let _ = errors.read_to_string(&mut why);
+                // Its end is no news.
+                if !over {
+                    let _ = tell.send((rank, why));
+                }
+            });
+        }
+        Ok(Ranks {
+            processes,
+            stdin,
+            told,
+            _store: store,
+        })
+    }
+
+    /// The next line that a rank says, or, of one that has not come to its end, its errors.
+    pub fn hear(&self, deadline: Instant) -> Option<(u32, String)> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.told.recv_timeout(left).ok()
+    }
+
+    /// Closes what they hear, and gives their processes.
+    pub fn release(self) -> Vec<Guarded> {
+        drop(self.stdin);
+        self.processes
+    }
+}
+
+/// The GPU of a rank that was started, and what it meets the others by.
+pub fn join(arguments: &[String]) -> Verdict<(Gpu, Arc<Tcp>)> {
+    let [runtime, gpus, rank, ranks, store, secret, _] = arguments else {
+        return Err("a runtime, GPUs, a rank, ranks, a store, a secret and more".into());
+    };
+    let runtime = Runtime::named(runtime).ok_or("no such runtime")?;
+    let rank: u32 = rank.parse()?;
+    let gpu = gpu_of(runtime, rank, gpus.parse()?)?;
+    let (secret, part) = (Secret::from_text(secret)?, (rank, ranks.parse()?));
+    let join = Join::new(store, part, &secret, time_limit()).name(JOB);
+    Ok((gpu, Arc::new(Tcp::join(&join)?)))
+}

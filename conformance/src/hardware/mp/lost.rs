@@ -1,0 +1,129 @@
+//! A rank that is killed, or stopped, in the middle of exchanges with two others: they are told
+//! who it was, their streams pass, and they go on with each other. Ranks are processes: of one
+//! that is killed the connections of the bootstrap tell, of one that is stopped nobody.
+
+use std::time::{Duration, Instant};
+
+use mp::{Bootstrap, Connect, Context, Kind};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::launch::{DONE, Ranks, join};
+use crate::mp::pair::{AHEAD, Pair};
+use crate::rig::limits::{scaled, time_limit};
+use crate::rig::provider;
+use crate::rig::verdict::{Verdict, ensure};
+use crate::rig::{Runtime, finish};
+
+/// The role of a process that is a rank.
+pub const ROLE: &str = "mp-lost";
+
+const RANKS: u32 = 3;
+/// The rank that is killed.
+const VICTIM: u32 = 1;
+/// What a rank says when it exchanges.
+const GOING: &str = "going";
+
+/// Tags before the death and after it.
+const BEFORE: u32 = 100;
+const AFTER: u32 = 200;
+
+/// After which a message is given up that no NIC and no rank answers.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What becomes of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It is killed.
+    Killed,
+    /// It stands still.
+    Stopped,
+}
+
+/// The parent's side.
+///
+/// # Errors
+/// What the ranks that are left found.
+pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
+    let mut all = Ranks::start(ROLE, runtime, [RANKS, gpus], "")?;
+    let deadline = Instant::now() + 3 * time_limit();
+    // That all the ranks there are say so.
+    let all_say = |all: &Ranks, wanted: &str, ranks: u32| -> Verdict {
+        let mut said = 0;
+        while said < ranks {
+            let (rank, line) = all.hear(deadline).ok_or_else(|| {
+                let limit = 3 * time_limit();
+                format!("{said} of {ranks} ranks say {wanted:?} within {limit:?}")
+            })?;
+            if rank == VICTIM && wanted == DONE {
+                continue;
+            }
+            ensure(line == wanted, || format!("rank {rank}: {}", line.trim()))?;
+            said += 1;
+        }
+        Ok(())
+    };
+    all_say(&all, GOING, RANKS)?;
+    let victim = &mut all.processes[VICTIM as usize].0;
+    match failure {
+        Failure::Killed => {
+            victim.kill()?;
+            victim.wait()?;
+        }
+        Failure::Stopped => kill_process(Pid::from_child(victim), Signal::STOP)?,
+    }
+    all_say(&all, DONE, RANKS - 1)
+}
+
+/// One rank.
+pub fn child_main(arguments: &[String]) -> Verdict {
+    let (gpu, bootstrap) = join(arguments)?;
+    let rank = bootstrap.rank();
+    let ctx = Context::builder()
+        .bootstrap(bootstrap)
+        .gpu(&gpu)
+        .connect(Connect::UpFront)
+        .timeout(scaled(TIMEOUT))
+        .build()?;
+    provider::check(ctx.device())?;
+    let others = (0..RANKS).filter(|other| *other != rank);
+    let needed = |other: &u32| rank == VICTIM || *other == VICTIM;
+    let pairs = Pair::all(&ctx, others.clone().filter(needed), BEFORE)?;
+    let mut batch = 0;
+    let failed = loop {
+        match exchange(&pairs, batch) {
+            Ok(()) => batch += 1,
+            Err(failed) => break failed,
+        }
+        if batch == 3 {
+            println!("{GOING}");
+        }
+    };
+    let named = (failed.rank(), matches!(failed.kind(), Kind::PeerFailed(_)));
+    ensure(named == (Some(VICTIM), true), || format!("{failed:?}"))?;
+    finish(&pairs[0].stream, "the stream of the one that died")?;
+    ensure(ctx.error().is_some(), || "no error word".to_owned())?;
+    ensure(ctx.stuck().is_empty(), || format!("{:?}", ctx.stuck()))?;
+    let friends = Pair::all(&ctx, others.filter(|other| *other != VICTIM), AFTER)?;
+    for batch in 0..8 {
+        exchange(&friends, batch)?;
+    }
+    // Requests that were dropped have failed.
+    if let Err(e) = ctx.close(time_limit()) {
+        ensure(e.rank() == Some(VICTIM), || format!("{e:?}"))?;
+    }
+    ctx.close(time_limit())?;
+    println!("{DONE}");
+    Ok(())
+}
+
+/// As many rounds with each as may be under way, on their streams.
+fn exchange(pairs: &[Pair<'_>], batch: usize) -> mp::Result<()> {
+    let mut posted = Vec::new();
+    for pair in pairs {
+        for round in (0..AHEAD).map(|i| batch * AHEAD + i) {
+            posted.push((pair, round, pair.post(round, false)?));
+        }
+    }
+    let mut posted = posted.iter();
+    posted.try_for_each(|(pair, round, requests)| pair.check(*round, requests, time_limit()))
+}

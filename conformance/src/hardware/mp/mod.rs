@@ -1,0 +1,132 @@
+//! The matrix of messages: programs of `crate::mp` over models x doorbells x memories x sizes x
+//! ranks x laps and whatever else a message can differ in, on every GPU runtime that is here, in a
+//! cover or whole.
+//!
+//! `cells` says what there is to set and which settings go together. `run` brings the ranks of a
+//! cell together as threads of this process, `processes` as processes that `launch` starts. In
+//! `lost` one of these dies or stops, and the others go on.
+
+mod cells;
+mod launch;
+pub(super) mod lost;
+pub(super) mod processes;
+mod run;
+
+use std::time::Instant;
+
+use clap::{Parser, value_parser};
+use gdsync::Gpu;
+use libtest_mimic::Arguments;
+
+use super::cover::Cell;
+use super::suite::Suite;
+use super::{CHANNELS, parsed, told};
+use crate::rig::Runtime;
+use cells::Resources;
+use lost::Failure;
+
+/// What to run.
+#[derive(Parser)]
+struct Choice {
+    /// Only on this runtime: soft or cuda. May be given twice
+    #[arg(long = "gpu", value_name = "NAME", value_parser = runtime)]
+    runtimes: Vec<Runtime>,
+    /// Of CUDA's GPUs the first N at most, which the ranks share
+    #[arg(long, value_name = "N", default_value = "1", value_parser = value_parser!(u32).range(1..))]
+    gpus: u32,
+    /// Each setting once, in place of any two together
+    #[arg(long)]
+    few: bool,
+    /// The whole matrix, not a cover of it
+    #[arg(long)]
+    whole: bool,
+    /// One cell, as a failure names it
+    #[arg(long, value_name = "WORD", value_parser = cell)]
+    cell: Option<Cell>,
+    #[command(flatten)]
+    trials: Arguments,
+}
+
+fn runtime(name: &str) -> Result<Runtime, &'static str> {
+    Runtime::named(name).ok_or("no such runtime")
+}
+
+fn cell(word: &str) -> Result<Cell, &'static str> {
+    cells::parse(word).ok_or("no such cell")
+}
+
+/// The command `conformance mp`: runs what is chosen, says what it came to, and ends the process.
+pub fn command(words: impl Iterator<Item = String>) -> ! {
+    let choice: Choice = parsed("conformance mp", words);
+    // Ranks share GPUs, so that many streams wait; the driver reads it at its start.
+    if std::env::var_os(CHANNELS).is_none() {
+        // SAFETY: no other thread has been started yet.
+        unsafe { std::env::set_var(CHANNELS, "32") };
+    }
+    let start = Instant::now();
+    let mut suite = told(Suite::new("mp"));
+    let all = choice.runtimes.is_empty();
+    for runtime in Runtime::ALL {
+        if all || choice.runtimes.contains(&runtime) {
+            add(&mut suite, runtime, &choice);
+        }
+    }
+    suite.lacks_hip();
+    suite.run(choice.trials, |conclusion| {
+        let (messages, bytes) = run::moved();
+        println!(
+            "{} cells run, {} passed, {} failed: {messages} messages, {:.1} GiB, {:.0} s",
+            conclusion.num_passed + conclusion.num_failed,
+            conclusion.num_passed,
+            conclusion.num_failed,
+            bytes as f64 / f64::from(1 << 30),
+            start.elapsed().as_secs_f64()
+        );
+    })
+}
+
+fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
+    let Some(gpu) = suite.gpu(runtime) else {
+        return;
+    };
+    let (gpus, streams) = match runtime {
+        Runtime::Soft => (1, None),
+        Runtime::Cuda => {
+            let there = (1..choice.gpus).take_while(|i| Gpu::open(&format!("cuda:{i}")).is_ok());
+            let gpus = 1 + there.count() as u32;
+            (gpus, gpu.wait_limits().map(|limits| limits.streams * gpus))
+        }
+    };
+    drop(gpu);
+    let threads = Resources {
+        streams,
+        shared: false,
+    };
+    let apart = Resources {
+        streams: None,
+        shared: runtime == Runtime::Cuda,
+    };
+    if choice.cell.is_none() {
+        for (what, failure) in [("killed", Failure::Killed), ("stopped", Failure::Stopped)] {
+            suite.add(runtime, format!("processes: a rank is {what}"), move || {
+                lost::lost(runtime, gpus, failure)
+            });
+        }
+    }
+    let (mine, others) = match (&choice.cell, choice.whole) {
+        (Some(cell), _) => (vec![cell.clone()], vec![cell.clone()]),
+        (None, true) => (cells::whole(threads), cells::pairwise(apart)),
+        (None, false) if choice.few => (cells::fewer(threads), cells::fewer_apart(apart)),
+        (None, false) => (cells::pairwise(threads), cells::few(apart)),
+    };
+    for cell in mine {
+        let title = format!("threads: {}", cells::name(&cell));
+        suite.add(runtime, title, move || run::threads(runtime, &cell, gpus));
+    }
+    for cell in others {
+        let title = format!("processes: {}", cells::name(&cell));
+        suite.add(runtime, title, move || {
+            processes::processes(runtime, &cell, gpus)
+        });
+    }
+}

@@ -1,0 +1,71 @@
+//! The ranks of a cell as processes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::super::cover::Cell;
+use super::cells;
+use super::launch::{DONE, Ranks, join};
+use super::run::{play, summary};
+use crate::mp::setup::Setup;
+use crate::rig::Runtime;
+use crate::rig::limits::scaled;
+use crate::rig::verdict::{Verdict, ensure};
+
+/// The role of a process that is a rank.
+pub const ROLE: &str = "mp";
+
+/// Ends what hangs: every wait inside has its own limit.
+const LONG: Duration = Duration::from_secs(150);
+
+/// Runs a cell, its ranks processes on `gpus` GPUs.
+///
+/// # Errors
+/// What the ranks found, with how to see it again.
+pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
+    let setup = Setup::of(cell);
+    let ranks = Ranks::start(ROLE, runtime, [setup.ranks, gpus], &cells::word(cell))?;
+    let long = scaled(LONG);
+    let deadline = Instant::now() + long;
+    let mut verdicts = Vec::new();
+    for _ in 0..setup.ranks {
+        let Some((_, said)) = ranks.hear(deadline) else {
+            verdicts.push(Err(format!("a rank is not done within {long:?}").into()));
+            break;
+        };
+        verdicts.push(ensure(said == DONE, || said.trim().to_owned()));
+    }
+    // All have come to their end: they may leave.
+    let processes = ranks.release();
+    if verdicts.iter().all(Verdict::is_ok) {
+        for mut process in processes {
+            let status = process.0.wait()?;
+            verdicts.push(ensure(status.success(), || {
+                format!("a rank left with {status}")
+            }));
+        }
+    }
+    summary(&setup, cell, verdicts.into_iter())
+}
+
+/// One rank.
+pub fn child_main(arguments: &[String]) -> Verdict {
+    let cell = arguments.last().and_then(|word| cells::parse(word));
+    let setup = Setup::of(&cell.ok_or("no such cell")?);
+    let (gpu, bootstrap) = join(arguments)?;
+    // Set by the thread that waits for the end; relaxed: nothing else hangs on it.
+    let over = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&over);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_line(&mut String::new());
+        ended.store(true, Ordering::Relaxed);
+    });
+    play(
+        &setup,
+        bootstrap,
+        &gpu,
+        || println!("{DONE}"),
+        || over.load(Ordering::Relaxed),
+    )
+}

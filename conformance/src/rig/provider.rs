@@ -1,0 +1,126 @@
+//! Who drives the NIC under the trials: what `GDS_PROVIDER` says of the software GPU, asked once
+//! for each process, and the NICs that it opens.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gdsync::EmulatedOptions;
+use gdsync::gpu::Gpu;
+use gdsync::rdma::{Device, DeviceOptions, NicChoice, Provider};
+use vmlx5::fabric::hub::{Hub, HubConfig};
+
+use super::verdict::{Verdict, ensure};
+
+/// What lies between two queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Net {
+    /// One NIC, which talks to itself.
+    One,
+    /// Two NICs of this process.
+    Hub,
+    /// Two NICs that meet as those of two processes do.
+    Host,
+}
+
+/// What the environment chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The provider.
+    pub provider: Provider,
+    /// The NIC, as its provider calls it: `mlx5_0:1`.
+    pub nic: String,
+}
+
+/// What the environment chooses.
+pub fn chosen() -> Verdict<&'static Chosen> {
+    static CHOSEN: OnceLock<Result<Chosen, String>> = OnceLock::new();
+    let ask = || -> gdsync::Result<Chosen> {
+        let device = Device::from_env(&Gpu::open("soft")?)?;
+        let name = device.name();
+        Ok(Chosen {
+            provider: device.provider(),
+            nic: name.split_once(' ').map_or("", |(_, nic)| nic).to_owned(),
+        })
+    };
+    let chosen = CHOSEN.get_or_init(|| ask().map_err(|e| e.to_string()));
+    Ok(chosen.as_ref()?)
+}
+
+/// That a device which was opened by itself is over the provider that was chosen: what suits its
+/// GPU best may be another one than what suits the software GPU.
+///
+/// # Errors
+/// It is not; as [`chosen`].
+pub fn check(device: &Device) -> Verdict {
+    let (there, wanted) = (device.provider(), chosen()?.provider);
+    ensure(there == wanted, || {
+        format!("over {there}, in place of {wanted}")
+    })
+}
+
+/// First index of a queue pair that comes soon to where it wraps, as far as it may be chosen.
+pub fn shortly_before_the_wrap(provider: Provider) -> u32 {
+    match provider {
+        // The NIC counts from 0.
+        Provider::Mlx5 => 0,
+        _ => 0_u32.wrapping_sub(9),
+    }
+}
+
+/// Whether two NICs were wanted where there is one. Only says so; nothing is ordered by it.
+static ALONE: AtomicBool = AtomicBool::new(false);
+
+/// Whether [`open_two`] has come to one NIC that was opened twice.
+pub fn was_alone() -> bool {
+    ALONE.load(Ordering::Relaxed)
+}
+
+/// Opens a NIC.
+pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
+    let options = DeviceOptions::default().provider(provider);
+    Device::open_with(gpu, &options)
+}
+
+/// Two NICs, or one twice, with `net` between them. Of a provider for real NICs, one and its
+/// neighbour, as the kernel counts them, or, where there is one alone, that one opened again,
+/// which [`was_alone`] tells.
+pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Device; 2]> {
+    if provider == Provider::Emulated && net != Net::Host {
+        let hub = Hub::new(HubConfig::default());
+        let open = || Device::emulated_with(gpu, EmulatedOptions::default().hub(hub.clone()));
+        let first = open()?;
+        return Ok(match net {
+            Net::One => [first.clone(), first],
+            _ => [first, open()?],
+        });
+    }
+    let first = open(provider, gpu)?;
+    let again = || {
+        ALONE.store(provider != Provider::Emulated, Ordering::Relaxed);
+        open(provider, gpu)
+    };
+    let second = match net {
+        Net::One => first.clone(),
+        _ => match neighbour(&first) {
+            None => again()?,
+            Some(nic) => {
+                let options = DeviceOptions::default().provider(provider).nic(nic);
+                match Device::open_with(gpu, &options) {
+                    Err(e) if e.kind() == gdsync::Kind::Absent => again()?,
+                    other => other?,
+                }
+            }
+        },
+    };
+    Ok([first, second])
+}
+
+/// `mlx5_1` of a device on `mlx5_0`, and the other way round.
+fn neighbour(device: &Device) -> Option<NicChoice> {
+    let name = device.name();
+    let (_, nic) = name.split_once(' ')?;
+    let (nic, _port) = nic.split_once(':')?;
+    let (family, number) = nic.split_at(nic.trim_end_matches(char::is_numeric).len());
+    let number: u32 = number.parse().ok()?;
+    Some(NicChoice::kernel(format!("{family}{}", number ^ 1)))
+}

@@ -1,0 +1,292 @@
+//! Jobs of the simulation: what their ranks' contexts are made of, and how a rank is lost.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fastrand::Rng;
+use gdsync::gpu::MemoryKind;
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::rdma::{Doorbell, Lowering, QpConfig};
+use mp::bootstrap::Local;
+use mp::{Bootstrap, Builder, Connect, Context, Kind, NicOptions};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use vmlx5::fabric::faults::Faults;
+
+use crate::mp::rank::close;
+use crate::sim::world::{Devices, LIMIT, Rank};
+
+/// What all contexts of a job have alike.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Slots of a channel.
+    pub depth: u32,
+    /// Longest eager message.
+    pub eager: usize,
+    /// Number of every channel's first message.
+    pub start: u64,
+    /// Tags that are kept.
+    pub channels: usize,
+    /// When peers are connected.
+    pub connect: Connect,
+    /// How long anybody waits for a peer.
+    pub timeout: Duration,
+}
+
+impl Settings {
+    /// Settings of a job without losses: small rings, so that everything wraps, and numbers that
+    /// begin shortly before they do not fit 16 or 32 bits any more.
+    pub fn draw(rng: &mut Rng) -> Settings {
+        let wraps = [0, 1 << 16, 1 << 32][rng.usize(0..3)];
+        Settings {
+            depth: 1 << rng.u32(1..=4),
+            eager: [1, 16, 64, 200, 4096][rng.usize(0..5)],
+            start: u64::saturating_sub(wraps, rng.u64(0..20)),
+            channels: rng.usize(4..=8),
+            connect: match rng.u8(0..4) {
+                0 => Connect::UpFront,
+                _ => Connect::Lazy,
+            },
+            timeout: LIMIT / 2,
+        }
+    }
+}
+
+/// What one rank's queue pairs are made of.
+fn queues(rng: &mut Rng) -> QpConfig {
+    let mut device = |one_in: u32| match rng.u32(0..one_in) {
+        0 => MemoryKind::Device,
+        _ => MemoryKind::Pinned,
+    };
+    QpConfig::default()
+        .send_blocks(32)
+        .recv_entries(4)
+        .recv_sges(1)
+        .ring_memory(device(4))
+        .cq_memory(device(4))
+        .record_memory(device(4))
+        .lowering([Lowering::Kernel, Lowering::MemOps, Lowering::Auto][rng.usize(0..3)])
+        .doorbell(match rng.u8(0..5) {
+            0 => Doorbell::CpuThread,
+            _ => Doorbell::Direct,
+        })
+        .start(0u32.wrapping_sub(rng.u32(0..40)))
+}
+
+/// Ranks of which others can be told that they are gone, as a launcher would.
+#[derive(Clone, Debug)]
+struct Told {
+    rank: Arc<dyn Bootstrap>,
+    /// A bit for each rank that is gone. Relaxed: the world has one thread.
+    gone: Arc<AtomicU64>,
+}
+
+impl Bootstrap for Told {
+    fn rank(&self) -> u32 {
+        self.rank.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.rank.size()
+    }
+
+    fn job(&self) -> u64 {
+        self.rank.job()
+    }
+
+    fn send(&self, to: u32, topic: u64, message: &[u8]) -> mp::Result<()> {
+        self.rank.send(to, topic, message)
+    }
+
+    fn receive(&self, topic: u64) -> mp::Result<Option<(u32, Vec<u8>)>> {
+        self.rank.receive(topic)
+    }
+
+    fn forget(&self, topic: u64) {
+        self.rank.forget(topic);
+    }
+
+    fn gone(&self, rank: u32) -> bool {
+        self.gone.load(Ordering::Relaxed) >> rank & 1 == 1 || self.rank.gone(rank)
+    }
+
+    fn host(&self, rank: u32) -> Option<u64> {
+        self.rank.host(rank)
+    }
+
+    fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> mp::Result<()> {
+        self.rank.send_fd(to, topic, fd)
+    }
+
+    fn receive_fd(&self, topic: u64) -> mp::Result<Option<(u32, OwnedFd)>> {
+        self.rank.receive_fd(topic)
+    }
+}
+
+/// WRITEs that become visible out of order; on every fourth seed the wire also loses and doubles
+/// frames.
+pub fn disorder(seed: u64) -> Faults {
+    let mut rng = Rng::with_seed(seed ^ 0xd150_d3e5);
+    let bad = rng.u8(0..4) == 0;
+    Faults {
+        seed,
+        ooo: [0.1, 0.5, 0.9][rng.usize(0..3)],
+        loss: if bad { 0.002 } else { 0.0 },
+        dup: if bad { 0.02 } else { 0.0 },
+        ..Faults::default()
+    }
+}
+
+/// A job whose ranks are fibers.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What its contexts have alike.
+    pub settings: Settings,
+    seed: u64,
+    ranks: Arc<[Arc<dyn Bootstrap>]>,
+    gone: Arc<AtomicU64>,
+    /// What happens on the wire.
+    faults: Faults,
+}
+
+/// One rank of a job: its GPU, NIC and context.
+pub struct Member {
+    /// GPU and NIC.
+    pub devices: Devices,
+    /// The context.
+    pub ctx: Context,
+}
+
+impl Job {
+    /// A job of so many ranks.
+    pub fn new(seed: u64, ranks: u32, settings: Settings) -> Job {
+        Job {
+            settings,
+            seed,
+            ranks: Local::ranks_of(seed, ranks).into(),
+            gone: Arc::default(),
+            faults: Faults::default(),
+        }
+    }
+
+    /// The same with these faults on every NIC.
+    pub fn on_a_wire(self, faults: Faults) -> Job {
+        Job { faults, ..self }
+    }
+
+    /// Opens GPU and NIC of a rank.
+    pub fn open(&self, rank: &Rank) -> Devices {
+        let mut rng = self.own(rank);
+        let mut options = SoftOptions::default().weak(softgpu::Weak::seeded(rng.u64(..)));
+        // Payload in the GPU is seen by its own flush, by its order, by the CPU's or the NIC's.
+        let caps = &mut options.caps;
+        (caps.flush, caps.ordered_writes, caps.host_flush) = match rng.u8(0..6) {
+            0 => (false, true, true),
+            1 => (false, false, true),
+            2 => (false, false, false),
+            _ => (true, false, true),
+        };
+        rank.open_with(options, self.faults.clone())
+    }
+
+    fn own(&self, rank: &Rank) -> Rng {
+        Rng::with_seed(self.seed ^ 0x5eed ^ (rank.me as u64) << 32)
+    }
+
+    /// A context of a rank over `place`, called `name`.
+    pub fn context(&self, rank: &Rank, devices: &Devices, name: &str) -> mp::Result<Context> {
+        let mut rng = self.own(rank);
+        let told = Told {
+            rank: Arc::clone(&self.ranks[rank.me]),
+            gone: Arc::clone(&self.gone),
+        };
+        let settings = &self.settings;
+        let queues = queues(&mut rng);
+        Builder::default()
+            .bootstrap(Arc::new(told))
+            .gpu(&devices.gpu)
+            .device(&devices.device)
+            .name(name)
+            .depth(settings.depth)
+            .eager_limit(settings.eager)
+            .start(settings.start)
+            .channels(settings.channels)
+            .connect(settings.connect)
+            .timeout(settings.timeout)
+            .doorbell(queues.doorbell)
+            .nic(NicOptions::default().queues(queues))
+            .build()
+    }
+
+    /// GPU, NIC and a context.
+    pub fn join(&self, rank: &Rank) -> Member {
+        let devices = self.open(rank);
+        let ctx = self.context(rank, &devices, "mp").expect("a context");
+        Member { devices, ctx }
+    }
+
+    /// Reports to all ranks that one is gone.
+    pub fn mark_gone(&self, rank: usize) {
+        self.gone.fetch_or(1 << rank, Ordering::Relaxed);
+    }
+}
+
+impl Member {
+    /// Closes the context and the NIC, in the order in which programs do it.
+    pub fn leave(self) {
+        self.leave_truncated(false);
+    }
+
+    /// As [`Member::leave`], where messages may have been too long.
+    pub fn leave_truncated(self, truncated: bool) {
+        close(&self.ctx, LIMIT, truncated).expect("closed");
+        self.end();
+    }
+
+    /// As [`Member::leave`], where a rank is lost that may not answer.
+    pub fn leave_without(self, lost: u32) {
+        close_without(&self.ctx, lost);
+        self.end();
+    }
+
+    fn end(self) {
+        drop(self.ctx);
+        self.devices.device.close(LIMIT).expect("a quiet NIC");
+    }
+}
+
+/// Closes a context whose peer `lost` may not answer. Dropped requests have failed, also those with
+/// other ranks that gave up by themselves.
+pub fn close_without(ctx: &Context, lost: u32) {
+    const FOR: Duration = Duration::from_secs(1);
+    const TRIES: usize = 4;
+    for _ in 0..TRIES {
+        match ctx.close(FOR) {
+            Ok(()) => return,
+            Err(e) if e.kind() == Kind::Timeout => {
+                let known = e.rank() == Some(lost) && e.object().starts_with("no answer");
+                assert!(known, "{e:?}");
+                return;
+            }
+            Err(e) => {
+                let failed = matches!(e.kind(), Kind::PeerFailed(_)) && e.tag().is_some();
+                assert!(failed && e.rank() != Some(ctx.rank()), "{e:?}");
+            }
+        }
+    }
+    panic!("requests fail after all have failed");
+}
+
+/// The machines and the fiber of a rank: what stops when its process does.
+pub fn process(rank: &Rank, devices: &Devices) -> Vec<String> {
+    let nic = devices.nic();
+    vec![
+        nic.clone() + ".watcher",
+        nic.clone() + ".proxy",
+        format!("mp{}.progress", rank.me),
+        nic,
+        devices.engine(),
+        format!("rank{}", rank.me),
+    ]
+}

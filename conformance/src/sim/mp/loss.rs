@@ -1,0 +1,272 @@
+//! A rank is lost in the middle of the stencil: whoever needs it gets an error that names it
+//! within the time limit, nobody hangs, and those that are left go on talking.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use gds_sim::{SimError, SimReport};
+use gds_step::Time;
+use gdsync::Status;
+use gdsync::gpu::MemoryKind;
+use mp::{Context, Error, Kind};
+use mp_examples::halo2d::grid::{Direction, Grid};
+use mp_examples::halo2d::{self, Model};
+
+use super::halo::Case;
+use super::job::{Job, Member, close_without, process};
+use crate::mp::pair::Pair;
+use crate::sim::world::{LIMIT, Rank, play};
+
+/// How long anybody waits for a peer.
+const PEER_LIMIT: Duration = Duration::from_millis(100);
+/// By when the last one knows, for each rank: one that stands for a lost rank is in turn one that
+/// others stand for, waits begin late, and the background work looks now and then.
+const SOON: Duration = Duration::from_millis(130);
+
+/// What happens to the rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fall {
+    /// Its process is stopped.
+    Freezes,
+    /// Its process dies, and its launcher reports it.
+    IsReported,
+    /// Its process dies, and its links with it; its launcher reports it a little later.
+    Dies,
+    /// Its NIC is cut off; it lives. Who waits for its messages notices that by the time limit
+    /// only, who sends to it at once, and what that one gives up then is a loss to others.
+    IsCut,
+}
+
+/// Who is lost, how, and when.
+#[derive(Clone, Debug)]
+struct Loss {
+    rank: usize,
+    fall: Fall,
+    after: Duration,
+    /// The rank may fall before it has a context.
+    early: bool,
+}
+
+/// Draws what happens to whom.
+fn draw(rng: &mut Rng, ranks: u32) -> Loss {
+    let longest = 1 << rng.u32(8..22);
+    Loss {
+        rank: rng.usize(0..ranks as usize),
+        fall: [Fall::Freezes, Fall::IsReported, Fall::Dies, Fall::IsCut][rng.usize(0..4)],
+        after: Duration::from_nanos(rng.u64(1..longest)),
+        early: rng.u8(0..8) == 0,
+    }
+}
+
+/// Runs a stencil without end under the schedule of `seed` until a rank is lost.
+///
+/// # Errors
+/// Whatever did not go so, with the seed.
+pub fn run(seed: u64) -> Result<SimReport, SimError> {
+    Ok(run_and_count(seed)?.0)
+}
+
+/// As [`run`]. Counts the ranks that stayed, and those of them to which the error of their stencil
+/// named another rank than the one that was lost, although they exchange halos with that one.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
+    let mut rng = Rng::with_seed(seed);
+    let grids = [(2, 1), (1, 2), (3, 1), (1, 3), (2, 2), (3, 2)];
+    let (columns, rows) = grids[rng.usize(0..grids.len())];
+    let grid = Grid { columns, rows };
+    let mut case = Case::draw(&mut rng, grid);
+    case.settings.timeout = PEER_LIMIT;
+    case.config.iterations = u64::MAX;
+    case.config.answer_limit = PEER_LIMIT / 4;
+    if case.config.model == Model::Cpu {
+        // Nobody but the CPU waits for its messages.
+        case.config.limit = PEER_LIMIT;
+    }
+    let loss = draw(&mut rng, case.ranks());
+    let job = Job::new(seed, case.ranks(), case.settings.clone());
+    let ranks = case.ranks() as usize;
+    let (case, lost) = (Rc::new(case), loss.clone());
+    let misled = Rc::new(Cell::new(0));
+    let told = Rc::clone(&misled);
+    let report = play(seed, ranks + 1, move |rank| {
+        match rank.me {
+            // The last number injects the failure.
+            me if me == ranks => strike(&rank, &job, &loss),
+            me if me == loss.rank => falls(&rank, &job, &case, &loss),
+            _ => is_left(&rank, &job, &case, &loss, &told),
+        }
+    })?;
+    let dead = match lost.fall {
+        Fall::IsCut => vec![],
+        _ => vec![format!("rank{}", lost.rank)],
+    };
+    assert_eq!(report.unfinished, dead, "{lost:?}");
+    Ok((report, [ranks as u32 - 1, misled.get()]))
+}
+
+/// Lets the rank fall, and tells the others when that was.
+fn strike(rank: &Rank, job: &Job, loss: &Loss) {
+    let node = u64::from_le_bytes(rank.hear(loss.rank).try_into().unwrap());
+    let names = String::from_utf8(rank.hear(loss.rank)).unwrap();
+    rank.pass(loss.after);
+    let now = rank.host.now().as_nanos();
+    if loss.fall != Fall::IsCut {
+        names.lines().for_each(|name| rank.control.kill(name));
+    }
+    if let Fall::Dies | Fall::IsCut = loss.fall {
+        rank.cut(node);
+        rank.pass(loss.after);
+    }
+    if let Fall::Dies | Fall::IsReported = loss.fall {
+        job.mark_gone(loss.rank);
+    }
+    for other in (0..rank.me).filter(|other| *other != loss.rank) {
+        rank.tell(other, &now.to_le_bytes());
+    }
+}
+
+/// The rank that is lost.
+fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
+    let devices = job.open(rank);
+    let node = devices.node();
+    let warn = || {
+        rank.tell(rank.ranks - 1, &node.to_le_bytes());
+        rank.tell(
+            rank.ranks - 1,
+            process(rank, &devices).join("\n").as_bytes(),
+        );
+    };
+    if loss.early {
+        warn();
+    }
+    let ctx = match job.context(rank, &devices, "mp") {
+        Ok(ctx) => ctx,
+        Err(e) => return assert_typed(&e, rank.me, loss),
+    };
+    if !loss.early {
+        warn();
+    }
+    let e = halo2d::run(&ctx, &case.config).expect_err("it has no end");
+    assert_typed(&e, rank.me, loss);
+    // Nobody may answer who is cut off.
+    drop(ctx);
+    devices.device.close(LIMIT).expect("a quiet NIC");
+}
+
+/// The errors that a loss may show as.
+fn assert_typed(e: &Error, me: usize, loss: &Loss) {
+    let known = match e.kind() {
+        Kind::PeerFailed(status) => matches!(
+            status,
+            Status::TIMEOUT | Status::REMOTE_ABORTED | Status::TRANSPORT_RETRY | Status::FLUSHED
+        ),
+        Kind::Timeout | Kind::Missing => true,
+        _ => false,
+    };
+    assert!(known, "rank {me}, {loss:?}: {e:?}");
+    let named = e.rank().is_some() || e.kind() == Kind::Missing;
+    assert!(
+        named && e.rank() != Some(me as u32),
+        "rank {me}, {loss:?}: {e:?}"
+    );
+}
+
+/// Who asks a context for the lost rank is told.
+fn assert_lost(ctx: &Context, me: usize, loss: &Loss) {
+    let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+    let e = ctx
+        .irecv(loss.rank as u32, 3, &memory.all())
+        .and_then(|request| request.wait(PEER_LIMIT))
+        .expect_err("it is lost");
+    assert_typed(&e, me, loss);
+    assert_eq!(
+        e.rank(),
+        Some(loss.rank as u32),
+        "rank {me}, {loss:?}: {e:?}"
+    );
+}
+
+/// A rank that is left.
+fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
+    let lost = loss.rank as u32;
+    let grid = case.config.grid.expect("a grid");
+    let needs = |me: u32, other| {
+        let mut directions = Direction::ALL.into_iter();
+        directions.any(|direction| grid.neighbour(me, direction) == other)
+    };
+    let devices = job.open(rank);
+    let built = job.context(rank, &devices, "mp");
+    let (ctx, e) = match built {
+        Ok(ctx) => {
+            let e = halo2d::run(&ctx, &case.config).expect_err("it has no end");
+            (Some(ctx), e)
+        }
+        Err(e) => (None, e),
+    };
+    let now = rank.host.now();
+    assert_typed(&e, rank.me, loss);
+    if let Some(ctx) = &ctx
+        && needs(rank.me as u32, lost)
+        && e.rank() != Some(lost)
+    {
+        // Another one knew it sooner, or stood for it while connecting, and stopped: what is
+        // lost is told to who asks.
+        told.set(told.get() + 1);
+        assert_lost(ctx, rank.me, loss);
+    }
+    let fell = u64::from_le_bytes(rank.hear(rank.ranks - 1).try_into().unwrap());
+    let took = now.since(Time::from_nanos(fell));
+    assert!(
+        took < SOON * case.ranks(),
+        "rank {}, {loss:?}: {e:?} after {took:?}",
+        rank.me
+    );
+
+    let others: Vec<u32> = (0..case.ranks())
+        .filter(|other| *other != lost && *other != rank.me as u32)
+        .collect();
+    // A rank that leaves is a loss as well, to those that have not noticed the first one.
+    let meet = || {
+        others
+            .iter()
+            .for_each(|other| rank.tell(*other as usize, &[]));
+        others
+            .iter()
+            .for_each(|other| _ = rank.hear(*other as usize));
+    };
+    meet();
+    if let Some(ctx) = ctx {
+        // What was posted to others that gave up themselves ends with them.
+        close_without(&ctx, lost);
+    }
+    let mut lazy = job.clone();
+    lazy.settings.connect = mp::Connect::Lazy;
+    let after = lazy.context(rank, &devices, "after").unwrap();
+    meet();
+    chat(&after, &others);
+    assert_lost(&after, rank.me, loss);
+    // And this was no reason to stop talking to the others.
+    meet();
+    chat(&after, &others);
+    Member {
+        devices,
+        ctx: after,
+    }
+    .leave_without(lost);
+}
+
+/// Exchanges messages with all others, by the CPU and on streams.
+fn chat(ctx: &Context, others: &[u32]) {
+    let pairs = Pair::all(ctx, others.iter().copied(), 50).unwrap();
+    for round in 0..4 {
+        let post = |pair: &Pair<'_>| pair.post(round, round % 2 == 1).unwrap();
+        let posted: Vec<_> = pairs.iter().map(post).collect();
+        for (pair, requests) in pairs.iter().zip(&posted) {
+            pair.check(round, requests, LIMIT).unwrap();
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Random programs of messages of every kind: those of the matrix of messages
+//! (`mp::rank`), with settings that a seed draws, under a schedule that it draws too. Requests are
+//! cancelled as well, messages are too long for their receives, sends are let go at once or waited
+//! for late, receives from anybody stand beside named ones and may be posted before all messages, a
+//! sender gets far ahead of its receivers, and parts of the ranks stand still for a while.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use gds_sim::{SimError, SimReport};
+use gdsync::rdma::{Doorbell, Lowering};
+use vmlx5::fabric::faults::Faults;
+
+use super::job::{Job, Settings, disorder, process};
+use crate::mp::memory::BufferKind;
+use crate::mp::rank;
+use crate::mp::setup::{Ended, Form, Poster, Reach, Setup, Size};
+use crate::rig::verdict::text;
+use crate::sim::world::{Pause, play};
+
+/// Draws the program of `seed` and runs it under the schedule of `seed`.
+///
+/// # Errors
+/// Whatever did not go as the program says, with the seed.
+pub fn run(seed: u64) -> Result<SimReport, SimError> {
+    run_on(seed, Faults::default())
+}
+
+/// As [`run`], with WRITEs that become visible out of order.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
+    run_on(seed, disorder(seed))
+}
+
+fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
+    let mut rng = Rng::with_seed(seed);
+    let settings = Settings::draw(&mut rng);
+    let setup = Rc::new(draw(&mut rng, &settings));
+    let settings = Settings {
+        // Room for all at a time; when most is taken, channels that are not used go.
+        channels: (setup.tags as usize + 2).max(4),
+        ..settings
+    };
+    let pauses: Rc<[Pause]> = (0..rng.usize(0..4))
+        .map(|_| Pause::draw(&mut rng, setup.ranks as usize))
+        .collect();
+    let together = rng.bool();
+    // Whom one rank alone sends to starts late.
+    let behind = Duration::from_nanos(match setup.one_way {
+        true => rng.u64(0..1 << 22),
+        false => 0,
+    });
+    let job = Job::new(seed, setup.ranks, settings).on_a_wire(faults);
+    play(seed, setup.ranks as usize, move |rank| {
+        let member = job.join(&rank);
+        rank.pauses(&pauses, &process(&rank, &member.devices));
+        if rank.me > 0 {
+            rank.pass(behind);
+        }
+        let truncated = match rank::play(&setup, &member.ctx) {
+            Ok(truncated) => truncated,
+            Err(failed) => panic!("{}: {setup:?}", text(&failed)),
+        };
+        if together {
+            rank.barrier();
+        }
+        member.leave_truncated(truncated);
+    })
+}
+
+/// What messages are like; there are few enough for many seeds.
+fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
+    let mut poster = || {
+        [
+            Poster::Cpu,
+            Poster::Stream,
+            Poster::CpuThread,
+            Poster::Mixed,
+            Poster::Mixed,
+        ][rng.usize(0..5)]
+    };
+    let (sender, receiver) = (poster(), poster());
+    let mut kind = || [BufferKind::Device, BufferKind::Pinned][rng.usize(0..2)];
+    let (from, into) = (kind(), kind());
+    let (ranks, tags, all) = (rng.u32(1..=4), rng.u32(1..=4), rng.bool());
+    let one_way = rng.u8(0..3) == 0;
+    let window = settings.depth as usize / 2;
+    let from_each = (if all { tags * ranks } else { tags }) as usize;
+    let channels = match (one_way, all) {
+        (true, true) => tags * ranks,
+        (true, false) => tags,
+        (false, true) => tags * ranks * ranks,
+        (false, false) => tags * ranks,
+    };
+    Setup {
+        sender,
+        receiver,
+        ended: [Ended::Poster, Ended::Other, Ended::Another, Ended::Mixed][rng.usize(0..4)],
+        // The job draws who rings, how, and when connections are made.
+        doorbell: Doorbell::Auto,
+        lowering: Lowering::Auto,
+        up_front: false,
+        from,
+        into,
+        size: Size::Around(match one_way && rng.bool() {
+            // No send waits for its receive.
+            true => settings.eager,
+            false => [600, 3 * settings.eager + 1, 20_000][rng.usize(0..3)],
+        }),
+        ranks,
+        form: [Form::Single, Form::Vectors, Form::Words][rng.usize(0..3)],
+        wild: match rng.bool() {
+            true => rng.u32(0..=tags),
+            false => 0,
+        },
+        wild_ahead: rng.bool(),
+        eager: settings.eager,
+        depth: settings.depth,
+        first: settings.start,
+        tags,
+        streams: rng.u32(1..=2),
+        reach: match all {
+            true => Reach::All,
+            false => Reach::Next,
+        },
+        one_way,
+        manual: false,
+        prepared: rng.bool(),
+        // Up to twelve messages later, or a round.
+        lag: rng.usize(0..=(12 / (window * from_each)).max(1)),
+        messages: match rng.usize(10..=60) / channels as usize {
+            // Beyond what there are slots for.
+            few if one_way && !all => few.max(3 * settings.depth as usize),
+            few => few.max(1),
+        },
+        hazards: true,
+        seed: rng.u64(..),
+    }
+}

@@ -1,0 +1,280 @@
+//! Ranks under the simulation: their GPUs and NICs, and what they tell each other outside the
+//! library.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use gds_sim::{Sim, SimConfig, SimControl, SimError, SimReport, When};
+use gds_step::{Host, Lane};
+use gdsync::gpu::MemoryKind;
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::rdma::{Access, Device, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory};
+use gdsync::{EmulatedOptions, Gpu};
+use vmlx5::fabric::NodeId;
+use vmlx5::fabric::faults::Faults;
+use vmlx5::fabric::hub::{Hub, HubConfig};
+
+thread_local! {
+    /// Of all worlds that this thread has played.
+    static DIGEST: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What `run` returns, and a digest of every choice and answer in the worlds that it plays.
+pub fn with_digest<R>(run: impl FnOnce() -> R) -> (R, u64) {
+    DIGEST.set(0);
+    (run(), DIGEST.get())
+}
+
+/// Virtual time after which something that should have happened counts as hung.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// What the ranks tell each other outside the library.
+#[derive(Default)]
+struct Board {
+    /// Records by writer and reader, oldest first.
+    records: BTreeMap<(usize, usize), Vec<Vec<u8>>>,
+    /// How many barriers each rank has come to.
+    arrived: Vec<u64>,
+}
+
+/// One rank's view of the world.
+#[derive(Clone)]
+pub struct Rank {
+    /// Its number.
+    pub me: usize,
+    /// How many there are.
+    pub ranks: usize,
+    /// The driver.
+    pub host: Arc<dyn Host>,
+    /// To freeze machines and ranks.
+    pub control: SimControl,
+    hub: Hub,
+    board: Rc<RefCell<Board>>,
+}
+
+/// One of six parts of a rank stands still for a while.
+pub struct Pause {
+    rank: usize,
+    part: usize,
+    after: Duration,
+    lasts: Duration,
+}
+
+impl Pause {
+    /// Draws one.
+    pub fn draw(rng: &mut Rng, ranks: usize) -> Pause {
+        let longest = 1 << rng.u32(8..22);
+        Pause {
+            rank: rng.usize(0..ranks),
+            part: rng.usize(0..6),
+            after: Duration::from_nanos(rng.u64(0..1 << 18)),
+            lasts: Duration::from_nanos(rng.u64(0..longest)),
+        }
+    }
+}
+
+/// A rank's GPU and NIC.
+pub struct Devices {
+    /// Its GPU.
+    pub gpu: Gpu,
+    /// Its NIC.
+    pub device: Device,
+    /// Its protection domain.
+    pub pd: Pd,
+}
+
+/// The name of a NIC among the machines.
+pub fn nic(device: &Device) -> String {
+    device.name().replace("emulated ", "")
+}
+
+impl Devices {
+    /// Registers new memory with all rights.
+    pub fn memory(&self, kind: MemoryKind, len: usize) -> Mr {
+        self.memory_with(kind, len, Access::ALL)
+    }
+
+    /// Registers new memory.
+    pub fn memory_with(&self, kind: MemoryKind, len: usize, access: Access) -> Mr {
+        let region = self.gpu.alloc(kind, len).expect("memory");
+        self.pd.register(&region, access).expect("a registration")
+    }
+
+    /// The name of the NIC among the machines; its watcher and CPU thread are called after it.
+    pub fn nic(&self) -> String {
+        nic(&self.device)
+    }
+
+    /// The number of the NIC in the fabric.
+    pub fn node(&self) -> u64 {
+        let qp = self.pd.create_qp(&QpConfig::default());
+        qp.expect("a queue pair").address().node
+    }
+
+    /// The name of the GPU among the machines.
+    pub fn engine(&self) -> String {
+        self.gpu.name().replace("soft ", "") + ".engine"
+    }
+}
+
+impl Rank {
+    /// The other one of two.
+    pub fn peer(&self) -> usize {
+        1 - self.me
+    }
+
+    /// Opens GPU and NIC.
+    pub fn open(&self, options: SoftOptions) -> Devices {
+        self.open_with(options, Faults::default())
+    }
+
+    /// Opens a GPU, and a NIC with faults.
+    pub fn open_with(&self, options: SoftOptions, faults: Faults) -> Devices {
+        let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
+        let device = self.device(&gpu, faults);
+        let pd = device.alloc_pd().expect("a protection domain");
+        Devices { gpu, device, pd }
+    }
+
+    /// Another NIC.
+    pub fn device(&self, gpu: &Gpu, faults: Faults) -> Device {
+        let options = EmulatedOptions::default()
+            .hub(self.hub.clone())
+            .faults(faults);
+        Device::emulated_with(gpu, options).expect("a virtual NIC")
+    }
+
+    /// Leaves a record for another rank.
+    pub fn tell(&self, to: usize, record: &[u8]) {
+        let mut board = self.board.borrow_mut();
+        let records = board.records.entry((self.me, to)).or_default();
+        records.push(record.to_vec());
+        drop(board);
+        self.host.ring();
+    }
+
+    /// Takes the oldest record that another rank left.
+    pub fn hear(&self, from: usize) -> Vec<u8> {
+        let key = (from, self.me);
+        let there = |board: &Board| board.records.get(&key).is_some_and(|r| !r.is_empty());
+        self.wait(there);
+        let mut board = self.board.borrow_mut();
+        let records = board.records.get_mut(&key).expect("it is there");
+        records.remove(0)
+    }
+
+    /// Exchanges address records with another rank and connects.
+    pub fn connect(&self, qp: &mut Qp, to: usize) {
+        self.tell(to, &qp.address().to_bytes());
+        let address = QpAddress::from_bytes(&self.hear(to)).expect("an address record");
+        qp.connect(&address).expect("connected");
+        // Nobody sends before the other end is there.
+        self.tell(to, &[]);
+        self.hear(to);
+    }
+
+    /// Exchanges memory records with another rank.
+    pub fn swap_memory(&self, mine: &Mr, with: usize) -> RemoteMemory {
+        self.tell(with, &mine.remote().to_bytes());
+        RemoteMemory::from_bytes(&self.hear(with)).expect("a memory record")
+    }
+
+    fn wait(&self, ready: impl Fn(&Board) -> bool) {
+        let deadline = self.host.now() + LIMIT;
+        let there = self
+            .host
+            .wait_until(Some(deadline), &mut || ready(&self.board.borrow()));
+        assert!(there, "another rank did not come");
+    }
+
+    /// Waits until all ranks are here.
+    pub fn barrier(&self) {
+        let mine = {
+            let mut board = self.board.borrow_mut();
+            board.arrived[self.me] += 1;
+            board.arrived[self.me]
+        };
+        self.host.ring();
+        self.wait(|board| board.arrived.iter().all(|a| *a >= mine));
+    }
+
+    /// Lets virtual time pass.
+    pub fn pass(&self, time: Duration) {
+        let deadline = self.host.now() + time;
+        self.host.wait_until(Some(deadline), &mut || false);
+    }
+
+    /// Freezes a machine or rank for a while.
+    pub fn pause(&self, name: &str, after: Duration, lasts: Duration) {
+        let start = self.host.now() + after;
+        self.control.freeze_at(When::Time(start), name);
+        self.control.unfreeze_at(When::Time(start + lasts), name);
+    }
+
+    /// Has its pauses begin, of parts with these names.
+    pub fn pauses(&self, pauses: &[Pause], parts: &[String]) {
+        for pause in pauses.iter().filter(|pause| pause.rank == self.me) {
+            self.pause(&parts[pause.part], pause.after, pause.lasts);
+        }
+    }
+
+    /// Cuts a NIC off for good: its peers see their links lost.
+    pub fn cut(&self, node: u64) {
+        assert!(self.hub.kill(NodeId(node)), "there is no node {node}");
+        self.host.ring();
+    }
+}
+
+/// Runs `body` as each of so many ranks under the schedule that `seed` draws.
+///
+/// # Errors
+/// What the simulation found: a panic, a hang, a limit passed; it names the seed.
+pub fn play(
+    seed: u64,
+    ranks: usize,
+    body: impl Fn(Rank) + Clone + 'static,
+) -> Result<SimReport, SimError> {
+    play_in(SimConfig::seed(seed), Some(seed), ranks, body)
+}
+
+/// As [`play`], in a simulation of this kind. Without a seed for the links these take no turns.
+pub fn play_in(
+    config: SimConfig,
+    links: Option<u64>,
+    ranks: usize,
+    body: impl Fn(Rank) + Clone + 'static,
+) -> Result<SimReport, SimError> {
+    let mut sim = Sim::new(config);
+    let host = sim.host();
+    let hub = Hub::new(HubConfig {
+        scheduled: links.is_some(),
+        ..HubConfig::default()
+    });
+    if let Some(seed) = links {
+        host.attach(Lane::Device, Box::new(hub.link_machine(seed)));
+    }
+    let board = Board {
+        arrived: vec![0; ranks],
+        ..Board::default()
+    };
+    let board = Rc::new(RefCell::new(board));
+    for me in 0..ranks {
+        let rank = Rank {
+            me,
+            ranks,
+            host: Arc::clone(&host),
+            control: sim.control(),
+            hub: hub.clone(),
+            board: Rc::clone(&board),
+        };
+        let body = body.clone();
+        sim.rank(format!("rank{me}"), move || body(rank));
+    }
+    let report = sim.run();
+    DIGEST.set(DIGEST.get().rotate_left(1) ^ sim.digest());
+    report
+}

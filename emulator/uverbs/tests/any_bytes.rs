@@ -1,0 +1,21 @@
+//! Commands, ioctls, memory and work of random bytes, judged by a process that knows what must
+//! exist: the fuzzer's target, by chance. One test, since it counts the descriptors of the process.
+//!
+//! `GDS_SEED` replays a run.
+#![allow(dead_code, unreachable_pub, reason = "the fuzzer's target")]
+
+#[path = "../../../fuzz/src/input.rs"]
+mod input;
+#[path = "../../../fuzz/src/uverbs/mod.rs"]
+mod uverbs;
+#[path = "rig/mod.rs"]
+mod uverbs_rig;
+
+#[test]
+fn random_commands_do_no_harm() {
+    let mut random = uverbs_rig::random();
+    for _ in 0..500 {
+        let bytes = std::iter::repeat_with(|| random.u8(..)).take(3000);
+        uverbs::run(&bytes.collect::<Vec<_>>());
+    }
+}

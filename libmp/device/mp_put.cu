@@ -1,0 +1,92 @@
+// What a rank sends to itself: puts by records in pinned memory, in their order. One block of any
+// number of threads; one record alone, of which nobody waits to be told, has any number of blocks.
+#include "mp_copy.hpp"
+
+namespace mp {
+
+// A piece of this rank's memory; its fields are big-endian.
+struct PutPiece {
+    u32 length;
+    u32 key;
+    u64 address;
+};
+
+// The same layout stands in libmp/src/path/local/record.rs. The fields of a work request, which the
+// sender's kernel may have completed, are big-endian.
+struct PutRecord {
+    u32 control;
+    u32 remote_key;
+    u64 remote_address;
+    u32 pieces;
+    u32 reserved[3];
+    PutPiece piece[30];
+};
+
+// The same layout stands in libmp/src/kernels/params.rs, with what the fields mean.
+struct Puts {
+    u64 failed;
+    u64 done;
+    u64 serial;
+    u32 count;
+    u32 words;
+    u64 record[4];
+};
+
+static_assert(sizeof(PutRecord) == 512 && sizeof(Puts) == 64, "layout");
+
+template <class T>
+GDS_DEVICE T field(const T* at) {
+    return swap_bytes(gds::load_acquire_sys(at));
+}
+
+// Words that streams and the CPU wait for: each is seen as a whole.
+GDS_DEVICE void copy_words(u64 to, u64 from, u64 len, Share s) {
+    GDS_NO_UNROLL
+    for (u64 i = s.first; i < len / 8; i += s.step) {
+        gds::store_relaxed_sys(word_at(to) + i, gds::load_acquire_sys(word_at(from) + i));
+    }
+}
+
+GDS_DEVICE void put(const PutRecord& r, bool words, Share s) {
+    // A NOP.
+    if ((field(&r.control) & 0xff) == 0) return;
+    u64 to = field(&r.remote_address);
+    GDS_NO_UNROLL
+    for (u32 i = 0; i < r.pieces; i++) {
+        const u64 from = field(&r.piece[i].address), len = field(&r.piece[i].length);
+        if (words) {
+            copy_words(to, from, len, s);
+        } else {
+            copy(to, from, len, s);
+        }
+        to += len;
+    }
+}
+
+// Without an index that only the run knows, for which parameters would be copied to the stack.
+GDS_DEVICE const PutRecord& record(const Puts& p, u32 i) {
+    const u64 low = i == 0 ? p.record[0] : p.record[1], high = i == 2 ? p.record[2] : p.record[3];
+    return *reinterpret_cast<const PutRecord*>(i < 2 ? low : high);
+}
+
+GDS_DEVICE void put_all(const Puts& p) {
+    const Share all{blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x};
+    const bool failed = gds::load_acquire_sys(reinterpret_cast<const u32*>(p.failed)) != 0;
+    GDS_NO_UNROLL
+    for (u32 i = 0; i < p.count; i++) {
+        const bool words = p.words >> i & 1;
+        if (words) {
+            // Who sees a word finds all that was put before it.
+            if (blockDim.x > 1) __syncthreads();
+            gds::fence_sys();
+        }
+        if (!failed) put(record(p, i), words, all);
+    }
+    if (p.done == 0) return;
+    if (blockDim.x > 1) __syncthreads();
+    if (threadIdx.x == 0) gds::store_release_sys(word_at(p.done), p.serial);
+}
+
+}  // namespace mp
+
+GDS_KERNEL(mp_put, mp::Puts, p) { mp::put_all(p); }

@@ -1,0 +1,85 @@
+//! The private directory in which ranks of one host meet when nothing names another.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::Pid;
+
+use super::secret::number_of;
+use super::slot::{any_rank_lives, private};
+use crate::error::{Error, Kind, Result};
+
+/// What was not touched for so long, and has nobody in it, is left over.
+const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);
+
+/// The private directory of the job of this name on this host.
+///
+/// # Errors
+/// `Absent` if it cannot be anywhere; `Invalid` if another user has it.
+pub(super) fn path_of(name: &str) -> Result<PathBuf> {
+    let above = runtime()?;
+    remove_left_over(&above);
+    let job = number_of("place", &[name.as_bytes()]);
+    Ok(above.join(format!("mp-{job:016x}")))
+}
+
+/// A directory of this user alone that does not outlive the machine's run.
+fn runtime() -> Result<PathBuf> {
+    // The ranks of a job have the same environment in this.
+    if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR")
+        && Path::new(&path).is_dir()
+        && private(Path::new(&path)).is_ok()
+    {
+        return Ok(path.into());
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let mut why = None;
+    for above in [Path::new("/dev/shm"), &std::env::temp_dir()] {
+        let path = above.join(format!("mp-{user}"));
+        match private(&path) {
+            Ok(()) => return Ok(path),
+            // Others must not choose the directory by taking the better one.
+            Err(e) if e.kind() == Kind::Invalid => return Err(e),
+            Err(e) => why = Some(e),
+        }
+    }
+    let text = "no directory for ranks of one host to meet in; set MP_STORE";
+    let error = Error::new("join the job", Kind::Absent, text);
+    Err(match why {
+        Some(why) => error.with_source(why),
+        None => error,
+    })
+}
+
+/// Removes the directories of jobs that were killed.
+fn remove_left_over(above: &Path) {
+    for entry in fs::read_dir(above).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let ours = name.to_str().and_then(|name| name.strip_prefix("mp-"));
+        let ours = ours.is_some_and(|job| job.len() == 16);
+        let changed = entry.metadata().and_then(|data| data.modified());
+        let old = changed.is_ok_and(|t| t.elapsed().is_ok_and(|age| age > LEFT_OVER));
+        if ours && old && !any_rank_lives(&entry.path()) {
+            // Another rank may be removing it too.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// A name that processes of the same parent share: its number and when it started.
+pub(super) fn name_of_parent() -> String {
+    let parent = Pid::as_raw(rustix::process::getppid());
+    let stat = fs::read_to_string(format!("/proc/{parent}/stat")).unwrap_or_default();
+    // The program's name, in brackets, may hold anything; the start is the 20th field behind it.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let started = fields.split_whitespace().nth(19).unwrap_or_default();
+    format!("parent.{parent}.{started}")
+}
+
+/// Has `leave` called when this process ends normally.
+pub(super) fn at_exit(leave: extern "C" fn()) {
+    // SAFETY: `leave` takes nothing, returns nothing and may be called at any time once.
+    // That it could not be registered is no harm: what it removes is removed later.
+    let _ = unsafe { libc::atexit(leave) };
+}

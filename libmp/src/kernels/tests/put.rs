@@ -1,0 +1,116 @@
+//! What a rank sends to itself.
+
+use super::*;
+
+/// Where things lie.
+const FAILED: usize = 0x00;
+const DONE: usize = 0x08;
+const WORDS: usize = 0x10;
+const RECORDS: usize = 0x1000;
+/// Bytes of a record, and of what stands before its pieces.
+const RECORD: usize = 512;
+const HEAD: usize = 32;
+const FROM: usize = 0x3000;
+const INTO: usize = 0x8000;
+
+const THREADS: [u32; 3] = [1, 5, 32];
+
+/// Record `i`: to an address, of pieces that each have an offset and a length.
+fn record(bench: &mut Bench, i: usize, opcode: u8, to: usize, pieces: &[(usize, usize)]) {
+    let at = RECORDS + i * RECORD;
+    bench.put(at, &[0xff, 0xff, 0xff, opcode]);
+    bench.put(at + 8, &bench.addr(to).to_be_bytes());
+    bench.put32(at + 16, pieces.len() as u32);
+    for (j, (from, len)) in pieces.iter().enumerate() {
+        let piece = at + HEAD + 16 * j;
+        bench.put(piece, &(*len as u32).to_be_bytes());
+        bench.put(piece + 8, &bench.addr(*from).to_be_bytes());
+    }
+}
+
+/// Two pieces, a record that was silenced, words from memory; `failed`: the lane has failed.
+fn run(threads: u32, weak: Option<Weak>, len: usize, failed: bool) {
+    let mut bench = Bench::with(threads, u64::from(threads) + len as u64, weak);
+    bench.put32(FAILED, failed.into());
+    bench.put64(DONE, 6);
+    let bytes: Vec<u8> = (0..0x2000).map(|i| (i % 251) as u8).collect();
+    bench.put(FROM, &bytes);
+    record(
+        &mut bench,
+        0,
+        8,
+        INTO + 3,
+        &[(FROM + 1, len), (FROM + 0x1000, 9)],
+    );
+    record(&mut bench, 1, 0, INTO, &[(FROM, 100)]);
+    record(&mut bench, 2, 8, WORDS, &[(FROM, 40)]);
+    let addr = |i: usize| bench.addr(RECORDS + i * RECORD);
+    let params = Puts {
+        failed: bench.addr(FAILED),
+        done: bench.addr(DONE),
+        serial: 7,
+        count: 3,
+        words: 0b100,
+        record: [addr(0), addr(1), addr(2), 0],
+    };
+    bench.load();
+    // SAFETY: the addresses lie in the bench's memory, which it checks.
+    unsafe { bench.kernels.put(&bench.stream, &params, 0, None).unwrap() };
+    bench.run();
+    bench.put64(DONE, 7);
+    if !failed {
+        bench.put(INTO + 3, &bytes[1..=len]);
+        bench.put(INTO + 3 + len, &bytes[0x1000..0x1009]);
+        bench.put(WORDS, &bytes[..40]);
+    }
+    bench.check(&format!("{len} bytes, {threads} threads, failed {failed}"));
+}
+
+#[test]
+fn puts_are_carried_out_but_those_that_were_silenced() {
+    for threads in THREADS {
+        for len in [0, 1, 15, 16, 64, 777, 4000] {
+            run(threads, None, len, false);
+        }
+        run(threads, Some(Weak::seeded(3)), 777, false);
+    }
+}
+
+#[test]
+fn nothing_is_put_on_a_lane_that_failed_but_who_waits_goes_on() {
+    THREADS
+        .iter()
+        .for_each(|threads| run(*threads, None, 777, true));
+}
+
+/// Who sees the words finds the payload, whatever the memory does.
+#[test]
+fn words_come_behind_the_payload() {
+    for (seed, threads) in (0..40).flat_map(|seed| THREADS.map(|threads| (seed, threads))) {
+        let mut bench = Bench::with(threads, seed, Some(Weak::seeded(seed)));
+        bench.put32(FAILED, 0);
+        bench.put64(DONE, 0);
+        bench.put64(WORDS, 0);
+        let bytes: Vec<u8> = (0..500).map(|i| i as u8 | 1).collect();
+        bench.put(FROM, &bytes);
+        record(&mut bench, 0, 8, INTO, &[(FROM, 500)]);
+        record(&mut bench, 1, 8, WORDS, &[(FROM, 8)]);
+        let addr = |i: usize| bench.addr(RECORDS + i * RECORD);
+        let params = Puts {
+            failed: bench.addr(FAILED),
+            done: 0,
+            serial: 0,
+            count: 2,
+            words: 0b10,
+            record: [addr(0), addr(1), 0, 0],
+        };
+        bench.load();
+        // SAFETY: as above.
+        unsafe { bench.kernels.put(&bench.stream, &params, 0, None).unwrap() };
+        bench.run_until(WORDS);
+        bench.put(INTO, &bytes);
+        bench.put(WORDS, &bytes[..8]);
+        bench.check(&format!("seed {seed}, {threads} threads"));
+        bench.run();
+    }
+}

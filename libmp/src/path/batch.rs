@@ -1,0 +1,192 @@
+//! Puts that belong together.
+
+use super::{Lane, Piece, Span, foreign, local, nic};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::STAMPS;
+
+const PREPARE: &str = "prepare put";
+
+/// A put that is prepared on a lane, under way, or done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    Nic(nic::Put),
+    Local(local::Put),
+}
+
+impl Put {
+    pub(super) fn nic(&self) -> Option<nic::Put> {
+        match self {
+            Put::Nic(put) => Some(*put),
+            Put::Local(_) => None,
+        }
+    }
+
+    pub(super) fn local(&self) -> Option<local::Put> {
+        match self {
+            Put::Nic(_) => None,
+            Put::Local(put) => Some(*put),
+        }
+    }
+}
+
+/// Puts that belong together: prepared all or not at all. At most `N`.
+pub(crate) struct Batch<'q, const N: usize = { STAMPS + 3 }> {
+    lane: &'q mut Lane,
+    made: [Option<Put>; N],
+    count: usize,
+}
+
+impl<'q> Batch<'q> {
+    /// Of as many as the longest message has.
+    pub fn new(lane: &'q mut Lane) -> Batch<'q> {
+        Batch::of(lane)
+    }
+}
+
+impl<'q> Batch<'q, 3> {
+    /// Of the three that a short message has.
+    pub fn short(lane: &'q mut Lane) -> Batch<'q, 3> {
+        Batch::of(lane)
+    }
+}
+
+impl<'q, const N: usize> Batch<'q, N> {
+    fn of(lane: &'q mut Lane) -> Batch<'q, N> {
+        Batch {
+            lane,
+            made: [None; N],
+            count: 0,
+        }
+    }
+
+    /// Takes all back if one is refused.
+    #[inline]
+    fn keep(&mut self, made: Result<Put>) -> Result<Put> {
+        match made {
+            Ok(put) => {
+                self.made[self.count] = Some(put);
+                self.count += 1;
+                Ok(put)
+            }
+            Err(e) => {
+                self.undo();
+                Err(e)
+            }
+        }
+    }
+
+    /// Puts pieces of memory, one behind the other; at most [`MOST_PIECES`](super::MOST_PIECES) and
+    /// [`MOST_BYTES`](super::MOST_BYTES).
+    #[inline]
+    pub fn put<'a>(
+        &mut self,
+        pieces: impl ExactSizeIterator<Item = Piece<'a>>,
+        to: Span,
+    ) -> Result<Put> {
+        let made = match (&mut *self.lane, to) {
+            (Lane::Nic(lane), Span::Nic(to)) => lane.put(pieces.map(Piece::nic), to).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(to)) => {
+                lane.put(pieces.map(Piece::local), to).map(Put::Local)
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Puts words of memory, each as a whole.
+    #[inline]
+    pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
+        let made = match (&mut *self.lane, to) {
+            (Lane::Nic(lane), Span::Nic(to)) => {
+                lane.put([words.nic()].into_iter(), to).map(Put::Nic)
+            }
+            (Lane::Local(lane), Span::Local(to)) => {
+                lane.put_words(words.local(), to).map(Put::Local)
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Puts a few bytes, which are captured now.
+    #[inline]
+    pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
+        let made = match (&mut *self.lane, to) {
+            (Lane::Nic(lane), Span::Nic(to)) => lane.put_bytes(bytes, to).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(to)) => lane.put_bytes(bytes, to).map(Put::Local),
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Puts words, captured now, that are visible only after all that this lane put earlier. Their
+    /// end is that of the batch.
+    #[inline]
+    pub fn announce(&mut self, words: &[u8], to: Span) -> Result<Put> {
+        self.look(to)?;
+        let made = match (&mut *self.lane, to) {
+            (Lane::Nic(lane), Span::Nic(to)) => lane.announce(words, to).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(to)) => lane.announce(words, to).map(Put::Local),
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// As [`Batch::announce`], of words that are read when they are put.
+    pub fn announce_from(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
+        self.look(to)?;
+        let made = match (&mut *self.lane, to) {
+            (Lane::Nic(lane), Span::Nic(to)) => lane.announce_from(words.nic(), to).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(to)) => {
+                lane.put_words(words.local(), to).map(Put::Local)
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// What a NIC may need in front of words.
+    #[inline]
+    fn look(&mut self, to: Span) -> Result<()> {
+        if let (Lane::Nic(lane), Span::Nic(to)) = (&mut *self.lane, to)
+            && let Some(made) = lane.look(to)
+        {
+            self.keep(made.map(Put::Nic))?;
+        }
+        Ok(())
+    }
+
+    /// The first three.
+    pub fn first_three(&self) -> [Option<Put>; 3] {
+        let mut all = self.all();
+        [all.next(), all.next(), all.next()]
+    }
+
+    /// All, in their order.
+    pub fn all(&self) -> impl Iterator<Item = Put> + '_ {
+        self.made[..self.count].iter().flatten().copied()
+    }
+
+    /// Takes all back, the newest first.
+    pub fn undo(&mut self) {
+        let made = self.made[..self.count].iter_mut();
+        for put in made.rev().filter_map(Option::take) {
+            // It was prepared just now and not posted.
+            let _ = self.lane.abort(put);
+        }
+        self.count = 0;
+    }
+
+    /// Hands all over, by the CPU. Answers the last.
+    pub fn post(self) -> Result<Put> {
+        let made = &self.made[..self.count];
+        self.lane.post(made.iter().flatten().copied())?;
+        let last = made.last().copied().flatten();
+        last.ok_or_else(|| Error::new("post send", Kind::Invalid, "nothing to post"))
+    }
+
+    /// The lane that they are prepared on.
+    pub fn lane(&mut self) -> &mut Lane {
+        self.lane
+    }
+}

@@ -1,0 +1,124 @@
+//! Links: the lanes to one peer, and how they come about.
+//!
+//! Lane 0 is posted on by the CPU; each stream that sends or receives has another, so that a stream
+//! that waits holds up no other. Lanes open on first use: by the NIC each side tells the other its
+//! end, whichever comes first; the lanes of a rank to itself have one side.
+
+use gdsync::Status;
+use gdsync::rdma::Doorbell;
+
+use super::{Lane, Path, Paths, WordOrder, local, nic};
+use crate::error::{Error, Kind, Result};
+use crate::wire::record::Record;
+
+/// Lanes that a link has at most: one for the CPU, the others for streams, which share them if there
+/// are more.
+pub(crate) const LANES: usize = 8;
+
+/// The lanes to one peer.
+pub(crate) struct Link {
+    peer: u32,
+    lanes: [Option<Lane>; LANES],
+    /// How the NIC keeps words behind their payload.
+    words: nic::Words,
+}
+
+impl Link {
+    pub fn new(peer: u32) -> Link {
+        Link {
+            peer,
+            lanes: Default::default(),
+            words: nic::Words::default(),
+        }
+    }
+
+    #[inline]
+    pub fn lane(&mut self, lane: u8) -> Option<&mut Lane> {
+        self.lanes.get_mut(usize::from(lane))?.as_mut()
+    }
+
+    /// How words are kept behind their payload by the NIC, once that is chosen.
+    pub fn order(&self) -> Option<WordOrder> {
+        self.words.order
+    }
+
+    /// Makes this side's end of a lane, rung by `doorbell`, if there is none. Answers what to tell
+    /// the peer of it.
+    pub fn make(&mut self, paths: &Paths, lane: u8, doorbell: Doorbell) -> Result<Option<Record>> {
+        let at = usize::from(lane);
+        if at >= LANES {
+            let what = format!("lane {lane}");
+            let error = Error::new("open lane", Kind::Protocol, what);
+            return Err(error.with_rank(self.peer).with_limit(LANES));
+        }
+        if self.lanes[at].is_some() {
+            return Ok(None);
+        }
+        let (lane, end) = match paths.to(self.peer) {
+            Path::Nic => {
+                let (lane, end) = nic::Lane::make(&paths.nic, &self.words, at, doorbell)?;
+                (Lane::Nic(lane), Some(end))
+            }
+            Path::Local => (Lane::Local(Box::new(local::Lane::new(&paths.local)?)), None),
+        };
+        self.lanes[at] = Some(lane);
+        Ok(end)
+    }
+
+    /// Connects this side's end to the peer's.
+    pub fn connect(&mut self, paths: &Paths, lane: u8, ends: &[Record]) -> Result<()> {
+        let Link { peer, lanes, words } = self;
+        match known(lanes, *peer, lane)? {
+            Lane::Nic(lane) => lane.connect(&paths.nic, words, *peer, ends),
+            Lane::Local(_) => Ok(()),
+        }
+    }
+
+    /// The peer has connected its end, to which this side's was before.
+    pub fn connected(&mut self, lane: u8) -> Result<()> {
+        if let Lane::Nic(lane) = known(&mut self.lanes, self.peer, lane)? {
+            lane.connected();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub fn is_open(&self, lane: u8) -> bool {
+        let lane = self.lanes.get(usize::from(lane)).and_then(Option::as_ref);
+        lane.is_some_and(Lane::is_open)
+    }
+
+    /// Whether a lane waits for the peer.
+    pub fn is_opening(&self) -> bool {
+        let mut lanes = self.lanes.iter().flatten();
+        lanes.any(|lane| !lane.is_open())
+    }
+
+    /// How many lanes have something under way, on the NIC or a stream.
+    pub fn busy_lanes(&mut self) -> usize {
+        let lanes = self.lanes.iter_mut().flatten();
+        lanes
+            .filter_map(|lane| (!lane.is_quiet()).then_some(()))
+            .count()
+    }
+
+    /// Why a lane is in error, if one is.
+    pub fn error(&mut self) -> Option<Status> {
+        let mut lanes = self.lanes.iter_mut().flatten();
+        lanes.find_map(Lane::error)
+    }
+
+    /// Nothing of the peer reaches this side any more.
+    pub fn fail(&mut self, status: Status) {
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.fail(status);
+        }
+    }
+}
+
+fn known(lanes: &mut [Option<Lane>; LANES], peer: u32, lane: u8) -> Result<&mut Lane> {
+    let known = lanes.get_mut(usize::from(lane)).and_then(Option::as_mut);
+    known.ok_or_else(|| {
+        Error::new("open lane", Kind::Protocol, format!("no lane {lane}")).with_rank(peer)
+    })
+}

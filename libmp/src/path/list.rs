@@ -1,0 +1,78 @@
+//! What a stream does for messages, in order: it waits for words, stores them, and has prepared
+//! puts carried out.
+
+use gdsync::Stream;
+use gdsync::gpu::{Condition, Word64};
+use gdsync::rdma::{self, Descriptor};
+
+use super::{Lane, Put, local};
+use crate::error::Result;
+use crate::wire::word;
+
+/// At most `N` operations, on the CPU's stack.
+pub(crate) struct List<'a, const N: usize> {
+    items: [Descriptor<'a>; N],
+    /// What a local lane needs to know of each.
+    local: [local::Item<'a>; N],
+    len: usize,
+}
+
+impl<'a, const N: usize> List<'a, N> {
+    pub fn new() -> List<'a, N> {
+        List {
+            items: [Descriptor::Flush; N],
+            local: [local::Item::Other; N],
+            len: 0,
+        }
+    }
+
+    fn push(&mut self, item: Descriptor<'a>) {
+        self.items[self.len] = item;
+        self.len += 1;
+    }
+
+    /// Carries puts out that were prepared on the lane that the list is posted with.
+    #[inline]
+    pub fn put(&mut self, puts: impl IntoIterator<Item = Put>) {
+        for put in puts {
+            match put {
+                Put::Nic(put) => self.push(Descriptor::Send(put.into())),
+                Put::Local(put) => {
+                    self.local[self.len] = local::Item::Put(put);
+                    self.len += 1;
+                }
+            }
+        }
+    }
+
+    /// Waits until `word` has come to `value`; `flush`: what NICs wrote to the GPU is visible then.
+    pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
+        self.local[self.len] = local::Item::Wait(word, value);
+        self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
+    }
+
+    /// Waits until `word` has come to message `number`.
+    pub fn wait_for(&mut self, word: &'a Word64, number: u64, flush: bool) {
+        self.wait(word, word::threshold(number), flush);
+    }
+
+    /// Stores `value`.
+    pub fn store(&mut self, word: &'a Word64, value: u64) {
+        self.push(Descriptor::write_value(word, value));
+    }
+
+    /// Says what shows that the stream has passed the list; see [`Descriptor::PassedBy`].
+    pub fn passed_by(&mut self, word: &'a Word64, value: u64) {
+        self.push(Descriptor::PassedBy { word, value });
+    }
+
+    /// Enqueues all.
+    pub fn post(&self, stream: &Stream, lane: Option<&mut Lane>) -> Result<()> {
+        let items = &self.items[..self.len];
+        match lane {
+            _ if items.is_empty() => Ok(()),
+            Some(lane) => lane.post_on(stream, items, &self.local[..self.len]),
+            None => Ok(rdma::post_on(stream, &mut [], items)?),
+        }
+    }
+}

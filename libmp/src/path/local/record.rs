@@ -1,0 +1,118 @@
+//! Records: puts as kernels find them, in pinned memory. `device/mp_put.cu` has the same layout.
+
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Region, Word32, Word64};
+
+use super::{Piece, Span};
+use crate::error::Result;
+use crate::kernels::Patch;
+use crate::path::MOST_PIECES;
+
+/// Puts of a lane that are prepared or under way at a time.
+pub(super) const RECORDS: usize = 64;
+/// Bytes that a put captures at most.
+pub(super) const CAPTURED: usize = 64;
+
+/// Of a record: the opcode's word, the remote key and address, how many pieces, the pieces.
+const KEY: usize = 4;
+const ADDRESS: usize = 8;
+const PIECES: usize = 16;
+const FIRST: usize = 32;
+/// Of a piece: length, 4 bytes without use, address.
+const PIECE: usize = 16;
+/// Bytes of a record.
+const LEN: usize = FIRST + MOST_PIECES * PIECE;
+/// Where what is captured lies, behind the one piece that it is.
+const BYTES: usize = LEN - CAPTURED;
+/// Any opcode but that of a NOP, where a kernel looks for it.
+const OPCODE: [u8; 4] = [0, 0, 0, 8];
+
+/// The records of a lane; behind them a word for each, and the word that says that the lane failed.
+pub(super) struct Records {
+    memory: Region,
+    /// By record: up to which serial number its puts are done.
+    done: Vec<Word64>,
+    /// Not 0: nothing is put any more.
+    failed: Word32,
+}
+
+impl Records {
+    pub fn new(gpu: &Gpu) -> Result<Records> {
+        let words = RECORDS * LEN;
+        let memory = gpu.alloc(MemoryKind::Pinned, words + 8 * (RECORDS + 1))?;
+        let word = |at: usize| memory.word64(words + 8 * at);
+        Ok(Records {
+            done: (0..RECORDS).map(word).collect::<Result<_, _>>()?,
+            failed: memory.word32(words + 8 * RECORDS)?,
+            memory,
+        })
+    }
+
+    pub fn done(&self, at: usize) -> &Word64 {
+        &self.done[at]
+    }
+
+    pub fn failed(&self) -> &Word32 {
+        &self.failed
+    }
+
+    /// Where they lie.
+    #[cfg(test)]
+    pub fn memory(&self) -> &Region {
+        &self.memory
+    }
+
+    /// The record's address, for kernels.
+    pub fn addr(&self, at: usize) -> u64 {
+        self.memory.addr().0 + (at * LEN) as u64
+    }
+
+    /// What was captured with a put.
+    pub fn captured(&self, at: usize, len: usize) -> Piece<'_> {
+        Piece {
+            region: &self.memory,
+            offset: at * LEN + BYTES,
+            len,
+        }
+    }
+
+    /// Captures bytes with a put.
+    pub fn capture(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        Ok(self.memory.write(at * LEN + BYTES, bytes)?)
+    }
+
+    /// Writes all of a record but its pieces.
+    pub fn write(&self, at: usize, to: Span, pieces: usize) -> Result<()> {
+        let mut head = [0; FIRST];
+        head[..KEY].copy_from_slice(&OPCODE);
+        head[KEY..ADDRESS].copy_from_slice(&to.key.to_be_bytes());
+        head[ADDRESS..PIECES].copy_from_slice(&to.addr.to_be_bytes());
+        head[PIECES..PIECES + 4].copy_from_slice(&(pieces as u32).to_ne_bytes());
+        Ok(self.memory.write(at * LEN, &head)?)
+    }
+
+    /// Writes a piece of a record.
+    pub fn write_piece(&self, at: usize, index: usize, piece: Piece<'_>) -> Result<()> {
+        let mut b = [0; PIECE];
+        let addr = piece.region.addr().0 + piece.offset as u64;
+        b[..4].copy_from_slice(&(piece.len as u32).to_be_bytes());
+        b[8..].copy_from_slice(&addr.to_be_bytes());
+        Ok(self.memory.write(at * LEN + FIRST + index * PIECE, &b)?)
+    }
+
+    /// Where a kernel finds the fields of a put of one piece that it completes: the place of a
+    /// `large` one, and where asked for length and offset.
+    pub fn patch(&self, at: usize, large: bool, [length, offset]: [bool; 2]) -> Patch {
+        let field = |wanted: bool, offset: usize| match wanted {
+            true => self.addr(at) + offset as u64,
+            false => 0,
+        };
+        Patch {
+            control: self.addr(at),
+            remote_address: field(large, ADDRESS),
+            remote_key: field(large, KEY),
+            length: field(length, FIRST),
+            address: field(offset, FIRST + 8),
+        }
+    }
+}

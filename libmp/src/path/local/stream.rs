@@ -1,0 +1,163 @@
+//! What streams do for a rank's messages to itself: lists of waits, stores and puts, of which puts
+//! become launches.
+
+use gdsync::gpu::Word64;
+use gdsync::rdma::{self, Descriptor};
+use gdsync::{Status, Stream};
+
+use super::lane::Stage;
+use super::{Lane, Put};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{PUTS, Puts};
+
+/// Bytes of a put that has blocks of its own.
+const LARGE: u64 = 64 << 10;
+const POST: &str = "post put";
+
+/// An item of a list.
+#[derive(Clone, Copy)]
+pub(crate) enum Item<'a> {
+    /// A put, in the place of a descriptor.
+    Put(Put),
+    /// A wait until a word has come to a value.
+    Wait(&'a Word64, u64),
+    /// Another descriptor.
+    Other,
+}
+
+impl Item<'_> {
+    fn put(&self) -> Option<Put> {
+        match self {
+            Item::Put(put) => Some(*put),
+            Item::Wait(..) | Item::Other => None,
+        }
+    }
+}
+
+/// Puts that one kernel carries out.
+struct Group {
+    puts: [Option<Put>; PUTS],
+    count: usize,
+}
+
+impl Lane {
+    /// Enqueues a list, whose descriptors `items` describe. All of it, or nothing but waits.
+    pub fn post_on(
+        &mut self,
+        stream: &Stream,
+        list: &[Descriptor<'_>],
+        items: &[Item<'_>],
+    ) -> Result<()> {
+        let Some(last) = items.iter().filter_map(Item::put).next_back() else {
+            return Ok(rdma::post_on(stream, &mut [], list)?);
+        };
+        if let Some(status) = self.error() {
+            return Err(Error::new(
+                POST,
+                Kind::PeerFailed(status),
+                "the lane failed",
+            ));
+        }
+        stream.check_room(list.len() as u32)?;
+        let mut launched = false;
+        let mut at = 0;
+        while at < list.len() {
+            let enqueued = match items[at].put() {
+                None => {
+                    let some = items[at..].iter().position(|item| item.put().is_some());
+                    let end = some.map_or(list.len(), |some| at + some);
+                    let enqueued = rdma::post_on(stream, &mut [], &list[at..end]);
+                    at = end;
+                    enqueued.map_err(Error::from)
+                }
+                Some(_) => {
+                    let group = self.group(&items[at..]);
+                    at += group.count;
+                    let enqueued = self.launch(stream, &group, last, awaited(&items[at..]));
+                    launched |= enqueued.is_ok();
+                    enqueued
+                }
+            };
+            if let Err(e) = enqueued {
+                if launched {
+                    // The rest will not come.
+                    self.fail(Status::LOCAL_QP_OPERATION);
+                }
+                return Err(e);
+            }
+        }
+        for put in items.iter().filter_map(Item::put) {
+            let slot = &mut self.slots[put.record()];
+            slot.stage = Stage::Posted(last);
+            slot.let_go();
+        }
+        Ok(())
+    }
+
+    /// The puts from the first on that one kernel can carry out.
+    fn group(&self, items: &[Item<'_>]) -> Group {
+        let mut group = Group {
+            puts: [None; PUTS],
+            count: 0,
+        };
+        for put in items.iter().map_while(Item::put).take(PUTS) {
+            let alone = self.slots[put.record()].len >= LARGE;
+            if group.count > 0 && alone {
+                break;
+            }
+            group.puts[group.count] = Some(put);
+            group.count += 1;
+            if alone {
+                break;
+            }
+        }
+        group
+    }
+
+    /// Launches a kernel; the one with the `last` put says that all are done. A stream that goes on
+    /// to wait is counted among those that do, before there is anything that could not be undone.
+    fn launch(
+        &self,
+        stream: &Stream,
+        group: &Group,
+        last: Put,
+        awaited: Option<(&Word64, u64)>,
+    ) -> Result<()> {
+        let kernels = self.local.kernels.as_ref().ok_or_else(|| {
+            let what = "the GPU runs no kernels: a stream needs them to send to its own rank";
+            Error::new(POST, Kind::Unsupported, what)
+        })?;
+        let mut params = Puts {
+            failed: self.records.failed().addr().0,
+            done: 0,
+            serial: 0,
+            count: group.count as u32,
+            words: 0,
+            record: [0; PUTS],
+        };
+        let mut bytes = 0;
+        for (i, put) in group.puts.iter().flatten().enumerate() {
+            let slot = &self.slots[put.record()];
+            bytes += slot.len;
+            params.record[i] = self.records.addr(put.record());
+            params.words |= u32::from(slot.words) << i;
+            if *put == last {
+                params.done = self.records.done(put.record()).addr().0;
+                params.serial = put.serial();
+            }
+        }
+        // SAFETY: the records are the lane's, which the context keeps; what they name lies in
+        // regions that were alive when they were prepared or, where a kernel of the stream patches
+        // the place, is told of by a receive, and memory that is given back stays accessible until
+        // what was enqueued before has run.
+        unsafe { kernels.put(stream, &params, bytes, awaited) }
+    }
+}
+
+/// What the next wait of a list waits for.
+fn awaited<'a>(items: &[Item<'a>]) -> Option<(&'a Word64, u64)> {
+    items.iter().find_map(|item| match item {
+        Item::Wait(word, value) => Some((*word, *value)),
+        Item::Put(_) | Item::Other => None,
+    })
+}

@@ -1,0 +1,285 @@
+//! A lane of a rank to itself: what is put, in which order, and what becomes of a lane that fails.
+
+use std::time::Duration;
+
+use gdsync::Status;
+use gdsync::gpu::{Condition, MemoryKind, Region, Word64};
+use gdsync::rdma::Descriptor;
+
+use super::record::RECORDS;
+use super::*;
+use crate::error::Kind;
+use crate::kernels::{Patch, STAMPS, Stamp};
+use crate::wire::record::Place;
+
+const LEN: usize = 256 << 10;
+
+struct Bench {
+    lane: Lane,
+    stream: gdsync::Stream,
+    from: Region,
+    /// What is put lands here; the first bytes are words.
+    into: Region,
+    remote: Remote,
+    _keys: Keys,
+}
+
+impl Bench {
+    fn new(kind: MemoryKind) -> Bench {
+        let gpu = Gpu::soft().unwrap();
+        let local = Local::new(&gpu, Some(Kernels::of(&gpu).unwrap()));
+        let (from, into) = (gpu.alloc(kind, LEN).unwrap(), gpu.alloc(kind, LEN).unwrap());
+        let bytes: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
+        from.write(0, &bytes).unwrap();
+        let keys = local.keys();
+        Bench {
+            lane: Lane::new(&local).unwrap(),
+            stream: gpu.stream().unwrap(),
+            remote: Remote::read(&keys.to_bytes(&into)).unwrap(),
+            from,
+            into,
+            _keys: keys,
+        }
+    }
+
+    fn to(&self, offset: usize) -> Span {
+        self.remote.span(offset, 0).unwrap()
+    }
+
+    /// A payload in two pieces, and words behind it.
+    fn message(&mut self, len: usize) -> [Put; 2] {
+        let to = self.to(4099);
+        let pieces = [(3, len / 3), (5000, len - len / 3)];
+        let from = self.from.clone();
+        let pieces = pieces.map(|(offset, len)| Piece {
+            region: &from,
+            offset,
+            len,
+        });
+        let payload = self.lane.put(pieces.into_iter(), to).unwrap();
+        let word = self.lane.announce(&[7; 16], self.to(8)).unwrap();
+        [payload, word]
+    }
+
+    fn word(&self, at: usize) -> Word64 {
+        self.into.word64(at).unwrap()
+    }
+
+    fn assert_arrived(&self, len: usize) {
+        let mut bytes = vec![0; len + 1];
+        self.into.read(4099, &mut bytes).unwrap();
+        let expected = (3..3 + len / 3).chain(5000..5000 + len - len / 3);
+        let expected: Vec<u8> = expected.map(|i| (i % 251) as u8).chain([0]).collect();
+        assert!(bytes == expected, "{len} bytes");
+        let seven = u64::from_ne_bytes([7; 8]);
+        let words = [0, 8, 16, 24].map(|at| self.word(at).load().unwrap());
+        assert_eq!(words, [0, seven, seven, 0]);
+    }
+
+    fn post_on(&mut self, puts: &[Put]) -> Result<(), crate::Error> {
+        let list = vec![Descriptor::Flush; puts.len()];
+        let items: Vec<_> = puts.iter().copied().map(Item::Put).collect();
+        self.lane.post_on(&self.stream, &list, &items)
+    }
+
+    fn settle(&self) {
+        assert!(self.stream.synchronize(Duration::from_secs(60)).unwrap());
+    }
+}
+
+#[test]
+fn a_message_arrives_by_the_cpu_and_by_a_stream() {
+    for kind in [MemoryKind::Pinned, MemoryKind::Device] {
+        for len in [0, 1, 17, 4096, 70_001, 200_000] {
+            for by_stream in [false, true] {
+                let mut bench = Bench::new(kind);
+                let puts = bench.message(len);
+                assert!(bench.lane.poll(puts[1]).is_err(), "it was not posted");
+                assert!(bench.lane.is_quiet());
+                if by_stream {
+                    bench.post_on(&puts).unwrap();
+                    bench.settle();
+                } else {
+                    puts.iter().for_each(|put| bench.lane.post(*put).unwrap());
+                    bench.lane.go_on();
+                }
+                bench.assert_arrived(len);
+                for put in puts {
+                    assert_eq!(bench.lane.poll(put).unwrap(), Some(Status::SUCCESS));
+                }
+                assert!(bench.lane.is_quiet());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_cpu_copies_much_in_parts_and_the_word_comes_last() {
+    let gpu = Gpu::soft().unwrap();
+    let local = Local::new(&gpu, None);
+    let region = gpu.alloc(MemoryKind::Pinned, 12 << 20).unwrap();
+    let keys = local.keys();
+    let remote = Remote::read(&keys.to_bytes(&region)).unwrap();
+    let mut lane = Lane::new(&local).unwrap();
+    let bytes = Piece {
+        region: &region,
+        offset: 0,
+        len: 5 << 20,
+    };
+    let to = remote.span(6 << 20, 0).unwrap();
+    let payload = lane.put([bytes].into_iter(), to).unwrap();
+    let word = lane
+        .announce(&[1; 8], remote.span(5 << 20, 8).unwrap())
+        .unwrap();
+    let at = region.word64(5 << 20).unwrap();
+    [payload, word]
+        .iter()
+        .for_each(|put| lane.post(*put).unwrap());
+    lane.go_on();
+    assert_eq!(at.load().unwrap(), 0);
+    assert_eq!(lane.poll(payload).unwrap(), Some(Status::SUCCESS));
+    assert_ne!(at.load().unwrap(), 0);
+    assert!(lane.is_quiet());
+}
+
+#[test]
+fn a_kernel_finds_place_and_length_of_a_late_put_or_silences_it() {
+    let mut bench = Bench::new(MemoryKind::Pinned);
+    let to = bench.to(0);
+    let from = bench.from.clone();
+    let piece = Piece {
+        region: &from,
+        offset: 0,
+        len: 100,
+    };
+    let puts = [
+        bench.lane.put([piece].into_iter(), to).unwrap(),
+        bench
+            .lane
+            .put_words(Piece { len: 8, ..piece }, bench.to(64))
+            .unwrap(),
+    ];
+    let mut params = Stamp {
+        ready: 0,
+        info: 0,
+        stamp: 0,
+        length: 0,
+        offset: 0,
+        size: 0,
+        source: 0,
+        result: 0,
+        error: 0,
+        stamp_control: 0,
+        chunk: 0,
+        chunks: 0,
+        seq: 0,
+        patch: [Patch::default(); STAMPS],
+    };
+    bench
+        .lane
+        .patch(puts.into_iter(), true, [true; 2], &mut params);
+    assert_eq!((params.chunks, params.patch[1]), (1, Patch::default()));
+    // As the kernel does it: big-endian, in the record.
+    let records = bench.lane.records.memory();
+    let store = |at: u64, bytes: &[u8]| {
+        let offset = (at - records.addr().0) as usize;
+        records.write(offset, bytes).unwrap();
+    };
+    let patch = params.patch[0];
+    let place = bench.into.addr().0 + 1000;
+    store(patch.remote_address, &place.to_be_bytes());
+    store(patch.length, &20u32.to_be_bytes());
+    store(patch.address, &(from.addr().0 + 50).to_be_bytes());
+    store(params.stamp_control + 3, &[0]);
+    bench.post_on(&puts).unwrap();
+    bench.settle();
+    let mut bytes = [9; 22];
+    bench.into.read(1000, &mut bytes).unwrap();
+    let expected: Vec<u8> = (50..70).chain([0, 0]).collect();
+    assert_eq!(bytes[..], expected);
+    assert_eq!(bench.word(64).load().unwrap(), 0);
+    assert_eq!(bench.lane.poll(puts[1]).unwrap(), Some(Status::SUCCESS));
+}
+
+#[test]
+fn a_lane_that_fails_puts_nothing_more_and_lets_streams_pass() {
+    let mut bench = Bench::new(MemoryKind::Pinned);
+    let gate = bench.stream.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word64(0).unwrap();
+    let puts = bench.message(100);
+    let list = [
+        Descriptor::wait_value(&gate, Condition::Geq, 1u64),
+        Descriptor::Flush,
+        Descriptor::Flush,
+    ];
+    let items = [Item::Wait(&gate, 1), Item::Put(puts[0]), Item::Put(puts[1])];
+    bench.lane.post_on(&bench.stream, &list, &items).unwrap();
+    assert_eq!(bench.lane.poll(puts[1]).unwrap(), None);
+    assert!(!bench.lane.is_quiet());
+    let other = bench.stream.gpu().stream().unwrap();
+    bench.lane.wait_on(&other, puts[1]).unwrap();
+    bench.lane.fail(Status::TIMEOUT);
+    assert!(other.synchronize(Duration::from_secs(60)).unwrap());
+    assert_eq!(bench.lane.poll(puts[0]).unwrap(), Some(Status::TIMEOUT));
+    assert!(bench.lane.is_quiet());
+    let to = bench.to(0);
+    let refused = bench.lane.announce(&[0; 8], to).unwrap_err();
+    assert_eq!(refused.kind(), Kind::PeerFailed(Status::TIMEOUT));
+    gate.store(1).unwrap();
+    bench.settle();
+    assert_eq!(bench.word(8).load().unwrap(), 0);
+}
+
+#[test]
+fn records_are_used_again_when_their_puts_are_done_or_taken_back() {
+    let mut bench = Bench::new(MemoryKind::Pinned);
+    let to = bench.to(0);
+    let mut prepare = || bench.lane.put_bytes(&[1; 28], to);
+    let puts: Vec<Put> = (0..RECORDS).map(|_| prepare().unwrap()).collect();
+    assert_eq!(prepare().unwrap_err().kind(), Kind::QueueFull);
+    // Not only the newest.
+    bench.lane.abort(puts[5]).unwrap();
+    assert!(bench.lane.abort(puts[5]).is_err());
+    let again = bench.lane.put_bytes(&[2; 8], to).unwrap();
+    assert_eq!(again.record(), puts[5].record());
+    assert!(bench.lane.poll(puts[5]).is_err(), "it is forgotten");
+    for put in [puts[0], again] {
+        bench.lane.post(put).unwrap();
+    }
+    assert!(bench.lane.abort(again).is_err());
+    bench.lane.go_on();
+    assert_eq!(bench.lane.poll(again).unwrap(), Some(Status::SUCCESS));
+    assert!(bench.lane.put_bytes(&[3; 8], to).is_ok());
+}
+
+#[test]
+fn memory_is_found_by_its_key_until_its_keys_are_gone() {
+    let gpu = Gpu::soft().unwrap();
+    let local = Local::new(&gpu, None);
+    let region = gpu.alloc(MemoryKind::Pinned, 100).unwrap();
+    let keys = local.keys();
+    let remote = Remote::read(&keys.to_bytes(&region)).unwrap();
+    assert_eq!(
+        Remote::read(&keys.clone().to_bytes(&region)).unwrap(),
+        remote
+    );
+    assert!(Remote::read(&keys.to_bytes(&region)[1..]).is_err());
+    assert!(remote.span(90, 11).is_err());
+    let place = Place {
+        addr: region.addr().0 + 90,
+        keys: keys.remote(&region),
+    };
+    let at = Span::of(&place);
+    assert_eq!(at, remote.span(90, 10).unwrap());
+    assert_eq!(local.table.find(at, 10).unwrap().1, 90);
+    assert!(local.table.find(at, 11).is_err());
+    assert!(local.table.find(at.behind(u64::MAX - 100), 1).is_err());
+    // A put whose memory is gone fails its lane.
+    let mut lane = Lane::new(&local).unwrap();
+    let put = lane.put_bytes(&[1], at).unwrap();
+    drop(keys);
+    assert!(local.table.find(at, 1).is_err());
+    lane.post(put).unwrap();
+    assert_eq!(lane.poll(put).unwrap(), Some(Status::LOCAL_ACCESS));
+    assert_eq!(lane.error(), Some(Status::LOCAL_ACCESS));
+}

@@ -1,0 +1,129 @@
+//! Leaving the job: in good order, when nothing is under way to or from this rank, or at once.
+
+use std::time::Duration;
+
+use gdsync::Status;
+
+use super::engine::Engine;
+use super::peer::{Cause, Closing, Failure, Peer, Standing};
+use super::texts::join;
+use crate::error::{Error, Kind, Result};
+use crate::wire::control::Control;
+
+impl Engine {
+    /// Leaves in good order; see [`Context::close`](crate::Context::close).
+    pub fn close(&self, limit: Duration) -> Result<()> {
+        const OPERATION: &str = "close context";
+        let deadline = self.host().now() + limit;
+        let mut open = Vec::new();
+        let done = self.wait(deadline, &mut || {
+            self.progress();
+            open = self.unfinished();
+            open.is_empty()
+        });
+        if !done {
+            let count = open.len();
+            open.truncate(8);
+            let what = format!("{count} requests unfinished: {}", open.join("; "));
+            return Err(Error::new(OPERATION, Kind::Timeout, what));
+        }
+        self.ask_to_leave(true);
+        let mut unanswered = Vec::new();
+        self.wait(deadline, &mut || {
+            self.ask_to_leave(false);
+            self.progress();
+            unanswered = self.unanswered();
+            unanswered.is_empty()
+        });
+        match unanswered.first() {
+            None => Ok(()),
+            Some(rank) => {
+                let what = format!("no answer from rank {}", join(&unanswered));
+                Err(Error::new(OPERATION, Kind::Timeout, what).with_rank(*rank))
+            }
+        }
+    }
+
+    /// Asks peers whether anything is under way to this rank: all, or those that came since.
+    fn ask_to_leave(&self, all: bool) {
+        let mut state = self.lock();
+        if state.outbox.lost().is_some() {
+            return;
+        }
+        for rank in (0..self.size).filter(|rank| *rank != self.rank) {
+            let Some(closing) = state.peers.get_mut(rank).and_then(Peer::closing) else {
+                continue;
+            };
+            if *closing != Closing::No && !all {
+                continue;
+            }
+            *closing = Closing::Asked;
+            self.send_control(&mut state, rank, vec![Control::Leaving]);
+        }
+    }
+
+    /// Ranks that were asked and have not answered. None without a bootstrap that brings answers.
+    fn unanswered(&self) -> Vec<u32> {
+        let state = self.lock();
+        if state.outbox.lost().is_some() {
+            return Vec::new();
+        }
+        let others = state.peers.iter().filter(|peer| peer.rank != self.rank);
+        let silent = others.filter(|peer| match peer.standing {
+            Standing::Here { closing, .. } => closing != Closing::Answered,
+            Standing::GivenUp(_) => false,
+        });
+        silent.map(|peer| peer.rank).collect()
+    }
+
+    /// Descriptions of what was posted and has not ended.
+    fn unfinished(&self) -> Vec<String> {
+        let mut state = self.lock();
+        let mut open = Vec::new();
+        for (key, entry) in state.requests.iter() {
+            let by_stream = entry.in_flight().is_some() || entry.claimed_by().is_some();
+            if (by_stream || entry.is_queued()) && state.requests.result(key).is_none() {
+                open.push(entry.name().to_string());
+            }
+        }
+        for peer in state.peers.iter_mut().filter(|peer| peer.is_here()) {
+            peer.write_credits();
+            let busy = peer.link.busy_lanes();
+            open.extend((0..busy).map(|_| format!("words for rank {}", peer.rank)));
+        }
+        open
+    }
+
+    /// Gives everything up that is unfinished, and never waits: nobody is left who would look
+    /// after it. Streams pass.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.lock();
+        for rank in 0..self.size {
+            if let Some(peer) = state.peers.get_mut(rank) {
+                if peer.is_here() {
+                    let cause = Cause::Other("this rank dropped its context".to_owned());
+                    let status = Status::CLOSED;
+                    peer.fail(Failure { status, cause });
+                }
+                for channel in peer.channels.recvs.values() {
+                    channel.release(Status::CLOSED);
+                }
+                self.send_given_up(&mut state, rank);
+            }
+        }
+        let mut keys = Vec::new();
+        state.requests.unfinished(&mut keys);
+        for key in keys {
+            // The context is gone: no call can return it.
+            state.return_fault(key);
+            let Some(entry) = state.requests.get(key) else {
+                continue;
+            };
+            // What a stream takes in is told by the kernel that it goes on to.
+            if entry.claimed_by().is_none() && entry.in_flight().is_none() {
+                self.finish(&mut state, key, Status::CLOSED, 0);
+            }
+        }
+        self.host().ring();
+    }
+}

@@ -1,0 +1,152 @@
+//! Control messages: sending them by the bootstrap, and doing what those of peers say.
+
+use gdsync::Status;
+
+use super::engine::Engine;
+use super::outbox::UNSENT;
+use super::peer::Cause;
+use super::state::State;
+use crate::error::{Error, Kind, Result};
+use crate::wire::control::Control;
+
+/// Control messages taken in with one lock.
+const BURST: usize = 64;
+
+impl Engine {
+    /// Tells a rank that nothing else comes from this one.
+    pub fn send_given_up(&self, state: &mut State, rank: u32) {
+        state.outbox.clear(rank);
+        self.send_control(state, rank, vec![Control::GivenUp]);
+    }
+
+    /// Sends control messages, or keeps what the bootstrap does not take now.
+    pub fn send_control(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
+        state.outbox.push(rank, messages);
+        if let (_, Some(e)) = self.flush_outbox(state) {
+            self.lose(state, &e);
+        }
+        if state.outbox.overflows(rank) {
+            tracing::warn!(target: "mp", "rank {}: rank {rank} asks and does not read", self.rank);
+            let text = format!("rank {rank} does not read the control messages of this rank");
+            self.give_up(state, rank, Status::BAD_RESPONSE, Cause::Other(text));
+        }
+    }
+
+    /// `true`: something was sent. The error is the bootstrap's, if it does not reach the others.
+    fn flush_outbox(&self, state: &mut State) -> (bool, Option<Error>) {
+        let send = |rank, message: &Control| {
+            let bytes = message.encode();
+            self.bootstrap.send(rank, self.topic, &bytes)
+        };
+        let sent = state.outbox.flush(send);
+        if sent.any {
+            self.host().ring();
+        }
+        for rank in sent.gone {
+            // It is given up behind its last control messages, see `progress`.
+            if let Some(peer) = state.peers.get_mut(rank) {
+                peer.pulse.gone = true;
+                state.gone_poll.hurry();
+            }
+        }
+        (sent.any, sent.lost)
+    }
+
+    /// The bootstrap does not reach the other ranks: what is open stays so.
+    fn lose(&self, state: &mut State, e: &Error) {
+        if state.outbox.lose(e) {
+            tracing::warn!(
+                target: "mp",
+                "rank {}: the bootstrap does not reach the other ranks any more: {e}; peers and \
+                 tags that are open stay usable, no others can be opened",
+                self.rank
+            );
+        }
+        // What could not be asked to go stays.
+        for (rank, tag) in state.outbox.take_retires() {
+            if let Some(peer) = state.peers.get_mut(rank) {
+                peer.channels.unretire(tag);
+            }
+        }
+    }
+
+    /// Takes control messages in. `true`: there was something.
+    pub fn receive_control(&self, state: &mut State) -> bool {
+        state.outbox.try_again();
+        let (mut heard, mut lost) = self.flush_outbox(state);
+        for _ in 0..BURST {
+            match self.bootstrap.receive(self.topic) {
+                Ok(Some((rank, bytes))) => {
+                    heard = true;
+                    if let Err(e) = self.handle_control(state, rank, &bytes) {
+                        tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
+                        let cause = match e.kind() {
+                            Kind::Protocol | Kind::QueueFull => {
+                                let limit = e.limit_value();
+                                let limit = limit.map(|limit| format!(" (limit {limit})"));
+                                Cause::Protocol(e.object().to_owned() + &limit.unwrap_or_default())
+                            }
+                            _ => Cause::Other(format!("this rank cannot open its side: {e}")),
+                        };
+                        self.give_up(state, rank, Status::BAD_RESPONSE, cause);
+                    }
+                }
+                Ok(None) => break,
+                Err(e) => {
+                    lost = Some(e);
+                    break;
+                }
+            }
+        }
+        if let Some(e) = lost {
+            self.lose(state, &e);
+        }
+        if state.outbox.find() {
+            tracing::info!(
+                target: "mp",
+                "rank {}: the bootstrap reaches the other ranks again",
+                self.rank
+            );
+        }
+        heard
+    }
+
+    /// Takes in all control messages that have arrived, also the last ones of a rank that is gone.
+    pub fn drain_control(&self, state: &mut State) {
+        for _ in 0..UNSENT {
+            if !self.receive_control(state) {
+                return;
+            }
+        }
+    }
+
+    fn handle_control(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
+        let setup = self.setup(&state.lanes);
+        let Some(peer) = state.peers.make(rank) else {
+            let what = format!("the job has {} ranks", self.size);
+            return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
+        };
+        peer.pulse.heard = Some(self.host().now());
+        let message = match Control::decode(bytes) {
+            // Also of a peer that was given up: what it refused before must not count as sent.
+            Ok(message @ Control::Truncated { .. }) => message,
+            _ if !peer.is_here() => return Ok(()),
+            message => message?,
+        };
+        let mut out = Vec::new();
+        let handled = peer.handle(&setup, &message, &mut out);
+        self.send_control(state, rank, out);
+        match message {
+            Control::Truncated { tag, number, len } => {
+                self.was_truncated(state, rank, tag, number, len);
+            }
+            Control::GivenUp => {
+                let status = Status::REMOTE_ABORTED;
+                let cause = Cause::Other(self.status_text(state, rank, status));
+                self.give_up(state, rank, status, cause);
+            }
+            _ => {}
+        }
+        handled
+    }
+}
