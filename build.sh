@@ -210,14 +210,21 @@ step_features() {
     done
 }
 
+# Words that the style page of CONTRIBUTING.md avoids.
+AVOIDED='who|nobody|(is|are)? ?told of|stands? still|lies? in|comes? again|makes? no sense'
+
 step_doc() {
-    say "doc: documentation of the workspace, warnings are errors"
+    say "doc: documentation of the workspace, warnings are errors; words of the documents"
+    # The table of the style page quotes them.
+    ! grep -rnwiE "$AVOIDED" --include='*.md' --exclude=CONTRIBUTING.md --exclude-dir=.git \
+        --exclude-dir='target*' . ||
+        die "words that CONTRIBUTING.md, section Style, avoids"
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 }
 
 step_layers() {
-    say "layers: folders use each other in one direction, and the README shows them as they are"
-    cargo run -q -p layers -- README.md
+    say "layers: folders use each other in one direction, and docs/architecture.md shows them as they are"
+    cargo run -q -p layers -- docs/architecture.md
 }
 
 step_env() {

@@ -1,7 +1,7 @@
 //! `layers` prints the layers of the workspace it runs in: the folders of the repository, their
 //! crates, and the rooms of the libraries (the modules directly below `src`), each above what it
-//! uses. It fails if folders use each other in a circle. `layers README.md` also compares
-//! the picture between the two marks in that file; `layers --write README.md` renews it.
+//! uses. It fails if folders use each other in a circle. `layers FILE` also compares
+//! the picture between the two marks in that file; `layers --write FILE` renews it (docs/architecture.md has it).
 
 mod crates;
 mod graph;

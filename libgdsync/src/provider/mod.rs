@@ -1,4 +1,5 @@
-//! Who executes work requests, each behind the trait [`Nic`](crate::nic::Nic).
+//! What executes work requests: a folder for each provider, behind the trait
+//! [`Nic`](crate::nic::Nic).
 //!
 //! [`emulated`] is the virtual ConnectX, linked in: its queue pairs are rings that CPU, streams
 //! and kernels ring directly. [`mlx5`] is a ConnectX by libibverbs and libmlx5, used the same

@@ -1,5 +1,5 @@
-//! How ranks find each other: who they are, and small messages between them before, and beside,
-//! what goes over NICs.
+//! How ranks find each other: rank, size, and control messages between ranks, before and beside the
+//! messages that paths carry.
 //!
 //! A [`Bootstrap`] gives a rank its number and carries *control messages*: short, reliable, in
 //! order between two ranks, sorted by topic. Contexts use it to exchange addresses when a peer

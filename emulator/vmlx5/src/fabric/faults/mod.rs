@@ -30,7 +30,7 @@ pub struct Faults {
     /// How many are held back for 1 to 20 us, so that later ones overtake them.
     pub reorder: f64,
     /// The share of the pieces of WRITEs received on connections that become visible late, by 1 to
-    /// 20 us, behind later ones. `emulator/README.md` says what stays ordered.
+    /// 20 us, behind later ones. `docs/virtual-connectx.md` says what stays ordered.
     pub ooo: f64,
     /// How late each is; as they come if the range is empty.
     pub delay: Range<Duration>,
