@@ -241,11 +241,11 @@ impl Drop for SoftRuntime {
 }
 
 impl Runtime for SoftRuntime {
-    fn name(&self) -> String {
+    fn gpu_name(&self) -> String {
         self.name.clone()
     }
 
-    fn kind(&self) -> &'static str {
+    fn runtime_name(&self) -> &'static str {
         OPENER.name
     }
 
