@@ -115,7 +115,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).source(e))?;
     let host: Arc<dyn gds_step::Host> = live;
     let poller = Box::new(Poller(Arc::clone(&context)));
-    let poller = host.attach(gds_step::Lane::Watch, poller);
+    let poller = host.attach(gds_step::Thread::Watch, poller);
     let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
     let gpu = Gpu::from_runtime(Box::new(CudaRuntime {
         context,
