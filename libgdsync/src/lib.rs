@@ -86,7 +86,7 @@
 pub mod decide {
     pub use crate::env::Variable;
     pub use crate::gpu::{
-        GpuName, SOFT_CAPS, WISH, auto_goes_on, caps, driver_too_old, refusal, under, wait_limits,
+        GpuName, SOFT_CAPS, auto_goes_on, cuda_caps, cuda_refusal, driver_too_old, wait_limits,
     };
     pub use crate::nic::{NicName, first_that_works};
     pub use crate::provider::ibv::nearest_first;

@@ -37,15 +37,15 @@ pub type Probe = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// Which thread of the driver steps a machine under `live` (`sim` has one thread).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum Thread {
     /// The device thread: spins while there is work, then sleeps at most 50 us at a time.
     Device,
     /// A thread of the machine's own: about once a millisecond. It may be stuck in a call of a
     /// driver without an effect on others.
     Watch,
-    /// The proxy's thread, which posts work on behalf of streams: spins, then sleeps, as the
-    /// device thread does, but is a CPU thread of the library and not a device.
-    Proxy,
+    /// The library's CPU thread, which posts work on behalf of streams: spins, then sleeps, as the
+    /// device thread does.
+    Cpu,
 }
 
 /// Names an attached machine within its host.
@@ -72,11 +72,11 @@ pub trait Env: Send + Sync + fmt::Debug {
 /// An environment that machines can be attached to.
 pub trait Host: Env {
     /// Hands `machine` to the driver, which steps it from now on.
-    fn attach(&self, lane: Lane, machine: Box<dyn Machine>) -> MachineId;
+    fn attach(&self, thread: Thread, machine: Box<dyn Machine>) -> MachineId;
 
     /// Takes a machine away. When this returns, the machine is not being stepped and will
     /// not be again; it has been dropped. An id that is not attached is ignored.
-    /// Must not be called from inside a step of the same lane.
+    /// Must not be called from inside a step of the same thread.
     fn detach(&self, id: MachineId);
 }
 

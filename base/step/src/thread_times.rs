@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct ThreadTime {
     /// The kernel's id of the thread.
     pub tid: u32,
-    /// The thread's name, at most 15 bytes: `gds-device`, `gds-watch`, `gds-proxy`, or what
+    /// The thread's name, at most 15 bytes: `gds-device`, `gds-watch`, `gds-cpu`, or what
     /// the application called its own.
     pub name: String,
     /// User and system time since the thread started. Exact to a nanosecond while the thread

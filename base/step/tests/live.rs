@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gds_step::{Bell, Env, Host, Lane, Machine, MachineId, Step, Time};
+use gds_step::{Bell, Env, Host, Machine, MachineId, Step, Thread, Time};
 use gds_step::{Live, LiveConfig};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -74,9 +74,9 @@ fn until_asleep(live: &Live, words: &[AtomicU64; 3]) {
 #[test]
 fn a_ring_ends_a_sleep_of_an_hour() {
     let live = Live::new(sleepy()).unwrap();
-    for lane in [Lane::Device, Lane::Proxy] {
+    for thread in [Thread::Device, Thread::Cpu] {
         let (words, machine) = copier();
-        let id = live.attach(lane, machine);
+        let id = live.attach(thread, machine);
         for i in 1..=20 {
             if i % 5 == 1 {
                 until_asleep(&live, &words);
@@ -95,7 +95,7 @@ fn a_peer_rings_the_bell_it_was_given() {
     let live = Live::new(sleepy()).unwrap();
     let peer = Bell::open(live.bell().fd().as_fd().try_clone_to_owned().unwrap()).unwrap();
     let (words, machine) = copier();
-    live.attach(Lane::Device, machine);
+    live.attach(Thread::Device, machine);
     until_asleep(&live, &words);
     words[0].store(7, Ordering::Release);
     peer.ring();
@@ -105,9 +105,9 @@ fn a_peer_rings_the_bell_it_was_given() {
 #[test]
 fn a_store_that_nobody_rang_for_is_noticed() {
     let live = Live::new(LiveConfig::default()).unwrap();
-    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
+    for thread in [Thread::Device, Thread::Watch, Thread::Cpu] {
         let (words, machine) = copier();
-        live.attach(lane, machine);
+        live.attach(thread, machine);
         for i in 1..=20 {
             words[0].store(i, Ordering::Relaxed);
             eventually(&live, || words[1].load(Ordering::Acquire) == i);
@@ -121,14 +121,14 @@ fn a_watcher_that_is_stuck_stops_no_other() {
     let live = Live::new(LiveConfig::default()).unwrap();
     let (release, stuck) = std::sync::mpsc::channel::<()>();
     live.attach(
-        Lane::Watch,
+        Thread::Watch,
         with(move |_| {
             let _ = stuck.recv();
             Step::IdleUntil(None)
         }),
     );
     let (words, machine) = copier();
-    let other = live.attach(Lane::Watch, machine);
+    let other = live.attach(Thread::Watch, machine);
     words[0].store(1, Ordering::Relaxed);
     eventually(&live, || words[1].load(Ordering::Acquire) == 1);
     live.detach(other);
@@ -142,7 +142,7 @@ fn detach_of_a_watcher_that_is_stuck_returns_after_its_limit() {
     let (release, stuck) = std::sync::mpsc::channel::<()>();
     let (entered, inside) = std::sync::mpsc::channel();
     let id = live.attach(
-        Lane::Watch,
+        Thread::Watch,
         with(move |_| {
             let _ = entered.send(());
             let _ = stuck.recv();
@@ -167,14 +167,14 @@ fn detach_of_a_watcher_that_is_stuck_returns_after_its_limit() {
 #[test]
 fn a_machine_is_stepped_at_the_time_it_asked_for() {
     let live = Live::new(sleepy()).unwrap();
-    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
+    for thread in [Thread::Device, Thread::Watch, Thread::Cpu] {
         let (done, seen) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(Mutex::new(Vec::new())),
         );
         let (d, s, mut next) = (Arc::clone(&done), Arc::clone(&seen), None);
         live.attach(
-            lane,
+            thread,
             with(move |now| {
                 let due = *next.get_or_insert(now);
                 if d.load(Ordering::Relaxed) {
@@ -204,18 +204,18 @@ fn detach_under_load_leaves_no_step_behind() {
     let live = Live::new(LiveConfig::default()).unwrap();
     // Some that are always busy, so that rounds never cease.
     for _ in 0..3 {
-        live.attach(Lane::Device, with(|_| Step::Progress));
+        live.attach(Thread::Device, with(|_| Step::Progress));
     }
     std::thread::scope(|s| {
         for t in 0..4 {
             let live = &live;
-            let lane = if t == 3 { Lane::Proxy } else { Lane::Device };
+            let thread = if t == 3 { Thread::Cpu } else { Thread::Device };
             s.spawn(move || {
                 for i in 0..200 {
                     let steps = Arc::new(AtomicU64::new(0));
                     let mine = Arc::clone(&steps);
                     let id = live.attach(
-                        lane,
+                        thread,
                         with(move |_| {
                             mine.fetch_add(1, Ordering::Relaxed);
                             Step::Progress
@@ -265,10 +265,10 @@ fn a_panic_takes_only_its_own_machine() {
     }
     let live = Live::new(LiveConfig::default()).unwrap();
     let (words, machine) = copier();
-    live.attach(Lane::Device, machine);
-    let bad = live.attach(Lane::Device, Box::new(Bad));
+    live.attach(Thread::Device, machine);
+    let bad = live.attach(Thread::Device, Box::new(Bad));
     eventually(&live, || !live.failures().is_empty());
-    let bad_drop = live.attach(Lane::Device, Box::new(BadDrop));
+    let bad_drop = live.attach(Thread::Device, Box::new(BadDrop));
     live.detach(bad_drop);
     let found: Vec<_> = live
         .failures()
@@ -286,7 +286,7 @@ fn a_panic_takes_only_its_own_machine() {
     eventually(&live, || words[1].load(Ordering::Acquire) == 1);
 }
 
-/// Detaches another machine of its lane: in a step if told to, or else when dropped.
+/// Detaches another machine of its thread: in a step if told to, or else when dropped.
 struct Detacher {
     live: std::sync::Weak<Live>,
     other: MachineId,
@@ -326,7 +326,7 @@ fn detach_on_the_own_thread_is_put_off_and_never_a_deadlock() {
         let token = Arc::new(());
         let held = Arc::clone(&token);
         let other = live.attach(
-            Lane::Device,
+            Thread::Device,
             with(move |_| {
                 let _ = &held;
                 Step::IdleUntil(None)
@@ -337,7 +337,7 @@ fn detach_on_the_own_thread_is_put_off_and_never_a_deadlock() {
             other,
             in_step,
         };
-        let id = live.attach(Lane::Device, Box::new(detacher));
+        let id = live.attach(Thread::Device, Box::new(detacher));
         if !in_step {
             live.detach(id);
         }
@@ -345,7 +345,7 @@ fn detach_on_the_own_thread_is_put_off_and_never_a_deadlock() {
         let reported = live
             .failures()
             .iter()
-            .any(|f| f.message.contains("same lane"));
+            .any(|f| f.message.contains("same thread"));
         assert_eq!(reported, in_step && cfg!(debug_assertions));
     }
 }
@@ -354,10 +354,10 @@ fn detach_on_the_own_thread_is_put_off_and_never_a_deadlock() {
 fn a_driver_that_goes_takes_its_machines_along() {
     let token = Arc::new(());
     let live = Live::new(LiveConfig::default()).unwrap();
-    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
+    for thread in [Thread::Device, Thread::Watch, Thread::Cpu] {
         let held = Arc::clone(&token);
         live.attach(
-            lane,
+            thread,
             with(move |_| {
                 let _ = &held;
                 Step::Progress
@@ -376,7 +376,7 @@ fn the_last_reference_may_go_on_the_drivers_own_thread() {
     let go = Arc::new(AtomicBool::new(false));
     let may_go = Arc::clone(&go);
     live.attach(
-        Lane::Device,
+        Thread::Device,
         with(move |_| {
             let _ = &held;
             if may_go.load(Ordering::Acquire) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use gds_step::{Env, Host, Lane, Machine, Step, Time};
+use gds_step::{Env, Host, Machine, Step, Thread, Time};
 use gds_step::{Live, LiveConfig};
 
 struct Counting;
@@ -63,8 +63,8 @@ fn the_steady_state_allocates_nothing() {
     };
     let live = Live::new(config).unwrap();
     let words = Arc::new([const { AtomicU64::new(0) }; 2]);
-    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
-        live.attach(lane, Box::new(Echo(Arc::clone(&words))));
+    for thread in [Thread::Device, Thread::Watch, Thread::Cpu] {
+        live.attach(thread, Box::new(Echo(Arc::clone(&words))));
     }
     let echo = |range: std::ops::RangeInclusive<u64>| {
         for i in range {

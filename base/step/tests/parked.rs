@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gds_step::{Env, Host, Lane, Machine, Step, Time};
+use gds_step::{Env, Host, Machine, Step, Thread, Time};
 use gds_step::{Live, LiveConfig, thread_times};
 
 struct Idle;
@@ -38,15 +38,15 @@ fn parked_threads_use_no_processor_time() {
     })
     .unwrap();
     // All three threads once had work. That of a watcher ends with it.
-    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
-        let id = live.attach(lane, Box::new(Idle));
+    for thread in [Thread::Device, Thread::Watch, Thread::Cpu] {
+        let id = live.attach(thread, Box::new(Idle));
         live.detach(id);
     }
     std::thread::sleep(Duration::from_millis(20));
 
     let watchers = thread_times().unwrap();
     assert!(watchers.iter().all(|t| t.name != "gds-watch"));
-    let threads = ["gds-device", "gds-proxy"];
+    let threads = ["gds-device", "gds-cpu"];
     let before = threads.map(cpu);
     let waited = std::thread::scope(|s| {
         let waiter = std::thread::Builder::new()
@@ -70,10 +70,10 @@ fn parked_threads_use_no_processor_time() {
     }
 
     // With idle machines attached their threads look, sleep and look.
-    live.attach(Lane::Device, Box::new(Idle));
-    live.attach(Lane::Watch, Box::new(Idle));
+    live.attach(Thread::Device, Box::new(Idle));
+    live.attach(Thread::Watch, Box::new(Idle));
     std::thread::sleep(Duration::from_millis(20));
-    let threads = ["gds-device", "gds-watch", "gds-proxy"];
+    let threads = ["gds-device", "gds-watch", "gds-cpu"];
     let before = threads.map(cpu);
     std::thread::sleep(WHILE);
     for (name, before) in threads.iter().zip(before) {

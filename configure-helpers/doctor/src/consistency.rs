@@ -1,7 +1,7 @@
 //! How streams come to see payload that a NIC wrote to GPU memory: gdsync's choice for what the GPU
 //! can do.
 
-use gdsync::decide::{SOFT_CAPS, WISH, under};
+use gdsync::decide::SOFT_CAPS;
 use gdsync::gpu::{Consistency, MemoryKind};
 
 use crate::Report;
@@ -13,15 +13,16 @@ pub(crate) fn policy(report: &Report) -> Use {
         Some(gpu) => (gpu.caps, format!("GPU {}", gpu.index)),
         None => (SOFT_CAPS, "the software GPU".to_owned()),
     };
+    let variable = Consistency::VARIABLE;
     let said = report
         .variables
-        .get(WISH.name)
+        .get(variable.name)
         .map_or("auto", String::as_str);
-    let set = format!("{}={said}", WISH.name);
-    let Some((_, wish)) = WISH.meaning(said) else {
-        return Use::new(PAYLOAD, ERROR, format!("{set}, and {}", WISH.known()));
+    let set = format!("{}={said}", variable.name);
+    let Some((_, wish)) = variable.meaning(said) else {
+        return Use::new(PAYLOAD, ERROR, format!("{set}, and {}", variable.known()));
     };
-    let kept = under(wish, caps).and_then(|caps| {
+    let kept = Consistency::restrict_to(wish, caps).and_then(|caps| {
         // Every NIC that is not virtual does READs.
         Consistency::choose(MemoryKind::Device, &caps, true)
     });

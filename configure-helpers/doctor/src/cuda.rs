@@ -3,7 +3,7 @@
 use crate::library::State;
 use crate::machine::Machine;
 use gdsync::Kind;
-use gdsync::decide::{caps, driver_too_old, refusal, wait_limits};
+use gdsync::decide::{cuda_caps, cuda_refusal, driver_too_old, wait_limits};
 use gdsync::gpu::{Caps, Consistency, MemoryKind};
 use gdsync_sys::cuda::consts::*;
 use gdsync_sys::cuda::types::{CUdevice, CUuuid};
@@ -295,7 +295,7 @@ impl Driver {
         let ask = |attribute| self.attribute(device, attribute);
         let has = |attribute| ask(attribute) == Some(1);
         let number = |attribute| ask(attribute).unwrap_or(0);
-        let caps = caps(&self.table, device);
+        let caps = cuda_caps(&self.table, device);
         let ordering = number(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
         let (consistency, flush_policy) = consistency(&caps, ordering);
         let compute_capability = (
@@ -333,10 +333,12 @@ impl Driver {
             flush_policy,
             caps,
             // The driver refuses the library's kernels, as code of another GPU.
-            refusal: refusal(&self.table, device).or((compute_capability < (7, 0)).then_some((
-                Kind::Invalid,
-                "its compute capability is below 7.0, for which the library's kernels are made",
-            ))),
+            refusal: cuda_refusal(&self.table, device).or((compute_capability < (7, 0)).then_some(
+                (
+                    Kind::Invalid,
+                    "its compute capability is below 7.0, for which the library's kernels are made",
+                ),
+            )),
             dma_buf: has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
                 && self.table.cuMemGetHandleForAddressRange.is_some(),
             virtual_memory: has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)

@@ -51,7 +51,7 @@ fn of_use(report: &Report, used: &Use) -> Failure {
         uses::RUNTIME => &["GDS_GPU"],
         uses::LOWERING => &["GDS_LOWER"],
         uses::NIC => &["GDS_NIC", "GDS_PROVIDER", "GDS_GID_INDEX"],
-        uses::TOLD => &["MP_TELL"],
+        uses::WORD_ORDER => &["MP_TELL"],
         uses::PAYLOAD => &["GDS_CONSISTENCY"],
         _ => &[],
     };

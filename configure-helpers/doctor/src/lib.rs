@@ -70,6 +70,7 @@ pub fn examine(machine: &Machine) -> Report {
         variables: [
             "GDS_CONSISTENCY",
             "GDS_CUDA_LIB",
+            "GDS_DOORBELL",
             "GDS_GDRAPI_LIB",
             "GDS_GID_INDEX",
             "GDS_GPU",

@@ -166,7 +166,7 @@ pub(crate) fn uses(report: &Report) -> Vec<Use> {
         memory(report, driven),
         within_host(driven),
         between_hosts(driven),
-        told(report, driven),
+        word_order(report, driven),
     ]
 }
 
@@ -275,16 +275,16 @@ fn between_hosts(driven: Driven<'_>) -> Use {
 }
 
 /// What keeps the word that announces a message behind its payload.
-fn told(report: &Report, driven: Driven<'_>) -> Use {
+fn word_order(report: &Report, driven: Driven<'_>) -> Use {
     let said = report.variables.get("MP_TELL").map_or("", String::as_str);
     let Ok(wish) = WordOrder::parse(said) else {
         let why = format!("MP_TELL={said}, and known are auto, write, read");
-        return Use::new(uses::TOLD, uses::ERROR, why);
+        return Use::new(uses::WORD_ORDER, uses::ERROR, why);
     };
     let by_itself = wish == WordOrder::Auto;
     let (keeps_order, why) = match driven {
         Driven::Nothing if by_itself => {
-            return Use::new(uses::TOLD, "nothing", "there is no NIC");
+            return Use::new(uses::WORD_ORDER, "nothing", "there is no NIC");
         }
         Driven::Emulated => (
             true,
@@ -303,5 +303,5 @@ fn told(report: &Report, driven: Driven<'_>) -> Use {
         _ => "a WRITE of a word that waits for a READ behind the payload",
     };
     let set = format!("MP_TELL={said}");
-    Use::new(uses::TOLD, choice, if by_itself { why } else { &set })
+    Use::new(uses::WORD_ORDER, choice, if by_itself { why } else { &set })
 }

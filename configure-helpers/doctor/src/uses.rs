@@ -41,7 +41,7 @@ pub(crate) const ERROR: &str = "nothing: an error";
 pub(crate) const RUNTIME: &str = "GPU runtime";
 pub(crate) const LOWERING: &str = "doorbells and waits on a stream";
 pub(crate) const NIC: &str = "NIC";
-pub(crate) const TOLD: &str = "mp tells of a message by";
+pub(crate) const WORD_ORDER: &str = "mp tells of a message by";
 pub(crate) const PAYLOAD: &str = "payload from a NIC in the GPU";
 
 /// The local rank, if a launcher passes one.

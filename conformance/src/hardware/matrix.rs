@@ -14,7 +14,7 @@ use gdsync::rdma::Provider;
 use super::cover::{self, Axis, Cell};
 use super::programs::seed_of;
 use super::suite::Suite;
-use super::{Options, laps, parsed, settings, told, unsupported};
+use super::{Options, laps, or_exit, parsed, settings, unsupported};
 use crate::program::{self, Program, Settings, Side};
 use crate::rig::provider::{self, Net};
 use crate::rig::verdict::Verdict;
@@ -91,7 +91,7 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
 /// The command `conformance matrix`.
 pub fn command(words: impl Iterator<Item = String>) -> ! {
     let options: Options = parsed("conformance matrix", words);
-    let mut suite = told(Suite::new("matrix"));
+    let mut suite = or_exit(Suite::new("matrix"));
     let provider = suite.chosen.provider;
     let cells = unsupported::cells(provider, &AXES, options.few, |keep| {
         cover::pairwise(&AXES, keep)

@@ -45,7 +45,7 @@ const LAPS: usize = 100;
 /// Runs the trials that the command line names, or one side of a trial that started this
 /// process for it.
 pub fn main() -> ! {
-    told(gds_log::init(gdsync::launcher::rank()).map_err(Failed::from));
+    or_exit(gds_log::init(gdsync::launcher::rank()).map_err(Failed::from));
     play_role();
     let mut words = std::env::args().skip(1).peekable();
     match words.peek().map(String::as_str) {
@@ -55,7 +55,7 @@ pub fn main() -> ! {
         _ => {}
     }
     let options: Options = parsed("conformance", words);
-    let mut suite = told(Suite::new("gdsync"));
+    let mut suite = or_exit(Suite::new("gdsync"));
     for runtime in Runtime::ALL {
         add_trials(&mut suite, runtime, options.few);
     }
@@ -78,7 +78,7 @@ fn parsed<P: Parser>(name: &str, words: impl Iterator<Item = String>) -> P {
 }
 
 /// What a setting of the environment comes to, or the end of the process.
-fn told<T>(verdict: Verdict<T>) -> T {
+fn or_exit<T>(verdict: Verdict<T>) -> T {
     verdict.unwrap_or_else(|failed| {
         eprintln!("{}", text(&failed));
         std::process::exit(2)

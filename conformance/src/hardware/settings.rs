@@ -10,7 +10,8 @@ use crate::rig::provider::Net;
 pub fn memory(name: &str) -> MemoryKind {
     match name {
         "pinned" => MemoryKind::Pinned,
-        _ => MemoryKind::Device,
+        "device" => MemoryKind::Device,
+        other => panic!("no setting {other}"),
     }
 }
 
@@ -21,7 +22,8 @@ pub fn queues(posts: &str, [ring, cq, record]: [MemoryKind; 3]) -> QpConfig {
         "kernel" => (Lowering::Kernel, Doorbell::Direct),
         "auto" => (Lowering::Auto, Doorbell::Direct),
         "cpu-thread" => (Lowering::MemOps, Doorbell::CpuThread),
-        _ => (Lowering::MemOps, Doorbell::Direct),
+        "memops" | "CPU" => (Lowering::MemOps, Doorbell::Direct),
+        other => panic!("no setting {other}"),
     };
     QpConfig::default()
         .ring_memory(ring)
@@ -36,7 +38,8 @@ pub fn start(name: &str) -> u32 {
     match name {
         "0" => 0,
         "2^16-9" => (1 << 16) - 9,
-        _ => 0_u32.wrapping_sub(9),
+        "2^32-9" => 0_u32.wrapping_sub(9),
+        other => panic!("no setting {other}"),
     }
 }
 
@@ -45,6 +48,7 @@ pub fn nics(name: &str) -> Net {
     match name {
         "one" => Net::One,
         "two" => Net::Hub,
-        _ => Net::Host,
+        "as of two processes" => Net::Host,
+        other => panic!("no setting {other}"),
     }
 }

@@ -1,7 +1,7 @@
 //! The messages of a cell: drawn from its seed, so that both ends know them without a word.
 
 use super::memory::{POISON, WINDOWS};
-use super::setup::{Ended, Form, GAP, GUARD, ODD, Poster, SEGMENTS, SLACK, Setup, Size};
+use super::setup::{Form, GAP, GUARD, ODD, Poster, SEGMENTS, SLACK, Setup, Size, Waiter};
 
 /// Who does something for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,11 +144,11 @@ pub fn handling(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -
         _ => By::Cpu,
     };
     let another = By::Stream((stream + 1) % setup.streams as usize);
-    let ends = match setup.ended {
-        Ended::Poster => own,
-        Ended::Other => other,
-        Ended::Another => another,
-        Ended::Mixed => [own, other, another][rng.usize(0..3)],
+    let ends = match setup.waiter {
+        Waiter::Poster => own,
+        Waiter::Other => other,
+        Waiter::Another => another,
+        Waiter::Mixed => [own, other, another][rng.usize(0..3)],
     };
     Handling {
         posts,

@@ -19,7 +19,7 @@ pub enum Poster {
 
 /// Who waits for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum Waiter {
     /// Who has posted them.
     Poster,
     /// The CPU for those of streams, a stream for those of the CPU.
@@ -86,7 +86,7 @@ pub struct Setup {
     /// Posts receives.
     pub receiver: Poster,
     /// Waits.
-    pub ended: Ended,
+    pub waiter: Waiter,
     /// The contexts' doorbell.
     pub doorbell: Doorbell,
     /// How posts and waits become work of a stream.
@@ -194,7 +194,7 @@ impl Setup {
         let streams = |poster| matches!(poster, Poster::Stream | Poster::CpuThread);
         let never_cpu = streams(self.sender)
             && streams(self.receiver)
-            && matches!(self.ended, Ended::Poster | Ended::Another);
+            && matches!(self.waiter, Waiter::Poster | Waiter::Another);
         match never_cpu && self.wild == 0 {
             true => AHEAD.min(self.rounds()),
             false => 1,

@@ -10,8 +10,8 @@
 //! has passed.
 
 mod draw;
+mod owned;
 mod play;
-mod todo;
 
 pub use draw::Program;
 pub use play::{Ends, Memory, play, play_on};

@@ -150,7 +150,7 @@ impl Plan {
             rank.connect(&mut qp, peer);
             qps.insert((rank.me, peer), qp);
         }
-        self.pause(rank, &devices, devices.nic() + ".proxy");
+        self.pause(rank, &devices, devices.nic() + ".cpu");
         let least = |of: fn(&QpConfig) -> u32| configs.iter().map(of).min().unwrap_or(1) as usize;
         let ends = Ends {
             qps: qps.iter_mut().map(|(end, qp)| (*end, qp)).collect(),

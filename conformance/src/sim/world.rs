@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{Sim, SimConfig, SimControl, SimError, SimReport, When};
-use gds_step::{Host, Lane};
+use gds_step::{Host, Thread};
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::rdma::{Access, Device, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory};
@@ -255,7 +255,7 @@ pub fn play_in(
         ..HubConfig::default()
     });
     if let Some(seed) = links {
-        host.attach(Lane::Device, Box::new(hub.link_machine(seed)));
+        host.attach(Thread::Device, Box::new(hub.link_machine(seed)));
     }
     let board = Board {
         arrived: vec![0; ranks],

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use gds_step::{Env, Host, Lane, Machine, MachineId, Step, Time};
+use gds_step::{Env, Host, Machine, MachineId, Step, Thread, Time};
 
 use gds_step::panic_message;
 
@@ -32,9 +32,9 @@ pub(super) struct Core {
 pub(super) struct State {
     pub(super) sched: Scheduler,
     /// `None`: it is being stepped.
-    machines: BTreeMap<u64, (Lane, Option<Box<dyn Machine>>)>,
-    /// The lane of the machine that is being stepped.
-    stepping: Option<Lane>,
+    machines: BTreeMap<u64, (Thread, Option<Box<dyn Machine>>)>,
+    /// The thread of the machine that is being stepped.
+    stepping: Option<Thread>,
     next_id: u64,
     /// What went wrong in a step, until `run` reports it.
     fault: Option<SimError>,
@@ -86,14 +86,14 @@ impl Core {
         let (mut machine, now) = {
             let mut state = self.state();
             let now = state.sched.now();
-            let Some((lane, machine)) = state.machines.get_mut(&id) else {
+            let Some((thread, machine)) = state.machines.get_mut(&id) else {
                 return;
             };
-            let lane = *lane;
+            let thread = *thread;
             let Some(machine) = machine.take() else {
                 return;
             };
-            state.stepping = Some(lane);
+            state.stepping = Some(thread);
             (machine, now)
         };
         let stepped = fiber::outside(|| catch_unwind(AssertUnwindSafe(|| machine.step(now))));
@@ -234,7 +234,7 @@ impl Env for Core {
 }
 
 impl Host for Core {
-    fn attach(&self, lane: Lane, machine: Box<dyn Machine>) -> MachineId {
+    fn attach(&self, thread: Thread, machine: Box<dyn Machine>) -> MachineId {
         let name = machine.name();
         let mut state = self.state();
         let id = state.new_id();
@@ -244,23 +244,23 @@ impl Host for Core {
             return MachineId(id);
         }
         state.sched.add(id, name, false);
-        state.machines.insert(id, (lane, Some(machine)));
+        state.machines.insert(id, (thread, Some(machine)));
         MachineId(id)
     }
 
-    /// From inside a step of the same lane the machine goes at once, or after the step if it
+    /// From inside a step of the same thread the machine goes at once, or after the step if it
     /// is the one being stepped; debug builds report it as a panic of that step.
     fn detach(&self, id: MachineId) {
         let (machine, misused) = {
             let mut state = self.state();
-            let Some((lane, machine)) = state.machines.remove(&id.0) else {
+            let Some((thread, machine)) = state.machines.remove(&id.0) else {
                 return;
             };
             state.sched.remove(id.0);
-            (machine, state.stepping == Some(lane))
+            (machine, state.stepping == Some(thread))
         };
         drop(machine);
-        debug_assert!(!misused, "detach from inside a step of the same lane");
+        debug_assert!(!misused, "detach from inside a step of the same thread");
     }
 }
 

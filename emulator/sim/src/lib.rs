@@ -16,7 +16,7 @@
 //! use std::time::Duration;
 //!
 //! use gds_sim::{Sim, SimConfig};
-//! use gds_step::{Host, Lane, Live, Machine, Step, Time};
+//! use gds_step::{Host, Thread, Live, Machine, Step, Time};
 //!
 //! /// What is written at one end appears a microsecond later at the other.
 //! struct Wire {
@@ -49,7 +49,7 @@
 //! fn through_a_wire(host: &dyn Host) -> bool {
 //!     let ends = [Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0))];
 //!     let wire = Wire { ends: ends.clone(), arrives: None };
-//!     let id = host.attach(Lane::Device, Box::new(wire));
+//!     let id = host.attach(Thread::Device, Box::new(wire));
 //!     ends[0].store(42, Ordering::Release);
 //!     host.ring();
 //!     let deadline = host.now() + Duration::from_secs(10);

@@ -302,7 +302,7 @@ fn a_machine_that_detaches_itself_goes_after_its_step() {
     match ran {
         Err(e) if cfg!(debug_assertions) => {
             let panicked = matches!(e.cause, Cause::MachinePanicked { .. });
-            assert!(panicked && e.to_string().contains("same lane"), "{e}");
+            assert!(panicked && e.to_string().contains("same thread"), "{e}");
         }
         other => assert!(other.is_ok() && cfg!(not(debug_assertions)), "{other:?}"),
     }

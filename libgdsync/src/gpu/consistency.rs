@@ -11,20 +11,6 @@ use crate::env::Variable;
 use crate::error::{Error, Kind, Result};
 use crate::memop::Caps;
 
-/// The policy that is wished for; `None`: the first that GPU and NIC can keep.
-pub const WISH: Variable<Option<Consistency>> = Variable {
-    name: "GDS_CONSISTENCY",
-    former_name: None,
-    words: &[
-        ("auto", None),
-        ("flush", Some(Consistency::Flush)),
-        ("ordered", Some(Consistency::Ordered)),
-        ("host", Some(Consistency::HostFlag)),
-        ("read", Some(Consistency::LoopbackRead)),
-    ],
-    former_words: &[],
-};
-
 /// What a wait that flushes does about payload that may be behind its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -58,6 +44,21 @@ impl fmt::Display for Consistency {
 }
 
 impl Consistency {
+    /// The policy that is wished for; `None`: the first that GPU and NIC can keep.
+    #[doc(hidden)]
+    pub const VARIABLE: Variable<Option<Consistency>> = Variable {
+        name: "GDS_CONSISTENCY",
+        former_name: None,
+        words: &[
+            ("auto", None),
+            ("flush", Some(Consistency::Flush)),
+            ("ordered", Some(Consistency::Ordered)),
+            ("host", Some(Consistency::HostFlag)),
+            ("read", Some(Consistency::LoopbackRead)),
+        ],
+        former_words: &[],
+    };
+
     /// The policy for payload in memory of `kind` on a GPU of these capabilities, beside a NIC
     /// that can (`reads`) or cannot READ from itself. The order is that of what it costs a
     /// stream: nothing, a flag of its wait, a flush by the CPU. A READ is the last as its effect
@@ -72,34 +73,36 @@ impl Consistency {
             MemoryKind::Device if caps.flush => Consistency::Flush,
             MemoryKind::Device if caps.host_flush => Consistency::HostFlag,
             MemoryKind::Device if reads => Consistency::LoopbackRead,
-            MemoryKind::Device => return Err(none("the NIC does no READ")),
+            MemoryKind::Device => return Err(no_consistency("the NIC does no READ")),
         })
+    }
+
+    /// `caps` without what would come before the policy that is wished for.
+    ///
+    /// # Errors
+    /// `Unsupported` if the GPU cannot keep it. Whether the NIC can READ is for its device to say.
+    #[doc(hidden)]
+    pub fn restrict_to(wish: Option<Consistency>, caps: Caps) -> Result<Caps> {
+        let Some(wish) = wish else { return Ok(caps) };
+        let only = caps
+            .ordered_writes(caps.ordered_writes && wish == Consistency::Ordered)
+            .flush(caps.flush && wish == Consistency::Flush)
+            .host_flush(caps.host_flush && wish == Consistency::HostFlag);
+        match Consistency::choose(MemoryKind::Device, &only, true)? {
+            kept if kept == wish => Ok(only),
+            _ => {
+                let variable = Consistency::VARIABLE.name;
+                let what = format!("{variable}: this GPU cannot keep \"{wish}\"");
+                Err(Error::new("open GPU", Kind::Unsupported, what))
+            }
+        }
     }
 }
 
 #[cold]
-pub(crate) fn none(why: impl fmt::Display) -> Error {
+pub(crate) fn no_consistency(why: impl fmt::Display) -> Error {
     let what = format!("writes of NICs are neither ordered nor flushed by the GPU, and {why}");
     Error::new("choose consistency", Kind::Unsupported, what)
-}
-
-/// `caps` without what would come before the policy that is wished for.
-///
-/// # Errors
-/// `Unsupported` if the GPU cannot keep it. Whether the NIC can READ is for its device to say.
-pub fn under(wish: Option<Consistency>, caps: Caps) -> Result<Caps> {
-    let Some(wish) = wish else { return Ok(caps) };
-    let only = caps
-        .ordered_writes(caps.ordered_writes && wish == Consistency::Ordered)
-        .flush(caps.flush && wish == Consistency::Flush)
-        .host_flush(caps.host_flush && wish == Consistency::HostFlag);
-    match Consistency::choose(MemoryKind::Device, &only, true)? {
-        kept if kept == wish => Ok(only),
-        _ => {
-            let what = format!("{}: this GPU cannot keep \"{wish}\"", WISH.name);
-            Err(Error::new("open GPU", Kind::Unsupported, what))
-        }
-    }
 }
 
 #[cfg(test)]
@@ -143,15 +146,18 @@ mod tests {
         for bits in 0..8_u32 {
             let has = |bit: u32| bits & bit != 0;
             let real = caps(has(4), has(2), has(1));
-            assert_eq!(under(None, real).unwrap(), real);
+            assert_eq!(Consistency::restrict_to(None, real).unwrap(), real);
             for (value, wish, can) in [
                 ("ordered", Ordered, has(4)),
                 ("flush", Flush, has(2)),
                 ("host", HostFlag, has(1)),
                 ("read", LoopbackRead, true),
             ] {
-                assert_eq!(WISH.meaning(value), Some((value, Some(wish))));
-                match under(Some(wish), real) {
+                assert_eq!(
+                    Consistency::VARIABLE.meaning(value),
+                    Some((value, Some(wish)))
+                );
+                match Consistency::restrict_to(Some(wish), real) {
                     Ok(caps) => {
                         assert!(can, "{bits:03b} {wish:?}");
                         let kept = Consistency::choose(MemoryKind::Device, &caps, true);
@@ -161,7 +167,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(WISH.meaning("auto"), Some(("auto", None)));
-        assert_eq!(WISH.meaning("hots"), None);
+        assert_eq!(Consistency::VARIABLE.meaning("auto"), Some(("auto", None)));
+        assert_eq!(Consistency::VARIABLE.meaning("hots"), None);
     }
 }

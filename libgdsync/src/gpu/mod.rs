@@ -34,11 +34,9 @@ use crate::memop::{Batch, Op, legal};
 
 pub use crate::memop::{Caps, Condition, DevicePtr};
 pub use consistency::Consistency;
-pub(crate) use consistency::none as no_consistency;
+pub(crate) use consistency::no_consistency;
 #[doc(hidden)]
-pub use consistency::{WISH, under};
-#[doc(hidden)]
-pub use cuda::{caps, driver_too_old, refusal, wait_limits};
+pub use cuda::{cuda_caps, cuda_refusal, driver_too_old, wait_limits};
 pub use event::Event;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
@@ -119,7 +117,7 @@ struct GpuInner {
 
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.runtime.name())
+        f.write_str(&self.0.runtime.gpu_name())
     }
 }
 
@@ -169,8 +167,9 @@ impl Gpu {
     }
 
     pub(crate) fn from_runtime(runtime: Box<dyn Runtime>) -> Result<Gpu> {
-        let wish = consistency::WISH.read()?;
-        let caps = consistency::under(wish, runtime.caps()).map_err(|e| e.of(runtime.name()))?;
+        let wish = Consistency::VARIABLE.read()?;
+        let caps =
+            Consistency::restrict_to(wish, runtime.caps()).map_err(|e| e.of(runtime.gpu_name()))?;
         let waiting = Waiting::new(runtime.wait_limits());
         let modules = kernel::Loaded::default();
         let kernels = match caps.kernels {
@@ -193,7 +192,7 @@ impl Gpu {
 
     /// The runtime and the device, for people: `soft gpu0`.
     pub fn name(&self) -> String {
-        self.0.runtime.name()
+        self.0.runtime.gpu_name()
     }
 
     /// What its streams can do.
@@ -236,7 +235,7 @@ impl Gpu {
 
     /// Which runtime runs it, for reports: `soft` or `cuda`.
     pub fn runtime_name(&self) -> &'static str {
-        self.0.runtime.kind()
+        self.0.runtime.runtime_name()
     }
 
     /// Whether it is a software GPU: threads of this process, on memory that the CPU reaches.

@@ -1,4 +1,5 @@
-//! What a GPU runtime does for the library: four traits, which the folder of each runtime
+//! What a GPU runtime does for the library: five traits ([`Runtime`], [`Backing`],
+//! [`StreamHandle`], [`EventHandle`], [`ModuleHandle`]), which the folder of each runtime
 //! implements.
 //!
 //! A handle is what its runtime made, behind its trait: what is enqueued is one virtual call a
@@ -36,9 +37,10 @@ pub(crate) type Owner = Box<dyn Send + Sync>;
 /// Memory that is given back while operations enqueued before still use it stays accessible
 /// until these have run.
 pub(crate) trait Runtime: Any + Send + Sync + fmt::Debug {
-    fn name(&self) -> String;
-    /// The runtime's name, for reports.
-    fn kind(&self) -> &'static str;
+    /// The GPU, for people: `soft gpu0`.
+    fn gpu_name(&self) -> String;
+    /// The runtime, for reports: `soft`.
+    fn runtime_name(&self) -> &'static str;
     /// Whether threads of this process run it, in memory that the CPU reaches.
     fn is_software(&self) -> bool {
         false

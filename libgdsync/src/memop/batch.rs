@@ -81,7 +81,8 @@ impl Batch {
         let by_kernel = matches!(role, Role::EntryByKernel(_));
         self.needs = self.needs | op.needs() | Needs::KERNEL.only_if(by_kernel);
         self.cost += match (role, op) {
-            // Those of an entry count together, as if they were two.
+            // The tests of an entry count as two, the most that they are, so that what a list costs
+            // does not depend on the lap.
             (Role::EntryHalf, _) => 0,
             (Role::Entry(_) | Role::EntryByKernel(_), _) => 2,
             // At an address that is not a multiple of 8, one more.
@@ -118,6 +119,7 @@ impl Batch {
         &self.ops
     }
 
+    /// For changes that keep what was counted: neither needs nor cost may grow.
     pub(crate) fn ops_mut(&mut self) -> &mut [Op] {
         &mut self.ops
     }

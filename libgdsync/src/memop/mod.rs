@@ -5,9 +5,9 @@
 //! one operation of a stream's front end: write a word, wait for a word, copy a few bytes,
 //! fence, flush. A [`Batch`] is a list of them with the places where it must not be cut.
 //! `post` and `completion` say which operations ring a doorbell and which wait for a
-//! completion entry. What is made of a batch is a function of it: `cost` counts it, `legal`
-//! rewrites it into what a runtime's [`Caps`] allow, `program` makes a kernel's parameter of it,
-//! and `trace` prints what is submitted.
+//! completion entry. A batch counts itself as it grows (what it needs, what it costs); `cost` says
+//! when a kernel is cheaper, `legal` rewrites it into what a runtime's [`Caps`] allow, `program`
+//! makes a kernel's parameter of it, and `trace` prints what is submitted.
 
 mod batch;
 mod caps;

@@ -46,6 +46,6 @@ impl Device {
 
     fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
         let nic = EmulatedNic::open(gpu, options)?;
-        Device::open(gpu, Arc::new(nic), watched, Vec::new())
+        Device::on(gpu, Arc::new(nic), watched, Vec::new())
     }
 }

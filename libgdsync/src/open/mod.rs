@@ -50,7 +50,7 @@ impl Device {
             Provider::Auto => best(gpu, named.as_ref())?,
             provider => (nic(gpu, provider, named.as_ref())?, Vec::new()),
         };
-        Device::open(gpu, nic, options.watched, passed_over)
+        Device::on(gpu, nic, options.watched, passed_over)
     }
 
     /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
@@ -179,7 +179,7 @@ fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<Strin
 
 /// Whether it can be used: whether a queue pair can be made, whose doorbell the GPU reaches.
 fn tried(gpu: &Gpu, nic: &Arc<dyn Nic>) -> Result<()> {
-    let device = Device::open(gpu, Arc::clone(nic), true, Vec::new())?;
+    let device = Device::on(gpu, Arc::clone(nic), true, Vec::new())?;
     let config = QpConfig::default().send_blocks(4).recv_entries(4);
     drop(device.alloc_pd()?.create_qp(&config)?);
     device.close(TRIAL)

@@ -1,5 +1,5 @@
 //! What users of verbs hold: its objects (`verbs`), lists for streams (`list`), the visibility of what
-//! NICs write (`consistency`), a device with both (`open`), several NICs and ports (`rails`).
+//! NICs write (`consistency`), a device with both (`on_nic`), several NICs and ports (`rails`).
 //!
 //! A request is *prepared* (its entry is written into the send queue), then *posted* by the
 //! CPU or by a stream, or *aborted*. A send queue is a FIFO: posts follow the order of prepare
@@ -12,7 +12,7 @@
 
 mod consistency;
 mod list;
-mod open;
+mod on_nic;
 mod rails;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use gds_step::{Lane, Machine, MachineId, Step, Time};
+use gds_step::{Machine, MachineId, Step, Thread, Time};
 use gdsync::gpu::{DevicePtr, MemoryKind, Region};
 use gdsync::rdma::Device;
 use gdsync::{Gpu, Stream};
@@ -91,7 +91,7 @@ impl Context {
         let engine = Arc::new(engine);
         let machine = (engine.config.progress == Progress::Background).then(|| {
             let background = Background(Arc::downgrade(&engine));
-            engine.host().attach(Lane::Watch, Box::new(background))
+            engine.host().attach(Thread::Watch, Box::new(background))
         });
         let context = Context(Arc::new(Handle {
             engine,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use gds_sim::{Sim, SimConfig, SimControl, SimReport};
-use gds_step::{Host, Lane};
+use gds_step::{Host, Thread};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
 use gdsync::rdma::Device;
@@ -260,7 +260,7 @@ pub fn play(seed: u64, ranks: u32, body: impl Fn(&Rank) + Clone + 'static) -> Ru
         scheduled: true,
         ring_bytes: 128 << 10,
     });
-    host.attach(Lane::Device, Box::new(hub.link_machine(seed)));
+    host.attach(Thread::Device, Box::new(hub.link_machine(seed)));
     let warnings = Warnings::default();
     let arrived = Rc::new(RefCell::new(vec![0; ranks as usize]));
     let nodes = Rc::new(Cell::new(0));

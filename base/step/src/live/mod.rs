@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::{Bell, BellError, Env, Host, Lane, Machine, MachineId, Mutex, Time};
+use crate::{Bell, BellError, Env, Host, Machine, MachineId, Mutex, Thread, Time};
 
 use worker::{Pace, WorkerThread};
 
@@ -18,11 +18,11 @@ mod tests;
 /// How the live driver shares the processor between looking and sleeping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveConfig {
-    /// How long the device and the proxy thread spin after the last progress. Default 500 us:
+    /// How long the device and the CPU thread spin after the last progress. Default 500 us:
     /// several times what a peer needs to wake up, or two ranks that play ping-pong would put
     /// each other to sleep at every message.
     pub spin: Duration,
-    /// The longest sleep of the device and the proxy thread while a machine is attached:
+    /// The longest sleep of the device and the CPU thread while a machine is attached:
     /// the time in which a store that nobody rang for is noticed. Default 40 us, which leaves
     /// the kernel 10 us to wake the thread.
     pub nap: Duration,
@@ -84,21 +84,21 @@ pub struct Failure {
     pub message: String,
 }
 
-/// The driver of a process that runs for real: a device thread, a proxy's, and one for each
+/// The driver of a process that runs for real: a device thread, a CPU thread, and one for each
 /// watcher.
 ///
-/// * `gds-device` steps the machines of [`Lane::Device`] round robin. It spins while any of
+/// * `gds-device` steps the machines of [`Thread::Device`] round robin. It spins while any of
 ///   them makes progress and [`LiveConfig::spin`] longer, then sleeps on the [`Bell`], never
 ///   longer than [`LiveConfig::nap`] at a time while a machine is attached (a store that
 ///   nobody rang for is noticed within that time), shorter if a machine asked for it, and
 ///   without limit while none is.
-/// * `gds-proxy` does the same for [`Lane::Proxy`]. It starts with the first such machine.
-/// * Each machine of [`Lane::Watch`] has a thread `gds-watch` of its own, from when it is attached
+/// * `gds-cpu` does the same for [`Thread::Cpu`]. It starts with the first such machine.
+/// * Each machine of [`Thread::Watch`] has a thread `gds-watch` of its own, from when it is attached
 ///   until it is detached: a watcher that is stuck in a call of its driver stops no other. It is
 ///   stepped every [`LiveConfig::watch`], and again at once after progress.
 ///
 /// A machine that panics is detached and remembered in [`failures`](Live::failures); its
-/// thread goes on. If the system refuses the proxy's or a watcher's thread, the device
+/// thread goes on. If the system refuses the CPU thread or a watcher's, the device
 /// thread serves their machines.
 ///
 /// Machines must not own the driver that steps them: neither would ever be dropped.
@@ -109,7 +109,7 @@ pub struct Live {
     /// By the machine's id.
     watch: Mutex<BTreeMap<u64, WorkerThread>>,
     /// `None` inside: the system refused the thread.
-    proxy: OnceLock<Option<WorkerThread>>,
+    cpu: OnceLock<Option<WorkerThread>>,
     /// Stack of the threads above, in bytes.
     stack: usize,
     /// Numbers the machines. Only uniqueness counts, so relaxed.
@@ -121,10 +121,10 @@ pub struct Live {
 const STACK: usize = 2 << 20;
 
 /// The thread a machine is on, in the lowest bits of its id.
-const LANES: u64 = 4;
+const THREADS: u64 = 4;
 const DEVICE: u64 = 0;
 const WATCH: u64 = 1;
-const PROXY: u64 = 2;
+const CPU: u64 = 2;
 
 /// The time that passed since `start`; after 584 years it stands still.
 fn since(start: Instant) -> Time {
@@ -166,7 +166,7 @@ impl Live {
             start,
             device,
             watch: Mutex::default(),
-            proxy: OnceLock::new(),
+            cpu: OnceLock::new(),
             stack,
             attached: AtomicU64::new(0),
             failures,
@@ -197,10 +197,10 @@ impl Live {
         WorkerThread::start(name, pace, self.stack, self.start, failures).ok()
     }
 
-    /// The thread that serves the proxy's lane, started if need be.
-    fn proxy(&self) -> Option<&WorkerThread> {
-        let start = || self.start_worker("gds-proxy", Live::device_pace(&self.config));
-        self.proxy.get_or_init(start).as_ref()
+    /// The CPU thread, started if need be.
+    fn cpu(&self) -> Option<&WorkerThread> {
+        let start = || self.start_worker("gds-cpu", Live::device_pace(&self.config));
+        self.cpu.get_or_init(start).as_ref()
     }
 
     /// A thread for one watcher.
@@ -243,17 +243,17 @@ impl Env for Live {
 
     fn ring(&self) {
         self.device.bell().ring();
-        if let Some(Some(proxy)) = self.proxy.get() {
-            proxy.bell().ring();
+        if let Some(Some(cpu)) = self.cpu.get() {
+            cpu.bell().ring();
         }
     }
 }
 
 impl Host for Live {
-    fn attach(&self, lane: Lane, machine: Box<dyn Machine>) -> MachineId {
+    fn attach(&self, thread: Thread, machine: Box<dyn Machine>) -> MachineId {
         let serial = self.attached.fetch_add(1, Ordering::Relaxed);
-        let id = |number| MachineId(serial * LANES + number);
-        if lane == Lane::Watch
+        let id = |number| MachineId(serial * THREADS + number);
+        if thread == Thread::Watch
             && let Some(worker) = self.start_watch()
         {
             let id = id(WATCH);
@@ -261,9 +261,9 @@ impl Host for Live {
             self.watch.lock().insert(id.0, worker);
             return id;
         }
-        let proxy = (lane == Lane::Proxy).then(|| self.proxy()).flatten();
-        let (worker, id) = match proxy {
-            Some(proxy) => (proxy, id(PROXY)),
+        let cpu = (thread == Thread::Cpu).then(|| self.cpu()).flatten();
+        let (worker, id) = match cpu {
+            Some(cpu) => (cpu, id(CPU)),
             None => (&self.device, id(DEVICE)),
         };
         worker.attach(id, machine);
@@ -272,13 +272,13 @@ impl Host for Live {
 
     /// Waits for the thread of `id` to finish its round, at most ten seconds. If a step has not
     /// ended by then, a warning names what it is doing, and the machine is detached when it ends. From
-    /// inside a step of the same lane (or the destructor of a machine on it) the machine is
+    /// inside a step of the same thread (or the destructor of a machine on it) the machine is
     /// detached after the round; doing so in a step is a mistake that debug builds report by a
     /// panic of that step.
     fn detach(&self, id: MachineId) {
-        let worker = match id.0 % LANES {
+        let worker = match id.0 % THREADS {
             DEVICE => Some(&self.device),
-            PROXY => self.proxy.get().and_then(Option::as_ref),
+            CPU => self.cpu.get().and_then(Option::as_ref),
             WATCH => {
                 let worker = self.watch.lock().remove(&id.0);
                 // And the thread ends.

@@ -21,19 +21,19 @@ impl Machine for Tell {
 }
 
 #[test]
-fn the_device_thread_serves_lanes_whose_thread_is_refused() {
+fn the_device_thread_serves_machines_whose_thread_is_refused() {
     for (stack, expected) in [
-        (STACK, ["gds-device", "gds-watch", "gds-proxy"]),
+        (STACK, ["gds-device", "gds-watch", "gds-cpu"]),
         // No address space is that large.
         (usize::MAX / 4, ["gds-device"; 3]),
     ] {
         let live = Live::with_stack(LiveConfig::default(), stack).unwrap();
-        for (lane, expected) in [Lane::Device, Lane::Watch, Lane::Proxy]
+        for (thread, expected) in [Thread::Device, Thread::Watch, Thread::Cpu]
             .into_iter()
             .zip(expected)
         {
             let (tell, told) = mpsc::channel();
-            let id = live.attach(lane, Box::new(Tell(tell)));
+            let id = live.attach(thread, Box::new(Tell(tell)));
             assert_eq!(told.recv().unwrap(), expected);
             live.detach(id);
             // The machine, and with it the sender, is gone.

@@ -104,7 +104,7 @@ impl Worker {
         let ticket = self.post(Letter::Detach(id));
         if std::ptr::eq(on, self) {
             // Waiting for oneself would never end: the letter is read after this round.
-            debug_assert!(!stepping, "detach from inside a step of the same lane");
+            debug_assert!(!stepping, "detach from inside a step of the same thread");
             return true;
         }
         let start = Instant::now();

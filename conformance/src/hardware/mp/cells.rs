@@ -8,7 +8,7 @@ use mp::{Builder, Connect, NicOptions, Progress};
 
 use super::super::cover::{self, Axis, Cell};
 use crate::mp::memory::BufferKind;
-use crate::mp::setup::{Ended, Form, ODD, Poster, Reach, Setup, Size};
+use crate::mp::setup::{Form, ODD, Poster, Reach, Setup, Size, Waiter};
 use crate::rig::limits::scaled;
 use crate::rig::provider;
 
@@ -119,11 +119,11 @@ impl Setup {
         Setup {
             sender,
             receiver,
-            ended: match setting(cell, "ended") {
-                "poster" => Ended::Poster,
-                "other" => Ended::Other,
-                "another stream" => Ended::Another,
-                _ => Ended::Mixed,
+            waiter: match setting(cell, "ended") {
+                "poster" => Waiter::Poster,
+                "other" => Waiter::Other,
+                "another stream" => Waiter::Another,
+                _ => Waiter::Mixed,
             },
             doorbell: match setting(cell, "doorbell") {
                 "cpu-thread" => Doorbell::CpuThread,

@@ -20,7 +20,7 @@ use libtest_mimic::Arguments;
 
 use super::cover::Cell;
 use super::suite::Suite;
-use super::{CHANNELS, parsed, told};
+use super::{CHANNELS, or_exit, parsed};
 use crate::rig::Runtime;
 use cells::Resources;
 use lost::Failure;
@@ -64,7 +64,7 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
         unsafe { std::env::set_var(CHANNELS, "32") };
     }
     let start = Instant::now();
-    let mut suite = told(Suite::new("mp"));
+    let mut suite = or_exit(Suite::new("mp"));
     let all = choice.runtimes.is_empty();
     for runtime in Runtime::ALL {
         if all || choice.runtimes.contains(&runtime) {

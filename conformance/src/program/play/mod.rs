@@ -20,7 +20,7 @@ use gdsync::{Kind, Status};
 
 use super::Settings;
 use super::draw::{GUARD, Ink, Operation, Program, Step, Wait};
-use super::todo::Todo;
+use super::owned::OwnedDescriptor;
 use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure, refused, text};
 use crate::rig::{Finding, Pair, Rig, expected, finish};
@@ -53,7 +53,7 @@ enum After {
 #[derive(Default)]
 struct Open {
     stream: usize,
-    todos: Vec<Todo>,
+    descriptors: Vec<OwnedDescriptor>,
     after: Vec<After>,
     spoiled: bool,
 }
@@ -298,8 +298,11 @@ impl<'p> Play<'p> {
         let stream = &self.streams[list.stream];
         let queues = self.ends.qps.values_mut().map(|qp| &mut **qp);
         let queues = &mut queues.collect::<Vec<&mut Qp>>()[..];
-        let mut descriptors: Vec<Descriptor<'_>> =
-            list.todos.iter().map(Todo::descriptor).collect();
+        let mut descriptors: Vec<Descriptor<'_>> = list
+            .descriptors
+            .iter()
+            .map(OwnedDescriptor::descriptor)
+            .collect();
         if list.spoiled {
             // Whatever is refused leaves no trace.
             let data = &[0; 4];
@@ -439,16 +442,18 @@ impl<'p> Play<'p> {
                 self.flush()?;
                 self.qp(at).wait(completion, time_limit())?;
                 let list = self.list(stream)?;
-                list.todos.push(Todo::Flush);
+                list.descriptors.push(OwnedDescriptor::Flush);
                 list.after.extend(after);
                 self.flush()?;
             }
             Wait::Stream | Wait::Both => {
                 let list = self.list(stream)?;
-                list.todos.push(Todo::Wait(completion));
+                list.descriptors.push(OwnedDescriptor::Wait(completion));
                 list.after.extend(after);
                 if wait == Wait::Both {
-                    self.list(1 - stream)?.todos.push(Todo::Wait(completion));
+                    self.list(1 - stream)?
+                        .descriptors
+                        .push(OwnedDescriptor::Wait(completion));
                 }
             }
         }
@@ -477,7 +482,7 @@ impl<'p> Play<'p> {
             })?;
         }
         meet();
-        self.list(0)?.todos.push(Todo::Flush);
+        self.list(0)?.descriptors.push(OwnedDescriptor::Flush);
         self.flush()?;
         for i in 0..self.steps.len() {
             if !self.looked[i] {

@@ -5,7 +5,7 @@ use gdsync::rdma::{ReceiveRequest, Sge};
 
 use super::{Play, pieces};
 use crate::program::draw::GUARD;
-use crate::program::todo::Todo;
+use crate::program::owned::OwnedDescriptor;
 use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure};
 use crate::rig::{retry, retry_while};
@@ -112,7 +112,9 @@ impl Play<'_> {
             self.flush()?;
             return self.post_by_cpu(self.receiver(i), receive);
         }
-        self.list(stream)?.todos.push(Todo::Receive(receive));
+        self.list(stream)?
+            .descriptors
+            .push(OwnedDescriptor::Receive(receive));
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use gdsync::{Kind, Status};
 
 use super::{JUNK, Play, pieces, seeds};
 use crate::program::draw::{Ink, Odd, Operation};
-use crate::program::todo::{Todo, Word};
+use crate::program::owned::{OwnedDescriptor, Word};
 use crate::rig::expected;
 use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure, refused};
@@ -24,12 +24,18 @@ impl Play<'_> {
             }
             Ink::Cpu => self.source_memory(i).write(self.places(i)[0], &bytes())?,
             Ink::Copy => self.copy(s, &to, &self.inked(i)?)?,
-            Ink::Words => self.list(s)?.todos.push(Todo::Bytes(to, bytes())),
+            Ink::Words => self
+                .list(s)?
+                .descriptors
+                .push(OwnedDescriptor::Bytes(to, bytes())),
             Ink::Handed(condition, wide) => {
                 // In words, where that is possible: nothing but the fence before the token keeps
                 // those in order.
                 match (4..=256).contains(&len) && len.is_multiple_of(4) {
-                    true => self.list(1 - s)?.todos.push(Todo::Bytes(to, bytes())),
+                    true => self
+                        .list(1 - s)?
+                        .descriptors
+                        .push(OwnedDescriptor::Bytes(to, bytes())),
                     false => self.copy(1 - s, &to, &self.inked(i)?)?,
                 }
                 let value = match condition {
@@ -43,10 +49,10 @@ impl Play<'_> {
                         (word, value & u64::from(u32::MAX >> 1))
                     }
                 };
-                let write = Todo::Write(word.clone(), value);
-                self.list(1 - s)?.todos.push(write);
-                let wait = Todo::WaitValue(word, condition, value);
-                self.list(s)?.todos.push(wait);
+                let write = OwnedDescriptor::Write(word.clone(), value);
+                self.list(1 - s)?.descriptors.push(write);
+                let wait = OwnedDescriptor::WaitValue(word, condition, value);
+                self.list(s)?.descriptors.push(wait);
             }
         }
         Ok(())
@@ -178,27 +184,27 @@ impl Play<'_> {
     }
 
     /// What the stream has to put right in a request that was prepared with wrong fields.
-    fn patches(&self, i: usize, odd: &Odd, request: SendRequest) -> Verdict<Vec<Todo>> {
+    fn patches(&self, i: usize, odd: &Odd, request: SendRequest) -> Verdict<Vec<OwnedDescriptor>> {
         let (step, [source, received, written]) = (&self.steps[i], self.places(i));
         let qp = &self.ends.qps[&(step.from, step.to)];
-        let word32 = |field, value: u32| -> gdsync::Result<Todo> {
+        let word32 = |field, value: u32| -> gdsync::Result<OwnedDescriptor> {
             let word = Word::Narrow(qp.field32(request, field)?);
-            Ok(Todo::Write(word, value.to_be().into()))
+            Ok(OwnedDescriptor::Write(word, value.to_be().into()))
         };
-        let word64 = |field, value: u64| -> gdsync::Result<Todo> {
+        let word64 = |field, value: u64| -> gdsync::Result<OwnedDescriptor> {
             let word = Word::Wide(qp.field64(request, field)?);
-            Ok(Todo::Write(word, value.to_be()))
+            Ok(OwnedDescriptor::Write(word, value.to_be()))
         };
-        let mut todos = Vec::new();
+        let mut descriptors = Vec::new();
         if odd.patched[0] {
             let memory = self.memory(step.from);
             let (mr, at) = match step.operation.brings() {
                 true => (&memory.landing, written),
                 false => (&memory.source, source),
             };
-            todos.push(word32(Field::Length(0), step.len as u32)?);
-            todos.push(word64(Field::Address(0), mr.region().addr().0 + at as u64)?);
-            todos.push(word32(Field::Key(0), mr.lkey())?);
+            descriptors.push(word32(Field::Length(0), step.len as u32)?);
+            descriptors.push(word64(Field::Address(0), mr.region().addr().0 + at as u64)?);
+            descriptors.push(word32(Field::Key(0), mr.lkey())?);
         }
         if odd.patched[1] {
             let [their_source, their_landing] = &self.ends.remote[step.to];
@@ -208,15 +214,17 @@ impl Play<'_> {
                 _ => (their_landing, written),
             };
             let there = there.span(at as u64, step.len as u64)?;
-            todos.push(word64(Field::RemoteAddress, there.addr)?);
-            todos.push(word32(Field::RemoteKey, there.rkey)?);
+            descriptors.push(word64(Field::RemoteAddress, there.addr)?);
+            descriptors.push(word32(Field::RemoteKey, there.rkey)?);
         }
-        Ok(todos)
+        Ok(descriptors)
     }
 
     pub(super) fn post(&mut self, i: usize, send: SendRequest, stream: usize) -> Verdict {
         let Some(odd) = self.steps[i].odd else {
-            self.list(stream)?.todos.push(Todo::Send(send));
+            self.list(stream)?
+                .descriptors
+                .push(OwnedDescriptor::Send(send));
             return Ok(());
         };
         if odd.by_cpu[0] {
@@ -227,8 +235,8 @@ impl Play<'_> {
         }
         let patches = self.patches(i, &odd, send)?;
         let list = self.list(stream)?;
-        list.todos.extend(patches);
-        list.todos.push(Todo::Send(send));
+        list.descriptors.extend(patches);
+        list.descriptors.push(OwnedDescriptor::Send(send));
         list.spoiled |= odd.spoiled;
         Ok(())
     }

@@ -186,7 +186,7 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
     // Where the statuses were copied to as the stream saw them: of request and queue pair.
     let seen = |i: usize| [0, 4].map(|k| noted(&mine, 3072 + 8 * i as u64 + k));
 
-    let looking_after = [devices.nic() + ".watcher", devices.nic() + ".proxy"];
+    let looking_after = [devices.nic() + ".watcher", devices.nic() + ".cpu"];
     looking_after.iter().for_each(|m| rank.control.freeze(m));
     gate.store(1).unwrap();
     // While the one stands still the other goes on.

@@ -122,7 +122,7 @@ fn falls(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For, aft
         Fall::Freezes => rank.control.freeze_at(at, &devices.nic()),
         Fall::Dies => {
             let watcher = devices.nic() + ".watcher";
-            let cpu_thread = devices.nic() + ".proxy";
+            let cpu_thread = devices.nic() + ".cpu";
             for name in [
                 &devices.nic(),
                 &devices.engine(),

@@ -283,7 +283,7 @@ pub fn process(rank: &Rank, devices: &Devices) -> Vec<String> {
     let nic = devices.nic();
     vec![
         nic.clone() + ".watcher",
-        nic.clone() + ".proxy",
+        nic.clone() + ".cpu",
         format!("mp{}.progress", rank.me),
         nic,
         devices.engine(),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gds_sim::{SimConfig, SimError, When};
-use gds_step::{Lane, Machine, Step, Time};
+use gds_step::{Machine, Step, Thread, Time};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Condition, MemoryKind, Stream, Word64};
 use gdsync::rdma::{Descriptor, QpConfig, post_on};
@@ -118,7 +118,7 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
             times: Arc::clone(&noted),
             rank: me,
         };
-        rank.host.attach(Lane::Device, Box::new(clockwork));
+        rank.host.attach(Thread::Device, Box::new(clockwork));
         let ctx = Context::builder()
             .bootstrap(Arc::clone(&jobs[me]))
             .gpu(&devices.gpu)

@@ -15,7 +15,7 @@ use vmlx5::fabric::faults::Faults;
 use super::job::{Job, Settings, disorder, process};
 use crate::mp::memory::BufferKind;
 use crate::mp::rank;
-use crate::mp::setup::{Ended, Form, Poster, Reach, Setup, Size};
+use crate::mp::setup::{Form, Poster, Reach, Setup, Size, Waiter};
 use crate::rig::verdict::text;
 use crate::sim::world::{Pause, play};
 
@@ -98,7 +98,12 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
     Setup {
         sender,
         receiver,
-        ended: [Ended::Poster, Ended::Other, Ended::Another, Ended::Mixed][rng.usize(0..4)],
+        waiter: [
+            Waiter::Poster,
+            Waiter::Other,
+            Waiter::Another,
+            Waiter::Mixed,
+        ][rng.usize(0..4)],
         // The job draws who rings, how, and when connections are made.
         doorbell: Doorbell::Auto,
         lowering: Lowering::Auto,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gds_sim::{Sim, SimConfig};
-use gds_step::{Host, Lane, Machine, MachineId, Step, Time};
+use gds_step::{Host, Machine, MachineId, Step, Thread, Time};
 
 /// A machine made of a name and a closure.
 struct With<F>(String, F);
@@ -31,7 +31,7 @@ pub fn device(
     name: &str,
     step: impl FnMut(Time) -> Step + Send + 'static,
 ) -> MachineId {
-    host.attach(Lane::Device, Box::new(With(name.to_owned(), step)))
+    host.attach(Thread::Device, Box::new(With(name.to_owned(), step)))
 }
 
 pub fn word() -> Arc<AtomicU64> {

@@ -35,7 +35,7 @@ use context::Context;
 use module::Module;
 use stream::CudaStream;
 
-pub use probe::{caps, driver_too_old, refusal, wait_limits};
+pub use probe::{cuda_caps, cuda_refusal, driver_too_old, wait_limits};
 
 pub(super) const OPENER: Opener = Opener {
     name: "cuda",
@@ -81,11 +81,11 @@ impl CudaRuntime {
 }
 
 impl Runtime for CudaRuntime {
-    fn name(&self) -> String {
+    fn gpu_name(&self) -> String {
         self.context.name().to_owned()
     }
 
-    fn kind(&self) -> &'static str {
+    fn runtime_name(&self) -> &'static str {
         OPENER.name
     }
 

@@ -11,7 +11,7 @@ use gdsync_sys::gpu_choice::LocalRank;
 
 use super::context::{Context, attribute, check};
 use super::deferred::Poller;
-use super::probe::{OLDEST, caps, driver_too_old, is_exclusive, refusal, wait_limits};
+use super::probe::{OLDEST, cuda_caps, cuda_refusal, driver_too_old, is_exclusive, wait_limits};
 use super::{CudaRuntime, CudaStream};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Stream};
@@ -115,13 +115,13 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).source(e))?;
     let host: Arc<dyn gds_step::Host> = live;
     let poller = Box::new(Poller(Arc::clone(&context)));
-    let poller = host.attach(gds_step::Lane::Watch, poller);
+    let poller = host.attach(gds_step::Thread::Watch, poller);
     let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
     let gpu = Gpu::from_runtime(Box::new(CudaRuntime {
         context,
         host,
         poller,
-        caps: caps(cuda, device),
+        caps: cuda_caps(cuda, device),
         identity: identity(cuda, device),
         limits: wait_limits(connections.ok().as_deref()),
         same_address,
@@ -178,7 +178,7 @@ pub(crate) fn by_local_rank() -> Result<Gpu> {
 
 /// Whether this library runs on the device.
 fn check_device(cuda: &Cuda, device: CUdevice) -> Result<()> {
-    let Some((kind, why)) = refusal(cuda, device) else {
+    let Some((kind, why)) = cuda_refusal(cuda, device) else {
         return Ok(());
     };
     let remedy = match kind {

@@ -23,7 +23,7 @@ pub fn driver_too_old(version: i32) -> Option<String> {
 }
 
 /// Why a device cannot be used, if it cannot, as the kind of the error and in words.
-pub fn refusal(cuda: &Cuda, device: CUdevice) -> Option<(Kind, &'static str)> {
+pub fn cuda_refusal(cuda: &Cuda, device: CUdevice) -> Option<(Kind, &'static str)> {
     let is = |which, value: u32| attribute(cuda, device, which) == value as i32;
     let virtual_memory = consts::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
     if is(
@@ -31,7 +31,7 @@ pub fn refusal(cuda: &Cuda, device: CUdevice) -> Option<(Kind, &'static str)> {
         consts::CU_COMPUTEMODE_PROHIBITED,
     ) {
         Some((Kind::System, "its compute mode prohibits contexts"))
-    } else if !caps(cuda, device).memops64 {
+    } else if !cuda_caps(cuda, device).memops64 {
         Some((Kind::Unsupported, "it has no 64-bit memory operations"))
     } else if is(virtual_memory, 0) || cuda.cuMemCreate.is_none() {
         let why = "it has no memory that is mapped (cuMemCreate)";
@@ -48,7 +48,7 @@ pub(super) fn is_exclusive(cuda: &Cuda, device: CUdevice) -> bool {
 }
 
 /// What streams of a device can do.
-pub fn caps(cuda: &Cuda, device: CUdevice) -> Caps {
+pub fn cuda_caps(cuda: &Cuda, device: CUdevice) -> Caps {
     let has = |which| attribute(cuda, device, which) != 0;
     let ordering = attribute(
         cuda,

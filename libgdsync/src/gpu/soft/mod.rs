@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use gds_step::{Host, Lane, MachineId, Time};
+use gds_step::{Host, MachineId, Thread, Time};
 
 use super::runtime::{
     Allocation, Backing, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
@@ -208,7 +208,7 @@ impl SoftRuntime {
         let env: Arc<dyn Host> = Arc::clone(&host);
         let (gpu, engine) =
             softgpu::Gpu::new(env, config).map_err(|e| system("open soft GPU", &e))?;
-        let engine = host.attach(Lane::Device, Box::new(engine));
+        let engine = host.attach(Thread::Device, Box::new(engine));
         Gpu::from_runtime(Box::new(SoftRuntime {
             gpu,
             host,
@@ -241,11 +241,11 @@ impl Drop for SoftRuntime {
 }
 
 impl Runtime for SoftRuntime {
-    fn name(&self) -> String {
+    fn gpu_name(&self) -> String {
         self.name.clone()
     }
 
-    fn kind(&self) -> &'static str {
+    fn runtime_name(&self) -> &'static str {
         OPENER.name
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_step::Live;
-use gds_step::{Bell, Host, Lane, Machine, MachineId, Shared, Step, Time};
+use gds_step::{Bell, Host, Machine, MachineId, Shared, Step, Thread, Time};
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
 use self::nodes::Nodes;
@@ -167,7 +167,7 @@ impl EmulatedNic {
             events: Arc::clone(&events),
         });
         let host = Arc::clone(gpu.host());
-        let machine = host.attach(Lane::Device, Box::new(nic.clone()));
+        let machine = host.attach(Thread::Device, Box::new(nic.clone()));
         Ok(EmulatedNic {
             nic,
             events,

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use gds_step::{Lane, Machine, MachineId, Step, Time};
+use gds_step::{Machine, MachineId, Step, Thread, Time};
 
 use super::thread::{Common, SharedRelay};
 use crate::env::Variable;
@@ -72,7 +72,7 @@ pub(super) fn attach(common: &Arc<Common>) -> MachineId {
         relays: Vec::new(),
         seen: None,
     };
-    common.host().attach(Lane::Device, Box::new(machine))
+    common.host().attach(Thread::Device, Box::new(machine))
 }
 
 impl Machine for Poller {
@@ -89,6 +89,6 @@ impl Machine for Poller {
     }
 
     fn name(&self) -> String {
-        format!("{}.proxy", self.common.nic())
+        format!("{}.relays", self.common.nic())
     }
 }

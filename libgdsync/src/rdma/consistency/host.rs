@@ -1,11 +1,11 @@
 //! Flushes by the CPU. Behind its wait a stream writes how many flushes it has asked for into a
-//! word, and waits until another says that so many were made; a machine of the driver's proxy
-//! lane looks at the first, flushes, and writes the second. One flush serves all streams that
+//! word, and waits until another says that so many were made; a machine on the driver's CPU
+//! thread looks at the first, flushes, and writes the second. One flush serves all streams that
 //! had asked before it.
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use gds_step::{Lane, Machine, MachineId, Mutex, Step, Time};
+use gds_step::{Machine, MachineId, Mutex, Step, Thread, Time};
 
 use super::{FlushFaults, PerStream};
 use crate::error::Result;
@@ -108,7 +108,7 @@ impl HostFlusher {
                 table: Arc::clone(&self.table),
                 asked: Vec::new(),
             };
-            self.gpu.host().attach(Lane::Proxy, Box::new(machine))
+            self.gpu.host().attach(Thread::Cpu, Box::new(machine))
         });
         Ok(slot)
     }

@@ -19,10 +19,10 @@ use crate::gpu::{Consistency, Gpu, MemoryKind, no_consistency};
 use crate::nic::Nic;
 
 pub(super) use host::{HostFlusher, Slot};
-pub(super) use read::{Loop, ReadFlusher};
+pub(super) use read::{LoopbackQp, ReadFlusher};
 
 /// NICs of one GPU that flush by READs, at most.
-pub(super) const MOST: usize = 8;
+pub(super) const MOST_FLUSHING_NICS: usize = 8;
 
 /// What flushes on one GPU. Owned by devices, so that it ends with them.
 #[derive(Default)]
@@ -51,8 +51,8 @@ impl Flushers {
     ///
     /// # Errors
     /// `Unsupported` if there is none, or a NIC that has none.
-    pub(super) fn reads(&self) -> Result<[Option<Arc<ReadFlusher>>; MOST]> {
-        let mut out = [const { None }; MOST];
+    pub(super) fn reads(&self) -> Result<[Option<Arc<ReadFlusher>>; MOST_FLUSHING_NICS]> {
+        let mut out = [const { None }; MOST_FLUSHING_NICS];
         let known = self.0.lock();
         if known.unable.iter().any(|one| one.strong_count() > 0) {
             return Err(no_consistency("a NIC is open that does no READs"));
@@ -72,9 +72,11 @@ impl Flushers {
     fn add(&self, read: &Arc<ReadFlusher>) -> Result<()> {
         let mut known = self.0.lock();
         known.reads.retain(|read| read.strong_count() > 0);
-        if known.reads.len() == MOST {
+        if known.reads.len() == MOST_FLUSHING_NICS {
             let what = "NICs that flush what they write to the GPU by READs";
-            return Err(Error::new("open device", Kind::Invalid, what).limit(MOST as u64));
+            return Err(
+                Error::new("open device", Kind::Invalid, what).limit(MOST_FLUSHING_NICS as u64)
+            );
         }
         known.reads.push(Arc::downgrade(read));
         Ok(())

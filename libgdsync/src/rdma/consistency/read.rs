@@ -36,7 +36,7 @@ pub(in crate::rdma) struct ReadFlusher {
     fault: Arc<FlushFaults>,
     /// Made with the first stream that asks.
     own: Mutex<Option<Own>>,
-    loops: PerStream<Loop>,
+    loops: PerStream<LoopbackQp>,
 }
 
 /// What the queue pairs are made of.
@@ -49,7 +49,7 @@ struct Own {
 }
 
 /// One stream's queue pair.
-pub(in crate::rdma) struct Loop {
+pub(in crate::rdma) struct LoopbackQp {
     pub qp: Qp,
     from: Mr,
     into: Mr,
@@ -73,8 +73,10 @@ impl ReadFlusher {
     }
 
     /// The queue pair of a stream. One in error is replaced.
-    pub fn of(&self, stream: u64) -> Result<Arc<Mutex<Loop>>> {
-        let one = self.loops.get(stream, Loop::is_idle, || self.make())?;
+    pub fn of(&self, stream: u64) -> Result<Arc<Mutex<LoopbackQp>>> {
+        let one = self
+            .loops
+            .get(stream, LoopbackQp::is_idle, || self.make())?;
         let mut held = one.lock();
         if held.qp.core.lock().failed().is_some() {
             *held = self.make()?;
@@ -83,7 +85,7 @@ impl ReadFlusher {
         Ok(one)
     }
 
-    fn make(&self) -> Result<Loop> {
+    fn make(&self) -> Result<LoopbackQp> {
         let mut own = self.own.lock();
         let own = match &mut *own {
             Some(own) => own,
@@ -97,7 +99,7 @@ impl ReadFlusher {
         let mut qp = own.pd.create_qp(&config)?;
         let address = qp.address();
         qp.connect(&address)?;
-        Ok(Loop {
+        Ok(LoopbackQp {
             qp,
             from: own.from.clone(),
             into: own.into.clone(),
@@ -127,7 +129,7 @@ impl Flusher for ReadFlusher {
     }
 }
 
-impl Loop {
+impl LoopbackQp {
     fn is_idle(&self) -> bool {
         let mut state = self.qp.core.lock();
         self.qp.core.settle(&mut state);

@@ -42,6 +42,7 @@ pub enum Descriptor<'a> {
         timeout: Option<Duration>,
     },
     /// Wait until a word passes: [`Descriptor::wait_value`].
+    #[doc(hidden)]
     WaitValue {
         /// The word, of either width.
         word: WordRef<'a>,
@@ -53,6 +54,7 @@ pub enum Descriptor<'a> {
         flush: bool,
     },
     /// Store into a word, after everything the stream wrote before: [`Descriptor::write_value`].
+    #[doc(hidden)]
     WriteValue {
         /// The word, of either width.
         word: WordRef<'a>,
@@ -100,7 +102,8 @@ impl<'a> Descriptor<'a> {
         }
     }
 
-    /// A wait until a [`Word32`] or a [`Word64`], compared with `value`, passes.
+    /// A wait until a word passes, compared with `value`: a `u32` for a [`Word32`], a `u64` for a
+    /// [`Word64`].
     pub fn wait_value<W: Word>(word: &'a W, condition: Condition, value: W::Value) -> Self {
         Descriptor::WaitValue {
             word: word.borrowed(),
@@ -110,7 +113,8 @@ impl<'a> Descriptor<'a> {
         }
     }
 
-    /// A store into a [`Word32`] or a [`Word64`], after everything the stream wrote before.
+    /// A store into a word, after everything the stream wrote before: of a `u32` into a [`Word32`],
+    /// of a `u64` into a [`Word64`].
     pub fn write_value<W: Word>(word: &'a W, value: W::Value) -> Self {
         Descriptor::WriteValue {
             word: word.borrowed(),

@@ -7,12 +7,12 @@ use std::sync::{Arc, MutexGuard};
 
 use gds_step::Mutex;
 
-use super::{Descriptor, Held, Scratch, decide, decide_send, decide_wait, hold};
+use super::{Descriptor, Held, Scratch, hold, lower_one, lower_send, lower_wait};
 use crate::error::Result;
 use crate::gpu::{Proof, Stream, no_consistency};
 use crate::memop::Caps;
 use crate::mutant::{self, Mutant};
-use crate::rdma::consistency::{Flushers, Loop, MOST, Slot};
+use crate::rdma::consistency::{Flushers, LoopbackQp, MOST_FLUSHING_NICS, Slot};
 use crate::rdma::verbs::Qp;
 
 /// Whether streams of such a GPU need somebody to flush for them.
@@ -22,18 +22,18 @@ pub(super) fn by_others(caps: &Caps) -> bool {
 
 /// The queue pairs that a list names, and behind them those by which NICs flush for it.
 pub(super) struct Queues<'a, 'q> {
-    named: &'a [&'q mut Qp],
-    loops: &'a [Option<MutexGuard<'a, Loop>>],
+    given: &'a [&'q mut Qp],
+    loops: &'a [Option<MutexGuard<'a, LoopbackQp>>],
 }
 
 impl<'a, 'q> Queues<'a, 'q> {
-    pub fn named(named: &'a [&'q mut Qp]) -> Queues<'a, 'q> {
-        Queues { named, loops: &[] }
+    pub fn of_list(given: &'a [&'q mut Qp]) -> Queues<'a, 'q> {
+        Queues { given, loops: &[] }
     }
 
-    /// Those that the list names.
+    /// The queue pairs that the list names.
     pub fn given(&self) -> impl Iterator<Item = &Qp> {
-        self.named.iter().map(|qp| &**qp)
+        self.given.iter().map(|qp| &**qp)
     }
 
     /// All of them.
@@ -42,23 +42,23 @@ impl<'a, 'q> Queues<'a, 'q> {
     }
 
     pub fn get(&self, queue: usize) -> &Qp {
-        match queue.checked_sub(self.named.len()) {
-            None => self.named[queue],
+        match queue.checked_sub(self.given.len()) {
+            None => self.given[queue],
             Some(one) => &self.one(one).qp,
         }
     }
 
-    fn loops(&self) -> impl Iterator<Item = &Loop> {
+    fn loops(&self) -> impl Iterator<Item = &LoopbackQp> {
         self.loops.iter().flatten().map(|one| &**one)
     }
 
-    fn one(&self, one: usize) -> &Loop {
+    fn one(&self, one: usize) -> &LoopbackQp {
         self.loops[one].as_deref().expect("one that is used")
     }
 
     /// What NICs were to do and was not posted.
     pub fn take_back(&self) {
-        self.loops().for_each(Loop::take_back);
+        self.loops().for_each(LoopbackQp::take_back);
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) enum By<'a> {
 /// `Unsupported` if there is nobody; those of `run`.
 pub(super) fn with_flusher(
     stream: &Stream,
-    named: &[&mut Qp],
+    given: &[&mut Qp],
     run: impl FnOnce(&Queues<'_, '_>, By<'_>) -> Result<()>,
 ) -> Result<()> {
     let (gpu, id) = (stream.gpu(), stream.id());
@@ -87,16 +87,17 @@ pub(super) fn with_flusher(
         // those pass that wait for it by then.
         let flusher = Flushers::of(gpu).host().ok_or_else(nobody)?;
         let slot = flusher.slot(id)?;
-        return run(&Queues::named(named), By::Cpu(slot.lock()));
+        return run(&Queues::of_list(given), By::Cpu(slot.lock()));
     }
     let flushers = Flushers::of(gpu).reads()?;
-    let mut owned: [Option<Arc<Mutex<Loop>>>; MOST] = [const { None }; MOST];
+    let mut owned: [Option<Arc<Mutex<LoopbackQp>>>; MOST_FLUSHING_NICS] =
+        [const { None }; MOST_FLUSHING_NICS];
     for (to, flusher) in owned.iter_mut().zip(flushers.iter().flatten()) {
         *to = Some(flusher.of(id)?);
     }
     let loops = owned.each_ref().map(|one| one.as_deref().map(Mutex::lock));
     let loops = &loops;
-    run(&Queues { named, loops }, By::Nics)
+    run(&Queues { given, loops }, By::Nics)
 }
 
 impl Descriptor<'_> {
@@ -126,8 +127,8 @@ impl Descriptor<'_> {
     }
 }
 
-/// Decides a whole list.
-pub(super) fn decide_all<'q>(
+/// Lowers a whole list.
+pub(super) fn lower_all<'q>(
     stream: &Stream,
     queues: &'q Queues<'_, '_>,
     list: &[Descriptor<'_>],
@@ -137,7 +138,7 @@ pub(super) fn decide_all<'q>(
 ) -> Result<()> {
     if matches!(by, By::Stream) {
         let mut each = list.iter();
-        return each.try_for_each(|d| decide(stream, queues, d, s, held));
+        return each.try_for_each(|d| lower_one(stream, queues, d, s, held));
     }
     let mut wanted = false;
     for descriptor in list {
@@ -147,7 +148,7 @@ pub(super) fn decide_all<'q>(
         }
         wanted |= descriptor.flushes() && !mutant::on(Mutant::DroppedFlush);
         if let Some(plain) = descriptor.without_flush() {
-            decide(stream, queues, &plain, s, held)?;
+            lower_one(stream, queues, &plain, s, held)?;
         }
     }
     match wanted {
@@ -169,24 +170,24 @@ fn flush<'q>(
         return Ok(());
     }
     // All NICs are asked before one is waited for.
-    let mut requests = [None; MOST];
+    let mut requests = [None; MOST_FLUSHING_NICS];
     for (i, (one, request)) in queues.loops().zip(&mut requests).enumerate() {
         // It takes the lock of its queue pair: no other may be held.
         *held = None;
         let read = one.prepare()?;
-        let queue = queues.named.len() + i;
+        let queue = queues.given.len() + i;
         let state = hold(queues, queue, held);
-        decide_send(stream, (queue, &one.qp, state), read, s)?;
+        lower_send(stream, (queue, &one.qp, state), read, s)?;
         *request = Some(read);
     }
     if mutant::on(Mutant::ReadNotAwaited) {
         return Ok(());
     }
     for (i, read) in requests.into_iter().flatten().enumerate() {
-        let queue = queues.named.len() + i;
+        let queue = queues.given.len() + i;
         let state = hold(queues, queue, held);
-        let named = (queue, &queues.one(i).qp, state);
-        decide_wait(stream, named, read.into(), false, None, s)?;
+        let found = (queue, &queues.one(i).qp, state);
+        lower_wait(stream, found, read.into(), false, None, s)?;
     }
     Ok(())
 }

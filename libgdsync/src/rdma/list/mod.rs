@@ -6,7 +6,7 @@
 
 mod descriptor;
 mod flushed;
-mod lower;
+mod submit;
 #[cfg(test)]
 mod tests;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub use self::descriptor::Descriptor;
 use self::flushed::{By, Queues};
-use self::lower::{Buffers, ROOM, Sent, lower};
+use self::submit::{Buffers, ROOM, Sent, submit};
 use super::verbs::{
     Completion, Locked, Lowering, Qp, QpState, ReceiveRequest, RungBy, SendRequest, Side, Timer,
 };
@@ -84,7 +84,7 @@ pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>])
     let result = match flushed::by_others(caps) && list.iter().any(Descriptor::flushes) {
         false => run(
             stream,
-            &Queues::named(queues),
+            &Queues::of_list(queues),
             list,
             By::Stream,
             &mut scratch,
@@ -122,18 +122,18 @@ fn run(
     s.undo.clear();
     s.proof = None;
     let mut held = None;
-    let decided = flushed::decide_all(stream, queues, list, by, s, &mut held)
-        .and_then(|()| announce(queues, s, &mut held));
+    let lowered = flushed::lower_all(stream, queues, list, by, s, &mut held)
+        .and_then(|()| append_marks(queues, s, &mut held));
     drop(held);
-    let lowered = decided.and_then(|()| {
+    let submitted = lowered.and_then(|()| {
         let kernel = by_kernel(queues, s);
         let n = submissions(stream, &s.list, kernel);
         stream.admit(OPERATION, n, s.proof.take())?;
-        lower(stream, &mut s.list, &mut s.buffers, kernel)
+        submit(stream, &mut s.list, &mut s.buffers, kernel)
     });
-    match lowered {
+    match submitted {
         Ok(Sent::All) => {
-            commit(queues, s);
+            note_waits(queues, s);
             for queue in queues.all() {
                 queue.core.expect_posts();
             }
@@ -229,15 +229,15 @@ fn hold<'q, 'h>(
 }
 
 /// A queue pair of the list, by its number there, and its state.
-type Named<'h> = (usize, &'h Qp, &'h mut QpState);
+type Found<'h> = (usize, &'h Qp, &'h mut QpState);
 
 #[inline]
-fn named<'q, 'h>(queues: &'q Queues<'_, '_>, id: u64, held: &'h mut Held<'q>) -> Result<Named<'h>> {
+fn found<'q, 'h>(queues: &'q Queues<'_, '_>, id: u64, held: &'h mut Held<'q>) -> Result<Found<'h>> {
     let queue = find(queues, id)?;
     Ok((queue, queues.get(queue), hold(queues, queue, held)))
 }
 
-fn decide<'q>(
+fn lower_one<'q>(
     stream: &Stream,
     queues: &'q Queues<'_, '_>,
     descriptor: &Descriptor<'_>,
@@ -246,25 +246,25 @@ fn decide<'q>(
 ) -> Result<()> {
     match *descriptor {
         Descriptor::Send(request) => {
-            decide_send(stream, named(queues, request.queue, held)?, request, s)
+            lower_send(stream, found(queues, request.queue, held)?, request, s)
         }
         Descriptor::Receive(request) => {
-            decide_receive(stream, named(queues, request.queue, held)?, request, s)
+            lower_receive(stream, found(queues, request.queue, held)?, request, s)
         }
         Descriptor::Wait {
             completion,
             flush,
             timeout,
         } => {
-            let named = named(queues, completion.queue, held)?;
-            decide_wait(stream, named, completion, flush, timeout, s)
+            let found = found(queues, completion.queue, held)?;
+            lower_wait(stream, found, completion, flush, timeout, s)
         }
-        _ => decide_words(stream, descriptor, s),
+        _ => lower_words(stream, descriptor, s),
     }
 }
 
 /// What names no queue pair.
-fn decide_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) -> Result<()> {
+fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) -> Result<()> {
     if let Some(region) = descriptor.region() {
         check_region(stream, region)?;
     }
@@ -326,9 +326,9 @@ fn check(stream: &Stream, qp: &Qp, state: &QpState, request: Completion) -> Resu
     qp.known(state, request, OPERATION)
 }
 
-fn decide_send(
+fn lower_send(
     stream: &Stream,
-    (queue, qp, state): Named<'_>,
+    (queue, qp, state): Found<'_>,
     request: SendRequest,
     s: &mut Scratch,
 ) -> Result<()> {
@@ -373,9 +373,9 @@ fn trigger(list: &mut Batch, word: SharedAddr, value: u32, edge: Option<u32>) {
     list.push(Op::write(Bits32, word.gpu, value));
 }
 
-fn decide_receive(
+fn lower_receive(
     stream: &Stream,
-    (queue, qp, state): Named<'_>,
+    (queue, qp, state): Found<'_>,
     request: ReceiveRequest,
     s: &mut Scratch,
 ) -> Result<()> {
@@ -402,9 +402,9 @@ fn decide_receive(
     Ok(())
 }
 
-fn decide_wait(
+fn lower_wait(
     stream: &Stream,
-    (queue, qp, state): Named<'_>,
+    (queue, qp, state): Found<'_>,
     completion: Completion,
     flush: bool,
     timeout: Option<Duration>,
@@ -479,7 +479,11 @@ fn decide_wait(
 }
 
 /// Appends, for each waiter used, the mark that says it has passed.
-fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>) -> Result<()> {
+fn append_marks<'q>(
+    queues: &'q Queues<'_, '_>,
+    s: &mut Scratch,
+    held: &mut Held<'q>,
+) -> Result<()> {
     for i in 0..s.waits.len() {
         let w = s.waits[i];
         if !w.is_last(&s.waits[i + 1..]) {
@@ -489,7 +493,7 @@ fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>
         let state = hold(queues, w.queue, held);
         let (_, cq) = state.work(w.side);
         let addrs = qp.core.side(w.side);
-        // Announcements come last, so this one speaks for every wait before.
+        // Marks come last, so this one speaks for every wait before.
         if qp.core.gpu.waiting().counts() {
             s.proof = Some(Proof::Mark {
                 memory: qp.core.control.downgrade(),
@@ -504,7 +508,7 @@ fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>
     Ok(())
 }
 
-fn commit(queues: &Queues<'_, '_>, s: &mut Scratch) {
+fn note_waits(queues: &Queues<'_, '_>, s: &mut Scratch) {
     let mut held = None;
     for (i, w) in s.waits.iter().enumerate() {
         let state = hold(queues, w.queue, &mut held);

@@ -39,7 +39,7 @@ fn a_stream_is_given_no_more_submissions_than_were_admitted() {
         for kernel in [true, false] {
             for mut list in lists(memory.addr()) {
                 let most = submissions(&stream, &list, kernel);
-                let sent = lower(&stream, &mut list, &mut Buffers::default(), kernel);
+                let sent = submit(&stream, &mut list, &mut Buffers::default(), kernel);
                 assert!(matches!(sent, Ok(Sent::All)));
                 let given = gpu.take_trace();
                 let given = given

@@ -34,7 +34,7 @@ impl OddNic {
     }
 
     pub fn open(self, gpu: &Gpu) -> Device {
-        Device::open(gpu, Arc::new(self), true, Vec::new()).unwrap()
+        Device::on(gpu, Arc::new(self), true, Vec::new()).unwrap()
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use gds_step::{Lane, Machine, MachineId, Shared, Step};
+use gds_step::{Machine, MachineId, Shared, Step, Thread};
 
 use super::cpu_thread::CpuThread;
 use super::watch::{FlushFaults, WatchList, Watcher};
@@ -94,7 +94,7 @@ impl Device {
         let name = watched.clone().unwrap_or_default();
         let watcher = Watcher::new(watch.clone(), Arc::clone(&nic), name);
         let watcher = Shared::new(watcher);
-        let attached = watched.map(|_| host.attach(Lane::Watch, Box::new(watcher.clone())));
+        let attached = watched.map(|_| host.attach(Thread::Watch, Box::new(watcher.clone())));
         Device(Arc::new(DeviceInner {
             gpu: gpu.clone(),
             nic,
@@ -179,9 +179,9 @@ impl Device {
         self.0.cpu_thread.get_or_init(|| {
             let cpu_thread = CpuThread::new(
                 self.0.rung_for.clone(),
-                format!("{}.proxy", self.nic().name()),
+                format!("{}.cpu", self.nic().name()),
             );
-            self.0.gpu.host().attach(Lane::Proxy, Box::new(cpu_thread))
+            self.0.gpu.host().attach(Thread::Cpu, Box::new(cpu_thread))
         });
     }
 

@@ -1,4 +1,4 @@
-//! From a list of operations to submissions: memory operations or programs.
+//! Passes a list of operations to a stream: as memory operations, as programs, or by turns.
 
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Dims, Stream};
@@ -19,12 +19,12 @@ pub(super) enum Sent {
 #[derive(Default)]
 pub(super) struct Buffers {
     batch: Batch,
-    lowered: Batch,
+    rewritten: Batch,
     program: Program,
 }
 
 /// Passes `list` to the stream, as memory operations or, where they can be, as programs.
-pub(super) fn lower(
+pub(super) fn submit(
     stream: &Stream,
     list: &mut Batch,
     buffers: &mut Buffers,
@@ -33,14 +33,14 @@ pub(super) fn lower(
     let mut out = Output {
         stream,
         batch: &mut buffers.batch,
-        lowered: &mut buffers.lowered,
+        rewritten: &mut buffers.rewritten,
         program: &mut buffers.program,
         dry: false,
         submitted: false,
     };
     let gpu = stream.gpu();
     let result = if !kernel && !list.needs().has(Needs::KERNEL) {
-        gpu.submit(stream, list, out.lowered, &mut out.submitted)
+        gpu.submit(stream, list, out.rewritten, &mut out.submitted)
     } else {
         // What the runtime lacks is refused before anything is handed over.
         let caps = gpu.caps();
@@ -62,7 +62,7 @@ pub(super) fn lower(
 struct Output<'a> {
     stream: &'a Stream,
     batch: &'a mut Batch,
-    lowered: &'a mut Batch,
+    rewritten: &'a mut Batch,
     program: &'a mut Program,
     /// Nothing is handed over: it is only found out whether all of it could be.
     dry: bool,
@@ -83,8 +83,8 @@ impl Output<'_> {
                 }
             }
         }
-        self.flush_program()?;
-        self.flush_batch()
+        self.submit_program()?;
+        self.submit_batch()
     }
 
     /// Appends operation `i`; a wait for an entry that no memory operations test goes by a kernel.
@@ -94,9 +94,9 @@ impl Output<'_> {
             self.batch.add(op, role, list.is_glued(i));
             return Ok(());
         }
-        self.flush_batch()?;
+        self.submit_batch()?;
         self.program.take(list, i);
-        self.flush_program()?;
+        self.submit_program()?;
         if op.flushes() {
             self.batch.push(Op::Flush);
         }
@@ -107,7 +107,7 @@ impl Output<'_> {
     fn by_kernel(&mut self, list: &Batch, i: usize) -> Result<usize> {
         let op = list.ops()[i];
         if !self.program.has_room(ROOM) {
-            self.flush_program()?;
+            self.submit_program()?;
         }
         let taken = self.program.take(list, i);
         if taken == 0 {
@@ -117,24 +117,24 @@ impl Output<'_> {
             self.batch.push(Op::Flush);
         }
         if !self.batch.is_empty() {
-            self.flush_program()?;
-            self.flush_batch()?;
+            self.submit_program()?;
+            self.submit_batch()?;
         }
         Ok(taken.max(1))
     }
 
-    fn flush_batch(&mut self) -> Result<()> {
+    fn submit_batch(&mut self) -> Result<()> {
         let gpu = self.stream.gpu();
         if self.dry {
-            legal::rewrite(self.batch, gpu.caps(), self.lowered)?;
+            legal::rewrite(self.batch, gpu.caps(), self.rewritten)?;
         } else if !self.batch.is_empty() {
-            gpu.submit(self.stream, self.batch, self.lowered, &mut self.submitted)?;
+            gpu.submit(self.stream, self.batch, self.rewritten, &mut self.submitted)?;
         }
         self.batch.clear();
         Ok(())
     }
 
-    fn flush_program(&mut self) -> Result<()> {
+    fn submit_program(&mut self) -> Result<()> {
         if self.program.ops().is_empty() {
             return Ok(());
         }

@@ -13,7 +13,7 @@ pub enum Word {
 }
 
 /// A descriptor that owns what it names.
-pub enum Todo {
+pub enum OwnedDescriptor {
     /// Ring for a send.
     Send(SendRequest),
     /// Make a receive available.
@@ -30,26 +30,28 @@ pub enum Todo {
     Flush,
 }
 
-impl Todo {
+impl OwnedDescriptor {
     /// The descriptor.
     pub fn descriptor(&self) -> Descriptor<'_> {
         let flush = false;
         match *self {
-            Todo::Send(request) => Descriptor::Send(request),
-            Todo::Receive(request) => Descriptor::Receive(request),
-            Todo::Wait(completion) => Descriptor::wait_flushed(completion),
-            Todo::WaitValue(Word::Narrow(ref word), condition, value) => {
+            OwnedDescriptor::Send(request) => Descriptor::Send(request),
+            OwnedDescriptor::Receive(request) => Descriptor::Receive(request),
+            OwnedDescriptor::Wait(completion) => Descriptor::wait_flushed(completion),
+            OwnedDescriptor::WaitValue(Word::Narrow(ref word), condition, value) => {
                 Descriptor::wait_value(word, condition, value as u32).flush(flush)
             }
-            Todo::WaitValue(Word::Wide(ref word), condition, value) => {
+            OwnedDescriptor::WaitValue(Word::Wide(ref word), condition, value) => {
                 Descriptor::wait_value(word, condition, value).flush(flush)
             }
-            Todo::Write(Word::Narrow(ref word), value) => {
+            OwnedDescriptor::Write(Word::Narrow(ref word), value) => {
                 Descriptor::write_value(word, value as u32)
             }
-            Todo::Write(Word::Wide(ref word), value) => Descriptor::write_value(word, value),
-            Todo::Bytes(ref to, ref data) => Descriptor::WriteMemory { to, data },
-            Todo::Flush => Descriptor::Flush,
+            OwnedDescriptor::Write(Word::Wide(ref word), value) => {
+                Descriptor::write_value(word, value)
+            }
+            OwnedDescriptor::Bytes(ref to, ref data) => Descriptor::WriteMemory { to, data },
+            OwnedDescriptor::Flush => Descriptor::Flush,
         }
     }
 }

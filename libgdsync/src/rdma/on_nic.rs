@@ -1,4 +1,4 @@
-//! Opening a [`Device`] on a NIC: the objects of verbs, and beside them what makes the NIC's writes
+//! A [`Device`] on a NIC that is open: verbs objects, and beside them what makes the NIC's writes
 //! visible to streams (`consistency`). Which NIC that is, [`crate::open`] chooses.
 
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use crate::gpu::Gpu;
 use crate::nic::Nic;
 
 impl Device {
-    /// Opens a device on this NIC, and beside it what streams of its GPU need to see what it writes.
+    /// A device on this NIC, and beside it what streams of its GPU need to see what it writes.
     ///
     /// # Errors
     /// `Unsupported` if the environment demands what the NIC cannot do.
-    pub(crate) fn open(
+    pub(crate) fn on(
         gpu: &Gpu,
         nic: Arc<dyn Nic>,
         watched: bool,
