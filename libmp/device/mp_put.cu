@@ -69,9 +69,15 @@ GDS_DEVICE const PutWqe& wqe(const Puts& p, u32 i) {
     return *reinterpret_cast<const PutWqe*>(i < 2 ? low : high);
 }
 
+GDS_DEVICE bool lane_failed(const Puts& p) {
+    return gds::load_acquire_sys(reinterpret_cast<const u32*>(p.failed)) != 0;
+}
+
 GDS_DEVICE void put_all(const Puts& p) {
     const Share all{blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x};
-    const bool failed = gds::load_acquire_sys(reinterpret_cast<const u32*>(p.failed)) != 0;
+    // A thread that finds the lane failed puts nothing; behind the next barrier all threads find it,
+    // so that no word is put without its payload.
+    bool failed = lane_failed(p);
     GDS_NO_UNROLL
     for (u32 i = 0; i < p.count; i++) {
         const bool words = p.words >> i & 1;
@@ -79,12 +85,15 @@ GDS_DEVICE void put_all(const Puts& p) {
             // Who sees a word finds all that was put before it.
             if (blockDim.x > 1) __syncthreads();
             gds::fence_sys();
+            failed |= lane_failed(p);
         }
         if (!failed) put(wqe(p, i), words, all);
     }
     if (p.done == 0) return;
     if (blockDim.x > 1) __syncthreads();
-    if (threadIdx.x == 0) gds::store_release_sys(word_at(p.done), p.serial);
+    // What was skipped is not done.
+    failed |= lane_failed(p);
+    if (threadIdx.x == 0 && !failed) gds::store_release_sys(word_at(p.done), p.serial);
 }
 
 }  // namespace mp

@@ -189,6 +189,14 @@ fn waited(rig: &Rig, stream: &Stream, len: usize, poster: Option<&Stream>) -> mp
 }
 
 const CALLS: &[(&str, Call)] = &[
+    ("isend_on to itself, short", |rig, stream| {
+        let from = rig.memory[0].slice(0, 64)?;
+        rig.ranks[0].isend_on(stream, 0, 7, &from).map(drop)
+    }),
+    ("isend_on to itself, long", |rig, stream| {
+        let from = rig.memory[0].slice(0, LARGE)?;
+        rig.ranks[0].isend_on(stream, 0, 7, &from).map(drop)
+    }),
     ("isend_on, short", |rig, stream| on_stream(rig, stream, 64)),
     ("isend_on, long", |rig, stream| {
         on_stream(rig, stream, LARGE)

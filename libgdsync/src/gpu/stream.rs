@@ -376,6 +376,20 @@ impl Stream {
         self.gpu().waiting().check(self, "enqueue", n)
     }
 
+    /// Calls `enqueue`, which enqueues a wait behind work that cannot be undone: the stream counts
+    /// among those that wait from before the first of it, so that the wait is not refused with
+    /// `TooManyWaits`.
+    ///
+    /// # Errors
+    /// `TooManyWaits` if too many streams of the GPU wait already; nothing was called then.
+    pub fn hold_wait<T>(&self, enqueue: impl FnOnce() -> T) -> Result<T> {
+        let waiting = self.gpu().waiting();
+        waiting.hold(self, "enqueue wait")?;
+        let enqueued = enqueue();
+        waiting.release(self);
+        Ok(enqueued)
+    }
+
     /// Enqueues a copy between two spans of equal length, which do not overlap.
     ///
     /// # Errors

@@ -98,6 +98,8 @@ struct SlotState {
     count: u32,
     /// An earlier proof and the count at which it was given. Gone once it holds.
     earlier: Option<(Proof, u32)>,
+    /// Calls that are about to enqueue a wait; see [`Waiting::hold`].
+    held: u32,
 }
 
 struct WaitSlot {
@@ -185,6 +187,30 @@ impl Waiting {
         }
     }
 
+    /// Counts `stream` among those that wait until [`Waiting::release`], whatever it passes.
+    pub fn hold(&self, stream: &Stream, operation: &'static str) -> Result<()> {
+        while self.limits.is_some() {
+            if let Some(slot) = self.slot_of(stream.id()) {
+                let mut state = slot.state.lock();
+                if slot.owner.load(Ordering::Relaxed) == stream.id() {
+                    state.held += 1;
+                    break;
+                }
+            }
+            self.admit(stream, operation, 0, Some(Proof::Idle))?;
+        }
+        Ok(())
+    }
+
+    /// Ends a [`Waiting::hold`].
+    pub fn release(&self, stream: &Stream) {
+        // Nothing else takes the slot of a stream that is held.
+        if let Some(slot) = self.slot_of(stream.id()) {
+            let mut state = slot.state.lock();
+            state.held = state.held.saturating_sub(1);
+        }
+    }
+
     /// Refuses if `stream` waits and does not take `n` more submissions now.
     pub fn check(&self, stream: &Stream, operation: &'static str, n: u32) -> Result<()> {
         let limit = self.limits.and_then(|limits| limits.submissions);
@@ -217,6 +243,7 @@ impl Waiting {
                         proof,
                         count: n,
                         earlier: None,
+                        held: 0,
                     };
                     slot.owner.store(stream.id(), Ordering::Relaxed);
                     return Ok(());
@@ -257,6 +284,9 @@ impl SlotState {
     /// Whether the stream is past the last wait it was given. Streams of a lost GPU wait for
     /// nothing; with any other error nobody knows.
     fn has_passed(&self) -> bool {
+        if self.held > 0 {
+            return false;
+        }
         let shown = match (&self.proof, &self.earlier) {
             (Proof::Earlier, Some((earlier, _))) => earlier.holds(),
             (Proof::Earlier, None) => true,

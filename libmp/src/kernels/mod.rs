@@ -115,33 +115,20 @@ impl Kernels {
         Ok(())
     }
 
-    /// Enqueues puts of a rank to itself, of at most so many bytes. If the stream goes on to wait,
-    /// `passed` says what comes to which value when it has.
+    /// Enqueues puts of a rank to itself, of at most so many bytes.
     ///
     /// # Safety
     /// As for [`Kernels::unpack`], with [`Puts`] and the WQEs that it names.
     ///
     /// # Errors
-    /// Those of [`Stream::launch`] and [`Stream::launch_waiting`].
-    pub unsafe fn put(
-        &self,
-        stream: &Stream,
-        params: &Puts<PUTS>,
-        bytes: u64,
-        passed: Option<(&Word64, u64)>,
-    ) -> Result<()> {
+    /// Those of [`Stream::launch`].
+    pub unsafe fn put(&self, stream: &Stream, params: &Puts<PUTS>, bytes: u64) -> Result<()> {
         // Blocks do not wait for each other: what comes in an order is one block's.
         let dims = match (params.count, params.done) {
             (1, 0) => stream.gpu().dims_for(bytes / 64),
             _ => self.unpack,
         };
         // SAFETY: the kernel accesses what `Puts` names, which the caller vouches for.
-        unsafe {
-            match passed {
-                None => stream.launch(&self.put, dims, params.bytes())?,
-                Some(passed) => stream.launch_waiting(&self.put, dims, params.bytes(), passed)?,
-            }
-        }
-        Ok(())
+        Ok(unsafe { stream.launch(&self.put, dims, params.bytes()) }?)
     }
 }

@@ -110,7 +110,7 @@ impl Lane {
             }
         }
         if let Lane::Local(lane) = self {
-            lane.go_on();
+            lane.go_on(local::AT_ONCE);
         }
         Ok(())
     }
@@ -121,7 +121,7 @@ impl Lane {
         &mut self,
         stream: &Stream,
         list: &[Descriptor<'_>],
-        items: &[local::Item<'_>],
+        items: &[local::Item],
     ) -> Result<()> {
         match self {
             Lane::Nic(lane) => lane.post_on(stream, list),

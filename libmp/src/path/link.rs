@@ -98,6 +98,17 @@ impl Link {
         lanes.any(|lane| !lane.is_open())
     }
 
+    /// Carries out what no thread does: puts to this rank itself. `true`: something was carried out.
+    pub fn go_on(&mut self) -> bool {
+        let mut any = false;
+        for lane in self.lanes.iter_mut().flatten() {
+            if let Lane::Local(lane) = lane {
+                any |= lane.go_on(local::ROUND);
+            }
+        }
+        any
+    }
+
     /// How many lanes have something under way, on the NIC or a stream.
     pub fn busy_lanes(&mut self) -> usize {
         let lanes = self.lanes.iter_mut().flatten();

@@ -13,7 +13,7 @@ use crate::wire::word;
 pub(crate) struct List<'a, const N: usize> {
     items: [Descriptor<'a>; N],
     /// What a local lane needs to know of each.
-    local: [local::Item<'a>; N],
+    local: [local::Item; N],
     len: usize,
 }
 
@@ -47,7 +47,7 @@ impl<'a, const N: usize> List<'a, N> {
 
     /// Waits until `word` has come to `value`; `flush`: what NICs wrote to the GPU is visible then.
     pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
-        self.local[self.len] = local::Item::Wait(word, value);
+        self.local[self.len] = local::Item::Wait;
         self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
     }
 

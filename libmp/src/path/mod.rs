@@ -21,9 +21,9 @@ mod order;
 
 use std::time::Duration;
 
-use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32};
 use gdsync::rdma::Device;
+use gdsync::{Gpu, Stream};
 
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
@@ -143,4 +143,19 @@ impl Paths {
 #[cold]
 fn foreign(operation: &'static str) -> Error {
     Error::new(operation, Kind::Invalid, "it belongs to another path")
+}
+
+/// Refuses a stream that is being captured: each message has one number, and a graph may run many
+/// times.
+///
+/// # Errors
+/// `Unsupported`; what gdsync says if it cannot tell.
+pub(crate) fn uncaptured(stream: &Stream, operation: &'static str) -> Result<()> {
+    if !stream.is_capturing()? {
+        return Ok(());
+    }
+    let what = format!(
+        "{stream:?} is being captured into a graph, which can hold no message: end the capture first"
+    );
+    Err(Error::new(operation, Kind::Unsupported, what))
 }

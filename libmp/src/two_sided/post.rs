@@ -8,7 +8,7 @@ use super::engine::Engine;
 use super::state::{Guard, State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
-use crate::path::{List, MOST_BYTES};
+use crate::path::{List, MOST_BYTES, uncaptured};
 use crate::request::entry::{Common, Entry, Operation, Outgoing, Segments, SendState, Waiter};
 use crate::request::table::{RequestKey, Table};
 
@@ -264,19 +264,4 @@ pub(super) fn lent(stream: &WeakStream) -> Result<Lent<'_>> {
         );
         Error::new(POST, Kind::Invalid, what)
     })
-}
-
-/// Refuses a stream that is being captured: each message has one number, and a graph may run many
-/// times.
-///
-/// # Errors
-/// `Unsupported`; what gdsync says if it cannot tell.
-pub(crate) fn uncaptured(stream: &Stream, operation: &'static str) -> Result<()> {
-    if !stream.is_capturing()? {
-        return Ok(());
-    }
-    let what = format!(
-        "{stream:?} is being captured into a graph, which can hold no message: end the capture first"
-    );
-    Err(Error::new(operation, Kind::Unsupported, what))
 }

@@ -28,6 +28,7 @@ impl Engine {
             let mut state = self.lock();
             let mut done = self.receive_control(&mut state);
             done |= self.match_any(&mut state);
+            done |= self.put_to_itself(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
             state.requests.to_advance(&mut keys);
             (done, keys)
@@ -63,10 +64,17 @@ impl Engine {
         done
     }
 
+    /// Carries out puts of this rank to itself.
+    fn put_to_itself(&self, state: &mut State) -> bool {
+        let me = state.peers.get_mut(self.rank);
+        me.is_some_and(|peer| peer.link.go_on())
+    }
+
     /// Goes on with the sends of the CPU's and the receives that the CPU takes in, without
     /// anything else: what a call that waits does at every look.
     pub(crate) fn push_all(&self) {
         let mut state = self.lock();
+        self.put_to_itself(&mut state);
         let mut keys = std::mem::take(&mut state.keys);
         let active = |entry: &Entry| {
             let posted = |receive: &Incoming| receive.state == ReceiveState::Posted;

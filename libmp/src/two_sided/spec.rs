@@ -6,8 +6,8 @@ use gdsync::Stream;
 use gdsync::gpu::Word64;
 use gdsync::rdma::Doorbell;
 
-use super::post::uncaptured;
 use crate::error::Result;
+use crate::path::uncaptured;
 use crate::region::Slice;
 
 /// Who does the work of a request.

@@ -7,10 +7,11 @@ use gdsync::{Status, Stream};
 
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
-use super::post::{note_waiter, uncaptured};
+use super::post::note_waiter;
 use super::state::State;
 use super::texts::time;
 use crate::error::{Error, Kind, Result};
+use crate::path::uncaptured;
 use crate::request::Done;
 use crate::request::entry::{Entry, Operation, ReceiveState};
 use crate::request::table::RequestKey;

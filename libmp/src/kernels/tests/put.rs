@@ -55,10 +55,10 @@ fn run(threads: u32, weak: Option<Weak>, len: usize, failed: bool) {
     };
     bench.load();
     // SAFETY: the addresses lie in the bench's memory, which it checks.
-    unsafe { bench.kernels.put(&bench.stream, &params, 0, None).unwrap() };
+    unsafe { bench.kernels.put(&bench.stream, &params, 0).unwrap() };
     bench.run();
-    bench.put64(DONE, 7);
     if !failed {
+        bench.put64(DONE, 7);
         bench.put(INTO + 3, &bytes[1..=len]);
         bench.put(INTO + 3 + len, &bytes[0x1000..0x1009]);
         bench.put(WORDS, &bytes[..40]);
@@ -77,7 +77,7 @@ fn puts_are_carried_out_but_those_that_were_silenced() {
 }
 
 #[test]
-fn nothing_is_put_on_a_lane_that_failed_but_who_waits_goes_on() {
+fn nothing_is_put_or_done_on_a_lane_that_failed() {
     THREADS
         .iter()
         .for_each(|threads| run(*threads, None, 777, true));
@@ -106,11 +106,55 @@ fn words_come_behind_the_payload() {
         };
         bench.load();
         // SAFETY: as above.
-        unsafe { bench.kernels.put(&bench.stream, &params, 0, None).unwrap() };
+        unsafe { bench.kernels.put(&bench.stream, &params, 0).unwrap() };
         bench.run_until(WORDS);
         bench.put(INTO, &bytes);
         bench.put(WORDS, &bytes[..8]);
         bench.check(&format!("seed {seed}, {threads} threads"));
         bench.run();
+    }
+}
+
+/// A lane that fails while the threads of a kernel run: either nothing announces the payload, or all
+/// of it is there.
+#[test]
+fn words_of_a_lane_that_fails_meanwhile_come_with_the_whole_payload() {
+    for seed in 0..100 {
+        let mut bench = Bench::with(256, seed, (seed % 2 == 0).then(|| Weak::seeded(seed)));
+        bench.put32(FAILED, 0);
+        bench.put64(DONE, 0);
+        bench.put64(WORDS, 0);
+        let bytes: Vec<u8> = (0..2000).map(|i| i as u8 | 1).collect();
+        bench.put(FROM, &bytes);
+        bench.put(INTO, &vec![0; 2000]);
+        wqe(&mut bench, 0, 8, INTO, &[(FROM, 2000)]);
+        wqe(&mut bench, 1, 8, WORDS, &[(FROM, 8)]);
+        let addr = |i: usize| bench.addr(WQES + i * WQE);
+        let params = Puts {
+            failed: bench.addr(FAILED),
+            done: bench.addr(DONE),
+            serial: 9,
+            count: 2,
+            words: 0b10,
+            wqe: [addr(0), addr(1), 0, 0],
+        };
+        bench.load();
+        // SAFETY: as above.
+        unsafe { bench.kernels.put(&bench.stream, &params, 0).unwrap() };
+        let mut looks = 0;
+        let mut fails = || {
+            looks += 1;
+            if looks == 1 + seed / 4 {
+                bench.memory.write(FAILED, &1u32.to_le_bytes()).unwrap();
+            }
+            looks > 1 + seed / 4
+        };
+        // The kernel may end first.
+        let _ = bench.sim.host().wait_until(None, &mut fails);
+        bench.run();
+        let (mut word, mut got) = ([0; 8], vec![0; 2000]);
+        bench.memory.read(WORDS, &mut word).unwrap();
+        bench.memory.read(INTO, &mut got).unwrap();
+        assert!(word == [0; 8] || got == bytes, "seed {seed}");
     }
 }

@@ -13,8 +13,9 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
 use crate::mutant::{Mutant, on};
 
-/// Bytes that the CPU copies at a time, under the context's lock.
-const BURST: usize = 4 << 20;
+/// Bytes that the CPU copies at a time, under the context's lock: in a round, and when it posts.
+pub(crate) const ROUND: usize = 4 << 20;
+pub(crate) const AT_ONCE: usize = 64 << 10;
 /// Bytes of the copy buffer. Each piece of device memory costs two calls of the GPU's driver.
 const BUFFER: usize = 64 << 10;
 
@@ -142,7 +143,6 @@ impl Lane {
     fn take(&mut self) -> Result<usize> {
         const OPERATION: &str = "prepare put";
         self.check(OPERATION)?;
-        self.go_on();
         let mut places = (0..WQES).map(|i| (self.next + i) % WQES);
         places.find(|at| self.is_free(*at)).ok_or_else(|| {
             let what = "puts of this rank to itself under way";
@@ -240,7 +240,6 @@ impl Lane {
     /// It was not posted, or is so old that the lane has forgotten it.
     pub fn poll(&mut self, put: Put) -> Result<Option<Status>> {
         const OPERATION: &str = "poll put";
-        self.go_on();
         match self.known(OPERATION, put)?.state {
             PutState::Posted(last) => Ok(self.is_done(last).then_some(Status::SUCCESS)),
             PutState::Lost => Ok(Some(self.failed.unwrap_or(Status::FLUSHED))),
@@ -271,14 +270,16 @@ impl Lane {
         let PutState::Posted(last) = slot.state else {
             return Ok(());
         };
+        if self.is_done(last) {
+            return Ok(());
+        }
         let done = self.wqes.done(last.slot());
         let list = [Descriptor::wait_value(done, Condition::Geq, last.serial)];
         Ok(rdma::post_on(stream, &mut [], &list)?)
     }
 
     /// Whether nothing that was posted is under way.
-    pub fn is_quiet(&mut self) -> bool {
-        self.go_on();
+    pub fn is_quiet(&self) -> bool {
         let under_way = |slot: &Slot| match slot.state {
             PutState::Posted(last) => !self.is_done(last),
             _ => false,
@@ -351,9 +352,9 @@ impl Lane {
         Ok(())
     }
 
-    /// Carries out what the CPU posted, a part at a time if it is much.
-    pub fn go_on(&mut self) {
-        let mut left = BURST;
+    /// Carries out at most `left` bytes of what the CPU posted. `true`: something was carried out.
+    pub fn go_on(&mut self, mut left: usize) -> bool {
+        let any = !self.queue.is_empty();
         while left > 0
             && let Some(put) = self.queue.front().copied()
         {
@@ -361,16 +362,17 @@ impl Lane {
                 Ok(true) => {
                     self.complete(put);
                     if on(Mutant::LocalWordFirst) && self.slots[put.slot()].words {
-                        return;
+                        break;
                     }
                 }
                 Ok(false) => {}
                 Err(e) => {
                     tracing::warn!(target: "mp", "a put of a rank to itself failed: {e}");
-                    return self.fail(Status::LOCAL_ACCESS);
+                    self.fail(Status::LOCAL_ACCESS);
                 }
             }
         }
+        any
     }
 
     fn complete(&mut self, put: Put) {

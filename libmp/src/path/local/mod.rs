@@ -19,7 +19,7 @@ use gdsync::Gpu;
 
 use crate::kernels::Kernels;
 
-pub(crate) use lane::{Lane, Put};
+pub(crate) use lane::{AT_ONCE, Lane, Put, ROUND};
 use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub(crate) use stream::Item;

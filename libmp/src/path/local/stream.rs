@@ -1,7 +1,6 @@
 //! What streams do for a rank's messages to itself: lists of waits, stores and puts, of which puts
 //! become launches.
 
-use gdsync::gpu::Word64;
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
@@ -9,6 +8,7 @@ use super::lane::PutState;
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{PUTS, Puts};
+use crate::path::uncaptured;
 
 /// Bytes of a put that has blocks of its own.
 const LARGE: u64 = 64 << 10;
@@ -16,16 +16,16 @@ const POST: &str = "post put";
 
 /// An item of a list.
 #[derive(Clone, Copy)]
-pub(crate) enum Item<'a> {
+pub(crate) enum Item {
     /// A put, in the place of a descriptor.
     Put(Put),
-    /// A wait until a word has come to a value.
-    Wait(&'a Word64, u64),
+    /// A wait for a word.
+    Wait,
     /// Another descriptor.
     Other,
 }
 
-impl Item<'_> {
+impl Item {
     pub fn is_put(&self) -> bool {
         self.put().is_some()
     }
@@ -33,7 +33,7 @@ impl Item<'_> {
     fn put(&self) -> Option<Put> {
         match self {
             Item::Put(put) => Some(*put),
-            Item::Wait(..) | Item::Other => None,
+            Item::Wait | Item::Other => None,
         }
     }
 }
@@ -51,13 +51,32 @@ impl Lane {
         &mut self,
         stream: &Stream,
         list: &[Descriptor<'_>],
-        items: &[Item<'_>],
+        items: &[Item],
     ) -> Result<()> {
         let Some(last) = items.iter().filter_map(Item::put).next_back() else {
             return Ok(rdma::post_on(stream, &mut [], list)?);
         };
         self.check(POST)?;
+        uncaptured(stream, POST)?;
+        if !stream.gpu().is(&self.local.gpu) {
+            let what = format!("{stream:?} used with {:?}", self.local.gpu);
+            return Err(Error::new(POST, Kind::Gdsync(gdsync::Kind::Foreign), what));
+        }
         stream.check_room(list.len() as u32)?;
+        let mut behind = items.iter().skip_while(|item| !item.is_put());
+        match behind.any(|item| matches!(item, Item::Wait)) {
+            true => stream.hold_wait(|| self.enqueue(stream, list, items, last))?,
+            false => self.enqueue(stream, list, items, last),
+        }
+    }
+
+    fn enqueue(
+        &mut self,
+        stream: &Stream,
+        list: &[Descriptor<'_>],
+        items: &[Item],
+        last: Put,
+    ) -> Result<()> {
         let mut launched = false;
         let mut at = 0;
         while at < list.len() {
@@ -72,7 +91,7 @@ impl Lane {
                 Some(_) => {
                     let group = self.group(&items[at..]);
                     at += group.count;
-                    let enqueued = self.launch(stream, &group, last, awaited(&items[at..]));
+                    let enqueued = self.launch(stream, &group, last);
                     launched |= enqueued.is_ok();
                     enqueued
                 }
@@ -94,7 +113,7 @@ impl Lane {
     }
 
     /// The puts from the first on that one kernel can carry out.
-    fn group(&self, items: &[Item<'_>]) -> Group {
+    fn group(&self, items: &[Item]) -> Group {
         let mut group = Group {
             puts: [None; PUTS],
             count: 0,
@@ -113,15 +132,8 @@ impl Lane {
         group
     }
 
-    /// Launches one kernel; the one with the `last` put says that all are done. `awaited`, the next
-    /// wait of the list, is admitted with the launch, which cannot be undone.
-    fn launch(
-        &self,
-        stream: &Stream,
-        group: &Group,
-        last: Put,
-        awaited: Option<(&Word64, u64)>,
-    ) -> Result<()> {
+    /// Launches one kernel; the one with the `last` put says that all are done.
+    fn launch(&self, stream: &Stream, group: &Group, last: Put) -> Result<()> {
         let kernels = self.local.kernels.as_ref().ok_or_else(|| {
             let what = "the GPU runs no kernels: a stream needs them to send to its own rank";
             Error::new(POST, Kind::Unsupported, what)
@@ -149,14 +161,6 @@ impl Lane {
         // regions that were alive when they were prepared or, where a kernel of the stream patches
         // the place, is told of by a receive, and memory that is given back stays accessible until
         // what was enqueued before has run.
-        unsafe { kernels.put(stream, &params, bytes, awaited) }
+        unsafe { kernels.put(stream, &params, bytes) }
     }
-}
-
-/// What the next wait of a list waits for.
-fn awaited<'a>(items: &[Item<'a>]) -> Option<(&'a Word64, u64)> {
-    items.iter().find_map(|item| match item {
-        Item::Wait(word, value) => Some((*word, *value)),
-        Item::Put(_) | Item::Other => None,
-    })
 }

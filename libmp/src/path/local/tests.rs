@@ -102,7 +102,7 @@ fn a_message_arrives_by_the_cpu_and_by_a_stream() {
                     bench.settle();
                 } else {
                     puts.iter().for_each(|put| bench.lane.post(*put).unwrap());
-                    bench.lane.go_on();
+                    bench.lane.go_on(ROUND);
                 }
                 bench.assert_arrived(len);
                 for put in puts {
@@ -136,8 +136,10 @@ fn the_cpu_copies_much_in_parts_and_the_word_comes_last() {
     [payload, word]
         .iter()
         .for_each(|put| lane.post(*put).unwrap());
-    lane.go_on();
+    lane.go_on(ROUND);
     assert_eq!(at.load().unwrap(), 0);
+    assert_eq!(lane.poll(payload).unwrap(), None);
+    assert!(lane.go_on(ROUND) && !lane.go_on(ROUND));
     assert_eq!(lane.poll(payload).unwrap(), Some(Status::SUCCESS));
     assert_ne!(at.load().unwrap(), 0);
     assert!(lane.is_quiet());
@@ -163,7 +165,8 @@ fn a_step_of_the_cpu_may_end_within_a_word() {
     for put in [payload, word] {
         lane.post(put).unwrap();
     }
-    lane.go_on();
+    lane.go_on(ROUND);
+    lane.go_on(ROUND);
     assert_eq!(lane.poll(word).unwrap(), Some(Status::SUCCESS));
     let words = [0, 8].map(|at| region.word64((5 << 20) + at).unwrap().load().unwrap());
     assert_eq!(words, [u64::from_ne_bytes([1; 8]); 2]);
@@ -239,7 +242,7 @@ fn a_lane_that_fails_puts_nothing_more_and_lets_streams_pass() {
         Descriptor::Flush,
         Descriptor::Flush,
     ];
-    let items = [Item::Wait(&gate, 1), Item::Put(puts[0]), Item::Put(puts[1])];
+    let items = [Item::Wait, Item::Put(puts[0]), Item::Put(puts[1])];
     bench.lane.post_on(&bench.stream, &list, &items).unwrap();
     assert_eq!(bench.lane.poll(puts[1]).unwrap(), None);
     assert!(!bench.lane.is_quiet());
@@ -274,7 +277,7 @@ fn wqes_are_used_again_when_their_puts_are_done_or_taken_back() {
         bench.lane.post(put).unwrap();
     }
     assert!(bench.lane.abort(again).is_err());
-    bench.lane.go_on();
+    bench.lane.go_on(ROUND);
     assert_eq!(bench.lane.poll(again).unwrap(), Some(Status::SUCCESS));
     assert!(bench.lane.put_bytes(&[3; 8], to).is_ok());
 }
@@ -318,6 +321,32 @@ fn memory_is_found_by_its_key_until_its_keys_are_gone() {
     drop(keys);
     assert!(local.table.find(at, 1).is_err());
     lane.post(put).unwrap();
+    assert!(lane.go_on(ROUND));
     assert_eq!(lane.poll(put).unwrap(), Some(Status::LOCAL_ACCESS));
     assert_eq!(lane.error(), Some(Status::LOCAL_ACCESS));
+}
+
+/// `fail` says that the lane failed before it looks at the puts: a kernel that runs in between skips
+/// them, and they are not done.
+#[test]
+fn a_put_that_was_skipped_ends_with_the_status_of_the_lane() {
+    let mut bench = Bench::new(MemoryKind::Pinned);
+    let gate = bench.stream.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word64(0).unwrap();
+    let puts = bench.message(100);
+    let list = [
+        Descriptor::wait_value(&gate, Condition::Geq, 1u64),
+        Descriptor::Flush,
+        Descriptor::Flush,
+    ];
+    let items = [Item::Wait, Item::Put(puts[0]), Item::Put(puts[1])];
+    bench.lane.post_on(&bench.stream, &list, &items).unwrap();
+    // The first thing that `fail` does.
+    let failed = bench.lane.wqes.failed();
+    failed.store(Status::TIMEOUT.0).unwrap();
+    gate.store(1).unwrap();
+    bench.settle();
+    bench.lane.fail(Status::TIMEOUT);
+    assert_eq!(bench.word(8).load().unwrap(), 0);
+    assert_eq!(bench.lane.poll(puts[1]).unwrap(), Some(Status::TIMEOUT));
 }

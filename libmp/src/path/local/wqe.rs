@@ -9,7 +9,7 @@ use crate::kernels::Patch;
 use crate::path::MOST_PIECES;
 
 /// Puts of a lane that are prepared or under way at a time.
-pub(super) const WQES: usize = 64;
+pub(super) const WQES: usize = 256;
 /// Bytes that a put captures at most.
 pub(super) const CAPTURED: usize = 64;
 

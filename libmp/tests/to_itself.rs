@@ -1,0 +1,399 @@
+//! Messages of a rank to itself, by `path/local`: what is refused, what other streams hold, memory
+//! that is given back, and puts of the CPU that no request waits for.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use gdsync::gpu::{Condition, MemoryKind};
+use gdsync::rdma::{Descriptor, post_on};
+use mp::{Progress, SendOp};
+
+/// A stream of another GPU is refused, as for messages to other ranks.
+#[test]
+fn stream_of_another_gpu_is_refused() {
+    ranks_with(
+        1,
+        |b| b,
+        |ctx| {
+            let other = gdsync::Gpu::soft().unwrap();
+            let stream = other.stream().unwrap();
+            let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+            let sent = ctx.isend_on(&stream, 0, 1, &memory.all());
+            let e = sent.map(drop).unwrap_err();
+            assert_eq!(e.kind(), mp::Kind::Gdsync(gdsync::Kind::Foreign), "{e}");
+        },
+    );
+}
+
+/// A receive of the CPU's that is posted behind a long message of the CPU's.
+fn ready_word(bursts: usize, short: usize, background: bool) {
+    let progress = if background {
+        Progress::Background
+    } else {
+        Progress::Manual
+    };
+    ranks_with(
+        1,
+        move |b| {
+            b.progress(progress)
+                .timeout(Duration::from_secs(5))
+                .watchdog(Duration::from_secs(2))
+        },
+        move |ctx| {
+            let len = bursts * (4 << 20) - short;
+            let [a, b] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+            let [from, into] = [0, 1].map(|_| ctx.alloc(MemoryKind::Pinned, len).unwrap());
+            let small = 64 << 10;
+            let [from2, into2] = [0, 1].map(|_| ctx.alloc(MemoryKind::Pinned, small).unwrap());
+            // All is open.
+            for tag in [1, 2] {
+                let r = ctx
+                    .irecv_on(&b, 0, tag, &into2.slice(0, 8).unwrap())
+                    .unwrap();
+                let s = ctx
+                    .isend_on(&a, 0, tag, &from2.slice(0, 8).unwrap())
+                    .unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+            }
+            let r1 = ctx.irecv_on(&b, 0, 1, &into.all()).unwrap();
+            ctx.synchronize(&b, LIMIT).unwrap();
+            // Credits of before are written.
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(20) {
+                ctx.progress();
+            }
+            let s1 = ctx.isend(0, 1, &from.all()).unwrap();
+            let r2 = ctx.irecv(0, 2, &into2.all()).unwrap();
+            let s2 = ctx.isend_on(&a, 0, 2, &from2.all()).unwrap();
+            s1.wait(LIMIT).unwrap();
+            // Nothing is in the way of the second message.
+            let done = ctx.synchronize(&a, Duration::from_secs(8));
+            assert!(done.is_ok(), "{done:?}");
+            r1.wait_on(&b).unwrap();
+            mp::wait_all(&[r1, r2, s2], LIMIT).unwrap();
+        },
+    );
+}
+
+#[test]
+fn ready_word_is_put_behind_a_long_message_with_manual_progress() {
+    ready_word(5, 16, false);
+}
+
+#[test]
+fn ready_word_is_put_behind_a_long_message_with_background_progress() {
+    ready_word(5, 16, true);
+}
+
+/// More messages to itself than there are records, of all lengths and posters at once.
+#[test]
+fn messages_of_all_lengths_and_posters_share_lanes() {
+    ranks_with(
+        1,
+        |b| b.depth(4),
+        |ctx| {
+            let streams: Vec<_> = (0..10).map(|_| ctx.gpu().stream().unwrap()).collect();
+            let lens = [0usize, 1, 8, 100, 4095, 4096, 4097, 70_000, 300_001];
+            let room = 300_001;
+            let from = ctx.alloc(MemoryKind::Device, room).unwrap();
+            let data = pattern(0, 1, room);
+            from.write(0, &data).unwrap();
+            for round in 0..40usize {
+                let mut all = Vec::new();
+                let mut into = Vec::new();
+                for i in 0..18usize {
+                    let len = lens[(i * 7 + round) % lens.len()];
+                    let tag = (i % 5) as u32;
+                    let memory = ctx
+                        .alloc(
+                            if i % 2 == 0 {
+                                MemoryKind::Pinned
+                            } else {
+                                MemoryKind::Device
+                            },
+                            len.max(1),
+                        )
+                        .unwrap();
+                    let stream = &streams[(i + round) % streams.len()];
+                    let slice = memory.slice(0, len).unwrap();
+                    all.push(match i % 3 {
+                        0 => ctx.irecv(0, tag, &slice).unwrap(),
+                        1 => ctx.irecv_on(stream, 0, tag, &slice).unwrap(),
+                        _ => ctx.irecv(mp::Source::Any, 100 + tag, &slice).unwrap(),
+                    });
+                    let tag = if i % 3 == 2 { 100 + tag } else { tag };
+                    let source = from.slice(0, len).unwrap();
+                    let other = &streams[(i * 3 + round) % streams.len()];
+                    all.push(match i % 4 {
+                        0 | 1 => ctx.isend(0, tag, &source).unwrap(),
+                        2 => ctx.isend_on(other, 0, tag, &source).unwrap(),
+                        _ => ctx
+                            .post_send(
+                                &SendOp::new(0, tag, std::slice::from_ref(&source)).on(other),
+                            )
+                            .unwrap(),
+                    });
+                    into.push((memory, len));
+                }
+                mp::wait_all(&all, LIMIT).unwrap();
+                for (memory, len) in &into {
+                    assert!(
+                        read(memory, 0, *len) == data[..*len],
+                        "round {round}, {len} bytes"
+                    );
+                }
+            }
+        },
+    );
+}
+
+/// A context that is dropped with messages to itself open: streams pass, nothing is left.
+#[test]
+fn streams_pass_when_the_context_is_dropped_with_messages_open() {
+    for len in [64usize, 64 << 10, 24 << 20] {
+        for by_stream in [false, true] {
+            let gpu = gpu();
+            let ctx = mp::Context::builder()
+                .bootstrap(mp::bootstrap::Local::ranks(1).remove(0))
+                .gpu(&gpu)
+                .build()
+                .unwrap();
+            let [a, b] = [0, 1].map(|_| gpu.stream().unwrap());
+            let gate = gpu
+                .alloc(MemoryKind::Pinned, 64)
+                .unwrap()
+                .word64(0)
+                .unwrap();
+            let memory = ctx.alloc(MemoryKind::Device, 2 * len).unwrap();
+            let [from, into] = [0, 1].map(|i| memory.slice(i * len, len).unwrap());
+            let r = ctx.irecv_on(&b, 0, 1, &into).unwrap();
+            r.wait_on(&b).unwrap();
+            let wait = Descriptor::wait_value(&gate, Condition::Geq, 1);
+            let s = if by_stream {
+                post_on(&a, &mut [], &[wait]).unwrap();
+                ctx.isend_on(&a, 0, 1, &from).unwrap()
+            } else {
+                ctx.isend(0, 1, &from).unwrap()
+            };
+            let late = ctx.isend_on(&a, 0, 2, &from).unwrap();
+            drop((r, s, late, from, into, memory));
+            drop(ctx);
+            if by_stream {
+                gate.store(1).unwrap();
+            }
+            for stream in [&a, &b] {
+                assert!(
+                    stream.synchronize(Duration::from_secs(20)).unwrap(),
+                    "{len} bytes, by_stream {by_stream}"
+                );
+            }
+        }
+    }
+}
+
+/// Buffers are given back while messages to itself by streams are open, and taken again.
+#[test]
+fn buffers_are_given_back_when_streams_have_passed() {
+    ranks_with(
+        1,
+        |b| b,
+        |ctx| {
+            let a = ctx.gpu().stream().unwrap();
+            let gate = ctx
+                .gpu()
+                .alloc(MemoryKind::Pinned, 64)
+                .unwrap()
+                .word64(0)
+                .unwrap();
+            for (turn, len) in [64usize, 64 << 10, 200 << 10]
+                .into_iter()
+                .cycle()
+                .take(30)
+                .enumerate()
+            {
+                let from = ctx
+                    .adopt_vec(pattern(0, turn, len))
+                    .map_err(|(_, e)| e)
+                    .unwrap();
+                let into = ctx.adopt_vec(vec![0; len]).map_err(|(_, e)| e).unwrap();
+                let wait = Descriptor::wait_value(&gate, Condition::Geq, turn as u64 + 1);
+                post_on(&a, &mut [], &[wait]).unwrap();
+                let r = ctx.irecv(0, 1, &into.all()).unwrap();
+                let s = ctx.isend_on(&a, 0, 1, &from.all()).unwrap();
+                let (from, e) = from.into_vec(Duration::from_millis(3)).unwrap_err();
+                assert!(
+                    e.to_string().contains("hold") || e.to_string().contains("stream"),
+                    "{e}"
+                );
+                let (into, _) = into.into_vec(Duration::from_millis(3)).unwrap_err();
+                gate.store(turn as u64 + 1).unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+                let from = from.into_vec(LIMIT).map_err(|(_, e)| e).unwrap();
+                let into = into.into_vec(LIMIT).map_err(|(_, e)| e).unwrap();
+                assert!(from == into && from == pattern(0, turn, len), "turn {turn}");
+            }
+        },
+    );
+}
+
+/// Prepared messages to itself on more streams than lanes, posted in any order, some dropped.
+#[test]
+fn prepared_messages_are_posted_in_any_order_or_dropped() {
+    ranks_with(
+        1,
+        |b| b.depth(64),
+        |ctx| {
+            let streams: Vec<_> = (0..10).map(|_| ctx.gpu().stream().unwrap()).collect();
+            let lens = [0usize, 5, 4096, 4097, 100_000];
+            let from = ctx.alloc(MemoryKind::Device, 100_000).unwrap();
+            let data = pattern(0, 5, 100_000);
+            from.write(0, &data).unwrap();
+            let mut seed = 11u64;
+            let mut next = move |n: usize| {
+                seed = seed
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
+                (seed >> 33) as usize % n
+            };
+            for round in 0..150u32 {
+                let count = 8;
+                let mut sends = Vec::new();
+                let mut receives = Vec::new();
+                for i in 0..count {
+                    let len = lens[next(lens.len())];
+                    let tag = i as u32;
+                    let source = from.slice(0, len).unwrap();
+                    let op = SendOp::new(0, tag, std::slice::from_ref(&source));
+                    let op = match next(4) {
+                        0 => op,
+                        _ => op.on(&streams[next(10)]),
+                    };
+                    sends.push(Some(ctx.prepare_send(&op).unwrap()));
+                    let into = ctx.alloc(MemoryKind::Pinned, len.max(1)).unwrap();
+                    let slice = into.slice(0, len).unwrap();
+                    let receive = match next(2) {
+                        0 => ctx.irecv(0, tag, &slice).unwrap(),
+                        _ => ctx.irecv_on(&streams[next(10)], 0, tag, &slice).unwrap(),
+                    };
+                    receives.push((receive, into, len, tag));
+                }
+                let mut posted = Vec::new();
+                let mut void = Vec::new();
+                while sends.iter().any(Option::is_some) {
+                    let at = next(count);
+                    let Some(send) = sends[at].take() else {
+                        continue;
+                    };
+                    if next(6) == 0 {
+                        // Another behind it, so that it cannot be taken back.
+                        let source = from.slice(0, 5).unwrap();
+                        let behind = ctx.isend(0, at as u32, &source).unwrap();
+                        drop(send);
+                        let into = ctx.alloc(MemoryKind::Pinned, 5).unwrap();
+                        let receive = ctx.irecv(0, at as u32, &into.all()).unwrap();
+                        receives.push((receive, into, 5, at as u32 + 1000));
+                        posted.push(behind);
+                        void.push(at as u32);
+                    } else {
+                        let start = Instant::now();
+                        while let Err(e) = send.post() {
+                            assert!(
+                                e.to_string().contains("wait already") && start.elapsed() < LIMIT,
+                                "{e}"
+                            );
+                        }
+                        posted.push(send);
+                    }
+                }
+                for (receive, into, len, tag) in receives {
+                    let got = receive.wait(LIMIT);
+                    if void.contains(&tag) {
+                        assert!(got.is_err(), "round {round}, tag {tag}: {got:?}");
+                        continue;
+                    }
+                    assert_eq!(got.unwrap().len, len as u64, "round {round}, tag {tag}");
+                    assert!(
+                        read(&into, 0, len) == data[..len],
+                        "round {round}, tag {tag}, {len} bytes"
+                    );
+                }
+                for send in posted {
+                    send.wait(LIMIT).unwrap();
+                }
+            }
+            let _ = ctx.take_error();
+        },
+    );
+}
+
+/// Other streams of the GPU take and leave wait slots while a long message to itself is enqueued:
+/// it is refused whole, or taken whole.
+#[test]
+fn post_is_refused_whole_when_other_streams_take_the_wait_slots() {
+    ranks_with(
+        1,
+        |b| b.full(mp::Full::Fail),
+        |ctx| {
+            let stop = AtomicBool::new(false);
+            let gpu = ctx.gpu().clone();
+            std::thread::scope(|scope| {
+                for _ in 0..9 {
+                    scope.spawn(|| {
+                        let stream = gpu.stream().unwrap();
+                        let gate = gpu
+                            .alloc(MemoryKind::Pinned, 64)
+                            .unwrap()
+                            .word64(0)
+                            .unwrap();
+                        let mut n = 0;
+                        while !stop.load(Ordering::Relaxed) {
+                            n += 1;
+                            let wait = Descriptor::wait_value(&gate, Condition::Geq, n);
+                            let posted = post_on(&stream, &mut [], &[wait]);
+                            std::thread::sleep(Duration::from_micros(200));
+                            gate.store(n).unwrap();
+                            if posted.is_err() {
+                                std::thread::yield_now();
+                            }
+                        }
+                        stream.synchronize(LIMIT).unwrap();
+                    });
+                }
+                let a = ctx.gpu().stream().unwrap();
+                let len = 8192;
+                let [from, into] = [0, 1].map(|_| ctx.alloc(MemoryKind::Pinned, len).unwrap());
+                let (mut refused, mut sent) = (0, 0);
+                let start = Instant::now();
+                let mut failed = None;
+                while start.elapsed() < LIMIT && sent < 100 && failed.is_none() {
+                    let Ok(r) = ctx.irecv(0, 1, &into.all()) else {
+                        continue;
+                    };
+                    let s = loop {
+                        match ctx.isend_on(&a, 0, 1, &from.all()) {
+                            Ok(s) => break Some(s),
+                            Err(e) if e.to_string().contains("wait already") => refused += 1,
+                            Err(e) => {
+                                failed = Some(format!("{e}"));
+                                break None;
+                            }
+                        }
+                    };
+                    let Some(s) = s else { break };
+                    sent += 1;
+                    if let Err(e) = mp::wait_all(&[s, r], LIMIT) {
+                        failed = Some(format!("{e}"));
+                    }
+                }
+                stop.store(true, Ordering::Relaxed);
+                assert!(
+                    failed.is_none(),
+                    "{sent} sent, {refused} refused, {failed:?}"
+                );
+            });
+        },
+    );
+}
