@@ -62,6 +62,21 @@ impl Bench {
         [payload, word]
     }
 
+    /// A message on the stream, which waits for the word until it is 1.
+    fn gated_message(&mut self) -> (Word64, [Put; 2]) {
+        let gate = self.stream.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+        let gate = gate.word64(0).unwrap();
+        let puts = self.message(100);
+        let list = [
+            Descriptor::wait_value(&gate, Condition::Geq, 1u64),
+            Descriptor::Flush,
+            Descriptor::Flush,
+        ];
+        let items = [Item::Wait, Item::Put(puts[0]), Item::Put(puts[1])];
+        self.lane.post_on(&self.stream, &list, &items).unwrap();
+        (gate, puts)
+    }
+
     fn word(&self, at: usize) -> Word64 {
         self.into.word64(at).unwrap()
     }
@@ -234,16 +249,7 @@ fn a_kernel_finds_place_and_length_of_a_late_put_or_silences_it() {
 #[test]
 fn a_lane_that_fails_puts_nothing_more_and_lets_streams_pass() {
     let mut bench = Bench::new(MemoryKind::Pinned);
-    let gate = bench.stream.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
-    let gate = gate.word64(0).unwrap();
-    let puts = bench.message(100);
-    let list = [
-        Descriptor::wait_value(&gate, Condition::Geq, 1u64),
-        Descriptor::Flush,
-        Descriptor::Flush,
-    ];
-    let items = [Item::Wait, Item::Put(puts[0]), Item::Put(puts[1])];
-    bench.lane.post_on(&bench.stream, &list, &items).unwrap();
+    let (gate, puts) = bench.gated_message();
     assert_eq!(bench.lane.poll(puts[1]).unwrap(), None);
     assert!(!bench.lane.is_quiet());
     let other = bench.stream.gpu().stream().unwrap();
@@ -331,16 +337,7 @@ fn memory_is_found_by_its_key_until_its_keys_are_gone() {
 #[test]
 fn a_put_that_was_skipped_ends_with_the_status_of_the_lane() {
     let mut bench = Bench::new(MemoryKind::Pinned);
-    let gate = bench.stream.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
-    let gate = gate.word64(0).unwrap();
-    let puts = bench.message(100);
-    let list = [
-        Descriptor::wait_value(&gate, Condition::Geq, 1u64),
-        Descriptor::Flush,
-        Descriptor::Flush,
-    ];
-    let items = [Item::Wait, Item::Put(puts[0]), Item::Put(puts[1])];
-    bench.lane.post_on(&bench.stream, &list, &items).unwrap();
+    let (gate, puts) = bench.gated_message();
     // The first thing that `fail` does.
     let failed = bench.lane.wqes.failed();
     failed.store(Status::TIMEOUT.0).unwrap();
