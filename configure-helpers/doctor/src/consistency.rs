@@ -5,7 +5,7 @@ use gdsync::decide::SOFT_CAPS;
 use gdsync::gpu::{Consistency, MemoryKind};
 
 use crate::Report;
-use crate::uses::{ERROR, PAYLOAD, Use, taken};
+use crate::uses::{ERROR, PAYLOAD, Use, said, taken};
 
 /// The policy, and why that.
 pub(crate) fn policy(report: &Report) -> Use {
@@ -14,10 +14,7 @@ pub(crate) fn policy(report: &Report) -> Use {
         None => (SOFT_CAPS, "the software GPU".to_owned()),
     };
     let variable = Consistency::VARIABLE;
-    let said = report
-        .variables
-        .get(variable.name)
-        .map_or("auto", String::as_str);
+    let said = said(report, variable.name);
     let set = format!("{}={said}", variable.name);
     let Some((_, wish)) = variable.meaning(said) else {
         return Use::new(PAYLOAD, ERROR, format!("{set}, and {}", variable.known()));

@@ -127,12 +127,15 @@ pub(crate) fn runtime(report: &Report) -> Use {
     }
 }
 
+/// What a variable is set to, `auto` if it is not.
+pub(crate) fn said<'a>(report: &'a Report, variable: &str) -> &'a str {
+    let set = report.variables.get(variable);
+    set.map_or("auto", String::as_str)
+}
+
 pub(crate) fn lowering(report: &Report) -> Use {
     let known = Lowering::VARIABLE;
-    let said = report
-        .variables
-        .get(known.name)
-        .map_or("auto", String::as_str);
+    let said = said(report, known.name);
     let set = format!("{}={said}", known.name);
     let (choice, because) = match known.meaning(said) {
         None => (ERROR, format!("{set}, and {}", known.known())),
