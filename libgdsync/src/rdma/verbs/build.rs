@@ -106,7 +106,7 @@ fn sizes(config: &QpConfig) -> Result<Sizes> {
         if n.is_power_of_two() && (4..=32768).contains(&n) {
             return Ok(());
         }
-        let what = format!("{what} of {n}: the size is not a power of two, at least 4");
+        let what = format!("{what} of {n}: the size must be a power of two, at least 4");
         Err(Error::new("create queue pair", Kind::Invalid, what).limit(32768u32))
     };
     check("a send queue", config.send_blocks)?;

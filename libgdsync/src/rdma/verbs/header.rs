@@ -51,7 +51,7 @@ mod tests {
     ];
 
     #[test]
-    fn an_ipv4_header_lies_at_the_end() {
+    fn ipv4_header_is_read_from_the_last_bytes() {
         for before in [0, 0x60, 0xff] {
             let mut front = [before; GRH];
             front[GRH - IPV4..].copy_from_slice(&PACKET);
@@ -68,18 +68,18 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_may_be_left_out() {
+    fn ipv4_checksum_of_zero_is_accepted() {
         let mut front = [0; GRH];
         front[GRH - IPV4..].copy_from_slice(&PACKET);
         front[GRH - IPV4 + 10..][..2].fill(0);
         assert_eq!(sender(&front).unwrap()[12..], [10, 1, 2, 3]);
-        // If the version is that of another header, that header is tested instead.
+        // If the first byte can start an IPv6 header, the bytes count as one.
         front[0] = 0x60;
         assert_ne!(sender(&front).unwrap()[12..], [10, 1, 2, 3]);
     }
 
     #[test]
-    fn others_have_the_senders_gid_in_the_middle() {
+    fn grh_and_ipv6_headers_have_the_source_gid_in_the_middle() {
         let mut front: [u8; GRH] = std::array::from_fn(|i| i as u8);
         for version in 0..16 {
             front[0] = version << 4;
