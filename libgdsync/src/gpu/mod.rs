@@ -201,7 +201,7 @@ impl Gpu {
         &self.0.caps
     }
 
-    /// The driver that steps the software devices beside this GPU, which is also its clock.
+    /// The driver that steps the software devices of this GPU; it is also the clock of the GPU.
     #[doc(hidden)]
     pub fn host(&self) -> &Arc<dyn Host> {
         self.0.runtime.host()

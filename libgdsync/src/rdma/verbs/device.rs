@@ -25,7 +25,7 @@ pub struct Device(pub(in crate::rdma) Arc<DeviceInner>);
 pub(in crate::rdma) struct DeviceInner {
     gpu: Gpu,
     nic: Arc<dyn Nic>,
-    /// What would have been better, and why it cannot be used.
+    /// The providers that `Auto` prefers, each with the reason why it could not be used.
     passed_over: Vec<String>,
     watch: WatchList,
     watcher: Shared<Watcher>,

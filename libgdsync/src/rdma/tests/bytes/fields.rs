@@ -8,16 +8,16 @@
 //! | control: signature, stream | zero in both |
 //! | remote address: address, key | equal |
 //! | remote address: the last four bytes | zero in both |
-//! | address vector: key, number, and all that names the port | equal |
-//! | address vector: port of UDP to send from, on Ethernet | from 0xc000 on: libmlx5 draws one for each address handle |
+//! | address vector: key, number, and the fields that name the port | equal |
+//! | address vector: UDP source port, on Ethernet | from 0xc000 on: libmlx5 draws one for each address handle |
 //! | address vector: reserved bytes | zero in both |
 //! | atomic: operands | equal |
-//! | atomic: comparand of a fetch-and-add, which compares nothing | zero in ours, left as it was by libmlx5 |
+//! | atomic: comparand of a fetch-and-add, which is unused | zero in ours, unchanged by libmlx5 |
 //! | pointer: byte count, key, address | equal |
 //! | inline: byte count, bytes | equal |
-//! | inline: what is left of the last segment | zero in ours, left as it was by libmlx5 |
+//! | inline: the rest of the last segment | zero in ours, unchanged by libmlx5 |
 //! | receive: pointers, end mark | equal |
-//! | every other byte of the ring | left as it was by both |
+//! | every other byte of the ring | unchanged by both |
 
 use mlx5_prm::opcode::SendOpcode;
 
