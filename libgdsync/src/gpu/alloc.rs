@@ -1,4 +1,5 @@
-//! Memory of a GPU: allocated here, or the application's, registered or adopted.
+//! Memory of a GPU: allocated by the library, or allocated by the application and then registered
+//! or adopted.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use super::{Gpu, MemoryKind, Region};
 use crate::error::{Error, Kind, Result};
 use crate::memop::DevicePtr;
 
-/// Refuses host memory that is not mapped, before a device uses it.
+/// Refuses host memory that is not mapped, before a device accesses it.
 fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
     const OPERATION: &str = "register host memory";
     let refused = |why: &str| {
@@ -23,8 +24,8 @@ fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
     let Some(end) = ptr.addr().checked_add(len) else {
         return refused("it goes past the end of the address space");
     };
-    // With this flag Linux writes nothing back: it only checks that every page is mapped.
-    // SAFETY: as said, it touches no memory.
+    // With this flag Linux writes nothing back: the call only checks that every page is mapped.
+    // SAFETY: with this flag the call touches no memory.
     let answer = unsafe {
         let start = std::ptr::without_provenance_mut(start);
         libc::msync(start, end - start.addr(), libc::MS_ASYNC)
@@ -39,7 +40,7 @@ impl Gpu {
     /// Allocates `len` bytes, zeroed.
     ///
     /// # Errors
-    /// `Invalid` for length zero; `System` if there is no memory.
+    /// `Invalid` for length 0; `System` if no memory is available.
     pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Region> {
         if len == 0 {
             return Err(Error::new("allocate", Kind::Invalid, "a region of 0 bytes"));
@@ -48,35 +49,36 @@ impl Gpu {
         Ok(Region::new(self.clone(), kind, allocation))
     }
 
-    /// Makes memory of the application accessible to the GPU and to NICs.
+    /// Registers memory of the application, which the GPU and NICs can access from then on.
     ///
     /// # Safety
-    /// `ptr` is valid for reads and writes of `len` bytes, and stays so as long as anything can
+    /// `ptr` is valid for reads and writes of `len` bytes, and stays valid as long as anything can
     /// reach the region: handles, registrations, requests in flight, and streams with enqueued
     /// operations. No Rust reference to the memory is used while devices may write to it.
     ///
-    /// The library holds a region beyond the caller's last handle, and the caller cannot see for
-    /// how long. So this is for memory that stays until the process ends;
-    /// [`Gpu::register_host_owned`] says when memory is not used any more, and
-    /// [`Gpu::adopt_vec`] needs no promise.
+    /// The library holds a region longer than the caller's last handle, and the caller cannot
+    /// observe for how long. Therefore this call is for memory that stays allocated until the
+    /// process ends. [`Gpu::register_host_owned`] reports when the memory is unused, and
+    /// [`Gpu::adopt_vec`] is safe.
     ///
     /// # Errors
-    /// `Invalid` for a null pointer, length zero or a range that is not mapped; `System` if the
+    /// `Invalid` for a null pointer, length 0 or a range that is not mapped; `System` if the
     /// runtime refuses.
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Region> {
         // SAFETY: the caller's promise.
         unsafe { self.register_with(ptr, len, None) }
     }
 
-    /// As [`Gpu::register_host`], with what keeps the memory: `owner` is dropped when nothing can
-    /// reach the region any more, on any thread, which it must not block.
+    /// Registers host memory with an owner, as [`Gpu::register_host`] does. The library drops
+    /// `owner` when nothing can reach the region any more, on any thread; the drop must not block
+    /// that thread.
     ///
     /// # Safety
     /// `ptr` is valid for reads and writes of `len` bytes until `owner` is dropped. No Rust
     /// reference to the memory is used while devices may write to it.
     ///
     /// # Errors
-    /// As [`Gpu::register_host`]; `owner` is dropped.
+    /// As [`Gpu::register_host`]; the library drops `owner`.
     pub unsafe fn register_host_owned(
         &self,
         ptr: *mut u8,
@@ -99,11 +101,11 @@ impl Gpu {
         Ok(Region::new(self.clone(), MemoryKind::Pinned, allocation))
     }
 
-    /// Takes a buffer of the application, makes it accessible to the GPU and to NICs, and frees
-    /// it when nothing can reach it any more: no handle, no registration, no request in flight,
-    /// and no stream by an operation that was enqueued. [`Region::into_vec`] gives it back.
+    /// Registers a buffer of the application, which the GPU and NICs can access from then on. The
+    /// library frees the buffer when no handle, registration, request in flight or enqueued
+    /// operation can reach it any more. [`Region::into_vec`] returns it to the application.
     ///
-    /// Until then the application cannot touch the buffer itself:
+    /// Until then the application cannot access the buffer itself:
     ///
     /// ```compile_fail,E0382
     /// # fn adopt(gpu: &gdsync::Gpu) -> Result<(), (Vec<u8>, gdsync::Error)> {
@@ -115,53 +117,53 @@ impl Gpu {
     /// ```
     ///
     /// # Errors
-    /// The buffer as well, if it is empty or the runtime refuses it.
+    /// The buffer is returned with the error if the buffer is empty or the runtime refuses it.
     pub fn adopt_vec(&self, mut buffer: Vec<u8>) -> Result<Region, (Vec<u8>, Error)> {
         let (ptr, len) = (buffer.as_mut_ptr(), buffer.len());
         if let Err(e) = check_mapped(ptr, len) {
             return Err((buffer, e));
         }
-        // The vector is not touched before the last owner is gone.
+        // No code accesses the vector before the last owner is gone.
         let buffer = Arc::new(buffer);
         let owner = Box::new(Arc::clone(&buffer));
         // SAFETY: the owner keeps the buffer, which does not move and is reached by the region
         // alone.
         match unsafe { self.runtime().register(ptr, len, Some(owner)) } {
             Ok(allocation) => Ok(Region::of_vec(self.clone(), allocation, buffer)),
-            // No device has written to it: what still holds it is about to be dropped.
+            // No device has written to the buffer; the other owner is about to be dropped.
             Err(e) => Err((Arc::unwrap_or_clone(buffer), e)),
         }
     }
 
-    /// Memory of the application in this GPU's context: device memory, or pinned host memory.
+    /// Adopts memory of the application in this GPU's context: device memory or pinned host memory.
     ///
     /// # Safety
-    /// It stays allocated as long as anything can reach the region: handles, registrations,
+    /// The memory stays allocated as long as anything can reach the region: handles, registrations,
     /// requests in flight, and streams with enqueued operations. No Rust reference to it is used
     /// while devices may write to it.
     ///
-    /// The library holds a region beyond the caller's last handle, and the caller cannot see for
-    /// how long. So this is for memory that stays until the process ends; [`Gpu::adopt_owned`]
-    /// says when memory is not used any more.
+    /// The library holds a region longer than the caller's last handle, and the caller cannot
+    /// observe for how long. Therefore this call is for memory that stays allocated until the
+    /// process ends. [`Gpu::adopt_owned`] reports when the memory is unused.
     ///
     /// # Errors
-    /// `Foreign` if this GPU is not one of CUDA; `Invalid` if the range is not allocated.
+    /// `Foreign` if this GPU is not a CUDA GPU; `Invalid` if the range is not allocated.
     pub unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Region> {
         // SAFETY: the caller's promise.
         unsafe { self.adopt_with(at, len, None) }
     }
 
-    /// As [`Gpu::adopt`], with what keeps the memory: `owner` is dropped when the region and
-    /// everything made of it is gone and the work enqueued with it has run, on a thread of the
-    /// library's. If that frees memory of the application's context, the driver lets it stand
-    /// behind that context's waits.
+    /// Adopts memory with an owner, as [`Gpu::adopt`] does. The library drops `owner` on one of its
+    /// threads, after the region and everything made from it is gone and the work enqueued on it
+    /// has run. If the drop frees memory of the application's context, the driver blocks it until
+    /// the waits of that context have passed.
     ///
     /// # Safety
     /// The memory stays allocated until `owner` is dropped. No Rust reference to it is used while
     /// devices may write to it.
     ///
     /// # Errors
-    /// As [`Gpu::adopt`]; `owner` is dropped.
+    /// As [`Gpu::adopt`]; the library drops `owner`.
     pub unsafe fn adopt_owned(
         &self,
         at: DevicePtr,
@@ -172,11 +174,11 @@ impl Gpu {
         unsafe { self.adopt_with(at, len, Some(owner)) }
     }
 
-    /// The driver's number of the allocation that `at` lies in: another allocation at the same
-    /// address has another. `None` on a GPU that is not CUDA's.
+    /// The driver's number of the allocation that contains `at`: a later allocation at the same
+    /// address has a different number. `None` on a GPU that is not a CUDA GPU.
     ///
     /// # Errors
-    /// `System` for an address that is none of the GPU's.
+    /// `System` for an address that is not in memory of the GPU.
     #[doc(hidden)]
     pub fn buffer_id(&self, at: DevicePtr) -> Result<Option<u64>> {
         self.runtime().buffer_id(at)

@@ -1,8 +1,9 @@
-//! How it is seen to that a stream sees what a NIC wrote to GPU memory before the completion that
-//! the stream has passed: chosen from what GPU and NIC can do, or named by `GDS_CONSISTENCY`.
+//! The consistency policy: how a stream that has passed a completion sees the payload that the NIC
+//! wrote to GPU memory before that completion. The library chooses a policy by the capabilities of
+//! the GPU and the NIC, or uses the one that `GDS_CONSISTENCY` names.
 //!
-//! On PCIe a NIC's write to GPU memory and its later write to host memory take two ways: the
-//! completion may be seen while the payload is still on its way.
+//! On PCIe, a NIC's write to GPU memory and its later write to host memory take different paths:
+//! the completion may become visible while the payload is still in flight.
 
 use std::fmt;
 
@@ -11,23 +12,23 @@ use crate::env::Variable;
 use crate::error::{Error, Kind, Result};
 use crate::memop::Caps;
 
-/// What a wait that flushes does about payload that may be behind its completion.
+/// What a flushing wait does about payload that may arrive after its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Consistency {
     /// Nothing: the payload is in host memory, as the completion is.
     NotNeeded,
-    /// Nothing: the GPU lets a stream that has seen a write of a NIC's see the earlier ones
-    /// (CUDA: `GPU_DIRECT_RDMA_WRITES_ORDERING` of *owner* or more).
+    /// Nothing: a stream that has seen a NIC's write sees the earlier writes too (CUDA:
+    /// `GPU_DIRECT_RDMA_WRITES_ORDERING` of *owner* or more).
     Ordered,
-    /// The wait itself flushes (CUDA: `CAN_FLUSH_REMOTE_WRITES`, `CU_STREAM_WAIT_VALUE_FLUSH`).
+    /// The wait flushes (CUDA: `CAN_FLUSH_REMOTE_WRITES`, `CU_STREAM_WAIT_VALUE_FLUSH`).
     Flush,
-    /// Behind the wait the stream asks the CPU, by a word, which flushes
+    /// Behind the wait the stream requests a flush from the CPU by writing a word. The CPU flushes
     /// (CUDA: `cuFlushGPUDirectRDMAWrites`, where `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS` has
-    /// *host*) and answers by another word, for which the stream waits.
+    /// *host*) and writes another word, for which the stream waits.
     HostFlag,
-    /// Behind the wait the NIC reads a word of the GPU's memory, by a queue pair connected to
-    /// itself, and the stream waits for that: on PCIe a read pushes the writes before it.
+    /// Behind the wait the NIC reads a word of GPU memory, by a QP connected to itself, and the
+    /// stream waits for the completion: on PCIe a read pushes the writes before it.
     LoopbackRead,
 }
 
@@ -36,15 +37,15 @@ impl fmt::Display for Consistency {
         f.write_str(match self {
             Consistency::NotNeeded => "not needed: the payload is in host memory",
             Consistency::Ordered => "ordered: the GPU sees a NIC's writes in their order",
-            Consistency::Flush => "flush: waits of streams flush",
-            Consistency::HostFlag => "host: the CPU flushes, and tells the stream by a word",
-            Consistency::LoopbackRead => "read: the NIC reads from the GPU behind its writes",
+            Consistency::Flush => "flush: a wait of a stream flushes",
+            Consistency::HostFlag => "host: the CPU flushes and writes a word for the stream",
+            Consistency::LoopbackRead => "read: the NIC READs GPU memory behind its writes",
         })
     }
 }
 
 impl Consistency {
-    /// The policy that is wished for; `None`: the first that GPU and NIC can keep.
+    /// The demanded policy; `None`: the first that the GPU and the NIC support.
     #[doc(hidden)]
     pub const VARIABLE: Variable<Option<Consistency>> = Variable {
         name: "GDS_CONSISTENCY",
@@ -59,13 +60,13 @@ impl Consistency {
         former_words: &[],
     };
 
-    /// The policy for payload in memory of `kind` on a GPU of these capabilities, beside a NIC
-    /// that can (`reads`) or cannot READ from itself. The order is that of what it costs a
-    /// stream: nothing, a flag of its wait, a flush by the CPU. A READ is the last as its effect
+    /// Chooses the policy for payload in memory of `kind` on a GPU with these capabilities.
+    /// `reads`: the NIC can READ from itself. The policies are tried in the order of their cost for
+    /// a stream: nothing, a flag of its wait, a flush by the CPU. A READ is last because its effect
     /// follows from the rules of PCIe, and not from a promise of the GPU's maker.
     ///
     /// # Errors
-    /// `Unsupported` if there is none.
+    /// `Unsupported` if no policy is possible.
     pub fn choose(kind: MemoryKind, caps: &Caps, reads: bool) -> Result<Consistency> {
         Ok(match kind {
             MemoryKind::Pinned => Consistency::NotNeeded,
@@ -73,14 +74,16 @@ impl Consistency {
             MemoryKind::Device if caps.flush => Consistency::Flush,
             MemoryKind::Device if caps.host_flush => Consistency::HostFlag,
             MemoryKind::Device if reads => Consistency::LoopbackRead,
-            MemoryKind::Device => return Err(no_consistency("the NIC does no READ")),
+            MemoryKind::Device => return Err(no_consistency("the NIC has no RDMA READ")),
         })
     }
 
-    /// `caps` without what would come before the policy that is wished for.
+    /// Removes from `caps` the capabilities that [`Consistency::choose`] prefers to the demanded
+    /// policy.
     ///
     /// # Errors
-    /// `Unsupported` if the GPU cannot keep it. Whether the NIC can READ is for its device to say.
+    /// `Unsupported` if the GPU does not support the policy. The device of the NIC checks later
+    /// whether the NIC supports READ.
     #[doc(hidden)]
     pub fn restrict_to(wish: Option<Consistency>, caps: Caps) -> Result<Caps> {
         let Some(wish) = wish else { return Ok(caps) };
@@ -92,7 +95,7 @@ impl Consistency {
             kept if kept == wish => Ok(only),
             _ => {
                 let variable = Consistency::VARIABLE.name;
-                let what = format!("{variable}: this GPU cannot keep \"{wish}\"");
+                let what = format!("{variable}: this GPU does not support \"{wish}\"");
                 Err(Error::new("open GPU", Kind::Unsupported, what))
             }
         }
@@ -101,7 +104,7 @@ impl Consistency {
 
 #[cold]
 pub(crate) fn no_consistency(why: impl fmt::Display) -> Error {
-    let what = format!("writes of NICs are neither ordered nor flushed by the GPU, and {why}");
+    let what = format!("the GPU neither orders nor flushes writes of NICs, and {why}");
     Error::new("choose consistency", Kind::Unsupported, what)
 }
 
@@ -118,9 +121,9 @@ mod tests {
             .host_flush(host_flush)
     }
 
-    /// Order, flush, flush by the CPU, READ by the NIC: every set of attributes.
+    /// Order, flush, flush by the CPU, READ by the NIC: every combination of attributes.
     #[test]
-    fn the_policy_follows_from_the_attributes() {
+    fn choose_takes_the_cheapest_policy_that_the_attributes_allow() {
         for bits in 0..16_u32 {
             let has = |bit: u32| bits & bit != 0;
             let expected = match bits {
@@ -142,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_kept_or_refused() {
+    fn demanded_policy_is_used_or_refused() {
         for bits in 0..8_u32 {
             let has = |bit: u32| bits & bit != 0;
             let real = caps(has(4), has(2), has(1));

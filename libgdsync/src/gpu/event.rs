@@ -1,4 +1,4 @@
-//! Events: points in a stream that hosts and other streams wait for.
+//! Events: positions in a stream that the CPU and other streams can wait for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use super::Gpu;
 use super::runtime::EventHandle;
 use crate::error::Result;
 
-/// A point in a stream, marked by [`Stream::record`](super::Stream::record). Clones are the same.
+/// A position in a stream, recorded by [`Stream::record`](super::Stream::record). A clone is the
+/// same event.
 #[derive(Clone)]
 pub struct Event {
     gpu: Gpu,
@@ -23,12 +24,12 @@ impl Event {
         &*self.handle
     }
 
-    /// The GPU on whose stream it was recorded.
+    /// The GPU of the stream that recorded the event.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// Whether the stream has come here, and everything it did before is visible.
+    /// Whether the stream has reached the event, so that all its earlier work is visible.
     ///
     /// # Errors
     /// `System` if the stream failed, `DeviceLost` if the GPU did.

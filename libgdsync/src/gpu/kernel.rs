@@ -1,5 +1,5 @@
-//! Kernels, the application's and the library's own: images that a build script compiled, and
-//! modules loaded on a GPU.
+//! Kernels of the application and of the library: images that a build script compiled, and modules
+//! loaded on a GPU.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -14,27 +14,27 @@ use crate::error::Result;
 use crate::kernels::Entry;
 use crate::options::setters;
 
-/// The library's own kernels.
+/// The library's kernels.
 pub static KERNELS: KernelImage = crate::kernel_image!("gds_kernels");
 
-/// A kernel that [`Stream::launch`](super::Stream::launch) runs, in its runtime's own form.
+/// A kernel for [`Stream::launch`](super::Stream::launch), as its runtime represents it.
 #[derive(Clone, Debug)]
 pub struct Kernel(pub(super) Arc<dyn Any + Send + Sync>);
 
-/// The shape of a launch: blocks, threads of a block, bytes of dynamic shared memory.
+/// The shape of a launch: blocks, threads per block, bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Dims {
-    /// Blocks.
+    /// Number of blocks.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub block: [u32; 3],
-    /// Bytes of dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory per block.
     pub shared: u32,
 }
 
 impl Dims {
-    /// `blocks` blocks of `threads` threads, no dynamic shared memory.
+    /// A shape of `blocks` blocks of `threads` threads, without dynamic shared memory.
     pub fn linear(blocks: u32, threads: u32) -> Dims {
         Dims {
             grid: [blocks, 1, 1],
@@ -50,9 +50,9 @@ setters! { Dims {
     shared: u32,
 } }
 
-/// The module of kernels `NAME` that `gdsync_build::Kernels::new("NAME")` compiled in this
-/// package's build script, as a [`KernelImage`](crate::gpu::KernelImage). `docs/kernels.md` has
-/// a whole program.
+/// The kernel module `NAME` that `gdsync_build::Kernels::new("NAME")` compiled in this package's
+/// build script, as a [`KernelImage`](crate::gpu::KernelImage). `docs/kernels.md` has a whole
+/// program.
 ///
 /// ```ignore
 /// static KERNELS: KernelImage = gdsync::kernel_image!("scale");
@@ -70,14 +70,16 @@ macro_rules! kernel_image {
     };
 }
 
-/// A kernel compiled for the software GPU: its name, its entry, the size of its parameters.
+/// A kernel compiled for the software GPU: its name, its entry point, and the function that returns
+/// the size of its parameters.
 type SoftKernel = (
     &'static str,
     unsafe extern "C" fn(*const c_void),
     unsafe extern "C" fn() -> usize,
 );
 
-/// A module of kernels as code for every GPU runtime, made by [`kernel_image!`](crate::kernel_image).
+/// A module of kernels with code for every GPU runtime, made by
+/// [`kernel_image!`](crate::kernel_image).
 #[derive(Clone, Copy)]
 pub struct KernelImage {
     name: &'static str,
@@ -86,7 +88,8 @@ pub struct KernelImage {
     hip: Option<&'static [u8]>,
 }
 
-/// What [`kernel_image!`](crate::kernel_image) includes: code for the software GPU, for CUDA, for HIP.
+/// The parts of an image that [`kernel_image!`](crate::kernel_image) includes: code for the
+/// software GPU, for CUDA, for HIP.
 type Code = (
     &'static [SoftKernel],
     Option<&'static str>,
@@ -101,8 +104,8 @@ impl fmt::Debug for KernelImage {
 
 impl KernelImage {
     /// # Safety
-    /// Every entry is a `GDS_KERNEL` of `gds_device.hpp`, beside the function that returns the
-    /// size of its parameters, and keeps the rules at the top of `softgpu.hpp`.
+    /// Every entry is a `GDS_KERNEL` of `gds_device.hpp`, paired with the function that returns the
+    /// size of its parameters, and follows the rules at the top of `softgpu.hpp`.
     #[doc(hidden)]
     pub const unsafe fn new(name: &'static str, (soft, ptx, hip): Code) -> KernelImage {
         KernelImage {
@@ -113,7 +116,7 @@ impl KernelImage {
         }
     }
 
-    /// Whether both are the same image: its code is in the program once, at one address.
+    /// Whether both are the same image: the program contains its code once, at one address.
     fn is(&self, other: &KernelImage) -> bool {
         let code = |image: &KernelImage| {
             let (ptx, hip) = (image.ptx.map(str::as_ptr), image.hip.map(<[u8]>::as_ptr));
@@ -122,20 +125,20 @@ impl KernelImage {
         self.name == other.name && code(self) == code(other)
     }
 
-    /// The kernels as text for CUDA; `None` if nvcc was not found when the image was built.
+    /// The PTX of the kernels for CUDA; `None` if nvcc was not found when the image was built.
     pub const fn ptx(&self) -> Option<&'static str> {
         self.ptx
     }
 
-    /// The kernels as binary code for HIP.
+    /// The binary code of the kernels for HIP.
     #[doc(hidden)]
     pub const fn hip(&self) -> Option<&'static [u8]> {
         self.hip
     }
 }
 
-/// Kernels that were loaded on a GPU. Clones are the same; they stay loaded as long as the GPU is
-/// open, because unloading would block behind every wait of the context.
+/// A module of kernels loaded on a GPU. A clone is the same module. A module stays loaded as long
+/// as the GPU is open, because unloading would block until every wait of the context has passed.
 #[derive(Clone)]
 pub struct Module {
     gpu: Gpu,
@@ -148,12 +151,14 @@ impl fmt::Debug for Module {
     }
 }
 
-/// The images that a GPU has loaded: each once, so that a later load does not block behind waits.
+/// The images that a GPU has loaded. Each is loaded once, so that a later load does not block
+/// behind waits.
 #[derive(Default)]
 pub(super) struct Loaded(Mutex<Vec<(KernelImage, Arc<dyn ModuleHandle>)>>);
 
 impl Loaded {
-    /// Loads an image that is not loaded yet: the one place where kernels are loaded.
+    /// Returns the module of an image, and loads the image if it is not loaded yet. All image loads
+    /// go through here.
     fn load(&self, runtime: &dyn Runtime, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>> {
         let mut loaded = self.0.lock();
         if let Some((_, handle)) = loaded.iter().find(|(known, _)| known.is(image)) {
@@ -164,7 +169,7 @@ impl Loaded {
         Ok(handle)
     }
 
-    /// The library's own kernels, in the order of [`Entry::ALL`].
+    /// The library's kernels, in the order of [`Entry::ALL`].
     pub fn own(&self, runtime: &dyn Runtime) -> Result<Vec<Kernel>> {
         let module = self.load(runtime, &KERNELS)?;
         let kernel = |entry: Entry| module.kernel(entry.name());
@@ -173,9 +178,9 @@ impl Loaded {
 }
 
 impl Gpu {
-    /// Loads the kernels of an image, as this GPU runs them; an image that is loaded already is
-    /// the same module. Make the first call before any stream of the context waits: CUDA's driver
-    /// blocks loading behind waits.
+    /// Loads the kernels of an image for this GPU. An image that is loaded already yields the same
+    /// module. Make the first call before any stream of the context waits: CUDA's driver blocks a
+    /// load until the waits have passed.
     ///
     /// # Errors
     /// `Unsupported` on CUDA for an image without PTX; `System` if the driver refuses.
@@ -186,11 +191,11 @@ impl Gpu {
         })
     }
 
-    /// Loads code for CUDA that was compiled elsewhere: PTX, a cubin or a fatbin. Call it before
-    /// any stream of the context waits: the driver blocks loading behind waits.
+    /// Loads CUDA code that was compiled elsewhere: PTX, a cubin or a fatbin. Call it before any
+    /// stream of the context waits: the driver blocks a load until the waits have passed.
     ///
     /// # Errors
-    /// `Unsupported` on a software GPU, which runs a [`KernelImage`]; `Invalid` for what is not
+    /// `Unsupported` on a software GPU, which runs a [`KernelImage`]; `Invalid` if `image` is not
     /// code for this GPU; `System` if the driver refuses.
     pub fn load_module(&self, image: &[u8]) -> Result<Module> {
         Ok(Module {
@@ -199,9 +204,9 @@ impl Gpu {
         })
     }
 
-    /// A shape for a kernel whose threads share `items` items in a grid-stride loop: blocks of
-    /// 256 threads, at most 1,024; one thread on the software GPU, where one thread runs at a time and
-    /// more of them are not faster.
+    /// A launch shape for a kernel whose threads share `items` items in a grid-stride loop: at most
+    /// 1,024 blocks of 256 threads. On the software GPU the shape is one thread: it runs one thread
+    /// at a time, so more threads are not faster.
     pub fn dims_for(&self, items: u64) -> Dims {
         match self.is_software() {
             true => Dims::linear(1, 1),
@@ -211,12 +216,12 @@ impl Gpu {
 }
 
 impl Module {
-    /// The GPU that it was loaded on.
+    /// The GPU on which the module is loaded.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// A kernel by its name in the module, loaded when this returns.
+    /// The kernel with this name in the module. It is loaded when the call returns.
     ///
     /// # Errors
     /// `Invalid` if the module has no kernel of this name.

@@ -1,4 +1,4 @@
-//! Device-shared memory as the CPU reaches it: accessed word by word, never by reference.
+//! The CPU's view of memory shared with devices. Access is word by word, never by reference.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -9,19 +9,19 @@ use crate::ring::RingMemory;
 
 /// A span of memory that devices read and write at any time.
 ///
-/// All access is atomic by word (or half words and bytes at ragged ends), so that a device's concurrent
-/// store is a race only in what it means, not in the language. Offsets outside the span are
-/// a bug of the caller and panic, as slices do.
+/// All access is atomic by word (or half words and bytes at unaligned ends), so that a concurrent
+/// store of a device is not a data race of the language. An offset outside the span is a bug of the
+/// caller and panics, as with slices.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
     base: NonNull<u8>,
     len: usize,
-    /// Stores gather in the processor until a fence.
+    /// Whether the processor may combine stores until a fence.
     combining: bool,
 }
 
-/// Orders all stores before it, those that the processor combines too, before all stores behind
-/// it, and sends the former out.
+/// Orders all earlier stores, also write-combined ones, before all later stores, and flushes the
+/// earlier ones.
 #[inline]
 fn store_fence() {
     // SAFETY: SSE is part of x86-64.
@@ -33,15 +33,15 @@ fn store_fence() {
     fence(Ordering::SeqCst);
 }
 
-// SAFETY: access is by atomic operations only; the constructor's contract keeps the memory alive.
+// SAFETY: all access is atomic; the constructor's contract keeps the memory alive.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
     /// # Safety
-    /// `base` is valid for reads and writes of `len` bytes as long as this value or a copy or
-    /// part of it is used, and is accessed by nobody in this process except atomically.
+    /// `base` is valid for reads and writes of `len` bytes as long as this value or a copy or part
+    /// of it is used, and all access in this process is atomic.
     pub unsafe fn new(base: NonNull<u8>, len: usize) -> Mapped {
         Mapped {
             base,
@@ -50,8 +50,9 @@ impl Mapped {
         }
     }
 
-    /// As [`Mapped::new`], of memory whose stores the processor combines: a GPU's, over the
-    /// bus. Each store is fenced, before as a release has to be and after so that it goes out.
+    /// As [`Mapped::new`], for write-combining memory: GPU memory, which the CPU accesses over the
+    /// bus. Each store has a fence before it, as a release store needs, and one after it, which
+    /// flushes it.
     ///
     /// # Safety
     /// As [`Mapped::new`].
@@ -63,7 +64,8 @@ impl Mapped {
         }
     }
 
-    /// Release order, and speed, for memory where a release store alone has neither.
+    /// Fences write-combining memory: there a release store alone is neither ordered nor sent out
+    /// at once.
     #[inline]
     fn settle(&self) {
         if self.combining {
@@ -75,7 +77,7 @@ impl Mapped {
         self.len
     }
 
-    /// Where it begins, for calls that take addresses.
+    /// The start address, for calls that take addresses.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -126,19 +128,19 @@ impl Mapped {
         self.settle();
     }
 
-    /// As [`Mapped::store64`], for who has fenced everything just before.
+    /// As [`Mapped::store64`], for a caller that has fenced all earlier stores.
     pub fn store64_fenced(&self, offset: usize, value: u64) {
         self.word64(offset).store(value, Ordering::Release);
         self.settle();
     }
 
-    /// Stores and returns what was there.
+    /// Stores `value` and returns the previous one.
     #[cfg(feature = "emulated")]
     pub fn swap64(&self, offset: usize, value: u64) -> u64 {
         self.word64(offset).swap(value, Ordering::AcqRel)
     }
 
-    /// Stores `new` if `current` is there; returns what was.
+    /// Stores `new` if the value is `current`; returns the previous value.
     pub fn compare_swap64(&self, offset: usize, current: u64, new: u64) -> u64 {
         let word = self.word64(offset);
         match word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
@@ -146,13 +148,13 @@ impl Mapped {
         }
     }
 
-    /// Adds, wrapping; returns what was there.
+    /// Adds, wrapping; returns the previous value.
     #[cfg(feature = "emulated")]
     pub fn fetch_add64(&self, offset: usize, add: u64) -> u64 {
         self.word64(offset).fetch_add(add, Ordering::AcqRel)
     }
 
-    /// Copies out. Not atomic as a whole, but by the largest aligned words.
+    /// Copies bytes out. Each largest aligned word is atomic, the copy as a whole is not.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len(), 1);
         // SAFETY: inside the span, as checked; the span is only accessed atomically.
@@ -160,8 +162,8 @@ impl Mapped {
         fence(Ordering::Acquire);
     }
 
-    /// Copies in. Not atomic as a whole, but by the largest aligned words, from low addresses
-    /// to high ones.
+    /// Copies bytes in, from low addresses to high ones. Each largest aligned word is atomic, the
+    /// copy as a whole is not.
     pub fn write(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len(), 1);
         fence(Ordering::Release);
@@ -196,8 +198,8 @@ impl RingMemory for Mapped {
 
     #[inline]
     fn load32(&self, offset: usize) -> u32 {
-        // Pairs with the release store of whoever publishes the word: a NIC's completion entry,
-        // a stream's mark.
+        // Pairs with the release store of the writer that publishes the word: a NIC's CQE or a
+        // stream's mark.
         self.word32(offset).load(Ordering::Acquire)
     }
 

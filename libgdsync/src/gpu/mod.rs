@@ -1,9 +1,9 @@
-//! GPUs: memory, streams and submission, whatever runs them.
+//! GPUs: memory, streams and submission, for every GPU runtime.
 //!
-//! A [`Gpu`] is a handle on one GPU of one runtime, which has a folder here: `soft`, `cuda`. What a
-//! runtime does for the library stands in `runtime`; a new one needs a folder that implements it
-//! and a line in `RUNTIMES`. Streams belong to the application: the library enqueues on them,
-//! and never synchronises or destroys them.
+//! A [`Gpu`] is a handle on one GPU of one runtime. Each runtime has a folder here: `soft`, `cuda`.
+//! `runtime` holds the traits that a runtime implements for the library. A new runtime needs a
+//! folder that implements them and a line in `RUNTIMES`. Streams belong to the application: the
+//! library enqueues on them, and never synchronises or destroys them.
 
 mod alloc;
 mod consistency;
@@ -66,13 +66,13 @@ const RUNTIMES: &[Opener] = &[
     soft::OPENER,
 ];
 
-/// Those whose feature is off, by its name, which is theirs.
+/// The names of the runtimes that this build omits because their feature (of the same name) is off.
 const NOT_BUILT: &[&str] = &[
     #[cfg(not(feature = "soft"))]
     "soft",
 ];
 
-/// What streams of the software GPU can do, if its options do not say otherwise.
+/// The default capabilities of a software GPU's streams; its options can change them.
 #[doc(hidden)]
 pub const SOFT_CAPS: Caps = Caps {
     memops64: true,
@@ -87,15 +87,15 @@ pub const SOFT_CAPS: Caps = Caps {
     batch_limit: 255,
 };
 
-/// Counts GPUs and streams of this process, so that each has a number of its own. Relaxed:
-/// only uniqueness matters.
+/// Counts GPUs and streams of this process, so that each has a unique number. Relaxed: only
+/// uniqueness matters.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 pub(crate) fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// One GPU. Cheap to clone; all clones are the same GPU.
+/// A handle on one GPU. A clone is cheap and is a handle on the same GPU.
 #[derive(Clone)]
 pub struct Gpu(Arc<GpuInner>);
 
@@ -109,9 +109,9 @@ struct GpuInner {
     /// See [`Gpu::companion`].
     companion: OnceLock<Box<dyn Any + Send + Sync>>,
     modules: kernel::Loaded,
-    /// The library's own kernels, in the order of [`Entry::ALL`]; empty if it has none here.
+    /// The library's kernels, in the order of [`Entry::ALL`]; empty if this GPU runs none of them.
     kernels: Vec<Kernel>,
-    /// What `GDS_CONSISTENCY` says.
+    /// The policy that `GDS_CONSISTENCY` demands.
     wish: Option<Consistency>,
 }
 
@@ -122,17 +122,17 @@ impl fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// A GPU by name: `soft`, `cuda:1`, `cuda`, or `auto`: `cuda` if CUDA has a usable GPU, else
-    /// `soft`. Without the feature `soft`, `auto` is `cuda`.
+    /// Opens a GPU by name: `soft`, `cuda:1`, `cuda`, or `auto`: `cuda` if CUDA has a usable GPU,
+    /// else `soft`. Without the feature `soft`, `auto` is `cuda`.
     ///
     /// `cuda` is the first GPU that CUDA shows. In a job with several ranks on the host, it is the
-    /// GPU of the local rank (`MP_LOCAL_RANK`, or the variable of torchrun, Open MPI, Hydra or SLURM)
-    /// modulo the number of GPUs that CUDA shows. An event of the log says which one and why; more
-    /// ranks than GPUs is a warning.
+    /// GPU whose index is the local rank (`MP_LOCAL_RANK`, or the variable of torchrun, Open MPI,
+    /// Hydra or SLURM) modulo the number of GPUs that CUDA shows. A log event states the choice and
+    /// its reason. If the host has more ranks than GPUs, the library logs a warning.
     ///
     /// # Errors
     /// `Invalid` for another name, and for a local rank that is not a number; `Unsupported` for
-    /// `soft` in a build without that feature; else as [`Gpu::cuda`] and `Gpu::soft`.
+    /// `soft` in a build without that feature; other errors as [`Gpu::cuda`] and `Gpu::soft`.
     pub fn open(name: &str) -> Result<Gpu> {
         let GpuName::Of { runtime, index } = GpuName::parse(name)? else {
             return Gpu::best();
@@ -143,13 +143,13 @@ impl Gpu {
         }
     }
 
-    /// The first of [`RUNTIMES`] that has a usable GPU.
+    /// Opens the first of [`RUNTIMES`] that has a usable GPU.
     fn best() -> Result<Gpu> {
         let (last, others) = RUNTIMES.split_last().expect("there is one");
         for opener in others {
             match (opener.open)(None) {
                 Err(e) if auto_goes_on(e.kind()) => {
-                    tracing::info!(target: "gdsync", "no GPU of {}, because: {e}", opener.name);
+                    tracing::info!(target: "gdsync", "no usable {} GPU: {e}", opener.name);
                 }
                 other => return other,
             }
@@ -157,7 +157,8 @@ impl Gpu {
         (last.open)(None)
     }
 
-    /// The GPU that `GDS_GPU` names, as in [`Gpu::open`]; `auto` if it is not set.
+    /// Opens the GPU that `GDS_GPU` names, as [`Gpu::open`] does; `auto` if the variable is not
+    /// set.
     ///
     /// # Errors
     /// As [`Gpu::open`].
@@ -190,76 +191,77 @@ impl Gpu {
         })))
     }
 
-    /// The runtime and the device, for people: `soft gpu0`.
+    /// The runtime and the device as text for reports: `soft gpu0`.
     pub fn name(&self) -> String {
         self.0.runtime.gpu_name()
     }
 
-    /// What its streams can do.
+    /// The capabilities of this GPU's streams.
     pub fn caps(&self) -> &Caps {
         &self.0.caps
     }
 
-    /// The driver that steps the software devices beside this GPU, which is also its clock.
+    /// The driver that steps the software devices of this GPU; it is also the clock of the GPU.
     #[doc(hidden)]
     pub fn host(&self) -> &Arc<dyn Host> {
         self.0.runtime.host()
     }
 
-    /// Where submissions of this GPU's streams are traced.
+    /// The tracer of submissions on this GPU's streams.
     pub(crate) fn tracer(&self) -> &Tracer {
         &self.0.tracer
     }
 
-    /// Keeps the lines of the trace (`GDS_TRACE`) of this GPU's streams from now on, for
+    /// Starts to capture the trace lines (`GDS_TRACE`) of this GPU's streams, for
     /// [`Gpu::take_trace`].
     pub fn capture_trace(&self) {
         self.0.tracer.capture();
     }
 
-    /// The lines of the trace captured so far; capturing goes on.
+    /// Returns and clears the captured trace lines; the capture continues.
     pub fn take_trace(&self) -> Vec<String> {
         self.0.tracer.take()
     }
 
-    /// Ends the capture and answers the lines that were not taken yet: from now on tracing costs
-    /// nothing again.
+    /// Ends the capture and returns the lines that [`Gpu::take_trace`] did not return yet. From
+    /// then on tracing costs nothing again.
     pub fn finish_trace(&self) -> Vec<String> {
         self.0.tracer.finish()
     }
 
-    /// Whether both are the same GPU.
+    /// Whether both handles name the same GPU.
     pub fn is(&self, other: &Gpu) -> bool {
         self.0.id == other.0.id
     }
 
-    /// Which runtime runs it, for reports: `soft` or `cuda`.
+    /// The name of the runtime, for reports: `soft` or `cuda`.
     pub fn runtime_name(&self) -> &'static str {
         self.0.runtime.runtime_name()
     }
 
-    /// Whether it is a software GPU: threads of this process, on memory that the CPU reaches.
+    /// Whether it is a software GPU: threads of this process, which use memory that the CPU can
+    /// access.
     pub fn is_software(&self) -> bool {
         self.0.runtime.is_software()
     }
 
-    /// A number of the physical GPU, the same in every process; 0 for one that no other process
+    /// A number of the physical GPU, the same in every process; 0 for a GPU that no other process
     /// can share.
     pub(crate) fn identity(&self) -> u64 {
         self.0.runtime.identity()
     }
 
-    /// Where it is on the PCI bus, as `0000:3b:00.0`; `None` for one that is on none.
+    /// Its PCI address, as `0000:3b:00.0`; `None` for a GPU that is not on a PCI bus.
     pub(crate) fn pci(&self) -> Option<String> {
         self.0.runtime.pci()
     }
 
-    /// How many of its streams may wait at a time; `None`: any number.
+    /// The maximum number of this GPU's streams that may wait at a time; `None`: no limit.
     pub fn max_waiting_streams(&self) -> Option<u32> {
         Some(self.wait_limits()?.streams)
     }
 
-    /// What holds for its waiting streams; `None`: nothing.
+    /// The limits of this GPU's waiting streams; `None`: no limits.
     #[doc(hidden)]
     pub fn wait_limits(&self) -> Option<WaitLimits> {
         self.0.waiting.limits()
@@ -269,23 +271,24 @@ impl Gpu {
         &self.0.waiting
     }
 
-    /// What the layer above keeps beside this GPU, which only holds it; of one type.
+    /// State that the layer above keeps with this GPU. The GPU only stores it. All callers use one
+    /// type.
     pub(crate) fn companion<T: Default + Send + Sync + 'static>(&self) -> &T {
         let held = self.0.companion.get_or_init(|| Box::new(T::default()));
         held.downcast_ref().expect("one type")
     }
 
-    /// The consistency that the environment demands.
+    /// The consistency policy that the environment demands.
     pub(crate) fn wish(&self) -> Option<Consistency> {
         self.0.wish
     }
 
-    /// The kernel images that were loaded.
+    /// The kernel images that this GPU has loaded.
     fn modules(&self) -> &kernel::Loaded {
         &self.0.modules
     }
 
-    /// One of the library's own kernels, if it has them on this GPU.
+    /// One of the library's kernels; `None` if this GPU does not have them.
     fn own_kernel(&self, entry: Entry) -> Option<&Kernel> {
         self.0.kernels.get(entry as usize)
     }
@@ -298,32 +301,34 @@ impl Gpu {
         &*self.0.runtime
     }
 
-    /// Makes a stream. A convenience for programs without a GPU framework: the stream is the
-    /// caller's like any other.
+    /// Creates a stream, for programs without a GPU framework. The caller uses it as any other
+    /// stream.
     ///
-    /// CUDA's driver may hold up a call that makes a stream, and with it the whole process, while
-    /// any stream of the context waits. So 32 streams are made when the GPU is opened, and a stream
-    /// that is dropped serves again. When half of them are taken, others are made if all streams are
-    /// idle. What waits by calls beside this library is not known here: make streams before it.
+    /// While any stream of a CUDA context waits, the driver may block a call that creates a stream,
+    /// and the whole process with it. Therefore the library creates 32 streams when it opens the
+    /// GPU, and reuses a stream that is dropped. When half of them are in use, the library creates
+    /// more if all streams are idle. The library cannot see waits that the application enqueues by
+    /// other calls: create streams before those waits.
     ///
     /// # Errors
-    /// `TooManyWaits` on CUDA if those streams are taken while a stream waits; `System` if the
-    /// runtime has none left.
+    /// `TooManyWaits` on CUDA if all of these streams are in use while a stream waits; `System` if
+    /// the runtime cannot create another stream.
     pub fn stream(&self) -> Result<Stream> {
         let handle = self.0.runtime.new_stream(&|| self.0.waiting.any())?;
         Ok(Stream::new(self.clone(), handle))
     }
 
-    /// Makes visible, to work that is enqueued from now on, what NICs wrote to GPU memory before a
-    /// completion that the CPU has seen. Streams that wait for a completion themselves flush by
-    /// their wait. Under CUDA the start of later work is enough, so nothing is done.
+    /// Makes NIC writes to GPU memory visible to work that is enqueued from now on, if the CPU has
+    /// seen a completion that follows these writes. A stream that waits for a completion flushes as
+    /// part of its wait. Under CUDA the start of later work makes the writes visible, so this call
+    /// does nothing.
     pub fn flush_remote_writes(&self) {
         self.0.runtime.flush_remote_writes();
     }
 
-    /// Runs `batch` on `stream`: rewritten to what the runtime can do, cut at its limit,
-    /// traced. `scratch` keeps its memory for the next call; `submitted` is set once the stream
-    /// has taken something.
+    /// Submits `batch` on `stream`: rewrites it to the capabilities of the runtime, splits it at
+    /// the runtime's limit and traces it. `scratch` keeps its memory for the next call. `submitted`
+    /// is set once the stream has accepted a part.
     pub(crate) fn submit(
         &self,
         stream: &Stream,
@@ -360,7 +365,7 @@ mod tests {
     use crate::Kind;
 
     #[test]
-    fn a_name_that_no_runtime_has_is_refused() {
+    fn open_refuses_a_name_of_no_runtime() {
         for name in [
             "", "hip", "cuda:", "cuda:-1", "cuda:x", "soft:0", "auto:0", " cuda",
         ] {

@@ -1,27 +1,27 @@
-//! What the name of a GPU asks for, and what `auto` comes to.
+//! GPU names, and the choice that `auto` makes.
 
 use super::{NOT_BUILT, Opener, RUNTIMES};
 use crate::error::{Error, Kind, Result};
 
-/// What a name asks for.
+/// The GPU that a name selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuName {
     /// `auto`: the first runtime that has a usable GPU.
     Auto,
     /// A GPU of one runtime.
     Of {
-        /// The runtime's name; it may be one that this build does not have.
+        /// The runtime's name; this build may omit the runtime.
         runtime: &'static str,
-        /// Its number there; `None`: what the runtime chooses.
+        /// The GPU's index in the runtime; `None`: the runtime chooses.
         index: Option<u32>,
     },
 }
 
 impl GpuName {
-    /// What `name` asks for.
+    /// Parses a GPU name.
     ///
     /// # Errors
-    /// `Invalid` for a name that no runtime has.
+    /// `Invalid` for a name of no runtime.
     pub fn parse(name: &str) -> Result<GpuName> {
         let unknown = || {
             let numbered = |opener: &Opener| match opener.numbered {
@@ -48,8 +48,8 @@ impl GpuName {
     }
 }
 
-/// Whether `auto` goes on to the next runtime where one cannot be opened by an error of this kind:
-/// one that is broken is not replaced in silence.
+/// Whether `auto` tries the next runtime after an error of this kind. It does not replace a broken
+/// runtime silently.
 pub fn auto_goes_on(kind: Kind) -> bool {
     matches!(kind, Kind::Absent | Kind::Unsupported)
 }

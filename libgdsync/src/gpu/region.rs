@@ -1,4 +1,4 @@
-//! Memory that the GPU, NICs and the CPU share, and the words and spans carved from it.
+//! Memory that the GPU, NICs and the CPU share; words and spans of it.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -12,37 +12,37 @@ use crate::error::{Error, Kind, Result};
 use crate::memop::DevicePtr;
 use crate::ring::RingMemory;
 
-/// Where memory lies.
+/// The location of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
-    /// In the GPU. The CPU reaches it through a mapping made on first use.
+    /// In GPU memory. The CPU accesses it through a mapping that the first access creates.
     Device,
-    /// In the host, pinned; the GPU reaches it over the bus.
+    /// In host memory, pinned; the GPU accesses it over the bus.
     Pinned,
 }
 
-/// A piece of memory of one GPU. Clones are the same memory, which is freed when the last
-/// clone, registration and request in flight is gone. There is no access by reference: devices
-/// may write at any time, so bytes are copied in and out.
+/// A range of memory of one GPU. A clone is a handle on the same memory. The memory is freed when
+/// the last clone, registration and request in flight is gone. The library hands out no references
+/// to the memory, because devices may write it at any time: calls copy bytes in and out.
 #[derive(Clone)]
 pub struct Region(Arc<Inner>);
 
 struct Inner {
     gpu: Gpu,
     kind: MemoryKind,
-    /// The CPU's view, with what keeps it alive; an error says why there is none. Before the
-    /// allocation, so that it ends first.
+    /// The CPU's view and its mapping; the error states why there is none. The field is declared
+    /// before the allocation so that it is dropped first.
     view: OnceLock<Result<View, String>>,
     allocation: Allocation,
-    /// The application's buffer behind it, which the allocation's owner holds too. Nothing
-    /// touches the vector before all of these are gone.
+    /// The application's buffer, which the allocation's owner holds too. No code accesses the
+    /// vector before all handles are gone.
     buffer: Option<Arc<Vec<u8>>>,
 }
 
 const GIVE_BACK: &str = "give buffer back";
 
-/// A region that may be gone.
+/// A weak handle on a region, which may be freed.
 #[derive(Clone)]
 pub(crate) struct WeakRegion(Weak<Inner>);
 
@@ -76,7 +76,7 @@ impl Region {
         }))
     }
 
-    /// A region of `buffer`, which the owner of `allocation` holds too.
+    /// Makes a region of `buffer`, which the owner of `allocation` holds too.
     pub(super) fn of_vec(gpu: Gpu, allocation: Allocation, buffer: Arc<Vec<u8>>) -> Region {
         Region(Arc::new(Inner {
             gpu,
@@ -87,24 +87,25 @@ impl Region {
         }))
     }
 
-    /// Gives the buffer back that [`Gpu::adopt_vec`] took, once nothing else can reach it: waits,
-    /// at most `limit`, until this is the last handle on the memory and every stream of the GPU
-    /// has run what had been enqueued by then.
+    /// Returns the buffer that [`Gpu::adopt_vec`] took. The call waits, at most for `limit`, until
+    /// this is the last handle on the memory and every stream of the GPU has run the work that was
+    /// enqueued by then.
     ///
     /// # Errors
-    /// The region as well: `Timeout`, naming what still reaches it, or `Invalid` if it was not
-    /// made of a buffer.
+    /// Each error returns the region unchanged. `Timeout` names what still uses the memory;
+    /// `Invalid` if the region was not made from a buffer.
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Region, Error)> {
         let deadline = self.gpu().host().now() + limit;
         match self.check_buffer().and_then(|()| self.settle(0, deadline)) {
-            // SAFETY: just waited for.
+            // SAFETY: `settle` has waited until no other handle and no stream reaches the memory.
             Ok(()) => Ok(unsafe { self.release() }),
             Err(e) => Err((self, e)),
         }
     }
 
-    /// The buffer that [`Gpu::adopt_vec`] took, if this is the only handle and the region was not
-    /// used yet; otherwise a copy of it. Empty if the region was not made of a buffer.
+    /// Returns the buffer that [`Gpu::adopt_vec`] took if this is the only handle and the region is
+    /// unused; otherwise a copy of it. The result is empty if the region was not made from a
+    /// buffer.
     #[doc(hidden)]
     pub fn into_untouched_vec(self) -> Vec<u8> {
         self.into_vec(Duration::ZERO).unwrap_or_else(|(region, _)| {
@@ -117,21 +118,21 @@ impl Region {
     }
 
     /// # Errors
-    /// `Invalid` if it was not made of a buffer.
+    /// `Invalid` if the region was not made from a buffer.
     pub(crate) fn check_buffer(&self) -> Result<()> {
         match self.0.buffer {
             Some(_) => Ok(()),
             None => {
-                let what = format!("{self:?} was not made of a buffer");
+                let what = format!("{self:?} was not made from a buffer");
                 Err(Error::new(GIVE_BACK, Kind::Invalid, what))
             }
         }
     }
 
-    /// Waits until nothing but this handle and `more` that the caller knows reach the memory.
+    /// Waits until only this handle and `more` handles that the caller knows reach the memory.
     ///
     /// # Errors
-    /// `Timeout`, naming what does.
+    /// `Timeout` names what still reaches it.
     pub(crate) fn settle(&self, more: usize, deadline: Time) -> Result<()> {
         let host = self.gpu().host();
         let late = |why: String| Err(Error::new(GIVE_BACK, Kind::Timeout, why));
@@ -142,11 +143,11 @@ impl Region {
                 "{self:?}: {others} other handles, registrations or requests in flight hold it"
             ));
         }
-        // No stream is given more of it from here on.
+        // No stream can enqueue work on the memory from here on.
         let ends = self.gpu().runtime().ends();
         if !host.wait_until(Some(deadline), &mut || ends.is_reached()) {
             return late(format!(
-                "{self:?}: a stream of {:?} has not run what was enqueued before, which may name it",
+                "{self:?}: a stream of {:?} still has enqueued work that may use this memory",
                 self.gpu()
             ));
         }
@@ -156,10 +157,10 @@ impl Region {
     /// Frees the region and returns the buffer.
     ///
     /// # Safety
-    /// It was made of one, and after the last time that it was settled nobody had a handle on it
-    /// to enqueue with.
+    /// The region was made from a buffer, and no other handle existed after it was last settled
+    /// that could enqueue work on it.
     pub(crate) unsafe fn release(self) -> Vec<u8> {
-        // Remote writes that are still in flight hold the memory.
+        // Releases the memory for remote writes that are still in flight.
         self.gpu().flush_remote_writes();
         let buffer = self.0.buffer.clone().unwrap_or_default();
         if let Some(inner) = Arc::into_inner(self.0) {
@@ -172,37 +173,37 @@ impl Region {
         Arc::unwrap_or_clone(buffer)
     }
 
-    /// The GPU it belongs to.
+    /// The GPU that the memory belongs to.
     pub fn gpu(&self) -> &Gpu {
         &self.0.gpu
     }
 
-    /// Where it lies.
+    /// The location of the memory.
     pub fn kind(&self) -> MemoryKind {
         self.0.kind
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.0.allocation.len
     }
 
-    /// Never: a region has at least one byte.
+    /// Always `false`: a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Its address on the GPU.
+    /// The address on the GPU.
     pub fn addr(&self) -> DevicePtr {
         self.0.allocation.addr
     }
 
-    /// What is behind it.
+    /// The runtime's object for this memory.
     pub(super) fn backing(&self) -> &dyn Backing {
         &*self.0.allocation.backing
     }
 
-    /// How many handles on this memory there are.
+    /// The number of handles on this memory.
     pub(crate) fn handles(&self) -> usize {
         Arc::strong_count(&self.0)
     }
@@ -211,7 +212,7 @@ impl Region {
         WeakRegion(Arc::downgrade(&self.0))
     }
 
-    /// The CPU's view of it, for access by plain loads and stores.
+    /// The CPU's view of the memory, for plain loads and stores.
     ///
     /// # Errors
     /// `Unsupported` if this memory cannot be mapped for the CPU.
@@ -230,7 +231,7 @@ impl Region {
         }
     }
 
-    /// Memory of the host as the CPU has it, also that of a soft GPU; `None` for a GPU's.
+    /// The CPU's view of host memory, and of any memory of a soft GPU; `None` for GPU memory.
     pub(crate) fn host_view(&self) -> Option<Mapped> {
         match self.gpu().is_software() {
             true => self.mapped().ok(),
@@ -238,7 +239,7 @@ impl Region {
         }
     }
 
-    /// As [`Region::mapped`], only if that costs nothing.
+    /// As [`Region::mapped`], but only if the view exists already.
     #[cfg(feature = "emulated")]
     pub(crate) fn mapped_already(&self) -> Option<Mapped> {
         let view = || Some(self.0.view.get()?.as_ref().ok()?.mapped);
@@ -261,17 +262,17 @@ impl Region {
             return Err(Error::new(
                 operation,
                 Kind::Invalid,
-                format!("{len} bytes aligned to {align} at offset {offset} of {self:?}"),
+                format!("{self:?} has no {len} bytes aligned to {align} at offset {offset}"),
             )
             .limit(self.len() as u64));
         }
         Ok(())
     }
 
-    /// The 32-bit word at `offset`.
+    /// The 32-bit word at byte `offset`.
     ///
     /// # Errors
-    /// `Invalid` if it does not lie in the region or is not aligned to 4.
+    /// `Invalid` if the word is not inside the region or not aligned to 4 bytes.
     pub fn word32(&self, offset: usize) -> Result<Word32> {
         self.check("carve word", offset, 4, 4)?;
         Ok(Word32 {
@@ -280,10 +281,10 @@ impl Region {
         })
     }
 
-    /// The 64-bit word at `offset`.
+    /// The 64-bit word at byte `offset`.
     ///
     /// # Errors
-    /// `Invalid` if it does not lie in the region or is not aligned to 8.
+    /// `Invalid` if the word is not inside the region or not aligned to 8 bytes.
     pub fn word64(&self, offset: usize) -> Result<Word64> {
         self.check("carve word", offset, 8, 8)?;
         Ok(Word64 {
@@ -292,10 +293,10 @@ impl Region {
         })
     }
 
-    /// The `len` bytes at `offset`.
+    /// The `len` bytes at byte `offset`.
     ///
     /// # Errors
-    /// `Invalid` if they do not lie in the region.
+    /// `Invalid` if the bytes are not inside the region.
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         self.check("carve span", offset, len, 1)?;
         Ok(Span {
@@ -305,11 +306,11 @@ impl Region {
         })
     }
 
-    /// Copies bytes out: by the CPU where it reaches the memory, else by a copy engine, beside
-    /// all streams.
+    /// Copies bytes out of the region: by the CPU if it can access the memory, else by a copy
+    /// engine, independent of all streams.
     ///
     /// # Errors
-    /// `Invalid` outside the region; `System` or `DeviceLost` if the copy fails.
+    /// `Invalid` if the range is not inside the region; `System` or `DeviceLost` if the copy fails.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check("read region", offset, into.len(), 1)?;
         match self.mapped() {
@@ -319,7 +320,7 @@ impl Region {
         Ok(())
     }
 
-    /// Copies bytes in, as [`Region::read`] copies them out.
+    /// Copies bytes into the region: by the CPU or by a copy engine, as [`Region::read`] does.
     ///
     /// # Errors
     /// As [`Region::read`].
@@ -343,17 +344,17 @@ macro_rules! word {
         }
 
         impl $name {
-            /// The region it lies in.
+            /// The region that contains the word.
             pub fn region(&self) -> &Region {
                 &self.region
             }
 
-            /// Its address on the GPU.
+            /// The address on the GPU.
             pub fn addr(&self) -> DevicePtr {
                 self.region.addr().offset(self.offset as u64)
             }
 
-            /// Its value now, with acquire.
+            /// Loads the current value, with acquire ordering.
             ///
             /// # Errors
             /// As [`Region::read`].
@@ -366,7 +367,7 @@ macro_rules! word {
                 Ok(<$value>::from_ne_bytes(bytes))
             }
 
-            /// Stores a value, with release, and tells the software devices.
+            /// Stores a value, with release ordering, and wakes the software devices.
             ///
             /// # Errors
             /// As [`Region::write`].
@@ -389,11 +390,12 @@ macro_rules! word {
 }
 
 impl Word64 {
-    /// Stores `new`, as [`Word64::store`] does, if the value is still `current`; answers what was
-    /// there. A write of a NIC's or a GPU's to host memory comes before it or behind it.
+    /// Stores `new`, as [`Word64::store`] does, if the value is still `current`, and returns the
+    /// value before the call. The operation is atomic also with respect to writes of NICs and GPUs
+    /// to host memory.
     ///
     /// # Errors
-    /// The memory is none that the CPU reaches.
+    /// `Unsupported` if the CPU cannot access the memory.
     pub fn compare_swap(&self, current: u64, new: u64) -> Result<u64> {
         let before = self
             .region
@@ -403,7 +405,7 @@ impl Word64 {
         Ok(before)
     }
 
-    /// The CPU's view of it.
+    /// The CPU's view of the word.
     pub(crate) fn mapped(&self) -> Result<Mapped> {
         Ok(self.region.mapped()?.part(self.offset, 8))
     }
@@ -418,7 +420,7 @@ word!(
     Word64, u64, load64, store64
 );
 
-/// Some bytes of a region.
+/// A range of bytes of a region.
 #[derive(Clone)]
 pub struct Span {
     region: Region,
@@ -427,22 +429,22 @@ pub struct Span {
 }
 
 impl Span {
-    /// The region it lies in.
+    /// The region that contains the bytes.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Its address on the GPU.
+    /// The address on the GPU.
     pub fn addr(&self) -> DevicePtr {
         self.region.addr().offset(self.offset as u64)
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the span has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,10 +1,10 @@
-//! What a GPU runtime does for the library: five traits ([`Runtime`], [`Backing`],
+//! The interface of a GPU runtime to the library: five traits ([`Runtime`], [`Backing`],
 //! [`StreamHandle`], [`EventHandle`], [`ModuleHandle`]), which the folder of each runtime
 //! implements.
 //!
-//! A handle is what its runtime made, behind its trait: what is enqueued is one virtual call a
-//! batch. Where a handle may be of another runtime (an event to wait for, a kernel to launch) the
-//! runtime asks for its own type and refuses any other.
+//! A handle is an object of its runtime behind the handle's trait. A submission costs one virtual
+//! call a batch. Where the caller may pass a handle of another runtime (an event to wait for, a
+//! kernel to launch), the runtime downcasts it to its own type and refuses any other.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -20,32 +20,33 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
 use crate::memop::{Caps, DevicePtr, Op};
 
-/// A runtime as [`Gpu::open`] finds it.
+/// A runtime, as [`Gpu::open`] finds it.
 pub(crate) struct Opener {
     pub name: &'static str,
-    /// Whether it has several GPUs, which a name may number.
+    /// Whether the runtime has several GPUs, which a name selects by number.
     pub numbered: bool,
-    /// Opens the GPU of this number, or the one for this process.
+    /// Opens the GPU with this number; `None`: the GPU that the runtime chooses for this process.
     pub open: fn(Option<u32>) -> Result<Gpu>,
 }
 
-/// Keeps something of the application's that was handed in, until it is dropped.
+/// An object of the application that keeps memory alive. The library drops it when it no longer
+/// uses the memory.
 pub(crate) type Owner = Box<dyn Send + Sync>;
 
 /// One GPU of a runtime.
 ///
-/// Memory that is given back while operations enqueued before still use it stays accessible
-/// until these have run.
+/// A runtime keeps memory accessible after its release until every operation that was enqueued
+/// before the release and uses the memory has run.
 pub(crate) trait Runtime: Any + Send + Sync + fmt::Debug {
-    /// The GPU, for people: `soft gpu0`.
+    /// The GPU as text for reports: `soft gpu0`.
     fn gpu_name(&self) -> String;
-    /// The runtime, for reports: `soft`.
+    /// The runtime as text for reports: `soft`.
     fn runtime_name(&self) -> &'static str;
-    /// Whether threads of this process run it, in memory that the CPU reaches.
+    /// Whether threads of this process run the GPU, on memory that the CPU can access.
     fn is_software(&self) -> bool {
         false
     }
-    /// The physical GPU; 0 if it is this process's alone.
+    /// The number of the physical GPU; 0 if only this process can use it.
     fn identity(&self) -> u64 {
         0
     }
@@ -54,22 +55,22 @@ pub(crate) trait Runtime: Any + Send + Sync + fmt::Debug {
         None
     }
     fn caps(&self) -> Caps;
-    /// `None`: any number of streams may wait.
+    /// `None`: any number of streams may wait at a time.
     fn wait_limits(&self) -> Option<WaitLimits>;
-    /// Whether a copy within host memory blocks the caller until the stream comes to it.
+    /// Whether a copy within host memory blocks the caller until the stream reaches it.
     fn host_copy_blocks(&self) -> bool {
         false
     }
     fn host(&self) -> &Arc<dyn Host>;
     fn allocate(&self, kind: MemoryKind, len: usize) -> Result<Allocation>;
-    /// Host memory, and what keeps it, which is dropped when no stream can reach the memory.
+    /// Registers host memory. The runtime drops `owner` when no stream can reach the memory.
     ///
     /// # Safety
-    /// The memory stays valid, and is not unmapped, until `owner` is dropped; without one, until
-    /// the allocation is dropped and what was enqueued before has run.
+    /// The memory stays valid, and is not unmapped, until `owner` is dropped. Without an owner, it
+    /// does until the allocation is dropped and the work enqueued before that has run.
     unsafe fn register(&self, ptr: *mut u8, len: usize, owner: Option<Owner>)
     -> Result<Allocation>;
-    /// Memory that the application allocated by the runtime itself.
+    /// Adopts memory that the application allocated by calls of the runtime.
     ///
     /// # Safety
     /// As for [`Runtime::register`].
@@ -84,69 +85,70 @@ pub(crate) trait Runtime: Any + Send + Sync + fmt::Debug {
     unsafe fn open_shared(&self, shared: &SharedMemory) -> Result<Allocation>;
     /// `waits` says whether a stream of the GPU is known to wait.
     fn new_stream(&self, waits: &dyn Fn() -> bool) -> Result<Arc<dyn StreamHandle>>;
-    /// How far all streams have been enqueued, those too whose handles are gone.
+    /// The current end of every stream, also of streams whose handles are dropped.
     fn ends(&self) -> Ends;
     /// See [`Gpu::flush_remote_writes`].
     fn flush_remote_writes(&self);
-    /// Has the CPU wait until what NICs wrote to GPU memory is visible to it, whatever streams
-    /// are doing.
+    /// Blocks the CPU until the NIC writes to GPU memory are visible to it, independent of the
+    /// streams.
     fn host_flush(&self) -> Result<()>;
-    /// Loads the kernels of an image, for good.
+    /// Loads the kernels of an image. They are never unloaded.
     fn load(&self, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>>;
-    /// As [`Runtime::load`], from code in the runtime's own form.
+    /// As [`Runtime::load`], from binary code of the runtime.
     fn load_binary(&self, code: &[u8]) -> Result<Arc<dyn ModuleHandle>>;
 }
 
-/// Memory that a runtime gave or registered.
+/// Memory that a runtime allocated or registered.
 pub(crate) struct Allocation {
     pub addr: DevicePtr,
     pub len: usize,
-    /// Where the CPU reaches it, if it does without a mapping of its own.
+    /// The CPU's view, if the CPU can access the memory without a separate mapping.
     pub cpu: Option<Mapped>,
     pub backing: Box<dyn Backing>,
 }
 
-/// What is behind a region.
+/// The runtime's object for the memory of a region.
 pub(crate) trait Backing: Any + Send + Sync {
-    /// Copies out by a copy engine; `None` where there is none to be used.
+    /// Copies bytes out by a copy engine; `None` if no copy engine can be used.
     fn read(&self, _offset: usize, _into: &mut [u8]) -> Option<Result<()>> {
         None
     }
-    /// Copies in, as [`Backing::read`] copies out.
+    /// Copies bytes in by a copy engine; `None` as for [`Backing::read`].
     fn write(&self, _offset: usize, _from: &[u8]) -> Option<Result<()>> {
         None
     }
-    /// Maps it for the CPU.
+    /// Maps the memory for the CPU.
     fn map(&self) -> Result<View>;
     /// See [`Region::share`](super::Region::share).
     fn share(&self) -> Result<SharedMemory>;
-    /// `kept`: the descriptor, or what is made of it, may outlive the memory.
+    /// Exports a dma-buf. `kept`: the descriptor, or an object made from it, may outlive the
+    /// memory.
     fn dma_buf(&self, kept: bool) -> Result<(OwnedFd, u64)>;
-    /// Frees it at once.
+    /// Frees the memory at once.
     ///
     /// # Safety
-    /// Every enqueued operation that names it is known to have run.
+    /// Every enqueued operation that uses the memory has run.
     unsafe fn release(self: Box<Self>);
 }
 
-/// The CPU's own mapping of device memory.
+/// The CPU's mapping of device memory.
 pub(crate) struct View {
     pub mapped: Mapped,
-    /// Keeps what `mapped` points into.
+    /// Keeps the mapping that `mapped` points into.
     pub _mapping: Box<dyn Send + Sync>,
 }
 
-/// A stream as its runtime knows it.
+/// A stream of the runtime.
 pub(crate) trait StreamHandle: Any + Send + Sync + fmt::Debug {
     fn submit(&self, ops: &[Op]) -> Result<()>;
     fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()>;
     fn copy(&self, transfer: &Transfer) -> Result<()>;
     fn record(&self) -> Result<Arc<dyn EventHandle>>;
     fn wait_event(&self, event: &dyn EventHandle) -> Result<()>;
-    /// Whether everything enqueued has run.
+    /// Whether the stream has completed all enqueued work.
     fn is_idle(&self) -> Result<bool>;
     fn is_capturing(&self) -> Result<bool>;
-    /// Waits until everything enqueued has run; `false` if the deadline passed first.
+    /// Waits until the stream has completed all enqueued work; `false` on timeout.
     fn synchronize(&self, host: &dyn Host, deadline: Option<Time>) -> Result<bool> {
         let mut result = Ok(false);
         host.wait_until(deadline, &mut || {
@@ -155,33 +157,33 @@ pub(crate) trait StreamHandle: Any + Send + Sync + fmt::Debug {
         });
         result
     }
-    /// The application's last handle on the stream goes away.
+    /// Called when the application drops its last handle on the stream.
     fn leave(&self) -> Left {
         Left::Ours
     }
-    /// Gives up what keeps the application's stream.
+    /// Returns the owner of the application's stream, if there is one, and stops holding it.
     fn release(&self) -> Option<Owner> {
         None
     }
-    /// The runtime's own handle; null if it has none.
+    /// The runtime's native handle; null if the runtime has none.
     fn raw(&self) -> *mut c_void {
         std::ptr::null_mut()
     }
-    /// Tells the runtime the stream's number in traces and errors.
+    /// Sets the stream's number for traces and errors.
     fn set_number(&self, _id: u64) {}
 }
 
-/// What becomes of a stream without a handle.
+/// The state of a stream after its last handle is dropped.
 pub(crate) enum Left {
-    /// It may be asked as long as it is held.
+    /// The library owns the stream and can query it as long as it holds the handle.
     Ours,
-    /// Its owner may destroy it, and it has nothing to do, or that cannot be known.
+    /// The application may destroy the stream, and it is idle or its state cannot be queried.
     Done,
-    /// Its owner may destroy it; this tells when its work is done.
+    /// The application may destroy the stream; this event is done when the stream's work is.
     Busy(Arc<dyn EventHandle>),
 }
 
-/// An event as its runtime knows it.
+/// An event of the runtime.
 pub(crate) trait EventHandle: Any + Send + Sync {
     fn is_done(&self) -> Result<bool>;
 }
@@ -191,17 +193,18 @@ pub(crate) trait ModuleHandle: Send + Sync {
     fn kernel(&self, name: &str) -> Result<Kernel>;
 }
 
-/// How far the streams of a GPU were enqueued when it was taken.
+/// The end of every stream of a GPU at one moment; the function says whether all streams reached
+/// theirs.
 pub(crate) struct Ends(pub Box<dyn Fn() -> bool + Send + Sync>);
 
 impl Ends {
-    /// Whether they have run all of it.
+    /// Whether all streams have run the work that was enqueued at that moment.
     pub fn is_reached(&self) -> bool {
         (self.0)()
     }
 }
 
-/// The refusal of a handle that is not one of this GPU's.
+/// The error for a handle that belongs to another GPU.
 #[cold]
 pub(crate) fn foreign(what: &str, gpu: &str) -> Error {
     Error::new("use", Kind::Foreign, format!("{what} on {gpu}"))

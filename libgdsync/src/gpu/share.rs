@@ -1,33 +1,34 @@
-//! GPU memory for other processes and other drivers: handles that travel, descriptors, dma-bufs.
+//! GPU memory shared with other processes and drivers: IPC handles, file descriptors, dma-bufs.
 
 use std::os::fd::OwnedFd;
 
 use super::{Gpu, MemoryKind, Region};
 use crate::error::{Error, Kind, Result};
 
-/// How another process of this host reaches a piece of device memory, on a GPU of the same
-/// runtime. Not the memory itself: the process that made it must keep the region until the other
-/// has opened it, and with [`SharedMemory::Ipc`] as long as the other uses it.
+/// A handle by which another process of this host opens device memory, on a GPU of the same
+/// runtime. The handle does not own the memory: the process that allocated the memory must keep the
+/// region until the other process has opened it, and with [`SharedMemory::Ipc`] as long as the
+/// other process uses it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SharedMemory {
-    /// A handle of the runtime's (CUDA: IPC), plain bytes that can be sent anywhere.
+    /// A handle of the runtime (CUDA: IPC): plain bytes, which can be sent by any channel.
     Ipc {
         /// The handle.
         handle: [u8; 64],
-        /// Where the region begins in the allocation that the handle names.
+        /// Offset of the region, in bytes, in the allocation that the handle names.
         offset: u64,
         /// The region's length in bytes.
         len: u64,
     },
-    /// A file descriptor, to be passed over a Unix socket; it keeps the memory alive.
+    /// A file descriptor, to be sent over a Unix socket. It keeps the memory alive.
     File {
-        /// The descriptor. On CUDA it gives access to the whole pages of the driver's, 2 MiB each
-        /// as a rule, in which the region lies: to neighbours too, unless the region was made by
-        /// [`Gpu::alloc_exportable`]. On a soft GPU each region of device memory has a file of its
-        /// own.
+        /// The descriptor. On CUDA it gives access to whole pages of the driver, usually 2 MiB
+        /// each, which contain the region and possibly neighbouring regions; a region made by
+        /// [`Gpu::alloc_exportable`] shares no page. On a soft GPU each region of device memory has
+        /// a separate file.
         fd: OwnedFd,
-        /// Where the region begins in what the descriptor names.
+        /// Offset of the region, in bytes, in the memory that the descriptor names.
         offset: u64,
         /// The region's length in bytes.
         len: u64,
@@ -35,11 +36,12 @@ pub enum SharedMemory {
 }
 
 impl Gpu {
-    /// Allocates device memory, zeroed, whose [`Region::share`] is a file descriptor. On CUDA it
-    /// takes whole units of the driver's, 2 MiB each as a rule.
+    /// Allocates device memory, zeroed, that [`Region::share`] exports as a file descriptor. On
+    /// CUDA the allocation takes whole units of the driver, usually 2 MiB each.
     ///
     /// # Errors
-    /// `Unsupported` if the driver cannot; `Invalid` for length zero; `System`.
+    /// `Unsupported` if the driver lacks the calls; `Invalid` for length 0; `System` if the driver
+    /// refuses.
     pub fn alloc_exportable(&self, len: usize) -> Result<Region> {
         if len == 0 {
             let (operation, what) = ("allocate exportable memory", "a region of 0 bytes");
@@ -49,16 +51,16 @@ impl Gpu {
         Ok(Region::new(self.clone(), MemoryKind::Device, allocation))
     }
 
-    /// Memory that another process, or another GPU of this one, shared.
+    /// Opens memory that another process, or another GPU of this process, has shared.
     ///
     /// # Safety
     /// With [`SharedMemory::Ipc`] the other process keeps its region as long as anything in this
-    /// one can reach it: as a rule, until this process has ended. [`SharedMemory::File`] keeps
-    /// the memory itself.
+    /// process can reach it: usually until this process has ended. [`SharedMemory::File`] keeps the
+    /// memory alive by itself.
     ///
     /// # Errors
-    /// `Unsupported` if runtime or driver cannot; `Invalid` for a handle or length that is none;
-    /// `System` if the driver refuses.
+    /// `Unsupported` if the runtime or the driver lacks the calls; `Invalid` for an invalid handle
+    /// or length; `System` if the driver refuses.
     pub unsafe fn open_shared(&self, shared: &SharedMemory) -> Result<Region> {
         // SAFETY: the caller's promise.
         let allocation = unsafe { self.runtime().open_shared(shared)? };
@@ -67,20 +69,20 @@ impl Gpu {
 }
 
 impl Region {
-    /// How another process of this host reaches this device memory.
+    /// Exports this device memory for another process of this host.
     ///
     /// # Errors
-    /// `Unsupported` for memory that is not the GPU's; `System` if the driver refuses.
+    /// `Unsupported` for memory that is not GPU memory; `System` if the driver refuses.
     pub fn share(&self) -> Result<SharedMemory> {
         self.backing().share()
     }
 
-    /// This device memory as a dma-buf, which RDMA drivers register: the descriptor, which keeps the
-    /// memory alive, and where the region begins in it. Of a soft GPU it is a memory file, which
-    /// stands for one with virtual NICs.
+    /// Exports this device memory as a dma-buf, which RDMA drivers can register: the descriptor,
+    /// which keeps the memory alive, and the byte offset of the region in it. On a soft GPU it is a
+    /// memory file, which virtual NICs accept in place of a dma-buf.
     ///
     /// # Errors
-    /// `Unsupported` for memory that is not in the GPU, or a driver that cannot.
+    /// `Unsupported` for memory that is not GPU memory, or if the driver lacks the call.
     pub fn dma_buf(&self) -> Result<(OwnedFd, u64)> {
         self.backing().dma_buf(true)
     }

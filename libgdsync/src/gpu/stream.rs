@@ -1,4 +1,4 @@
-//! Streams of the application, and what is enqueued on them.
+//! Streams of the application, and the calls that enqueue work on them.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -18,7 +18,8 @@ use crate::kernels::{Entry, Transfer};
 #[cfg(feature = "internals")]
 use crate::memop::Batch;
 
-/// Submissions that `operations` are cut into at most, of which up to `glued` stay together.
+/// The maximum number of submissions that `operations` are split into, if up to `glued` operations
+/// must stay together.
 pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 {
     let filled = (limit + 1).saturating_sub(glued).max(1);
     if operations < filled {
@@ -27,13 +28,15 @@ pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 
     u32::try_from(1 + operations / filled).unwrap_or(u32::MAX)
 }
 
-/// A stream of the application: work enqueued on it runs in order. Clones are the same stream.
+/// A stream of the application. Work enqueued on it runs in order. A clone is a handle on the same
+/// stream.
 ///
-/// Once the last clone is dropped the library makes no call on the stream any more, whatever is
-/// still in flight: the application may destroy it.
+/// Once the last clone is dropped, the library makes no call on the stream any more, even if work
+/// is in flight: the application may destroy the stream.
 pub struct Stream {
     inner: Arc<StreamInner>,
-    /// One of the application's handles, as opposed to what a [`WeakStream`] lends.
+    /// Whether this is a handle of the application; `false` for the stream that a [`WeakStream`]
+    /// lends.
     counted: bool,
 }
 
@@ -46,10 +49,11 @@ pub(crate) struct StreamInner {
     id: u64,
     gpu: Gpu,
     handle: Arc<dyn StreamHandle>,
-    /// How many handles the application has. Counted down with release and read with acquire under
-    /// the lock of `gone`, so that the end of the stream comes behind every use by a handle.
+    /// The number of the application's handles. Decremented with release and read with acquire
+    /// under the lock of `gone`, so that the end of the stream is ordered after every use by a
+    /// handle.
     handles: AtomicUsize,
-    /// Held while the stream is used without a handle, and while the last handle goes away.
+    /// Locked while the stream is used without a handle, and while the last handle is dropped.
     gone: Mutex<Option<Left>>,
 }
 
@@ -58,7 +62,7 @@ impl StreamInner {
     #[cold]
     fn leave(&self) {
         let mut gone = self.gone.lock();
-        // It may have been adopted again meanwhile.
+        // The stream may have been adopted again meanwhile.
         if gone.is_some() || self.handles.load(Ordering::Acquire) != 0 {
             return;
         }
@@ -70,7 +74,7 @@ impl StreamInner {
         }
         *gone = Some(left);
         drop(gone);
-        // Foreign code: outside the lock.
+        // The owner's drop is foreign code: it runs outside the lock.
         drop(self.handle.release());
     }
 }
@@ -98,7 +102,8 @@ impl Drop for Stream {
     }
 }
 
-/// A stream lent by a [`WeakStream`]. The drop of a last handle waits until this is given back.
+/// A stream borrowed from a [`WeakStream`]. The drop of the last handle waits until this value is
+/// dropped.
 #[doc(hidden)]
 pub struct Lent<'a> {
     stream: &'a Stream,
@@ -114,12 +119,12 @@ impl Deref for Lent<'_> {
 }
 
 impl WeakStream {
-    /// The stream's number, see [`Stream::id`].
+    /// The stream's number; see [`Stream::id`].
     pub fn id(&self) -> u64 {
         self.0.id()
     }
 
-    /// The stream, unless the application's last handle on it is gone.
+    /// Borrows the stream; `None` if the application's last handle on it is dropped.
     pub fn lend(&self) -> Option<Lent<'_>> {
         let gone = self.0.inner.gone.lock();
         gone.is_none().then_some(Lent {
@@ -128,8 +133,8 @@ impl WeakStream {
         })
     }
 
-    /// Whether the application's last handle is gone and everything that the stream was given has
-    /// run. Streams of a lost GPU have ended; with any other error nothing is known.
+    /// Whether the application's last handle is dropped and all enqueued work has run. Streams of a
+    /// lost GPU have ended. On any other error the answer is `false`.
     pub fn has_ended(&self) -> bool {
         let inner = &self.0.inner;
         let ended = match &*inner.gone.lock() {
@@ -141,7 +146,7 @@ impl WeakStream {
         ended.unwrap_or_else(|e| e.kind() == Kind::DeviceLost)
     }
 
-    /// Has `stream` wait until this one has run everything that it was given so far.
+    /// Makes `stream` wait until this stream has run all work enqueued so far.
     ///
     /// # Errors
     /// Those of [`Stream::record`] and [`Stream::wait_event`].
@@ -157,20 +162,20 @@ impl WeakStream {
     }
 }
 
-/// The application's own streams that have a [`Stream`] now: one each, so that what is posted
-/// by several handles on a stream is known to be in order.
+/// The application's streams that have a [`Stream`] now. Each has only one, so that the library
+/// knows the order of the work that several handles enqueue on it.
 #[derive(Default)]
 pub(crate) struct Adopted(Mutex<Vec<Weak<StreamInner>>>);
 
 impl Adopted {
-    /// The stream that is `raw` to its runtime; made by `make` if there is none.
+    /// The stream with the native handle `raw`; `make` creates it if it is not known.
     ///
     /// # Errors
     /// Those of `make`.
     pub fn get(&self, raw: *mut c_void, make: impl FnOnce() -> Result<Stream>) -> Result<Stream> {
         let mut known = self.0.lock();
         for inner in known.iter().filter_map(Weak::upgrade) {
-            // One that is gone may have been destroyed, and its place given to another stream.
+            // A stream without handles may have been destroyed, and its address reused for another.
             let gone = inner.gone.lock();
             if inner.handle.raw() == raw && gone.is_none() {
                 inner.handles.fetch_add(1, Ordering::Relaxed);
@@ -209,7 +214,7 @@ impl Stream {
         }
     }
 
-    /// Remembers the stream without holding it.
+    /// A weak reference, which does not keep a handle on the stream.
     #[doc(hidden)]
     #[inline]
     pub fn downgrade(&self) -> WeakStream {
@@ -219,12 +224,12 @@ impl Stream {
         })
     }
 
-    /// Its number in traces and errors.
+    /// The stream's number in traces and errors.
     pub fn id(&self) -> u64 {
         self.inner.id
     }
 
-    /// The GPU that runs it.
+    /// The GPU that runs the stream.
     pub fn gpu(&self) -> &Gpu {
         &self.inner.gpu
     }
@@ -233,7 +238,7 @@ impl Stream {
         &self.inner.handle
     }
 
-    /// Refuses a stream of another GPU, and a stream that is being captured.
+    /// Refuses a stream of another GPU, and a stream under graph capture.
     #[inline]
     pub(crate) fn check(&self, gpu: &Gpu, operation: &'static str) -> Result<()> {
         match self.gpu().is(gpu) && !self.is_capturing()? {
@@ -245,7 +250,10 @@ impl Stream {
     #[cold]
     fn refusal(&self, gpu: &Gpu, operation: &'static str) -> Error {
         let (kind, what) = match self.gpu().is(gpu) {
-            false => (Kind::Foreign, format!("{self:?} used with {gpu:?}")),
+            false => (
+                Kind::Foreign,
+                format!("{self:?} does not belong to {gpu:?}"),
+            ),
             true => (
                 Kind::Unsupported,
                 format!("{self:?} is being captured into a graph"),
@@ -254,15 +262,15 @@ impl Stream {
         Error::new(operation, kind, what)
     }
 
-    /// Whether work enqueued now is captured into a graph instead of being run.
+    /// Whether the stream is under graph capture: enqueued work goes into a graph and does not run.
     ///
     /// # Errors
-    /// `System`, `DeviceLost` if the runtime cannot tell.
+    /// `System`, `DeviceLost` if the runtime cannot answer.
     pub fn is_capturing(&self) -> Result<bool> {
         self.handle().is_capturing()
     }
 
-    /// Whether everything enqueued so far has run.
+    /// Whether all work enqueued so far has run.
     ///
     /// # Errors
     /// `System` if the stream failed, `DeviceLost` if the GPU did.
@@ -273,15 +281,16 @@ impl Stream {
     /// Enqueues word operations.
     ///
     /// # Errors
-    /// `Unsupported` if the stream is being captured or the runtime lacks an operation;
+    /// `Unsupported` if the stream is under capture or the runtime lacks an operation;
     /// `TooManyWaits` if `batch` has a wait and too many streams of the GPU wait already;
-    /// `QueueFull` if the stream waits and holds as many submissions as it takes. Nothing has
-    /// been enqueued then. `System` if the runtime refuses, `DeviceLost` if the GPU is lost.
+    /// `QueueFull` if the stream waits and holds the maximum number of submissions. After each of
+    /// these errors nothing is enqueued. `System` if the runtime refuses, `DeviceLost` if the GPU
+    /// is lost.
     ///
     /// # Safety
-    /// Every address in `batch` lies in memory of this GPU that stays allocated until the stream
-    /// has run the batch, and that nothing else relies on keeping its value. (Operations on
-    /// [`Word32`](super::Word32) and [`Span`] in a list need no such promise.)
+    /// Every address in `batch` is in memory of this GPU that stays allocated until the stream has
+    /// run the batch, and no other code relies on the values there. (Operations on
+    /// [`Word32`](super::Word32) and [`Span`] in a list need no promise.)
     #[cfg(feature = "internals")]
     #[doc(hidden)]
     pub unsafe fn submit(&self, batch: &Batch) -> Result<()> {
@@ -296,33 +305,33 @@ impl Stream {
             .submit(self, &mut batch.clone(), &mut scratch, &mut false)
     }
 
-    /// Enqueues a kernel. `args` are the bytes of its parameter structure. On a CUDA stream that is
-    /// being captured the kernel goes into the graph; every other call of this library refuses such
-    /// a stream.
+    /// Enqueues a kernel. `args` are the bytes of its parameter structure. On a CUDA stream under
+    /// capture the kernel goes into the graph; every other call of this library refuses a stream
+    /// under capture.
     ///
     /// # Safety
-    /// The kernel does with its arguments what the language it is written in allows: pointers
-    /// are valid on this GPU until it has run, and nobody relies on what it overwrites.
+    /// The kernel uses its arguments as its language allows: pointers are valid on this GPU until
+    /// it has run, and no other code relies on the memory that it overwrites.
     ///
     /// # Errors
-    /// `Invalid` for a shape or argument size the kernel does not take, `Foreign` for a kernel of
-    /// another runtime, `QueueFull` if the stream waits and holds as many submissions as it takes,
-    /// `System` if the runtime refuses.
+    /// `Invalid` for a shape or argument size that the kernel does not accept, `Foreign` for a
+    /// kernel of another runtime, `QueueFull` if the stream waits and holds the maximum number of
+    /// submissions, `System` if the runtime refuses.
     pub unsafe fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
         self.admit("launch kernel", 1, None)?;
         self.handle().launch(kernel, dims, args)
     }
 
-    /// As [`Stream::launch`], of a kernel that stands still until somebody else stores something: a
-    /// stream with such a kernel counts among those that wait until `word` comes, cyclically, to
-    /// `value`, which the kernel brings it to, or the stream has nothing left to do.
+    /// Enqueues a kernel that waits for a store by another party, as [`Stream::launch`] does. The
+    /// stream counts as waiting until `word` reaches `value` (compared cyclically) or the stream is
+    /// idle. The kernel brings `word` to `value`.
     ///
     /// # Safety
     /// As for [`Stream::launch`].
     ///
     /// # Errors
-    /// As [`Stream::launch`]; `Foreign` for a word of another GPU; `TooManyWaits` if too many streams
-    /// of the GPU wait already; `Unsupported` if the stream is being captured.
+    /// As [`Stream::launch`]; `Foreign` for a word of another GPU; `TooManyWaits` if too many
+    /// streams of the GPU wait already; `Unsupported` if the stream is under capture.
     pub unsafe fn launch_waiting(
         &self,
         kernel: &Kernel,
@@ -332,7 +341,7 @@ impl Stream {
     ) -> Result<()> {
         const OPERATION: &str = "launch kernel";
         if !word.region().gpu().is(self.gpu()) {
-            let what = format!("{:?} with {self:?}", word.region());
+            let what = format!("{:?} is not on the GPU of {self:?}", word.region());
             return Err(Error::new(OPERATION, Kind::Foreign, what));
         }
         let proof = word.mapped().map_or(Proof::Idle, |mapped| Proof::Word {
@@ -340,25 +349,25 @@ impl Stream {
             word: mapped,
             value,
         });
-        // The graph may run many times, but what it waits for happens once.
+        // A graph may run many times, but the store that the kernel waits for happens once.
         self.check(self.gpu(), OPERATION)?;
         self.admit(OPERATION, 1, Some(proof))?;
         self.handle().launch(kernel, dims, args)
     }
 
-    /// Enqueues one of the library's own kernels.
+    /// Enqueues one of the library's kernels.
     ///
     /// # Errors
-    /// `Unsupported` if the runtime runs no kernels; else as [`Stream::launch`].
+    /// `Unsupported` if the runtime runs no kernels; other errors as [`Stream::launch`].
     pub(crate) fn launch_own(&self, entry: Entry, dims: Dims, args: &[u8]) -> Result<()> {
         let kernel = self.gpu().own_kernel(entry).ok_or_else(|| {
-            let what = format!("{:?}", self.gpu());
+            let what = format!("{:?} runs no kernels", self.gpu());
             Error::new("lower to a kernel", Kind::Unsupported, what)
         })?;
         self.handle().launch(kernel, dims, args)
     }
 
-    /// Notes `n` more submissions; with a proof, such as may make the stream stand still.
+    /// Counts `n` more submissions; a proof marks submissions that may make the stream wait.
     ///
     /// # Errors
     /// `TooManyWaits`, `QueueFull`: see [`Stream::launch_waiting`].
@@ -367,21 +376,22 @@ impl Stream {
         self.gpu().waiting().admit(self, operation, n, wait)
     }
 
-    /// Refuses with `QueueFull` if the stream waits and does not take `n` more submissions now, so
-    /// that what belongs together is not begun. A list, a launch and an event are one each.
+    /// Refuses with `QueueFull` if the stream waits and cannot take `n` more submissions now, so
+    /// that the caller does not start a sequence that it cannot finish. A list, a launch and an
+    /// event are one submission each.
     ///
     /// # Errors
-    /// `QueueFull`, naming the limit.
+    /// `QueueFull`, with the limit.
     pub fn check_room(&self, n: u32) -> Result<()> {
         self.gpu().waiting().check(self, "enqueue", n)
     }
 
-    /// Calls `enqueue`, which enqueues a wait behind work that cannot be undone: the stream counts
-    /// among those that wait from before the first of it, so that the wait is not refused with
+    /// Calls `enqueue`, which enqueues a wait behind work that cannot be undone. The stream counts
+    /// as waiting before the first of that work is enqueued, so that the wait is not refused with
     /// `TooManyWaits`.
     ///
     /// # Errors
-    /// `TooManyWaits` if too many streams of the GPU wait already; nothing was called then.
+    /// `TooManyWaits` if too many streams of the GPU wait already; `enqueue` is not called then.
     pub fn hold_wait<T>(&self, enqueue: impl FnOnce() -> T) -> Result<T> {
         let waiting = self.gpu().waiting();
         waiting.hold(self, "enqueue wait")?;
@@ -390,21 +400,21 @@ impl Stream {
         Ok(enqueued)
     }
 
-    /// Enqueues a copy between two spans of equal length, which do not overlap.
+    /// Enqueues a copy between two spans of equal length that do not overlap.
     ///
     /// # Errors
     /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `Unsupported` if the
-    /// stream is being captured, `QueueFull` as for [`Stream::launch`].
+    /// stream is under capture, `QueueFull` as for [`Stream::launch`].
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
-        /// Threads of a block of the copy kernel, and blocks at most.
+        /// Threads per block of the copy kernel, and its maximum number of blocks.
         const SHAPE: (u32, u64) = (256, 32);
         if to.len() != from.len() {
-            let what = format!("{} bytes into {} bytes", from.len(), to.len());
+            let what = format!("{} bytes into a span of {} bytes", from.len(), to.len());
             return Err(Error::new("enqueue copy", Kind::Invalid, what));
         }
         for span in [to, from] {
             if !span.region().gpu().is(self.gpu()) {
-                let what = format!("{span:?}");
+                let what = format!("{span:?} is not on the GPU of {self:?}");
                 return Err(Error::new("enqueue copy", Kind::Foreign, what));
             }
         }
@@ -426,10 +436,10 @@ impl Stream {
         self.handle().copy(&transfer)
     }
 
-    /// Marks the place where the stream stands now.
+    /// Records an event at the current end of the stream.
     ///
     /// # Errors
-    /// `Unsupported` if the stream is being captured; `QueueFull` as for [`Stream::launch`];
+    /// `Unsupported` if the stream is under capture; `QueueFull` as for [`Stream::launch`];
     /// `System` if the runtime refuses.
     pub fn record(&self) -> Result<Event> {
         self.check(self.gpu(), "record event")?;
@@ -438,15 +448,15 @@ impl Stream {
         Ok(Event::new(self.gpu().clone(), handle))
     }
 
-    /// Holds the stream until `event` is done. An event of another GPU of the same runtime may
-    /// be waited for.
+    /// Makes the stream wait until `event` is done. The event may be of another GPU of the same
+    /// runtime.
     ///
     /// # Errors
     /// `Foreign` for an event of another runtime; `Unsupported`, `TooManyWaits`, `QueueFull` as for
     /// [`Stream::launch_waiting`]; `System` if the runtime refuses.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         if event.gpu().runtime().type_id() != self.gpu().runtime().type_id() {
-            let what = format!("{event:?} with {self:?}");
+            let what = format!("{event:?} is of another runtime than {self:?}");
             return Err(Error::new("wait for event", Kind::Foreign, what));
         }
         self.check(self.gpu(), "wait for event")?;
@@ -455,7 +465,7 @@ impl Stream {
         self.handle().wait_event(event.handle())
     }
 
-    /// Waits until everything enqueued so far has run; `false` if the limit passed first.
+    /// Blocks until all work enqueued so far has run; `false` if `limit` passes first.
     ///
     /// # Errors
     /// `System` if the stream failed, `DeviceLost` if the GPU did.

@@ -1,13 +1,14 @@
-//! How many streams of a GPU wait.
+//! Limits on waiting streams of a GPU.
 //!
-//! A waiting stream holds one of the few hardware channels of its context. When too many
-//! wait, nothing else of the context moves: not the kernel or the doorbell that would release
-//! them either. So a stream that is given a wait takes a *wait slot*, of which there are fewer than
-//! channels, and keeps it until it is known to have passed. Knowing costs nothing while slots
-//! are free: only a stream that finds none checks which have passed, by the proof that each left.
+//! A waiting stream holds one of the few hardware channels of its context. If too many streams
+//! wait, the context makes no progress: the kernel or doorbell that would release them does not run
+//! either. Therefore a stream takes a *wait slot* when a wait is enqueued on it, and keeps the slot
+//! until the stream has provably passed the wait. There are fewer slots than channels. While slots
+//! are free, nothing is checked. A stream that finds no free slot checks which streams have passed,
+//! by the proof that each of them left.
 //!
-//! The slot also counts what is enqueued behind the wait. A driver takes about a thousand
-//! submissions to a stream that waits and then blocks the thread; ours refuses first.
+//! The slot also counts the submissions behind the wait. A driver accepts about a thousand
+//! submissions on a waiting stream and then blocks the thread; the library refuses earlier.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,34 +21,35 @@ use super::{Mapped, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ring::RingMemory;
 
-/// What a runtime says about waiting streams.
+/// The limits of a runtime for waiting streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WaitLimits {
-    /// Hardware channels of a context.
+    /// The hardware channels of a context.
     pub channels: u32,
-    /// Streams that may wait at a time while the others still move.
+    /// The streams that may wait at a time while the others still progress.
     pub streams: u32,
-    /// Submissions that one waiting stream is given; `None`: the runtime sees to it itself.
+    /// The submissions that the library puts on one waiting stream; `None`: the runtime limits them
+    /// itself.
     pub submissions: Option<u32>,
 }
 
-/// How it will show that a stream has passed its last wait.
+/// The way to prove that a stream has passed its last wait.
 #[derive(Default)]
 pub(crate) enum Proof {
-    /// Only by the stream being idle.
+    /// Only an idle stream has passed.
     #[default]
     Idle,
-    /// By the earlier proof: no wait was enqueued since that was given.
+    /// The earlier proof holds: no wait was enqueued after it was given.
     Earlier,
-    /// By the count that the stream itself writes behind its waits, in memory that may be gone
-    /// by then. (That a word of the application's passes proves nothing of the waits before.)
+    /// A count that the stream writes behind its waits, in memory that may be freed by then. (A
+    /// word of the application proves nothing about earlier waits.)
     Mark {
         memory: WeakRegion,
         word: Mapped,
         count: u32,
     },
-    /// By a word of 64 bits that comes, cyclically, to `value`: what the application enqueues
+    /// A 64-bit word that reaches `value`, compared cyclically; work that the application enqueues
     /// behind the wait writes it.
     Word {
         memory: WeakRegion,
@@ -80,13 +82,13 @@ impl Proof {
     }
 }
 
-/// What holds a wait slot.
+/// The owner of a wait slot.
 #[derive(Default)]
 enum Holder {
     #[default]
     None,
     Stream(Arc<dyn StreamHandle>),
-    /// A stream whose handle is gone; this marks its end.
+    /// A stream whose handle is dropped; the event marks the end of its work.
     Gone(Arc<dyn EventHandle>),
 }
 
@@ -94,18 +96,18 @@ enum Holder {
 struct SlotState {
     holder: Holder,
     proof: Proof,
-    /// Submissions since the stream was last known to have passed.
+    /// Submissions since the stream was last known to have passed its waits.
     count: u32,
-    /// An earlier proof and the count at which it was given. Gone once it holds.
+    /// An earlier proof and the count at that time. Removed once the proof holds.
     earlier: Option<(Proof, u32)>,
     /// Calls that are about to enqueue a wait; see [`Waiting::hold`].
     held: u32,
 }
 
 struct WaitSlot {
-    /// Id of the stream that has the slot, 0 if it is free. Written under the lock of `state`;
-    /// read relaxed to find one's own slot (only the stream itself puts its id there, and who
-    /// takes the slot away does so under the lock, where it is looked at again).
+    /// Id of the stream that has the slot; 0 if the slot is free. Written under the lock of
+    /// `state`. Read relaxed to find the slot of a stream: only the stream itself writes its id,
+    /// and a thread that takes the slot away holds the lock, under which the id is read again.
     owner: AtomicU64,
     state: Mutex<SlotState>,
 }
@@ -133,7 +135,7 @@ impl Waiting {
         self.limits
     }
 
-    /// Whether waiting streams are counted, so that it matters how they show that they have passed.
+    /// Whether waiting streams are counted. Only then does a wait need a proof.
     #[inline]
     pub fn counts(&self) -> bool {
         self.limits.is_some()
@@ -154,10 +156,11 @@ impl Waiting {
         })
     }
 
-    /// Notes `n` submissions of `stream`, with the proof of their last wait if they have one.
+    /// Counts `n` submissions of `stream`, with the proof of their last wait if they contain a
+    /// wait.
     ///
     /// # Errors
-    /// `TooManyWaits`, `QueueFull`; nothing is noted then.
+    /// `TooManyWaits`, `QueueFull`; the counts are unchanged then.
     #[inline]
     pub fn admit(
         &self,
@@ -187,7 +190,7 @@ impl Waiting {
         }
     }
 
-    /// Counts `stream` among those that wait until [`Waiting::release`], whatever it passes.
+    /// Counts `stream` as waiting until [`Waiting::release`], even if it passes its waits.
     pub fn hold(&self, stream: &Stream, operation: &'static str) -> Result<()> {
         while self.limits.is_some() {
             if let Some(slot) = self.slot_of(stream.id()) {
@@ -202,16 +205,16 @@ impl Waiting {
         Ok(())
     }
 
-    /// Ends a [`Waiting::hold`].
+    /// Ends one [`Waiting::hold`].
     pub fn release(&self, stream: &Stream) {
-        // Nothing else takes the slot of a stream that is held.
+        // The slot of a held stream is not taken away.
         if let Some(slot) = self.slot_of(stream.id()) {
             let mut state = slot.state.lock();
             state.held = state.held.saturating_sub(1);
         }
     }
 
-    /// Refuses if `stream` waits and does not take `n` more submissions now.
+    /// Refuses with `QueueFull` if `stream` waits and cannot take `n` more submissions now.
     pub fn check(&self, stream: &Stream, operation: &'static str, n: u32) -> Result<()> {
         let limit = self.limits.and_then(|limits| limits.submissions);
         if let (Some(limit), Some(slot)) = (limit, self.slot_of(stream.id())) {
@@ -259,8 +262,8 @@ impl Waiting {
         Err(Error::new(operation, Kind::TooManyWaits, what).limit(limits.streams))
     }
 
-    /// The application's handle on a stream is gone, not what is enqueued on it: from now on
-    /// `end` also tells when that has run; `None`: it has.
+    /// Called when the application's last handle on a stream is dropped while enqueued work may
+    /// remain. From then on `end` also proves that this work has run; `None`: it has run.
     pub fn leave(&self, id: u64, end: Option<Arc<dyn EventHandle>>) {
         let Some(slot) = self.slot_of(id) else {
             return;
@@ -270,7 +273,7 @@ impl Waiting {
             return;
         }
         match end {
-            // The proof stays: the end may never be known.
+            // The proof stays in use: the event may never be done.
             Some(end) => state.holder = Holder::Gone(end),
             None => {
                 *state = SlotState::default();
@@ -281,8 +284,8 @@ impl Waiting {
 }
 
 impl SlotState {
-    /// Whether the stream is past the last wait it was given. Streams of a lost GPU wait for
-    /// nothing; with any other error nobody knows.
+    /// Whether the stream has passed its last wait. Streams of a lost GPU do not wait any more. On
+    /// any other error the answer is `false`.
     fn has_passed(&self) -> bool {
         if self.held > 0 {
             return false;
@@ -337,7 +340,7 @@ impl SlotState {
             self.earlier = None;
         }
         if self.earlier.is_none() && !matches!(self.proof, Proof::Idle | Proof::Earlier) {
-            // Whoever has passed this has passed everything up to here.
+            // A stream that has passed this proof has passed all submissions counted so far.
             let proof = std::mem::replace(&mut self.proof, Proof::Earlier);
             self.earlier = Some((proof, self.count));
         }
@@ -345,8 +348,8 @@ impl SlotState {
             return Ok(());
         }
         let what = format!(
-            "{stream:?} waits and holds {} submissions; with some more the driver would block \
-             the caller",
+            "{stream:?} waits and holds {} submissions; with more of them the driver would \
+             block the caller",
             self.count
         );
         Err(Error::new(operation, Kind::QueueFull, what).limit(limit))

@@ -1,14 +1,14 @@
-//! What users of verbs hold: its objects (`verbs`), lists for streams (`list`), the visibility of what
-//! NICs write (`consistency`), a device with both (`on_nic`), several NICs and ports (`rails`).
+//! The verbs API: its objects (`verbs`), descriptor lists for streams (`list`), the visibility of
+//! NIC writes (`consistency`), a device with both (`on_nic`), several NICs and ports (`rails`).
 //!
-//! A request is *prepared* (its entry is written into the send queue), then *posted* by the
-//! CPU or by a stream, or *aborted*. A send queue is a FIFO: posts follow the order of prepare
-//! calls, whoever posts. Completions are waited for by the CPU or by a stream; what completes
-//! on a stream retires by itself.
+//! A request is *prepared* (its entry is written into the send queue), then *posted* by the CPU or
+//! by a stream, or *aborted*. A send queue is a FIFO: posts follow the order of the prepare calls,
+//! whether the CPU or a stream posts. The CPU or a stream waits for a completion; a request that
+//! completes on a stream is retired automatically.
 //!
-//! A queue pair is a reliable connection or one of unreliable datagrams ([`Transport`]). A
-//! connection is connected with one peer and can do everything; datagrams are sends alone, each to a
-//! [`Destination`] of its own.
+//! A queue pair has a transport ([`Transport`]): reliable connection or unreliable datagrams. A
+//! connection has one peer and supports every operation; a datagram queue pair supports only sends,
+//! and each send names its [`Destination`].
 
 mod consistency;
 mod list;

@@ -1,5 +1,5 @@
-//! A [`Device`] on a NIC that is open: verbs objects, and beside them what makes the NIC's writes
-//! visible to streams (`consistency`). Which NIC that is, [`crate::open`] chooses.
+//! A [`Device`] on an open NIC: verbs objects, and the flusher that makes the NIC's writes visible
+//! to streams (`consistency`). [`crate::open`] chooses the NIC.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::gpu::Gpu;
 use crate::nic::Nic;
 
 impl Device {
-    /// A device on this NIC, and beside it what streams of its GPU need to see what it writes.
+    /// Makes a device on this NIC, with the flusher that streams of its GPU need to see its writes.
     ///
     /// # Errors
-    /// `Unsupported` if the environment demands what the NIC cannot do.
+    /// `Unsupported` if the environment demands a policy that the NIC does not support.
     pub(crate) fn on(
         gpu: &Gpu,
         nic: Arc<dyn Nic>,

@@ -1,9 +1,9 @@
-//! Several NICs and ports of one GPU: rails.
+//! Rails: several NICs and ports of one GPU.
 //!
 //! A rail is a device, which is one port of one NIC. Memory is registered with all rails at once;
-//! the record of it, which peers get, has a key for each. A queue pair is of one rail, and says in
-//! its address of which, so that whatever is prepared on it takes the right keys of both sides.
-//! Rails share nothing but the GPU: when one fails the others go on.
+//! its record for peers has one key per rail. A queue pair belongs to one rail and names this rail
+//! in its address, so that each request uses the keys of the right rail on both sides. Rails share
+//! only the GPU: if one rail fails, the others continue.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{Access, RAILS, RemoteMemory};
 
-/// One to [`RAILS`] devices of one GPU, in an order that their peers learn from records, with a
-/// protection domain of each. Clones are the same ones.
+/// One to [`RAILS`] devices of one GPU, each with a protection domain. The devices have a fixed
+/// order, which records tell to peers. A clone has the same devices and protection domains.
 ///
 /// ```
 /// # fn main() -> gdsync::Result<()> {
@@ -46,12 +46,12 @@ pub struct Rails {
 }
 
 impl Rails {
-    /// These devices, the first of which is rail 0. They may be of different makers and
-    /// providers, and one may be of several `Rails`.
+    /// Joins these devices; the first one is rail 0. They may be of different makers and providers,
+    /// and one device may be in several `Rails`.
     ///
     /// # Errors
-    /// `Invalid` if they are none or more than [`RAILS`]; `Foreign` if they are of several GPUs; as
-    /// [`Device::alloc_pd`].
+    /// `Invalid` for no devices or more than [`RAILS`]; `Foreign` if they are of several GPUs;
+    /// other errors as [`Device::alloc_pd`].
     pub fn of(devices: Vec<Device>) -> Result<Rails> {
         const OPERATION: &str = "join rails";
         if devices.is_empty() || devices.len() > RAILS {
@@ -60,7 +60,7 @@ impl Rails {
         }
         let gpu = devices[0].gpu();
         if let Some(other) = devices.iter().find(|device| !device.gpu().is(gpu)) {
-            let what = format!("{other:?} beside {:?}", devices[0]);
+            let what = format!("{other:?} is not on the GPU of {:?}", devices[0]);
             return Err(Error::new(OPERATION, Kind::Foreign, what));
         }
         let domains = (0..).zip(&devices);
@@ -69,25 +69,25 @@ impl Rails {
         Ok(Rails { devices, pds })
     }
 
-    /// How many there are.
+    /// The number of rails.
     pub fn count(&self) -> usize {
         self.devices.len()
     }
 
-    /// Their devices, by rail.
+    /// The devices, by rail.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// The GPU that they are of.
+    /// The GPU of all devices.
     pub fn gpu(&self) -> &Gpu {
         self.devices[0].gpu()
     }
 
-    /// [`Device::close`] for each rail, all within `limit`.
+    /// Calls [`Device::close`] for each rail, with `limit` for all rails together.
     ///
     /// # Errors
-    /// As [`Device::close`], of the first rail that is not done; the others were closed.
+    /// As [`Device::close`], of the first rail that does not finish; the other rails are closed.
     pub fn close(&self, limit: Duration) -> Result<()> {
         let host = self.gpu().host();
         let deadline = host.now() + limit;
@@ -107,7 +107,8 @@ impl Rails {
     /// Registers a whole region with every rail.
     ///
     /// # Errors
-    /// As [`Pd::register`], of the first rail that refuses; no other keeps it then.
+    /// As [`Pd::register`], of the first rail that refuses; no other rail keeps the registration
+    /// then.
     pub fn register(&self, region: &Region, access: Access) -> Result<RailsMr> {
         let mrs = self.pds.iter().map(|pd| pd.register(region, access));
         Ok(RailsMr {
@@ -118,7 +119,7 @@ impl Rails {
     /// Makes a queue pair of `rail`. Its peer may be of any rail.
     ///
     /// # Errors
-    /// `Invalid` if there is no such rail; as [`Pd::create_qp`].
+    /// `Invalid` for a rail that does not exist; other errors as [`Pd::create_qp`].
     pub fn create_qp(&self, rail: usize, config: &QpConfig) -> Result<Qp> {
         let pd = self.pds.get(rail).ok_or_else(|| {
             let what = format!("rail {rail} of {}", self.pds.len());
@@ -128,7 +129,7 @@ impl Rails {
     }
 }
 
-/// A region that was registered with every rail, by [`Rails::register`]. Clones are the same
+/// A region that [`Rails::register`] registered with every rail. A clone has the same
 /// registrations.
 #[derive(Clone, Debug)]
 pub struct RailsMr {
@@ -146,21 +147,22 @@ impl RailsMr {
         self.mrs[0].region()
     }
 
-    /// The `len` bytes at `offset`, for requests on `qp`, by the registration with its rail.
-    /// Bounds are checked when a request is prepared.
+    /// The `len` bytes at byte `offset`, for requests on `qp`, by the registration of its rail. The
+    /// bounds are checked when a request is prepared.
     ///
     /// # Errors
-    /// `Foreign` if `qp` is not of the protection domains that the region was registered with.
+    /// `Foreign` if `qp` belongs to none of the protection domains with which the region is
+    /// registered.
     pub fn sge(&self, qp: &Qp, offset: u64, len: u32) -> Result<Sge<'_>> {
         let mr = self.mrs.get(usize::from(qp.pd().rail()));
         let mr = mr.filter(|mr| mr.is_of(qp.pd())).ok_or_else(|| {
-            let what = format!("{self:?} with {qp:?}");
+            let what = format!("{self:?} is not registered in the protection domain of {qp:?}");
             Error::new("name memory", Kind::Foreign, what)
         })?;
         Ok(mr.sge(offset, len))
     }
 
-    /// The record by which a peer names it, with the key of every rail.
+    /// The record by which a peer accesses the region, with the key of every rail.
     pub fn remote(&self) -> RemoteMemory {
         let mut memory = self.mrs[0].remote();
         for mr in &self.mrs[1..] {

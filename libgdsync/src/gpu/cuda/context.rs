@@ -1,15 +1,15 @@
-//! Two contexts of one device: the application's, whose streams we enqueue on, and one of
-//! our own, for all that must not stand behind the application's waits.
+//! The two contexts of a device: the application's, on whose streams the library enqueues, and the
+//! library's, for all work that must not block behind the application's waits.
 //!
-//! In CUDA a wait on one stream holds up calls and engines of its whole context: frees,
-//! unmappings, module loads, and with enough waiting streams every copy. Host memory of another
-//! context of the same process is as good for streams and kernels (one address space), but its
-//! frees do not stand behind those waits, nor do copies on its streams. So pinning, registration,
-//! freeing and the copies of virtual NICs all happen in the context of our own. Device memory
-//! belongs to neither; `device` says why.
+//! In CUDA a wait on one stream blocks calls and engines of its whole context: frees, unmappings,
+//! module loads, and with enough waiting streams every copy. Streams and kernels can use host
+//! memory of another context of the same process as well (one address space), but frees of that
+//! memory and copies on streams of that context do not block behind those waits. Therefore pinning,
+//! registration, freeing and the copies of virtual NICs all use the library's context. Device
+//! memory belongs to neither context; `device` says why.
 //!
 //! A device in the compute mode EXCLUSIVE_PROCESS allows one context. There the application's
-//! serves for both, and memory is freed only while all streams are idle.
+//! context serves for both purposes, and the library frees memory only while all streams are idle.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -26,25 +26,26 @@ use super::pages::HostPages;
 use super::stream_pool::StreamPool;
 use crate::error::{Error, Kind, Result};
 
-/// See the module.
+/// The contexts of one device; see the module.
 pub(crate) struct Context {
     pub cuda: &'static Cuda,
     pub device: CUdevice,
-    /// The application's.
+    /// The application's context.
     pub app: CUcontext,
-    /// The library's: the application's as well where the device allows no other.
+    /// The library's context; equal to `app` if the device allows only one.
     own: CUcontext,
     pub engine: Engine,
     pub deferred: DeferredFrees,
     pub pages: HostPages,
     pub pool: DevicePool,
     pub streams: StreamPool,
-    /// Held shared while something is enqueued, alone while an application's owner is
+    /// Locked shared during an enqueue, exclusive while the owner of an application's memory is
     /// dropped.
     enqueueing: RwLock<()>,
     name: String,
-    /// The code by which the context was lost, 0 while it is not. Set once; read relaxed,
-    /// because it orders nothing: who misses it gets the code from the driver.
+    /// The code of the error that lost the context; 0 while the context is usable. Set once; read
+    /// relaxed, because it orders nothing: a thread that reads a stale 0 gets the code from the
+    /// driver.
     lost: AtomicI32,
 }
 
@@ -59,11 +60,11 @@ impl fmt::Debug for Context {
     }
 }
 
-/// The thread's context is what it was before, once this is dropped.
+/// A guard that restores the thread's previous context when it is dropped.
 pub(crate) struct Entered<'a> {
     context: &'a Context,
     pushed: bool,
-    /// The thread's capture mode before.
+    /// The thread's previous capture mode.
     mode: Option<u32>,
 }
 
@@ -71,7 +72,7 @@ impl Entered<'_> {
     fn relaxed(mut self) -> Self {
         if let Some(exchange) = self.context.cuda.cuThreadExchangeStreamCaptureMode {
             let mut mode = consts::CU_STREAM_CAPTURE_MODE_RELAXED;
-            // SAFETY: exchanges this thread's mode, which is given back with `self`.
+            // SAFETY: exchanges this thread's mode; the drop of `self` restores it.
             if unsafe { exchange(&mut mode) }.is_success() {
                 self.mode = Some(mode);
             }
@@ -85,20 +86,21 @@ impl Drop for Entered<'_> {
         let cuda = self.context.cuda;
         if self.pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: pops what `enter` pushed. There is nobody to tell of a failure.
+            // SAFETY: pops the context that `enter` pushed. A drop cannot report a failure.
             let _ = unsafe { (cuda.cuCtxPopCurrent_v2)(&mut popped) };
         }
         if let (Some(mut mode), Some(exchange)) =
             (self.mode, cuda.cuThreadExchangeStreamCaptureMode)
         {
-            // SAFETY: gives the thread back the mode it had.
+            // SAFETY: restores the thread's previous mode.
             let _ = unsafe { exchange(&mut mode) };
         }
     }
 }
 
 impl Context {
-    /// Makes the context of our own beside `app`; if `alone`, there can be none, and `app` serves.
+    /// Makes the library's context beside `app`; if `alone`, the device allows no second context,
+    /// and `app` serves for both.
     pub fn new(
         cuda: &'static Cuda,
         device: CUdevice,
@@ -110,13 +112,13 @@ impl Context {
         if alone {
             tracing::warn!(
                 target: "gdsync",
-                "{name}: its compute mode EXCLUSIVE_PROCESS allows one context, so the library has \
-                 none of its own: allocating and registering memory stands behind every wait of a \
-                 stream, and memory is freed only while all streams are idle. Allocate before \
-                 streams wait, or allow more contexts by `nvidia-smi -i {device} -c DEFAULT`"
+                "{name}: its compute mode EXCLUSIVE_PROCESS allows one context, so the library \
+                 uses the application's: allocating and registering memory blocks behind every \
+                 wait of a stream, and memory is freed only while all streams are idle. Allocate \
+                 before streams wait, or allow more contexts by `nvidia-smi -i {device} -c DEFAULT`"
             );
         } else {
-            // SAFETY: creates a context and pushes it; popped at once.
+            // SAFETY: creates a context and pushes it; it is popped at once.
             let created =
                 unsafe { (cuda.cuCtxCreate_v2)(&mut own, consts::CU_CTX_SCHED_AUTO, device) };
             check(cuda, created, "create context", &name)?;
@@ -152,8 +154,8 @@ impl Context {
         &self.name
     }
 
-    /// Waits until what NICs wrote to memory of this device is visible to its streams. In the
-    /// library's context, where no call stands behind what the application's streams wait for.
+    /// Waits until NIC writes to memory of this device are visible to its streams. The call uses
+    /// the library's context, where no call blocks behind a wait of the application's streams.
     pub fn host_flush(&self) -> Result<()> {
         const OPERATION: &str = "flush remote writes";
         let Some(flush) = self.cuda.cuFlushGPUDirectRDMAWrites else {
@@ -161,7 +163,7 @@ impl Context {
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         };
         let _own = self.enter_own()?;
-        // SAFETY: waits for writes of others, and touches nothing.
+        // SAFETY: waits for writes of others, and accesses no memory of the process.
         let flushed = unsafe {
             flush(
                 consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
@@ -171,14 +173,14 @@ impl Context {
         self.check(flushed, OPERATION)
     }
 
-    /// Makes the library's context current, for allocation, freeing and copying. Calls that
-    /// a capture of the application's would forbid are allowed meanwhile.
+    /// Makes the library's context current, for allocation, freeing and copying. Meanwhile the
+    /// thread may make calls that a capture of the application would forbid.
     pub fn enter_own(&self) -> Result<Entered<'_>> {
         Ok(self.enter(self.own)?.relaxed())
     }
 
-    /// Makes the application's context current, for questions that a capture of the
-    /// application's would forbid.
+    /// Makes the application's context current, for queries that a capture of the application would
+    /// forbid.
     pub fn enter_to_ask(&self) -> Result<Entered<'_>> {
         Ok(self.enter(self.app)?.relaxed())
     }
@@ -189,12 +191,12 @@ impl Context {
         self.enter(self.app)
     }
 
-    /// Makes the application's context current, to enqueue something; while this is held no
-    /// owner is dropped.
+    /// Makes the application's context current for an enqueue. No owner is dropped while the guard
+    /// is held.
     #[inline]
     pub fn enter_to_enqueue(&self) -> Result<(Entered<'_>, Option<RwLockReadGuard<'_, ()>>)> {
         let allowed = match deferred::is_disposing() {
-            // The thread holds the lock itself.
+            // The thread holds the lock itself already.
             true => None,
             false => Some(
                 self.enqueueing
@@ -205,7 +207,7 @@ impl Context {
         Ok((self.enter(self.app)?, allowed))
     }
 
-    /// Keeps everybody from enqueueing, if nobody does so now.
+    /// Blocks enqueues while the guard is held; `None` if an enqueue is in progress.
     pub fn quiet(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         match self.enqueueing.try_write() {
             Ok(quiet) => Some(quiet),
@@ -221,7 +223,7 @@ impl Context {
         // SAFETY: stores the thread's current context.
         let _ = unsafe { (self.cuda.cuCtxGetCurrent)(&mut current) };
         if current != context {
-            // SAFETY: both contexts live as long as `self`; popped by `Entered`.
+            // SAFETY: both contexts live as long as `self`; `Entered` pops the context.
             let pushed = unsafe { (self.cuda.cuCtxPushCurrent_v2)(context) };
             self.check(pushed, "make context current")?;
         }
@@ -245,7 +247,7 @@ impl Context {
         self.lost.load(Ordering::Relaxed) != 0
     }
 
-    /// Turns a code of the driver into a result, and notes a loss.
+    /// Turns a code of the driver into a result, and records the loss of the context.
     #[inline]
     pub fn check(&self, result: CudaResult, operation: &'static str) -> Result<()> {
         if result.is_success() {
@@ -257,7 +259,7 @@ impl Context {
     #[cold]
     fn failure(&self, result: CudaResult, operation: &'static str) -> Error {
         if result.is_sticky() {
-            // The first one counts: what follows only repeats it.
+            // Only the first code is kept: later ones are its consequences.
             let _ = self
                 .lost
                 .compare_exchange(0, result.0, Ordering::Relaxed, Ordering::Relaxed);
@@ -278,16 +280,16 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // With memory of ours still in use by streams, or the GPU gone, it is left to the end of
-        // the process.
+        // If streams still use memory of the library, or the GPU is lost, the context stays until
+        // the process ends.
         if !self.is_lost() && !self.is_alone() && self.deferred.is_empty() {
-            // SAFETY: whoever uses memory of the context holds it; nobody does any more.
+            // SAFETY: every user of the context's memory holds the context; no user is left.
             let _ = unsafe { (self.cuda.cuCtxDestroy_v2)(self.own) };
         }
     }
 }
 
-/// An attribute of a device; one that the driver does not know counts as 0.
+/// An attribute of a device; 0 if the driver does not know the attribute.
 pub(crate) fn attribute(cuda: &Cuda, device: CUdevice, which: u32) -> i32 {
     let mut value = 0;
     // SAFETY: stores a number.
@@ -295,7 +297,7 @@ pub(crate) fn attribute(cuda: &Cuda, device: CUdevice, which: u32) -> i32 {
     if asked.is_success() { value } else { 0 }
 }
 
-/// As [`Context::check`], before there is a context.
+/// As [`Context::check`], for calls before a context exists.
 pub(crate) fn check(
     cuda: &Cuda,
     result: CudaResult,
@@ -327,7 +329,7 @@ fn refused(cuda: &Cuda, result: CudaResult, operation: &'static str, object: &st
     Error::new(operation, kind, what)
 }
 
-/// A code by its name and what the driver says of it; by its number where it has neither.
+/// The name and the driver's description of a code; its number if the driver has neither.
 fn describe(cuda: &Cuda, result: CudaResult) -> String {
     let text = |f: unsafe extern "C" fn(CudaResult, *mut *const std::ffi::c_char) -> CudaResult| {
         let mut text = std::ptr::null();

@@ -1,12 +1,13 @@
-//! Deferred frees: memory that was given back while streams may still use it.
+//! Deferred frees: released memory that streams may still use.
 //!
-//! Freeing our memory does not wait for the application's streams, so we do: what is given back
-//! is freed when every stream that was busy then has run what it held. The device and watch
-//! threads never wait for that; the poller looks now and then.
+//! A free of the library's memory does not wait for the application's streams. Therefore released
+//! memory is freed only after every stream that was busy at the release has run the work it held
+//! then. The device thread and the watch thread never wait for that; the poller checks
+//! periodically.
 //!
-//! Memory of the application's that it handed in with an owner is another matter: what frees it
-//! may stand behind any wait of its context, holding a lock that copies need. Its owner is
-//! dropped while all streams are idle, with enqueueing held up for so long.
+//! Memory that the application handed in with an owner is different: the call that frees it may
+//! block behind any wait of its context, and holds a lock meanwhile that copies need. The library
+//! drops the owner while all streams are idle, and blocks enqueues during the drop.
 
 use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -20,10 +21,10 @@ use super::memory::Origin;
 use super::stream::{CudaStream, End};
 use crate::gpu::runtime::{Owner, StreamHandle as _};
 
-/// How often the poller looks while there is something to free.
+/// The period of the poller while a free is pending.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What waits to be freed, and the streams that it may wait for.
+/// The pending frees, and the streams that may still use the memory.
 #[derive(Default)]
 pub(crate) struct DeferredFrees(Mutex<State>);
 
@@ -31,7 +32,7 @@ pub(crate) struct DeferredFrees(Mutex<State>);
 struct State {
     pending: Vec<Deferred>,
     streams: Vec<Weak<CudaStream>>,
-    /// Ends of streams that are gone.
+    /// Ends of streams whose handles are dropped.
     ends: Vec<Arc<End>>,
 }
 
@@ -41,7 +42,7 @@ struct Deferred {
 }
 
 impl State {
-    /// The streams that are held. Their handles must not be dropped under the lock.
+    /// The streams whose handles are held. The handles must not be dropped under the lock.
     fn live(&mut self) -> Vec<Arc<CudaStream>> {
         let mut live = Vec::with_capacity(self.streams.len());
         self.streams.retain(|stream| {
@@ -53,8 +54,8 @@ impl State {
         live
     }
 
-    /// How far the streams have been enqueued, and the handles of those that are held, which must not
-    /// be dropped under the lock.
+    /// The current ends of all streams, and the handles of the held streams, which must not be
+    /// dropped under the lock.
     fn ends(&mut self) -> (Vec<Arc<End>>, Vec<Arc<CudaStream>>) {
         let live = self.live();
         let mut ends = Vec::new();
@@ -62,7 +63,7 @@ impl State {
             match stream.end() {
                 Ok(Some(end)) => ends.push(Arc::new(end)),
                 Ok(None) => {}
-                // The stream may be lost, or refuse an event: then ask whether it is idle.
+                // The stream may be lost, or refuse an event: then `Idle` queries it.
                 Err(_) => ends.push(Arc::new(End::Idle(Arc::clone(stream)))),
             }
         }
@@ -70,8 +71,8 @@ impl State {
         (ends, live)
     }
 
-    /// Takes out what is used by no stream any more, and ends that are reached; neither may be
-    /// dropped under the lock.
+    /// Removes the memory that no stream uses any more and the ends that are reached. Neither may
+    /// be dropped under the lock.
     fn settle(&mut self) -> (Vec<Origin>, Vec<Arc<End>>) {
         let (mut done, mut reached) = (Vec::new(), Vec::new());
         let mut i = 0;
@@ -100,14 +101,14 @@ fn take_reached(ends: &mut Vec<Arc<End>>, reached: &mut Vec<Arc<End>>) {
 }
 
 impl DeferredFrees {
-    /// Has `stream` considered from now on.
+    /// Tracks `stream` from now on.
     pub fn know(&self, stream: &Arc<CudaStream>) {
         let mut state = self.0.lock();
         state.streams.retain(|s| s.strong_count() > 0);
         state.streams.push(Arc::downgrade(stream));
     }
 
-    /// A stream's handle goes away; its work up to `end` still counts.
+    /// Removes a stream whose handle is dropped; its work up to `end` is still tracked.
     pub fn forget(&self, end: End) {
         let mut reached = Vec::new();
         let mut state = self.0.lock();
@@ -120,7 +121,7 @@ impl DeferredFrees {
         self.0.lock().pending.is_empty()
     }
 
-    /// Takes `what` back; frees it now if no stream is busy, else later.
+    /// Releases memory: frees it now if no stream is busy, else later.
     pub fn defer(&self, context: &Context, what: Origin) {
         let live = {
             let mut state = self.0.lock();
@@ -132,17 +133,17 @@ impl DeferredFrees {
         self.free_unused(context);
     }
 
-    /// How far all streams have been enqueued.
+    /// The current ends of all streams.
     pub fn ends(&self) -> Vec<Arc<End>> {
-        // The handles are dropped behind the lock.
+        // The handles are dropped after the lock is released.
         let (ends, _live) = self.0.lock().ends();
         ends
     }
 
-    /// Frees what nobody uses any more.
+    /// Frees the released memory that no stream uses any more.
     pub fn free_unused(&self, context: &Context) {
-        // In the application's context a free blocks behind every wait, so no stream may wait, and
-        // no wait may be enqueued meanwhile.
+        // In the application's context a free blocks behind every wait. Therefore no stream may
+        // wait, and no wait may be enqueued meanwhile.
         let quiet = context.is_alone().then(|| context.quiet());
         if let Some(quiet) = &quiet
             && (quiet.is_none() || !self.all_idle(context))
@@ -153,12 +154,12 @@ impl DeferredFrees {
         let free = |what: Origin| what.free(context);
         let owners: Vec<Owner> = done.into_iter().filter_map(free).collect();
         drop(quiet);
-        // What these do may be enqueued, or wait.
+        // The drop of an owner may enqueue work or wait, so it runs here without a lock.
         drop(owners);
         drop(reached);
     }
 
-    /// Whether no stream that we know has anything to do.
+    /// Whether every stream known here is idle.
     pub fn all_idle(&self, context: &Context) -> bool {
         let (live, ends) = {
             let mut state = self.0.lock();
@@ -171,20 +172,20 @@ impl DeferredFrees {
 }
 
 thread_local! {
-    /// Set while this thread drops what an application keeps its memory by.
+    /// Set while this thread drops the owner of an application's memory.
     static DISPOSING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the thread is where enqueueing is held up for its own sake.
+/// Whether this thread drops an owner, so that it blocks enqueues itself.
 pub(super) fn is_disposing() -> bool {
     DISPOSING.get()
 }
 
-/// An owner to be dropped, and the context whose streams must be idle then.
+/// A pending owner, and the context whose streams must be idle for its drop.
 type Task = (Arc<Context>, Owner);
 
-/// Drops what the application keeps its memory by, on a thread of its own, once all streams of
-/// the context are idle. See the module.
+/// Drops the owner of an application's memory on a separate thread, once all streams of the context
+/// are idle. See the module.
 pub(super) fn dispose(context: &Arc<Context>, owner: Owner) {
     static DISPOSER: OnceLock<Option<Sender<Task>>> = OnceLock::new();
     let disposer = DISPOSER.get_or_init(|| {
@@ -208,13 +209,13 @@ pub(super) fn dispose(context: &Arc<Context>, owner: Owner) {
         thread.spawn(run).ok().map(|_| sender)
     });
     match disposer {
-        // Should the thread be gone, the owner comes back and is dropped here.
+        // If the thread has ended, the send returns the owner, and it is dropped here.
         Some(disposer) => drop(disposer.send((Arc::clone(context), owner))),
         None => drop(owner),
     }
 }
 
-/// Drops the owner, or returns the task for later.
+/// Drops the owner if all streams are idle; otherwise returns the task for a later try.
 fn try_dispose((context, owner): Task) -> Option<Task> {
     {
         let quiet = context.quiet();
@@ -230,7 +231,7 @@ fn try_dispose((context, owner): Task) -> Option<Task> {
     Some((context, owner))
 }
 
-/// Frees what is deferred in one context, on the driver's watch lane.
+/// Runs the deferred frees of one context, on the driver's watch lane.
 pub(super) struct Poller(pub Arc<Context>);
 
 impl Machine for Poller {

@@ -1,10 +1,10 @@
-//! Device memory of our own: physical memory mapped to addresses, of no context.
+//! Device memory of the library: physical memory mapped to addresses, which belongs to no context.
 //!
-//! Memory that a context allocates (`cuMemAlloc`) ties the two contexts together: while a copy of
-//! it that the application enqueued stands behind a wait, freeing and allocating in our own
-//! context stand too, holding a lock that every copy needs. Mapped memory belongs to no context
-//! and has no such tie. It comes in units of the driver's, 2 MiB as a rule, so small pieces share
-//! one, by whole pages, which is what other drivers and processes are given.
+//! Memory of a context (`cuMemAlloc`) couples the two contexts: while an application's copy of it
+//! is queued behind a wait, allocations and frees in the library's context block too, and hold a
+//! lock that every copy needs. Mapped memory belongs to no context and has no coupling. The driver
+//! allocates it in units, usually of 2 MiB, so small pieces share a unit. A piece consists of whole
+//! pages, because other drivers and processes get access by page.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use super::context::Context;
 use super::share::{self, Mapping};
 use crate::error::{Error, Kind, Result};
 
-/// What pieces are multiples of.
+/// The size of every piece is a multiple of this, in bytes.
 const PAGE: usize = 4096;
 
-/// The units that pieces are cut from.
+/// The units that pieces are allocated from.
 #[derive(Default)]
 pub(crate) struct DevicePool(Mutex<Vec<Arc<Unit>>>);
 
-/// One unit, and what of it is free: offset and length.
+/// One unit of physical memory, with its free parts.
 pub(crate) struct Unit {
     mapping: Mapping,
-    /// Whether it is of the smallest size, which pieces are cut from; larger ones are one
-    /// allocation's alone.
+    /// Whether the unit has the smallest size and may hold several pieces; a larger unit holds one
+    /// allocation.
     cut: bool,
     room: Mutex<Room>,
-    /// Set once all of it was shared with another process: no piece of it is allocated again.
-    /// Written and read under the pool's lock, or before the unit is given back; relaxed, because
-    /// it orders nothing.
+    /// Set once the whole unit was shared with another process: no piece of it is allocated again.
+    /// Written and read under the pool's lock, or before the unit is released; relaxed, because it
+    /// orders nothing.
     shared: AtomicBool,
 }
 
-/// The parts of a unit that no allocation has.
+/// The parts of a unit that are not allocated.
 struct Room {
-    /// Length of each free part, by offset.
+    /// Length of each free part in bytes, by offset.
     free: BTreeMap<usize, usize>,
-    /// Bytes that are not allocated again: they were exported, so others may have access.
+    /// Bytes that are never allocated again: they were exported, so others may have access.
     spent: usize,
 }
 
@@ -51,13 +51,13 @@ impl Room {
     }
 }
 
-/// A piece of a unit, or all of it.
+/// A piece of a unit, or a whole unit.
 pub(crate) struct Piece {
     unit: Arc<Unit>,
     offset: usize,
     len: usize,
-    /// Set once it was exported to others, which may keep their access. Relaxed: the thread that
-    /// gives the piece back owns it.
+    /// Set once the piece was exported: other parties may keep their access. Relaxed: the thread
+    /// that releases the piece owns it.
     exported: AtomicBool,
 }
 
@@ -66,7 +66,8 @@ impl Piece {
         self.unit.mapping.at + self.offset as u64
     }
 
-    /// The mapping that it lies in, and where, to be shared: no other piece will be cut from it.
+    /// The mapping that contains the piece, and the offset there, for sharing. No other piece is
+    /// allocated from this unit any more.
     pub fn share(&self) -> (&Mapping, usize) {
         self.unit.shared.store(true, Ordering::Relaxed);
         (&self.unit.mapping, self.offset)
@@ -89,17 +90,17 @@ impl Unit {
         }
     }
 
-    /// Whether pieces may be cut from it.
+    /// Whether pieces may be allocated from the unit.
     fn is_open(&self) -> bool {
         self.cut && !self.shared.load(Ordering::Relaxed)
     }
 
-    /// Whether no piece of it is in use.
+    /// Whether no piece of the unit is in use.
     fn is_unused(&self) -> bool {
         self.room.lock().is_all(self.mapping.len)
     }
 
-    /// `offset` and `len` of it as a piece.
+    /// The `len` bytes at `offset` of the unit, as a piece.
     fn piece(self: &Arc<Unit>, offset: usize, len: usize) -> Piece {
         Piece {
             unit: Arc::clone(self),
@@ -122,8 +123,8 @@ impl Unit {
         Some(offset)
     }
 
-    /// Takes a piece back, to be given out again unless it was exported; returns whether no other
-    /// is in use.
+    /// Releases a piece, which can be allocated again unless it was exported; returns whether no
+    /// other piece is in use.
     fn give(&self, mut offset: usize, mut len: usize, exported: bool) -> bool {
         let mut room = self.room.lock();
         if exported {
@@ -147,7 +148,7 @@ impl Unit {
 }
 
 impl DevicePool {
-    /// `len` bytes or some more, of any content.
+    /// Allocates at least `len` bytes, with undefined content.
     pub fn take(&self, context: &Context, len: usize) -> Result<Piece> {
         let wanted = len.checked_next_multiple_of(PAGE).ok_or_else(|| {
             Error::new(
@@ -171,8 +172,8 @@ impl DevicePool {
         Ok(unit.piece(offset, wanted))
     }
 
-    /// Takes a piece back. Units that are free as a whole are unmapped, but for one of those
-    /// that small pieces are cut from.
+    /// Releases a piece. Units that are free as a whole are unmapped, except one unit for small
+    /// pieces.
     pub fn give(&self, context: &Context, piece: Piece) {
         let mut units = self.0.lock();
         let exported = piece.exported.load(Ordering::Relaxed);
@@ -184,7 +185,7 @@ impl DevicePool {
             if !unit.is_unused() {
                 return true;
             }
-            // All of a unit that is kept can be allocated again.
+            // Every byte of a unit that is kept can be allocated again.
             let keep = unit.is_open() && unit.room.lock().spent == 0 && !kept;
             kept |= keep;
             if !keep {
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_cut_and_joined_again() {
+    fn released_pieces_are_merged_and_reused() {
         let unit = Unit::new(
             Mapping {
                 at: 1 << 30,
@@ -228,7 +229,7 @@ mod tests {
                 let at = at / PAGE;
                 assert!(at + pages <= 16);
                 let apart = |&(other, n): &(usize, usize)| at + pages <= other || other + n <= at;
-                assert!(held.iter().all(apart), "nothing is given twice");
+                assert!(held.iter().all(apart), "two pieces overlap");
                 held.push((at, pages));
             }
         }

@@ -1,9 +1,10 @@
-//! Copies between host and device memory beside all streams, by a stream of our own context.
+//! Copies between host and device memory, independent of the application's streams, on a stream of
+//! the library's context.
 //!
-//! The driver writes few bytes not by a copy engine but through the engine that runs kernels;
-//! while a kernel of the application's context spins, such a write waits for its time slice,
-//! milliseconds. Copies of several rows always go to a copy engine, and memory operations to
-//! neither, so few bytes are written as two rows and single words.
+//! The driver writes few bytes by the engine that runs kernels, not by a copy engine. While a
+//! kernel of the application's context spins, this write waits milliseconds for its time slice.
+//! Copies of several rows always use a copy engine, and memory operations use neither engine.
+//! Therefore the library writes few bytes as two rows and single words.
 
 use std::time::{Duration, Instant};
 
@@ -16,16 +17,17 @@ use gdsync_sys::cuda::{CudaResult, consts};
 use super::context::Context;
 use crate::error::{Error, Kind, Result};
 
-/// Bytes of the staging buffer, and of one copy.
+/// Bytes of the staging buffer, and the maximum of one copy.
 const STAGE: usize = 1 << 20;
 
-/// From this size on the driver uses a copy engine by itself (measured: 32 KiB).
+/// From this size in bytes on, the driver uses a copy engine (measured: 32 KiB).
 const LARGE: usize = 32 << 10;
 
-/// A copy engine that takes so long is stuck, or busy with what never ends.
+/// The time limit of a copy. A copy engine that exceeds it is stuck, or busy with work that never
+/// ends.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A stream of the library's context and pinned memory to copy through.
+/// A stream of the library's context, with pinned staging memory.
 #[derive(Default)]
 pub(crate) struct Engine(Mutex<Option<Stage>>);
 
@@ -34,23 +36,23 @@ struct Stage {
     memory: *mut u8,
 }
 
-// SAFETY: a handle of the driver and memory that only the holder of the lock touches.
+// SAFETY: a handle of the driver, and memory that only the holder of the lock accesses.
 unsafe impl Send for Stage {}
 
-/// Which way a copy goes.
+/// The direction of a copy.
 enum Direction<'a> {
     Out(&'a mut [u8]),
     In(&'a [u8]),
 }
 
 impl Engine {
-    /// The engine of `context`, whose end is its end.
+    /// Makes the engine of `context`, which must outlive the engine.
     pub fn new(context: &Context) -> Result<Engine> {
         const OPERATION: &str = "make copy engine";
         let _own = context.enter_own()?;
         let cuda = context.cuda;
         let (mut stream, mut memory) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: creates objects of the current context, our own.
+        // SAFETY: creates objects of the current context, the library's.
         unsafe {
             let made = (cuda.cuStreamCreate)(&mut stream, consts::CU_STREAM_NON_BLOCKING);
             context.check(made, OPERATION)?;
@@ -65,7 +67,7 @@ impl Engine {
         Ok(Engine(Mutex::new(Some(stage))))
     }
 
-    /// Copies out of device memory.
+    /// Copies bytes out of device memory.
     ///
     /// # Safety
     /// The memory is valid on this device.
@@ -74,7 +76,7 @@ impl Engine {
         unsafe { self.copy(context, at, Direction::Out(into)) }
     }
 
-    /// Copies into device memory; visible to the GPU when this returns.
+    /// Copies bytes into device memory. They are visible to the GPU when the call returns.
     ///
     /// # Safety
     /// As [`Engine::read`].
@@ -104,8 +106,8 @@ impl Engine {
         for done in (0..len).step_by(STAGE) {
             let part = (len - done).min(STAGE);
             let here = at + done as CUdeviceptr;
-            // SAFETY: the staging buffer has room for `part` and is ours under the lock; the
-            // device range is the caller's promise.
+            // SAFETY: the staging buffer has room for `part`, and the lock reserves it for this
+            // thread; the caller promises the device range.
             let copied = unsafe {
                 match &direction {
                     Direction::Out(_) => {
@@ -117,14 +119,16 @@ impl Engine {
                     }
                 }
             };
-            // Nothing may be under way when the buffer is used again: if this fails, it is not.
+            // The buffer must be unused before the next part: if `finish` fails, it is not used
+            // again.
             stage.finish(context, OPERATION)?;
             if let Err(e) = context.check(copied, OPERATION) {
                 *guard = Some(stage);
                 return Err(e);
             }
             if let Direction::Out(into) = &mut direction {
-                // SAFETY: the copy into the staging buffer is done, and nobody else writes it.
+                // SAFETY: the copy into the staging buffer is done, and no other thread writes the
+                // buffer.
                 unsafe { into[done..].as_mut_ptr().copy_from(stage.memory, part) };
             }
         }
@@ -151,8 +155,8 @@ impl Engine {
 }
 
 impl Stage {
-    /// Enqueues the copy of what is staged to `at`. Aligned words of 4 and 8 bytes are written
-    /// at once, lower addresses first.
+    /// Enqueues the copy of the staged bytes to `at`. Each aligned word of 4 or 8 bytes is written
+    /// as a whole, in order of ascending addresses.
     ///
     /// # Safety
     /// `len` bytes are staged and valid at `at`.
@@ -168,7 +172,8 @@ impl Stage {
         while done < len {
             let here = at + done as CUdeviceptr;
             let left = len - done;
-            // SAFETY: what is staged from `done` on, to where it belongs.
+            // SAFETY: the staged bytes from `done` on are copied to their part of the caller's
+            // range.
             let (enqueued, step) = unsafe {
                 let from = self.memory.add(done);
                 if here.is_multiple_of(8) && left >= 16 {
@@ -187,7 +192,7 @@ impl Stage {
                         4,
                     )
                 } else {
-                    // Up to three bytes, which have no other way.
+                    // At most three bytes are left, which need a plain copy.
                     let step = left.min(4 - (here % 4) as usize);
                     let copy = cuda.cuMemcpyHtoDAsync_v2;
                     (copy(here, from.cast(), step, self.stream), step)
@@ -201,11 +206,11 @@ impl Stage {
         CudaResult::SUCCESS
     }
 
-    /// Enqueues the write of one word, staged at `from`. Memory of an application's pool takes
-    /// no memory operations from here; it is copied to.
+    /// Enqueues the write of one word, staged at `from`. Memory of an application's pool accepts no
+    /// memory operations from this context; it is written by a copy.
     ///
     /// # Safety
-    /// `param` names valid device memory, and the word staged.
+    /// `param` names valid device memory, and the word is staged.
     unsafe fn word(
         &self,
         context: &Context,
@@ -214,8 +219,8 @@ impl Stage {
         len: usize,
     ) -> CudaResult {
         let cuda = context.cuda;
-        // SAFETY: the driver copies the parameter before it returns; every member of the union
-        // has the address there.
+        // SAFETY: the driver copies the parameter before it returns; every member of the union has
+        // the address at this position.
         unsafe {
             match (cuda.cuStreamBatchMemOp_v2)(self.stream, 1, &mut param, 0) {
                 CudaResult::INVALID_VALUE => {
@@ -227,16 +232,16 @@ impl Stage {
         }
     }
 
-    /// A copy of `len` bytes, a multiple of 16, as two rows that touch each other at the
-    /// destination and not at the source.
+    /// A copy of `len` bytes, a multiple of 16, as two rows that are adjacent at the destination
+    /// and separate at the source.
     ///
     /// # Safety
     /// `len` bytes, fewer than [`LARGE`], are staged at `from`.
     unsafe fn two_rows(&self, from: *mut u8, to: CUdeviceptr, len: usize) -> CUDA_MEMCPY2D {
         let half = len / 2;
         let pitch = STAGE / 2;
-        // SAFETY: the second half of the staging buffer holds nothing else when so few bytes
-        // are staged, and as many fit there.
+        // SAFETY: with so few staged bytes, the second half of the staging buffer is unused and has
+        // room for them.
         unsafe { from.add(pitch).copy_from(from.add(half), half) };
         CUDA_MEMCPY2D {
             src_x_in_bytes: 0,
@@ -261,7 +266,7 @@ impl Stage {
     fn finish(&self, context: &Context, operation: &'static str) -> Result<()> {
         let start = Instant::now();
         loop {
-            // SAFETY: a stream of ours.
+            // SAFETY: a live stream of the library.
             match unsafe { (context.cuda.cuStreamQuery)(self.stream) } {
                 CudaResult::NOT_READY if start.elapsed() < LIMIT => std::hint::spin_loop(),
                 CudaResult::NOT_READY => {

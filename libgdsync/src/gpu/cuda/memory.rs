@@ -1,4 +1,4 @@
-//! Memory of CUDA: device, pinned, registered, mapped, of other processes, of the application.
+//! CUDA memory: device, pinned, registered, mapped, of other processes, of the application.
 
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use crate::gpu::runtime::{Allocation, Backing, Owner, View};
 use crate::gpu::{Mapped, SharedMemory};
 use crate::memop::DevicePtr;
 
-/// The memory behind a region.
+/// The memory of a region.
 pub(crate) struct Memory {
     context: Arc<Context>,
     at: CUdeviceptr,
@@ -26,24 +26,24 @@ pub(crate) struct Memory {
     origin: Origin,
 }
 
-/// How memory was made, and so how it is freed.
+/// The way memory was allocated, which decides how it is freed.
 #[derive(Default)]
 pub(crate) enum Origin {
-    /// The application's own, or freed.
+    /// Memory of the application without an owner, or freed memory.
     #[default]
     Nothing,
     Device(Piece),
     Pinned(*mut c_void),
-    /// Host memory of the application, and what keeps it.
+    /// Host memory of the application, and its owner.
     Registered(Units, Option<Owner>),
     Mapped(Mapping),
-    /// Another process's.
+    /// Memory of another process.
     Opened(CUdeviceptr),
-    /// The application's share of its own memory, and its context.
+    /// The owner of the application's memory, and its context.
     Owned(Owner, Arc<Context>),
 }
 
-// SAFETY: addresses that only the driver is given.
+// SAFETY: addresses that only the driver uses.
 unsafe impl Send for Origin {}
 // SAFETY: as above.
 unsafe impl Sync for Origin {}
@@ -58,8 +58,8 @@ impl Drop for Memory {
 }
 
 impl Origin {
-    /// Frees it. Only called when no stream uses it. What kept the memory is to be dropped by the
-    /// caller, with nothing locked: it is foreign code.
+    /// Frees the memory. The caller makes sure that no stream uses it. The caller drops the
+    /// returned owner without any lock held, because the drop is foreign code.
     #[must_use]
     pub fn free(self, context: &Context) -> Option<Owner> {
         let cuda = context.cuda;
@@ -71,7 +71,7 @@ impl Origin {
                 _ => None,
             };
         };
-        // SAFETY: each was made by us, is given back once, and is used by nobody.
+        // SAFETY: the library made each of these, releases it once, and no stream uses it.
         let freed = unsafe {
             match self {
                 Origin::Nothing => return None,
@@ -142,58 +142,59 @@ impl Memory {
         Ok(self.at + offset as CUdeviceptr)
     }
 
-    /// As a region has it; `cpu` where the CPU reaches it.
+    /// Makes an allocation of it; `cpu` is the address at which the CPU can access it.
     pub(super) fn into_allocation(self, cpu: Option<NonNull<u8>>) -> Allocation {
         let len = self.len;
         Allocation {
             addr: DevicePtr(self.at),
             len,
-            // SAFETY: `len` bytes that live as long as the backing beside this; the region
-            // hands out copies only while it lives, and everybody accesses them atomically.
+            // SAFETY: `len` bytes that live as long as `backing`; the region hands out copies only
+            // while it lives, and all access is atomic.
             cpu: cpu.map(|base| unsafe { Mapped::new(base, len) }),
             backing: Box::new(self),
         }
     }
 }
 
-/// Device memory, zeroed.
+/// Allocates device memory, zeroed.
 pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     let piece = context.pool.take(context, len)?;
     let at = piece.at();
     let memory = Memory::new(context, at, len, Origin::Device(piece));
-    // SAFETY: just allocated.
+    // SAFETY: the memory was just allocated.
     unsafe { context.engine.zero(context, at, len)? };
     Ok(memory.into_allocation(None))
 }
 
-/// Pinned host memory, zeroed.
+/// Allocates pinned host memory, zeroed.
 pub(super) fn pinned(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     const OPERATION: &str = "allocate pinned memory";
     let mut host = std::ptr::null_mut();
     let memory = {
         let _own = context.enter_own()?;
         let flags = consts::CU_MEMHOSTALLOC_PORTABLE | consts::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: allocates; portable, so that the application's context reaches it too.
+        // SAFETY: allocates memory; the flag "portable" makes it accessible in the application's
+        // context.
         let made = unsafe { (context.cuda.cuMemHostAlloc)(&mut host, len, flags) };
         context.check(made, OPERATION)?;
         let mut memory = Memory::new(context, 0, len, Origin::Pinned(host));
-        // SAFETY: the memory just made.
+        // SAFETY: the memory was just allocated.
         let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut memory.at, host, 0) };
         context.check(found, OPERATION)?;
         memory
     };
     let base = NonNull::new(host.cast::<u8>())
         .ok_or_else(|| Error::new(OPERATION, Kind::System, "a null address"))?;
-    // SAFETY: `len` bytes just allocated, known to nobody else.
+    // SAFETY: `len` bytes just allocated, which no other thread knows yet.
     unsafe { base.as_ptr().write_bytes(0, len) };
     Ok(memory.into_allocation(Some(base)))
 }
 
-/// Host memory of the application.
+/// Registers host memory of the application.
 ///
 /// # Safety
-/// It stays valid until `owner` is dropped; without one, until the allocation is dropped and what
-/// was enqueued before has run.
+/// The memory stays valid until `owner` is dropped. Without an owner, it does until the allocation
+/// is dropped and the work enqueued before that has run.
 pub(super) unsafe fn registered(
     context: &Arc<Context>,
     ptr: *mut u8,
@@ -211,7 +212,7 @@ pub(super) unsafe fn registered(
     } else if pieces == 1 {
         let mut at = 0;
         let _app = context.enter_app()?;
-        // SAFETY: registered memory.
+        // SAFETY: the memory is registered.
         let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut at, ptr.cast(), 0) };
         context.check(found, OPERATION)?;
         at
@@ -225,10 +226,11 @@ pub(super) unsafe fn registered(
     Ok(memory.into_allocation(Some(base)))
 }
 
-/// Memory of the application's context.
+/// Adopts memory of the application's context.
 ///
 /// # Safety
-/// It stays allocated until the allocation is dropped and what was enqueued before has run.
+/// The memory stays allocated until the allocation is dropped and the work enqueued before that has
+/// run.
 pub(super) unsafe fn adopted(
     context: &Arc<Context>,
     at: CUdeviceptr,
@@ -238,7 +240,7 @@ pub(super) unsafe fn adopted(
     const OPERATION: &str = "adopt memory";
     let _app = context.enter_app()?;
     let (mut base, mut size) = (0, 0);
-    // SAFETY: stores two numbers; an address that is none is refused.
+    // SAFETY: stores two numbers; the driver refuses an invalid address.
     let found = unsafe { (context.cuda.cuMemGetAddressRange_v2)(&mut base, &mut size, at) };
     context.check(found, OPERATION)?;
     let inside = at >= base && len as u64 <= size as u64 && at - base <= size as u64 - len as u64;
@@ -268,20 +270,20 @@ pub(super) unsafe fn adopted(
     Ok(memory.into_allocation(NonNull::new(host)))
 }
 
-/// The driver's number of the allocation at `at`, which no other ever has.
+/// The driver's number of the allocation at `at`, which is never reused.
 pub(crate) fn buffer_id(context: &Context, at: u64) -> Result<u64> {
     const OPERATION: &str = "number allocation";
     let _app = context.enter_app()?;
     let mut id: u64 = 0;
     let attribute = consts::CU_POINTER_ATTRIBUTE_BUFFER_ID;
-    // SAFETY: stores a number; an address that is none is refused.
+    // SAFETY: stores a number; the driver refuses an invalid address.
     let asked =
         unsafe { (context.cuda.cuPointerGetAttribute)((&raw mut id).cast(), attribute, at) };
     context.check(asked, OPERATION)?;
     Ok(id)
 }
 
-/// GDRCopy, or why it is not to be used.
+/// The GDRCopy library, or the reason why it is not used.
 fn gdrcopy() -> Result<&'static Gdr, &'static str> {
     static GDR: OnceLock<Result<Gdr, String>> = OnceLock::new();
     let gdr = GDR.get_or_init(|| Gdr::open().map_err(|e| e.to_string()));
@@ -291,7 +293,7 @@ fn gdrcopy() -> Result<&'static Gdr, &'static str> {
 impl Backing for Memory {
     fn read(&self, offset: usize, into: &mut [u8]) -> Option<Result<()>> {
         let at = self.checked_addr(offset, into.len());
-        // SAFETY: inside memory that lives as long as this.
+        // SAFETY: the range is inside memory that lives as long as `self`.
         let read = |at| unsafe { self.context.engine.read(&self.context, at, into) };
         Some(at.and_then(read))
     }
@@ -302,7 +304,7 @@ impl Backing for Memory {
         Some(self.checked_addr(offset, from.len()).and_then(write))
     }
 
-    /// By GDRCopy.
+    /// Maps the memory by GDRCopy.
     fn map(&self) -> Result<View> {
         const OPERATION: &str = "map device memory for the CPU";
         let fail = |why: &str| {
@@ -316,21 +318,21 @@ impl Backing for Memory {
         let on: u32 = 1;
         {
             let _own = context.enter_own()?;
-            // Copies that the driver calls synchronous are so beside this mapping too. Memory
-            // that has no such attribute is mapped without.
+            // The attribute keeps the driver's synchronous copies synchronous with this mapping.
+            // Memory without the attribute is mapped without it.
             // SAFETY: reads a number, about live self.
             let _ = unsafe {
                 let attribute = consts::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
                 (cuda.cuPointerSetAttribute)((&raw const on).cast(), attribute, self.at)
             };
         }
-        // SAFETY: live device memory, which outlives the view: both are the region's.
+        // SAFETY: live device memory, which outlives the view: the region owns both.
         let mapping = unsafe { gdr.map(self.at, self.len, gdrcopy_sys::Pin::Default) };
         let mapping = mapping.map_err(|e| fail(&e.to_string()))?;
         let base = NonNull::new(mapping.as_ptr()).ok_or_else(|| fail("a null mapping"))?;
         Ok(View {
-            // SAFETY: the mapping has `len` bytes and lives as long as this value, whose `mapped`
-            // is only handed out as copies used while the region lives.
+            // SAFETY: the mapping has `len` bytes and lives as long as this value. Copies of
+            // `mapped` are used only while the region lives.
             mapped: unsafe { Mapped::write_combining(base, self.len) },
             _mapping: Box::new(mapping),
         })

@@ -1,10 +1,11 @@
-//! GPUs of NVIDIA, by the CUDA driver, which is loaded when the first one is opened.
+//! NVIDIA GPUs, by the CUDA driver, which the library loads when the first GPU is opened.
 //!
-//! [`Gpu::cuda`](crate::Gpu::cuda) opens a device in its primary context, which is the one that the CUDA
-//! runtime, `cust` and `cudarc` use; `cuda_current` and `cuda_context` take the application's. Streams and memory of the application are handed in as raw handles.
+//! [`Gpu::cuda`](crate::Gpu::cuda) opens a device in its primary context, which the CUDA runtime,
+//! `cust` and `cudarc` use too; `cuda_current` and `cuda_context` use a context of the application.
+//! The application hands in streams and memory as raw handles.
 //!
-//! `context` says why there is a second context, `deferred` when memory is freed, `engine` how
-//! the CPU and virtual NICs reach device memory.
+//! `context` explains the second context, `deferred` the time at which memory is freed, `engine`
+//! the access of the CPU and of virtual NICs to device memory.
 
 mod context;
 mod deferred;
@@ -43,11 +44,11 @@ pub(super) const OPENER: Opener = Opener {
     open: |index| index.map_or_else(open::by_local_rank, Gpu::cuda),
 };
 
-/// Submissions that a waiting stream is given. The driver takes about 1,020 and then blocks
-/// the caller; some room is for what the application enqueues itself.
+/// The maximum of submissions on a waiting stream. The driver accepts about 1,020 and then blocks
+/// the caller; the difference is left for work that the application enqueues itself.
 const SUBMISSIONS: u32 = 1000;
 
-/// The runtime: one device, by the application's context.
+/// The CUDA runtime: one device, in the application's context.
 pub(crate) struct CudaRuntime {
     context: Arc<Context>,
     host: Arc<dyn Host>,
@@ -55,7 +56,7 @@ pub(crate) struct CudaRuntime {
     caps: Caps,
     identity: u64,
     limits: WaitLimits,
-    /// Whether the device sees registered host memory at the host's addresses.
+    /// Whether the device accesses registered host memory at the host's addresses.
     same_address: bool,
 }
 
@@ -96,7 +97,7 @@ impl Runtime for CudaRuntime {
     fn pci(&self) -> Option<String> {
         let mut text = [0_u8; 32];
         let context = &self.context;
-        // SAFETY: writes a string that ends within the length.
+        // SAFETY: writes a zero-terminated string within the length.
         let asked = unsafe {
             let at = text.as_mut_ptr().cast();
             (context.cuda.cuDeviceGetPCIBusId)(at, text.len() as i32, context.device)
@@ -168,8 +169,8 @@ impl Runtime for CudaRuntime {
         Ends(Box::new(move || ends.iter().all(|end| end.is_reached())))
     }
 
-    /// GPUDirect RDMA orders what a NIC wrote before the kernels and copies that are enqueued after
-    /// the CPU saw its completion.
+    /// GPUDirect RDMA orders NIC writes before the kernels and copies that are enqueued after the
+    /// CPU saw the completion of those writes.
     fn flush_remote_writes(&self) {}
 
     fn host_flush(&self) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Code of CUDA: modules, kernels, launches.
+//! CUDA code: modules, kernels, launches.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::runtime::ModuleHandle;
 use crate::gpu::{Dims, Kernel};
 
-/// Loaded code. Never unloaded: that would stand behind every wait of the context.
+/// A loaded module. It is never unloaded: unloading would block behind every wait of the context.
 pub(super) struct Module {
     context: Arc<Context>,
     raw: CUmodule,
@@ -40,16 +40,16 @@ impl Module {
         const OPERATION: &str = "load module";
         let elf = image.starts_with(b"\x7fELF") || image.starts_with(b"\x50\xed\x55\xba");
         if elf && !is_whole(image) {
-            let what = format!("{} bytes of binary code, which is longer", image.len());
+            let what = format!("{} bytes of truncated binary code", image.len());
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
-        // Text ends at a zero byte; binary code knows its length.
+        // Text ends at a zero byte; binary code contains its length.
         let text = match elf {
             true => None,
             false => {
                 let text = image.strip_suffix(b"\0").unwrap_or(image);
                 let text = CString::new(text).map_err(|e| {
-                    Error::new(OPERATION, Kind::Invalid, "text with a zero byte in it").source(e)
+                    Error::new(OPERATION, Kind::Invalid, "the text contains a zero byte").source(e)
                 })?;
                 Some(text)
             }
@@ -60,7 +60,7 @@ impl Module {
         };
         let _app = context.enter_app()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the image is text with its end, or binary code that bears its length.
+        // SAFETY: the image is zero-terminated text, or binary code that contains its length.
         let loaded = unsafe { (context.cuda.cuModuleLoadData)(&mut raw, start) };
         context.check(loaded, OPERATION)?;
         Ok(Module {
@@ -71,7 +71,7 @@ impl Module {
 }
 
 impl ModuleHandle for Module {
-    /// Loads the kernel now: a launch that loads would stand behind waits.
+    /// Loads the kernel now: a launch that loads it would block behind waits.
     fn kernel(&self, name: &str) -> Result<Kernel> {
         const OPERATION: &str = "find kernel";
         let context = &self.context;
@@ -83,11 +83,12 @@ impl ModuleHandle for Module {
         let found =
             unsafe { (context.cuda.cuModuleGetFunction)(&mut raw, self.raw, c_name.as_ptr()) };
         if found == CudaResult::NOT_FOUND {
-            let what = format!("{name}, which is not in the module");
+            let what = format!("the module has no kernel {name:?}");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         context.check(found, OPERATION)?;
-        // SAFETY: a live function. Where the first does not exist the second loads as well.
+        // SAFETY: a live function. On a driver without the first call, the second one loads the
+        // function too.
         let ready = unsafe {
             match context.cuda.cuFuncLoad {
                 Some(load) => load(raw),
@@ -106,7 +107,8 @@ impl ModuleHandle for Module {
     }
 }
 
-/// Whether binary code is as long as its header says: an ELF file's sections, a fatbin's body.
+/// Whether binary code has the length that its header states: the sections of an ELF file, the body
+/// of a fatbin.
 fn is_whole(image: &[u8]) -> bool {
     let number = |at: usize, len: usize| {
         let bytes = image.get(at..at + len)?;
@@ -122,7 +124,7 @@ fn is_whole(image: &[u8]) -> bool {
         let table = number(0x28, 8).zip(number(0x3a, 2).zip(number(0x3c, 2)));
         table.and_then(|(start, (size, n))| start.checked_add(size * n))
     } else {
-        // The size of the header and that of what follows it.
+        // The size of the header and the size of the body after it.
         let sizes = number(6, 2).zip(number(8, 8));
         sizes.and_then(|(header, body)| header.checked_add(body))
     };
@@ -130,7 +132,7 @@ fn is_whole(image: &[u8]) -> bool {
 }
 
 impl Function {
-    /// Whether it belongs to this context.
+    /// Whether the function belongs to this context.
     pub(super) fn is_of(&self, context: &Arc<Context>) -> bool {
         Arc::ptr_eq(&self.context, context)
     }
@@ -152,8 +154,8 @@ impl Function {
         let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
         let context = &self.context;
         let _app = context.enter_to_enqueue()?;
-        // SAFETY: live function and stream of one context; the driver copies the parameters
-        // before it returns. That they fit the kernel is promised by whoever launches.
+        // SAFETY: live function and stream of one context; the driver copies the parameters before
+        // it returns. The caller of the launch promises that they fit the kernel.
         let launched = unsafe {
             (context.cuda.cuLaunchKernel)(
                 self.raw,

@@ -1,4 +1,4 @@
-//! Opening GPUs of CUDA, and handing in what the application has.
+//! Opening of CUDA GPUs, and adoption of the application's contexts and streams.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -16,16 +16,16 @@ use super::{CudaRuntime, CudaStream};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Stream};
 
-/// GPUs that are open, by context: a context has one [`Gpu`], which stays open.
+/// The open GPUs, by context: a context has one [`Gpu`], which stays open.
 static OPEN: Mutex<Vec<(usize, u64, Gpu)>> = Mutex::new(Vec::new());
 
-/// The driver, started; or why it cannot be used.
+/// The initialised driver, or the reason why it cannot be used.
 fn driver() -> Result<&'static Cuda> {
     const OPERATION: &str = "open CUDA";
     let cuda = Cuda::get().map_err(|e| {
         Error::new(OPERATION, Kind::Absent, format!("{}", Chain(e))).source(e.to_string())
     })?;
-    // SAFETY: may be called any number of times.
+    // SAFETY: the call may be made any number of times.
     let started = unsafe { (cuda.cuInit)(0) };
     if !started.is_success() {
         let e = check(cuda, started, OPERATION, "cuInit").expect_err("it failed");
@@ -59,7 +59,7 @@ impl std::fmt::Display for Chain<'_> {
 
 fn name_of(cuda: &Cuda, device: CUdevice) -> String {
     let mut name = [0_u8; 128];
-    // SAFETY: stores at most 128 bytes, with an end.
+    // SAFETY: stores at most 128 bytes, zero-terminated.
     let asked = unsafe { (cuda.cuDeviceGetName)(name.as_mut_ptr().cast(), 128, device) };
     let len = name.iter().position(|b| *b == 0).unwrap_or(0);
     match asked.is_success() && len > 0 {
@@ -79,7 +79,7 @@ fn identity(cuda: &Cuda, device: CUdevice) -> u64 {
         .cuDeviceGetUuid_v2
         .map(|get| unsafe { get(&mut uuid, device) });
     if asked.is_none_or(|asked| !asked.is_success()) {
-        // Every GPU of a host that does not tell may be the same one.
+        // GPUs without a UUID must count as the same GPU, because they may be.
         return 1;
     }
     let half = |bytes: &[u8]| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
@@ -89,16 +89,16 @@ fn identity(cuda: &Cuda, device: CUdevice) -> u64 {
 fn context_id(cuda: &Cuda, context: CUcontext) -> u64 {
     let mut id = 0;
     if let Some(get) = cuda.cuCtxGetId {
-        // SAFETY: stores a number; without success it stays 0.
+        // SAFETY: stores a number; on failure it stays 0.
         let _ = unsafe { get(context, &mut id) };
     }
     id
 }
 
-/// The GPU of a context, opened if it is not.
+/// Returns the GPU of a context, and opens it if it is not open.
 ///
 /// # Safety
-/// `context` is a live context of `device`, and outlives the GPU and all made from it.
+/// `context` is a live context of `device`, and outlives the GPU and everything made from it.
 unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<Gpu> {
     const OPERATION: &str = "open CUDA GPU";
     let key = (app as usize, context_id(cuda, app));
@@ -130,7 +130,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     Ok(gpu)
 }
 
-/// How many GPUs the driver shows.
+/// The number of GPUs that the driver shows.
 fn count(cuda: &Cuda) -> Result<u32> {
     const OPERATION: &str = "open CUDA GPU";
     let mut count = 0;
@@ -147,7 +147,7 @@ fn count(cuda: &Cuda) -> Result<u32> {
     }
 }
 
-/// The GPU of this process's rank on its host; the first if it is no rank.
+/// The GPU for the local rank of this process; the first GPU if the process is not a rank.
 pub(crate) fn by_local_rank() -> Result<Gpu> {
     static SAID: Once = Once::new();
     let local = LocalRank::find(&|name| std::env::var(name).ok())
@@ -176,7 +176,7 @@ pub(crate) fn by_local_rank() -> Result<Gpu> {
     Ok(gpu)
 }
 
-/// Whether this library runs on the device.
+/// Refuses a device that this library does not support.
 fn check_device(cuda: &Cuda, device: CUdevice) -> Result<()> {
     let Some((kind, why)) = cuda_refusal(cuda, device) else {
         return Ok(());
@@ -191,7 +191,7 @@ fn check_device(cuda: &Cuda, device: CUdevice) -> Result<()> {
     Err(Error::new("open CUDA GPU", kind, what))
 }
 
-/// As [`check`], of the first context of a device.
+/// As [`check`], for the call that makes the first context of a device.
 fn check_first(cuda: &Cuda, device: CUdevice, result: CudaResult) -> Result<()> {
     const OPERATION: &str = "open CUDA GPU";
     if result == CudaResult::DEVICE_UNAVAILABLE && is_exclusive(cuda, device) {
@@ -207,12 +207,12 @@ fn check_first(cuda: &Cuda, device: CUdevice, result: CudaResult) -> Result<()> 
 }
 
 impl Gpu {
-    /// GPU `index` as CUDA counts them, in its primary context: the one that the CUDA runtime
-    /// and most frameworks use. The same [`Gpu`] each time. It stays open until the process
-    /// ends.
+    /// Opens GPU `index`, in CUDA's order, in its primary context, which the CUDA runtime and most
+    /// frameworks use. Every call for the same index returns the same [`Gpu`]. It stays open until
+    /// the process ends.
     ///
     /// # Errors
-    /// `Absent` if there is no CUDA driver, no GPU, or the driver does not start, with the
+    /// `Absent` if the CUDA driver or a GPU is missing or the driver does not start, with the
     /// reason; `Unsupported` for a driver or GPU that is too old; `Invalid` for an index past the
     /// last GPU; `System` for a GPU whose compute mode prohibits contexts, or allows one that
     /// another process has; `System`, `DeviceLost` if the driver refuses.
@@ -226,7 +226,7 @@ impl Gpu {
         }
         let mut device = 0;
         let mut context = std::ptr::null_mut();
-        // SAFETY: each stores a handle. The context is kept until the process ends.
+        // SAFETY: each call stores a handle. The context is kept until the process ends.
         unsafe {
             let got = (cuda.cuDeviceGet)(&mut device, index as i32);
             check(cuda, got, OPERATION, "get device")?;
@@ -237,7 +237,7 @@ impl Gpu {
         }
     }
 
-    /// The GPU of the calling thread's current CUDA context.
+    /// Opens the GPU of the calling thread's current CUDA context.
     ///
     /// # Safety
     /// The context is not destroyed while the process uses gdsync.
@@ -254,10 +254,11 @@ impl Gpu {
         unsafe { Gpu::cuda_context(context.cast()) }
     }
 
-    /// The GPU of `context`, a `CUcontext`. The same [`Gpu`] each time.
+    /// Opens the GPU of `context`, a `CUcontext`. Every call for the same context returns the same
+    /// [`Gpu`].
     ///
     /// # Safety
-    /// `context` is a live context, not destroyed while the process uses gdsync.
+    /// `context` is a live context, and is not destroyed while the process uses gdsync.
     ///
     /// # Errors
     /// As [`Gpu::cuda`]; `Invalid` for null.
@@ -265,11 +266,11 @@ impl Gpu {
         const OPERATION: &str = "open CUDA GPU";
         let cuda = driver()?;
         if context.is_null() {
-            return Err(Error::new(OPERATION, Kind::Invalid, "no context"));
+            return Err(Error::new(OPERATION, Kind::Invalid, "the context is null"));
         }
         let context: CUcontext = context.cast();
         let mut device = 0;
-        // SAFETY: a live context, as the caller promises; popped again.
+        // SAFETY: a live context, as the caller promises; it is popped again.
         unsafe {
             let pushed = (cuda.cuCtxPushCurrent_v2)(context);
             check(cuda, pushed, OPERATION, "make context current")?;
@@ -284,23 +285,23 @@ impl Gpu {
 
     fn cuda_runtime(&self, operation: &'static str) -> Result<&CudaRuntime> {
         (self.runtime() as &dyn Any).downcast_ref().ok_or_else(|| {
-            let what = format!("{self:?} is not a GPU of CUDA");
+            let what = format!("{self:?} is not a CUDA GPU");
             Error::new(operation, Kind::Foreign, what)
         })
     }
 
-    /// A stream of the application, a `CUstream`. The same [`Stream`] as long as a handle on it
-    /// is held.
+    /// Adopts a stream of the application, a `CUstream`. As long as a handle on it is held, every
+    /// call returns the same [`Stream`].
     ///
     /// # Safety
     /// `raw` is a live stream of this GPU's context, and is not destroyed while the [`Stream`]
     /// or a clone of it is held.
     ///
     /// # Errors
-    /// `Foreign` if this GPU is not one of CUDA or the stream is of another context; `Invalid`
-    /// for the legacy default stream, which holds up every other stream of its context (use
-    /// [`Gpu::cuda_legacy_stream`] if that is wanted), and for the default stream of a thread,
-    /// which is another on each.
+    /// `Foreign` if this GPU is not a CUDA GPU or the stream belongs to another context; `Invalid`
+    /// for the legacy default stream, which blocks every other stream of its context (use
+    /// [`Gpu::cuda_legacy_stream`] if that is intended), and for the per-thread default stream,
+    /// which is a different stream on each thread.
     pub unsafe fn cuda_stream(&self, raw: *mut c_void) -> Result<Stream> {
         const OPERATION: &str = "use CUDA stream";
         let stream: CUstream = raw.cast();
@@ -316,15 +317,15 @@ impl Gpu {
         unsafe { self.adopt_stream(OPERATION, stream) }
     }
 
-    /// As [`Gpu::cuda_stream`], with what keeps the stream: `owner` is dropped after the last
-    /// handle on the stream, on whatever thread that may be.
+    /// Adopts a stream with an owner, as [`Gpu::cuda_stream`] does. The library drops `owner` after
+    /// the last handle on the stream, on the thread that drops that handle.
     ///
     /// # Safety
     /// `raw` is a live stream of this GPU's context, and is not destroyed before `owner` is
     /// dropped.
     ///
     /// # Errors
-    /// As [`Gpu::cuda_stream`]; `owner` is dropped.
+    /// As [`Gpu::cuda_stream`]; the library drops `owner`.
     pub unsafe fn cuda_stream_owned(
         &self,
         raw: *mut c_void,
@@ -338,8 +339,8 @@ impl Gpu {
         Ok(stream)
     }
 
-    /// The legacy default stream. Every wait on it holds up all streams of the context that
-    /// were not made *non-blocking*, and it waits for them: seldom what one wants.
+    /// Adopts the legacy default stream. A wait on it blocks all streams of the context that are
+    /// not *non-blocking*, and it waits for those streams. Most programs should use another stream.
     ///
     /// # Errors
     /// As [`Gpu::cuda_stream`].
@@ -374,7 +375,7 @@ fn of_cuda(stream: &Stream) -> Option<&CudaStream> {
 }
 
 impl Stream {
-    /// The `CUstream`, on CUDA.
+    /// The native `CUstream`; `None` if the stream is not a CUDA stream.
     pub fn as_cuda(&self) -> Option<*mut c_void> {
         of_cuda(self).map(|stream| stream.handle().cast())
     }

@@ -1,7 +1,7 @@
 //! Host memory of the application that is registered with the driver.
 //!
-//! The driver registers a page once; applications register what they like, overlapping too. So
-//! ranges are cut into units, each registered once and counted.
+//! The driver registers a page only once, but applications may register overlapping ranges.
+//! Therefore ranges are split into units; each unit is registered once and has a use count.
 
 use std::collections::BTreeMap;
 
@@ -20,26 +20,28 @@ pub(crate) struct HostPages(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// By first address.
+    /// Units by first address.
     units: BTreeMap<usize, Unit>,
 }
 
 struct Unit {
     end: usize,
-    /// Registrations that cover it, also such that wait for their streams.
+    /// The number of registrations that cover the unit, including those whose end is deferred until
+    /// streams have passed.
     users: usize,
-    /// Registered by us, and not by the application.
+    /// Whether the library registered the unit; `false`: the application did.
     ours: bool,
 }
 
-/// The units that one registration uses, by first address. They stay as long as it does.
+/// The first addresses of the units that one registration uses. The units stay as long as the
+/// registration does.
 pub(crate) type Units = Vec<usize>;
 
 impl HostPages {
-    /// Registers the pages of `len` bytes at `ptr` as far as they are not registered.
+    /// Registers those pages of the `len` bytes at `ptr` that are not registered yet.
     ///
     /// # Safety
-    /// The memory is valid, and stays so until [`HostPages::leave`] and what it defers.
+    /// The memory stays valid until [`HostPages::leave`] and the unregistration that it defers.
     pub unsafe fn enter(&self, context: &Context, ptr: *mut u8, len: usize) -> Result<Units> {
         let start = ptr as usize / PAGE * PAGE;
         let end = (ptr as usize)
@@ -48,8 +50,9 @@ impl HostPages {
             .ok_or_else(|| {
                 Error::new(OPERATION, Kind::Invalid, format!("{len} bytes at {ptr:p}"))
             })?;
-        // What no stream uses any more goes first: the memory there may be another by this time.
-        // What one may still use is the same, as the application has promised.
+        // Registrations that no stream uses any more end first: their addresses may hold other
+        // memory by now. The application promises that memory which a stream may still use is
+        // unchanged.
         context.deferred.free_unused(context);
         let mut state = self.0.lock();
         let mut used: Vec<usize> = state.overlapping(start, end);
@@ -69,7 +72,7 @@ impl HostPages {
             // SAFETY: the caller's promise.
             if let Err(e) = unsafe { register(context, from, to, &mut made) } {
                 for (from, _, ours) in made {
-                    // The first error is the one to tell.
+                    // The first error is the one to report.
                     let _ = unregister(context, from, ours);
                 }
                 return Err(e);
@@ -88,7 +91,8 @@ impl HostPages {
         Ok(used)
     }
 
-    /// Ends a registration, once no stream uses it: gives back the units that have no other.
+    /// Ends a registration that no stream uses any more: unregisters the units that no other
+    /// registration uses.
     pub fn leave(&self, context: &Context, units: &Units) {
         let mut state = self.0.lock();
         for start in units {
@@ -121,13 +125,13 @@ fn unregister(context: &Context, start: usize, ours: bool) -> Result<()> {
         return Ok(());
     }
     let _own = context.enter_own()?;
-    // SAFETY: registered by us at this address, and used by nobody.
+    // SAFETY: the library registered this address, and no stream uses it.
     let gone = unsafe { (context.cuda.cuMemHostUnregister)(start as *mut _) };
     context.check(gone, "unregister host memory")
 }
 
-/// Registers whole pages, and adds to `made` the runs it is made of: first address, end, and
-/// whether it was us: the application may have registered some.
+/// Registers whole pages, and adds each run of them to `made`: first address, end, and whether the
+/// library registered it; the application may have registered some.
 ///
 /// # Safety
 /// The memory is valid.
@@ -142,7 +146,8 @@ unsafe fn register(
         made.push((from, to, true));
         return Ok(());
     }
-    // Page by page: of a run that overlaps another the driver says no more than that.
+    // Page by page: for a run that overlaps a registration, the driver does not say which part
+    // overlaps.
     for page in (from..to).step_by(PAGE) {
         // SAFETY: as above.
         let ours = unsafe { register_run(context, page, page + PAGE)? };
@@ -151,14 +156,15 @@ unsafe fn register(
     Ok(())
 }
 
-/// Registers a run of pages; `false`: it overlaps what is registered already.
+/// Registers a run of pages; `false`: it overlaps an existing registration.
 ///
 /// # Safety
 /// The memory is valid.
 unsafe fn register_run(context: &Context, from: usize, to: usize) -> Result<bool> {
     let _own = context.enter_own()?;
     let plain = consts::CU_MEMHOSTREGISTER_PORTABLE | consts::CU_MEMHOSTREGISTER_DEVICEMAP;
-    // Registers of a device first; ordinary memory is refused as such and taken the second time.
+    // The first try is for device registers; the driver refuses ordinary memory there and accepts
+    // it at the second try.
     for flags in [plain | consts::CU_MEMHOSTREGISTER_IOMEMORY, plain] {
         // SAFETY: the caller's promise.
         let done = unsafe { (context.cuda.cuMemHostRegister_v2)(from as *mut _, to - from, flags) };

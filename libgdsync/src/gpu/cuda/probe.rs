@@ -1,5 +1,5 @@
-//! What the driver says of its GPUs, and what follows: capabilities, limits, and why one cannot be
-//! used. No context is made, so `gdsync-doctor` asks too.
+//! Properties of the driver's GPUs, and the conclusions: capabilities, limits, and the reason why a
+//! GPU cannot be used. No context is created, so `gdsync-doctor` calls this too.
 
 use gdsync_sys::cuda::types::CUdevice;
 use gdsync_sys::cuda::{Cuda, consts};
@@ -10,11 +10,11 @@ use crate::error::Kind;
 use crate::gpu::WaitLimits;
 use crate::memop::Caps;
 
-/// The oldest driver that has everything: CUDA 12.0, the first whose plain memory operations
-/// are the second version on all platforms.
+/// The oldest usable driver: CUDA 12.0, the first version whose plain memory operations are the
+/// second version on all platforms.
 pub(super) const OLDEST: i32 = 12000;
 
-/// Why a driver of this version of CUDA cannot be used, if it cannot.
+/// The reason why a driver of this CUDA version cannot be used; `None` if it can.
 pub fn driver_too_old(version: i32) -> Option<String> {
     let dotted = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
     let (is, oldest) = (dotted(version), dotted(OLDEST));
@@ -22,7 +22,7 @@ pub fn driver_too_old(version: i32) -> Option<String> {
     (version < OLDEST).then(too_old)
 }
 
-/// Why a device cannot be used, if it cannot, as the kind of the error and in words.
+/// The reason why a device cannot be used, as the kind of the error and a text; `None` if it can.
 pub fn cuda_refusal(cuda: &Cuda, device: CUdevice) -> Option<(Kind, &'static str)> {
     let is = |which, value: u32| attribute(cuda, device, which) == value as i32;
     let virtual_memory = consts::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
@@ -41,13 +41,13 @@ pub fn cuda_refusal(cuda: &Cuda, device: CUdevice) -> Option<(Kind, &'static str
     }
 }
 
-/// Whether a device allows one context, of one process.
+/// Whether a device allows only one context, of one process.
 pub(super) fn is_exclusive(cuda: &Cuda, device: CUdevice) -> bool {
     let mode = attribute(cuda, device, consts::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE);
     mode == consts::CU_COMPUTEMODE_EXCLUSIVE_PROCESS as i32
 }
 
-/// What streams of a device can do.
+/// The capabilities of a device's streams.
 pub fn cuda_caps(cuda: &Cuda, device: CUdevice) -> Caps {
     let has = |which| attribute(cuda, device, which) != 0;
     let ordering = attribute(
@@ -75,16 +75,16 @@ pub fn cuda_caps(cuda: &Cuda, device: CUdevice) -> Caps {
     }
 }
 
-/// The limits of a context, by its hardware channels: `CUDA_DEVICE_MAX_CONNECTIONS`, which the driver
-/// reads at its start.
+/// The limits of a context, by its number of hardware channels: `CUDA_DEVICE_MAX_CONNECTIONS`,
+/// which the driver reads when it starts.
 pub fn wait_limits(connections: Option<&str>) -> WaitLimits {
     let channels = connections.and_then(|v| v.trim().parse::<u32>().ok());
     let channels = channels.unwrap_or(8).clamp(1, 32);
     WaitLimits {
         channels,
-        // Measured: of 8 channels, 6 may stand while kernels, copies and memory operations of
-        // all other streams go on; with the 7th they do not.
-        // Of one or two channels none could: one is allowed, at the program's own risk.
+        // Measured: with 8 channels, 6 streams may wait while kernels, copies and memory operations
+        // of all other streams progress; a 7th waiting stream blocks them. With one or two channels
+        // no stream could wait safely: the library allows one, at the program's risk.
         streams: channels.saturating_sub(2).max(1),
         submissions: Some(SUBMISSIONS),
     }

@@ -1,5 +1,5 @@
-//! Device memory for other processes and other drivers: CUDA IPC, file descriptors of
-//! mapped memory, dma-buf.
+//! Device memory for other processes and other drivers: CUDA IPC, file descriptors of mapped
+//! memory, dma-buf.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -46,14 +46,14 @@ fn prop(context: &Context) -> CUmemAllocationProp {
     }
 }
 
-/// Physical memory mapped to addresses of its own.
+/// Physical memory and the address range that it is mapped to.
 pub(crate) struct Mapping {
     pub at: CUdeviceptr,
     pub len: usize,
     pub handle: CUmemGenericAllocationHandle,
 }
 
-/// New physical memory of `len` bytes or more, mapped.
+/// Allocates and maps at least `len` bytes of physical memory.
 pub(super) fn physical(context: &Context, len: usize) -> Result<Mapping> {
     const OPERATION: &str = "allocate device memory";
     let create = context
@@ -67,13 +67,13 @@ pub(super) fn physical(context: &Context, len: usize) -> Result<Mapping> {
         .checked_next_multiple_of(unit)
         .ok_or_else(|| Error::new(OPERATION, Kind::Invalid, format!("{len} bytes")))?;
     let mut handle = 0;
-    // SAFETY: makes physical memory.
+    // SAFETY: creates physical memory.
     let made = unsafe { create(&mut handle, size, &prop, 0) };
     context.check(made, OPERATION)?;
     map(context, handle, size)
 }
 
-/// The smallest physical memory that there is.
+/// The smallest size of physical memory, in bytes.
 pub(super) fn granule(context: &Context) -> Result<usize> {
     granularity(context, &prop(context))
 }
@@ -88,17 +88,17 @@ fn granularity(context: &Context, prop: &CUmemAllocationProp) -> Result<usize> {
     Ok(unit.max(1))
 }
 
-/// Device memory of its own, zeroed.
+/// Allocates device memory in a separate mapping, zeroed.
 pub(super) fn exportable(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     let mapping = physical(context, len)?;
     let at = mapping.at;
     let memory = Memory::new(context, at, len, Origin::Mapped(mapping));
-    // SAFETY: just mapped.
+    // SAFETY: the memory was just mapped.
     unsafe { context.engine.zero(context, at, len)? };
     Ok(memory.into_allocation(None))
 }
 
-/// Maps physical memory, of which `handle` is given up if that fails.
+/// Maps physical memory; releases `handle` if that fails.
 fn map(context: &Context, handle: u64, size: usize) -> Result<Mapping> {
     const OPERATION: &str = "map memory";
     let cuda = context.cuda;
@@ -116,7 +116,7 @@ fn map(context: &Context, handle: u64, size: usize) -> Result<Mapping> {
         location: prop(context).location,
         flags: consts::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // SAFETY: addresses of our own, mapped once to memory of that size.
+    // SAFETY: addresses reserved by the library, mapped once to memory of that size.
     let mapped = unsafe {
         let reserved = reserve(&mut mapping.at, size, 0, 0, 0);
         context
@@ -133,9 +133,10 @@ fn map(context: &Context, handle: u64, size: usize) -> Result<Mapping> {
     }
 }
 
-/// Undoes a mapping, as far as it came.
+/// Undoes the steps of a mapping that were done.
 pub(super) fn unmap(cuda: &Cuda, mapping: &Mapping) {
-    // SAFETY: ours and unused; what was not done is refused and changes nothing.
+    // SAFETY: the mapping belongs to the library and is unused; the driver refuses to undo a step
+    // that was not done, which changes nothing.
     unsafe {
         if mapping.at != 0 {
             if let Some(unmap) = cuda.cuMemUnmap {
@@ -151,7 +152,7 @@ pub(super) fn unmap(cuda: &Cuda, mapping: &Mapping) {
     }
 }
 
-/// How others reach `memory`.
+/// Exports `memory` for other processes.
 pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
     const OPERATION: &str = "share memory";
     let context = memory.context();
@@ -175,14 +176,14 @@ pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
     let done = unsafe { export((&raw mut fd).cast(), mapping.handle, kind, 0) };
     context.check(done, OPERATION)?;
     Ok(SharedMemory::File {
-        // SAFETY: a descriptor just made for us.
+        // SAFETY: the driver just made this descriptor for the caller.
         fd: unsafe { OwnedFd::from_raw_fd(fd) },
         offset: offset as u64,
         len: memory.len() as u64,
     })
 }
 
-/// Memory of the application's context, which allocated it.
+/// Exports memory that the application's context allocated.
 fn by_ipc(memory: &Memory) -> Result<SharedMemory> {
     const OPERATION: &str = "share memory";
     let context = memory.context();
@@ -204,10 +205,10 @@ fn by_ipc(memory: &Memory) -> Result<SharedMemory> {
     })
 }
 
-/// Memory of another process.
+/// Opens memory of another process.
 ///
 /// # Safety
-/// With IPC, the other process keeps its region as long as the allocation and work on it.
+/// With IPC, the other process keeps its region as long as the allocation and the work on it.
 pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Result<Allocation> {
     const OPERATION: &str = "open shared memory";
     let cuda = context.cuda;
@@ -228,7 +229,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             let mut base: CUdeviceptr = 0;
             let _own = context.enter_own()?;
             let flags = consts::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
-            // SAFETY: a handle is only bytes; one that is none is refused.
+            // SAFETY: a handle is plain bytes; the driver refuses an invalid one.
             let opened = unsafe { (cuda.cuIpcOpenMemHandle_v2)(&mut base, handle, flags) };
             context.check(opened, OPERATION)?;
             let origin = Origin::Opened(base);
@@ -276,8 +277,9 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
     }
 }
 
-/// `memory` as a dma-buf, and where it begins in that. `kept`: the descriptor, or what is made of it, may outlive the memory,
-/// whose pages are then not allocated again.
+/// Exports `memory` as a dma-buf; returns the descriptor and the byte offset of the memory in it.
+/// `kept`: the descriptor, or an object made from it, may outlive the memory. The pages are then
+/// not allocated again.
 pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<(OwnedFd, u64)> {
     const OPERATION: &str = "export dma-buf";
     const PAGE: u64 = 4096;
@@ -286,8 +288,8 @@ pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<(OwnedFd, u64)> {
         .cuda
         .cuMemGetHandleForAddressRange
         .ok_or_else(|| lacks("cuMemGetHandleForAddressRange"))?;
-    // The descriptor reaches the pages of the range and nothing else of the unit that they lie
-    // in, so the rest of that is given out as before.
+    // The descriptor gives access to the pages of the range and to nothing else of their unit, so
+    // the rest of the unit is allocated as before.
     if let Origin::Device(piece) = memory.origin()
         && kept
     {
@@ -298,10 +300,10 @@ pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<(OwnedFd, u64)> {
     let mut fd: i32 = -1;
     let kind = consts::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
     let _own = context.enter_own()?;
-    // SAFETY: stores a descriptor, an int; the range lies in whole pages of live memory.
+    // SAFETY: stores a descriptor, an int; the range consists of whole pages of live memory.
     let done = unsafe { export((&raw mut fd).cast(), start, (end - start) as usize, kind, 0) };
     context.check(done, OPERATION)?;
-    // SAFETY: a descriptor just made for us.
+    // SAFETY: the driver just made this descriptor for the caller.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     Ok((fd, memory.at() - start))
 }

@@ -1,4 +1,4 @@
-//! Streams and events of CUDA.
+//! CUDA streams and events.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -19,8 +19,8 @@ use crate::gpu::{Dims, Kernel};
 use crate::kernels::Transfer;
 use crate::memop::Op;
 
-/// Enqueued work past which a stream that waits is given no more marks: it takes about a
-/// thousand submissions, and then blocks the caller.
+/// The number of submissions from which on a waiting stream gets no more marks: the driver accepts
+/// about a thousand, and then blocks the caller.
 const MANY: u32 = 900;
 
 /// A stream of the application's context.
@@ -28,20 +28,24 @@ const MANY: u32 = 900;
 pub(crate) struct CudaStream {
     context: Arc<Context>,
     raw: CUstream,
-    /// Of [`stream_pool::StreamPool`], which `leave` gives it back to; else the application's.
+    /// Whether the stream is from [`stream_pool::StreamPool`], to which `leave` returns it; if not,
+    /// it is the application's.
     ours: bool,
-    /// Submissions since the stream was last seen idle, roughly. Relaxed: a count, nothing more.
+    /// The approximate number of submissions since the stream was last seen idle. Relaxed: only a
+    /// count.
     submitted: AtomicU32,
-    /// Keeps the application's stream, if it was handed in so.
+    /// The owner of the application's stream, if it has one.
     owner: Kept,
-    /// A mark, and the count it was set at: once it is done, so many are.
+    /// An event, and the count at which it was recorded: once it is done, that many submissions
+    /// have run.
     mark: Mutex<Option<(Arc<CudaEvent>, u32)>>,
-    /// Set when the application's last handle is gone: what tells when its work is done, if it
-    /// had any. Held during every call on the stream that no handle of the application's makes.
+    /// Set when the application's last handle is dropped: the event that marks the end of the
+    /// stream's work, if it had any. Locked during every call on the stream that is not made
+    /// through a handle of the application.
     left: Mutex<Option<Option<Arc<CudaEvent>>>>,
 }
 
-/// An owner, while there is one.
+/// An owner, until it is released.
 #[derive(Default)]
 struct Kept(Mutex<Option<Owner>>);
 
@@ -65,13 +69,13 @@ impl Drop for CudaStream {
 }
 
 impl CudaStream {
-    /// A stream of the library's own, see [`StreamPool::take`](stream_pool::StreamPool::take).
+    /// Takes a stream from the pool; see [`StreamPool::take`](stream_pool::StreamPool::take).
     pub(super) fn new(context: &Arc<Context>, waits: &dyn Fn() -> bool) -> Result<CudaStream> {
         let raw = context.streams.take(context, waits)?;
         Ok(CudaStream::wrap(context, raw, true))
     }
 
-    /// The application's stream `raw`.
+    /// Adopts the application's stream `raw`.
     pub(super) fn adopted(context: &Arc<Context>, raw: CUstream) -> CudaStream {
         CudaStream::wrap(context, raw, false)
     }
@@ -88,7 +92,7 @@ impl CudaStream {
         }
     }
 
-    /// Keeps `owner` as long as this handle, if nothing else keeps the stream so far.
+    /// Keeps `owner` as long as this handle, if the stream has no owner yet.
     pub(super) fn keep(&self, owner: Owner) {
         let mut kept = self.owner.0.lock();
         if kept.is_none() {
@@ -103,19 +107,19 @@ impl CudaStream {
         self.raw
     }
 
-    /// Counts work that was enqueued.
+    /// Counts an enqueued submission.
     #[inline]
     pub(super) fn count(&self) {
         self.submitted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Asks the driver, see [`CudaStream::is_idle`].
+    /// Queries the driver; see [`CudaStream::is_idle`].
     fn query(&self) -> Result<bool> {
         let _app = self.context.enter_to_ask()?;
         if self.capture()? {
             return Ok(false);
         }
-        // SAFETY: the stream lives until `leave`, which has the lock that is held here.
+        // SAFETY: the stream lives until `leave`, which takes the lock that is held here.
         match unsafe { (self.context.cuda.cuStreamQuery)(self.raw) } {
             CudaResult::NOT_READY => Ok(false),
             other => {
@@ -135,10 +139,10 @@ impl CudaStream {
         Ok(status != consts::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// What tells when everything enqueued so far has run. `None`: it is idle. An error: no event
-    /// can be set now.
+    /// The current end of the stream; `None`: the stream is idle. An error: no event can be
+    /// recorded now.
     pub(super) fn end(self: &Arc<Self>) -> Result<Option<End>> {
-        // Held until the event is recorded: the stream may be destroyed behind `leave`.
+        // Held until the event is recorded: the application may destroy the stream after `leave`.
         let left = self.left.lock();
         if let Some(end) = &*left {
             return Ok(match end {
@@ -162,7 +166,8 @@ impl CudaStream {
         if self.submitted.load(Ordering::Relaxed) >= MANY || self.is_capturing()? {
             return Ok(Some(End::Idle(Arc::clone(self))));
         }
-        // Always a new one: the application enqueues without our knowing.
+        // Always a new event: the application may have enqueued work that the library does not
+        // know.
         let event = Arc::new(self.event()?);
         if mark.is_none() {
             *mark = Some((Arc::clone(&event), self.submitted.load(Ordering::Relaxed)));
@@ -170,7 +175,7 @@ impl CudaStream {
         Ok(Some(End::Event(event)))
     }
 
-    /// An event where the stream stands.
+    /// Records an event at the current end of the stream.
     fn event(&self) -> Result<CudaEvent> {
         let context = &self.context;
         let _app = context.enter_app()?;
@@ -233,8 +238,8 @@ impl StreamHandle for CudaStream {
         self.context.check(waits, "wait for event")
     }
 
-    /// A stream that is being captured is not asked, which would end the capture: it is not idle.
-    /// One that the application may have destroyed is not asked either.
+    /// A stream under capture is not queried, because the query would end the capture: it counts as
+    /// busy. A stream that the application may have destroyed is not queried either.
     fn is_idle(&self) -> Result<bool> {
         match &*self.left.lock() {
             Some(end) => end.as_ref().map_or(Ok(true), |event| event.is_done()),
@@ -248,8 +253,8 @@ impl StreamHandle for CudaStream {
         self.capture()
     }
 
-    /// The application may destroy the stream from now on. No event can be recorded on a stream
-    /// that is being captured: the event is then never done.
+    /// The application may destroy the stream after this call. No event can be recorded on a stream
+    /// under capture; its event is then never done.
     fn leave(&self) -> Left {
         let mut left = self.left.lock();
         let busy = (!self.query().unwrap_or(self.context.is_lost())).then(|| {
@@ -277,7 +282,7 @@ impl StreamHandle for CudaStream {
                 .streams
                 .put(&self.context, self.raw, busy.clone());
         }
-        // The list of deferred frees is locked before a stream.
+        // Released first: the list of deferred frees is locked before a stream.
         drop(left);
         let Some(event) = busy else { return Left::Done };
         self.context.deferred.forget(End::Event(Arc::clone(&event)));
@@ -288,23 +293,23 @@ impl StreamHandle for CudaStream {
         self.owner.0.lock().take()
     }
 
-    /// The `CUstream`.
+    /// The native `CUstream`.
     fn raw(&self) -> *mut c_void {
         self.raw.cast()
     }
 }
 
-/// What tells that a stream has run everything it was given up to some time.
+/// The end of the work that was enqueued on a stream up to some time.
 #[derive(Debug)]
 pub(crate) enum End {
     Event(Arc<CudaEvent>),
-    /// Only the stream being idle.
+    /// Only an idle stream has reached it.
     Idle(Arc<CudaStream>),
 }
 
 impl End {
-    /// Whether it has. Streams of a lost GPU use nothing any more; with any other error nobody
-    /// knows.
+    /// Whether the stream has reached it. Streams of a lost GPU use no memory any more. On any
+    /// other error the answer is `false`.
     pub fn is_reached(&self) -> bool {
         match self {
             End::Event(event) => event.is_done().unwrap_or(event.context.is_lost()),
@@ -313,11 +318,11 @@ impl End {
     }
 }
 
-/// A recorded event.
+/// An event that was recorded.
 #[derive(Debug)]
 pub(crate) struct CudaEvent {
     context: Arc<Context>,
-    /// None for an event that could not be recorded and is never done.
+    /// `None` for an event that could not be recorded and is never done.
     raw: Option<CUevent>,
 }
 
@@ -329,14 +334,15 @@ unsafe impl Sync for CudaEvent {}
 impl Drop for CudaEvent {
     fn drop(&mut self) {
         if let Some(raw) = self.raw.filter(|_| !self.context.is_lost()) {
-            // SAFETY: ours. The driver keeps what a stream still waits for.
+            // SAFETY: an event of the library. The driver keeps an event that a stream still waits
+            // for.
             let _ = unsafe { (self.context.cuda.cuEventDestroy_v2)(raw) };
         }
     }
 }
 
 impl CudaEvent {
-    /// Whether it is ever done.
+    /// Whether the event can ever be done.
     pub(super) fn is_recorded(&self) -> bool {
         self.raw.is_some()
     }
@@ -351,7 +357,7 @@ impl EventHandle for CudaEvent {
         // SAFETY: a live event.
         match unsafe { (self.context.cuda.cuEventQuery)(raw) } {
             CudaResult::NOT_READY => Ok(false),
-            // It went into a graph: no stream comes to it.
+            // The event went into a graph: no stream reaches it.
             CudaResult::CAPTURED_EVENT => Ok(true),
             other => {
                 self.context.check(other, "query event")?;

@@ -1,9 +1,10 @@
-//! Streams made ahead.
+//! The pool of streams that are created ahead.
 //!
-//! The driver keeps its streams in blocks. The call that makes the first stream of another block
-//! (the 35th or 36th of a context, seen with driver 580) stands behind every wait of the context,
-//! and meanwhile holds up the process's other calls. So streams are made while all streams of the
-//! context are idle, one that is dropped serves again, and with none left the call is refused.
+//! The driver manages its streams in blocks. The call that creates the first stream of a new block
+//! (the 35th or 36th of a context, seen with driver 580) blocks behind every wait of the context,
+//! and meanwhile blocks other calls of the process. Therefore the pool creates streams while all
+//! streams of the context are idle, reuses a dropped stream, and refuses the call if no stream is
+//! left.
 
 use std::sync::Arc;
 
@@ -16,18 +17,18 @@ use super::stream::CudaEvent;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::runtime::EventHandle as _;
 
-/// Streams that are kept for later at most. They are made anew when half of them are taken.
+/// The maximum number of spare streams. The pool is refilled when half of them are taken.
 const AHEAD: usize = 32;
 
 const OPERATION: &str = "make stream";
 
-/// The streams of the application's context that no handle names.
+/// The streams of the application's context that have no handle.
 #[derive(Default)]
 pub(crate) struct StreamPool(Mutex<Vec<Spare>>);
 
 struct Spare {
     raw: CUstream,
-    /// Set if the stream had work when it was dropped; tells when that is done.
+    /// Set if the stream had work when it was dropped; the event marks the end of that work.
     end: Option<Arc<CudaEvent>>,
 }
 
@@ -35,7 +36,7 @@ struct Spare {
 unsafe impl Send for Spare {}
 
 impl StreamPool {
-    /// Makes streams until there are enough, or the driver refuses.
+    /// Creates streams until the pool is full, or the driver refuses.
     pub fn fill(&self, context: &Context) {
         let mut spares = self.0.lock();
         while spares.len() < AHEAD
@@ -45,10 +46,11 @@ impl StreamPool {
         }
     }
 
-    /// A stream without work. `waits` says whether a stream of the GPU is known to wait.
+    /// Takes an idle stream. `waits` returns whether a stream of the GPU is known to wait.
     ///
     /// # Errors
-    /// `TooManyWaits` if one waits and no stream is left; `DeviceLost`, `System`.
+    /// `TooManyWaits` if a stream waits and the pool is empty; `DeviceLost`, `System` if the driver
+    /// refuses.
     pub fn take(&self, context: &Context, waits: impl FnOnce() -> bool) -> Result<CUstream> {
         context.alive()?;
         if self.0.lock().len() < AHEAD / 2
@@ -70,9 +72,9 @@ impl StreamPool {
             Some(spare) => Ok(spare.raw),
             None if waits() => {
                 let what = format!(
-                    "{}: a stream of it waits, and the {AHEAD} streams that the library makes ahead \
-                     are taken; the driver may hold up a call that makes one until the wait is \
-                     over. Make streams before, or drop some",
+                    "{}: one of its streams waits, and the {AHEAD} streams that the library \
+                     creates ahead are in use; the driver may block the creation of another until \
+                     the wait has passed. Create streams before the first wait, or drop some",
                     context.name()
                 );
                 Err(Error::new(OPERATION, Kind::TooManyWaits, what).limit(AHEAD as u64))
@@ -81,8 +83,8 @@ impl StreamPool {
         }
     }
 
-    /// Takes back a stream, which is idle once `end` is done. Destroys it if there are enough, or if
-    /// its end cannot be known.
+    /// Returns a stream to the pool; it is idle once `end` is done. Destroys it if the pool is
+    /// full, or if its end cannot be known.
     pub fn put(&self, context: &Context, raw: CUstream, end: Option<Arc<CudaEvent>>) {
         let mut spares = self.0.lock();
         let ends = end.as_ref().is_none_or(|end| end.is_recorded());
@@ -94,13 +96,13 @@ impl StreamPool {
     }
 }
 
-/// Destroys a stream of the library's own, which no call names any more.
+/// Destroys a stream of the pool, which no other call uses any more.
 pub(super) fn destroy(context: &Context, raw: CUstream) {
-    // SAFETY: see above. The driver finishes what is enqueued.
+    // SAFETY: see above. The driver finishes the enqueued work.
     let _ = unsafe { (context.cuda.cuStreamDestroy_v2)(raw) };
 }
 
-/// A new stream, which does not synchronise with the legacy default stream.
+/// Creates a stream that does not synchronise with the legacy default stream.
 fn make(context: &Context) -> Result<CUstream> {
     let _app = context.enter_app()?;
     let mut raw = std::ptr::null_mut();

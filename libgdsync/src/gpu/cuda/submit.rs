@@ -1,4 +1,4 @@
-//! Memory operations as the driver takes them.
+//! Translation of memory operations into parameters of the driver.
 
 use std::mem::MaybeUninit;
 
@@ -10,7 +10,7 @@ use super::stream::CudaStream;
 use crate::error::{Error, Kind, Result};
 use crate::memop::{Condition, Op, Width};
 
-/// Operations that one call takes: the driver's documents say fewer than 256.
+/// The maximum number of operations of one call: the driver's documentation says fewer than 256.
 pub(super) const BATCH: usize = 255;
 
 fn wait_flags(condition: Condition, flush: bool) -> u32 {
@@ -27,8 +27,8 @@ fn wait_flags(condition: Condition, flush: bool) -> u32 {
     }
 }
 
-/// One operation. Every write of this version of the call is fenced, whether or not it need
-/// be: the flag that says otherwise is refused.
+/// Translates one operation. Every write by this version of the call is fenced, even where no fence
+/// is needed: the driver refuses the flag that would omit it.
 #[inline]
 fn translate(op: &Op) -> Option<Params> {
     const FENCED: u32 = consts::CU_STREAM_WRITE_VALUE_DEFAULT;
@@ -55,7 +55,8 @@ fn translate(op: &Op) -> Option<Params> {
     })
 }
 
-/// Most submissions are of so few operations: their parameters take a page of the stack less.
+/// Most submissions have at most this many operations: a smaller array of parameters uses a page of
+/// stack less.
 const FEW: usize = 16;
 
 /// Enqueues at most [`BATCH`] operations.
@@ -81,8 +82,8 @@ fn submit_up_to<const N: usize>(context: &Context, stream: &CudaStream, ops: &[O
         param.write(translated);
     }
     let _app = context.enter_to_enqueue()?;
-    // SAFETY: the first `ops.len()` parameters are initialised; the driver copies them before
-    // it returns. The stream lives as long as its handle.
+    // SAFETY: the first `ops.len()` parameters are initialised; the driver copies them before it
+    // returns. The stream lives as long as its handle.
     let enqueued = unsafe {
         (context.cuda.cuStreamBatchMemOp_v2)(
             stream.handle(),

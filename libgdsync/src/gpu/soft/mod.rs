@@ -1,5 +1,5 @@
-//! The soft GPU as a runtime: a thin layer over the crate `softgpu`. All of it is there with the
-//! feature `soft` alone.
+//! The soft GPU as a runtime: a thin layer over the crate `softgpu`. The module exists only with
+//! the feature `soft`.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -33,21 +33,21 @@ pub(super) const OPENER: Opener = Opener {
 
 /// With the feature `soft`.
 impl Gpu {
-    /// A software GPU of this process, run by its device thread.
+    /// Opens a software GPU of this process, which its device thread runs.
     ///
-    /// The drop of the GPU waits, at most ten seconds, until a running kernel yields or ends. After
-    /// that a warning names the kernel and its stream, and the GPU, with all memory that the kernel
-    /// may still use, is kept until the kernel or the process ends.
+    /// The drop of the GPU waits, at most 10 seconds, until a running kernel yields or ends. After
+    /// that, a warning names the kernel and its stream, and the library keeps the GPU and all
+    /// memory that the kernel may still use until the kernel or the process ends.
     ///
     /// # Errors
-    /// The operating system gave no thread or memory file.
+    /// `System` if the operating system provides no thread or memory file.
     pub fn soft() -> Result<Gpu> {
         let live = gds_step::Live::global()
             .map_err(|e| Error::new("open soft GPU", Kind::System, e.to_string()).source(e))?;
         SoftRuntime::open(live, SoftOptions::default())
     }
 
-    /// A software GPU on a driver of the caller's choice, with capabilities switched.
+    /// Opens a software GPU on a driver of the caller's choice, with the options given.
     ///
     /// # Errors
     /// As [`Gpu::soft`].
@@ -58,7 +58,7 @@ impl Gpu {
 
 /// With the feature `soft`.
 impl Kernel {
-    /// A kernel for the soft GPU.
+    /// Makes a kernel for the soft GPU.
     pub fn soft(kernel: softgpu::Kernel) -> Kernel {
         Kernel(Arc::new(kernel))
     }
@@ -66,13 +66,15 @@ impl Kernel {
 
 /// With the feature `soft`.
 impl Stream {
-    /// The soft GPU's own handle, to use what only the soft GPU has (fills, capture).
+    /// The soft GPU's handle, for features that only the soft GPU has (fills, capture); `None` on
+    /// another GPU.
     pub fn as_soft(&self) -> Option<&softgpu::Stream> {
         (&**self.handle() as &dyn Any).downcast_ref()
     }
 }
 
-/// The memory of `region` as a NIC of this machine sees it; `None` if it is no soft GPU's.
+/// The memory of `region` as a NIC of this machine accesses it; `None` if the region is not of a
+/// soft GPU.
 #[cfg(feature = "emulated")]
 pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
     let memory: &Memory = (region.backing() as &dyn Any).downcast_ref()?;
@@ -83,18 +85,18 @@ pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
     })
 }
 
-/// How a soft GPU is made (feature `soft`). The defaults are those of a GPU of today under CUDA:
-/// 64-bit memory operations, NOR and flush, no masks, 255 operations a batch.
+/// The options of a soft GPU (feature `soft`). The defaults correspond to a current GPU under CUDA:
+/// 64-bit memory operations, NOR and flush, no masks, 255 operations per batch.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SoftOptions {
-    /// What its streams can do.
+    /// The capabilities of its streams.
     pub caps: Caps,
-    /// Submissions that one stream holds; the next one blocks.
+    /// The maximum number of submissions on one stream; a further submission blocks the caller.
     pub stream_bound: usize,
-    /// Waiting streams that stop all others.
+    /// The number of waiting streams at which all other streams block.
     pub channels: usize,
-    /// Weak memory on purpose, with its seed.
+    /// Deliberately weak memory ordering, with its seed; `None`: no weakening.
     pub weak: Option<softgpu::Weak>,
 }
 
@@ -117,11 +119,11 @@ impl Default for SoftOptions {
     }
 }
 
-/// The memory behind a region.
+/// The memory of a region.
 #[derive(Debug)]
 enum Memory {
     Device(softgpu::DeviceMemory),
-    // The virtual NIC alone asks for its window.
+    // Only the virtual NIC uses the window.
     #[cfg_attr(not(feature = "emulated"), allow(dead_code))]
     Pinned(softgpu::PinnedMemory),
     Host(softgpu::HostRegistration),
@@ -135,7 +137,7 @@ impl Memory {
         }
     }
 
-    /// Device memory as a descriptor, which holds nothing else.
+    /// Exports device memory as a descriptor, which owns only the memory.
     fn export(&self, operation: &'static str) -> Result<OwnedFd> {
         let memory = self.device(operation)?;
         memory.export().map_err(|e| system(operation, &e))
@@ -149,8 +151,8 @@ impl Backing for Memory {
         let view = memory.map_cpu();
         let base = pointer(view.as_ptr())?;
         Ok(View {
-            // SAFETY: the view maps at least `len` bytes and lives as long as this value, whose
-            // `mapped` is only handed out as copies used while the region lives.
+            // SAFETY: the view maps at least `len` bytes and lives as long as this value. Copies of
+            // `mapped` are used only while the region lives.
             mapped: unsafe { Mapped::new(base, memory.len()) },
             _mapping: Box::new(view),
         })
@@ -257,9 +259,9 @@ impl Runtime for SoftRuntime {
         let channels = u32::try_from(self.channels).unwrap_or(u32::MAX);
         Some(WaitLimits {
             channels,
-            // With all channels held nothing else moves.
+            // If waiting streams hold all channels, no other stream progresses.
             streams: channels.saturating_sub(1).clamp(1, MOST_SLOTS),
-            // A full stream makes the caller wait, which stands in its options.
+            // A full stream blocks the caller, as its options say.
             submissions: None,
         })
     }
@@ -290,8 +292,8 @@ impl Runtime for SoftRuntime {
                 Ok(Allocation {
                     addr: DevicePtr(memory.addr().raw()),
                     len,
-                    // SAFETY: the memory is at least `len` bytes and lives in `backing`, beside
-                    // this; the region hands out copies only while it lives.
+                    // SAFETY: the memory has at least `len` bytes and lives in `backing`; the
+                    // region hands out copies only while it lives.
                     cpu: Some(unsafe { Mapped::new(base, len) }),
                     backing: Box::new(Memory::Pinned(memory)),
                 })
@@ -320,7 +322,7 @@ impl Runtime for SoftRuntime {
     }
 
     unsafe fn adopt(&self, _: DevicePtr, _: usize, _: Option<Owner>) -> Result<Allocation> {
-        let why = "it is not a GPU of CUDA";
+        let why = "it is not a CUDA GPU";
         Err(self.refuse("adopt memory", Kind::Foreign, why))
     }
 
@@ -381,7 +383,7 @@ impl ModuleHandle for KernelImage {
             let what = format!("{self:?} have no kernel {name:?}");
             Error::new("find kernel", Kind::Invalid, what)
         })?;
-        // SAFETY: as `KernelImage::new` was promised.
+        // SAFETY: the caller of `KernelImage::new` promised this.
         Ok(Kernel::soft(unsafe {
             softgpu::Kernel::new(name, entry, size())
         }))
@@ -492,14 +494,14 @@ fn translate(op: &Op) -> softgpu::MemOp {
     }
 }
 
-/// More wait slots than this are never needed: a soft GPU with more channels has no such limit.
+/// The maximum number of wait slots: a soft GPU with more channels has no limit that matters.
 const MOST_SLOTS: u32 = 1024;
 
 fn pointer(ptr: *mut u8) -> Result<NonNull<u8>> {
     NonNull::new(ptr).ok_or_else(|| Error::new("map memory", Kind::System, "a null mapping"))
 }
 
-/// What the soft GPU refused, in this crate's terms.
+/// Converts an error of the soft GPU into an error of this crate.
 fn system(operation: &'static str, e: &softgpu::Error) -> Error {
     use softgpu::Error as E;
     let kind = match e {

@@ -1,7 +1,7 @@
-//! Flushes by the CPU. Behind its wait a stream writes how many flushes it has asked for into a
-//! word, and waits until another says that so many were made; a machine on the driver's CPU
-//! thread looks at the first, flushes, and writes the second. One flush serves all streams that
-//! had asked before it.
+//! Flushes by the CPU. Behind its wait a stream writes the number of flushes that it has requested
+//! into a word, and waits until another word has reached that number. A machine on the driver's CPU
+//! thread polls the first word, flushes, and writes the second. One flush serves all streams that
+//! requested one before it.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -17,19 +17,20 @@ use crate::nic::SharedAddr;
 use crate::rdma::verbs::Flusher;
 use crate::ring::RingMemory;
 
-/// Bytes from one word to the next: writers do not share lines.
+/// The distance between two words, in bytes: writers do not share cache lines.
 const APART: usize = 64;
-/// Far ahead of any count that a stream was told to ask for and has not yet.
+/// Far ahead of any count that a stream may still have to request.
 const AHEAD: u32 = 1 << 30;
-/// Streams whose words lie in one region.
+/// The number of streams whose words share one region.
 const STREAMS: usize = 32;
 
 /// The two words of a stream, in pinned memory.
 #[derive(Clone, Copy)]
 struct Words {
-    /// How many flushes are asked for: written by the stream, fenced; read by the machine.
+    /// The number of requested flushes: written by the stream, fenced; read by the machine.
     asked: SharedAddr,
-    /// How many are made: written by the machine with release, waited for by the stream.
+    /// The number of completed flushes: written by the machine with release, waited for by the
+    /// stream.
     made: SharedAddr,
 }
 
@@ -39,15 +40,15 @@ impl Words {
     }
 }
 
-/// A stream's words, and how many flushes it was told to ask for.
+/// A stream's words, and the number of flushes that it was made to request.
 pub(in crate::rdma) struct Slot {
     words: Words,
     asked: u32,
 }
 
 impl Slot {
-    /// Has the stream ask for a flush, and wait for it. A count that is never enqueued is passed
-    /// over by the next.
+    /// The operations by which the stream requests a flush and waits for it. A count that is never
+    /// enqueued is skipped by the next one.
     pub fn ask(&mut self) -> [Op; 2] {
         self.asked = self.asked.wrapping_add(1);
         let ask = Op::write(Bits32, self.words.asked.gpu, self.asked);
@@ -60,11 +61,11 @@ impl Slot {
     }
 }
 
-/// What the machine and the flusher share.
+/// The state that the machine and the flusher share.
 #[derive(Default)]
 struct Table {
     words: Vec<Words>,
-    /// Not given to a stream yet.
+    /// Words that no stream has yet.
     free: Vec<Words>,
     /// The memory of all words.
     regions: Vec<Region>,
@@ -78,7 +79,7 @@ pub(in crate::rdma) struct HostFlusher {
     gpu: Gpu,
     slots: PerStream<Slot>,
     table: Shared,
-    /// Attached with the first stream that asks.
+    /// Attached with the first stream that requests a flush.
     machine: OnceLock<MachineId>,
 }
 
@@ -92,7 +93,7 @@ impl HostFlusher {
         }
     }
 
-    /// Has a device told of flushes that fail.
+    /// Registers the fault counter of a device for flushes that fail.
     pub(super) fn tell(&self, fault: &Arc<FlushFaults>) {
         let mut table = self.table.lock();
         table.faults.retain(|fault| fault.strong_count() > 0);
@@ -113,7 +114,7 @@ impl HostFlusher {
         Ok(slot)
     }
 
-    /// Called by one thread at a time.
+    /// The caller makes sure that only one thread calls this at a time.
     fn make(&self) -> Result<Slot> {
         let free = self.table.lock().free.pop();
         let words = match free {
@@ -130,9 +131,9 @@ impl HostFlusher {
         Ok(Slot { words, asked: 0 })
     }
 
-    /// Words for more streams, and of these the first. The memory is made without the lock that
-    /// the machine takes: a driver may let an allocation wait for streams, which may wait for
-    /// a flush.
+    /// Allocates words for more streams, and returns the first. The memory is allocated without the
+    /// lock that the machine takes: a driver may let an allocation wait for streams, which may wait
+    /// for a flush.
     fn more(&self) -> Result<Words> {
         let region = self.gpu.alloc(MemoryKind::Pinned, 2 * APART * STREAMS)?;
         let memory = SharedAddr {
@@ -153,8 +154,8 @@ impl HostFlusher {
 impl Flusher for HostFlusher {}
 
 impl Drop for HostFlusher {
-    /// The last device is gone: what is in flight is given up, and streams that wait pass. No lock
-    /// of a stream's is taken, as whoever has it may stand before a full stream.
+    /// The last device is gone: work in flight is cancelled, and streams that wait are released. No
+    /// lock of a stream is taken here, because its holder may be blocked by a full stream.
     fn drop(&mut self) {
         if let Some(machine) = self.machine.get() {
             self.gpu.host().detach(*machine);
@@ -172,7 +173,7 @@ impl Drop for HostFlusher {
 struct HostFlag {
     gpu: Gpu,
     table: Shared,
-    /// Of one step: who has asked for how many.
+    /// For one step: the streams' words, with the number that each has requested.
     asked: Vec<(Words, u32)>,
 }
 
@@ -180,8 +181,8 @@ impl Machine for HostFlag {
     fn step(&mut self, _now: Time) -> Step {
         let table = self.table.lock();
         self.asked.clear();
-        // Who asks from here on is served by the next flush. Pairs with the stream's fenced
-        // write: what it waited for has been seen.
+        // A request from here on is served by the next flush. Pairs with the stream's fenced write:
+        // the completion that it waited for is visible.
         let open = table.words.iter().filter(|words| words.open());
         self.asked
             .extend(open.map(|words| (*words, words.asked.cpu.load32(0))));
@@ -201,7 +202,7 @@ impl Machine for HostFlag {
         for (words, count) in &self.asked {
             words.made.cpu.store32(0, *count);
         }
-        // Streams may go on: the device thread should look.
+        // Streams may continue: wakes the device thread.
         self.gpu.host().ring();
         Step::Progress
     }

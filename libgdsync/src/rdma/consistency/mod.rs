@@ -1,8 +1,9 @@
-//! Makes visible to streams what NICs wrote to GPU memory, where neither the GPU's order nor its
-//! streams' own flush does: by the CPU ([`host`]) or by a READ of the NIC's ([`read`]).
+//! Makes NIC writes to GPU memory visible to streams if neither the GPU's ordering nor the streams'
+//! own flush does: by the CPU ([`host`]) or by a READ of the NIC ([`read`]).
 //!
-//! Both belong to devices, and are found by the GPU, since a wait for a word names no device: so
-//! [`Flushers`] are what this layer keeps beside each GPU, which does not know them.
+//! Devices own both flushers, but a list finds them by the GPU, because a wait for a word names no
+//! device: therefore this layer keeps [`Flushers`] as the companion of each GPU, which does not
+//! know their type.
 
 mod host;
 mod read;
@@ -21,10 +22,10 @@ use crate::nic::Nic;
 pub(super) use host::{HostFlusher, Slot};
 pub(super) use read::{LoopbackQp, ReadFlusher};
 
-/// NICs of one GPU that flush by READs, at most.
+/// The maximum number of NICs of one GPU that flush by READs.
 pub(super) const MOST_FLUSHING_NICS: usize = 8;
 
-/// What flushes on one GPU. Owned by devices, so that it ends with them.
+/// The flushers of one GPU. Devices own them, so that they end with the devices.
 #[derive(Default)]
 pub(crate) struct Flushers(Mutex<Known>);
 
@@ -32,12 +33,12 @@ pub(crate) struct Flushers(Mutex<Known>);
 struct Known {
     host: Weak<HostFlusher>,
     reads: Vec<Weak<ReadFlusher>>,
-    /// Of devices whose NIC cannot: what they write, no other NIC's READ pushes.
+    /// Devices whose NIC does not support READ: a READ of another NIC does not push their writes.
     unable: Vec<Weak<FlushFaults>>,
 }
 
 impl Flushers {
-    /// Those of this GPU.
+    /// The flushers of this GPU.
     pub(super) fn of(gpu: &Gpu) -> &Flushers {
         gpu.companion()
     }
@@ -50,12 +51,12 @@ impl Flushers {
     /// The flushers by READs, one for each NIC.
     ///
     /// # Errors
-    /// `Unsupported` if there is none, or a NIC that has none.
+    /// `Unsupported` if no NIC is open, or an open NIC has no flusher.
     pub(super) fn reads(&self) -> Result<[Option<Arc<ReadFlusher>>; MOST_FLUSHING_NICS]> {
         let mut out = [const { None }; MOST_FLUSHING_NICS];
         let known = self.0.lock();
         if known.unable.iter().any(|one| one.strong_count() > 0) {
-            return Err(no_consistency("a NIC is open that does no READs"));
+            return Err(no_consistency("an open NIC has no RDMA READ"));
         }
         for (to, read) in out
             .iter_mut()
@@ -73,7 +74,7 @@ impl Flushers {
         let mut known = self.0.lock();
         known.reads.retain(|read| read.strong_count() > 0);
         if known.reads.len() == MOST_FLUSHING_NICS {
-            let what = "NICs that flush what they write to the GPU by READs";
+            let what = "too many NICs that flush by READs";
             return Err(
                 Error::new("open device", Kind::Invalid, what).limit(MOST_FLUSHING_NICS as u64)
             );
@@ -83,10 +84,11 @@ impl Flushers {
     }
 }
 
-/// What streams of `gpu` need beside this NIC; `None`: nothing, or there is nothing to be had.
+/// The flusher that streams of `gpu` need for this NIC; `None`: they need none, or none is
+/// possible.
 ///
 /// # Errors
-/// `Unsupported` if the environment demands what the NIC cannot do.
+/// `Unsupported` if the environment demands a policy that the NIC does not support.
 pub(super) fn flusher(
     gpu: &Gpu,
     nic: &Arc<dyn Nic>,
@@ -121,11 +123,11 @@ pub(super) fn flusher(
     }
 }
 
-/// What each stream has for itself, since streams wait in their own order. It is locked as long
-/// as something is being enqueued that it is in.
+/// One object per stream, because streams wait in independent order. It stays locked while work
+/// that uses it is being enqueued.
 pub(super) struct PerStream<T> {
     known: Mutex<Vec<(u64, Arc<Mutex<T>>)>>,
-    /// So many there are before one that is idle is given to another stream.
+    /// The number of objects from which on an idle one is reused for another stream.
     keep: usize,
 }
 
@@ -137,7 +139,7 @@ impl<T> PerStream<T> {
         }
     }
 
-    /// What `stream` has: its own, another's that is `idle`, or one made now.
+    /// The object of `stream`: its present one, an `idle` one of another stream, or a new one.
     pub fn get(
         &self,
         stream: u64,
@@ -149,7 +151,7 @@ impl<T> PerStream<T> {
             return Ok(Arc::clone(own));
         }
         if known.len() >= self.keep {
-            // Handles are made under the lock of the table: who is the only one stays so.
+            // Handles are made under the lock of the table: a sole handle stays the only one.
             let unused = |one: &Arc<Mutex<T>>| Arc::strong_count(one) == 1 && idle(&one.lock());
             if let Some((of, one)) = known.iter_mut().find(|(_, one)| unused(one)) {
                 *of = stream;

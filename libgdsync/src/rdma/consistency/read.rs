@@ -1,11 +1,10 @@
-//! Flushes by a READ. Behind its wait a stream rings the NIC for a READ of a word of the GPU's
-//! memory, by a queue pair that is connected to itself, and waits for its completion: what the
-//! NIC wrote before has arrived then, since on PCIe a read request does not overtake writes. No CPU
-//! takes part.
+//! Flushes by a READ. Behind its wait a stream writes the doorbell of a READ of a word of GPU
+//! memory, on a queue pair that is connected to itself, and waits for the completion. Then the
+//! NIC's earlier writes have arrived, because on PCIe a read request does not overtake writes. The
+//! CPU takes no part.
 //!
-//! Each stream has a queue pair of its own: posts of a queue follow each other, and streams do
-//! not. They belong to a device of their own beside the one that they serve, over the same NIC,
-//! with a watcher that knows no others.
+//! Each stream has a separate queue pair: posts of one queue are ordered, and streams are not. The
+//! queue pairs belong to a separate device on the same NIC, whose watcher visits only them.
 
 use std::sync::Arc;
 
@@ -21,11 +20,11 @@ use crate::rdma::verbs::{
     Device, Flusher, Held, Mr, Pd, Qp, QpConfig, QpState, SendRequest, let_go,
 };
 
-/// Flushes of one stream that may be outstanding: as many as blocks, one READ each.
+/// The maximum number of outstanding flushes of one stream: one block and one READ each.
 const DEPTH: u32 = 256;
-/// Streams that have a queue pair before one that is idle goes to another stream.
+/// The number of queue pairs from which on an idle one is reused for another stream.
 const STREAMS: usize = 16;
-/// Bytes that are read.
+/// Bytes of one READ.
 const WORD: u32 = 8;
 
 /// The flusher of one NIC.
@@ -34,21 +33,21 @@ pub(in crate::rdma) struct ReadFlusher {
     nic: Arc<dyn Nic>,
     watched: bool,
     fault: Arc<FlushFaults>,
-    /// Made with the first stream that asks.
+    /// Made with the first stream that requests a flush.
     own: Mutex<Option<Own>>,
     loops: PerStream<LoopbackQp>,
 }
 
-/// What the queue pairs are made of.
+/// The objects that all queue pairs share.
 struct Own {
     pd: Pd,
-    /// In the GPU.
+    /// In GPU memory.
     from: Mr,
-    /// In the host.
+    /// In host memory.
     into: Mr,
 }
 
-/// One stream's queue pair.
+/// The queue pair of one stream.
 pub(in crate::rdma) struct LoopbackQp {
     pub qp: Qp,
     from: Mr,
@@ -72,7 +71,7 @@ impl ReadFlusher {
         }
     }
 
-    /// The queue pair of a stream. One in error is replaced.
+    /// The queue pair of a stream. A queue pair in error is replaced.
     pub fn of(&self, stream: u64) -> Result<Arc<Mutex<LoopbackQp>>> {
         let one = self
             .loops
@@ -122,7 +121,7 @@ impl ReadFlusher {
 }
 
 impl Flusher for ReadFlusher {
-    /// Where nobody else watches them.
+    /// Visits the queue pairs if no other watcher does.
     fn progress(&self) -> bool {
         let own = self.own.lock();
         own.as_ref().is_some_and(|own| own.pd.device().progress())
@@ -139,7 +138,8 @@ impl LoopbackQp {
     /// Prepares a READ.
     ///
     /// # Errors
-    /// `QueueFull` if too many flushes of the stream are outstanding, `Failed`.
+    /// `QueueFull` if too many flushes of the stream are outstanding, `Failed` if the queue pair is
+    /// in error.
     pub fn prepare(&self) -> Result<SendRequest> {
         const OPERATION: &str = "flush by a READ";
         let (from, into) = (self.from.remote(), self.into.region().addr().0);
@@ -177,7 +177,7 @@ impl LoopbackQp {
         })
     }
 
-    /// Takes back what was prepared and not posted.
+    /// Aborts the prepared request if it was not posted.
     pub fn take_back(&self) {
         self.qp.core.lock().take_prepared_back();
     }

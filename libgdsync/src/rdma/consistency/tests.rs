@@ -1,4 +1,4 @@
-//! Flushes that fail, which only the library itself can bring about here.
+//! Failing flushes, which only the library can provoke here.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use crate::common::*;
 use crate::memop::Condition;
 use crate::rdma::tests::odd_nic::OddNic;
 
-/// A GPU that neither orders nor flushes, and whose CPU cannot either.
+/// A GPU that neither orders nor flushes writes, and whose CPU cannot flush either.
 fn bare() -> Gpu {
     let mut options = SoftOptions::default();
     (options.caps.flush, options.caps.host_flush) = (false, false);
     soft(options)
 }
 
-/// What a NIC wrote that does no READs, those of another do not push: as long as there is such a
-/// one, flushes are refused. Where the GPU flushes it does no harm.
+/// A READ of one NIC does not push the writes of another: while a NIC without READ is open, flushes
+/// are refused. On a GPU that flushes it has no effect.
 #[test]
-fn a_nic_without_reads_has_flushes_refused() {
+fn flush_is_refused_while_a_nic_without_reads_is_open() {
     let open = |gpu: &Gpu| {
         let mut mute = OddNic::new(gpu);
         mute.reads = false;
@@ -43,9 +43,9 @@ fn a_nic_without_reads_has_flushes_refused() {
     post_on(&able.stream().unwrap(), &mut [], &list).unwrap();
 }
 
-/// Whatever a device has for flushes ends with it.
+/// All flushers of a device end with it.
 #[test]
-fn nothing_is_left_of_a_device_that_flushed() {
+fn flushers_end_with_their_device() {
     for gpu in [bare(), Gpu::soft().unwrap()] {
         let device = Device::emulated(&gpu).unwrap();
         let pd = device.alloc_pd().unwrap();
@@ -63,9 +63,10 @@ fn nothing_is_left_of_a_device_that_flushed() {
     }
 }
 
-/// Streams are let go, and know by then; queue pairs fail, are reset, and flush again.
+/// The streams are released after the failure is recorded; queue pairs fail, are reset, and flush
+/// again.
 #[test]
-fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
+fn failed_flush_read_fails_every_queue_pair_of_the_device() {
     for lowering in [Lowering::MemOps, Lowering::Kernel] {
         let gpu = bare();
         let device = Device::emulated(&gpu).unwrap();
@@ -91,7 +92,7 @@ fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
                 Descriptor::wait_value(&gate, Condition::Geq, round).flush(true),
             ];
             p.a.post_on(&stream, &list).unwrap();
-            // What the stream sees of the error word behind its wait.
+            // The value of the error word that the stream reads behind its wait.
             let soft = stream.as_soft().unwrap();
             let addr = softgpu::DevAddr::from_raw;
             soft.copy(addr(noted.addr().0), addr(p.a.error_word().0), 4)
@@ -111,7 +112,7 @@ fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
                 qp.reset().unwrap();
                 assert_eq!(qp.error(), None);
             }
-            // The stream's queue pair is another one now, which does what it should.
+            // The stream has a new queue pair now, which works.
             p.connect();
             let write = p.a.signaled(&work);
             let list = [Descriptor::Send(write), Descriptor::wait_flushed(write)];

@@ -1,4 +1,4 @@
-//! What a list consists of.
+//! The descriptors of a list.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::gpu::{Condition, DevicePtr, Region, Span, Word32, Word64};
 use crate::memop::Width;
 use crate::rdma::verbs::{Completion, ReceiveRequest, SendRequest};
 
-/// One thing for a stream to do.
+/// One action of a stream.
 ///
 /// A list borrows the words, spans and bytes that it names until it is posted:
 ///
@@ -22,62 +22,65 @@ use crate::rdma::verbs::{Completion, ReceiveRequest, SendRequest};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Descriptor<'a> {
-    /// Ring for a prepared send.
+    /// Post a prepared send: write its doorbell.
     Send(SendRequest),
-    /// Make a prepared receive available.
+    /// Post a prepared receive.
     Receive(ReceiveRequest),
     /// Wait until a request has completed with success.
     Wait {
-        /// The request.
+        /// The completion of the request.
         completion: Completion,
-        /// What the NIC wrote to GPU memory before it wrote the completion is visible to what the
-        /// stream does next. Needed for receives and READs into device memory; how it is kept, and
-        /// what it costs, [`Device::consistency`](crate::rdma::Device::consistency) tells. Refused as
-        /// `Unsupported` where nothing can. If the flush itself fails, all queue pairs of the device
-        /// fail with [`Status::NOT_VISIBLE`](crate::Status::NOT_VISIBLE).
+        /// Whether the stream's later work sees the NIC writes to GPU memory that precede the
+        /// completion. Required for receives and READs into device memory.
+        /// [`Device::consistency`](crate::rdma::Device::consistency) returns the means, which
+        /// determines the cost. Refused with `Unsupported` if no means exists. If the flush fails,
+        /// all queue pairs of the device fail with
+        /// [`Status::NOT_VISIBLE`](crate::Status::NOT_VISIBLE).
         flush: bool,
-        /// How long the stream may wait before the queue pair is put in error with
-        /// [`Status::TIMEOUT`](crate::Status::TIMEOUT). Counted from when the stream arrives there; of several waits with
-        /// limits on one completion queue in one list, from when it arrives at the first.
+        /// The time that the stream may wait before the queue pair is put in error with
+        /// [`Status::TIMEOUT`](crate::Status::TIMEOUT). It starts when the stream arrives at the
+        /// wait; with several limited waits on one completion queue in one list, when the stream
+        /// arrives at the first.
         timeout: Option<Duration>,
     },
-    /// Wait until a word passes: [`Descriptor::wait_value`].
+    /// Wait until a word satisfies a condition: [`Descriptor::wait_value`].
     #[doc(hidden)]
     WaitValue {
         /// The word, of either width.
         word: WordRef<'a>,
-        /// How it is compared.
+        /// The comparison.
         condition: Condition,
-        /// With what.
+        /// The value to compare with.
         value: u64,
-        /// Whether what devices wrote before is visible then.
+        /// Whether earlier writes of devices are visible after the wait.
         flush: bool,
     },
-    /// Store into a word, after everything the stream wrote before: [`Descriptor::write_value`].
+    /// Store into a word, after all earlier writes of the stream: [`Descriptor::write_value`].
     #[doc(hidden)]
     WriteValue {
         /// The word, of either width.
         word: WordRef<'a>,
-        /// What.
+        /// The value.
         value: u64,
     },
-    /// Store bytes that are captured now. Address and length are multiples of 4.
+    /// Store bytes that are captured when the list is posted. Address and length are multiples of 4
+    /// bytes.
     WriteMemory {
-        /// Where.
+        /// The destination.
         to: &'a Span,
-        /// What; as long as `to`.
+        /// The bytes, as many as the length of `to`.
         data: &'a [u8],
     },
-    /// What devices wrote to GPU memory so far is visible to what the stream does next.
+    /// Make earlier writes of devices to GPU memory visible to the stream's later work.
     Flush,
-    /// Does nothing on the stream. Tells the library that what the caller enqueues behind this list
-    /// brings `word`, cyclically, to `value`: then the stream is known to have passed the waits
-    /// for words in this list. Without, that shows only when the stream has nothing left to do,
-    /// and until then it counts among those that wait.
+    /// No action of the stream. It tells the library that work which the caller enqueues behind
+    /// this list brings `word` to `value` (compared cyclically): at that value the stream has
+    /// passed the waits for words in this list. Without it, only an idle stream is known to have
+    /// passed them, and until then it counts as waiting.
     PassedBy {
         /// The word.
         word: &'a Word64,
-        /// The value, or one cyclically greater.
+        /// The value; a cyclically greater value counts too.
         value: u64,
     },
 }
@@ -92,8 +95,9 @@ impl<'a> Descriptor<'a> {
         }
     }
 
-    /// As [`Descriptor::wait`], and what the NIC wrote to GPU memory for it is visible then, by
-    /// the means that [`Device::consistency`](crate::rdma::Device::consistency) names.
+    /// As [`Descriptor::wait`], with a flush: the NIC writes to GPU memory for this request are
+    /// visible after the wait, by the means that
+    /// [`Device::consistency`](crate::rdma::Device::consistency) returns.
     pub fn wait_flushed(completion: impl Into<Completion>) -> Self {
         Descriptor::Wait {
             completion: completion.into(),
@@ -102,8 +106,8 @@ impl<'a> Descriptor<'a> {
         }
     }
 
-    /// A wait until a word passes, compared with `value`: a `u32` for a [`Word32`], a `u64` for a
-    /// [`Word64`].
+    /// A wait until a word satisfies `condition`, compared with `value`: a `u32` for a [`Word32`],
+    /// a `u64` for a [`Word64`].
     pub fn wait_value<W: Word>(word: &'a W, condition: Condition, value: W::Value) -> Self {
         Descriptor::WaitValue {
             word: word.borrowed(),
@@ -113,7 +117,7 @@ impl<'a> Descriptor<'a> {
         }
     }
 
-    /// A store into a word, after everything the stream wrote before: of a `u32` into a [`Word32`],
+    /// A store into a word, after all earlier writes of the stream: of a `u32` into a [`Word32`],
     /// of a `u64` into a [`Word64`].
     pub fn write_value<W: Word>(word: &'a W, value: W::Value) -> Self {
         Descriptor::WriteValue {
@@ -122,8 +126,8 @@ impl<'a> Descriptor<'a> {
         }
     }
 
-    /// Whether what devices wrote before is visible once a wait has passed; of no effect on
-    /// anything else.
+    /// Sets whether earlier writes of devices are visible after a wait; no effect on other
+    /// descriptors.
     #[must_use]
     pub fn flush(mut self, on: bool) -> Self {
         if let Descriptor::Wait { flush, .. } | Descriptor::WaitValue { flush, .. } = &mut self {
@@ -132,7 +136,7 @@ impl<'a> Descriptor<'a> {
         self
     }
 
-    /// Limits a wait for a completion to so long; of no effect on anything else.
+    /// Sets the time limit of a wait for a completion; no effect on other descriptors.
     #[must_use]
     pub fn within(mut self, limit: impl Into<Option<Duration>>) -> Self {
         if let Descriptor::Wait { timeout, .. } = &mut self {
@@ -143,7 +147,7 @@ impl<'a> Descriptor<'a> {
 }
 
 impl Descriptor<'_> {
-    /// The memory of the application's that it names.
+    /// The application's memory that the descriptor names.
     pub(super) fn region(&self) -> Option<&Region> {
         match self {
             Descriptor::WaitValue { word, .. } | Descriptor::WriteValue { word, .. } => {
@@ -159,9 +163,9 @@ impl Descriptor<'_> {
 /// A word of either width.
 #[derive(Clone, Copy, Debug)]
 pub enum WordRef<'a> {
-    /// Of 32 bits.
+    /// A word of 32 bits.
     Narrow(&'a Word32),
-    /// Of 64 bits.
+    /// A word of 64 bits.
     Wide(&'a Word64),
 }
 
@@ -182,12 +186,12 @@ impl<'a> WordRef<'a> {
     }
 }
 
-/// What a list waits for and stores into.
+/// The words that a list can wait for and store into.
 pub trait Word {
-    /// What it holds.
+    /// The type of its value.
     type Value: Into<u64>;
 
-    /// The word, whatever its width.
+    /// A reference to the word, independent of the width.
     fn borrowed(&self) -> WordRef<'_>;
 }
 

@@ -1,7 +1,7 @@
-//! Lists whose flushes are made by others than the stream: the CPU, or NICs that READ.
+//! Lists whose flushes another party makes for the stream: the CPU, or NICs that READ.
 //!
-//! A flush belongs behind the last of several waits in a row, since nothing between them looks at
-//! memory. There the stream asks for it, and waits.
+//! A flush belongs behind the last of several consecutive waits, because nothing between them reads
+//! memory. There the stream requests the flush, and waits for it.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -15,12 +15,12 @@ use crate::mutant::{self, Mutant};
 use crate::rdma::consistency::{Flushers, LoopbackQp, MOST_FLUSHING_NICS, Slot};
 use crate::rdma::verbs::Qp;
 
-/// Whether streams of such a GPU need somebody to flush for them.
+/// Whether streams of a GPU with these capabilities need another party to flush for them.
 pub(super) fn by_others(caps: &Caps) -> bool {
     !(caps.flush || caps.ordered_writes)
 }
 
-/// The queue pairs that a list names, and behind them those by which NICs flush for it.
+/// The queue pairs that a list names, followed by those by which NICs flush for it.
 pub(super) struct Queues<'a, 'q> {
     given: &'a [&'q mut Qp],
     loops: &'a [Option<MutexGuard<'a, LoopbackQp>>],
@@ -36,7 +36,7 @@ impl<'a, 'q> Queues<'a, 'q> {
         self.given.iter().map(|qp| &**qp)
     }
 
-    /// All of them.
+    /// All queue pairs.
     pub fn all(&self) -> impl Iterator<Item = &Qp> {
         self.given().chain(self.loops().map(|one| &one.qp))
     }
@@ -56,25 +56,25 @@ impl<'a, 'q> Queues<'a, 'q> {
         self.loops[one].as_deref().expect("one that is used")
     }
 
-    /// What NICs were to do and was not posted.
+    /// Aborts the requests that NICs were to execute and that were not posted.
     pub fn take_back(&self) {
         self.loops().for_each(LoopbackQp::take_back);
     }
 }
 
-/// Who flushes for the stream.
+/// The party that flushes for the stream.
 pub(super) enum By<'a> {
-    /// It does so itself, where that is needed.
+    /// The stream itself, if a flush is necessary.
     Stream,
     Cpu(MutexGuard<'a, Slot>),
     Nics,
 }
 
-/// Calls `run` with those who flush for `stream`. Nobody else has them meanwhile, so that the
-/// stream asks in the order in which it was enqueued.
+/// Calls `run` with the flushers of `stream`. No other thread has them meanwhile, so that the
+/// stream's requests for flushes follow the order of enqueues.
 ///
 /// # Errors
-/// `Unsupported` if there is nobody; those of `run`.
+/// `Unsupported` if there is no flusher; the errors of `run`.
 pub(super) fn with_flusher(
     stream: &Stream,
     given: &[&mut Qp],
@@ -83,8 +83,8 @@ pub(super) fn with_flusher(
     let (gpu, id) = (stream.gpu(), stream.id());
     if gpu.caps().host_flush {
         let nobody = || no_consistency("no NIC is open");
-        // Kept until the stream has been told: the words go with the flusher, and its end lets
-        // those pass that wait for it by then.
+        // Kept until the request is enqueued on the stream: the flusher owns the words, and its
+        // drop releases the streams that wait for it by then.
         let flusher = Flushers::of(gpu).host().ok_or_else(nobody)?;
         let slot = flusher.slot(id)?;
         return run(&Queues::of_list(given), By::Cpu(slot.lock()));
@@ -101,7 +101,7 @@ pub(super) fn with_flusher(
 }
 
 impl Descriptor<'_> {
-    /// Whether it makes visible what devices wrote.
+    /// Whether the operation makes earlier writes of devices visible.
     pub(super) fn flushes(&self) -> bool {
         match self {
             Descriptor::Wait { flush, .. } | Descriptor::WaitValue { flush, .. } => *flush,
@@ -110,7 +110,7 @@ impl Descriptor<'_> {
         }
     }
 
-    /// Whether what stands behind it may be seen to before a flush that was asked for earlier.
+    /// Whether a later operation may be handled before a flush that was requested earlier.
     fn only_waits(&self) -> bool {
         matches!(
             self,
@@ -121,7 +121,7 @@ impl Descriptor<'_> {
         )
     }
 
-    /// What is left if somebody else flushes.
+    /// The operation without its flush, for a flush by another party; `None`: no operation remains.
     fn without_flush(self) -> Option<Self> {
         (!matches!(self, Descriptor::Flush)).then(|| self.flush(false))
     }
@@ -169,10 +169,10 @@ fn flush<'q>(
         s.proof.get_or_insert(Proof::Idle);
         return Ok(());
     }
-    // All NICs are asked before one is waited for.
+    // All NICs get their request before the stream waits for one of them.
     let mut requests = [None; MOST_FLUSHING_NICS];
     for (i, (one, request)) in queues.loops().zip(&mut requests).enumerate() {
-        // It takes the lock of its queue pair: no other may be held.
+        // The request locks its queue pair: no other may be locked.
         *held = None;
         let read = one.prepare()?;
         let queue = queues.given.len() + i;
@@ -199,10 +199,10 @@ mod tests {
     use crate::gpu::soft::SoftOptions;
     use crate::rdma::verbs::Device;
 
-    /// The last device may go while another thread enqueues: words and queue pairs that are
-    /// being enqueued have to outlive that.
+    /// The last device may be dropped while another thread enqueues: words and queue pairs in use
+    /// by an enqueue must outlive it.
     #[test]
-    fn who_flushes_stays_as_long_as_something_is_enqueued() {
+    fn flusher_outlives_its_device_during_an_enqueue() {
         for by_cpu in [true, false] {
             let mut options = SoftOptions::default();
             (options.caps.flush, options.caps.host_flush) = (false, by_cpu);

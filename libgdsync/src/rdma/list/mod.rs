@@ -1,8 +1,8 @@
 //! Lists of descriptors: sends, waits and word operations in one submission to a stream.
 //!
-//! Two passes. The first changes queue state and turns descriptors into operations; whatever it
-//! refuses is undone as a whole. The second passes them to the runtime, as memory operations or as
-//! programs. Both work in buffers that are kept from call to call.
+//! A list takes two passes. The first changes queue state and converts descriptors into operations;
+//! a refusal there is undone as a whole. The second submits them to the runtime, as memory
+//! operations or as programs. Both passes use buffers that are kept from call to call.
 
 mod descriptor;
 mod flushed;
@@ -32,7 +32,7 @@ use crate::ring::fifo::PostMark;
 use crate::ring::{Poster, RingMemory, Ticket};
 use crate::status::Status;
 
-/// A wait that takes effect on queue state once it is enqueued.
+/// A wait that changes queue state once it is enqueued.
 #[derive(Clone, Copy, Debug)]
 struct Waited {
     queue: usize,
@@ -43,7 +43,7 @@ struct Waited {
 }
 
 impl Waited {
-    /// Whether none of the waits that follow is by the same waiter.
+    /// Whether no later wait is by the same waiter.
     fn is_last(&self, later: &[Waited]) -> bool {
         let same =
             |l: &Waited| l.queue == self.queue && l.side == self.side && l.waiter == self.waiter;
@@ -53,30 +53,31 @@ impl Waited {
 
 #[derive(Default)]
 struct Scratch {
-    /// What the stream is to do.
+    /// The operations of the stream.
     list: Batch,
     waits: Vec<Waited>,
     undo: Vec<(usize, Side, PostMark)>,
-    /// How it will show that the stream has passed the last wait; `None`: there is none.
+    /// The proof that the stream has passed the last wait; `None`: the list has no wait.
     proof: Option<Proof>,
     buffers: Buffers,
 }
 
 thread_local! {
-    /// Taken for the length of a call; a call that finds it taken (a rank that shares its thread
-    /// with others) makes do with a new one.
+    /// Taken for the duration of a call. A call that finds it taken (ranks that share one thread)
+    /// uses a new one.
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
-/// Posts, waits and does word operations on `stream`, in the order of `list`, in one
-/// submission where the runtime's limit allows. `queues` are the queue pairs that the list names.
+/// Posts, waits and does word operations on `stream`, in the order of `list`, in one submission if
+/// the runtime's limit allows. `queues` are the queue pairs that the list names.
 ///
 /// # Errors
 /// `Foreign` for a stream, word or request of another GPU or queue pair; `OutOfOrder`,
-/// `NoSuchRequest` (also: a wait for something not posted), `Failed`, `WrongState` as for single
-/// calls; `Unsupported` for a capturing stream or an operation that the runtime lacks; `Invalid`
-/// for sizes and alignments. In all these cases nothing was posted. If the runtime fails in the
-/// middle of a list that takes several submissions, the queue pairs named go into error.
+/// `NoSuchRequest` (also for a wait for a request that is not posted), `Failed`, `WrongState` as
+/// for single calls; `Unsupported` for a stream under capture or an operation that the runtime
+/// lacks; `Invalid` for sizes and alignments. After each of these errors nothing is posted. If the
+/// runtime fails in the middle of a list that takes several submissions, the queue pairs named go
+/// into error.
 pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>]) -> Result<()> {
     stream.check(stream.gpu(), OPERATION)?;
     let mut scratch = SCRATCH.take().unwrap_or_default();
@@ -98,8 +99,8 @@ pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>])
 }
 
 impl Qp {
-    /// Posts, waits and does word operations on `stream`, all in one submission where the
-    /// runtime's limit allows. Same as [`post_on`] with this queue pair alone.
+    /// Posts, waits and does word operations on `stream`, all in one submission if the runtime's
+    /// limit allows. Same as [`post_on`] with only this queue pair.
     ///
     /// # Errors
     /// See [`post_on`].
@@ -159,9 +160,9 @@ fn run(
     }
 }
 
-/// Submissions that the list takes at most.
+/// The maximum number of submissions of the list.
 fn submissions(stream: &Stream, list: &Batch, kernel: bool) -> u32 {
-    /// Record and the halves of a doorbell.
+    /// The doorbell record and the two halves of a doorbell stay together.
     const GLUED: usize = 3;
     let caps = stream.gpu().caps();
     let (operations, limit, glued) = match kernel {
@@ -171,7 +172,7 @@ fn submissions(stream: &Stream, list: &Batch, kernel: bool) -> u32 {
     };
     let mut n = gpu::submissions(operations, limit, glued);
     if kernel || list.needs().has(Needs::KERNEL) {
-        // Kernels and memory operations take turns around what only one of them does.
+        // Kernels and memory operations alternate around operations that only one of them supports.
         let alone = |i: &usize| match list.ops()[*i] {
             Op::Flush | Op::Wait { flush: true, .. } => true,
             _ => matches!(list.role(*i), Role::EntryByKernel(_)),
@@ -181,13 +182,13 @@ fn submissions(stream: &Stream, list: &Batch, kernel: bool) -> u32 {
     n
 }
 
-/// Whether a list goes by a kernel. The queue pairs it names say so, or leave it to the cost.
+/// Whether a kernel runs the list. Its queue pairs fix that, or leave it to the cost.
 fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch) -> bool {
     let any = |lowering| queues.given().any(|qp| qp.lowering == lowering);
     if any(Lowering::Kernel) || queues.given().next().is_none() || any(Lowering::MemOps) {
         return any(Lowering::Kernel);
     }
-    // Who will write a word of the application's is not known: it may need this GPU.
+    // The writer of an application's word is unknown: it may need this GPU.
     cost::kernel_wins(s.list.cost())
         && !s.list.waits_for_others()
         && s.waits.iter().all(|w| queues.get(w.queue).spin)
@@ -207,11 +208,11 @@ fn check_region(stream: &Stream, region: &Region) -> Result<()> {
     if region.gpu().is(stream.gpu()) {
         return Ok(());
     }
-    let what = format!("{region:?} with {stream:?}");
+    let what = format!("{region:?} is not on the GPU of {stream:?}");
     Err(Error::new(OPERATION, Kind::Foreign, what))
 }
 
-/// The queue pair that is locked now: descriptors of one list mostly name the same.
+/// The queue pair that is locked now: the descriptors of one list mostly name the same.
 type Held<'q> = Option<(usize, Locked<'q>)>;
 
 fn hold<'q, 'h>(
@@ -220,7 +221,7 @@ fn hold<'q, 'h>(
     held: &'h mut Held<'q>,
 ) -> &'h mut QpState {
     if held.as_ref().is_none_or(|(known, _)| *known != queue) {
-        // One at a time: nobody may wait for a lock with another in hand.
+        // One lock at a time: no thread may wait for a lock while it holds another.
         *held = None;
     }
     &mut held
@@ -228,7 +229,7 @@ fn hold<'q, 'h>(
         .1
 }
 
-/// A queue pair of the list, by its number there, and its state.
+/// A queue pair of the list, by its index there, and its state.
 type Found<'h> = (usize, &'h Qp, &'h mut QpState);
 
 #[inline]
@@ -263,7 +264,7 @@ fn lower_one<'q>(
     }
 }
 
-/// What names no queue pair.
+/// Lowers a descriptor that names no queue pair.
 fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) -> Result<()> {
     if let Some(region) = descriptor.region() {
         check_region(stream, region)?;
@@ -287,7 +288,7 @@ fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) ->
         }
         Descriptor::WriteMemory { to, data } => {
             if to.len() != data.len() || data.len() % 4 != 0 || to.addr().0 % 4 != 0 {
-                let what = format!("{} bytes to {to:?}, in whole words of 4", data.len());
+                let what = format!("{} bytes to {to:?}: not in words of 4 bytes", data.len());
                 return Err(Error::new(OPERATION, Kind::Invalid, what));
             }
             for (i, piece) in data.chunks(Inline::MAX).enumerate() {
@@ -313,10 +314,11 @@ fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) ->
     Ok(())
 }
 
-/// Refuses unless the queue pair is of the stream's GPU, not in error, and knows the request.
+/// Refuses a queue pair that is of another GPU than the stream, is in error, or does not know the
+/// request.
 fn check(stream: &Stream, qp: &Qp, state: &QpState, request: Completion) -> Result<()> {
     if !qp.core.gpu.is(stream.gpu()) {
-        let what = format!("{stream:?} with {qp:?}");
+        let what = format!("{stream:?} is not on the GPU of {qp:?}");
         return Err(Error::new(OPERATION, Kind::Foreign, what));
     }
     if let Some(status) = state.failed() {
@@ -364,8 +366,8 @@ fn lower_send(
     Ok(())
 }
 
-/// Appends what has the CPU ring: its word gets `value`, once it has that of the stream that posted
-/// last.
+/// Appends the store that makes the CPU thread write the doorbell: its word gets `value`, once it
+/// has the value of the stream that posted last.
 fn trigger(list: &mut Batch, word: SharedAddr, value: u32, edge: Option<u32>) {
     if let Some(before) = edge {
         list.push(Op::wait(Bits32, word.gpu, Condition::Eq, before));
@@ -422,7 +424,7 @@ fn lower_wait(
     let caps = stream.gpu().caps();
     let flush = flush && !caps.ordered_writes && !mutant::on(Mutant::DroppedFlush);
     let position = match fifo.slot(completion.ticket).map(|slot| slot.entry) {
-        // So old that its slot is used again: complete.
+        // The request is so old that its slot is reused: it is complete.
         None => None,
         Some(None) => {
             let what = format!("{qp:?}: request {} raises no completion", completion.ticket);
@@ -431,7 +433,7 @@ fn lower_wait(
         Some(Some(position)) => Some(position),
     };
     let Some(position) = position.filter(|p| !cq.is_behind(*p)) else {
-        // Nothing to wait for; what it brought may still have to be made visible.
+        // The request is complete, so the stream does not wait; its payload may still need a flush.
         if flush {
             s.list.push(Op::Flush);
         }
@@ -445,7 +447,7 @@ fn lower_wait(
     if timeout.is_some() {
         let (word, mark) = (4 * waiter, cq.next_mark(waiter));
         if addrs.arrived.cpu.load32(word) == mark {
-            // Of 2^32 waits ago, or of none.
+            // A value of a wait 2^32 waits ago, or of none.
             addrs.arrived.cpu.store32(word, mark.wrapping_sub(1));
         }
         let arrived = addrs.arrived.gpu.offset(word as u64);
@@ -478,7 +480,7 @@ fn lower_wait(
     Ok(())
 }
 
-/// Appends, for each waiter used, the mark that says it has passed.
+/// Appends the final mark of each waiter used.
 fn append_marks<'q>(
     queues: &'q Queues<'_, '_>,
     s: &mut Scratch,
@@ -493,7 +495,7 @@ fn append_marks<'q>(
         let state = hold(queues, w.queue, held);
         let (_, cq) = state.work(w.side);
         let addrs = qp.core.side(w.side);
-        // Marks come last, so this one speaks for every wait before.
+        // Marks come last, so this one proves every earlier wait.
         if qp.core.gpu.waiting().counts() {
             s.proof = Some(Proof::Mark {
                 memory: qp.core.control.downgrade(),

@@ -1,4 +1,4 @@
-//! Passes a list of operations to a stream: as memory operations, as programs, or by turns.
+//! Submits a list of operations to a stream: as memory operations, as programs, or alternately.
 
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Dims, Stream};
@@ -6,10 +6,10 @@ use crate::kernels;
 use crate::memop::program::Program;
 use crate::memop::{Batch, Needs, Op, Role, legal};
 
-/// Room in a program that the largest operation takes.
+/// The program space that the largest operation needs.
 pub(super) const ROOM: usize = 8;
 
-/// How much of a list reached the stream before something failed.
+/// The part of a list that reached the stream before a failure.
 pub(super) enum Sent {
     All,
     Part(Error),
@@ -23,7 +23,7 @@ pub(super) struct Buffers {
     program: Program,
 }
 
-/// Passes `list` to the stream, as memory operations or, where they can be, as programs.
+/// Submits `list` to the stream, as memory operations or, where possible, as programs.
 pub(super) fn submit(
     stream: &Stream,
     list: &mut Batch,
@@ -42,7 +42,7 @@ pub(super) fn submit(
     let result = if !kernel && !list.needs().has(Needs::KERNEL) {
         gpu.submit(stream, list, out.rewritten, &mut out.submitted)
     } else {
-        // What the runtime lacks is refused before anything is handed over.
+        // An operation that the runtime lacks is refused before any submission.
         let caps = gpu.caps();
         out.dry = !((caps.flush || caps.ordered_writes) && caps.memops64 && caps.nor);
         if out.dry {
@@ -58,13 +58,13 @@ pub(super) fn submit(
     }
 }
 
-/// Collects operations and passes them to the stream when they are complete or must be.
+/// Collects operations and submits them when they are complete or the space is used up.
 struct Output<'a> {
     stream: &'a Stream,
     batch: &'a mut Batch,
     rewritten: &'a mut Batch,
     program: &'a mut Program,
-    /// Nothing is handed over: it is only found out whether all of it could be.
+    /// Submits nothing: only checks that all operations could be submitted.
     dry: bool,
     submitted: bool,
 }
@@ -87,7 +87,8 @@ impl Output<'_> {
         self.submit_batch()
     }
 
-    /// Appends operation `i`; a wait for an entry that no memory operations test goes by a kernel.
+    /// Appends operation `i`; a wait for an entry that no memory operation can test goes by a
+    /// kernel.
     fn by_memops(&mut self, list: &Batch, i: usize) -> Result<()> {
         let (op, role) = (list.ops()[i], list.role(i));
         if !matches!(role, Role::EntryByKernel(_)) {
@@ -103,7 +104,8 @@ impl Output<'_> {
         Ok(())
     }
 
-    /// Appends operation `i`, and what the program takes with it; returns how many that are.
+    /// Appends operation `i` and the operations that the program combines with it; returns their
+    /// number.
     fn by_kernel(&mut self, list: &Batch, i: usize) -> Result<usize> {
         let op = list.ops()[i];
         if !self.program.has_room(ROOM) {
@@ -111,7 +113,7 @@ impl Output<'_> {
         }
         let taken = self.program.take(list, i);
         if taken == 0 {
-            // Flushes, and whatever else only the front end can do.
+            // Flushes, and other operations that only the front end supports.
             self.batch.push(op);
         } else if op.flushes() {
             self.batch.push(Op::Flush);
@@ -145,7 +147,7 @@ impl Output<'_> {
             self.stream.launch_own(entry, Dims::linear(1, 32), bytes)?;
             self.submitted = true;
         } else if !gpu.caps().kernels {
-            let what = format!("a completion wait on {gpu:?}");
+            let what = format!("a completion wait, but {gpu:?} runs no kernels");
             return Err(Error::new("lower to a kernel", Kind::Unsupported, what));
         }
         self.program.clear();

@@ -1,4 +1,4 @@
-//! The bound on submissions, against what a stream is given.
+//! The bound on submissions, compared with the submissions of a stream.
 
 use super::*;
 use crate::gpu::Gpu;
@@ -6,7 +6,7 @@ use crate::gpu::soft::SoftOptions;
 use crate::memop::DevicePtr;
 use crate::memop::Width::Bits64;
 
-/// Lists of one kind of operation, as many as fill several programs and batches.
+/// Lists of one kind of operation, long enough for several programs and batches.
 fn lists(at: DevicePtr) -> [Batch; 3] {
     let copy = Op::Copy {
         at,
@@ -25,7 +25,7 @@ fn lists(at: DevicePtr) -> [Batch; 3] {
 }
 
 #[test]
-fn a_stream_is_given_no_more_submissions_than_were_admitted() {
+fn submissions_of_a_list_never_exceed_the_admitted_number() {
     for memops64 in [true, false] {
         let caps = SoftOptions::default()
             .caps

@@ -1,5 +1,5 @@
-//! When the library calls the NIC: not with a queue pair's lock held, and not while a stream may
-//! still ring. A virtual NIC looks at the queue pairs when it is called.
+//! The times at which the library calls the NIC: not while a queue pair is locked, and not while a
+//! stream may still write the doorbell. A virtual NIC checks the queue pairs when it is called.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -12,7 +12,7 @@ use crate::common::*;
 use crate::nic::Transport;
 use crate::rdma::verbs::QpCore;
 
-/// What a NIC was asked for: the call, and whether a queue pair was locked.
+/// The calls of a NIC: the name of each, and whether a queue pair was locked.
 #[derive(Clone, Default)]
 pub(super) struct Calls(Arc<Mutex<Seen>>);
 
@@ -20,19 +20,19 @@ pub(super) struct Calls(Arc<Mutex<Seen>>);
 struct Seen {
     cores: Vec<Weak<QpCore>>,
     calls: Vec<(&'static str, bool)>,
-    /// The next call of this name does not return before this has no sender any more.
+    /// The next call of this name blocks until the receiver's sender is dropped.
     hangs: Option<(&'static str, Receiver<()>)>,
 }
 
 impl Calls {
-    /// Has the next such call hang until what is returned is dropped.
+    /// Makes the next call of this name block until the returned sender is dropped.
     fn hang(&self, call: &'static str) -> Sender<()> {
         let (sender, receiver) = channel();
         self.0.lock().hangs = Some((call, receiver));
         sender
     }
 
-    /// Looks at this queue pair from now on.
+    /// Checks this queue pair from now on.
     fn look_at(&self, qp: &Qp) {
         self.0.lock().cores.push(Arc::downgrade(&qp.core));
     }
@@ -43,8 +43,8 @@ impl Calls {
             let known = seen.calls.iter().any(|(_, locked)| *locked);
             (seen.cores.clone(), known)
         };
-        // Another thread holds a lock for a moment only. A lock of the calling thread stays held
-        // during this call, so the first one that is found is waited for, and no later one.
+        // Another thread holds a lock only briefly. A lock of the calling thread stays held during
+        // this call, so the check waits for the first lock that it finds, and for no later one.
         let limit = if known { Duration::ZERO } else { LIMIT };
         let locked = |core: &Weak<QpCore>| core.upgrade().is_some_and(|c| !unlocks(&c, limit));
         let locked = cores.iter().any(locked);
@@ -66,13 +66,13 @@ impl Calls {
             .count()
     }
 
-    /// Waits until the NIC is called so.
+    /// Waits until the NIC gets this call.
     fn wait_for(&self, gpu: &Gpu, call: &str) {
         until(gpu, call, || self.count(call) > 0);
     }
 }
 
-/// Whether the lock of a queue pair is free now or within `limit`.
+/// Whether the lock of a queue pair is free now or becomes free within `limit`.
 fn unlocks(core: &QpCore, limit: Duration) -> bool {
     let end = Instant::now() + limit;
     while core.try_lock().is_none() {
@@ -88,7 +88,7 @@ fn config(transport: Transport) -> QpConfig {
     sized(&QpConfig::default(), 8, 4).transport(transport)
 }
 
-/// Queue pairs that are looked at when their NIC is called, not connected yet.
+/// Two queue pairs that are checked when their NIC is called, not connected yet.
 fn apart(config: &QpConfig) -> (Pair, Calls) {
     let gpu = Gpu::soft().unwrap();
     let nic = OddNic::new(&gpu);
@@ -110,8 +110,8 @@ fn memory(pair: &Pair) -> Mr {
     pair.memory(MemoryKind::Pinned, 64)
 }
 
-/// A slow call of the NIC does not block the queue pair: not the end of a registration or of a
-/// destination with its request, and no change of state.
+/// A slow call of the NIC does not block the queue pair: neither the end of a registration or
+/// destination with its request, nor a change of state.
 #[test]
 fn no_lock_is_held_while_the_nic_is_called() {
     for transport in [Transport::Rc, Transport::Ud { qkey: 5 }] {
@@ -128,7 +128,7 @@ fn no_lock_is_held_while_the_nic_is_called() {
                     Some(p.pd_a.destination(&p.b.address()).unwrap())
                 }
             };
-            // One request is done, one is flushed, one aborted; each holds memory of its own.
+            // One request is done, one is flushed, one aborted; each holds a separate registration.
             let into = memory(&p);
             let receive = p.b.receive(&[into.sge(0, 64)]);
             let send = |p: &mut Pair| {
@@ -159,7 +159,7 @@ fn no_lock_is_held_while_the_nic_is_called() {
         drop(p);
         device.close(LIMIT).unwrap();
         for call in ["dereg_mr", "modify_to_error", "reset_qp", "destroy_qp"] {
-            assert!(calls.count(call) >= 2, "{call} was not tried");
+            assert!(calls.count(call) >= 2, "the NIC got no {call}");
         }
         let seen = calls.0.lock();
         let held: Vec<_> = seen.calls.iter().filter(|(_, held)| *held).collect();
@@ -167,10 +167,10 @@ fn no_lock_is_held_while_the_nic_is_called() {
     }
 }
 
-/// A NIC that hangs in a call for one queue pair keeps nobody from its device: others are made, and
-/// limits hold.
+/// A NIC that hangs in a call for one queue pair does not block its device: other queue pairs can
+/// be made, and time limits hold.
 #[test]
-fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
+fn device_stays_usable_while_a_call_for_one_queue_pair_hangs() {
     for (call, doorbell) in [
         ("destroy_qp", Doorbell::Direct),
         ("modify_to_error", Doorbell::Direct),
@@ -183,7 +183,7 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
         let (mut p, calls) = connected(&config);
         let (gpu, device, pd) = (p.gpu.clone(), p.a.device().clone(), p.pd_a.clone());
         let (from, into) = (memory(&p), memory(&p));
-        // In flight until there is a receive.
+        // The send is in flight until there is a receive.
         let send = p.a.signaled(&Work::send(&[from.sge(0, 8)]));
         if call != "destroy_qp" {
             p.a.post(send).unwrap();
@@ -210,8 +210,8 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
     }
 }
 
-/// A queue pair that no stream has rung for is destroyed when `close` returns: a peer's messages
-/// no longer reach it.
+/// A queue pair whose doorbell no stream has written is destroyed when `close` returns: a peer's
+/// messages no longer reach it.
 #[test]
 fn close_returns_after_idle_queue_pairs_are_destroyed() {
     let (p, calls) = connected(&config(Transport::Rc));
@@ -226,9 +226,9 @@ fn close_returns_after_idle_queue_pairs_are_destroyed() {
     device.close(LIMIT).unwrap();
 }
 
-/// One CPU thread rings for all NICs.
+/// One CPU thread writes the doorbells of all NICs.
 #[test]
-fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
+fn cpu_thread_serves_other_nics_while_one_nic_hangs() {
     let config = config(Transport::Rc).doorbell(Doorbell::CpuThread);
     let [(mut p, calls), (mut other, _)] = [(); 2].map(|()| connected(&config));
     let (from, into) = (memory(&p), memory(&p));
@@ -247,10 +247,10 @@ fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
     assert!(passed, "the CPU thread is held up by a call of another NIC");
 }
 
-/// The NIC reads the doorbell record when it likes, also for an earlier doorbell: so a request may
-/// be done before its stream rings for it.
+/// The NIC may read the doorbell record at any time, also for an earlier doorbell: so a request may
+/// complete before its stream writes its doorbell.
 #[test]
-fn a_queue_pair_is_kept_until_streams_are_past_its_doorbell() {
+fn queue_pair_is_kept_until_streams_have_passed_its_doorbell() {
     let (mut p, calls) = connected(&config(Transport::Rc));
     let (memory, gate) = (memory(&p), Gate::new(&p.gpu));
     let stream = p.gpu.stream().unwrap();
@@ -258,7 +258,8 @@ fn a_queue_pair_is_kept_until_streams_are_past_its_doorbell() {
     let write = p.a.signaled(&Work::write(&[memory.sge(0, 8)], span));
     let post = [gate.wait(), Descriptor::Send(write)];
     p.a.post_on(&stream, &post).unwrap();
-    // In place of the stream, which stands at the gate: the record is there, and the NIC reads it.
+    // Stands in for the stream, which waits at the gate: the record is written, and the NIC reads
+    // it.
     let posted = {
         let state = p.a.core.lock();
         state.send.ring_for(state.send.fifo.posted()).unwrap()
@@ -268,19 +269,19 @@ fn a_queue_pair_is_kept_until_streams_are_past_its_doorbell() {
     p.a.quiet(LIMIT).unwrap();
     let device = p.a.device().clone();
     drop(p.a);
-    // For the application it is gone.
+    // For the application the queue pair is gone.
     device.close(LIMIT).unwrap();
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(calls.count("destroy_qp"), 0, "the stream has still to ring");
+    assert_eq!(calls.count("destroy_qp"), 0, "the stream has yet to ring");
     gate.open();
     passes(&stream);
     until(&p.gpu, "it is gone", || calls.count("destroy_qp") == 1);
 }
 
 /// The word by which a stream marks its arrival at a wait with a limit keeps the value of the last
-/// such wait. A value from 2^31 waits ago must not count as an arrival at the current wait.
+/// wait with a limit. A value from 2^31 waits ago must not count as an arrival at the current wait.
 #[test]
-fn a_time_limit_begins_when_the_stream_arrives_after_any_number_of_waits() {
+fn time_limit_starts_at_the_arrival_of_the_stream_after_any_number_of_waits() {
     for marks in [0, 1 << 31, (1 << 31) + 7, u32::MAX - 1, u32::MAX] {
         let (mut p, _) = connected(&config(Transport::Rc));
         let (memory, gate) = (memory(&p), Gate::new(&p.gpu));
@@ -299,7 +300,7 @@ fn a_time_limit_begins_when_the_stream_arrives_after_any_number_of_waits() {
         gate.open();
         passes(&stream);
         p.a.wait(write, LIMIT).unwrap();
-        // The limit does begin: there is no receiver.
+        // The limit does start: there is no receiver.
         let send = p.a.signaled(&Work::send(&list));
         p.a.post_on(&stream, &post(send)).unwrap();
         passes(&stream);

@@ -1,5 +1,5 @@
-//! Tests that look inside: what is written byte for byte beside libmlx5, when the NIC is called, and
-//! NICs that lack something.
+//! Tests of internals: each written byte compared with libmlx5, the times of calls of the NIC, and
+//! NICs that lack a feature.
 
 mod bytes;
 mod calls;

@@ -1,4 +1,4 @@
-//! An emulated NIC that lacks something, or notes when it is called.
+//! An emulated NIC that lacks a feature, or records its calls.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 pub(in crate::rdma) struct OddNic {
     nic: EmulatedNic,
     pub reads: bool,
-    /// It hears of no error: what is outstanding stays so.
+    /// The NIC refuses the change to the error state: outstanding requests stay outstanding.
     gone: bool,
-    /// Notes each call that may reach a device.
+    /// Records each call that may reach a device.
     pub(super) calls: Calls,
 }
 
 impl OddNic {
-    /// One that lacks nothing.
+    /// A NIC that lacks nothing.
     pub fn new(gpu: &Gpu) -> OddNic {
         OddNic {
             nic: EmulatedNic::open(gpu, EmulatedOptions::default()).unwrap(),
@@ -38,7 +38,7 @@ impl OddNic {
     }
 }
 
-/// Methods that call those of `self.nic`; `noted` ones are noted first.
+/// Methods that call those of `self.nic`; the `noted` ones are recorded first.
 macro_rules! delegate {
     (@note noted $self:ident $name:ident) => { $self.calls.note(stringify!($name)) };
     (@note plain $self:ident $name:ident) => {};
@@ -88,10 +88,10 @@ impl Nic for OddNic {
     }
 }
 
-/// A wait with a limit finds it out: the streams of both queues pass, and each request that was
-/// posted has failed, those that are done have not.
+/// A wait with a limit detects it: the streams of both queues continue, each posted request has
+/// failed, and completed ones have not.
 #[test]
-fn a_nic_that_is_gone_keeps_no_stream() {
+fn streams_are_released_when_the_nic_is_gone() {
     let gpu = Gpu::soft().unwrap();
     let nic = OddNic {
         gone: true,
@@ -101,14 +101,14 @@ fn a_nic_that_is_gone_keeps_no_stream() {
     let mut p = Pair::over(&device, &sized(&QpConfig::default(), 8, 4));
     let memory = p.memory(MemoryKind::Pinned, 64);
     let stream = gpu.stream().unwrap();
-    // The rings have gone around before.
+    // The rings have wrapped around before.
     let list = [memory.sge(0, 8)];
     for _ in 0..10 {
         let receive = p.b.receive(&list);
         p.a.complete(&Work::send(&list));
         p.b.wait(receive, LIMIT).unwrap();
     }
-    // The peer has no receive: both are asked for again without end.
+    // The peer has no receive: both requests are retried without end.
     let first = p.a.prepare(&Work::send(&list)).unwrap();
     let second = p.a.signaled(&Work::send(&list));
     let receive = p.a.prepare_receive(&list).unwrap();

@@ -1,4 +1,4 @@
-//! Building a queue pair: its memory, its objects on the NIC, its rings.
+//! Creation of a queue pair: its memory, its objects on the NIC, its rings.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use crate::ring::cq::{ENTRY, WAITERS};
 use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue};
 use crate::status::Status;
 
-/// Lays out the region that all is in which has no region of its own: the UAR's page, the words, then
-/// the queues.
+/// The layout of the common region, which holds every piece without a separate region: the UAR
+/// page, the words, then the queues.
 struct Carver {
     region: Region,
     at: usize,
 }
 
-/// Where each piece of such a region begins.
+/// The alignment of each piece in the common region, in bytes.
 const ALIGN: usize = 64;
 
 impl Carver {
@@ -38,8 +38,8 @@ impl Carver {
         at
     }
 
-    /// Memory for a queue: here, its address aligned, or where it is wanted.
-    /// Answers the region and the place in it.
+    /// Allocates memory for a queue: in the common region, aligned, or in a separate region.
+    /// Returns the region and the offset in it.
     fn queue(
         &mut self,
         gpu: &Gpu,
@@ -58,7 +58,7 @@ impl Carver {
     }
 }
 
-/// Where a queue is to lie that is wanted in `kind` of memory.
+/// The location of a queue for which the configuration asks for memory of `kind`.
 fn reachable(layout: Layout, kind: MemoryKind) -> MemoryKind {
     match layout.device_queues {
         true => kind,
@@ -72,7 +72,7 @@ fn words_len(config: &QpConfig) -> usize {
         let statuses = (4 * requests as usize).next_multiple_of(ALIGN);
         2 * WAITER_WORDS.next_multiple_of(ALIGN) + statuses + 2 * ALIGN
     };
-    // The others are the doorbell record and the error.
+    // The two others are the doorbell record and the error word.
     2 * ALIGN + side(config.send_blocks) + side(config.recv_entries)
 }
 
@@ -87,9 +87,9 @@ fn shared_addr(region: &Region, at: usize, len: usize) -> Result<SharedAddr> {
 /// A queue pair before it is shared.
 pub(in crate::rdma) struct Built {
     pub core: QpCore,
-    /// The region that the send queue is in, and where.
+    /// The region that contains the send queue, and the offset in it.
     pub ring: (Region, usize),
-    /// Where work queues, completion queues and record lie.
+    /// The locations of work queues, completion queues and doorbell record.
     pub memory: [MemoryKind; 3],
 }
 
@@ -106,7 +106,7 @@ fn sizes(config: &QpConfig) -> Result<Sizes> {
         if n.is_power_of_two() && (4..=32768).contains(&n) {
             return Ok(());
         }
-        let what = format!("{what} of {n}, which is not a power of two from 4 on");
+        let what = format!("{what} of {n}: the size must be a power of two, at least 4");
         Err(Error::new("create queue pair", Kind::Invalid, what).limit(32768u32))
     };
     check("a send queue", config.send_blocks)?;
@@ -116,7 +116,8 @@ fn sizes(config: &QpConfig) -> Result<Sizes> {
         return Err(Error::new("create queue pair", Kind::Invalid, what).limit(16u32));
     }
     let stride = SEGMENT * config.recv_sges.next_power_of_two() as usize;
-    // Twice the requests: half the entries are positions, half are room for a failing queue.
+    // Twice the number of requests: half of the entries are for positions, half are a reserve for a
+    // failing queue.
     let log = |n: u32| (2 * n).trailing_zeros() as u8;
     Ok(Sizes {
         send_bytes: config.send_blocks as usize * BASIC_BLOCK,
@@ -133,7 +134,7 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
     let sizes = sizes(config)?;
     let layout = nic.layout();
     let (send_cq, recv_cq) = (ENTRY << sizes.send_log, ENTRY << sizes.recv_log);
-    // Both completion queues begin where the NIC wants one to begin.
+    // Both completion queues begin at an alignment that the NIC accepts.
     let recv_cq_at = send_cq.next_multiple_of(layout.align);
     let cq_len = recv_cq_at + recv_cq.next_multiple_of(layout.align);
     let ring_len = sizes.recv_bytes + sizes.send_bytes;
@@ -141,7 +142,7 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
     let ring_len = ring_len.next_multiple_of(grain);
     let ring_memory = reachable(layout, config.ring_memory);
     let cq_memory = reachable(layout, config.cq_memory);
-    // With the most that aligning it can take.
+    // Includes the largest padding that the alignment can need.
     let here = |kind: MemoryKind, len: usize, align: usize| match kind {
         MemoryKind::Pinned => len.next_multiple_of(ALIGN) + align - ALIGN,
         MemoryKind::Device => 0,
@@ -267,7 +268,7 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
     })
 }
 
-/// Memory that the CPU writes as well: pinned where it cannot reach device memory.
+/// Allocates memory that the CPU writes too: pinned if the CPU cannot access device memory.
 fn shared(gpu: &Gpu, kind: MemoryKind, len: usize) -> Result<Region> {
     let region = gpu.alloc(kind, len)?;
     match region.mapped() {
@@ -279,8 +280,8 @@ fn shared(gpu: &Gpu, kind: MemoryKind, len: usize) -> Result<Region> {
     }
 }
 
-/// The empty queues of a queue pair, and its words as they are before anything is posted. The NIC
-/// writes its next completions, of sends and of receives, at `next`.
+/// The empty queues of a queue pair, with its words in their initial state. The NIC writes its next
+/// send and receive completions at the positions `next`.
 fn empty_queues(
     addrs: &QpAddrs,
     qpn: u32,
@@ -307,7 +308,7 @@ fn empty_queues(
     (sends, receives)
 }
 
-/// The words of a queue pair as they are before anything is posted.
+/// Writes the initial state of the words of a queue pair.
 fn write_words(addrs: &QpAddrs, start: u32) {
     let record = &addrs.record.cpu;
     record.store32(doorbell::SND, doorbell::record_value(start));
@@ -343,7 +344,8 @@ fn name(tracer: &Tracer, objects: &QpObjects, addrs: &QpAddrs) {
     }
 }
 
-/// Brings an idle queue pair back to how [`build`] left it. The caller has set `under_way`.
+/// Returns an idle queue pair to the state in which [`build`] left it. The caller has set
+/// `under_way`.
 pub(in crate::rdma) fn reset(core: &QpCore) -> Result<()> {
     let nic = &core.nic;
     let done = nic
@@ -353,12 +355,13 @@ pub(in crate::rdma) fn reset(core: &QpCore) -> Result<()> {
     state.under_way = false;
     let (indices, refused) = match done {
         Ok(indices) => (indices, None),
-        // The NIC has forgotten everything, and the library does too: only another reset helps.
+        // The NIC has reset the queue pair, and the library resets its state too: only another
+        // reset recovers it.
         Err(e) if e.kind() == Kind::Failed(Status::CLOSED) => (None, Some(e)),
         Err(e) => return Err(e),
     };
     let addrs = &core.addrs;
-    // The completion queues go on where the NIC stands: only work queues restart.
+    // The completion queues continue at the NIC's positions: only work queues restart.
     let next = indices.unwrap_or_else(|| (state.send.cq.written(), state.recv.cq.written()));
     let start = core.objects.start;
     let (send, recv) = empty_queues(addrs, core.qpn(), core.transport, start, next);
@@ -366,7 +369,7 @@ pub(in crate::rdma) fn reset(core: &QpCore) -> Result<()> {
     let mut new = QpState::new(send, recv);
     new.epoch = epoch;
     new.flush_faults = core.flushes.fault.count();
-    // The queue pair keeps its number, so doorbells that are on their way still reach it.
+    // The queue pair keeps its number, so doorbells that are in flight still reach it.
     new.rung_by_streams = state.rung_by_streams;
     if refused.is_some() {
         new.cause = Some((Side::Receive, Status::CLOSED));
@@ -374,7 +377,7 @@ pub(in crate::rdma) fn reset(core: &QpCore) -> Result<()> {
     }
     let old = std::mem::replace(&mut *state, new);
     drop(state);
-    // What its requests held is dropped without the lock.
+    // The objects that its requests held are dropped without the lock.
     drop(old);
     refused.map_or(Ok(()), Err)
 }

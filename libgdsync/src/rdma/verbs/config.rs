@@ -1,4 +1,4 @@
-//! What a queue pair is made of, and what the environment may say about it.
+//! The configuration of a queue pair, and the environment variables for it.
 
 use std::time::Duration;
 
@@ -19,23 +19,23 @@ const DOORBELL: Variable<Doorbell> = Variable {
     former_words: &[("ring", "direct"), ("proxy", "cpu-thread")],
 };
 
-/// How doorbells and waits become work of a stream.
+/// The way in which doorbells and waits become work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Lowering {
-    /// Stream memory operations: no SM is used, enqueueing is cheap.
+    /// Stream memory operations: they use no SM, and an enqueue is cheap.
     MemOps,
-    /// One tiny kernel a submission.
+    /// One small kernel per submission.
     Kernel,
-    /// What the environment says (`GDS_LOWER`), or for each list what it costs: one kernel in
-    /// place of many memory operations, where kernels run beside the application's, and never
-    /// for waits that a spinning kernel could keep from coming true.
+    /// The value of `GDS_LOWER`, or else a choice for each list by its cost: one kernel instead of
+    /// many memory operations, where kernels can run in parallel with the application's. Never for
+    /// waits whose release a spinning kernel could block.
     #[default]
     Auto,
 }
 
 impl Lowering {
-    /// What the environment says.
+    /// The environment variable.
     #[doc(hidden)]
     pub const VARIABLE: Variable<Lowering> = Variable {
         name: "GDS_LOWER",
@@ -48,7 +48,7 @@ impl Lowering {
         former_words: &[],
     };
 
-    /// What the environment makes of `Auto`.
+    /// Replaces `Auto` by the value of the environment variable.
     pub(in crate::rdma) fn resolve(self) -> Result<Lowering> {
         match self {
             Lowering::Auto => Lowering::VARIABLE.read(),
@@ -57,15 +57,15 @@ impl Lowering {
     }
 }
 
-/// Who rings the NIC for work that is posted on a stream.
+/// The side that writes the doorbell for work posted on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Doorbell {
-    /// The stream itself, by memory operations or a kernel.
+    /// The stream, by memory operations or a kernel.
     Direct,
-    /// A CPU thread, on a word that the stream writes: possible with any NIC.
+    /// A CPU thread, triggered by a word that the stream writes: possible with any NIC.
     CpuThread,
-    /// What the environment (`GDS_DOORBELL`) says, or the stream.
+    /// The value of `GDS_DOORBELL`, or else the stream.
     #[default]
     Auto,
 }
@@ -79,10 +79,11 @@ impl Doorbell {
     }
 }
 
-/// What a queue pair is made of.
+/// The configuration of a queue pair.
 ///
 /// # Route and retries
-/// What is not set takes the value of its environment variable, or the default in the last column.
+/// A setting that is not set takes the value of its environment variable, or the default in the
+/// last column.
 ///
 /// | method | variable | range | default |
 /// | --- | --- | --- | --- |
@@ -99,46 +100,47 @@ impl Doorbell {
 /// A NIC does not detect that a peer is dead. It retransmits a packet that is not acknowledged
 /// within 4.096 us * 2^`ack_timeout`, `retry_count` times, and then fails the request with
 /// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY): after 1.07 s with the defaults. A
-/// NIC may take up to four times as long for each.
+/// NIC may take up to four times as long for each retry.
 ///
-/// The virtual NIC has one partition and one route: it uses only the last four, and refuses any
-/// other partition.
+/// The virtual NIC has one partition and one route: it uses only the last four settings, and
+/// refuses any other partition.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QpConfig {
-    /// How it talks to others.
+    /// The transport.
     pub transport: Transport,
-    /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up
-    /// to 3 or a write with up to 2 segments takes one, a datagram with up to 4 takes two. Signaled requests also need entries for
-    /// their completions, which come free by the quarter: between half and all of the blocks
-    /// are to be had for them at once.
+    /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up to 3
+    /// or a write with up to 2 segments takes one block, a datagram with up to 4 segments takes
+    /// two. Signaled requests also need completion entries, which are freed by the quarter: between
+    /// half and all of the blocks are available for signaled requests at a time.
     pub send_blocks: u32,
     /// Entries of the receive queue, a power of two, 4 to 32768.
     pub recv_entries: u32,
-    /// Segments of a receive, 1 to 16.
+    /// Maximum number of segments per receive, 1 to 16.
     pub recv_sges: u32,
-    /// Where work queues lie.
+    /// The location of the work queues.
     pub ring_memory: MemoryKind,
-    /// Where completion queues lie.
+    /// The location of the completion queues.
     pub cq_memory: MemoryKind,
-    /// Where the doorbell record lies.
+    /// The location of the doorbell record.
     pub record_memory: MemoryKind,
-    /// A send whose doorbell was rung and that does not complete for this long puts the queue
-    /// pair in error, with [`Status::TIMEOUT`](crate::Status::TIMEOUT). `None`: never.
+    /// The time limit of a send, from its doorbell to its completion. A send that exceeds it puts
+    /// the queue pair in error, with [`Status::TIMEOUT`](crate::Status::TIMEOUT). `None`: no limit.
     pub timeout: Option<Duration>,
-    /// How posts and waits on streams are lowered.
+    /// The lowering of posts and waits on streams.
     pub lowering: Lowering,
-    /// Who rings the NIC for streams.
+    /// The side that writes the doorbell for streams.
     pub doorbell: Doorbell,
-    /// How its packets travel, and how often they are sent again.
+    /// The route of its packets, and their retransmission.
     pub(in crate::rdma) path: PathConfig,
-    /// What peers may do through this queue pair, within what registrations permit.
+    /// The operations of peers that this queue pair permits, within the permissions of
+    /// registrations.
     pub access: Access,
-    /// A further error word, which several queue pairs may share. If it is 0 when a signaled
-    /// request fails, it becomes what [`Qp::error_word`](super::Qp::error_word) is, before a
-    /// stream that waits for the request goes on. In pinned memory.
+    /// An additional error word, which several queue pairs may share. If it is 0 when a signaled
+    /// request fails, it takes the value of [`Qp::error_word`](super::Qp::error_word), before a
+    /// stream that waits for the request continues. In pinned memory.
     pub error: Option<Word32>,
-    /// First index of queues and completion positions; for tests that want to see them wrap.
+    /// The first index of queues and completion positions, for tests of the wrap-around.
     #[doc(hidden)]
     pub start: u32,
 }
@@ -174,27 +176,27 @@ macro_rules! path_setters {
 }
 
 path_setters! {
-    /// The partition key. Both ends must have it, at least one of them as a full member; the
-    /// membership bit (0x8000) is not compared.
+    /// The partition key. Both ends must have the same key, at least one of them as a full member;
+    /// the membership bit (0x8000) is not compared.
     pkey: u16,
-    /// The service level, which chooses a virtual lane on InfiniBand and a priority on Ethernet.
+    /// The service level, which selects a virtual lane on InfiniBand and a priority on Ethernet.
     service_level: u8,
-    /// The traffic class of the global header; on Ethernet the DSCP is its upper six bits.
+    /// The traffic class of the global header; on Ethernet its upper six bits are the DSCP.
     traffic_class: u8,
-    /// The flow label of the global header; on Ethernet the UDP source port follows from it.
+    /// The flow label of the global header; on Ethernet it determines the UDP source port.
     flow_label: u32,
-    /// Routers that a packet may pass.
+    /// The maximum number of routers on the path of a packet.
     hop_limit: u8,
-    /// How long an acknowledgement may take: 4.096 us * 2^`ack_timeout`. 0: without a limit, so
-    /// that a dead peer is never detected.
+    /// The acknowledgement timeout: 4.096 us * 2^`ack_timeout`. 0: no timeout, so that a dead peer
+    /// is never detected.
     ack_timeout: u8,
-    /// How often a packet that is not acknowledged is retransmitted. The kernel's soft-RoCE retries
-    /// without a limit at 7.
+    /// The number of retransmissions of a packet that is not acknowledged. At 7 the kernel's
+    /// soft-RoCE retries without a limit.
     retry_count: u8,
-    /// How often a request for which the peer has no receive is retried. 7: without a limit.
+    /// The number of retries of a request for which the peer has no receive. 7: no limit.
     rnr_retry: u8,
-    /// How long the peer waits before it retries a request for which there is no receive here, in
-    /// InfiniBand's code: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491.52 ms, 0 is 655.36 ms.
+    /// The time for which the peer waits before it retries a request for which this side has no
+    /// receive, in InfiniBand's code: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491.52 ms, 0 is 655.36 ms.
     rnr_timer: u8,
 }
 

@@ -1,9 +1,9 @@
-//! The part of a queue pair that its owner shares with the watcher and the CPU thread.
+//! The core of a queue pair: the part that its owner shares with the watcher and the CPU thread.
 //!
-//! The owner's calls take the lock; the watcher takes it about once a millisecond for a few
-//! hundred nanoseconds, the CPU thread when there is something to post. Nobody waits while holding
-//! it, or calls the NIC ([`locked`](super::locked)). Everything that devices touch lies in regions
-//! that this keeps alive.
+//! The owner's calls take the lock. The watcher takes it about once a millisecond for a few hundred
+//! nanoseconds, the CPU thread whenever there is a request to post. A holder of the lock neither
+//! waits nor calls the NIC ([`locked`](super::locked)). All memory that devices access is in
+//! regions that the core keeps alive.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
 use std::sync::{Arc, MutexGuard};
@@ -26,10 +26,10 @@ use crate::ring::fifo::Fifo;
 use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue, Ticket};
 use crate::status::Status;
 
-/// What requests keep alive while they are in flight.
+/// The objects that a request keeps alive while it is in flight.
 pub(crate) type Hold = Vec<Held>;
 
-/// One thing of these.
+/// One of these objects.
 pub(crate) enum Held {
     Memory(Mr),
     Destination(Destination),
@@ -47,36 +47,37 @@ impl From<&Destination> for Held {
     }
 }
 
-/// Which of the two work queues.
+/// One of the two work queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Side {
     Send,
     Receive,
 }
 
-/// Where the pieces of one side lie.
+/// The addresses of the pieces of one side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SideAddrs {
     pub ring: SharedAddr,
     pub cq: SharedAddr,
-    /// Per waiter: counted up by its stream after it has passed.
+    /// Per waiter: a count that its stream writes after it has passed.
     pub passed: SharedAddr,
-    /// Per waiter: written by its stream before it waits, for waits with a time limit.
+    /// Per waiter: the count that its stream writes before it waits, for waits with a time limit.
     pub arrived: SharedAddr,
     /// Per request: its [`Status`] once it has failed.
     pub statuses: SharedAddr,
-    /// Rung by the CPU thread: how many positions are complete.
+    /// With a CPU-thread doorbell: the number of complete positions.
     pub done: SharedAddr,
-    /// Rung by the CPU thread: how many requests are to be posted.
+    /// With a CPU-thread doorbell: the number of requests to post.
     pub trigger: SharedAddr,
 }
 
-/// Where the pieces of a queue pair lie.
+/// The addresses of the pieces of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpAddrs {
-    /// The page of the doorbell, for its name in traces; no access is by this.
+    /// The page of the doorbell, for its name in traces; the library does not access memory by this
+    /// address.
     pub uar: DevicePtr,
-    /// The doorbell: eight bytes, for stores alone.
+    /// The doorbell: eight bytes, only for stores.
     pub doorbell: SharedAddr,
     pub record: SharedAddr,
     pub error: SharedAddr,
@@ -84,12 +85,13 @@ pub(crate) struct QpAddrs {
     pub recv: SideAddrs,
 }
 
-/// How work reaches the NIC.
+/// The side that writes the doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RungBy {
-    /// The poster rings the NIC itself.
+    /// The poster writes the doorbell.
     Poster,
-    /// The poster writes a word; the CPU thread rings, and publishes completions as words.
+    /// The poster writes a trigger word; the CPU thread writes the doorbell, and publishes
+    /// completions as words.
     CpuThread,
 }
 
@@ -98,93 +100,93 @@ pub(crate) enum RungBy {
 pub(crate) struct Timer {
     pub side: Side,
     pub waiter: usize,
-    /// The completion waited for.
+    /// The completion that the stream waits for.
     pub position: u64,
-    /// The waiter's count by which its stream says that it has arrived.
+    /// The value of the waiter's count that shows the arrival of its stream.
     pub mark: u32,
     pub limit: Duration,
-    /// When the stream was first seen to stand at the wait.
+    /// The time at which the stream was first seen at the wait.
     pub since: Option<Time>,
 }
 
-/// How far the life of a queue pair has come.
+/// The phase in the life of a queue pair.
 #[derive(Clone, Copy)]
 pub(crate) enum Life {
-    /// Its owner has it.
+    /// The owner holds it.
     Open,
-    /// Its owner has dropped it: the watcher finishes it.
+    /// The owner has dropped it: the watcher finishes it.
     Closing,
-    /// Nothing of it is in flight: it is kept only until streams are past its doorbell, which
-    /// `ends` records.
+    /// Nothing is in flight: the queue pair is kept only until streams have passed its doorbell.
+    /// `ends` records how far they must run.
     Leaving,
-    /// Nobody will touch it again.
+    /// No thread accesses it any more.
     Closed,
 }
 
-/// See the module.
+/// The shared part of a queue pair; see the module.
 pub(crate) struct QpCore {
     pub gpu: Gpu,
-    /// The GPU's, at hand: who steps the software devices.
+    /// The GPU's host, copied for fast access: it steps the software devices.
     pub host: Arc<dyn Host>,
     pub objects: QpObjects,
     pub addrs: QpAddrs,
     pub rung_by: RungBy,
     pub transport: Transport,
     pub timeout: Option<Duration>,
-    /// The owner's own error word.
+    /// The owner's additional error word.
     error: Option<Word32>,
     state: Mutex<QpState>,
-    /// A [`Life`], which only goes on: raised (released) by `advance`, loaded (acquired) by `is`.
+    /// A [`Life`], which only increases: stored (release) by `advance`, loaded (acquire) by `is`.
     life: AtomicU8,
-    /// How many holders of the lock are still dropping what requests held. Raised under the
-    /// lock, lowered (released) without it; `calls_nic` acquires, so that after it no registration of
-    /// a request that is done is left.
+    /// The number of threads that are still dropping objects of requests. Incremented under the
+    /// lock, decremented (release) without it; `calls_nic` loads with acquire, so that after it no
+    /// registration of a completed request is left.
     pub(in crate::rdma) letting_go: AtomicU32,
     pub(in crate::rdma) ends: Mutex<Option<Ends>>,
     /// The region of the words: records, marks, statuses.
     pub control: Region,
-    /// The other memory that devices use, and the protection domain: held, never read.
+    /// The other memory that devices use, and the protection domain: only kept alive, never read.
     _regions: Vec<Region>,
     _pd: Arc<PdInner>,
     pub nic: Arc<dyn Nic>,
     pub flushes: Flushes,
 }
 
-/// What the lock guards.
+/// The state under the lock.
 pub(crate) struct QpState {
     pub send: SendQueue<Mapped, Hold>,
     pub recv: ReceiveQueue<Mapped, Hold>,
     pub send_fault: Fault,
     pub recv_fault: Fault,
-    /// Why the library itself put the queue pair in error, if it did, and for whose sake: the
-    /// oldest request of that side gets the status, the others are flushed.
+    /// The side and status with which the library itself put the queue pair in error, if it did.
+    /// The oldest request of that side gets the status, the others are flushed.
     pub cause: Option<(Side, Status)>,
-    /// Or activated.
+    /// Whether the queue pair is connected or activated.
     pub connected: bool,
-    /// The NIC is to put the queue pair in error, once the lock is free.
+    /// Whether the NIC must put the queue pair in error after the lock is released.
     pub fails: bool,
-    /// A call of the NIC that changes the state of the queue pair is under way, without the lock.
-    /// No other is started meanwhile.
+    /// Whether a thread without the lock calls the NIC to change the state of the queue pair. No
+    /// second call starts meanwhile.
     pub under_way: bool,
-    /// Last references of completed requests, dropped once the lock is free.
+    /// Last references of completed requests, dropped after the lock is released.
     pub ended: Vec<Ended>,
-    /// A stream was given a doorbell to ring.
+    /// Whether a stream was given a doorbell to write.
     pub rung_by_streams: bool,
-    /// A list failed half way: how far streams have to run before it is certain that none of them
-    /// posts the rest.
+    /// Set when a list failed half way: the ends of streams after which none of them posts the
+    /// rest.
     pub torn: Option<Ends>,
-    /// How often the queue pair was reset.
+    /// The number of resets of the queue pair.
     pub epoch: u32,
     pub timers: Vec<Timer>,
-    /// How many flushes had failed when the queue pair was made or reset.
+    /// The number of failed flushes when the queue pair was created or reset.
     pub flush_faults: u32,
-    /// Send requests that the CPU thread has rung for.
+    /// The number of send requests for which the CPU thread has written the doorbell.
     pub rung: u64,
-    /// The number of the NIC's reports that was last looked up.
+    /// The number of the NIC's report that was last read.
     pub(in crate::rdma) reports: u32,
-    /// What the NIC reported about this queue pair.
+    /// The NIC's report about this queue pair.
     pub(in crate::rdma) reported: Option<Report>,
-    /// The oldest incomplete position whose doorbell was rung, and since when.
+    /// The oldest incomplete position whose doorbell is written, and the time since then.
     pub(super) oldest: Option<(u64, Time)>,
 }
 
@@ -192,7 +194,7 @@ struct Publisher<'a> {
     statuses: &'a Mapped,
     error: &'a Mapped,
     shared: Option<&'a Word32>,
-    /// Told of failures: streams rely on the requests to flush.
+    /// The fault counter that failures raise: streams rely on these requests to flush.
     fault: Option<&'a FlushFaults>,
     slots: u64,
 }
@@ -204,7 +206,7 @@ impl StatusSink for Publisher<'_> {
         }
         let slot = (ticket & (self.slots - 1)) as usize;
         self.statuses.store32(4 * slot, status.0);
-        // The word keeps the first real cause; a flush is only a consequence of one.
+        // The word keeps the first real cause; a flush is only a consequence.
         let known = Status(self.error.load32(0));
         if known == Status::PENDING || (known == Status::FLUSHED && status != known) {
             self.error.store32(0, status.0);
@@ -214,7 +216,7 @@ impl StatusSink for Publisher<'_> {
     fn signaled(&mut self) {
         let Some(shared) = self.shared else { return };
         if shared.load().is_ok_and(|known| known == 0) {
-            // Pinned memory, which the CPU reaches: it cannot fail.
+            // Pinned memory, which the CPU can access: the store cannot fail.
             let _ = shared.store(self.error.load32(0));
         }
     }
@@ -266,8 +268,8 @@ impl QpCore {
         self.objects.qpn
     }
 
-    /// Number of the first packet of a connection made now: another one after each reset, so
-    /// that what a former connection left behind is not taken for this one's.
+    /// The number of the first packet of a connection that is made now. It changes with each reset,
+    /// so that packets of a former connection are not accepted for this one.
     pub fn psn(&self, state: &QpState) -> u32 {
         let mixed = self.qpn().wrapping_mul(0x9e37_79b1) ^ state.epoch.wrapping_mul(0x85eb_ca6b);
         mixed >> 8
@@ -285,8 +287,8 @@ impl QpCore {
         Locked::new(self, self.lock_for_watcher())
     }
 
-    /// As [`QpCore::lock`], for a thread that serves other NICs too: what is to be done at this NIC
-    /// is left to the watcher's next visit.
+    /// As [`QpCore::lock`], for a thread that serves other NICs too: calls of this NIC are left to
+    /// the watcher's next visit.
     #[inline]
     pub fn lock_for_watcher(&self) -> MutexGuard<'_, QpState> {
         self.state.lock()
@@ -296,7 +298,7 @@ impl QpCore {
         Some(Locked::new(self, self.state.try_lock()?))
     }
 
-    /// Rings from the CPU: everything up to `index` is for the NIC.
+    /// Writes the doorbell from the CPU, for all requests up to `index`.
     pub fn ring(&self, index: u32, doorbell: [u8; 8]) {
         let record = &self.addrs.record.cpu;
         record.store32(doorbell::SND, doorbell::record_value(index));
@@ -307,7 +309,7 @@ impl QpCore {
         self.ring_nic();
     }
 
-    /// Tells a NIC that sleeps what streams are going to post.
+    /// Wakes a sleeping NIC, because streams are about to post.
     pub fn expect_posts(&self) {
         if self.nic.expects() {
             let (send, recv) = {
@@ -318,23 +320,24 @@ impl QpCore {
         }
     }
 
-    /// Tells whoever may sleep that something was posted.
+    /// Wakes the side that handles posts, which may sleep.
     pub fn ring_nic(&self) {
         self.host.ring();
         self.nic.ring();
     }
 
-    /// Goes on to `life`, unless the queue pair has come further. The lock orders everything else.
+    /// Advances to `life`, unless the queue pair is in a later phase. The lock orders everything
+    /// else.
     pub(in crate::rdma) fn advance(&self, life: Life) {
         self.life.fetch_max(life as u8, Ordering::Release);
     }
 
-    /// Whether the queue pair has come to `life`, and no further.
+    /// Whether the queue pair is exactly in the phase `life`.
     pub fn is(&self, life: Life) -> bool {
         self.life.load(Ordering::Acquire) == life as u8
     }
 
-    /// Retires what is complete, attributes what has failed, releases streams.
+    /// Retires completed requests, attributes failures, releases streams.
     pub fn settle(&self, state: &mut QpState) -> bool {
         let faults = self.flushes.fault.count();
         if faults != state.flush_faults && !self.flushes.raises {
@@ -381,7 +384,7 @@ impl QpCore {
         if let (Transport::Ud { .. }, None, Some(status)) =
             (self.transport, *cause, send_fault.first())
         {
-            // A NIC would go on with the receives of such a queue pair.
+            // A NIC would continue the receives of a datagram queue pair whose send failed.
             *cause = Some((Side::Send, status));
             *fails = true;
         }
@@ -393,17 +396,17 @@ impl QpCore {
             receives.cpu.store32(0, recv.cq.completed() as u32);
         }
         if busy || before != (send.fifo.retired(), recv.fifo.retired()) {
-            // Streams may go on: the device thread should look.
+            // Streams may continue: wakes the device thread.
             self.host.ring();
             busy = true;
         }
         busy
     }
 
-    /// Whether the NIC and every stream are done with the queue pair. Receives that are posted
-    /// and not matched do not count: no message completes them any more. Those that a stream has
-    /// still to post do: it writes the doorbell record when it comes to them, and would hand over
-    /// entries of before a reset.
+    /// Whether the NIC and every stream are done with the queue pair. Receives that are posted and
+    /// unmatched do not count: no message completes them any more. Receives that a stream has yet
+    /// to post count: the stream writes the doorbell record when it reaches them, and would hand
+    /// over entries from before a reset.
     pub fn is_idle(&self, state: &QpState) -> bool {
         let (send, recv) = (&state.send.fifo, &state.recv.fifo);
         state.is_done()
@@ -413,13 +416,13 @@ impl QpCore {
             && self.has_posted_receives(recv.posted_head())
     }
 
-    /// Whether the library is about to call the NIC for this queue pair, or has not returned.
+    /// Whether the library is about to call the NIC for this queue pair, or is in a call.
     pub fn calls_nic(&self, state: &QpState) -> bool {
         state.fails || state.under_way || self.letting_go.load(Ordering::Acquire) != 0
     }
 
-    /// Puts the queue pair in error for a reason of the library's own. What is outstanding is
-    /// flushed by the NIC, and the flushed entries release the streams.
+    /// Puts the queue pair in error for a reason of the library. The NIC flushes outstanding
+    /// requests, and the flushed entries release the streams.
     pub fn fail(&self, state: &mut QpState, side: Side, status: Status) {
         if state.failed().is_some() {
             return;
@@ -430,8 +433,8 @@ impl QpCore {
         state.fails = true;
     }
 
-    /// Takes the queue pair from the NIC and lets every stream pass that waits for it. For the
-    /// end of the device, when nobody will watch any more.
+    /// Takes the queue pair from the NIC and releases every stream that waits for it. For the end
+    /// of the device, when no watcher remains.
     pub fn abandon(&self) {
         if self.is(Life::Closed) {
             return;
@@ -453,13 +456,13 @@ impl QpCore {
             }
             addrs.done.cpu.store32(0, cq.next() as u32);
         }
-        // Ordering edges need no help: streams write the record whether or not a NIC reads it.
+        // Ordering edges need no action: streams write the record whether or not a NIC reads it.
         self.host.ring();
     }
 }
 
 impl QpState {
-    /// The state of a queue pair that is not connected and has nothing prepared.
+    /// The state of a queue pair that is not connected and has no prepared requests.
     pub fn new(send: SendQueue<Mapped, Hold>, recv: ReceiveQueue<Mapped, Hold>) -> QpState {
         QpState {
             send,
@@ -483,10 +486,11 @@ impl QpState {
         }
     }
 
-    /// Status of the first request that failed, or why the library gave up.
+    /// Status of the first request that failed, or the reason why the library failed the queue
+    /// pair.
     #[inline]
     pub fn failed(&self) -> Option<Status> {
-        // Without short cuts: four loads and one branch for each request.
+        // Without short-circuit evaluation: four loads and one branch for each request.
         let sound = self.cause.is_none()
             & self.reported.is_none()
             & self.send_fault.first().is_none()
@@ -510,7 +514,7 @@ impl QpState {
             .or(self.recv_fault.first())
     }
 
-    /// The outcome of the request with this ticket and serial as far as it is known.
+    /// The outcome of the request with this ticket and serial, as far as it is known.
     pub fn status(&self, side: Side, ticket: Ticket, serial: u64) -> Option<Status> {
         status(self.fifo(side), ticket.0, serial)
     }
@@ -531,7 +535,7 @@ impl QpState {
         }
     }
 
-    /// Whether the NIC is done with what was sent, and every stream has passed its waits.
+    /// Whether the NIC is done with all posted requests, and every stream has passed its waits.
     fn is_done(&self) -> bool {
         settled(&self.send.fifo) && self.send.cq.all_passed() && self.recv.cq.all_passed()
     }

@@ -1,9 +1,9 @@
-//! The CPU thread that rings: it posts what streams ask for.
+//! The CPU thread that writes doorbells for streams.
 //!
-//! A stream posts by writing how many requests of the queue are to be posted into a *trigger*
-//! word, and waits on a *done* word that counts completed positions. The CPU thread looks at the
-//! trigger words of its queue pairs, rings the NIC for what is new, reads completion entries, and
-//! publishes. A completion in error is counted only after its status is stored.
+//! A stream posts by a store into a *trigger* word: the number of requests of the queue to post. It
+//! waits on a *done* word, which counts completed positions. The CPU thread polls the trigger words
+//! of its queue pairs, writes the doorbell for new requests, reads completion entries, and
+//! publishes them. It counts a completion in error only after it has stored the status.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::ring::RingMemory;
 
 /// The CPU thread as a step machine.
 pub(crate) struct CpuThread {
-    /// Those that it is going to serve.
+    /// The queue pairs that it will serve from the next step on.
     fresh: WatchList,
     served: Vec<Arc<QpCore>>,
     name: String,
@@ -34,7 +34,7 @@ impl CpuThread {
 
 impl Machine for CpuThread {
     fn step(&mut self, _now: Time) -> Step {
-        // Not locked while they are served.
+        // The list is not locked while its queue pairs are served.
         let mut fresh = self.fresh.lock();
         self.served.append(&mut fresh);
         drop(fresh);
@@ -58,11 +58,11 @@ impl Machine for CpuThread {
 fn serve(core: &QpCore) -> bool {
     let mut state = core.lock_for_watcher();
     if core.is(Life::Closed) || state.under_way {
-        // At the end of what is under way the host is rung.
+        // At the end of the call in progress the host is woken.
         return false;
     }
     let mut busy = false;
-    // Pairs with the stream's fenced write: what it wrote before is visible now.
+    // Pairs with the stream's fenced write: the stream's earlier writes are visible now.
     let trigger = core.addrs.send.trigger.cpu.load32(0);
     let wanted = trigger.wrapping_sub(state.rung as u32);
     if wanted as i32 > 0 {

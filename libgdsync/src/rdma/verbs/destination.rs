@@ -1,5 +1,4 @@
-//! Whom datagrams go to: destinations, made of address records or of what a datagram said of
-//! its sender.
+//! Destinations of datagrams, made from address records or from the source of a received datagram.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,20 +10,21 @@ use super::{GRH, Pd, Source, header};
 use crate::error::{Error, Kind, Result};
 use crate::nic::{Ah, AhAttr, Nic, QpAddress};
 
-/// What the calls of this module are called in errors.
+/// The operation in errors of this module.
 const OPERATION: &str = "name destination";
-/// Queue pairs' numbers have so many bits.
+/// The largest queue pair number, of 24 bits.
 const MAX_QPN: u32 = 0x00ff_ffff;
-/// Queue keys beyond are the system's. In a request they stand for the sender's own key.
+/// The largest queue key of programs; larger keys are reserved for the system. In a request, a
+/// larger key selects the sender's own key.
 pub(in crate::rdma) const MAX_QKEY: u32 = 0x7fff_ffff;
-/// The largest packet of a virtual NIC that is linked in.
+/// The largest packet of a linked-in virtual NIC, in bytes.
 const EMULATED_MTU: u32 = 4096;
 
-/// Whom a datagram goes to: a queue pair, behind a port, that wants to be told a key.
+/// The destination of a datagram: a queue pair behind a port, with its queue key.
 ///
-/// Made by [`Pd::destination`] or [`Pd::answer_to`], used by [`Work::to`](super::Work::to) on any
-/// number of queue pairs of the same protection domain. Clones are the same; requests in flight
-/// keep it alive. Nobody is asked whether the peer is there.
+/// [`Pd::destination`] and [`Pd::answer_to`] make a destination; [`Work::to`](super::Work::to) uses
+/// it on any number of queue pairs of the same protection domain. A clone is the same destination.
+/// Requests in flight keep it alive. Creation does not check that the peer exists.
 #[derive(Clone)]
 pub struct Destination(Arc<DestinationInner>);
 
@@ -48,18 +48,18 @@ impl fmt::Debug for Destination {
 }
 
 impl Destination {
-    /// The queue pair's number.
+    /// The number of the destination's queue pair.
     pub fn qpn(&self) -> u32 {
         self.0.ah.av.qpn()
     }
 
-    /// Bytes of the longest message: a datagram is one packet, so it is the smaller MTU of the two
-    /// ports, or that of the own one where the other's is not known.
+    /// Maximum message length in bytes. A datagram is one packet, so the limit is the smaller MTU
+    /// of the two ports, or the MTU of the local port if the peer's is unknown.
     pub fn max_len(&self) -> u32 {
         self.0.max_len
     }
 
-    /// What ends with this handle, if it is the last.
+    /// The inner value, if this is the last handle.
     pub(in crate::rdma) fn into_last(self) -> Option<DestinationInner> {
         Arc::into_inner(self.0)
     }
@@ -78,30 +78,30 @@ impl Destination {
 /// Refuses queue keys that only the system may use.
 pub(in crate::rdma) fn check_qkey(qkey: u32, operation: &'static str) -> Result<()> {
     if qkey > MAX_QKEY {
-        let what = format!("queue key {qkey:#x}, which is none of a program's");
+        let what = format!("queue key {qkey:#x} is reserved for the system");
         return Err(Error::new(operation, Kind::Invalid, what).limit(MAX_QKEY));
     }
     Ok(())
 }
 
 impl Pd {
-    /// The destination that an address record names: that of a queue pair of datagrams
+    /// The destination of an address record: a datagram queue pair
     /// ([`Transport::Ud`](crate::rdma::Transport::Ud)).
     ///
     /// # Errors
     /// `Invalid` for the address of a connection, for numbers that no peer has, and for a port that
-    /// cannot be reached from this one: of another kind of link, or of a NIC that is linked
-    /// into its process where this one is not, or the other way round. `System` if the NIC refuses, as
-    /// it does on Ethernet where nobody answers to the address.
+    /// is unreachable from this one: of another link type, or if only one of the two NICs is linked
+    /// into its process. `System` if the NIC refuses, as on Ethernet if no host answers for the
+    /// address.
     pub fn destination(&self, peer: &QpAddress) -> Result<Destination> {
         let invalid = |what: String| Error::new(OPERATION, Kind::Invalid, what);
         let Some(qkey) = peer.qkey else {
-            let what = format!("qp {:#x}, which takes no datagrams", peer.qpn);
+            let what = format!("qp {:#x} is a connection and takes no datagrams", peer.qpn);
             return Err(invalid(what));
         };
         let mtu = peer.port.map(|port| port.mtu);
         if let Some(mtu) = mtu.filter(|mtu| !(1..=5).contains(mtu)) {
-            let what = format!("a peer with packets of size {mtu}");
+            let what = format!("the peer's MTU code {mtu} is unknown");
             return Err(invalid(what).limit(5u8));
         }
         let to = match peer.port {
@@ -115,17 +115,17 @@ impl Pd {
         self.name(peer.qpn, qkey, to, mtu)
     }
 
-    /// The destination to answer to: whoever sent what was received
-    /// ([`Received::source`](super::Received::source)). `front` are the [`GRH`] bytes in front
-    /// of it, which are looked at if the source says that they tell something; `qkey` is
-    /// the key of the queue pair there, which no datagram tells.
+    /// The destination of an answer: the sender of a received datagram
+    /// ([`Received::source`](super::Received::source)). `front` are the [`GRH`] bytes before its
+    /// payload, which the call reads if the source says that they are valid; `qkey` is the key of
+    /// the sender's queue pair, which no datagram contains.
     ///
     /// # Errors
-    /// `Protocol` if the bytes are no header; else as [`Pd::destination`].
+    /// `Protocol` if the bytes are not a header; other errors as [`Pd::destination`].
     pub fn answer_to(&self, source: &Source, front: &[u8; GRH], qkey: u32) -> Result<Destination> {
         let gid = match source.grh {
             true => Some(header::sender(front).ok_or_else(|| {
-                let what = format!("no header before what qp {:#x} sent", source.qpn);
+                let what = format!("no header before the datagram of qp {:#x}", source.qpn);
                 Error::new(OPERATION, Kind::Protocol, what)
             })?),
             false => None,
@@ -145,7 +145,7 @@ impl Pd {
 
     fn name(&self, qpn: u32, qkey: u32, to: AhAttr, mtu: Option<u8>) -> Result<Destination> {
         if qpn > MAX_QPN {
-            let what = format!("a peer with number {qpn:#x}");
+            let what = format!("no peer has the number {qpn:#x}");
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(MAX_QPN));
         }
         check_qkey(qkey, OPERATION)?;

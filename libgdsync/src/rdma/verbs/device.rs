@@ -1,4 +1,5 @@
-//! [`Device`]: an open NIC with its watcher and, where it is used, the CPU thread that rings.
+//! [`Device`]: an open NIC with its watcher and, if a queue pair uses it, the CPU thread that
+//! writes doorbells.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -13,44 +14,45 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::{Consistency, Gpu, MemoryKind};
 use crate::nic::{Nic, Provider};
 
-/// A NIC, opened for one GPU. Clones are the same device.
+/// A NIC, opened for one GPU. A clone is the same device.
 ///
-/// When the last handle on a device and on all that was made from it is gone, what is still in
-/// flight is given up: streams that wait for it pass, with [`Status::CLOSED`](crate::Status) in the
-/// error words. [`Device::close`] waits for it instead.
+/// When the last handle on a device and on all objects made from it is dropped, work in flight is
+/// cancelled: streams that wait for it continue, with [`Status::CLOSED`](crate::Status) in the
+/// error words. [`Device::close`] waits for that work instead.
 #[derive(Clone)]
 pub struct Device(pub(in crate::rdma) Arc<DeviceInner>);
 
 pub(in crate::rdma) struct DeviceInner {
     gpu: Gpu,
     nic: Arc<dyn Nic>,
-    /// What would have been better, and why it cannot be used.
+    /// The providers that `Auto` prefers, each with the reason why it could not be used.
     passed_over: Vec<String>,
     watch: WatchList,
     watcher: Shared<Watcher>,
     /// `None`: the caller steps the watcher.
     attached: Option<MachineId>,
     rung_for: WatchList,
-    /// Attached with the first queue pair that wants one.
+    /// Attached with the first queue pair that uses it.
     cpu_thread: OnceLock<MachineId>,
     flusher: Option<Arc<dyn Flusher>>,
     flushes: Flushes,
 }
 
-/// What makes visible to streams what a device's NIC writes, kept as long as the device.
+/// An object that makes the NIC writes of a device visible to streams, kept as long as the device.
 pub(in crate::rdma) trait Flusher: Send + Sync {
-    /// One visit of the queue pairs that are its own.
+    /// Visits its queue pairs once.
     fn progress(&self) -> bool {
         false
     }
 }
 
-/// What queue pairs have to do with flushes for streams.
+/// The relation of queue pairs to flushes for streams.
 #[derive(Clone)]
 pub(crate) struct Flushes {
-    /// How those that the device relies on have gone.
+    /// The failures of the flushes that the device relies on.
     pub fault: Arc<FlushFaults>,
-    /// Whether its queue pairs are those by which a NIC flushes, and raise that.
+    /// Whether its queue pairs are those by which a NIC flushes, so that their failures raise
+    /// `fault`.
     pub raises: bool,
 }
 
@@ -61,8 +63,9 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// A device on the same NIC whose queue pairs flush for those of another, which `fault` is
-    /// of. With nobody but the caller to step its watcher, or `watched` as others are.
+    /// A device on the same NIC whose queue pairs flush for those of another device, to which
+    /// `fault` belongs. The caller steps its watcher, unless `watched` gives it a thread, as for
+    /// other devices.
     pub(in crate::rdma) fn beside(
         gpu: &Gpu,
         nic: &Arc<dyn Nic>,
@@ -79,7 +82,7 @@ impl Device {
         Device::assemble(gpu, nic, Vec::new(), name, watch, None, flushes)
     }
 
-    /// `watched`: what its watcher is called, if it has one of its own.
+    /// `watched`: the name of its watcher, if it has its own.
     pub(in crate::rdma) fn assemble(
         gpu: &Gpu,
         nic: Arc<dyn Nic>,
@@ -109,7 +112,7 @@ impl Device {
         }))
     }
 
-    /// One visit of all queue pairs, as the watcher makes it. `true`: something was done.
+    /// Visits all queue pairs once, as the watcher does. `true`: some work was done.
     pub fn progress(&self) -> bool {
         let now = self.0.gpu.host().now();
         let busy = self.0.watcher.with(|watcher| watcher.step(now)) == Step::Progress;
@@ -117,46 +120,46 @@ impl Device {
         busy | flusher.is_some_and(|flusher| flusher.progress())
     }
 
-    /// The provider and the NIC, for people: `emulated nic0`.
+    /// The provider and the NIC as text for reports: `emulated nic0`.
     pub fn name(&self) -> String {
         format!("{} {}", self.0.nic.provider(), self.0.nic.name())
     }
 
-    /// Who drives it; never [`Provider::Auto`].
+    /// The provider that drives the NIC; never [`Provider::Auto`].
     pub fn provider(&self) -> Provider {
         self.0.nic.provider()
     }
 
-    /// The providers that [`Provider::Auto`] would rather have taken, each with the reason why
-    /// it could not be.
+    /// The providers that [`Provider::Auto`] prefers to this one, each with the reason why it could
+    /// not be used.
     pub fn passed_over(&self) -> &[String] {
         &self.0.passed_over
     }
 
-    /// The GPU it was opened for.
+    /// The GPU for which the device was opened.
     pub fn gpu(&self) -> &Gpu {
         &self.0.gpu
     }
 
-    /// How a stream that has passed a wait with a flush comes to see what the NIC wrote to memory
-    /// of `kind` before: by what GPU and NIC can do, or what `GDS_CONSISTENCY` says.
+    /// The policy that makes NIC writes to memory of `kind` visible to a stream that has passed a
+    /// wait with a flush: by the capabilities of GPU and NIC, or by `GDS_CONSISTENCY`.
     ///
     /// # Errors
-    /// `Unsupported` if nothing can: waits that ask for a flush are then refused, and payload
-    /// that streams consume belongs into pinned memory.
+    /// `Unsupported` if no policy is possible: waits with a flush are then refused, and payload for
+    /// streams must be in pinned memory.
     pub fn consistency(&self, kind: MemoryKind) -> Result<Consistency> {
         Consistency::choose(kind, self.0.gpu.caps(), self.nic().reads()).map_err(|e| e.of(self))
     }
 
     /// Whether WRITEs of a peer's queue pair into this device's registrations become visible in the
-    /// order in which they were posted. True for the virtual NIC without the fault `ooo` and for the
-    /// kernel's soft-RoCE. False for any other NIC: if the fabric spreads packets over several
-    /// paths, it may place them as they arrive.
+    /// order in which they were posted. True for the virtual NIC without the fault `ooo` and for
+    /// the kernel's soft-RoCE. False for any other NIC: if the fabric spreads packets over several
+    /// paths, the NIC may place them in the order of arrival.
     pub fn keeps_write_order(&self) -> bool {
         self.nic().keeps_order()
     }
 
-    /// Whether its queue pairs do RDMA READs.
+    /// Whether its queue pairs support RDMA READ.
     pub fn reads(&self) -> bool {
         self.nic().reads()
     }
@@ -173,7 +176,7 @@ impl Device {
         &self.0.watch
     }
 
-    /// Has the CPU thread serve a queue pair.
+    /// Adds a queue pair to those that the CPU thread serves.
     pub(in crate::rdma) fn serve_by_cpu_thread(&self, core: Arc<QpCore>) {
         self.0.rung_for.add(core);
         self.0.cpu_thread.get_or_init(|| {
@@ -185,27 +188,28 @@ impl Device {
         });
     }
 
-    /// Makes a protection domain.
+    /// Allocates a protection domain.
     ///
     /// # Errors
-    /// `System` if the device has none left.
+    /// `System` if the device has no free protection domain.
     pub fn alloc_pd(&self) -> Result<Pd> {
         self.alloc_pd_of(0)
     }
 
-    /// As [`Device::alloc_pd`], for a device that is this one of several [`Rails`](crate::rdma::Rails).
+    /// As [`Device::alloc_pd`], for a device that is rail `rail` of several
+    /// [`Rails`](crate::rdma::Rails).
     pub(in crate::rdma) fn alloc_pd_of(&self, rail: u8) -> Result<Pd> {
         Pd::new(self, rail)
     }
 
-    /// Waits, at most `limit`, until everything posted on queue pairs that were dropped has
-    /// completed and every stream has passed its waits on them. On return, the NIC has
-    /// destroyed the queue pairs that no stream ever rang for; it destroys the others when the
-    /// streams have passed their doorbells.
+    /// Waits, at most `limit`, until all work posted on dropped queue pairs has completed and every
+    /// stream has passed its waits on them. On return, the NIC has destroyed the queue pairs whose
+    /// doorbell no stream ever wrote; it destroys the others when the streams have passed their
+    /// doorbells.
     ///
     /// # Errors
-    /// `Timeout`, naming how many queue pairs are still in flight or still held. They stay
-    /// watched; the call may be repeated.
+    /// `Timeout`, with the number of queue pairs that are still in flight or still held. The
+    /// watcher keeps visiting them; the caller may repeat the call.
     pub fn close(&self, limit: Duration) -> Result<()> {
         let host = self.0.gpu.host();
         let deadline = host.now() + limit;
@@ -223,7 +227,7 @@ impl Device {
             .map(|core| format!("{:#x}", core.qpn()))
             .collect();
         let what = format!(
-            "{} queue pairs not finished: {}",
+            "{} queue pairs are not finished: {}",
             open.len(),
             names.join(", ")
         );

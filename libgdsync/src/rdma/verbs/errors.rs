@@ -1,4 +1,4 @@
-//! What calls on a queue pair are refused for, as errors.
+//! The refusals of calls on a queue pair, as errors.
 
 use mlx5_prm::wqe::{self, FormatError};
 
@@ -8,7 +8,7 @@ use crate::ring::Refusal;
 use crate::status::Status;
 
 impl Qp {
-    /// The error of a call on a queue pair, or for a request, that failed.
+    /// The error of a failed queue pair, or of a failed request.
     pub(super) fn failed(&self, operation: &'static str, status: Status) -> Error {
         Error::new(operation, Kind::Failed(status), format!("{self:?}"))
     }
@@ -36,7 +36,7 @@ impl Qp {
         Err(Error::new(operation, Kind::Foreign, what))
     }
 
-    /// Refuses the name of a request that was taken back, whose ticket another may have now.
+    /// Refuses a request that was aborted: another request may have its ticket now.
     pub(in crate::rdma) fn known(
         &self,
         state: &QpState,
@@ -68,7 +68,7 @@ impl Qp {
             }
             Refusal::NoSuchRequest => (
                 Kind::NoSuchRequest,
-                "posted, aborted, or never prepared".to_owned(),
+                "it is posted, aborted, or was never prepared".to_owned(),
                 None,
             ),
             Refusal::NotNewest => (
@@ -78,11 +78,11 @@ impl Qp {
             ),
             Refusal::TooManyWaiters { limit } => (
                 Kind::QueueFull,
-                "streams that wait on one completion queue".to_owned(),
+                "too many streams that wait on one completion queue".to_owned(),
                 Some(limit),
             ),
             Refusal::TooLarge { blocks, limit } => {
-                let what = format!("an entry of {blocks} blocks in a smaller queue");
+                let what = format!("an entry of {blocks} blocks exceeds the queue");
                 (Kind::Invalid, what, Some(limit))
             }
             Refusal::Format(e) => {

@@ -1,4 +1,4 @@
-//! How a queue pair handles its NIC's asynchronous events.
+//! Handling of the NIC's asynchronous events by a queue pair.
 
 use gds_step::Time;
 
@@ -9,8 +9,8 @@ use crate::ring::RingMemory;
 use crate::status::Status;
 
 impl QpCore {
-    /// Looks at new reports of the NIC. Fails the queue pair if one says that it is unusable;
-    /// then all waits end. Returns whether it did.
+    /// Reads new reports of the NIC. Fails the queue pair if a report says that it is unusable,
+    /// which ends all waits. Returns whether it failed the queue pair.
     pub(in crate::rdma) fn heed_reports(&self, state: &mut QpState, now: Time) -> bool {
         let reports = self.nic.reports();
         if reports == state.reports {
@@ -51,7 +51,7 @@ impl QpCore {
 }
 
 impl QpState {
-    /// What the NIC reported about the queue pair.
+    /// The status that the NIC reported for the queue pair.
     pub(in crate::rdma) fn reported(&self) -> Option<Status> {
         self.reported.and_then(|report| match report {
             Report::Closed(status) | Report::Lost(status) => Some(status),

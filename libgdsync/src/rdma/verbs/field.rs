@@ -37,12 +37,12 @@ impl Qp {
         Ok((state.send.offset(slot.start) + segment * SEGMENT + offset) % ring)
     }
 
-    /// A 32-bit field of a prepared request, to be written, big-endian, by the stream that posts
-    /// it, earlier on. For lengths, keys and the opcode.
+    /// A 32-bit field of a prepared request: a length, a key or the opcode. The stream that posts
+    /// the request writes it before, big-endian.
     ///
     /// # Errors
-    /// `Invalid` if the entry has no such field or it is an address; `NoSuchRequest` if the
-    /// request is not prepared.
+    /// `Invalid` if the entry does not have the field or the field is an address; `NoSuchRequest`
+    /// if the request is not prepared.
     pub fn field32(&self, request: SendRequest, field: Field) -> Result<Word32> {
         if matches!(field, Field::Address(_) | Field::RemoteAddress) {
             let what = format!("{field:?} has 64 bits");
@@ -53,7 +53,7 @@ impl Qp {
         region.word32(start + at)
     }
 
-    /// A 64-bit field of a prepared request; see [`Qp::field32`]. For addresses.
+    /// A 64-bit field of a prepared request, for addresses; see [`Qp::field32`].
     ///
     /// # Errors
     /// As [`Qp::field32`].

@@ -1,23 +1,23 @@
-//! What lies in front of a datagram that was received: a global route header as InfiniBand has
-//! it, or the header of IPv6 or IPv4 that RoCE v2 has in its place (InfiniBand specification, volume
-//! 1, chapter 8 and annex A17).
+//! The header before a received datagram: a global route header on InfiniBand, or the IPv6 or IPv4
+//! header that RoCE v2 has in its place (InfiniBand specification, volume 1, chapter 8 and annex
+//! A17).
 
-/// Bytes in front of every datagram received, whether or not they tell something.
+/// Bytes before every received datagram, whether or not they contain a header.
 pub const GRH: usize = 40;
 
-/// A header of IPv4 lies in the last bytes.
+/// An IPv4 header is in the last bytes.
 const IPV4: usize = 20;
-/// Its version, and its length in words.
+/// The version of IPv4, and the header's length in 32-bit words.
 const IPV4_PLAIN: u8 = 0x45;
-/// RoCE v2 is carried by UDP.
+/// The protocol number of UDP, which carries RoCE v2.
 const UDP: u8 = 17;
 
-/// The identifier (GID) of the port that it came from, if the bytes are such a header.
+/// The GID of the sending port, if the bytes are a header.
 pub(in crate::rdma) fn sender(front: &[u8; GRH]) -> Option<[u8; 16]> {
     let ip = &front[GRH - IPV4..];
     let mut gid = [0; 16];
-    // The bytes before such a header are anything, and it has a checksum: it goes first. The
-    // kernel's soft-RoCE leaves that at 0 in what a port sends to itself.
+    // The bytes before an IPv4 header are undefined, and the header has a checksum: it is tested
+    // first. The kernel's soft-RoCE leaves the checksum at 0 in packets from a port to itself.
     let six = front[0] >> 4 == 6;
     let summed = ones_complement_sum(ip) == 0xffff || (!six && ip[10..12] == [0, 0]);
     if ip[0] == IPV4_PLAIN && ip[9] == UDP && summed {
@@ -29,13 +29,14 @@ pub(in crate::rdma) fn sender(front: &[u8; GRH]) -> Option<[u8; 16]> {
     six.then_some(gid)
 }
 
-/// Of all 16-bit words; with its own checksum among them a header's is `0xffff` (RFC 1071).
+/// The ones' complement sum of all 16-bit words; over a header with its checksum it is `0xffff`
+/// (RFC 1071).
 fn ones_complement_sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks_exact(2);
     let sum: u32 = words
         .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
         .sum();
-    // Two folds: there are ten words.
+    // Two folds are enough: there are ten words.
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
@@ -44,19 +45,19 @@ fn ones_complement_sum(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// From 10.1.2.3 to 10.1.2.4, with the checksum that it has to have.
+    /// A packet from 10.1.2.3 to 10.1.2.4, with its correct checksum.
     const PACKET: [u8; IPV4] = [
         0x45, 0, 0, 0x48, 0, 0, 0x40, 0, 64, 17, 0x22, 0x9d, 10, 1, 2, 3, 10, 1, 2, 4,
     ];
 
     #[test]
-    fn an_ipv4_header_lies_at_the_end() {
+    fn ipv4_header_is_read_from_the_last_bytes() {
         for before in [0, 0x60, 0xff] {
             let mut front = [before; GRH];
             front[GRH - IPV4..].copy_from_slice(&PACKET);
             let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3];
             assert_eq!(sender(&front), Some(mapped));
-            // A changed bit, wherever it is, and it is no such header any more.
+            // Any changed bit makes the header invalid.
             for bit in 0..8 * IPV4 {
                 let mut other = front;
                 other[GRH - IPV4 + bit / 8] ^= 1 << (bit % 8);
@@ -67,18 +68,18 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_may_be_left_out() {
+    fn ipv4_checksum_of_zero_is_accepted() {
         let mut front = [0; GRH];
         front[GRH - IPV4..].copy_from_slice(&PACKET);
         front[GRH - IPV4 + 10..][..2].fill(0);
         assert_eq!(sender(&front).unwrap()[12..], [10, 1, 2, 3]);
-        // Where that could be a part of another header, it is.
+        // If the first byte can start an IPv6 header, the bytes count as one.
         front[0] = 0x60;
         assert_ne!(sender(&front).unwrap()[12..], [10, 1, 2, 3]);
     }
 
     #[test]
-    fn others_have_the_senders_gid_in_the_middle() {
+    fn grh_and_ipv6_headers_have_the_source_gid_in_the_middle() {
         let mut front: [u8; GRH] = std::array::from_fn(|i| i as u8);
         for version in 0..16 {
             front[0] = version << 4;

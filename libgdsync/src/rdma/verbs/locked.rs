@@ -1,10 +1,10 @@
-//! The lock of a queue pair's state, and what its holders leave to be done without it.
+//! The lock of a queue pair's state, and the work that its holders defer until after the unlock.
 //!
-//! No thread calls the NIC while it holds the lock: a change of state or the end of a registration
-//! is a system call, which may take milliseconds, or seconds on a NIC that hangs, and the owner has
-//! to be able to post meanwhile. So a holder only notes in the state that the NIC has to put the
-//! queue pair in error, and sets aside what completed requests held. The drop of `Locked` does both
-//! behind the lock. For the CPU thread, which serves other NICs too, the watcher does it: see
+//! A thread that holds the lock never calls the NIC: a change of state or the end of a registration
+//! is a system call, which may take milliseconds, or seconds on a NIC that hangs, and the owner
+//! must be able to post meanwhile. A holder only records in the state that the NIC must put the
+//! queue pair in error, and sets aside the objects of completed requests. The drop of `Locked` does
+//! both after the unlock. For the CPU thread, which serves other NICs too, the watcher does it: see
 //! `lock_for_watcher`.
 
 use std::mem::ManuallyDrop;
@@ -70,7 +70,7 @@ pub(crate) enum Ended {
     Destination { _to: DestinationInner },
 }
 
-/// Drops what a request held. Last references are set aside in `ended`.
+/// Drops the objects that a request held. Last references are set aside in `ended`.
 #[inline]
 pub(crate) fn let_go(hold: &mut Hold, ended: &mut Vec<Ended>) {
     while let Some(held) = hold.pop() {
@@ -85,7 +85,7 @@ pub(crate) fn let_go(hold: &mut Hold, ended: &mut Vec<Ended>) {
 }
 
 impl QpCore {
-    /// Releases the lock, then does what its holder has left to be done. Most holders leave nothing.
+    /// Releases the lock, then does the deferred work. Most holders leave none.
     #[cold]
     #[inline(never)]
     fn release(&self, mut state: MutexGuard<'_, QpState>) {
@@ -134,8 +134,9 @@ impl QpCore {
         up
     }
 
-    /// Has the NIC flush what is outstanding. If the NIC is gone, or has reported that the queue
-    /// pair is lost (`lost`), the library writes the flushed entries itself, so that streams pass.
+    /// Makes the NIC flush outstanding requests. If the NIC is gone, or has reported that the queue
+    /// pair is lost (`lost`), the library writes the flushed entries itself, so that streams
+    /// continue.
     pub fn put_in_error(&self, lost: bool) {
         let flushed = match lost {
             false => self.nic.modify_to_error(self.objects.qpn),
@@ -156,9 +157,10 @@ impl QpCore {
         self.host.ring();
     }
 
-    /// Destroys the queue pair once streams have run what they held when the last request was
+    /// Destroys the queue pair once streams have run the work they held when the last request was
     /// done. The NIC may start a request when it reads the doorbell record, before the request's
-    /// stream rings. That late doorbell must not reach another queue pair with the same number.
+    /// stream writes the doorbell. That late doorbell must not reach another queue pair with the
+    /// same number.
     pub(in crate::rdma) fn leave(&self) -> bool {
         let ends = self.ends.lock();
         if self.is(Life::Closed) || ends.as_ref().is_some_and(|ends| !ends.is_reached()) {
@@ -171,7 +173,7 @@ impl QpCore {
     }
 }
 
-/// Writes an entry for each request that was posted and has no outcome.
+/// Writes an entry for each posted request that has no outcome.
 fn tell_flushed(fifo: &Fifo<Hold>, cq: &CompletionRing<Mapped>, opcode: CqeOpcode) {
     let posted = (fifo.retired()..fifo.posted()).filter_map(|ticket| fifo.slot(ticket));
     let pending = posted.filter(|slot| slot.status == Status::PENDING);

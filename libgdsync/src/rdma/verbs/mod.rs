@@ -1,8 +1,9 @@
-//! The objects of verbs: devices, protection domains, registrations, queue pairs, requests.
+//! The verbs objects: devices, protection domains, registrations, queue pairs, requests.
 //!
-//! [`Qp`] is a queue pair as its owner holds it ([`qp`], [`post`], [`progress`], [`field`]), made by
-//! [`build`] of a [`config`]; [`core`] is what its owner shares with the [`watch`]er and with the
-//! CPU thread that rings for streams ([`cpu_thread`]), behind the lock of [`locked`].
+//! [`Qp`] is the owner's handle on a queue pair ([`qp`], [`post`], [`progress`], [`field`]), made
+//! by [`build`] from a [`config`]; [`core`] is the part that it shares with the [`watch`]er and
+//! with the CPU thread that writes doorbells for streams ([`cpu_thread`]), behind the lock of
+//! [`locked`].
 
 mod build;
 mod config;

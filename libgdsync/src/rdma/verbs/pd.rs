@@ -9,7 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
 use crate::nic::{Access, MrKeys, Nic, PdId, RAILS, RemoteMemory};
 
-/// A protection domain: registrations and queue pairs of one work together.
+/// A protection domain: registrations and queue pairs of the same domain can be used together.
 #[derive(Clone)]
 pub struct Pd {
     inner: Arc<PdInner>,
@@ -17,11 +17,11 @@ pub struct Pd {
 }
 
 /// Shared with registrations, which requests in flight keep alive: it must not hold the device,
-/// whose end gives up what is in flight.
+/// because the drop of the device cancels work in flight.
 pub(crate) struct PdInner {
     nic: Arc<dyn Nic>,
     id: PdId,
-    /// Where its keys stand in records.
+    /// The position of its keys in records.
     rail: u8,
 }
 
@@ -47,7 +47,7 @@ impl Pd {
         })
     }
 
-    /// Its device.
+    /// The device of the domain.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -60,7 +60,8 @@ impl Pd {
         self.inner.id
     }
 
-    /// Which of several [`Rails`](crate::rdma::Rails) it is of; 0 if it was made by a device alone.
+    /// The rail of the domain among several [`Rails`](crate::rdma::Rails); 0 if it was made from a
+    /// single device.
     pub fn rail(&self) -> u8 {
         self.inner.rail
     }
@@ -72,7 +73,7 @@ impl Pd {
     pub fn register(&self, region: &Region, access: Access) -> Result<Mr> {
         let device = self.device();
         if !region.gpu().is(device.gpu()) {
-            let what = format!("{region:?} with {device:?}");
+            let what = format!("{region:?} is not on the GPU of {device:?}");
             return Err(Error::new("register memory", Kind::Foreign, what));
         }
         let nic = Arc::clone(device.nic());
@@ -94,17 +95,17 @@ impl Pd {
         })))
     }
 
-    /// Makes a queue pair.
+    /// Creates a queue pair.
     ///
     /// # Errors
-    /// `Invalid` for sizes out of range, `System` if device or memory refuse.
+    /// `Invalid` for sizes out of range, `System` if the device or the memory allocation refuses.
     pub fn create_qp(&self, config: &QpConfig) -> Result<Qp> {
         Qp::create(self, config)
     }
 }
 
-/// A region that was registered with a NIC. Clones are the same registration, which ends when
-/// the last clone and the last request in flight that names it are gone.
+/// A memory region (MR): a region registered with a NIC. A clone is the same registration. It ends
+/// when the last clone and the last request in flight that uses it are gone.
 #[derive(Clone)]
 pub struct Mr(Arc<MrInner>);
 
@@ -114,7 +115,7 @@ pub(crate) struct MrInner {
     region: Region,
     access: Access,
     keys: MrKeys,
-    /// Kept, as it is asked for with each request to this memory.
+    /// Stored, because each request to this memory needs it.
     remote: RemoteMemory,
 }
 
@@ -132,7 +133,7 @@ impl fmt::Debug for Mr {
 }
 
 impl Mr {
-    /// What ends with this handle, if it is the last.
+    /// The inner value, if this is the last handle.
     pub(in crate::rdma) fn into_last(self) -> Option<MrInner> {
         Arc::into_inner(self.0)
     }
@@ -142,17 +143,18 @@ impl Mr {
         &self.0.region
     }
 
-    /// What it permits.
+    /// The operations that it permits.
     pub fn access(&self) -> Access {
         self.0.access
     }
 
-    /// The key by which requests of this side name it.
+    /// The local key, for requests of this side.
     pub fn lkey(&self) -> u32 {
         self.0.keys.lkey
     }
 
-    /// The `len` bytes at `offset`, as a request names them. Checked when it is prepared.
+    /// The `len` bytes at byte `offset`, as a segment of a request. The bounds are checked when the
+    /// request is prepared.
     pub fn sge(&self, offset: u64, len: u32) -> Sge<'_> {
         Sge {
             mr: self,
@@ -161,11 +163,11 @@ impl Mr {
         }
     }
 
-    /// Ends the registration, and the region behind it, if this is their last handle and no
-    /// request in flight names them.
+    /// Ends the registration, and frees its region, if this is the last handle on both and no
+    /// request in flight uses them.
     ///
     /// # Errors
-    /// The registration itself, if something else still uses it or its region.
+    /// The registration itself, if another object still uses it or its region.
     pub fn try_close(mut self) -> Result<(), Mr> {
         let last = Arc::get_mut(&mut self.0).is_some_and(|inner| {
             let own = 1 + inner.nic.holds(&inner.region);
@@ -174,13 +176,13 @@ impl Mr {
         if last { Ok(()) } else { Err(self) }
     }
 
-    /// Ends the registration and gives the buffer back that
-    /// [`Gpu::adopt_vec`](crate::Gpu::adopt_vec) took, once nothing else can reach it: as [`Region::into_vec`], which also waits until this is the last handle
-    /// on the registration and no request in flight names it.
+    /// Ends the registration and returns the buffer that [`Gpu::adopt_vec`](crate::Gpu::adopt_vec)
+    /// took. The call waits as [`Region::into_vec`] does, and also until this is the last handle on
+    /// the registration and no request in flight uses it.
     ///
     /// # Errors
-    /// The registration as well: `Timeout`, naming what still reaches the memory, or `Invalid` if
-    /// it was not made of a buffer.
+    /// Each error returns the registration unchanged. `Timeout` names what still uses the memory;
+    /// `Invalid` if it was not made from a buffer.
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Mr, Error)> {
         let region = &self.0.region;
         let host = region.gpu().host();
@@ -198,16 +200,16 @@ impl Mr {
         match settled {
             Ok(()) => {
                 let region = region.clone();
-                // Ends the registration: peers do not reach the memory any more.
+                // Ends the registration: peers cannot access the memory any more.
                 drop(self);
-                // SAFETY: made of a buffer, as checked, and no other handle exists since.
+                // SAFETY: made from a buffer, as checked, and no other handle was made since.
                 Ok(unsafe { region.release() })
             }
             Err(e) => Err((self, e)),
         }
     }
 
-    /// The record by which a peer names it.
+    /// The record by which a peer accesses the memory.
     pub fn remote(&self) -> RemoteMemory {
         self.0.remote
     }

@@ -1,4 +1,4 @@
-//! Posting from the CPU, by the owner or, behind unsignaled requests, by the library itself.
+//! Posting from the CPU, by the owner or, behind unsignaled requests, by the library.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,9 @@ impl Qp {
     /// Posts a prepared request from the CPU.
     ///
     /// # Errors
-    /// `OutOfOrder` if an earlier request is neither posted nor aborted; `Busy` if a stream
-    /// posted last and has not rung yet (see [`Qp::post_within`]); `NoSuchRequest`, `Failed`.
+    /// `OutOfOrder` if an earlier request is neither posted nor aborted; `Busy` if a stream posted
+    /// last and has not written its doorbell yet (see [`Qp::post_within`]); `NoSuchRequest`,
+    /// `Failed`.
     pub fn post(&mut self, request: SendRequest) -> Result<()> {
         const OPERATION: &str = "post send";
         self.own(request.queue, OPERATION)?;
@@ -43,10 +44,10 @@ impl Qp {
         Ok(())
     }
 
-    /// As [`Qp::post`], waiting at most `limit` for a stream that posted last.
+    /// As [`Qp::post`], but waits at most `limit` for a stream that posted last.
     ///
     /// # Errors
-    /// As [`Qp::post`]; `Busy` after the limit.
+    /// As [`Qp::post`]; `Busy` after `limit`.
     pub fn post_within(&mut self, request: SendRequest, limit: Duration) -> Result<()> {
         let host = Arc::clone(&self.core.host);
         let deadline = host.now() + limit;
@@ -82,7 +83,7 @@ impl Qp {
             doorbell::record_index(record.load32(doorbell::RCV)) != index as u16
         }) {
             state.recv.fifo.restore(mark);
-            let what = format!("{self:?}: a stream posted last and has not done so yet");
+            let what = format!("{self:?}: a stream has not posted its earlier receives yet");
             return Err(Error::new(OPERATION, Kind::Busy, what));
         }
         self.core.post_receives(index);
@@ -102,7 +103,7 @@ impl QpCore {
         self.ring_nic();
     }
 
-    /// Rings for everything posted up to `posted`, which was handed to the CPU.
+    /// Writes the doorbell for all requests up to `posted`, which the CPU posted.
     fn ring_posted(&self, state: &mut QpState, posted: &Posted) {
         let addrs = &self.addrs.send;
         state.rung = state.send.fifo.posted();
@@ -110,8 +111,8 @@ impl QpCore {
         self.ring(posted.index, posted.doorbell);
     }
 
-    /// Whether a stream has rung for everything below the request `posted`, behind whose
-    /// entries the index is `index`.
+    /// Whether streams have written the doorbell for everything below the request `posted`, whose
+    /// entries end at `index`.
     pub fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
         match self.rung_by {
             RungBy::Poster => {
@@ -131,12 +132,13 @@ impl QpCore {
         written == index as u16
     }
 
-    /// Sees to it that the end of everything posted will show. Unsignaled requests do not tell
-    /// when they are done: once they are rung for, a signaled NOP is posted behind them, whose
-    /// completion speaks for all. `false`: a prepared request stands in its place.
+    /// Makes the completion of all posted requests visible. An unsignaled request has no completion
+    /// entry: once its doorbell is written, a signaled NOP is posted behind it, whose completion
+    /// covers all earlier requests. `false`: a prepared request occupies the place of the NOP.
     ///
-    /// No stream posts the rest of a list that failed half way: the CPU rings for it once streams
-    /// are past the first part. The queue pair is in error, so the NIC flushes it.
+    /// No stream posts the rest of a list that failed half way: the CPU writes the doorbell for it
+    /// once streams have passed the first part. The queue pair is in error, so the NIC flushes
+    /// these requests.
     pub fn drain(&self, state: &mut QpState) -> bool {
         if let Some(ends) = &state.torn {
             if ends.is_reached() {
@@ -167,7 +169,7 @@ impl QpCore {
             ..SendWqe::default()
         };
         let QpState { send, ended, .. } = &mut *state;
-        // No room now: the next visitor tries again.
+        // If the queue has no room now, the next visit tries again.
         if let Ok(ticket) = send.prepare(&nop, |hold| let_go(hold, ended), |_| ())
             && let Ok(posted) = state.send.post(ticket, Poster::Cpu)
         {
@@ -178,7 +180,7 @@ impl QpCore {
 }
 
 impl QpState {
-    /// Whether requests are in flight of which none raises an entry if it succeeds.
+    /// Whether all requests in flight are unsignaled, so that success raises no completion entry.
     fn ends_silently(&self) -> bool {
         let fifo = &self.send.fifo;
         let mut flight = (fifo.retired()..fifo.posted()).map(|ticket| fifo.slot(ticket));
@@ -187,7 +189,7 @@ impl QpState {
             && flight.all(|slot| slot.is_some_and(|slot| slot.entry.is_none()))
     }
 
-    /// Takes every prepared request back.
+    /// Aborts every prepared request.
     pub fn take_prepared_back(&mut self) {
         let QpState {
             send, recv, ended, ..

@@ -1,4 +1,4 @@
-//! What has become of requests: polling, waiting on the CPU, received lengths.
+//! The progress of requests: polling, waiting on the CPU, received lengths.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::ring::{Refusal, Ticket};
 use crate::status::Status;
 
 impl Qp {
-    /// Whether the request has completed: `None` while it is in flight or not posted.
-    /// Unsignaled requests are known to have completed once a later one has.
+    /// Polls a request: its status if it has completed, `None` while it is in flight or not posted.
+    /// An unsignaled request is known to have completed once a later one has.
     ///
-    /// A request is remembered until as many later ones as the queue has blocks are prepared.
-    /// Afterwards it counts as one that succeeded, unless it was aborted.
+    /// The library remembers a request until as many later ones as the queue has blocks are
+    /// prepared. After that the request counts as successful, unless it was aborted.
     ///
     /// # Errors
-    /// `Foreign` for a request of another queue pair, or from before a reset; `NoSuchRequest` for
-    /// one whose ticket another request has now, or, after thousands of aborts, for one that is so
-    /// old that the library no longer knows whether it was aborted.
+    /// `Foreign` for a request of another queue pair, or from before a reset; `NoSuchRequest` if
+    /// another request has its ticket now, or if the request is so old, after thousands of aborts,
+    /// that the library cannot tell whether it was aborted.
     pub fn poll(&mut self, completion: impl Into<Completion>) -> Result<Option<Status>> {
         let completion = completion.into();
         self.own(completion.queue, "poll")?;
@@ -39,11 +39,11 @@ impl Qp {
         }
     }
 
-    /// Waits on the CPU until the request has completed.
+    /// Blocks the CPU until the request has completed.
     ///
     /// # Errors
-    /// `Failed` with its status if it failed; `Timeout` after `limit`, the request stays in
-    /// flight; `NoSuchRequest` if nothing of that name is posted.
+    /// `Failed` with the status if the request failed; `Timeout` after `limit`, and the request
+    /// stays in flight; `NoSuchRequest` if the request is not posted.
     pub fn wait(&mut self, completion: impl Into<Completion>, limit: Duration) -> Result<()> {
         const OPERATION: &str = "wait for completion";
         let completion = completion.into();
@@ -52,7 +52,7 @@ impl Qp {
             let state = self.core.lock();
             self.known(&state, completion, OPERATION)?;
             if completion.ticket >= state.fifo(completion.side).posted() {
-                let what = format!("{self:?}: it is not posted");
+                let what = format!("{self:?}: the request is not posted");
                 return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
             }
         }
@@ -74,11 +74,11 @@ impl Qp {
         }
     }
 
-    /// What a completed receive brought. It is kept until as many more receives are prepared as
+    /// The result of a completed receive. It is kept until as many more receives are prepared as
     /// the queue has entries.
     ///
     /// # Errors
-    /// `NoSuchRequest` if it has not completed, or so long ago that its entry has been reused;
+    /// `NoSuchRequest` if the receive has not completed, or its entry has been reused since;
     /// `Failed` if it failed.
     pub fn received(&mut self, request: ReceiveRequest) -> Result<Received> {
         const OPERATION: &str = "read receive completion";
@@ -90,7 +90,7 @@ impl Qp {
         let position = state.recv.fifo.slot(request.ticket).and_then(|s| s.entry);
         // The entry of a known slot is intact: a slot is reused before its entry is.
         let Some(position) = position.filter(|p| *p < cq.completed()) else {
-            let what = format!("{self:?}: not complete, or its entry has been reused");
+            let what = format!("{self:?}: receive not complete, or its entry has been reused");
             return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
         };
         let entry = Cqe64::from_bytes(cq.entry(position));
@@ -104,7 +104,7 @@ impl Qp {
         });
         let source = self.core.transport.is_ud().then(|| {
             let from = entry.source();
-            // Elsewhere these fields tell something else.
+            // On other links these fields have another meaning.
             let infiniband = self.core.nic.port().is_some_and(|port| port.lid != 0);
             Source {
                 qpn: match mutant::on(Mutant::SourceOfTaker) {
@@ -130,8 +130,8 @@ impl Qp {
         state.failed()
     }
 
-    /// Gives the queue pair up: it goes into error with `status`, what is in flight is flushed,
-    /// and the streams that wait for it are released. Without effect on one in error.
+    /// Fails the queue pair: it goes into error with `status`, requests in flight are flushed, and
+    /// the streams that wait for it are released. No effect on a queue pair in error.
     pub fn fail(&mut self, status: Status) {
         let mut state = self.core.lock();
         self.core.fail(&mut state, Side::Send, status);
@@ -139,16 +139,16 @@ impl Qp {
         self.core.host.ring();
     }
 
-    /// The error word: [`Status::PENDING`] (0) until a request fails, then its status.
-    /// Kernels may read it after a wait to learn whether they were released by a failure.
+    /// The error word: [`Status::PENDING`] (0) until a request fails, then its status. A kernel may
+    /// read it after a wait to check whether a failure released it.
     pub fn error_word(&self) -> DevicePtr {
         self.core.addrs.error.gpu
     }
 
     /// The status word of a request: [`Status::PENDING`] (0) until the request fails, then its
-    /// status, stored before a stream that waits for it goes on. A kernel that runs after the
-    /// wait learns so what became of the request; after a success the word is still 0. It
-    /// belongs to the request until as many later ones as the queue has blocks are prepared.
+    /// status, stored before a stream that waits for it continues. A kernel that runs after the
+    /// wait can read the outcome here; after a success the word is still 0. The word belongs to the
+    /// request until as many later ones as the queue has blocks are prepared.
     ///
     /// # Errors
     /// `Foreign` for a request of another queue pair.
@@ -163,21 +163,21 @@ impl Qp {
         Ok(statuses.gpu.offset(4 * (completion.ticket & (slots - 1))))
     }
 
-    /// Whether nothing of this queue pair is in flight, see [`Qp::quiet`]; never waits.
+    /// Whether nothing of this queue pair is in flight; see [`Qp::quiet`]. Never waits.
     pub fn is_quiet(&mut self) -> bool {
         let mut state = self.core.lock();
         self.core.settle(&mut state);
         self.core.drain(&mut state) && self.core.is_idle(&state)
     }
 
-    /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done
-    /// with what was posted, and every stream has posted what it was given and passed its waits.
-    /// The end of unsignaled requests is shown by a NOP, which is posted behind them and takes a
-    /// block of the queue.
+    /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done with
+    /// all posted requests, and every stream has posted its requests and passed its waits. To
+    /// detect the completion of unsignaled requests, the library posts a NOP behind them, which
+    /// takes a block of the queue.
     ///
     /// # Errors
-    /// `Timeout` after the limit; the work stays in flight. `Busy` if a prepared request stands
-    /// where that NOP would have to.
+    /// `Timeout` after `limit`; the work stays in flight. `Busy` if a prepared request occupies the
+    /// place of that NOP.
     pub fn quiet(&mut self, limit: Duration) -> Result<()> {
         let host = Arc::clone(&self.core.host);
         let deadline = host.now() + limit;

@@ -1,4 +1,4 @@
-//! Queue pairs as their owner holds them.
+//! Queue pairs: the owner's handle.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use crate::mutant::{self, Mutant};
 use crate::nic::{Access, QpAddress, Transport};
 use crate::ring::Ticket;
 
-/// Most data segments of one request.
+/// Maximum number of data segments of one request.
 pub(in crate::rdma) const MAX_SGE: usize = 30;
-/// Up to so many a request is prepared without clearing room for the most.
+/// With at most this many segments, a request is prepared without clearing room for the maximum.
 const FEW_SGES: usize = 2;
-/// How long a reset waits for calls of the library's own to the NIC.
+/// The time for which a reset waits for the library's own calls of the NIC.
 const OWN_CALLS: Duration = Duration::from_secs(1);
 
-/// Bytes that an atomic operation works on.
+/// Bytes of the operand of an atomic operation.
 const ATOMIC: u64 = 8;
 
-/// A queue pair: a reliable connection, or one of datagrams.
+/// A queue pair (QP): a reliable connection, or a queue pair for datagrams.
 ///
-/// It has a send and a receive queue and, of its own, a completion queue for each and a UAR
-/// page. Calls take `&mut self`: a queue has one owner, who may be moved between threads.
+/// It has a send queue, a receive queue, and a separate completion queue for each, and a UAR page.
+/// Calls take `&mut self`: a queue has one owner, which may move between threads.
 ///
 /// Two threads cannot prepare on one queue pair:
 ///
@@ -51,15 +51,15 @@ pub struct Qp {
     pub(in crate::rdma) core: Arc<QpCore>,
     pub(in crate::rdma) id: u64,
     pub(in crate::rdma) lowering: Lowering,
-    /// Whether a kernel may spin until a completion: the peer does not share this GPU from
-    /// another process, which the GPU would run only in time slices beside it.
+    /// Whether a kernel may spin until a completion: it may not if a peer process shares this GPU,
+    /// because the GPU would run that process only in time slices.
     pub(in crate::rdma) spin: bool,
-    /// The peer's rail that it is connected to.
+    /// The peer's rail to which it is connected.
     there: u8,
     pub(in crate::rdma) pd: Pd,
-    /// The region that the send queue is in, and where.
+    /// The region that contains the send queue, and the offset in it.
     pub(in crate::rdma) ring: (Region, usize),
-    /// Where work queues, completion queues and record lie.
+    /// The locations of work queues, completion queues and doorbell record.
     memory: [MemoryKind; 3],
     recv_sges: u32,
 }
@@ -73,7 +73,7 @@ impl fmt::Debug for Qp {
 impl Qp {
     pub(in crate::rdma) fn create(pd: &Pd, config: &QpConfig) -> Result<Qp> {
         let doorbell = config.doorbell.resolve()?;
-        // Kernels of a soft GPU run on a CPU: they win nothing.
+        // Kernels of a soft GPU run on a CPU and have no advantage.
         let costs = pd.device().gpu().caps().kernels && pd.device().gpu().identity() != 0;
         let lowering = match (doorbell, config.lowering.resolve()?) {
             (Doorbell::CpuThread, _) => Lowering::MemOps,
@@ -81,7 +81,7 @@ impl Qp {
             (_, lowering) => lowering,
         };
         if lowering == Lowering::Kernel && !pd.device().gpu().caps().kernels {
-            let what = format!("kernel lowering on {:?}", pd.device().gpu());
+            let what = format!("kernel lowering: {:?} has no kernels", pd.device().gpu());
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
         }
         let kind = match doorbell {
@@ -110,24 +110,24 @@ impl Qp {
         })
     }
 
-    /// Its device.
+    /// The device of the queue pair.
     pub fn device(&self) -> &Device {
         self.pd.device()
     }
 
-    /// The protection domain that it was made in.
+    /// The protection domain of the queue pair.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// How its posts and waits on streams are lowered. `Auto`: by what each list costs.
+    /// The lowering of its posts and waits on streams. `Auto`: chosen for each list by its cost.
     pub fn lowering(&self) -> Lowering {
         self.lowering
     }
 
-    /// Whether a kernel that has to be launched for a message of the peer's anyway may wait for it by
-    /// itself: the lowering is by kernels, or left to the library and the peer does not share this
-    /// GPU from another process, which would only run in time slices beside a kernel that spins.
+    /// Whether a kernel that is launched for a message of the peer anyway may also wait for it.
+    /// True if the lowering is `Kernel`, or `Auto` and the peer does not share this GPU from another
+    /// process, which would run only in time slices beside a spinning kernel.
     pub fn may_spin(&self) -> bool {
         match self.lowering {
             Lowering::MemOps => false,
@@ -136,7 +136,7 @@ impl Qp {
         }
     }
 
-    /// Who rings the NIC for work that is posted on a stream.
+    /// The side that writes the doorbell for work posted on a stream.
     pub fn doorbell(&self) -> Doorbell {
         match self.core.rung_by {
             RungBy::Poster => Doorbell::Direct,
@@ -144,20 +144,20 @@ impl Qp {
         }
     }
 
-    /// How it talks to others.
+    /// The transport.
     pub fn transport(&self) -> Transport {
         self.core.transport
     }
 
-    /// Where work queues, completion queues and the doorbell record really lie: as
-    /// [`QpConfig`] asks, or in pinned memory where the NIC or the CPU does not reach what it asks
-    /// for.
+    /// The actual locations of work queues, completion queues and the doorbell record: as
+    /// [`QpConfig`] asks, or pinned memory where the NIC or the CPU cannot access the memory that
+    /// it asks for.
     pub fn memory(&self) -> [MemoryKind; 3] {
         self.memory
     }
 
-    /// The record that the peer connects to, or that a [`Destination`](super::Destination) is
-    /// made of. Another one after each [`Qp::reset`].
+    /// The record from which the peer connects or makes a [`Destination`](super::Destination). It
+    /// changes with each [`Qp::reset`].
     pub fn address(&self) -> QpAddress {
         QpAddress {
             node: self.core.nic.node(),
@@ -174,20 +174,20 @@ impl Qp {
         }
     }
 
-    /// Connects to a peer's queue pair, which must do the same.
+    /// Connects to a peer's queue pair; the peer must connect to this one.
     ///
     /// # Errors
-    /// `WrongState` if it is connected already or in error; `Invalid` for numbers that no peer
-    /// has, and if this or the other one is of datagrams; `System` if the NIC
-    /// holds no more links. The call may be repeated: posted receives are kept. `Failed` if the NIC
-    /// refused the last step, to ready to send: then the queue pair is in error. A peer that cannot
-    /// be reached, or speaks another version, shows when something is sent to it:
-    /// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY).
+    /// `WrongState` if the queue pair is connected already or in error; `Invalid` for numbers that
+    /// no peer has, and if either queue pair is for datagrams; `System` if the NIC has no room for
+    /// another connection. After these errors the call may be repeated: posted receives are kept.
+    /// `Failed` if the NIC refused the last step, to ready to send: then the queue pair is in
+    /// error. A peer that is unreachable, or has another version, is detected when a request is
+    /// sent to it: [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY).
     pub fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
         if self.core.transport.is_ud() || peer.qkey.is_some() {
             let what = format!(
-                "{self:?} with qp {:#x}: datagrams know no connection",
+                "{self:?} with qp {:#x}: a datagram queue pair cannot be connected",
                 peer.qpn
             );
             return Err(Error::new(OPERATION, Kind::Invalid, what));
@@ -201,15 +201,15 @@ impl Qp {
         Ok(())
     }
 
-    /// Makes a queue pair of datagrams ready to send and to receive.
+    /// Activates a queue pair for datagrams: it can send and receive.
     ///
     /// # Errors
-    /// `WrongState` if it is so already, or in error; `Invalid` for a connection; `System` if the
-    /// NIC refuses. It may be tried again. `Failed` as for [`Qp::connect`].
+    /// `WrongState` if the queue pair is active already or in error; `Invalid` for a connection;
+    /// `System` if the NIC refuses, and the call may be repeated. `Failed` as for [`Qp::connect`].
     pub fn activate(&mut self) -> Result<()> {
         const OPERATION: &str = "activate";
         let Transport::Ud { qkey } = self.core.transport else {
-            let what = format!("{self:?} is a connection, which needs a peer");
+            let what = format!("{self:?} is a connection: connect it to a peer");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         };
         let psn = self.begin_to_go_up(OPERATION)?;
@@ -218,8 +218,8 @@ impl Qp {
         up.map_err(|e| e.of(&self))
     }
 
-    /// Refuses what is connected or active already, or in error. Answers the number of the first
-    /// packet; behind it the NIC is called without the lock.
+    /// Refuses a queue pair that is connected, active or in error. Returns the number of the first
+    /// packet; after that the NIC is called without the lock.
     fn begin_to_go_up(&self, operation: &'static str) -> Result<u32> {
         let mut state = self.core.lock();
         if state.connected || state.failed().is_some() {
@@ -230,18 +230,18 @@ impl Qp {
         Ok(self.core.psn(&state))
     }
 
-    /// Brings a queue pair in error, or one with nothing in flight, back to the
-    /// state after creation. Prepared requests are aborted, also if the answer is `Busy`; all
-    /// requests from before are unknown afterwards.
+    /// Resets a queue pair that is in error or has nothing in flight to the state after its
+    /// creation. Prepared requests are aborted, even if the call fails with `Busy`; all earlier
+    /// requests are unknown afterwards.
     ///
     /// # Errors
-    /// `Busy` while the NIC or a stream still has work of this queue pair, or may have: whether
-    /// unsignaled requests are done shows a moment later. Receives that a stream has still to
-    /// post count as work. [`Qp::quiet`] waits for that. One case is not detected: a
+    /// `Busy` while the NIC or a stream still has work of this queue pair, or may have: the
+    /// completion of unsignaled requests is known only a moment later. Receives that a stream has
+    /// yet to post count as work. [`Qp::quiet`] waits for all of that. One case is not detected: a
     /// stream that posted without a wait, and was followed by another poster, may still have to
-    /// write its doorbell. Synchronise such a stream first. `Failed` if the NIC
-    /// refused after it had forgotten the connection: the queue pair is then in error, and may be
-    /// reset again.
+    /// write its doorbell. Synchronise that stream first. `Failed` if the NIC refused after it
+    /// had dropped the connection: the queue pair is then in error, and the caller may reset it
+    /// again.
     pub fn reset(&mut self) -> Result<()> {
         let core = &self.core;
         let deadline = core.host.now() + OWN_CALLS;
@@ -252,7 +252,7 @@ impl Qp {
             state.take_prepared_back();
             core.drain(&mut state);
             idle = core.is_idle(&state);
-            // Nothing else is begun until the reset is over.
+            // No other call of the NIC starts until the reset is over.
             state.under_way |= idle;
             idle || !core.calls_nic(&state)
         });
@@ -265,7 +265,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Checks local segments and turns them into keys and addresses.
+    /// Checks local segments and converts them to keys and addresses.
     fn gather(
         &self,
         sges: &[Sge<'_>],
@@ -277,7 +277,7 @@ impl Qp {
             let mr = sge.mr;
             let end = sge.offset.checked_add(u64::from(sge.len));
             if !mr.is_of(&self.pd) {
-                let what = format!("{mr:?} with {self:?}");
+                let what = format!("{mr:?} belongs to another protection domain than {self:?}");
                 return Err(Error::new(operation, Kind::Foreign, what));
             }
             if end.is_none_or(|end| end > mr.region().len() as u64) {
@@ -299,16 +299,17 @@ impl Qp {
         Ok(())
     }
 
-    /// Writes a work queue entry for `work`. Nothing is sent yet.
+    /// Prepares a request: writes a work queue entry for `work`. The NIC does not start it yet.
     ///
     /// # Errors
-    /// `Invalid` for requests that cannot be encoded or lie outside their memory; `Foreign` and
-    /// `NotRegistered` for memory that is not this protection domain's or not writable where
-    /// it must be, or for which the peer's rail has no key, or for a destination of another
-    /// protection domain; `QueueFull`, naming the limit, when there is no room now; `WrongState`
-    /// and `Failed` if the queue pair is not connected (or active) or in error. On a queue pair of
-    /// datagrams also `Invalid` for what is no SEND, has no destination, or is longer than
-    /// [`Destination::max_len`](super::Destination::max_len); on others for a destination.
+    /// `Invalid` for requests that cannot be encoded or exceed their memory; `Foreign` and
+    /// `NotRegistered` for memory of another protection domain, for memory that must be writable
+    /// and is not, for a peer's record without a key for its rail, or for a destination of another
+    /// protection domain; `QueueFull`, with the limit, if the queue has no room now; `WrongState`
+    /// and `Failed` if the queue pair is not connected (or active) or in error. On a datagram queue
+    /// pair also `Invalid` for a request that is not a SEND, has no destination, or is longer than
+    /// [`Destination::max_len`](super::Destination::max_len); on a connection for a request with a
+    /// destination.
     pub fn prepare(&mut self, work: &Work<'_>) -> Result<SendRequest> {
         const OPERATION: &str = "prepare send";
         let remote = work.remote(self.there).map_err(|rail| {
@@ -335,14 +336,14 @@ impl Qp {
         self.gather(work.sges, sges, need, OPERATION)?;
         let total: u64 = work.sges.iter().map(|sge| u64::from(sge.len)).sum();
         if work.atomic.is_some() && total != ATOMIC {
-            let what = format!("{self:?}: {total} bytes for the old value of an atomic");
+            let what = format!("{self:?}: {total} bytes for the 8-byte old value of an atomic");
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
         }
         let av = self.datagram(work, total, OPERATION)?;
-        // NICs take each piece of an atomic for the whole old value.
+        // NICs write the whole old value of an atomic into each piece.
         let split = |sge: &Sge<'_>| !matches!(u64::from(sge.len), 0 | ATOMIC);
         if work.atomic.is_some() && work.sges.iter().any(split) {
-            let what = format!("{self:?}: the old value of an atomic in pieces");
+            let what = format!("{self:?}: the old value of an atomic is split into segments");
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
         }
         let wqe = SendWqe {
@@ -368,7 +369,7 @@ impl Qp {
         let ticket = match prepared {
             Ok(ticket) => ticket,
             Err(refusal) => {
-                // Unsignaled requests at the end give no room back by themselves.
+                // Unsignaled requests at the end release no room by themselves.
                 self.core.drain(state);
                 return Err(self.refused(OPERATION, refusal));
             }
@@ -380,8 +381,8 @@ impl Qp {
         })
     }
 
-    /// The address vector of a request that gathers `total` bytes; `None` for a connection's, and
-    /// for one that does nothing.
+    /// The address vector of a request that gathers `total` bytes; `None` on a connection, and for
+    /// a NOP.
     fn datagram(
         &self,
         work: &Work<'_>,
@@ -394,16 +395,18 @@ impl Qp {
             (Transport::Rc, None) => Ok(None),
             (Transport::Ud { .. }, None) if work.opcode == SendOpcode::NOP => Ok(None),
             (Transport::Rc, Some(to)) => Err(invalid(format!(
-                "{self:?} is connected: {to:?} is no peer of it"
+                "{self:?} is a connection, which takes no {to:?}"
             ))),
             (Transport::Ud { .. }, _) if !sends => Err(invalid(format!(
-                "{self:?}: {:?} as a datagram",
+                "{self:?}: a datagram cannot be a {:?}",
                 work.opcode
             ))),
-            (Transport::Ud { .. }, None) => Err(invalid(format!("{self:?}: a send to nobody"))),
+            (Transport::Ud { .. }, None) => Err(invalid(format!(
+                "{self:?}: the datagram has no destination"
+            ))),
             (Transport::Ud { qkey }, Some(to)) => {
                 if !to.is_of(&self.pd) {
-                    let what = format!("{to:?} with {self:?}");
+                    let what = format!("{to:?} belongs to another protection domain than {self:?}");
                     return Err(Error::new(operation, Kind::Foreign, what));
                 }
                 let pieces = work.inline.unwrap_or_default().iter();
@@ -421,10 +424,10 @@ impl Qp {
         }
     }
 
-    /// As [`Qp::prepare`], waiting at most `limit` for room.
+    /// As [`Qp::prepare`], but waits at most `limit` for room.
     ///
     /// # Errors
-    /// As [`Qp::prepare`]; `QueueFull` after the limit.
+    /// As [`Qp::prepare`]; `QueueFull` after `limit`.
     pub fn prepare_within(&mut self, work: &Work<'_>, limit: Duration) -> Result<SendRequest> {
         let host = Arc::clone(&self.core.host);
         let deadline = host.now() + limit;
@@ -438,7 +441,7 @@ impl Qp {
         result
     }
 
-    /// Writes a receive queue entry. It can be matched once it is posted.
+    /// Prepares a receive: writes a receive queue entry. A message can match it once it is posted.
     ///
     /// # Errors
     /// As [`Qp::prepare`].
@@ -471,8 +474,8 @@ impl Qp {
         })
     }
 
-    /// Takes a prepared request back. The newest one leaves no trace; an older one becomes a
-    /// NOP of equal size.
+    /// Aborts a prepared request. If it is the newest one, its entry is removed; an older one
+    /// becomes a NOP of equal size.
     ///
     /// # Errors
     /// `NoSuchRequest` if it was posted or aborted before, or is not of this queue.
@@ -485,7 +488,7 @@ impl Qp {
             .map_err(|e| self.refused("abort", e))
     }
 
-    /// Takes the newest prepared receive back.
+    /// Aborts the newest prepared receive.
     ///
     /// # Errors
     /// `NoSuchRequest` as for [`Qp::abort`]; `Unsupported` if a receive was prepared after it.
@@ -504,8 +507,8 @@ impl Qp {
 }
 
 impl Drop for Qp {
-    /// Never blocks: what is in flight goes on, and the watcher takes the queue pair down once
-    /// it is done.
+    /// Never blocks: work in flight continues, and the watcher destroys the queue pair once that
+    /// work is done.
     fn drop(&mut self) {
         let addrs = &self.core.addrs;
         for at in [addrs.uar, addrs.record.gpu] {

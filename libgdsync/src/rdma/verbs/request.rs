@@ -1,9 +1,9 @@
-//! The small values that callers keep: prepared requests, completions, fields.
+//! Values that callers keep: prepared requests, completions, fields.
 
 use super::core::Side;
 
-/// A request that was prepared on a send queue. A plain value: dropping it changes nothing,
-/// the request waits to be posted or aborted.
+/// A prepared request of a send queue. It is a plain value: a drop changes nothing, and the request
+/// stays prepared until it is posted or aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest {
     pub(in crate::rdma) queue: u64,
@@ -11,7 +11,7 @@ pub struct SendRequest {
     pub(in crate::rdma) serial: u64,
 }
 
-/// A receive that was prepared.
+/// A prepared receive.
 ///
 /// It cannot be posted as a send, nor a [`SendRequest`] as a receive:
 ///
@@ -28,7 +28,7 @@ pub struct ReceiveRequest {
     pub(in crate::rdma) serial: u64,
 }
 
-/// The completion of a request: what streams and the CPU wait for.
+/// The completion of a request, for which streams and the CPU wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Completion {
     pub(in crate::rdma) queue: u64,
@@ -59,40 +59,39 @@ impl From<ReceiveRequest> for Completion {
     }
 }
 
-/// What a completed receive tells.
+/// The result of a completed receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Received {
-    /// Bytes that arrived. For a datagram the [`GRH`](super::GRH) bytes in front of it count, as
-    /// with verbs.
+    /// Length of the message in bytes. For a datagram it includes the [`GRH`](super::GRH) bytes
+    /// before the payload, as in verbs.
     pub len: u32,
-    /// The four bytes that travelled with the message, if any did.
+    /// The immediate data of the message, four bytes; `None` without.
     pub imm: Option<u32>,
-    /// Where a datagram came from; `None` for a message of a connection.
+    /// The source of a datagram; `None` for a message of a connection.
     pub source: Option<Source>,
 }
 
-/// Where a datagram came from. [`Pd::answer_to`](super::Pd::answer_to) makes a destination of it.
+/// The source of a datagram. [`Pd::answer_to`](super::Pd::answer_to) makes a destination from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The queue pair that sent it.
+    /// The number of the sender's queue pair.
     pub qpn: u32,
-    /// The local identifier of the port that it was sent from; 0 on Ethernet and where NICs have
-    /// none.
+    /// The LID of the sender's port; 0 on Ethernet and for NICs without LIDs.
     pub lid: u16,
-    /// The service level that it came by; 0 on Ethernet.
+    /// The service level of the datagram; 0 on Ethernet.
     pub service_level: u8,
-    /// Whether the [`GRH`](super::GRH) bytes in front of it tell where it came from.
+    /// Whether the [`GRH`](super::GRH) bytes before the payload contain the sender's address.
     pub grh: bool,
 }
 
-/// A field of a prepared entry that a stream or kernel may change before the doorbell.
-/// All fields are big-endian.
+/// A field of a prepared entry that a stream or kernel may change before the doorbell. All fields
+/// are big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Field {
-    /// Opcode: the lowest byte of the dword that starts the entry. Set to that of a NOP (0),
-    /// the request does nothing and completes as if it had.
+    /// Opcode: the lowest byte of the first dword of the entry. With the opcode of a NOP (0), the
+    /// request has no effect and completes with success.
     Opcode,
     /// Byte count of a data segment.
     Length(usize),
@@ -100,8 +99,8 @@ pub enum Field {
     Key(usize),
     /// Address of a data segment.
     Address(usize),
-    /// The peer's address.
+    /// Remote address.
     RemoteAddress,
-    /// The peer's key.
+    /// Remote key (rkey).
     RemoteKey,
 }

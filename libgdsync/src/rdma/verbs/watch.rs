@@ -1,9 +1,9 @@
-//! The watcher: one background visitor of all queue pairs of a device.
+//! The watcher: it visits all queue pairs of a device in the background.
 //!
-//! It does what neither NIC nor streams can: notice error entries and silence, store the status
-//! where everybody sees it, and then release the streams that wait. It retires completed work
-//! that nobody asks about and finishes queue pairs that were dropped with work in flight. Under
-//! `live` it runs about once a millisecond on a thread of its own.
+//! It does what neither NIC nor streams can do: it detects error entries and timeouts, stores the
+//! status where all readers find it, and then releases the streams that wait. It retires completed
+//! requests without a waiter and finishes queue pairs that were dropped with work in flight. Under
+//! `live` it runs about once a millisecond on a separate thread.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
@@ -17,10 +17,10 @@ use crate::nic::Nic;
 use crate::ring::RingMemory;
 use crate::status::Status;
 
-/// How often queue pairs are visited.
+/// The period of the visits.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// Queue pairs that are under watch, or about to be served.
+/// Queue pairs that are watched, or are about to be served.
 #[derive(Clone, Default)]
 pub(crate) struct WatchList(Arc<Mutex<Vec<Arc<QpCore>>>>);
 
@@ -46,14 +46,14 @@ impl WatchList {
     }
 }
 
-/// How often flushes have failed that a device relies on. Streams that stand at one are let go, as
-/// with any failure, but over bytes that may be old: so it is a failure of every queue pair of
+/// Counts the failed flushes that a device relies on. Streams that wait for a failed flush are
+/// released, as after any failure, but may read old bytes: therefore it fails every queue pair of
 /// the device.
 pub(crate) struct FlushFaults {
-    /// Counted up, with release, before streams are let go; loaded, with acquire, by whoever
-    /// looks at a queue pair.
+    /// Incremented, with release, before streams are released; loaded, with acquire, by each thread
+    /// that visits a queue pair.
     count: AtomicU32,
-    /// The queue pairs of the device. They hold this, so it does not hold them.
+    /// The queue pairs of the device. They hold this object, so it holds them weakly.
     list: Weak<Mutex<Vec<Arc<QpCore>>>>,
 }
 
@@ -65,12 +65,12 @@ impl FlushFaults {
         }
     }
 
-    /// How often a flush has failed so far.
+    /// The number of failed flushes so far.
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// A flush has failed: nobody may go on as if it had not.
+    /// Records a failed flush, and marks every queue pair of the device as failed.
     pub fn raise(&self) {
         self.count.fetch_add(1, Ordering::Release);
         let list = self.list.upgrade().map(WatchList);
@@ -89,7 +89,7 @@ pub(crate) struct Watcher {
     list: WatchList,
     nic: Arc<dyn Nic>,
     name: String,
-    /// The queue pairs of the visit under way; its memory is kept, so that visits allocate nothing.
+    /// The queue pairs of the current visit; its memory is kept, so that visits allocate nothing.
     visited: Vec<Arc<QpCore>>,
 }
 
@@ -109,7 +109,8 @@ impl Machine for Watcher {
         let mut busy = false;
         let mut finished = Vec::new();
         self.nic.read_events(now);
-        // A visit may call the NIC, which may hang: the list is free for others meanwhile.
+        // A visit may call the NIC, which may hang: the list is unlocked for other threads
+        // meanwhile.
         self.list.open_into(&mut self.visited);
         for core in self.visited.drain(..) {
             busy |= core.tick(now);
@@ -122,7 +123,7 @@ impl Machine for Watcher {
                 *list = open;
             }
         }
-        // Dropped outside the lock: freeing regions may take other locks.
+        // Dropped outside the lock: a free of a region may take other locks.
         drop(finished);
         if busy {
             return Step::Progress;
@@ -136,7 +137,7 @@ impl Machine for Watcher {
 }
 
 impl QpCore {
-    /// The watcher's visit. Returns whether anything was done.
+    /// The watcher's visit. Returns whether any work was done.
     pub fn tick(&self, now: Time) -> bool {
         if self.is(Life::Leaving) {
             return self.leave();
@@ -160,8 +161,8 @@ impl QpCore {
                 let mut ends = self.ends.lock();
                 *ends = rung.then(|| self.gpu.runtime().ends());
                 drop(ends);
-                // Stored after the call of the NIC: when `close` returns, a queue pair that no
-                // stream rang for is destroyed.
+                // Stored after the call of the NIC: when `close` returns, a queue pair whose
+                // doorbell no stream wrote is destroyed.
                 if !self.leave() {
                     self.advance(Life::Leaving);
                 }
@@ -185,7 +186,7 @@ impl QpCore {
         overdue.is_some()
     }
 
-    /// Whether the oldest completion whose doorbell was rung is older than the time limit.
+    /// Whether the oldest completion whose doorbell was written is older than the time limit.
     fn send_is_overdue(&self, state: &mut QpState, now: Time) -> bool {
         let Some(limit) = self.timeout else {
             return false;
@@ -215,7 +216,7 @@ impl QpCore {
         }
     }
 
-    /// Which side's wait a stream has stood at for longer than that wait's limit, if any.
+    /// The side whose wait has held a stream for longer than the limit of that wait, if any.
     fn overdue_wait(&self, state: &mut QpState, now: Time) -> Option<Side> {
         let QpState {
             send, recv, timers, ..

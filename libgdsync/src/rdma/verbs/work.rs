@@ -1,4 +1,4 @@
-//! Work requests: what a queue pair is asked to do.
+//! Work requests for a queue pair.
 
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, Payload, Remote, WqeFlags};
@@ -6,26 +6,26 @@ use mlx5_prm::wqe::{Atomic, Payload, Remote, WqeFlags};
 use super::{Destination, Mr};
 use crate::nic::RemoteSpan;
 
-/// A piece of registered memory: where a request reads or writes locally. [`Mr::sge`] makes it.
+/// A segment of registered memory that a request reads or writes locally. [`Mr::sge`] makes it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Sge<'a> {
     /// The registration.
     pub mr: &'a Mr,
-    /// Offset within it, in bytes.
+    /// Offset in the registration, in bytes.
     pub offset: u64,
-    /// Length in bytes, at most 2 GiB. A length of 0 takes no part in the request.
+    /// Length in bytes, at most 2 GiB. A segment of length 0 is omitted from the request.
     pub len: u32,
 }
 
 /// A request for a send queue.
 ///
-/// Built by one of the constructors and refined by [`signaled`](Work::signaled) and its like.
-/// Without `signaled`, success raises no completion entry and nobody can wait for it; failure
-/// always shows. The borrowed lists are read when the request is prepared, the memory they
-/// name when it runs.
+/// A constructor makes it; [`signaled`](Work::signaled) and the other methods set its flags. A
+/// request that is not `signaled` cannot be waited for: its success raises no completion entry; its
+/// failure always raises one. The borrowed lists are read when the request is prepared, the memory
+/// that they name when the NIC executes it.
 ///
-/// A registration outlives the request until it is prepared; then the queue pair keeps it:
+/// `work` borrows a registration until the request is prepared; then the queue pair keeps it:
 ///
 /// ```compile_fail,E0505
 /// # use gdsync::rdma::{Mr, Qp, SendRequest, Work};
@@ -70,7 +70,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// SEND of bytes that are captured now and need no registration.
+    /// SEND of inline bytes, which are copied when the request is prepared and need no
+    /// registration.
     pub fn send_inline(pieces: &'a [&'a [u8]]) -> Work<'a> {
         Work {
             inline: Some(pieces),
@@ -87,7 +88,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// RDMA WRITE of bytes that are captured now and need no registration.
+    /// RDMA WRITE of inline bytes, which are copied when the request is prepared and need no
+    /// registration.
     pub fn write_inline(pieces: &'a [&'a [u8]], to: RemoteSpan) -> Work<'a> {
         Work {
             inline: Some(pieces),
@@ -105,7 +107,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Compare-and-swap of a 64-bit word of the peer; the old value lands in `old` (8 bytes, in one piece).
+    /// Compare-and-swap of a 64-bit word of the peer; `old` receives the old value (8 bytes, in one
+    /// segment).
     pub fn compare_swap(old: &'a [Sge<'a>], word: RemoteSpan, compare: u64, swap: u64) -> Work<'a> {
         Work {
             sges: old,
@@ -115,7 +118,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Fetch-and-add on a 64-bit word of the peer; the old value lands in `old` (8 bytes, in one piece).
+    /// Fetch-and-add on a 64-bit word of the peer; `old` receives the old value (8 bytes, in one
+    /// segment).
     pub fn fetch_add(old: &'a [Sge<'a>], word: RemoteSpan, add: u64) -> Work<'a> {
         Work {
             sges: old,
@@ -125,41 +129,42 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// NOP: does nothing, in order.
+    /// NOP: does nothing, and completes in order.
     pub fn nop() -> Work<'a> {
         Work::new(SendOpcode::NOP)
     }
 
-    /// Names whom the request is for: needed, and possible, on a queue pair of datagrams alone.
+    /// Sets the destination of the request: required on a datagram queue pair, and refused on a
+    /// connection.
     #[must_use]
     pub fn to(mut self, destination: &'a Destination) -> Work<'a> {
         self.to = Some(destination);
         self
     }
 
-    /// Success raises a completion entry.
+    /// Makes success raise a completion entry.
     #[must_use]
     pub fn signaled(mut self) -> Work<'a> {
         self.flags.signaled = true;
         self
     }
 
-    /// The peer is asked for an event.
+    /// Requests a solicited event at the peer.
     #[must_use]
     pub fn solicited(mut self) -> Work<'a> {
         self.flags.solicited = true;
         self
     }
 
-    /// Starts only when earlier READs and atomics are done.
+    /// Fence: the request starts only when earlier READs and atomics are done.
     #[must_use]
     pub fn fenced(mut self) -> Work<'a> {
         self.flags.fence = true;
         self
     }
 
-    /// Carries four bytes to the peer's completion; a WRITE then takes one of its receives.
-    /// Without effect on requests other than SEND and WRITE.
+    /// Adds immediate data: four bytes for the peer's completion. A WRITE then consumes one of the
+    /// peer's receives. No effect on requests other than SEND and WRITE.
     #[must_use]
     pub fn with_imm(mut self, imm: u32) -> Work<'a> {
         self.opcode = match self.opcode {
@@ -171,10 +176,10 @@ impl<'a> Work<'a> {
         self
     }
 
-    /// Where it goes by the peer's `rail`.
+    /// The remote side of the request, by the peer's `rail`.
     ///
     /// # Errors
-    /// The rail, if it has no key.
+    /// The rail, if the peer's record has no key for it.
     pub(crate) fn remote(&self, rail: u8) -> Result<Option<Remote>, u8> {
         let Some(to) = &self.remote else {
             return Ok(None);

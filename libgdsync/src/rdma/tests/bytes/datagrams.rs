@@ -11,8 +11,9 @@ use crate::provider::mlx5::tests::VendorQp;
 use crate::rdma::{Destination, GRH, Pd, Source};
 use crate::virtual_nic::inside;
 
-/// Destinations, each by a call of the library's users, and the ways there by which libmlx5 sends:
-/// the own port; on InfiniBand also one of another subnet, and one that is answered to.
+/// Destinations, each made by a call of the public interface, with the address handle by which
+/// libmlx5 sends there: the local port; on InfiniBand also a port of another subnet, and the source
+/// of a datagram.
 pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destination, Handle)> {
     let nic = Mlx5Nic::open(gpu, None).unwrap();
     let port = nic.port().expect("a real port");
@@ -63,8 +64,8 @@ pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destin
     all
 }
 
-/// Every shape, all destinations and flags in turn; each length in segments over every place
-/// of the ring's end.
+/// Every shape, with all destinations and flags in turn; each length in segments over every
+/// position of the ring's end.
 fn compare() {
     let mut rig = Rig::of_datagrams(64);
     for (fill, imm) in [(0xa5, 0x0102_0304), (0, u32::MAX)] {

@@ -1,5 +1,5 @@
-//! What the bytes of an entry are, one field after the other, and what may differ between the one
-//! that this library writes and the one that libmlx5 writes for the same request.
+//! The fields of an entry, in order, and the differences that are allowed between the entry of this
+//! library and that of libmlx5 for the same request.
 //!
 //! | field | rule |
 //! | --- | --- |
@@ -8,36 +8,36 @@
 //! | control: signature, stream | zero in both |
 //! | remote address: address, key | equal |
 //! | remote address: the last four bytes | zero in both |
-//! | address vector: key, number, and all that names the port | equal |
-//! | address vector: port of UDP to send from, on Ethernet | from 0xc000 on: libmlx5 draws one for each address handle |
+//! | address vector: key, number, and the fields that name the port | equal |
+//! | address vector: UDP source port, on Ethernet | from 0xc000 on: libmlx5 draws one for each address handle |
 //! | address vector: reserved bytes | zero in both |
 //! | atomic: operands | equal |
-//! | atomic: comparand of a fetch-and-add, which compares nothing | zero in ours, left as it was by libmlx5 |
+//! | atomic: comparand of a fetch-and-add, which is unused | zero in ours, unchanged by libmlx5 |
 //! | pointer: byte count, key, address | equal |
 //! | inline: byte count, bytes | equal |
-//! | inline: what is left of the last segment | zero in ours, left as it was by libmlx5 |
+//! | inline: the rest of the last segment | zero in ours, unchanged by libmlx5 |
 //! | receive: pointers, end mark | equal |
-//! | every other byte of the ring | left as it was by both |
+//! | every other byte of the ring | unchanged by both |
 
 use mlx5_prm::opcode::SendOpcode;
 
 use super::request::{Data, Request};
 
-/// What has to hold for a field.
+/// The rule for a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
     Equal,
-    /// The number of the own queue pair, in three bytes.
+    /// The number of the queue pair itself, in three bytes.
     Number,
     /// Zero in both.
     Zero,
-    /// Zero in ours, what was there before in theirs.
+    /// Zero in ours, unchanged in libmlx5's.
     Left,
-    /// Equal, or each a port of UDP: no LID of a port is so high.
+    /// Equal, or each a UDP port: no LID of a port is that high.
     Port,
 }
 
-/// Some bytes of an entry.
+/// A range of bytes of an entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field {
     pub name: &'static str,
@@ -83,7 +83,7 @@ const ADDRESS: [Field; 11] = [
     field("GID", 16, Rule::Equal),
 ];
 
-/// Inline data: as many bytes, and what that leaves of the last segment.
+/// Inline data: its bytes, and the rest of the last segment.
 fn inline(len: usize) -> Vec<Field> {
     if len == 0 {
         return Vec::new();
@@ -135,20 +135,20 @@ pub(super) fn of_send(request: &Request) -> Vec<Field> {
     fields
 }
 
-/// The fields of a receive's entry with so many pointers, in a slot of `stride` bytes.
+/// The fields of a receive's entry with this many pointers, in a slot of `stride` bytes.
 pub(super) fn of_receive(pointers: usize, stride: usize) -> Vec<Field> {
     let end = usize::from(16 * pointers < stride);
     POINTER.repeat(pointers + end)
 }
 
-/// A queue, as it lies in memory, and the number of its queue pair.
+/// A queue as memory, and the number of its queue pair.
 pub(super) struct Side<'a> {
     pub ring: &'a [u8],
     pub qpn: u32,
 }
 
-/// Compares two rings that were filled with `fill` before entries were written into them, given
-/// where these begin and what they are made of.
+/// Compares two rings that were filled with `fill` before entries were written into them, given the
+/// start of each entry and its fields.
 ///
 /// # Errors
 /// The first difference that no rule allows.

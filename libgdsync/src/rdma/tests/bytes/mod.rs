@@ -1,13 +1,12 @@
-//! The bytes that this library writes into a queue pair of libmlx5's against those that libmlx5
-//! itself writes into an equal one, for the same requests: work queue entries, doorbell records,
-//! doorbells. `fields` has what may differ, `request` which requests there are, `rig` the two
-//! queue pairs.
+//! Compares the bytes that this library writes into a queue pair of libmlx5 with those that libmlx5
+//! writes into an equal one for the same requests: work queue entries, doorbell records, doorbells.
+//! `fields` has the allowed differences, `request` the requests, `rig` the two queue pairs.
 //!
-//! What verbs, or libmlx5, have no words for:
-//! - a NOP is posted by `mlx5dv_wr_raw_wqe`, from the bytes that libmlx5 writes for a SEND of
-//!   nothing with the same flags; libmlx5 numbers it and rings;
-//! - so is a request that was taken back, from the bytes that libmlx5 writes for it;
-//! - a piece of exactly 2 GiB is to libmlx5 a byte count with the mark of inline data.
+//! Requests that verbs, or libmlx5, cannot express:
+//! - libmlx5 posts a NOP by `mlx5dv_wr_raw_wqe`, from the bytes that it writes for an empty SEND
+//!   with the same flags; it numbers the entry and writes the doorbell;
+//! - it posts an aborted request in the same way, from the bytes that it writes for the request;
+//! - libmlx5 takes a segment of exactly 2 GiB as a byte count with the mark of inline data.
 
 mod datagrams;
 mod fields;
@@ -23,7 +22,7 @@ use crate::Kind as ErrorKind;
 use crate::nic::RemoteSpan;
 use crate::virtual_nic::inside;
 
-/// Pieces of a request, at most.
+/// The maximum number of segments of a request.
 const PIECES: usize = 30;
 const BYS: [By; 2] = [By::Cpu, By::Stream];
 
@@ -39,7 +38,7 @@ fn all_flags() -> impl Iterator<Item = WqeFlags> {
     (0..8).map(flags)
 }
 
-/// Lengths that look different: every bit of the byte count is set in one of them.
+/// Distinct lengths: every bit of the byte count is set in one of them.
 const LENGTHS: [u32; 8] = [
     1,
     2,
@@ -51,7 +50,7 @@ const LENGTHS: [u32; 8] = [
     65_537,
 ];
 
-/// Pieces of so many bytes of memory.
+/// `count` segments inside `memory` bytes of memory.
 fn pieces(count: usize, memory: u64) -> Vec<(u64, u32)> {
     let piece = |i: usize| {
         let len = LENGTHS[i % LENGTHS.len()].min((memory - 1) as u32);
@@ -65,7 +64,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + len + 1) as u8).collect()
 }
 
-/// Cuts bytes into pieces.
+/// Splits bytes into pieces.
 fn cut(bytes: &[u8], at: &[usize]) -> Data {
     let mut left = bytes;
     let mut pieces: Vec<Vec<u8>> = Vec::new();
@@ -80,7 +79,7 @@ fn cut(bytes: &[u8], at: &[usize]) -> Data {
 }
 
 /// Requests of a kind with everything but their flags: each number of pointers, each number of
-/// inline bytes, pieces of no length in every place.
+/// inline bytes, empty segments in every place.
 fn shapes(kind: Kind, memory: u64) -> Vec<Request> {
     let mut data = Vec::new();
     if kind == Kind::Nop {
@@ -125,8 +124,8 @@ fn shapes(kind: Kind, memory: u64) -> Vec<Request> {
     data.into_iter().map(with).collect()
 }
 
-/// Every request that can be built: all kinds, each with all its data; all flags where they are
-/// few, taken in turn over the inline lengths.
+/// Every request that can be built: all kinds, each with all its data; all flags where there are
+/// few of them, and one set of flags after the other over the inline lengths.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn every_request_has_the_bytes_that_libmlx5_writes() {
@@ -138,7 +137,7 @@ fn every_request_has_the_bytes_that_libmlx5_writes() {
             for (i, shape) in shapes(kind, rig.memory()).into_iter().enumerate() {
                 let few = shape.segments() < 8;
                 for (j, flags) in all_flags().enumerate() {
-                    // Each fill sees each length, with another choice of flags.
+                    // Each fill uses each length, with another choice of flags.
                     if !few && j != (i + usize::from(fill)) % 8 {
                         continue;
                     }
@@ -158,10 +157,10 @@ fn every_request_has_the_bytes_that_libmlx5_writes() {
     rig.tally.print();
 }
 
-/// Every length in segments over every place of the ring's end.
+/// Every length in segments over every position of the ring's end.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn entries_over_the_end_of_the_ring() {
+fn entries_that_wrap_around_the_ring_equal_those_of_libmlx5() {
     inside!(&[]);
     let mut rig = Rig::new(32, 4, 1);
     for kind in Kind::ALL {
@@ -203,15 +202,15 @@ fn every_receive_has_the_bytes_that_libmlx5_writes() {
     }
 }
 
-/// A request that is taken back behind another one: a NOP of its size.
+/// An aborted request before another one: a NOP of its size.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn requests_that_are_taken_back() {
+fn aborted_requests_equal_those_of_libmlx5() {
     inside!(&[]);
     let mut rig = Rig::new(64, 4, 1);
     for kind in Kind::ALL {
         for (i, shape) in shapes(kind, rig.memory()).into_iter().enumerate() {
-            // A NOP has no immediate, and of the flags only whether it completes.
+            // A NOP has no immediate, and of the flags only the one for its completion.
             let imm = 0;
             let flags = flags(i % 2);
             rig.take_back(&Request {
@@ -225,10 +224,10 @@ fn requests_that_are_taken_back() {
     rig.tally.print();
 }
 
-/// Lists and lengths drawn at random, up to three requests for a doorbell.
+/// Random lists and lengths, up to three requests per doorbell.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn requests_drawn_at_random() {
+fn random_requests_equal_those_of_libmlx5() {
     inside!(&[]);
     let seed = match std::env::var("GDS_SEED") {
         Ok(said) => match said.strip_prefix("0x") {
@@ -279,7 +278,7 @@ fn drawn(rng: &mut Rng, memory: u64) -> Request {
         Kind::Nop => Data::Gather(Vec::new()),
         _ if kind.is_atomic() => Data::Gather(vec![(rng.u64(..=memory - 8), 8)]),
         _ if kind.takes_inline() && rng.bool() => {
-            // Three of them are half a ring at most.
+            // Three requests take at most half a ring.
             let len = rng.usize(..=kind.most_inline());
             let mut ends: Vec<usize> = (0..rng.usize(..4)).map(|_| rng.usize(..=len)).collect();
             ends.sort_unstable();
@@ -299,11 +298,11 @@ fn drawn(rng: &mut Rng, memory: u64) -> Request {
     }
 }
 
-/// The comparison itself: whichever bit of an entry, of the ring around it, of the record or of the
-/// doorbell is another one, on either side, it is seen.
+/// Tests the comparison itself: it detects each flipped bit of an entry, of the ring around it, of
+/// the record or of the doorbell, on either side.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn every_wrong_bit_is_seen() {
+fn comparison_detects_every_flipped_bit() {
     inside!(&[]);
     let mut rig = Rig::new(16, 4, 2);
     let mut flipped = 0;
@@ -350,14 +349,14 @@ fn every_wrong_bit_is_seen() {
         rig.receive(&pieces(count, rig.memory()), By::Cpu).unwrap();
         check(rig.last.take().unwrap(), &format!("a receive of {count}"));
     }
-    println!("{flipped} bits were wrong one by one, and seen");
+    println!("{flipped} bits were flipped one by one, and each was detected");
 }
 
-/// The one difference that there is: for a piece of exactly 2 GiB the hardware has a byte count of
-/// 0, and libmlx5 writes the mark of inline data.
+/// The one known difference: for a segment of exactly 2 GiB the hardware has a byte count of 0, and
+/// libmlx5 writes the mark of inline data.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_piece_of_two_gib() {
+fn segment_of_two_gib_differs_in_the_byte_count() {
     inside!(&[]);
     let mut rig = Rig::large(16, 4, 2);
     let piece = vec![(0, 1 << 31)];
@@ -379,10 +378,10 @@ fn a_piece_of_two_gib() {
     }
 }
 
-/// An atomic has one place for the old value: libmlx5 takes each of several for eight bytes.
+/// An atomic has one segment for the old value: libmlx5 writes eight bytes for each of several.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_old_value_of_an_atomic_is_not_split() {
+fn prepare_refuses_a_split_old_value_of_an_atomic() {
     inside!(&[]);
     let mut rig = Rig::new(16, 4, 1);
     let split = Request {

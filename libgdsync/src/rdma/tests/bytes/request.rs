@@ -1,4 +1,4 @@
-//! A request, as this library takes it and as libmlx5 takes it; and which requests there are.
+//! A request in the form of this library and in the form of libmlx5; and the set of requests.
 
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::*;
@@ -28,9 +28,9 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Those of queue pairs of datagrams.
+    /// The operations of datagram queue pairs.
     pub const UD: [Kind; 2] = [Kind::Datagram, Kind::DatagramImm];
-    /// Those of connections, which have an opcode each.
+    /// The operations of connections, which have one opcode each.
     pub const ALL: [Kind; 8] = [
         Kind::Nop,
         Kind::Send,
@@ -68,7 +68,7 @@ impl Kind {
         matches!(self, Kind::CompareSwap | Kind::FetchAdd)
     }
 
-    /// Inline bytes that this library takes, at most: an entry has 63 segments.
+    /// The maximum number of inline bytes that this library accepts: an entry has 63 segments.
     pub fn most_inline(self) -> usize {
         let head = match self {
             Kind::Send | Kind::SendImm => 1,
@@ -79,10 +79,10 @@ impl Kind {
     }
 }
 
-/// Opcodes of the format that the library builds no requests of.
+/// Opcodes of the format for which the library builds no requests.
 const NOT_BUILT: [SendOpcode; 1] = [SendOpcode::SEND_INV];
 
-/// Whoever adds an opcode adds it here.
+/// A new opcode must be added here.
 const _: () = {
     let mut code = 0;
     while code <= u8::MAX as u32 {
@@ -109,7 +109,7 @@ pub(super) enum Data {
 }
 
 impl Data {
-    /// What it is called in the table.
+    /// The name in the table.
     pub fn name(&self) -> &'static str {
         match self {
             Data::Gather(_) => "pointers",
@@ -118,7 +118,7 @@ impl Data {
     }
 }
 
-/// A request in no one's words.
+/// A request in a neutral form.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub kind: Kind,
@@ -126,14 +126,14 @@ pub(super) struct Request {
     pub imm: u32,
     pub data: Data,
     pub remote: RemoteSpan,
-    /// Of atomics.
+    /// The operands of an atomic.
     pub operands: (u64, u64),
-    /// Of datagrams: which of the destinations.
+    /// The destination of a datagram, by index.
     pub to: usize,
 }
 
 impl Request {
-    /// A signaled one of nothing.
+    /// A signaled request without data.
     pub fn empty(kind: Kind) -> Request {
         Request {
             kind,
@@ -149,7 +149,7 @@ impl Request {
         }
     }
 
-    /// Segments of its entry.
+    /// The segments of its entry.
     pub fn segments(&self) -> usize {
         super::fields::of_send(self)
             .iter()
@@ -158,7 +158,7 @@ impl Request {
             / 16
     }
 
-    /// Hands over the request as the library's users say it.
+    /// Passes the request on in the form of the public interface.
     pub fn with_work<R>(
         &self,
         memory: &Mr,
@@ -215,14 +215,14 @@ impl Request {
     }
 }
 
-/// The same request as verbs say it. Its pieces are put into `sges`. A NOP, which verbs have no
-/// word for, comes out as the SEND of nothing with its flags.
+/// The same request in verbs. Its segments are put into `sges`. Verbs cannot express a NOP, which
+/// becomes an empty SEND with the same flags.
 pub(super) fn as_verbs(
     work: &Work<'_>,
     destinations: &[(Destination, Handle)],
     sges: &mut Vec<ibv_sge>,
 ) -> ibv_send_wr {
-    // Without "..": whoever adds to a request says here what that is in verbs.
+    // Without "..": a new field of a request must be translated here.
     let Work {
         opcode,
         sges: gather,

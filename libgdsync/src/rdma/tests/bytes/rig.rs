@@ -1,5 +1,5 @@
-//! Two queue pairs in step: each request is written and rung for by this library on one and by
-//! libmlx5 on the other, then both are compared and completed, in the NIC's place.
+//! Two queue pairs in step: this library writes each request and its doorbell on one, libmlx5 on
+//! the other; then both are compared and completed, in the NIC's place.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,29 +24,29 @@ use crate::{Gpu, rdma::RemoteSpan};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Bytes of the registered memory, mostly: it takes its time.
+/// Bytes of the registered memory in most tests: registration takes time.
 const SOME: u64 = 1 << 24;
-/// Bytes of the registered memory if pieces shall have all lengths.
+/// Bytes of the registered memory for segments of every length.
 const MUCH: u64 = 1 << 31;
 
-/// Who posts on our side.
+/// The poster on our side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Cpu,
     Stream,
 }
 
-/// What both have written for some requests.
+/// The data that both sides have written for some requests.
 #[derive(Clone)]
 pub(super) struct Written {
-    /// Ours, theirs.
+    /// Ours, then libmlx5's.
     pub rings: [Vec<u8>; 2],
     pub qpns: [u32; 2],
     pub fill: u8,
-    /// Where entries begin, and what they are made of.
+    /// The starts of the entries, and their fields.
     pub entries: Vec<(usize, Vec<Field>)>,
     pub records: [[u8; 8]; 2],
-    /// Receives are not rung for.
+    /// Receives have no doorbell.
     pub doorbells: Option<[[u8; 8]; 2]>,
 }
 
@@ -66,7 +66,7 @@ impl Written {
             ));
         }
         if let Some(words) = self.doorbells {
-            // The control segment's first eight bytes, in which the number is at 4.
+            // The first eight bytes of the control segment, with the number at offset 4.
             let own = |i: usize| {
                 let mut word = words[i];
                 let mine = word[4..7] == self.qpns[i].to_be_bytes()[1..];
@@ -85,8 +85,7 @@ impl Written {
     }
 }
 
-/// How many requests were compared, and how many of these went over the ring's end, by kind and
-/// data.
+/// The number of compared requests, and of those that wrapped around the ring, by kind and data.
 #[derive(Default)]
 pub(super) struct Tally(BTreeMap<(String, &'static str), [u32; 2]>);
 
@@ -104,34 +103,35 @@ impl Tally {
     }
 }
 
-/// See the module.
+/// The two queue pairs; see the module.
 pub(super) struct Rig {
     memory: Mr,
     stream: Stream,
-    /// Ours. It ends before the queue pair does, whose page it covers.
+    /// Our doorbell. It is dropped before the queue pair, whose page it covers.
     doorbell: Silence,
     ours: Qp,
-    /// Of datagrams, and the ways there for libmlx5.
+    /// Destinations of datagrams, with libmlx5's address handles.
     pub destinations: Vec<(Destination, Handle)>,
-    /// Of ours: send, receive.
+    /// Completions on our side: send, receive.
     completions: [Completions; 2],
     theirs: VendorQp,
     /// Entries in the send queues' rings.
     pub blocks: u32,
-    /// Index of the next block, of both.
+    /// Index of the next block, on both sides.
     pub next: u32,
     next_receive: u32,
     pub fill: u8,
-    /// What libmlx5 writes for a SEND of nothing, by its flags.
+    /// The bytes that libmlx5 writes for an empty SEND, by its flags.
     empty: BTreeMap<u8, Vec<u8>>,
     pub tally: Tally,
     /// The last comparison.
     pub last: Option<Written>,
 }
 
-/// Addresses, behind which there is no memory until somebody touches it, and nobody does.
+/// Reserves addresses. The system backs them with memory on the first access, and no code accesses
+/// them.
 fn room(len: u64) -> *mut u8 {
-    // SAFETY: a mapping anywhere.
+    // SAFETY: a mapping at any address.
     let at = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -163,12 +163,12 @@ impl Rig {
         Rig::with_memory(Transport::Rc, SOME, blocks, entries, recv_sges)
     }
 
-    /// As [`Rig::new`], with enough memory for pieces of every length.
+    /// As [`Rig::new`], with enough memory for segments of every length.
     pub fn large(blocks: u32, entries: u32, recv_sges: u32) -> Rig {
         Rig::with_memory(Transport::Rc, MUCH, blocks, entries, recv_sges)
     }
 
-    /// As [`Rig::new`], of datagrams.
+    /// As [`Rig::new`], for datagrams.
     pub fn of_datagrams(blocks: u32) -> Rig {
         Rig::with_memory(Transport::Ud { qkey: 0x77 }, SOME, blocks, 4, 1)
     }
@@ -195,7 +195,7 @@ impl Rig {
             .lowering(Lowering::MemOps)
             .doorbell(Doorbell::Direct);
         let mut ours = pd.create_qp(&config).unwrap();
-        // Theirs has sent a message, too.
+        // libmlx5's queue pair has sent a message, too.
         let nowhere = RemoteSpan::new(0, 0);
         let first = match transport {
             Transport::Rc => {
@@ -222,7 +222,7 @@ impl Rig {
             log: (cq.len() / ENTRY).trailing_zeros() as u8,
             next,
         };
-        // SAFETY: the register of this queue pair alone, which has nothing in flight.
+        // SAFETY: the register of only this queue pair, which has nothing in flight.
         let doorbell = unsafe { Silence::new(addrs.doorbell.cpu.as_ptr()) };
         assert_eq!(addrs.recv.ring.cpu.len(), entries as usize * theirs.stride);
         Rig {
@@ -277,7 +277,7 @@ impl Rig {
         assert_eq!(self.theirs.take_doorbell(), None, "rung for nothing");
     }
 
-    /// Compares what was written into the rings.
+    /// Compares the bytes written into the rings.
     fn compare(&mut self, receive: bool, entries: Vec<(usize, Vec<Field>)>) -> Result<(), String> {
         let addrs = &self.ours.core.addrs;
         let rings = match receive {
@@ -306,7 +306,7 @@ impl Rig {
         result
     }
 
-    /// Prepares a request on our side alone.
+    /// Prepares a request only on our side.
     pub fn prepare(&mut self, request: &Request) -> crate::Result<crate::rdma::SendRequest> {
         let (ours, memory) = (&mut self.ours, &self.memory);
         request.with_work(memory, &self.destinations, |work| ours.prepare(work))
@@ -357,7 +357,7 @@ impl Rig {
             }
         }
         if requests.iter().any(|r| r.kind == Kind::Nop) {
-            // One by one, each with a doorbell of its own, of which the last one counts.
+            // Each request has a separate doorbell, of which only the last one counts.
             for (request, (wr, _)) in requests.iter().zip(&wrs) {
                 let _ = self.theirs.take_doorbell();
                 match request.kind {
@@ -391,7 +391,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Posts a request on both and compares; a signaled one behind one that is not.
+    /// Posts a request on both sides and compares; a signaled request follows an unsignaled one.
     ///
     /// # Errors
     /// The first difference.
@@ -409,7 +409,7 @@ impl Rig {
         self.theirs.complete_send(start);
     }
 
-    /// Has libmlx5 write a SEND of nothing with the flags of `request`, for a NOP.
+    /// Makes libmlx5 write an empty SEND with the flags of `request`, for a NOP.
     fn learn_empty(&mut self, request: &Request) -> Result<(), String> {
         let flags = request.flags.to_byte();
         if self.empty.contains_key(&flags) {
@@ -427,8 +427,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Prepares a request and one behind it, takes the first one back, and posts; with libmlx5 the
-    /// first one is what it wrote for the request itself, made a NOP.
+    /// Prepares a request and another one, aborts the first, and posts. On libmlx5's side the first
+    /// is the entry that it wrote for the request, changed into a NOP.
     ///
     /// # Errors
     /// The first difference.
@@ -436,7 +436,7 @@ impl Rig {
         if request.kind == Kind::Nop {
             self.learn_empty(request)?;
         }
-        // What libmlx5 writes for it.
+        // The bytes that libmlx5 writes for it.
         let start = (self.next % self.blocks) as usize * BASIC_BLOCK;
         self.send(request, By::Cpu)?;
         let last = self.last.take().expect("it was just compared");
@@ -482,7 +482,7 @@ impl Rig {
         result.map_err(|e| format!("{e}\nof {request:?}, taken back"))
     }
 
-    /// Posts a receive on both and compares.
+    /// Posts a receive on both sides and compares.
     ///
     /// # Errors
     /// The first difference.
@@ -537,7 +537,7 @@ impl Rig {
         result.map_err(|e| format!("{e}\nof a receive of {pieces:?}, by {by:?}"))
     }
 
-    /// Moves both on until the next entry begins at `block` of the ring.
+    /// Advances both sides until the next entry begins at `block` of the ring.
     ///
     /// # Errors
     /// The first difference.
@@ -547,10 +547,10 @@ impl Rig {
             if left == 0 {
                 return Ok(());
             }
-            // Of so many blocks.
+            // Inline bytes for this many blocks.
             let bytes = match left.min(15) {
                 1 => 0,
-                // Four less: a datagram's head is a whole block.
+                // Four bytes less: the head of a datagram is a whole block.
                 blocks => (blocks as usize - 1) * 64 - 4,
             };
             let filler = Request {
