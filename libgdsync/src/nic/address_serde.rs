@@ -1,5 +1,5 @@
-//! Address records as values of serde: a record is its bytes, so that its version and its rules are
-//! checked where it is read.
+//! Address records as serde values: a record is serialized as its bytes, so that its version and
+//! its rules are checked when it is read.
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
