@@ -1,5 +1,4 @@
-//! A relay between rings that the library's own code fills and a device that does what the test
-//! says.
+//! A relay between rings that the library's code fills and a device that the test controls.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -18,13 +17,13 @@ const SLOTS: usize = 8;
 const STRIDE: usize = 64;
 const LOG: u8 = 5;
 
-/// What was asked of the device.
+/// The calls that the device got.
 #[derive(Default)]
 struct Fake {
     sends: VecDeque<(u64, c_int)>,
     receives: VecDeque<u64>,
     done: VecDeque<ibv_wc>,
-    /// Requests it takes.
+    /// Number of requests that the device accepts.
     room: usize,
     refusal: c_int,
     failed: bool,
@@ -81,7 +80,7 @@ impl Queues for Fake {
     }
 }
 
-/// Memory that stays until the process ends.
+/// Memory that is kept until the process ends.
 fn memory(len: usize) -> Mapped {
     let words = Box::leak(vec![0_u64; len / 8].into_boxed_slice());
     // SAFETY: never freed, and only used by the value that is made here.
@@ -100,7 +99,7 @@ impl Rig {
         let entries = |kind| {
             let ring = memory(64 << LOG);
             for i in 0..1_u32 << LOG {
-                // Not written yet, whichever lap it is.
+                // Not written yet, in any lap.
                 let stale = 1 ^ mlx5_prm::cqe::owner_of_lap(start + i, LOG);
                 let at = (start + i) as usize % (1 << LOG);
                 ring.store32(64 * at + 60, u32::from(0xf0 | stale) << 24);
@@ -199,24 +198,24 @@ impl Rig {
         while self.relay.advance() {}
     }
 
-    /// The device ends its oldest send, and the relay hears of it.
+    /// The device completes its oldest send, and the relay polls the completion.
     fn finish(&mut self, status: c_int) {
         self.relay.queues.finish(status);
         self.run();
     }
 
-    /// The device ends its oldest receive, and the relay hears of it.
+    /// The device completes its oldest receive, and the relay polls the completion.
     fn fill(&mut self, status: c_int) {
         self.relay.queues.fill(status);
         self.run();
     }
 
-    /// As many signaled sends.
+    /// Posts `n` signaled sends.
     fn post_sends(&mut self, n: usize) {
         (0..n).for_each(|_| self.send(SendOpcode::SEND, true));
     }
 
-    /// The counter of an entry, and why it failed if it did; `None`: not written.
+    /// The counter of an entry, and the syndrome if it failed; `None`: not written.
     fn entry(&self, kind: Kind, position: u32) -> Option<(u16, Option<Syndrome>)> {
         let entries = match kind {
             Kind::Send => &self.rings.send_entries,
@@ -255,7 +254,7 @@ const LIMITS: Limits = Limits {
 };
 const FLUSH: Option<Syndrome> = Some(Syndrome::WR_FLUSH);
 
-/// Many laps, with NOPs, which are told of when their turn comes.
+/// Many laps, with NOPs, which are reported in their turn.
 #[test]
 fn entries_come_in_order_for_what_is_signaled() {
     for start in [0, 5, u32::from(u16::MAX) - 3] {
@@ -312,11 +311,11 @@ fn after_a_failure_everything_is_flushed_in_order() {
     rig.finish(IBV_WC_REM_ACCESS_ERR);
     assert!(rig.relay.queues.failed);
     let access = Some(Syndrome::REMOTE_ACCESS);
-    // The first was not signaled and went well. Two are still at the device.
+    // The first was not signaled and succeeded. Two are still at the device.
     assert_eq!(rig.sends(0), [(1, access)]);
     rig.relay.queues.finish(IBV_WC_WR_FLUSH_ERR);
     rig.relay.queues.finish(IBV_WC_WR_FLUSH_ERR);
-    // One more, which was posted when the device was free again.
+    // One more, which was posted when the device had room again.
     while !rig.relay.queues.sends.is_empty() {
         rig.relay.queues.finish(IBV_WC_WR_FLUSH_ERR);
     }
@@ -336,7 +335,7 @@ fn after_a_failure_everything_is_flushed_in_order() {
     assert!(rig.relay.queues.sends.is_empty() && rig.relay.queues.receives.is_empty());
 }
 
-/// An entry that is none fails when it is reached, as with a NIC, and puts the queue in error.
+/// An invalid entry fails when its turn comes, as on a NIC, and puts the queue in error.
 #[test]
 fn garbage_is_an_error_entry() {
     let good = |rig: &Rig| rig.wqe(SendOpcode::SEND, true);
@@ -415,7 +414,7 @@ fn a_relay_awaits_what_streams_have_not_posted() {
     }
 }
 
-/// Completions of a former connection are no news.
+/// Completions of a former connection are ignored.
 #[test]
 fn a_relay_that_was_down_begins_anew() {
     let mut rig = Rig::new(0, LIMITS);
@@ -435,7 +434,8 @@ fn a_relay_that_was_down_begins_anew() {
     assert_eq!(rig.relay.positions(), (1, 0));
 }
 
-/// What the device told of it takes no room in its completion queue that the next one needs.
+/// The completions of a relay that goes down leave their room in the device's completion queue to
+/// the next connection.
 #[test]
 fn a_relay_that_goes_down_takes_what_was_told() {
     let mut rig = Rig::new(0, LIMITS);
@@ -446,7 +446,7 @@ fn a_relay_that_goes_down_takes_what_was_told() {
     assert_eq!(rig.relay.queues.done.len(), 0);
 }
 
-/// A queue of the longest kind that streams are going to fill.
+/// A queue of the greatest length that streams are going to fill.
 #[test]
 fn a_relay_awaits_as_much_as_there_may_be() {
     for start in [0, 7, u32::from(u16::MAX)] {
@@ -458,7 +458,8 @@ fn a_relay_awaits_as_much_as_there_may_be() {
     }
 }
 
-/// Where nobody has told before, a failure does: the device refuses to be set to error.
+/// Without an earlier report of the loss, a failure reveals it: the device refuses the change to
+/// the error state.
 #[test]
 fn a_device_that_is_found_gone_keeps_nothing() {
     let mut rig = Rig::new(0, LIMITS);
@@ -471,7 +472,7 @@ fn a_device_that_is_found_gone_keeps_nothing() {
     assert_eq!(rig.sends(0), [(0, gone), (1, FLUSH)]);
 }
 
-/// What is at the device fails, the oldest for its own reason; the rest is flushed.
+/// The requests at the device fail, the oldest for its own reason; the others are flushed.
 #[test]
 fn a_device_that_is_gone_keeps_nothing() {
     let mut rig = Rig::new(0, LIMITS);
@@ -487,7 +488,7 @@ fn a_device_that_is_gone_keeps_nothing() {
     let all: Vec<_> = [(0, None), (1, gone)].into_iter().chain(flushed).collect();
     assert_eq!(rig.sends(0), all);
     assert_eq!(rig.receives(0), [(0, gone), (1, FLUSH)]);
-    // And whatever is posted from now on.
+    // Requests that are posted from now on are flushed too.
     rig.send(SendOpcode::SEND, true);
     rig.receive();
     rig.run();
@@ -495,7 +496,7 @@ fn a_device_that_is_gone_keeps_nothing() {
     assert_eq!(rig.receives(2), [(2, FLUSH)]);
 }
 
-/// Any bytes in the rings, any record: as many entries as requests at most, and an end.
+/// For any bytes in the rings and any record: no more entries than requests, and an end.
 #[test]
 fn any_bytes_come_to_an_end() {
     let seed = fastrand::u64(..);
