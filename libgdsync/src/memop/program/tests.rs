@@ -414,7 +414,7 @@ fn run_any_way(plan: &Plan, program: &Program, seed: u64) -> Result<(), TestCase
         while !chains.is_empty() {
             let able = |chain: &Vec<ProgramOp>| chain.last().is_some_and(|op| run.holds(op));
             let able: Vec<usize> = (0..chains.len()).filter(|&i| able(&chains[i])).collect();
-            prop_assert!(!able.is_empty(), "stands still at {chains:?}");
+            prop_assert!(!able.is_empty(), "no thread can run: {chains:?}");
             let chosen = able[rng.usize(..able.len())];
             if let Some(op) = chains[chosen].pop() {
                 run.run(&op)?;

@@ -475,7 +475,7 @@ impl Nic for EmulatedNic {
     fn destroy_qp(&self, objects: &QpObjects) {
         let owned = self.qps().remove(&objects.qpn);
         self.events.forget(objects.qpn);
-        // In this order no object has users when it is destroyed; the objects belong to this NIC alone.
+        // In this order no object has users when it is destroyed; only this NIC uses the objects.
         self.nic.with(|nic| {
             let _ = nic.destroy_qp(vmlx5::Qpn(objects.qpn));
             if let Some(owned) = owned {
