@@ -1,5 +1,5 @@
-//! Device memory that GDRCopy maps for the CPU, by stand-ins for it and for libcuda: queues lie
-//! in the GPU then, and no copy engine is asked.
+//! Device memory that GDRCopy maps for the CPU, by stand-ins for it and for libcuda: queues are in
+//! the GPU then, and no copy engine is used.
 
 mod common;
 #[path = "common/shim.rs"]

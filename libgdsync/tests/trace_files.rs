@@ -1,5 +1,5 @@
-//! The file that `GDS_TRACE` names is written, or opening the GPU fails. Each test runs in a process
-//! of its own, because the environment belongs to the process.
+//! The file that `GDS_TRACE` names is written, or opening the GPU fails. Each test runs in a
+//! separate process, because the environment belongs to the process.
 
 mod child;
 
@@ -9,7 +9,7 @@ use gdsync::{Gpu, Kind};
 
 const CHILD: &str = "TRACE_FILES_CHILD";
 
-/// A path in the tests' folder, where no file is.
+/// A path in the tests' folder where no file exists.
 fn absent(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_file(&path);

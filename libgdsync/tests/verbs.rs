@@ -1,4 +1,5 @@
-//! A NIC by libibverbs alone, over a virtual one: a CPU thread between our rings and its queues.
+//! A NIC by libibverbs alone, over a virtual one: a CPU thread between the library's rings and its
+//! queues.
 
 mod common;
 mod verbs_device;
@@ -10,9 +11,9 @@ use common::*;
 use verbs_device::{paths, pattern};
 use virtual_nic::{cases, inside};
 
-/// A thread of the NIC's looks at the rings.
+/// A thread of the NIC polls the rings.
 const OWN: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "own")];
-/// The thread that is the GPU does.
+/// The GPU's thread polls the rings.
 const GPU: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "gpu")];
 
 cases! {
@@ -26,7 +27,7 @@ cases! {
         verbs_device::a_send_from_the_cpu_arrives(Device::verbs);
 }
 
-/// There is no thread of the NIC's then.
+/// The NIC has no thread then.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn every_opcode_does_what_it_says_by_the_gpus_thread() {
@@ -42,12 +43,12 @@ fn every_opcode_does_what_it_says_by_the_gpus_thread() {
 cases! {
     a_failing_request_by_the_gpus_thread in GPU =>
         verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::verbs);
-    /// A NIC that the GPU's thread looks at can be closed, while streams are left.
+    /// A NIC whose rings the GPU's thread polls can be closed while streams remain.
     a_stream_outlives_a_device_of_the_gpus_thread in GPU =>
         verbs_device::a_stream_outlives_the_device(Device::verbs);
 }
 
-/// Of real NICs soft-RoCE alone, whose device names the network device below it.
+/// Of real NICs only soft-RoCE does; its device names the network device below it.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn soft_roce_keeps_the_order_of_writes() {
@@ -91,8 +92,8 @@ fn no_direct_verbs_are_needed() {
     assert_eq!(kind(Device::mlx5(&p.gpu)), Some(Kind::Absent));
 }
 
-/// Sends and receives stay in the rings until the device has room; with inline data, whose bytes
-/// the device reads there.
+/// Sends and receives stay in the rings until the device has room; with inline data, which the
+/// device reads from the ring.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn more_requests_than_the_device_takes() {
@@ -127,7 +128,7 @@ fn more_requests_than_the_device_takes() {
     }
 }
 
-/// Unsignaled requests end by a request that does nothing.
+/// Unsignaled requests are completed by a later request without effect.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn unsignaled_requests_come_to_rest() {
@@ -146,7 +147,7 @@ fn unsignaled_requests_come_to_rest() {
     }
 }
 
-/// What is outstanding is flushed, and the stream that waits for it passes.
+/// The outstanding requests are flushed, and the stream that waits for them passes.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn giving_up_flushes_what_is_outstanding() {
@@ -165,7 +166,7 @@ fn giving_up_flushes_what_is_outstanding() {
     }
 }
 
-/// Receives that were posted before there was a connection.
+/// Receives that were posted before the connection.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn receives_may_come_before_the_connection() {
@@ -191,7 +192,7 @@ fn receives_may_come_before_the_connection() {
     }
 }
 
-/// A stream that posts long after it was told to is noticed.
+/// The thread detects a stream that posts long after it was announced.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_stream_that_posts_late_is_noticed() {
@@ -213,7 +214,7 @@ fn a_stream_that_posts_late_is_noticed() {
     }
 }
 
-/// With a receive posted and nothing under way the thread sleeps; what comes then wakes it.
+/// With a receive posted and no other work, the thread sleeps; the next message wakes it.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn an_idle_proxy_sleeps() {
@@ -229,7 +230,8 @@ fn an_idle_proxy_sleeps() {
     for round in 0..2 {
         let recv = p.b.receive(&[memory.sge(0, 8)]);
         std::thread::sleep(Duration::from_millis(50));
-        // 2 % is aimed at. A busy machine counts what is no work of the thread's, now and then.
+        // The target is 2 %. On a busy machine the count sometimes includes work that is not the
+        // thread's.
         let sleeps = (0..5).any(|_| {
             let before = spent();
             std::thread::sleep(WATCHED);
