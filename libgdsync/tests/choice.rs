@@ -1,5 +1,5 @@
-//! Which NIC a program gets that names none, or half of one, and that it is told what was passed
-//! over and why.
+//! The NIC that a program gets if it names none, or only a part of a name, and the reports of the
+//! NICs that were passed over.
 
 mod common;
 #[path = "common/listen.rs"]
@@ -14,8 +14,8 @@ use listen::Told;
 use standin::Control;
 use virtual_nic::{cases, inside, inside_with_cuda, outside};
 
-/// That `Auto` comes to this provider, twice, works with it, and has told once, at `level`, why
-/// the others are passed over: each reason contains the text.
+/// Asserts that `Auto` selects this provider, twice, that the provider works, and that one event at
+/// `level` reports why the others are passed over: each reason contains the text.
 #[track_caller]
 fn comes_to(gpu: &Gpu, provider: Provider, level: &str, reasons: &[&str]) {
     let told = Told::of_this_process(tracing::Level::TRACE);
@@ -52,18 +52,19 @@ cases! {
 fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
     inside_with_cuda!();
     let gpu = Gpu::cuda(0).unwrap();
-    // Not supported.
+    // CUDA_ERROR_NOT_SUPPORTED.
     Control::open().fail("cuMemHostRegister_v2", 801, 0);
     comes_to(&gpu, Provider::Verbs, "WARN", &["register host memory"]);
 }
 
-/// Not a name that makes no sense: the GPU's driver calls the doorbell's address invalid.
+/// The name of the NIC is valid: the GPU's driver returns *invalid value* for the doorbell's
+/// address.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_nic_that_was_named_is_driven_by_a_thread_too() {
     inside_with_cuda!(("GDS_NIC", "mlx5_0"));
     let gpu = Gpu::cuda(0).unwrap();
-    // Invalid value.
+    // CUDA_ERROR_INVALID_VALUE.
     Control::open().fail("cuMemHostRegister_v2", 1, 0);
     comes_to(&gpu, Provider::Verbs, "WARN", &["register host memory"]);
 }
@@ -80,7 +81,7 @@ fn without_the_library_there_is_the_virtual_one() {
 fn without_an_active_port_there_is_the_virtual_one() {
     inside!(&[("VMLX5_FAULTS", "down=1:0s..1000s")]);
     let gpu = Gpu::soft().unwrap();
-    // It goes down soon after it was opened.
+    // The port goes down soon after the NIC was opened.
     standin::until("a port that is down", || Device::mlx5(&gpu).is_err());
     let why = ["mlx5_0:1 is not active"; 2];
     comes_to(&gpu, Provider::Emulated, "INFO", &why);
@@ -141,7 +142,7 @@ fn a_provider_that_is_none() {
     refused(opened, Kind::Invalid, None, &[said]);
 }
 
-/// Ranks of a job that came to different kinds of NIC are told, both of them.
+/// If ranks of a job have different kinds of NIC, both get an error.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_virtual_nic_and_another_do_not_connect() {

@@ -1,5 +1,5 @@
-//! The image of the library's own kernels. What each kernel does is tried by `conformance`, on
-//! every GPU runtime.
+//! The image of the library's own kernels. `conformance` tests each kernel's behaviour on every GPU
+//! runtime.
 
 use gdsync::Gpu;
 use gdsync::gpu::{Dims, KERNELS};

@@ -1,5 +1,5 @@
-//! Libraries and NICs that are not there, not whole, or not the ones that were named: a typed
-//! error with the reason, and the virtual NIC is used.
+//! Libraries and NICs that are absent, incomplete, or not the named ones: a typed error with the
+//! reason, and the virtual NIC is used.
 
 #[path = "common/shim.rs"]
 mod shim;
@@ -20,7 +20,7 @@ fn refused(kind: Kind, names: &[&str]) {
         let text = error.to_string();
         assert!(text.contains(name), "{text:?} does not name {name:?}");
     }
-    // Who names a NIC wants that one.
+    // A caller that names a NIC gets no other.
     let named = ["GDS_NIC", "GDS_GID_INDEX"].map(std::env::var_os);
     if named != [None, None] {
         assert_eq!(Device::from_env(&gpu).unwrap_err().kind(), kind);
@@ -35,7 +35,7 @@ fn refused(kind: Kind, names: &[&str]) {
     }
 }
 
-/// A library that exports functions which are never called, in one version of each.
+/// A library that exports functions which are never called, one version of each.
 fn standin(name: &str, functions: &[(&str, &str)]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let part = folder.join(format!("{name}.{}", std::process::id()));
@@ -57,7 +57,7 @@ fn standin(name: &str, functions: &[(&str, &str)]) -> PathBuf {
     shim::compile(name, &c, &[&shim::exports(&map)])
 }
 
-/// What the table of libibverbs requires.
+/// The functions that the table of libibverbs requires.
 const VERBS: &[(&str, &str)] = &[
     ("ibv_get_device_list", "IBVERBS_1.1"),
     ("ibv_free_device_list", "IBVERBS_1.1"),

@@ -68,7 +68,7 @@ pub fn end_capture(raw: CUstream) -> u64 {
     }
 }
 
-/// Posts the list on the stream.
+/// Posts a list, usually the write of one word, on the stream, by a new queue pair.
 pub fn post(gpu: &Gpu, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
     let pd = Device::emulated(gpu)?.alloc_pd()?;
     pd.create_qp(&QpConfig::default())?.post_on(stream, list)

@@ -24,7 +24,7 @@ impl Told {
     /// Collects the events of this process from now on.
     pub fn of_this_process(least: Level) -> Told {
         let told = Told::down_to(least);
-        tracing::subscriber::set_global_default(told.clone()).expect("nobody else listens");
+        tracing::subscriber::set_global_default(told.clone()).expect("no other subscriber is set");
         told
     }
 

@@ -2,7 +2,7 @@
  * names them, between commas; how a name begins says what is odd about it:
  *
  *   closed   it cannot be opened: EACCES
- *   mute     nothing is told of its ports
+ *   mute     queries of its ports fail
  *   iwarp    on Ethernet, without an identifier of RoCE v2
  *   roce     on RoCE, and its port has a local identifier nevertheless, as some drivers say
  *   short    as roce, and its completion queues have at most 32 entries
@@ -40,7 +40,7 @@ struct context {
     int cmd_fd, async_fd, vectors;
     pthread_mutex_t mutex;
     void *abi_compat;
-    /* Behind what programs know. */
+    /* Behind the public fields. */
     int lost, channel[2], raised, events;
 };
 
@@ -195,7 +195,7 @@ static int post_send(struct qp *qp, void *wr, void **bad) {
     post(qp, wr);
     if (is(context, "gone") && !context->lost) {
         context->lost = 1;
-        /* Who polls the other end is told of an error, as by the kernel. */
+        /* A poll of the other end returns an error, as the kernel's does. */
         close(context->channel[0]);
     }
     return 0;
