@@ -35,7 +35,7 @@ fn requests_that_cannot_be_encoded() {
 }
 
 #[test]
-fn a_request_larger_than_the_queue_is_not_told_to_come_back() {
+fn request_larger_than_the_queue_is_invalid_and_not_queue_full() {
     let gpu = Gpu::soft().unwrap();
     let config = sized(&QpConfig::default(), 4, 256);
     let mut p = Pair::new(&gpu, Net::One, &config);
@@ -60,7 +60,7 @@ fn a_request_larger_than_the_queue_is_not_told_to_come_back() {
 }
 
 #[test]
-fn memory_that_is_not_where_or_whose_it_should_be() {
+fn memory_of_the_wrong_range_or_owner_is_refused() {
     each_path(|p, mem, stream, path| {
         let gpu = p.gpu.clone();
         let to = mem.remote().span(0, 8).unwrap();
@@ -156,7 +156,7 @@ fn memory_that_is_not_where_or_whose_it_should_be() {
 }
 
 #[test]
-fn posts_out_of_order_twice_or_of_something_else() {
+fn posts_out_of_order_repeated_or_of_foreign_requests_are_refused() {
     each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
         let to = mem.remote().span(64, 8).unwrap();
@@ -234,7 +234,7 @@ fn posts_out_of_order_twice_or_of_something_else() {
 }
 
 #[test]
-fn a_name_that_was_taken_back_is_not_that_of_a_later_request() {
+fn handle_of_an_aborted_request_does_not_name_a_later_one() {
     each_path(|p, mem, stream, _| {
         let names = &["qp 0x"];
         let unknown = Kind::NoSuchRequest;
@@ -266,7 +266,7 @@ fn a_name_that_was_taken_back_is_not_that_of_a_later_request() {
 }
 
 #[test]
-fn receives_that_make_no_sense() {
+fn invalid_receives_are_refused() {
     each_path(|p, mem, stream, _| {
         let list: [Sge<'_>; 5] = [sge(mem, 0, 8); 5];
         let a = &mut p.a;
@@ -298,7 +298,7 @@ fn receives_that_make_no_sense() {
 }
 
 #[test]
-fn fields_that_an_entry_does_not_have() {
+fn fields_missing_from_an_entry_are_refused() {
     each_path(|p, mem, _, _| {
         let list = [sge(mem, 0, 8), sge(mem, 8, 0), sge(mem, 16, 8)];
         let to = mem.remote().span(0, 8).unwrap();

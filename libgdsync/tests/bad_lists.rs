@@ -49,7 +49,7 @@ fn word_operations_with_wrong_sizes() {
 }
 
 #[test]
-fn waits_for_what_does_not_complete() {
+fn waits_for_requests_without_completion_are_refused() {
     each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
         let to = mem.remote().span(64, 8).unwrap();
@@ -104,7 +104,7 @@ fn a_capturing_stream_takes_nothing() {
 }
 
 #[test]
-fn nine_streams_wait_on_eight_places() {
+fn ninth_waiting_stream_is_refused() {
     each_path(|p, mem, stream, path| {
         let recv = p.a.receive(&[sge(mem, 0, 8)]);
         let wait = [Descriptor::wait(recv)];
@@ -126,7 +126,7 @@ fn nine_streams_wait_on_eight_places() {
 }
 
 #[test]
-fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
+fn unsupported_operation_refuses_the_whole_list() {
     let elsewhere = Gpu::soft().unwrap();
     let foreign = elsewhere.alloc(MemoryKind::Pinned, 64).unwrap();
     let foreign = foreign.word64(0).unwrap();

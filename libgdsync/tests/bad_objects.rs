@@ -43,7 +43,7 @@ fn sizes_of_queue_pairs_out_of_range() {
 }
 
 #[test]
-fn a_kernel_where_none_can_be_launched() {
+fn list_that_needs_a_kernel_is_refused_without_kernels() {
     let mut options = SoftOptions::default();
     options.caps.kernels = false;
     options.caps.nor = false;
@@ -79,7 +79,7 @@ fn a_kernel_where_none_can_be_launched() {
 }
 
 #[test]
-fn memory_of_no_or_too_much_length() {
+fn memory_of_zero_or_too_great_length_is_refused() {
     let gpu = Gpu::soft().unwrap();
     for memory in [MemoryKind::Device, MemoryKind::Pinned] {
         refused(gpu.alloc(memory, 0), Kind::Invalid, None, &["0 bytes"]);
@@ -122,7 +122,7 @@ fn memory_of_no_or_too_much_length() {
 }
 
 #[test]
-fn raw_operations_on_no_memory() {
+fn raw_operations_outside_memory_are_refused() {
     let gpu = Gpu::soft().unwrap();
     let stream = gpu.stream().unwrap();
     let region = gpu.alloc(MemoryKind::Device, 64).unwrap();
@@ -142,7 +142,7 @@ fn raw_operations_on_no_memory() {
 }
 
 #[test]
-fn kernels_of_no_shape() {
+fn kernels_with_invalid_dimensions_are_refused() {
     let gpu = Gpu::soft().unwrap();
     let stream = gpu.stream().unwrap();
     let kernel = common::witness::kernel();
@@ -162,7 +162,7 @@ fn kernels_of_no_shape() {
 }
 
 #[test]
-fn settings_of_a_gpu_that_make_no_sense() {
+fn invalid_settings_of_a_gpu_are_refused() {
     let live = || Live::global().unwrap();
     let with = |change: fn(&mut SoftOptions)| {
         let mut options = SoftOptions::default();
@@ -194,7 +194,7 @@ fn settings_of_a_gpu_that_make_no_sense() {
 }
 
 #[test]
-fn peers_that_are_not_there() {
+fn unreachable_peers_are_errors() {
     let (_, config) = paths().remove(0);
     let gpu = Gpu::soft().unwrap();
     for net in [Net::One, Net::Hub, Net::Host] {
@@ -288,7 +288,7 @@ fn records_that_cannot_be_read() {
 }
 
 #[test]
-fn registrations_that_the_nic_does_not_have_room_for() {
+fn registrations_beyond_the_nics_limit_are_refused() {
     let gpu = Gpu::soft().unwrap();
     let device = Device::emulated(&gpu).unwrap();
     let (mut pds, refusal) = fill(|| device.alloc_pd());

@@ -61,7 +61,7 @@ fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
 /// address.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_nic_that_was_named_is_driven_by_a_thread_too() {
+fn named_nic_is_driven_by_a_cpu_thread_too() {
     inside_with_cuda!(("GDS_NIC", "mlx5_0"));
     let gpu = Gpu::cuda(0).unwrap();
     // CUDA_ERROR_INVALID_VALUE.
@@ -89,7 +89,7 @@ fn without_an_active_port_there_is_the_virtual_one() {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_nic_that_was_named_is_not_replaced() {
+fn named_nic_is_not_replaced() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
     let named = |nic: &str| DeviceOptions::default().nic(nic.parse::<NicChoice>().unwrap());
@@ -108,7 +108,7 @@ cases! {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_former_name_is_understood_with_one_warning() {
+fn former_name_is_accepted_with_one_warning() {
     inside!(&[("GDS_PROVIDER", "proxy")]);
     let (told, gpu) = (
         Told::of_this_process(tracing::Level::INFO),
@@ -125,7 +125,7 @@ fn a_former_name_is_understood_with_one_warning() {
 }
 
 #[test]
-fn what_is_forced_is_not_replaced() {
+fn forced_provider_is_not_replaced() {
     outside!(&[
         ("GDS_PROVIDER", "mlx5"),
         ("GDS_IBVERBS_LIB", "/nowhere/libibverbs.so.1")
@@ -135,7 +135,7 @@ fn what_is_forced_is_not_replaced() {
 }
 
 #[test]
-fn a_provider_that_is_none() {
+fn unknown_provider_is_refused() {
     outside!(&[("GDS_PROVIDER", "connectx")]);
     let said = "GDS_PROVIDER=connectx: known are auto, mlx5, verbs, emulated";
     let opened = Device::from_env(&Gpu::soft().unwrap());

@@ -107,7 +107,7 @@ fn too_many_reads_at_a_time_are_refused() {
 
 /// The device is closed while streams wait for their flushes: they pass, as they pass any wait.
 #[test]
-fn what_waits_for_a_flush_when_the_device_goes_is_let_go() {
+fn closed_device_releases_streams_that_wait_for_a_flush() {
     for policy in OTHERS {
         for (path, config) in paths() {
             let what = format!("{policy:?}, {path}");

@@ -80,7 +80,7 @@ fn without_either_the_cpu_flushes() {
 }
 
 #[test]
-fn where_nobody_else_flushes_the_nic_reads() {
+fn nic_flushes_by_a_read_without_other_flushes() {
     inside!(Variant::default());
     let control = set(0, 0, 0);
     assert_eq!(policy(), Consistency::LoopbackRead);
@@ -125,14 +125,14 @@ fn a_flush_that_fails_fails_the_queue_pairs() {
 }
 
 #[test]
-fn what_the_gpu_cannot_do_is_refused_if_it_is_demanded() {
+fn unsupported_policy_is_refused_if_it_is_demanded() {
     inside!(Variant::env(&[("GDS_CONSISTENCY", "host")]));
     let _control = set(100, 1, 0);
     refused(Gpu::cuda(0), Kind::Unsupported, None, &["GDS_CONSISTENCY"]);
 }
 
 #[test]
-fn what_is_demanded_goes_before_order() {
+fn demanded_policy_takes_precedence_over_write_order() {
     inside!(Variant::env(&[("GDS_CONSISTENCY", "host")]));
     let _control = set(100, 1, 1);
     assert_eq!(policy(), Consistency::HostFlag);

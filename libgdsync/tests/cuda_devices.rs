@@ -36,7 +36,7 @@ cases! {
 }
 
 #[test]
-fn a_local_rank_that_is_no_number_is_an_error() {
+fn local_rank_that_is_not_a_number_is_an_error() {
     inside!(Variant::env(&[
         ("STANDIN_DEVICES", "2"),
         ("MP_LOCAL_RANK", "first")
@@ -83,7 +83,7 @@ fn an_exclusive_gpu_is_used_with_one_context() {
 }
 
 #[test]
-fn an_exclusive_gpu_of_another_process_says_so() {
+fn exclusive_gpu_of_another_process_is_an_error() {
     inside!(Variant::default());
     let control = Control::open();
     control.set_attribute(COMPUTE_MODE, EXCLUSIVE_PROCESS);
@@ -94,7 +94,7 @@ fn an_exclusive_gpu_of_another_process_says_so() {
 }
 
 #[test]
-fn a_prohibited_gpu_says_so() {
+fn prohibited_gpu_is_an_error() {
     inside!(Variant::default());
     let control = Control::open();
     control.set_attribute(COMPUTE_MODE, PROHIBITED);

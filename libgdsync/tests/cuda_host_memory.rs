@@ -109,7 +109,7 @@ fn host_memory_that_overlaps() {
 
 /// Memory that was dropped and is registered again while its first use has not ended.
 #[test]
-fn host_memory_that_comes_back() {
+fn host_memory_registered_again_while_in_use() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
@@ -155,7 +155,7 @@ fn host_memory_that_the_application_registered() {
 /// Registers of a device are registered as device registers, ordinary memory as ordinary memory,
 /// and memory that cannot be registered leaves no registration behind.
 #[test]
-fn host_memory_of_devices_and_of_nobody() {
+fn host_memory_of_devices_and_unmapped_addresses() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();

@@ -264,7 +264,7 @@ fn standin_registers_host_memory_by_pages() {
 }
 
 #[test]
-fn standin_calls_that_block_behind_a_wait_do() {
+fn standin_blocks_the_calls_that_the_driver_blocks_behind_a_wait() {
     inside!(Variant::default());
     let d = Driver::open();
     let (w, stream) = (d.words(), d.new_stream());
@@ -442,7 +442,7 @@ fn standin_runs_the_library_s_kernels() {
 }
 
 #[test]
-fn standin_a_kernel_not_loaded_stands_still_behind_a_wait() {
+fn standin_loading_a_kernel_blocks_behind_a_wait() {
     inside!(Variant::default());
     let d = Driver::open();
     let (w, stream, other) = (d.words(), d.new_stream(), d.new_stream());

@@ -234,7 +234,7 @@ fn live(gpu: &Gpu, config: &QpConfig, seed: u64, rounds: u32, hub: Option<&Hub>)
 }
 
 #[test]
-fn everybody_hears_what_is_said_to_them_in_plays() {
+fn each_datagram_reaches_its_receiver_in_simulations() {
     seeds(20, |seed| {
         for (_, config) in paths() {
             let (_sim, gpu) = play(seed);
@@ -246,7 +246,7 @@ fn everybody_hears_what_is_said_to_them_in_plays() {
 }
 
 #[test]
-fn everybody_hears_what_is_said_to_them_on_the_live_driver() {
+fn each_datagram_reaches_its_receiver_on_the_live_driver() {
     for (_, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         for seed in 0..5 {

@@ -196,7 +196,7 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
 
 /// `poll` never returns success for an aborted request, for any number of later requests.
 #[test]
-fn what_was_aborted_long_ago_has_not_succeeded() {
+fn old_aborted_request_never_polls_as_success() {
     let gpu = Gpu::soft().unwrap();
     for newest in [false, true] {
         let config = sized(&QpConfig::default(), 8, 256);

@@ -43,7 +43,7 @@ fn every_program_has_its_trace() {
 
 /// Without a NIC no agent can flush. A flush is then an error and is never omitted.
 #[test]
-fn a_flush_by_nobody_is_refused() {
+fn flush_without_a_nic_is_refused() {
     for host_flush in [false, true] {
         let caps = cuda().flush(false).host_flush(host_flush);
         let (gpu, _) = soft(caps);

@@ -177,7 +177,7 @@ fn a_policy_that_the_gpu_cannot_keep_is_an_error() {
 }
 
 #[test]
-fn a_policy_that_nobody_knows_is_an_error() {
+fn unknown_consistency_policy_is_an_error() {
     virtual_nic::outside!(&[("GDS_CONSISTENCY", "flag")]);
     refused(Gpu::soft(), Kind::Invalid, None, &["GDS_CONSISTENCY"]);
 }

@@ -53,7 +53,7 @@ fn drop_in(order: &[usize], things: Vec<Box<dyn Any>>) {
 }
 
 #[test]
-fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
+fn posted_requests_arrive_after_handles_are_dropped_while_the_device_is_kept() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         for (n, order) in orders(4).into_iter().enumerate() {
@@ -101,7 +101,7 @@ fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
 }
 
 #[test]
-fn what_waits_when_the_device_goes_is_let_go_with_a_status() {
+fn closed_device_releases_waits_with_a_status() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         for order in orders(5) {
@@ -166,7 +166,7 @@ fn a_device_that_goes_before_its_streams_ring_leaves_them_free_to_go_on() {
 }
 
 #[test]
-fn everything_may_go_in_any_order_the_gpu_too() {
+fn all_handles_may_be_dropped_in_any_order() {
     for (path, config) in paths() {
         // Some of the 5040 orders, spread over all of them.
         for order in orders(7).into_iter().step_by(101) {
@@ -200,7 +200,7 @@ fn everything_may_go_in_any_order_the_gpu_too() {
 }
 
 #[test]
-fn close_waits_for_what_was_dropped_and_for_nothing_else() {
+fn close_waits_only_for_dropped_objects() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         let config = limited(&config, None);
@@ -252,7 +252,7 @@ fn a_dropped_queue_pair_outlives_the_receives_that_a_stream_posts() {
 }
 
 #[test]
-fn a_dropped_queue_pair_that_nobody_answers_ends_at_its_limit() {
+fn dropped_queue_pair_without_an_answering_peer_ends_at_its_time_limit() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         let config = limited(&config, Some(Duration::from_millis(30)));
@@ -272,7 +272,7 @@ fn a_dropped_queue_pair_that_nobody_answers_ends_at_its_limit() {
 }
 
 #[test]
-fn who_talks_to_a_queue_pair_that_is_gone_is_told() {
+fn request_to_a_destroyed_queue_pair_fails() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         for net in [Net::One, Net::Hub, Net::Host] {

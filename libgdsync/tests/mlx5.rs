@@ -21,7 +21,7 @@ cases! {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn rings_of_every_size_lie_where_they_should() {
+fn rings_of_every_size_have_the_layout_of_the_library() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
     let device = Device::mlx5(&gpu).unwrap();

@@ -33,7 +33,7 @@ fn open() -> gdsync::Result<Device> {
 }
 
 #[test]
-fn a_nic_that_cannot_be_opened_is_there() {
+fn nic_that_cannot_be_opened_is_reported() {
     with_nics!("closed0");
     let names = &["closed0", "Permission denied"];
     refused(open(), Kind::System, None, names);
@@ -51,7 +51,7 @@ fn forks_are_allowed_before_a_nic_is_opened() {
 }
 
 #[test]
-fn a_nic_that_tells_nothing_of_its_ports_is_there() {
+fn nic_whose_port_queries_fail_is_reported() {
     with_nics!("mute0");
     refused(open(), Kind::System, None, &["mute0"]);
 }
@@ -106,7 +106,7 @@ fn wait_for_a_receive(p: &mut Pair, memory: &Mr, stream: &Stream) -> ReceiveRequ
 
 /// Streams that wait for it pass, and all posted requests have failed.
 #[test]
-fn a_nic_that_vanishes_keeps_no_stream() {
+fn vanished_nic_releases_all_streams() {
     with_nics!("gone0");
     let device = open().unwrap();
     let mut p = Pair::over(&device, &QpConfig::default());
@@ -180,7 +180,7 @@ plain_cases! {
 }
 
 #[test]
-fn a_port_that_comes_back_ends_nothing() {
+fn short_port_failure_ends_no_wait() {
     with_nics!("flap0");
     let device = open().unwrap();
     let mut p = Pair::over(&device, &QpConfig::default());

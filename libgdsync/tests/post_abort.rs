@@ -283,7 +283,7 @@ fn live(gpu: &Gpu, config: &QpConfig, seed: u64, acts: u32, virtual_time: bool, 
 }
 
 #[test]
-fn a_life_at_random_in_plays() {
+fn random_history_in_simulations() {
     seeds(40, |seed| {
         for (path, config) in paths() {
             let (_sim, gpu) = play(seed);
@@ -294,7 +294,7 @@ fn a_life_at_random_in_plays() {
 }
 
 #[test]
-fn a_life_at_random_on_the_live_driver() {
+fn random_history_on_the_live_driver() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         for seed in 0..40 {
@@ -319,7 +319,7 @@ const DEEDS: [Deed; 4] = [
 ];
 
 #[test]
-fn four_requests_in_every_order_posted_or_aborted_by_everybody() {
+fn four_requests_posted_or_aborted_in_every_order_by_cpu_and_streams() {
     let orders: Vec<[usize; 4]> = (0..256usize)
         .map(|n| [n & 3, n >> 2 & 3, n >> 4 & 3, n >> 6])
         .filter(|o| (0..4).all(|i| o.contains(&i)))

@@ -146,7 +146,7 @@ fn receive_one(p: &mut Pair) -> ReceiveRequest {
 }
 
 #[test]
-fn receives_that_nothing_matched_do_not_forbid_a_reset() {
+fn unmatched_receives_do_not_forbid_a_reset() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));

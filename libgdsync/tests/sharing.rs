@@ -85,7 +85,7 @@ fn memory_of_another_process() {
 }
 
 #[test]
-fn what_is_no_shared_memory_is_refused() {
+fn invalid_shared_memory_is_refused() {
     let gpu = Gpu::soft().unwrap();
     let pinned = gpu.alloc(MemoryKind::Pinned, LEN).unwrap();
     assert_eq!(pinned.share().unwrap_err().kind(), Kind::Unsupported);

@@ -45,7 +45,7 @@ fn timed_out(status: Status) -> Seen {
 }
 
 #[test]
-fn a_send_that_nobody_receives_fails_after_the_limit_and_the_stream_goes_on() {
+fn send_without_a_receive_times_out_and_the_stream_continues() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
         let (mem, stream) = (p.mem_a(MemoryKind::Pinned, 64), gpu.stream().unwrap());
@@ -83,7 +83,7 @@ fn a_send_that_nobody_receives_fails_after_the_limit_and_the_stream_goes_on() {
 }
 
 #[test]
-fn a_peer_that_is_silent_or_dead_is_noticed_within_the_limit() {
+fn silent_or_dead_peer_is_detected_within_the_time_limit() {
     plays(|gpu, config, path| {
         for dead in [false, true] {
             let what = format!("{path}, dead {dead}");
@@ -114,7 +114,7 @@ fn a_peer_that_is_silent_or_dead_is_noticed_within_the_limit() {
 }
 
 #[test]
-fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
+fn wait_of_a_stream_ends_at_its_time_limit() {
     plays(|gpu, config, path| {
         // The queue pair need not be connected: receives may be posted, and waited for, before.
         for connected in [true, false] {
@@ -155,7 +155,7 @@ fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
 }
 
 #[test]
-fn a_wait_that_was_passed_is_not_late_however_long_the_stream_stands_elsewhere() {
+fn passed_wait_does_not_time_out_while_the_stream_is_stalled_elsewhere() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
         let [near, far] = p.memories(MemoryKind::Pinned, 64);
@@ -178,7 +178,7 @@ fn a_wait_that_was_passed_is_not_late_however_long_the_stream_stands_elsewhere()
 }
 
 #[test]
-fn a_slow_peer_is_not_a_silent_one() {
+fn slow_peer_does_not_time_out() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
         let [near, far] = p.memories(MemoryKind::Pinned, 64);
@@ -198,7 +198,7 @@ fn a_slow_peer_is_not_a_silent_one() {
 }
 
 #[test]
-fn without_a_limit_a_send_waits_for_as_long_as_it_takes() {
+fn send_without_a_time_limit_waits_without_end() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, None));
         let [near, far] = p.memories(MemoryKind::Pinned, 64);
@@ -285,7 +285,7 @@ fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
 }
 
 #[test]
-fn a_message_that_had_to_wait_for_its_receive_holds_nothing_up_after_it() {
+fn message_that_waited_for_its_receive_delays_no_later_message() {
     seeds(300, |seed| {
         let (_sim, gpu) = play(seed);
         let mut rng = fastrand::Rng::with_seed(seed);

@@ -131,7 +131,7 @@ fn more_requests_than_the_device_takes() {
 /// Unsignaled requests are completed by a later request without effect.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn unsignaled_requests_come_to_rest() {
+fn unsignaled_requests_complete() {
     inside!(OWN);
     let mut p = Pair::open(Device::verbs, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 128);
@@ -195,7 +195,7 @@ fn receives_may_come_before_the_connection() {
 /// The thread detects a stream that posts long after it was announced.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_stream_that_posts_late_is_noticed() {
+fn late_post_of_a_stream_is_detected() {
     inside!(OWN);
     for (path, config) in paths() {
         let mut p = Pair::open(Device::verbs, &config);
@@ -217,7 +217,7 @@ fn a_stream_that_posts_late_is_noticed() {
 /// With a receive posted and no other work, the thread sleeps; the next message wakes it.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn an_idle_proxy_sleeps() {
+fn idle_cpu_thread_sleeps() {
     inside!(OWN);
     const WATCHED: Duration = Duration::from_secs(1);
     let mut p = Pair::open(Device::verbs, &QpConfig::default());

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_drops_all_that_is_known_of_the_operations() {
+    fn clear_drops_all_notes_of_the_operations() {
         let mut b = batch(&[true, true]);
         b.push(Op::wait(Width::Bits64, DevicePtr(8), Condition::Nor, 1u64));
         b.clear();

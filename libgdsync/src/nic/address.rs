@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_survive_the_trip_and_nothing_else_is_taken_for_one() {
+    fn records_round_trip_and_other_bytes_are_refused() {
         let qp = QpAddress {
             node: 0x1122_3344_5566_7788,
             qpn: 0x00ab_cdef,

@@ -35,7 +35,7 @@ mod tests {
     use crate::nic::{PortAddress, QpAddress, RemoteMemory};
 
     #[test]
-    fn addresses_survive_the_trip_and_another_version_is_refused() {
+    fn addresses_round_trip_and_another_version_is_refused() {
         let port = PortAddress {
             lid: 0x1234,
             mtu: 5,

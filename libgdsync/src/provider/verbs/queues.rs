@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_is_asked_for_smaller_until_nothing_is_left() {
+    fn refused_sizes_shrink_until_none_is_left() {
         let most = Sizes {
             sends: 256,
             receives: 256,

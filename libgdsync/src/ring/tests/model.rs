@@ -260,7 +260,7 @@ fn the_watcher_never_reads_half_an_error_entry() {
 
 /// An observer of a flushed request sees the cause too, whichever queue failed.
 #[test]
-fn a_flush_is_never_seen_without_its_cause() {
+fn flushed_status_is_visible_only_with_its_cause() {
     for cause_is_sent in [true, false] {
         loom::model(move || {
             let words = [Words::new(&[last(0)]), Words::new(&[last(0)])];

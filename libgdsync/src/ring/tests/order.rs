@@ -166,7 +166,7 @@ fn a_doorbell_covers_only_posted_requests() {
 }
 
 #[test]
-fn what_retires_for_the_sake_of_room_lets_go_of_what_it_held() {
+fn request_retired_for_room_releases_its_hold() {
     let mut rig = rig(16, 0, 0);
     rig.send_all();
     rig.drain();

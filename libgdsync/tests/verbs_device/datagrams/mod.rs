@@ -17,7 +17,7 @@ pub fn all(open: Open) {
     it_says_where_it_came_from_and_is_answered(open);
     one_queue_pair_sends_to_many(open);
     messages_of_every_shape_arrive(open);
-    what_nobody_takes_is_lost(open);
+    dropped_datagram_when_no_receive_is_posted(open);
     a_stream_changes_what_is_sent(open);
     a_failure_flushes_all_and_a_reset_mends_it(open);
     a_receive_that_is_too_small_fails(open);
@@ -281,7 +281,7 @@ pub fn other_subnets_are_reached_by_a_header(open: Open) {
 }
 
 /// Sends are complete when they have left, and the next datagram with a receive arrives.
-fn what_nobody_takes_is_lost(open: Open) {
+fn dropped_datagram_when_no_receive_is_posted(open: Open) {
     for (path, config) in paths() {
         let mut e = Ends::new(open, &config, 3);
         let memory = e.memory(MemoryKind::Pinned, 4096);

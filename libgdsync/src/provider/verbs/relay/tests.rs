@@ -279,7 +279,7 @@ fn entries_come_in_order_for_what_is_signaled() {
 }
 
 #[test]
-fn the_device_gets_no_more_than_it_takes() {
+fn device_gets_no_more_requests_than_its_limit() {
     for (limit, room) in [(4, 1000), (1000, 4)] {
         let limits = Limits {
             sends: limit,
@@ -337,7 +337,7 @@ fn after_a_failure_everything_is_flushed_in_order() {
 
 /// An invalid entry fails when its turn comes, as on a NIC, and puts the queue in error.
 #[test]
-fn garbage_is_an_error_entry() {
+fn invalid_entry_is_an_error_entry() {
     let good = |rig: &Rig| rig.wqe(SendOpcode::SEND, true);
     type Spoil = fn(&mut [u8; 64]);
     let spoils: [(&str, Spoil); 7] = [
@@ -367,7 +367,7 @@ fn garbage_is_an_error_entry() {
 }
 
 #[test]
-fn what_the_device_refuses_is_an_error_entry() {
+fn request_refused_by_the_device_is_an_error_entry() {
     let mut rig = Rig::new(0, LIMITS);
     rig.relay.queues.refusal = libc::EINVAL;
     rig.send(SendOpcode::SEND, false);
@@ -416,7 +416,7 @@ fn a_relay_awaits_what_streams_have_not_posted() {
 
 /// Completions of a former connection are ignored.
 #[test]
-fn a_relay_that_was_down_begins_anew() {
+fn relay_ignores_completions_of_a_former_connection() {
     let mut rig = Rig::new(0, LIMITS);
     rig.post_sends(2);
     rig.run();
@@ -437,7 +437,7 @@ fn a_relay_that_was_down_begins_anew() {
 /// The completions of a relay that goes down leave their room in the device's completion queue to
 /// the next connection.
 #[test]
-fn a_relay_that_goes_down_takes_what_was_told() {
+fn relay_that_goes_down_drains_the_completion_queue() {
     let mut rig = Rig::new(0, LIMITS);
     for _ in 0..BATCH + 1 {
         rig.relay.queues.done.push_back(ibv_wc::default());
@@ -448,7 +448,7 @@ fn a_relay_that_goes_down_takes_what_was_told() {
 
 /// A queue of the greatest length that streams are going to fill.
 #[test]
-fn a_relay_awaits_as_much_as_there_may_be() {
+fn relay_awaits_up_to_the_longest_queue() {
     for start in [0, 7, u32::from(u16::MAX)] {
         let mut rig = Rig::new(start, LIMITS);
         rig.relay.expect(start.wrapping_add(1 << 15), start);
@@ -461,7 +461,7 @@ fn a_relay_awaits_as_much_as_there_may_be() {
 /// Without an earlier report of the loss, a failure reveals it: the device refuses the change to
 /// the error state.
 #[test]
-fn a_device_that_is_found_gone_keeps_nothing() {
+fn lost_device_found_by_a_failure_fails_all_requests() {
     let mut rig = Rig::new(0, LIMITS);
     rig.relay.queues.gone = true;
     rig.post_sends(2);
@@ -474,7 +474,7 @@ fn a_device_that_is_found_gone_keeps_nothing() {
 
 /// The requests at the device fail, the oldest for its own reason; the others are flushed.
 #[test]
-fn a_device_that_is_gone_keeps_nothing() {
+fn lost_device_fails_all_requests() {
     let mut rig = Rig::new(0, LIMITS);
     rig.post_sends(6);
     rig.receive();
@@ -498,7 +498,7 @@ fn a_device_that_is_gone_keeps_nothing() {
 
 /// For any bytes in the rings and any record: no more entries than requests, and an end.
 #[test]
-fn any_bytes_come_to_an_end() {
+fn any_bytes_in_the_rings_terminate() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);

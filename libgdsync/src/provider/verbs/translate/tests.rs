@@ -311,7 +311,7 @@ fn inline_data_are_read_from_the_ring() {
 }
 
 #[test]
-fn what_is_no_entry_or_too_long_is_refused() {
+fn invalid_or_too_long_entry_is_refused() {
     let good = encode(&wqe(SendOpcode::SEND, Payload::Gather(&SGES)));
     let mut sges = Vec::new();
     let most = |sges| Most { sges, ..MOST };
