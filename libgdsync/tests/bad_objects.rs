@@ -216,7 +216,7 @@ fn unreachable_peers_are_errors() {
             let mem = p.mem_a(MemoryKind::Pinned, 64);
             let stream = gpu.stream().unwrap();
             let send = lost.start_on(&stream, &Work::send(&[sge(&mem, 0, 8)]));
-            finish(&stream, "nobody there");
+            finish(&stream, "no peer");
             let expect = Kind::Failed(Status::TRANSPORT_RETRY);
             assert_eq!(kind(lost.wait(send, LIMIT)), Some(expect), "{nobody:?}");
             // A queue pair in error does not connect; after a reset it does.

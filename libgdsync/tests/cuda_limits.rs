@@ -419,7 +419,7 @@ fn full(enqueue: impl Fn(&mut Full, u32) -> Result<()>) {
         assert_eq!(error.kind(), Kind::QueueFull, "{error:?}");
         assert!(error.limit_value().is_some());
         assert!(taken >= 100, "refused after {taken}");
-        assert_eq!(control.full(), 0, "and nobody stood still before it");
+        assert_eq!(control.full(), 0, "and no enqueue blocked on it");
         gate.open_to(value);
         passes(&f.stream);
         enqueue(&mut f, 0).unwrap();

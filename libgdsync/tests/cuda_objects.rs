@@ -335,7 +335,7 @@ fn copies_between_all_kinds_of_memory() {
             let (to, from) = (to.span(at, len).unwrap(), from.span(at, len).unwrap());
             stream.copy(&to, &from).unwrap();
         }
-        assert_eq!(control.blocked(), [], "nothing stood still");
+        assert_eq!(control.blocked(), [], "no call blocked");
         let got = to.vec(0, 5000);
         assert_eq!(got, [0; 5000], "nothing has moved");
         gate.store(opened).unwrap();
@@ -481,7 +481,7 @@ fn exported_pages_are_not_given_out_again_and_their_neighbours_are() {
     }
     assert_eq!(control.live()["physical"], before);
     drop(kept);
-    until("the unit is freed, whoever has descriptors", || {
+    until("the unit is freed in spite of open descriptors", || {
         control.live()["physical"] < before
     });
 }

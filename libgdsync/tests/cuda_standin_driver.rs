@@ -232,7 +232,7 @@ fn standin_refuses_what_the_driver_refuses() {
     assert_eq!(
         d.submit(own, &[ok]),
         0,
-        "portable pinned memory is everybody's"
+        "every context may use portable pinned memory"
     );
     d.finish(own);
 }

@@ -50,7 +50,7 @@ impl Drop for Peer {
 
 /// The other process: receives one message, does not answer, and waits for its end.
 #[test]
-#[ignore = "run by the_peer_dies in a process of its own"]
+#[ignore = "run by the_peer_dies in a separate process"]
 fn peer() {
     let gpu = Gpu::soft().unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();

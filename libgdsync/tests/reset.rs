@@ -93,16 +93,13 @@ fn work_in_flight_forbids_a_reset_until_it_is_done() {
             behind_the_gate(qp, stream, gate, send.signaled());
         }),
         ("an unsignaled send behind a gate", behind_the_gate),
-        ("a send that nobody receives", |qp, _, _, send| {
+        ("a send without a receive", |qp, _, _, send| {
             qp.start(&send);
         }),
-        (
-            "an unsignaled send that nobody receives",
-            |qp, _, _, send| {
-                let send = qp.prepare(&send).unwrap();
-                qp.post(send).unwrap();
-            },
-        ),
+        ("an unsignaled send without a receive", |qp, _, _, send| {
+            let send = qp.prepare(&send).unwrap();
+            qp.post(send).unwrap();
+        }),
         (
             "a stream that has not arrived at its wait",
             |qp, stream, gate, send| {

@@ -77,7 +77,7 @@ fn send_without_a_receive_times_out_and_the_stream_continues() {
         assert_eq!(kind(p.a.wait(sends[1], LIMIT)), FLUSHED, "{path}");
         assert_eq!(kind(p.a.wait(own, LIMIT)), FLUSHED, "{path}");
         assert_eq!(p.a.error(), Some(Status::TIMEOUT), "{path}");
-        assert_eq!(p.b.error(), None, "{path}: the peer knows nothing");
+        assert_eq!(p.b.error(), None, "{path}: the peer has no error");
         p.recover(path);
     });
 }

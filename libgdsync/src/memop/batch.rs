@@ -171,7 +171,7 @@ impl Batch {
                 return Err(Error::new(
                     "split batch",
                     Kind::Unsupported,
-                    "more operations that belong together than one submission takes",
+                    "a glued run has more operations than one submission takes",
                 )
                 .limit(limit as u64));
             }

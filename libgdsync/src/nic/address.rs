@@ -128,7 +128,7 @@ impl QpAddress {
             rail: bytes[40] >> Self::RAIL,
         };
         if usize::from(address.rail) >= RAILS {
-            let what = format!("a queue pair of rail {}", address.rail);
+            let what = format!("rail {} of the queue pair is out of range", address.rail);
             return Err(Error::new(OPERATION, Kind::Protocol, what).limit(RAILS - 1));
         }
         // The record must have no other content.
@@ -208,7 +208,7 @@ impl RemoteMemory {
     /// `Invalid` outside the memory, `NotRegistered` if no rail has a key for the memory.
     pub fn span(&self, offset: u64, len: u64) -> Result<RemoteSpan> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            let what = format!("{len} bytes at {offset} of the peer's memory");
+            let what = format!("{len} bytes at {offset} exceed the peer's memory");
             return Err(Error::new("name remote memory", Kind::Invalid, what).limit(self.len));
         }
         let mut keyed = 0;
@@ -216,7 +216,7 @@ impl RemoteMemory {
             keyed |= u8::from(key.is_some()) << rail;
         }
         if keyed == 0 {
-            let what = "no key for any rail";
+            let what = "the memory has no key for any rail";
             return Err(Error::new("name remote memory", Kind::NotRegistered, what));
         }
         let [first, others @ ..] = self.rkeys.map(Option::unwrap_or_default);

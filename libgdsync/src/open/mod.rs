@@ -131,7 +131,7 @@ impl Rails {
             }
             match Device::open_with(gpu, &by(provider, nic)) {
                 Ok(device) => devices.push(device),
-                Err(e) => tracing::warn!(target: "gdsync", "no rail: {e}"),
+                Err(e) => tracing::warn!(target: "gdsync", "a rail is left out: {e}"),
             }
         }
         Rails::of(devices)

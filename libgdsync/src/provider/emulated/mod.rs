@@ -290,7 +290,7 @@ impl Nic for EmulatedNic {
         let pd = self.pd(pd, "create queue pair")?;
         if let Some(pkey) = rings.path.pkey.filter(|pkey| pkey | MEMBER != PARTITION) {
             let what = format!(
-                "partition {pkey:#06x} (GDS_PKEY, QpConfig::pkey): {} has {PARTITION:#06x} alone",
+                "partition {pkey:#06x} (GDS_PKEY, QpConfig::pkey): {} has only {PARTITION:#06x}",
                 self.name
             );
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
@@ -368,7 +368,7 @@ impl Nic for EmulatedNic {
 
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         if peer.port.is_some() {
-            let what = "a peer that has no virtual NIC linked into its process";
+            let what = "the peer has no virtual NIC linked into its process";
             return Err(Error::new("connect", Kind::Invalid, what));
         }
         let owned = self.qps().get(&qpn).map(|qp| (qp.access, qp.path));
@@ -409,7 +409,7 @@ impl Nic for EmulatedNic {
 
     fn create_ah(&self, _: PdId, to: &AhAttr) -> Result<Ah> {
         let AhAttr::Node(node) = to else {
-            let what = "a port of a NIC that is not linked into its process";
+            let what = "the port belongs to a NIC that is not linked into its process";
             return Err(Error::new("name destination", Kind::Invalid, what));
         };
         let av = nodes::address(vmlx5::fabric::NodeId(*node));

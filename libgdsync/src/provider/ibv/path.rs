@@ -83,7 +83,7 @@ fn route(
             true => ("Ethernet", "InfiniBand"),
             false => ("InfiniBand", "Ethernet"),
         };
-        let what = format!("a peer on {there}, from {here}");
+        let what = format!("the peer is on {there}, this NIC on {here}");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
     // The first half of an identifier is the subnet: another subnet is reached by a router.
@@ -116,7 +116,7 @@ pub(in crate::provider) fn ah_attr(
     const OPERATION: &str = "name destination";
     match *to {
         AhAttr::Node(_) => {
-            let what = "a virtual NIC that is linked into its process";
+            let what = "the destination is a virtual NIC that is linked into its process";
             Err(Error::new(OPERATION, Kind::Invalid, what))
         }
         AhAttr::Port {
@@ -152,16 +152,16 @@ pub(in crate::provider) fn ready_to_receive(
     let invalid = |what: String| Error::new(CONNECT, Kind::Invalid, what);
     let Some(there) = peer.port else {
         return Err(invalid(
-            "a peer on a virtual NIC that is linked into its process".into(),
+            "the peer is on a virtual NIC that is linked into its process".into(),
         ));
     };
     for (what, number) in [("number", peer.qpn), ("first packet", peer.psn)] {
         if number > NUMBER {
-            return Err(invalid(format!("a peer with {what} {number:#x}")).limit(NUMBER));
+            return Err(invalid(format!("the peer's {what} is {number:#x}")).limit(NUMBER));
         }
     }
     if !(1..=5).contains(&there.mtu) {
-        return Err(invalid(format!("a peer with packets of size {}", there.mtu)).limit(5u8));
+        return Err(invalid(format!("the peer's packet size has number {}", there.mtu)).limit(5u8));
     }
     let ah_attr = route(port, there.lid, Some(there.gid), settings, CONNECT)?;
     let attr = ibv_qp_attr {

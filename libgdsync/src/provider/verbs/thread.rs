@@ -253,7 +253,7 @@ impl Common {
             // The kernel has taken the device from the process, which only the channel reports: no
             // request completes any more, and no call changes that.
             self.lost.store(true, Ordering::Relaxed);
-            tracing::warn!(target: "gdsync", "{} is gone", self.nic());
+            tracing::warn!(target: "gdsync", "{} is lost: none of its requests completes any more", self.nic());
         }
         true
     }
@@ -281,7 +281,7 @@ impl Drop for Common {
         let answer = unsafe { (self.context.verbs().ibv_destroy_comp_channel)(self.channel) };
         if answer != 0 {
             let name = &self.context.name;
-            tracing::warn!(target: "gdsync", "end channel of {name}: {answer}");
+            tracing::warn!(target: "gdsync", "destroy completion channel of {name}: {answer}");
         }
     }
 }
