@@ -1,4 +1,4 @@
-//! Errors: what was attempted, what went wrong, with which object, against which limit.
+//! Errors: operation, kind, object, reason and limit.
 //!
 //! An [`Error`] is one pointer wide. Its box is allocated on the failing path only, so calls that
 //! succeed allocate nothing. Programs match on the [`Kind`].
@@ -35,7 +35,7 @@ pub enum Kind {
     Failed(Status),
     /// The caller's time limit passed.
     Timeout,
-    /// A peer speaks another version, or sent what cannot be understood.
+    /// A peer has another version, or sent invalid data.
     Protocol,
     /// A library or device does not exist.
     Absent,

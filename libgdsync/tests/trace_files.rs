@@ -22,7 +22,7 @@ fn opening_a_gpu_fails_when_its_trace_file_cannot_be_opened() {
     let name = child::test_name!();
     if child::is(CHILD, name) {
         for open in [Gpu::soft(), Gpu::open("soft"), Gpu::from_env()] {
-            let e = open.expect_err("there is no such folder");
+            let e = open.expect_err("the folder does not exist");
             assert_eq!(e.kind(), Kind::System);
             let said = e.to_string();
             assert!(said.contains(path) && said.contains("GDS_TRACE"), "{said}");

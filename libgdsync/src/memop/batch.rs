@@ -81,8 +81,8 @@ impl Batch {
         let by_kernel = matches!(role, Role::EntryByKernel(_));
         self.needs = self.needs | op.needs() | Needs::KERNEL.only_if(by_kernel);
         self.cost += match (role, op) {
-            // The tests of an entry count as two, the most that they are, so that what a list costs
-            // does not depend on the lap.
+            // The tests of an entry count as two, their maximum, so that the cost of a list does
+            // not depend on the lap.
             (Role::EntryHalf, _) => 0,
             (Role::Entry(_) | Role::EntryByKernel(_), _) => 2,
             // At an address that is not a multiple of 8, one more.

@@ -44,8 +44,8 @@ enum Sink {
 impl Tracer {
     /// The tracer that `GDS_TRACE` selects.
     ///
+    /// # Errors
     /// `System` if the file cannot be opened.
-    /// `System`: the file that it names cannot be opened.
     pub(crate) fn from_env() -> Result<Tracer> {
         let tracer = Tracer::default();
         let sink = match std::env::var_os("GDS_TRACE") {
@@ -83,7 +83,7 @@ impl Tracer {
         self.set(Sink::Captured(Vec::new()));
     }
 
-    /// The lines captured so far; capturing goes on.
+    /// Returns the lines captured so far; the capture continues.
     pub fn take(&self) -> Vec<String> {
         match &mut self.state.lock().sink {
             Sink::Captured(lines) => std::mem::take(lines),

@@ -155,7 +155,7 @@ fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<Strin
     let mut passed_over = Vec::new();
     let found = first_that_works(said, &mut passed_over, |provider| {
         let nic = nic(gpu, provider, named).map_err(|e| (e.kind() == Kind::Invalid, e))?;
-        // Whatever the trial says: NIC and GPU were found as they were named.
+        // Whatever the result of the trial: NIC and GPU were found by their names.
         tried(gpu, &nic).map_err(|e| (false, e))?;
         Ok(nic)
     })?;

@@ -125,7 +125,6 @@ pub fn settled<H>(fifo: &Fifo<H>) -> bool {
 /// until all failures are attributed and released. A NIC writes the entry of a failure before the
 /// entries of the requests that it flushes in the other queue. So after a flush is read in one
 /// queue, the function reads the other queue again and finds the failure.
-/// there, the failure is found by another look at its own queue.
 pub fn due<M: RingMemory, N: RingMemory>(
     send: &mut CompletionRing<M>,
     recv: &mut CompletionRing<N>,

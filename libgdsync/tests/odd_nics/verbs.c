@@ -17,9 +17,9 @@
  *
  * The variable ODD_LOG names a file to which each change of a queue pair is written.
  * A queue pair or completion queue that ends before its events are acknowledged ends the process.
- * Requests are taken and never completed, but flushed when their queue pair is put in error. A queue pair of more requests than its completion queue
- * has entries ends the process. Structures are those of rdma-core's verbs.h, as far as
- * anybody looks at them. */
+ * Requests are accepted and never completed, but flushed when their queue pair is put in error.
+ * A queue pair of more requests than its completion queue has entries ends the process. Structures
+ * are those of rdma-core's verbs.h, up to the last field that is used. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
-//! How virtual NICs that are linked in are addressed by datagrams: by a GID of a prefix of their
-//! own with the node's number behind it. Every datagram has a global route header, so that its
-//! receiver knows whom to answer.
+//! Addresses of linked-in virtual NICs for datagrams: a GID with a separate prefix, and the node's
+//! number behind it. Every datagram has a global route header, so that its receiver gets the
+//! address of the sender.
 
 use mlx5_prm::cqe::L3Header;
 use mlx5_prm::wqe::AvSeg;

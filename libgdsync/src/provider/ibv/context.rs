@@ -72,7 +72,7 @@ pub(in crate::provider) fn is_gone(e: &Error) -> bool {
     matches!(errno, Some(libc::EIO | libc::ENODEV))
 }
 
-/// The reason for which there is no list of devices: mostly the kernel has no driver for one.
+/// The error if libibverbs returns no list of devices: mostly the kernel has no RDMA driver.
 fn no_list() -> Error {
     let e = refused_last(OPEN, "list of devices");
     match e.kind() {

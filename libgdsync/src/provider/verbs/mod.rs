@@ -45,7 +45,7 @@ use crate::nic::{
 /// The operation of opening, for errors.
 const OPEN: &str = "open verbs device";
 
-/// How often the NIC retries if the peer does not answer. A kernel device takes 7 as retry for
+/// How often the NIC retries if the peer does not answer. To a kernel device, 7 means to retry for
 /// ever.
 const RETRIES: u8 = 6;
 
