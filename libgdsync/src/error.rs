@@ -91,7 +91,7 @@ impl Error {
         self
     }
 
-    /// Puts the object concerned before the text of the object.
+    /// Names the owner in front of the object.
     #[cold]
     pub(crate) fn of(mut self, owner: impl fmt::Debug) -> Error {
         self.0.object = format!("{owner:?}: {}", self.0.object);

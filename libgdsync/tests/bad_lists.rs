@@ -78,7 +78,7 @@ fn waits_for_requests_without_completion_are_refused() {
 }
 
 #[test]
-fn a_capturing_stream_takes_nothing() {
+fn capturing_stream_refuses_every_list() {
     each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
         let to = mem.remote().span(64, 8).unwrap();

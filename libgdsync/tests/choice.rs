@@ -40,7 +40,7 @@ fn comes_to(gpu: &Gpu, provider: Provider, level: &str, reasons: &[&str]) {
 }
 
 cases! {
-    a_connectx_goes_before_all => comes_to(&Gpu::soft().unwrap(), Provider::Mlx5, "", &[]);
+    connectx_is_the_first_choice => comes_to(&Gpu::soft().unwrap(), Provider::Mlx5, "", &[]);
     without_direct_verbs_a_thread_drives_it in &[("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1")] => {
         let why = ["/nowhere/libmlx5.so.1"];
         comes_to(&Gpu::soft().unwrap(), Provider::Verbs, "INFO", &why);

@@ -18,7 +18,7 @@ fn gpu(policy: Consistency) -> Gpu {
 }
 
 #[test]
-fn a_device_says_how_its_writes_are_seen() {
+fn device_reports_its_consistency_policy() {
     use Consistency::{Flush, HostFlag, LoopbackRead, NotNeeded, Ordered};
     for policy in [Ordered, Flush, HostFlag, LoopbackRead] {
         let device = Device::emulated(&gpu(policy)).unwrap();

@@ -58,7 +58,7 @@ fn messages(config: &QpConfig) {
 }
 
 cases! {
-    order_goes_before_everything =>
+    write_order_takes_precedence_over_flushes =>
         { let _control = set(100, 1, 1); assert_eq!(policy(), Consistency::Ordered); };
     without_order_waits_flush =>
         { let _control = set(0, 1, 1); assert_eq!(policy(), Consistency::Flush); };

@@ -86,7 +86,7 @@ fn a_completion_queue_is_full_until_its_stream_has_passed() {
 }
 
 #[test]
-fn a_post_by_the_cpu_waits_for_the_stream_before_it_as_long_as_the_caller_says() {
+fn post_by_the_cpu_waits_for_the_previous_stream_within_the_time_limit() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::One, &config);

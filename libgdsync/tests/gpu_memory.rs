@@ -71,7 +71,7 @@ fn bytes_arrive(open: Open, config: &QpConfig, memory: impl Fn(&Pair, usize) -> 
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_dma_buf_is_what_the_nic_reads_and_writes() {
+fn nic_reads_and_writes_by_a_dma_buf() {
     inside!(&[]);
     for (name, open) in DEVICES {
         for (_, config) in paths() {

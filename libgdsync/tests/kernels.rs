@@ -6,7 +6,7 @@ use gdsync::gpu::{Dims, KERNELS};
 use gdsync::internals::Entry;
 
 #[test]
-fn every_kernel_stands_in_the_module_with_its_parameter() {
+fn every_kernel_is_in_the_module_with_its_parameter() {
     let ptx = KERNELS.ptx().unwrap();
     for entry in Entry::ALL {
         let head = format!(

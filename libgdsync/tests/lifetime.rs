@@ -137,7 +137,7 @@ fn closed_device_releases_waits_with_a_status() {
 }
 
 #[test]
-fn a_device_that_goes_before_its_streams_ring_leaves_them_free_to_go_on() {
+fn closed_device_does_not_stall_streams_that_ring_later() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::Hub, &config);

@@ -13,10 +13,10 @@ cases! {
     /// A hundred laps of small rings: messages in both directions, posted and waited for by
     /// streams.
     ping_pong_by_streams => verbs_device::ping_pong_by_streams(Device::mlx5);
-    every_opcode_does_what_it_says =>
-        verbs_device::every_opcode_does_what_it_says(Device::mlx5);
-    a_failing_request_has_its_status_and_a_reset_mends_it =>
-        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::mlx5);
+    every_opcode_has_its_effect =>
+        verbs_device::every_opcode_has_its_effect(Device::mlx5);
+    failing_request_has_its_status_and_a_reset_recovers_the_queue_pair =>
+        verbs_device::failing_request_has_its_status_and_a_reset_recovers_the_queue_pair(Device::mlx5);
 }
 
 #[test]

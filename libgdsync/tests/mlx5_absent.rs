@@ -149,14 +149,14 @@ fn direct_verbs_that_are_too_old() {
 cases! {
     a_nic_of_another_name in &[("GDS_NIC", "mlx5_7")] => refused(Kind::Absent, &["mlx5_7"]);
     a_port_that_is_not_there in &[("GDS_NIC", "mlx5_0:3")] => refused(Kind::Absent, &["mlx5_0:3"]);
-    a_name_that_is_none in &[("GDS_NIC", "mlx5_0:zero")] =>
+    invalid_nic_name_is_refused in &[("GDS_NIC", "mlx5_0:zero")] =>
         refused(Kind::Invalid, &["GDS_NIC", "mlx5_0:zero"]);
     the_second_port_of_the_second_nic
         in &[("VMLX5_DEVICES", "2"), ("VMLX5_PORTS", "2"), ("GDS_NIC", "mlx5_1:2")] => {
         let device = Device::mlx5(&Gpu::soft().unwrap()).unwrap();
         assert_eq!(device.name(), "mlx5 mlx5_1:2");
     };
-    an_identifier_that_is_none in &[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")] =>
+    missing_gid_index_is_refused in &[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")] =>
         refused(Kind::Invalid, &["GDS_GID_INDEX=200"]);
 }
 

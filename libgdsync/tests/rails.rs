@@ -70,7 +70,7 @@ cases! {
     five_rails_are_too_many
         in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,mlx5_0,mlx5_0,mlx5_0,mlx5_0")] =>
         refused(rails(), Kind::Invalid, Some(4), &[]);
-    a_rail_that_is_none in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,,mlx5_1")] =>
+    empty_rail_name_is_refused in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,,mlx5_1")] =>
         refused(rails(), Kind::Invalid, None, &["GDS_NIC=mlx5_0,,mlx5_1"]);
 }
 
@@ -285,7 +285,7 @@ fn nics_of_different_kinds() {
 }
 
 #[test]
-fn what_rails_refuse() {
+fn invalid_rails_and_foreign_memory_are_refused() {
     let gpu = Gpu::soft().unwrap();
     let device = Device::emulated(&gpu).unwrap();
     for many in [0, RAILS + 1] {

@@ -11,7 +11,7 @@ fn short(config: &QpConfig, start: u32) -> QpConfig {
 }
 
 #[test]
-fn after_a_reset_traffic_flows_from_wherever_the_queues_stood() {
+fn traffic_flows_after_a_reset_from_any_position_of_the_queues() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         // 0xfffd: the indices wrap soon; odd starts are inside laps and quarters.
@@ -190,7 +190,7 @@ fn receives_that_a_stream_has_not_posted_forbid_a_reset() {
 }
 
 #[test]
-fn a_failure_of_one_side_leaves_nothing_of_the_other_in_flight() {
+fn failure_of_one_side_ends_the_requests_of_the_other() {
     // `b` has sent unsignaled, and then fails as a receiver: no request on its send queue ever
     // completes.
     let gpu = Gpu::soft().unwrap();

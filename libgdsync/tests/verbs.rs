@@ -19,10 +19,10 @@ const GPU: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "gpu")];
 cases! {
     a_send_from_the_cpu_arrives in OWN => verbs_device::a_send_from_the_cpu_arrives(Device::verbs);
     ping_pong_by_streams in OWN => verbs_device::ping_pong_by_streams(Device::verbs);
-    every_opcode_does_what_it_says in OWN =>
-        verbs_device::every_opcode_does_what_it_says(Device::verbs);
-    a_failing_request_has_its_status_and_a_reset_mends_it in OWN =>
-        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::verbs);
+    every_opcode_has_its_effect in OWN =>
+        verbs_device::every_opcode_has_its_effect(Device::verbs);
+    failing_request_has_its_status_and_a_reset_recovers_the_queue_pair in OWN =>
+        verbs_device::failing_request_has_its_status_and_a_reset_recovers_the_queue_pair(Device::verbs);
     a_send_from_the_cpu_arrives_by_the_gpus_thread in GPU =>
         verbs_device::a_send_from_the_cpu_arrives(Device::verbs);
 }
@@ -30,9 +30,9 @@ cases! {
 /// The NIC has no thread then.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn every_opcode_does_what_it_says_by_the_gpus_thread() {
+fn every_opcode_has_its_effect_by_the_gpus_thread() {
     inside!(GPU);
-    verbs_device::every_opcode_does_what_it_says(|gpu| {
+    verbs_device::every_opcode_has_its_effect(|gpu| {
         let device = Device::verbs(gpu)?;
         let threads = gds_step::thread_times().unwrap();
         assert!(threads.iter().all(|t| t.name != "gds-verbs"));
@@ -42,7 +42,7 @@ fn every_opcode_does_what_it_says_by_the_gpus_thread() {
 
 cases! {
     a_failing_request_by_the_gpus_thread in GPU =>
-        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::verbs);
+        verbs_device::failing_request_has_its_status_and_a_reset_recovers_the_queue_pair(Device::verbs);
     /// A NIC whose rings the GPU's thread polls can be closed while streams remain.
     a_stream_outlives_a_device_of_the_gpus_thread in GPU =>
         verbs_device::a_stream_outlives_the_device(Device::verbs);
@@ -150,7 +150,7 @@ fn unsignaled_requests_complete() {
 /// The outstanding requests are flushed, and the stream that waits for them passes.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn giving_up_flushes_what_is_outstanding() {
+fn giving_up_flushes_outstanding_requests() {
     inside!(OWN);
     for (path, config) in paths() {
         let mut p = Pair::open(Device::verbs, &config);

@@ -33,7 +33,7 @@ pub fn is(variable: &str, name: &str) -> bool {
 /// Runs the test `name` of this program in a separate process: `variable` names the test, and
 /// `prepare` sets the rest of the environment.
 pub fn run(variable: &str, name: &str, prepare: impl FnOnce(&mut Command)) {
-    // Cargo sets no such folder for unit tests.
+    // Cargo does not set this folder for unit tests.
     let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let said = folder.join(format!(
         "{variable}-{}-{}",

@@ -83,7 +83,7 @@ pub fn ping_pong_by_streams(open: Open) {
     }
 }
 
-pub fn every_opcode_does_what_it_says(open: Open) {
+pub fn every_opcode_has_its_effect(open: Open) {
     for (path, config) in paths() {
         let mut p = Pair::open(open, &config);
         let [near, far] = p.memories(MemoryKind::Pinned, 4096);
@@ -159,7 +159,7 @@ pub fn every_opcode_does_what_it_says(open: Open) {
     }
 }
 
-pub fn a_failing_request_has_its_status_and_a_reset_mends_it(open: Open) {
+pub fn failing_request_has_its_status_and_a_reset_recovers_the_queue_pair(open: Open) {
     for (path, config) in paths() {
         let mut p = Pair::open(open, &config);
         let [near, far] = p.memories(MemoryKind::Pinned, 64);

@@ -4,7 +4,7 @@ mod refused;
 
 use gdsync::rdma::{Destination, Field, GRH, QpAddress, Received, Source, Transport};
 
-use refused::{what_makes_no_sense_is_refused, wrong_destinations_are_refused};
+use refused::{invalid_datagram_requests_are_refused, wrong_destinations_are_refused};
 
 use super::{paths, pattern};
 use crate::common::*;
@@ -14,14 +14,14 @@ const ROOM: u64 = GRH as u64;
 
 /// All tests of this file that hold on any kind of link.
 pub fn all(open: Open) {
-    it_says_where_it_came_from_and_is_answered(open);
+    datagram_carries_its_source_and_is_answered(open);
     one_queue_pair_sends_to_many(open);
     messages_of_every_shape_arrive(open);
     dropped_datagram_when_no_receive_is_posted(open);
     a_stream_changes_what_is_sent(open);
-    a_failure_flushes_all_and_a_reset_mends_it(open);
+    failure_flushes_all_requests_and_a_reset_recovers_the_queue_pair(open);
     a_receive_that_is_too_small_fails(open);
-    what_makes_no_sense_is_refused(open);
+    invalid_datagram_requests_are_refused(open);
     wrong_destinations_are_refused(open);
 }
 
@@ -101,7 +101,7 @@ fn told(qp: &Qp, status: Status) -> Status {
 }
 
 /// Streams send, receive and wait; the receiver answers to the source of the message.
-fn it_says_where_it_came_from_and_is_answered(open: Open) {
+fn datagram_carries_its_source_and_is_answered(open: Open) {
     for (path, config) in paths() {
         for kind in [MemoryKind::Pinned, MemoryKind::Device] {
             let mut e = Ends::new(open, &config, 2);
@@ -351,7 +351,7 @@ fn a_stream_changes_what_is_sent(open: Open) {
 }
 
 /// A failure of a send flushes the receives of the queue pair too, and waiting streams continue.
-fn a_failure_flushes_all_and_a_reset_mends_it(open: Open) {
+fn failure_flushes_all_requests_and_a_reset_recovers_the_queue_pair(open: Open) {
     for (path, config) in paths() {
         let mut e = Ends::new(open, &config, 2);
         let memory = e.memory(MemoryKind::Pinned, 4096);

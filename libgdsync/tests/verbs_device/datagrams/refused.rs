@@ -11,7 +11,7 @@ fn refused<T>(result: gdsync::Result<T>, kind: Kind, limit: Option<u64>) {
     crate::common::refused(result, kind, limit, &[]);
 }
 
-pub fn what_makes_no_sense_is_refused(open: Open) {
+pub fn invalid_datagram_requests_are_refused(open: Open) {
     let config = QpConfig::default();
     let mut e = Ends::new(open, &config, 1);
     let memory = e.memory(MemoryKind::Pinned, 8192);

@@ -256,7 +256,7 @@ const FLUSH: Option<Syndrome> = Some(Syndrome::WR_FLUSH);
 
 /// Many laps, with NOPs, which are reported in their turn.
 #[test]
-fn entries_come_in_order_for_what_is_signaled() {
+fn entries_are_in_order_for_signaled_requests() {
     for start in [0, 5, u32::from(u16::MAX) - 3] {
         let mut rig = Rig::new(start, LIMITS);
         let mut told = start;
@@ -377,7 +377,7 @@ fn request_refused_by_the_device_is_an_error_entry() {
 }
 
 #[test]
-fn receives_are_posted_as_far_as_the_record_says() {
+fn receives_are_posted_up_to_the_index_in_the_record() {
     let mut rig = Rig::new(0, LIMITS);
     for _ in 0..6 {
         rig.receive();
@@ -397,7 +397,7 @@ fn receives_are_posted_as_far_as_the_record_says() {
 }
 
 #[test]
-fn a_relay_awaits_what_streams_have_not_posted() {
+fn relay_awaits_announced_posts_of_streams() {
     for start in [0, u32::from(u16::MAX) - 1] {
         let mut rig = Rig::new(start, LIMITS);
         assert!(!rig.relay.awaits());

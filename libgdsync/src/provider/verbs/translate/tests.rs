@@ -241,7 +241,7 @@ fn flags_are_carried_and_every_request_is_signaled() {
 }
 
 #[test]
-fn a_request_that_does_nothing_is_none() {
+fn entry_without_effect_gives_no_request() {
     let nop = encode(&SendWqe {
         opcode: SendOpcode::NOP,
         ..SendWqe::default()
@@ -367,7 +367,7 @@ fn receives() {
 }
 
 #[test]
-fn completions_of_receives_say_what_came() {
+fn completions_of_receives_report_the_received_data() {
     let wc = |opcode, wc_flags| ibv_wc {
         status: IBV_WC_SUCCESS,
         opcode,
