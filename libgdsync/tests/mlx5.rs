@@ -15,8 +15,8 @@ cases! {
     ping_pong_by_streams => verbs_device::ping_pong_by_streams(Device::mlx5);
     every_opcode_has_its_effect =>
         verbs_device::every_opcode_has_its_effect(Device::mlx5);
-    failing_request_has_its_status_and_a_reset_recovers_the_queue_pair =>
-        verbs_device::failing_request_has_its_status_and_a_reset_recovers_the_queue_pair(Device::mlx5);
+    failing_request_has_its_status_and_a_reset_recovers =>
+        verbs_device::failing_request_has_its_status_and_a_reset_recovers(Device::mlx5);
 }
 
 #[test]

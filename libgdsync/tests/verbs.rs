@@ -21,8 +21,8 @@ cases! {
     ping_pong_by_streams in OWN => verbs_device::ping_pong_by_streams(Device::verbs);
     every_opcode_has_its_effect in OWN =>
         verbs_device::every_opcode_has_its_effect(Device::verbs);
-    failing_request_has_its_status_and_a_reset_recovers_the_queue_pair in OWN =>
-        verbs_device::failing_request_has_its_status_and_a_reset_recovers_the_queue_pair(Device::verbs);
+    failing_request_has_its_status_and_a_reset_recovers in OWN =>
+        verbs_device::failing_request_has_its_status_and_a_reset_recovers(Device::verbs);
     a_send_from_the_cpu_arrives_by_the_gpus_thread in GPU =>
         verbs_device::a_send_from_the_cpu_arrives(Device::verbs);
 }
@@ -42,7 +42,7 @@ fn every_opcode_has_its_effect_by_the_gpus_thread() {
 
 cases! {
     a_failing_request_by_the_gpus_thread in GPU =>
-        verbs_device::failing_request_has_its_status_and_a_reset_recovers_the_queue_pair(Device::verbs);
+        verbs_device::failing_request_has_its_status_and_a_reset_recovers(Device::verbs);
     /// A NIC whose rings the GPU's thread polls can be closed while streams remain.
     a_stream_outlives_a_device_of_the_gpus_thread in GPU =>
         verbs_device::a_stream_outlives_the_device(Device::verbs);

@@ -159,7 +159,7 @@ pub fn every_opcode_has_its_effect(open: Open) {
     }
 }
 
-pub fn failing_request_has_its_status_and_a_reset_recovers_the_queue_pair(open: Open) {
+pub fn failing_request_has_its_status_and_a_reset_recovers(open: Open) {
     for (path, config) in paths() {
         let mut p = Pair::open(open, &config);
         let [near, far] = p.memories(MemoryKind::Pinned, 64);

@@ -253,7 +253,7 @@ impl Common {
             // The kernel has taken the device from the process, which only the channel reports: no
             // request completes any more, and no call changes that.
             self.lost.store(true, Ordering::Relaxed);
-            tracing::warn!(target: "gdsync", "{} is lost: none of its requests completes any more", self.nic());
+            tracing::warn!(target: "gdsync", "{} is lost: its requests fail", self.nic());
         }
         true
     }
