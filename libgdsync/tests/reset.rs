@@ -153,8 +153,8 @@ fn unmatched_receives_do_not_forbid_a_reset() {
     }
 }
 
-/// A stream writes the doorbell record when it reaches the receives that it posts. If the queue pair
-/// were reset meanwhile, that record would post entries from before the reset again.
+/// A stream writes the doorbell record when it reaches the receives that it posts. If the queue
+/// pair were reset meanwhile, that record would post entries from before the reset again.
 #[test]
 fn receives_that_a_stream_has_not_posted_forbid_a_reset() {
     for (path, config) in paths() {
