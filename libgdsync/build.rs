@@ -1,5 +1,5 @@
-//! Compiles the library's kernels for the software GPU, if it is in the build. For the tests of this
-//! package, compiles theirs and looks for rdma-core.
+//! Compiles the library's kernels for the software GPU, if that is in the build. For the tests of
+//! this package, compiles the tests' kernels and looks for rdma-core.
 
 use gdsync_build::Kernels;
 
@@ -37,7 +37,7 @@ mod testing {
         look_for_rdma_core();
     }
 
-    /// Sets `rdma_core` for tests: what runs without is shown as ignored.
+    /// Sets `rdma_core` for tests: tests that need it are shown as ignored without it.
     fn look_for_rdma_core() {
         let target = std::env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
         let folders = [
@@ -54,8 +54,8 @@ mod testing {
             println!("cargo::rerun-if-changed={}", path.display());
         }
         if found.len() < LIBRARIES.len() {
-            // Written anew when a library is installed. What is missing is not named itself: cargo
-            // would build this crate and all behind it anew each time.
+            // This file is rewritten when a library is installed. A missing library is not listed
+            // itself: cargo would rebuild this crate and all its dependents each time.
             println!("cargo::rerun-if-changed=/etc/ld.so.cache");
         } else {
             println!("cargo::rustc-cfg=rdma_core");

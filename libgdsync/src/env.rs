@@ -1,5 +1,5 @@
-//! Variables of the environment that choose among a few words. A variable or word that has been
-//! renamed is understood by its former name too, with a warning.
+//! Environment variables that take one of a few words. The former name of a renamed variable or
+//! word is still accepted, with a warning.
 
 use std::collections::BTreeSet;
 
@@ -7,23 +7,24 @@ use gds_step::Mutex;
 
 use crate::error::{Error, Kind, Result};
 
-/// A variable.
+/// An environment variable with a fixed set of words.
 pub struct Variable<T: 'static> {
-    /// Its name.
+    /// The variable's name.
     pub name: &'static str,
-    /// What it was called before.
+    /// The variable's former name, if it was renamed.
     pub former_name: Option<&'static str>,
-    /// What it may be; the first if it is not set.
+    /// The accepted words, each with its meaning. The first is the default if the variable is not
+    /// set.
     pub words: &'static [(&'static str, T)],
-    /// Former words, each with what it is called now.
+    /// Former words, each with its present name.
     pub former_words: &'static [(&'static str, &'static str)],
 }
 
 impl<T: Copy> Variable<T> {
-    /// What it says.
+    /// Reads the variable and returns the meaning of its word.
     ///
     /// # Errors
-    /// `Invalid` for a word that it does not know.
+    /// `Invalid` for an unknown word.
     pub(crate) fn read(&self) -> Result<T> {
         let former = || {
             self.former_name
@@ -46,21 +47,21 @@ impl<T: Copy> Variable<T> {
         Ok(meaning)
     }
 
-    /// The word that `said` is, by its present name, and its meaning; `None` if it is none.
+    /// The present name of the word `said`, and its meaning; `None` for an unknown word.
     pub fn meaning(&self, said: &str) -> Option<(&'static str, T)> {
         let renamed = self.former_words.iter().find(|(word, _)| *word == said);
         let word = renamed.map_or(said, |(_, now)| now);
         self.words.iter().find(|(known, _)| *known == word).copied()
     }
 
-    /// Its words, for an error.
+    /// The list of accepted words, for an error.
     pub fn known(&self) -> String {
         let known: Vec<&str> = self.words.iter().map(|(word, _)| *word).collect();
         format!("known are {}", known.join(", "))
     }
 }
 
-/// Whether this process has not said this before.
+/// Whether this is the first call with this text in this process.
 pub(crate) fn first_time(said: &str) -> bool {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut all = SAID.lock();

@@ -1,18 +1,19 @@
-//! Errors: what was attempted, what went wrong, with which object, against which limit.
+//! Errors: operation, kind, object, reason and limit.
 //!
-//! An [`Error`] is one pointer wide; the box is only made on the failing path, so calls that
-//! succeed allocate nothing. [`Kind`] is what programs match on.
+//! An [`Error`] is one pointer wide. Its box is allocated on the failing path only, so calls that
+//! succeed allocate nothing. Programs match on the [`Kind`].
 
 use std::error::Error as StdError;
 use std::fmt;
 
 use crate::status::Status;
 
-/// What kind of thing went wrong.
+/// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// An argument lies outside what the call accepts (size, alignment, range, combination).
+    /// An argument is outside the range that the call accepts (size, alignment, range,
+    /// combination).
     Invalid,
     /// The runtime, the provider or the device cannot do this.
     Unsupported,
@@ -20,9 +21,9 @@ pub enum Kind {
     NotRegistered,
     /// An object of another device, GPU or queue.
     Foreign,
-    /// A queue has no room now; it may have later.
+    /// A queue has no room now; it may have room later.
     QueueFull,
-    /// Posts must follow the order of prepare calls.
+    /// Requests are not posted in the order of their prepare calls.
     OutOfOrder,
     /// A request that was never posted, was aborted, or is too old to be known.
     NoSuchRequest,
@@ -34,19 +35,19 @@ pub enum Kind {
     Failed(Status),
     /// The caller's time limit passed.
     Timeout,
-    /// A peer speaks another version, or sent what cannot be understood.
+    /// A peer has another version, or sent invalid data.
     Protocol,
-    /// A library or device is not there.
+    /// A library or device does not exist.
     Absent,
-    /// As many streams of the GPU wait as its hardware channels allow.
+    /// The number of waiting streams has reached the number of hardware channels of the GPU.
     TooManyWaits,
-    /// The GPU, or everything of this process on it, is lost: no call will succeed again.
+    /// The GPU, or everything of this process on it, is lost: every later call fails.
     DeviceLost,
     /// The operating system or a driver refused.
     System,
 }
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error: {operation, kind, object, limit, source}.
@@ -73,7 +74,7 @@ impl Error {
         }))
     }
 
-    /// The refusal of what the feature of this name has, in a build without it.
+    /// The error for a call that needs the feature of this name, in a build without it.
     #[cold]
     pub(crate) fn not_built(operation: &'static str, feature: &str) -> Error {
         let what = format!(
@@ -83,48 +84,48 @@ impl Error {
         Error::new(operation, Kind::Unsupported, what)
     }
 
-    /// Names the limit that was run into.
+    /// Adds the limit that was reached.
     #[cold]
     pub(crate) fn limit(mut self, limit: impl TryInto<u64>) -> Error {
         self.0.limit = limit.try_into().ok();
         self
     }
 
-    /// Names whose concern it is, before what is known of it.
+    /// Names the owner in front of the object.
     #[cold]
     pub(crate) fn of(mut self, owner: impl fmt::Debug) -> Error {
         self.0.object = format!("{owner:?}: {}", self.0.object);
         self
     }
 
-    /// Keeps the cause.
+    /// Adds the source of the error.
     #[cold]
     pub(crate) fn source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         self.0.source = Some(source.into());
         self
     }
 
-    /// What went wrong.
+    /// The kind of the error.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }
 
-    /// What was attempted, as a verb: `prepare send`.
+    /// The operation that failed, as a verb: `prepare send`.
     pub fn operation(&self) -> &'static str {
         self.0.operation
     }
 
-    /// The object concerned and what about it is wrong.
+    /// The object concerned, and the reason.
     pub fn object(&self) -> &str {
         &self.0.object
     }
 
-    /// The limit that was run into, where there is one.
+    /// The limit that was reached, if there is one.
     pub fn limit_value(&self) -> Option<u64> {
         self.0.limit
     }
 
-    /// The status of the request that failed, if this is about one.
+    /// The status of the failed request, if the error is about a request.
     pub fn status(&self) -> Option<Status> {
         match self.0.kind {
             Kind::Failed(status) => Some(status),

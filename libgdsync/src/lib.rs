@@ -3,8 +3,8 @@
 //! A GPU application enqueues its messages on the stream that runs its kernels. A work request
 //! is *prepared* by the CPU (its entry is written into the send queue of a queue pair), and
 //! then *posted on a stream*: two memory operations of the stream write the doorbell record
-//! and the doorbell, others wait for the completion entry. Once that is enqueued the CPU has
-//! nothing more to do with the message.
+//! and the doorbell, others wait for the completion entry. After the operations are enqueued, the
+//! CPU does nothing more for the message.
 //!
 //! ```
 //! use std::time::Duration;
@@ -35,43 +35,44 @@
 //! # }
 //! ```
 //!
-//! # The rooms
+//! # Modules
 //! - [`gpu`]: GPUs, streams, memory that GPU, NIC and CPU share.
 //! - [`rdma`]: devices, registrations, queue pairs, requests, lists of descriptors.
 //!
 //! # Order
 //! A send queue is a FIFO. Requests are posted in the order in which they were prepared, by the
-//! CPU or by any stream; anything else is an error of kind [`Kind::OutOfOrder`]. When another
-//! stream posts next, its doorbell waits until the one before has written the doorbell record.
-//! Within one stream everything runs in order; every doorbell is fenced against what the
-//! stream wrote before.
+//! CPU or by any stream; any other order is an error of kind [`Kind::OutOfOrder`]. If another
+//! stream posted last, the stream that posts next waits until the other one has written the
+//! doorbell record. Within one stream all operations run in order; every doorbell is fenced against
+//! the earlier writes of the stream.
 //!
 //! # Completion
-//! A stream passes a wait when the request has completed *with success*, and on nothing else.
-//! What completes on a stream retires by itself: queues of any length of life need no further
-//! call. Queues are bounded; a full one is an error ([`Kind::QueueFull`]) or, with the calls
-//! that end in `_within`, a bounded wait.
+//! A stream passes a wait only when the request has completed *with success*. Requests that
+//! complete on a stream retire without a further call, for any lifetime of the queue. Queues are
+//! bounded; a full queue is an error ([`Kind::QueueFull`]) or, with the calls that end in
+//! `_within`, a bounded wait.
 //!
 //! # Errors
-//! When a request fails, its queue pair goes into error and everything behind it is flushed.
-//! A watcher stores the status of each request and the queue pair's error word, and only then
-//! lets the streams go on that wait for them, so that neither the CPU nor a stream nor a kernel
+//! When a request fails, its queue pair enters the error state and all later requests are flushed.
+//! A watcher stores the status of each request and the queue pair's error word. After that it
+//! releases the streams that wait for these requests. So neither the CPU nor a stream nor a kernel
 //! hangs or takes a failure for success: after a wait, [`Qp::error_word`](rdma::Qp::error_word) is
-//! 0 unless something failed. A silent peer is an error too, after the time limit of
+//! 0 unless a request failed. A peer that does not answer is an error too, after the time limit of
 //! [`QpConfig::timeout`](rdma::QpConfig) or of the wait.
 //!
 //! # Threads
 //! Everything is `Send`. GPUs, streams, memory, devices and registrations are `Sync`; a queue pair
 //! has one owner, since its calls take `&mut self`. Each device has a background thread, its
 //! watcher, which visits the device's queue pairs about once a millisecond; the software devices
-//! have a thread of their own, and the CPU thread that rings for streams one where it is used.
+//! have their own threads, and so has the CPU thread that writes doorbells for streams, where it is
+//! used.
 //!
 //! # Features
 //! `soft` is the software GPU and `emulated` the virtual NIC in the process, both on by default.
 //! Without them (`default-features = false`) a program carries no emulator and is built without a
-//! C++ compiler; what names one is refused ([`Kind::Unsupported`]), and the types and functions
-//! that are theirs do not exist: `gpu::soft`, `Gpu::soft`, `EmulatedOptions`, `Device::emulated` and
-//! those beside them. `serde`, off by default, makes
+//! C++ compiler. A setting that names an emulator is an error then ([`Kind::Unsupported`]), and the
+//! types and functions of the emulators do not exist: `gpu::soft`, `Gpu::soft`, `EmulatedOptions`,
+//! `Device::emulated` and related ones. `serde`, off by default, makes
 //! [`QpAddress`](rdma::QpAddress), [`PortAddress`](rdma::PortAddress) and
 //! [`RemoteMemory`](rdma::RemoteMemory) values of serde.
 //!
@@ -80,7 +81,7 @@
 //! `GDS_FAULTS`, the settings of a queue pair's path ([`QpConfig`](rdma::QpConfig)) and the paths of
 //! libraries: see `docs/env.md`.
 
-/// What this library decides, as functions over facts, for programs that report on a machine.
+/// The library's decisions as functions over facts, for programs that report on a machine.
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod decide {
@@ -94,7 +95,7 @@ pub mod decide {
 mod env;
 mod error;
 pub mod gpu;
-/// What tests and trials of this repository look at. It may change with every version.
+/// Internals for the tests and experiments of this repository. They may change with every version.
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals {
@@ -118,7 +119,7 @@ mod provider;
 pub mod rdma;
 mod ring;
 mod status;
-// The steps of the integration tests serve unit tests too; they name the crate from outside.
+// Unit tests use the steps of the integration tests too; these name the crate from outside.
 #[cfg(test)]
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -139,7 +140,7 @@ pub use provider::emulated::EmulatedOptions;
 pub use ring::cq::preset_byte;
 pub use status::Status;
 
-/// What the section on threads promises.
+/// The guarantees of the section on threads.
 const _: () = {
     const fn send<T: Send>() {}
     const fn shared<T: Send + Sync>() {}
@@ -159,7 +160,7 @@ const _: () = {
     shared::<rdma::RailsMr>();
     shared::<rdma::Mr>();
     shared::<rdma::Pd>();
-    // Values: requests, what is said of them, options and errors.
+    // Values: requests, their results, options and errors.
     shared::<Error>();
     #[cfg(feature = "emulated")]
     shared::<EmulatedOptions>();
@@ -175,6 +176,6 @@ const _: () = {
     shared::<rdma::RemoteMemory>();
     shared::<rdma::SendRequest>();
     shared::<rdma::Work<'_>>();
-    // One owner, who may be moved between threads.
+    // A queue pair has one owner and may move between threads.
     send::<rdma::Qp>();
 };

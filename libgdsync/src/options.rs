@@ -1,7 +1,7 @@
-//! How options are set: by a method for each field, `QpConfig::default().send_blocks(16)`.
+//! Setters of options: one method for each field, `QpConfig::default().send_blocks(16)`.
 
-/// Gives a structure of options, or a record, a method for each of these fields that sets it. One of
-/// those behind `optional` takes the value, or `None`.
+/// Gives a structure of options, or a record, a setter method for each of these fields. A setter of
+/// a field behind `optional` takes the value, or `None`.
 macro_rules! setters {
     ($Options:ident {
         $($field:ident: $type:ty,)*

@@ -1,7 +1,7 @@
-//! The one list of statuses, shared by completion handling, streams, kernels and C.
+//! The single list of statuses, shared by completion handling, streams, kernels and C.
 //!
-//! A [`Status`] is a word: it lies in memory that a GPU reads. Zero means *not known yet*,
-//! so that cleared memory is never mistaken for success.
+//! A [`Status`] is a word in memory that a GPU reads. Zero means *not known yet*, so that cleared
+//! memory is never mistaken for success.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use mlx5_prm::syndrome::Syndrome;
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
-        /// How a request ended, as the word that CPU, streams and kernels share.
+        /// The outcome of a request, as the word that CPU, streams and kernels share.
         #[derive(Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(transparent)]
         pub struct Status(pub u32);
@@ -17,7 +17,7 @@ macro_rules! statuses {
         impl Status {
             $($(#[$doc])* pub const $name: Status = Status($value);)*
 
-            /// Every status with its name and its words, in order of value.
+            /// Every status with its name and its description, in order of value.
             pub const ALL: &'static [(Status, &'static str, &'static str)] =
                 &[$((Status::$name, stringify!($name), $text),)*];
         }
@@ -25,23 +25,24 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// Not known yet: never posted, or still in flight.
+    /// Not complete yet: never posted, or still in flight.
     PENDING = 0, "not complete yet";
-    /// Done.
+    /// Complete with success.
     SUCCESS = 1, "success";
     /// Aborted before it was posted.
     ABORTED = 2, "aborted before it was posted";
     /// Discarded because an earlier request of the queue pair failed.
     FLUSHED = 3, "flushed because an earlier request failed";
-    /// Not complete when its time limit had passed, for whatever reason.
+    /// Not complete within its time limit, for any reason.
     TIMEOUT = 4, "not complete within the time limit";
-    /// The message is longer than the memory posted for it, or the request than the device allows.
+    /// The message is longer than the posted memory, or the request is longer than the device
+    /// allows.
     LOCAL_LENGTH = 5, "local length error";
     /// The work queue entry is malformed.
     LOCAL_QP_OPERATION = 6, "local QP operation error";
     /// A local key is wrong, lacks the right, or does not cover the span.
     LOCAL_PROTECTION = 7, "local protection error";
-    /// The peer sent a response that makes no sense.
+    /// The peer sent an invalid response.
     BAD_RESPONSE = 8, "bad response";
     /// An atomic or remote write found the local memory protected.
     LOCAL_ACCESS = 9, "local access error";
@@ -49,15 +50,15 @@ statuses! {
     REMOTE_INVALID_REQUEST = 10, "remote invalid request";
     /// The peer's key is wrong, lacks the right, or does not cover the span.
     REMOTE_ACCESS = 11, "remote access error";
-    /// The peer failed while doing it.
+    /// The peer failed during the operation.
     REMOTE_OPERATION = 12, "remote operation error";
-    /// No answer from the peer after all retries.
+    /// The peer did not answer after all retries.
     TRANSPORT_RETRY = 13, "transport retries exceeded: the peer's NIC does not answer";
     /// The peer had no receive posted, at any of the retries.
     RNR_RETRY = 14, "receiver-not-ready retries exceeded: no receive was posted";
     /// The peer aborted.
     REMOTE_ABORTED = 15, "remote aborted";
-    /// A syndrome this library does not know.
+    /// A syndrome that is unknown to this library.
     UNKNOWN_SYNDROME = 16, "unknown syndrome";
     /// The queue pair was closed or reset with the request in flight.
     CLOSED = 17, "the queue pair was closed";
@@ -65,9 +66,9 @@ statuses! {
     TRUNCATED = 18, "the message is longer than the receive";
     /// Cancelled before it was matched.
     CANCELLED = 19, "cancelled";
-    /// What was received in GPU memory could not be made visible to streams.
+    /// Data received in GPU memory could not be made visible to streams.
     NOT_VISIBLE = 20, "what arrived in GPU memory could not be made visible";
-    /// The NIC reported a fatal error, or was removed. No work of it completes any more.
+    /// The NIC reported a fatal error, or was removed. None of its work completes any more.
     DEVICE_FATAL = 21, "the NIC reported a fatal error or was removed";
     /// The NIC reported a fatal error of the queue pair.
     QP_FATAL = 22, "the NIC reported a fatal error of the queue pair";

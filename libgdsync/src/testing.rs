@@ -1,6 +1,6 @@
-//! What the unit tests share.
+//! Helpers for the unit tests.
 
-/// Cases for property tests: `GDS_CASES`, or what the test asks for.
+/// Number of cases for property tests: `GDS_CASES`, or the default of the test.
 pub(crate) fn cases(default: u32) -> u32 {
     std::env::var("GDS_CASES")
         .ok()

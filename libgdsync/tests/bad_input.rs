@@ -1,5 +1,5 @@
-//! Requests and lists that make no sense: each is refused with a typed error that names object
-//! and limit, and leaves everything as it was.
+//! Invalid requests and lists: each is refused with a typed error that names object and limit, and
+//! changes nothing.
 
 mod common;
 
@@ -23,9 +23,9 @@ fn requests_that_cannot_be_encoded() {
             a.prepare(&Work::send_inline(&[&long])),
             a.prepare(&Work::write_inline(&[&long[..1000], &long[..24]], to)),
         }
-        // 1023 bytes can be said, but do not fit an entry.
+        // The length field can encode 1023 bytes, but they do not fit an entry.
         all_refused! { invalid, Some(63), names; a.prepare(&Work::send_inline(&[&long[..1023]])) }
-        // Atomics work on eight bytes, and need a place for them.
+        // Atomics access eight bytes, and need memory for them.
         for len in [0, 4, 7] {
             let old = [sge(mem, 0, len)];
             all_refused! { invalid, Some(8), names; a.prepare(&Work::fetch_add(&old, to, 1)) }
@@ -35,7 +35,7 @@ fn requests_that_cannot_be_encoded() {
 }
 
 #[test]
-fn a_request_larger_than_the_queue_is_not_told_to_come_back() {
+fn request_larger_than_the_queue_is_invalid_and_not_queue_full() {
     let gpu = Gpu::soft().unwrap();
     let config = sized(&QpConfig::default(), 4, 256);
     let mut p = Pair::new(&gpu, Net::One, &config);
@@ -43,24 +43,24 @@ fn a_request_larger_than_the_queue_is_not_told_to_come_back() {
     let list = [sge(&mem, 0, 2); 16];
     let work = Work::send(&list);
     refused(p.a.prepare(&work), Kind::Invalid, Some(4), &["qp 0x"]);
-    // Nor does it wait.
+    // The call does not wait either.
     let before = gpu.host().now();
     let within = p.a.prepare_within(&work, LIMIT);
     refused(within, Kind::Invalid, Some(4), &["qp 0x"]);
     assert!(gpu.host().now() - before < LIMIT);
-    // As large as the queue is just right: 4 blocks are 16 segments, one for control.
+    // A request as large as the queue fits: 4 blocks are 16 segments, one for control.
     let recv_mem = p.mem_b(MemoryKind::Pinned, 64);
     let recv = p.b.receive(&[sge(&recv_mem, 0, 64)]);
     let send = p.a.start(&Work::send(&list[..15]));
     p.b.wait(recv, LIMIT).unwrap();
     assert_eq!(p.b.received(recv).unwrap().len, 30);
-    // The next request has room once this one is acknowledged.
+    // The next request has room after this one is acknowledged.
     p.a.wait(send, LIMIT).unwrap();
     p.check("after");
 }
 
 #[test]
-fn memory_that_is_not_where_or_whose_it_should_be() {
+fn memory_of_the_wrong_range_or_owner_is_refused() {
     each_path(|p, mem, stream, path| {
         let gpu = p.gpu.clone();
         let to = mem.remote().span(0, 8).unwrap();
@@ -101,7 +101,7 @@ fn memory_that_is_not_where_or_whose_it_should_be() {
         let region = strangers[1].region();
         let names = &["region", "emulated nic"];
         all_refused! { Kind::Foreign, None, names; p.pd_a.register(region, Access::ALL) }
-        // Memory that may not be written.
+        // Memory without the right to write.
         let read_only = memory(
             &p.pd_a,
             MemoryKind::Pinned,
@@ -146,7 +146,7 @@ fn memory_that_is_not_where_or_whose_it_should_be() {
         let own = mem.region().span(0, 8).unwrap();
         refused(stream.copy(&own, &span), Kind::Foreign, None, &["region"]);
         refused(other.copy(&own, &span), Kind::Foreign, None, &["region"]);
-        // None of it was posted.
+        // No request was posted.
         p.a.post(send).unwrap();
         p.a.wait(send, LIMIT).unwrap();
         finish(stream, path);
@@ -156,7 +156,7 @@ fn memory_that_is_not_where_or_whose_it_should_be() {
 }
 
 #[test]
-fn posts_out_of_order_twice_or_of_something_else() {
+fn posts_out_of_order_repeated_or_of_foreign_requests_are_refused() {
     each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
         let to = mem.remote().span(64, 8).unwrap();
@@ -173,7 +173,7 @@ fn posts_out_of_order_twice_or_of_something_else() {
         }
         let both = [Descriptor::Send(sends[0]), Descriptor::Send(sends[2])];
         all_refused! { Kind::OutOfOrder, None, &["request 1"]; a.post_on(stream, &both) }
-        // Not posted yet: waits, in a list too that posts something else.
+        // Not posted yet: refused waits, also in a list that posts another request.
         let text: &[&str] = &["qp 0x", "not posted"];
         refused(a.wait(sends[0], LIMIT), unknown, None, text);
         let wait = [Descriptor::wait(sends[0])];
@@ -181,7 +181,7 @@ fn posts_out_of_order_twice_or_of_something_else() {
         let list = [Descriptor::Send(sends[0]), Descriptor::wait(sends[1])];
         refused(a.post_on(stream, &list), unknown, None, text);
         assert_eq!(a.poll(sends[0]).unwrap(), None, "nothing of it was posted");
-        // Of another queue pair.
+        // Requests of another queue pair.
         let other: &[&str] = &["another queue pair"];
         all_refused! { Kind::Foreign, None, other;
             b.post(sends[0]),
@@ -196,7 +196,7 @@ fn posts_out_of_order_twice_or_of_something_else() {
             b.post_on(stream, &on(sends[0])),
             b.post_on(stream, &wait),
         }
-        // In order they go, once.
+        // In order, each can be posted once.
         a.post(sends[0]).unwrap();
         refused(a.post(sends[0]), unknown, None, names);
         a.post_on(stream, &on(sends[1])).unwrap();
@@ -217,7 +217,7 @@ fn posts_out_of_order_twice_or_of_something_else() {
             refused(a.abort(*send), unknown, None, names);
             refused(a.post(*send), unknown, None, names);
         }
-        // An older one that was aborted is known as such, and is not aborted again.
+        // An older aborted request is known as aborted, and cannot be aborted again.
         let hole = a.signaled(&Work::nop());
         let after = a.signaled(&Work::nop());
         a.abort(hole).unwrap();
@@ -234,7 +234,7 @@ fn posts_out_of_order_twice_or_of_something_else() {
 }
 
 #[test]
-fn a_name_that_was_taken_back_is_not_that_of_a_later_request() {
+fn handle_of_an_aborted_request_does_not_name_a_later_one() {
     each_path(|p, mem, stream, _| {
         let names = &["qp 0x"];
         let unknown = Kind::NoSuchRequest;
@@ -266,7 +266,7 @@ fn a_name_that_was_taken_back_is_not_that_of_a_later_request() {
 }
 
 #[test]
-fn receives_that_make_no_sense() {
+fn invalid_receives_are_refused() {
     each_path(|p, mem, stream, _| {
         let list: [Sge<'_>; 5] = [sge(mem, 0, 8); 5];
         let a = &mut p.a;
@@ -298,7 +298,7 @@ fn receives_that_make_no_sense() {
 }
 
 #[test]
-fn fields_that_an_entry_does_not_have() {
+fn fields_missing_from_an_entry_are_refused() {
     each_path(|p, mem, _, _| {
         let list = [sge(mem, 0, 8), sge(mem, 8, 0), sge(mem, 16, 8)];
         let to = mem.remote().span(0, 8).unwrap();
@@ -352,7 +352,7 @@ fn a_queue_pair_that_is_not_connected_only_receives() {
         p.connect();
         p.b.start(&Work::send_inline(&[b"x"]));
         p.a.wait(recv, LIMIT).unwrap();
-        // Once is enough.
+        // A second connect is refused.
         let peer = p.b.address();
         let names: &[&str] = &["qp 0x", "connected"];
         refused(p.a.connect(&peer), Kind::WrongState, None, names);

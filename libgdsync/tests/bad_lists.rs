@@ -1,5 +1,5 @@
-//! Lists for a stream that make no sense: each is refused as a whole, with a typed error that
-//! names object and limit, and nothing of it runs.
+//! Invalid lists for a stream: each is refused as a whole, with a typed error that names object and
+//! limit, and no part of it runs.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn word_operations_with_wrong_sizes() {
             let names = &["bytes", "region"];
             refused(p.a.post_on(stream, &list), Kind::Invalid, None, names);
         }
-        // Nothing to write is fine.
+        // A list without any write is valid.
         let nothing = whole(0, 0);
         let list = [Descriptor::WriteMemory {
             to: &nothing,
@@ -49,7 +49,7 @@ fn word_operations_with_wrong_sizes() {
 }
 
 #[test]
-fn waits_for_what_does_not_complete() {
+fn waits_for_requests_without_completion_are_refused() {
     each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
         let to = mem.remote().span(64, 8).unwrap();
@@ -61,11 +61,11 @@ fn waits_for_what_does_not_complete() {
         refused(p.a.post_on(stream, &wait), Kind::Invalid, None, text);
         let text: &[&str] = &["qp 0x", "request 0"];
         refused(p.a.wait(silent, SOON), Kind::Timeout, None, text);
-        // It is known once a later one has completed.
+        // Its completion is known after a later request has completed.
         let loud = p.a.start(&Work::nop());
         p.a.wait(loud, LIMIT).unwrap();
         p.a.wait(silent, LIMIT).unwrap();
-        // A receive that has not completed brought nothing.
+        // A receive that has not completed has no result.
         let recv = p.a.receive(&list);
         refused(p.a.received(recv), Kind::NoSuchRequest, None, &["qp 0x"]);
         refused(p.a.wait(recv, SOON), Kind::Timeout, None, &["qp 0x"]);
@@ -78,7 +78,7 @@ fn waits_for_what_does_not_complete() {
 }
 
 #[test]
-fn a_capturing_stream_takes_nothing() {
+fn capturing_stream_refuses_every_list() {
     each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
         let to = mem.remote().span(64, 8).unwrap();
@@ -104,7 +104,7 @@ fn a_capturing_stream_takes_nothing() {
 }
 
 #[test]
-fn nine_streams_wait_on_eight_places() {
+fn ninth_waiting_stream_is_refused() {
     each_path(|p, mem, stream, path| {
         let recv = p.a.receive(&[sge(mem, 0, 8)]);
         let wait = [Descriptor::wait(recv)];
@@ -114,7 +114,7 @@ fn nine_streams_wait_on_eight_places() {
         }
         let names: &[&str] = &["qp 0x", "streams that wait"];
         refused(p.a.post_on(stream, &wait), Kind::QueueFull, Some(8), names);
-        // One of the eight may come again.
+        // One of the eight streams may wait a second time.
         p.a.post_on(&streams[0], &wait).unwrap();
         p.b.start(&Work::send_inline(&[b"x"]));
         for stream in &streams {
@@ -126,11 +126,11 @@ fn nine_streams_wait_on_eight_places() {
 }
 
 #[test]
-fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
+fn unsupported_operation_refuses_the_whole_list() {
     let elsewhere = Gpu::soft().unwrap();
     let foreign = elsewhere.alloc(MemoryKind::Pinned, 64).unwrap();
     let foreign = foreign.word64(0).unwrap();
-    // Flushes are the CPU's, or the NIC's.
+    // The CPU or the NIC does the flushes.
     for (host_flush, (path, config)) in [true, false]
         .into_iter()
         .flat_map(|by_host| paths().into_iter().map(move |path| (by_host, path)))
@@ -156,7 +156,7 @@ fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
                 // Kernels wait for words of any size.
                 continue;
             }
-            // Behind so much that some of it is submitted before the bad one is looked at.
+            // After so many operations that some are submitted before the invalid one is checked.
             let mut list = vec![done.set(), Descriptor::Send(send)];
             list.extend([
                 Descriptor::wait_flushed(send),

@@ -1,5 +1,5 @@
-//! Objects, memory, addresses and settings that make no sense: each is refused with a typed error
-//! that names object and limit.
+//! Invalid objects, memory, addresses and settings: each is refused with a typed error that names
+//! object and limit.
 
 mod child;
 mod common;
@@ -29,7 +29,7 @@ fn sizes_of_queue_pairs_out_of_range() {
         let names = &["segments", &n.to_string()];
         refused(pd.create_qp(&config), Kind::Invalid, Some(16), names);
     }
-    // Ends of the ranges work, with traffic.
+    // The ends of the ranges work, with traffic.
     for (send_blocks, recv_entries, recv_sges) in [(4, 4, 1), (32768, 32768, 16), (4, 8, 3)] {
         let config = base
             .clone()
@@ -43,7 +43,7 @@ fn sizes_of_queue_pairs_out_of_range() {
 }
 
 #[test]
-fn a_kernel_where_none_can_be_launched() {
+fn list_that_needs_a_kernel_is_refused_without_kernels() {
     let mut options = SoftOptions::default();
     options.caps.kernels = false;
     options.caps.nor = false;
@@ -54,7 +54,7 @@ fn a_kernel_where_none_can_be_launched() {
     let by_kernel = config.clone().lowering(Lowering::Kernel);
     let names = &["kernel", "soft gpu"];
     refused(pd.create_qp(&by_kernel), Kind::Unsupported, None, names);
-    // Without NOR a receive in an even lap needs one too; sends do not, nor do odd laps.
+    // Without NOR, a receive in an even lap needs a kernel too; sends do not, nor do odd laps.
     let config = sized(&config, 4, 4);
     let mut p = Pair::new(&gpu, Net::One, &config);
     let mem = p.mem_a(MemoryKind::Pinned, 64);
@@ -66,7 +66,7 @@ fn a_kernel_where_none_can_be_launched() {
         if let Err(e) = p.a.post_on(&stream, &list) {
             assert_eq!(e.kind(), Kind::Unsupported, "{e:?}");
             refusals += 1;
-            // Neither the receive nor the wait was posted: the CPU does it.
+            // Neither the receive nor the wait was posted: the CPU posts the receive.
             p.a.post_receive(recv).unwrap();
         }
         p.b.start_on(&sender, &Work::send_inline(&[b"x"]));
@@ -74,12 +74,12 @@ fn a_kernel_where_none_can_be_launched() {
         finish(&stream, &format!("message {i}"));
         p.a.wait(recv, LIMIT).unwrap();
     }
-    // Laps of 8 entries: the first is told apart otherwise, the third is even.
+    // Laps of 8 entries: the first needs another test, the third is even.
     assert_eq!(refusals, 8);
 }
 
 #[test]
-fn memory_of_no_or_too_much_length() {
+fn memory_of_zero_or_too_great_length_is_refused() {
     let gpu = Gpu::soft().unwrap();
     for memory in [MemoryKind::Device, MemoryKind::Pinned] {
         refused(gpu.alloc(memory, 0), Kind::Invalid, None, &["0 bytes"]);
@@ -102,7 +102,7 @@ fn memory_of_no_or_too_much_length() {
         refused(region.write(65, &[]), invalid, len, names);
         region.write(64, &[]).unwrap();
     }
-    // SAFETY: refused before anything is touched.
+    // SAFETY: refused before any access.
     let null = unsafe { gpu.register_host(std::ptr::null_mut(), 8) };
     refused(null, Kind::Invalid, None, &[]);
     let mut bytes = vec![0u64; 8];
@@ -110,7 +110,7 @@ fn memory_of_no_or_too_much_length() {
     // SAFETY: as above.
     let empty = unsafe { gpu.register_host(ptr, 0) };
     refused(empty, Kind::Invalid, None, &[]);
-    // SAFETY: the vector outlives the region, which is dropped first, and nobody else uses it.
+    // SAFETY: the vector outlives the region, which is dropped first, and has no other users.
     let first = unsafe { gpu.register_host(ptr, 64) }.unwrap();
     // SAFETY: as above.
     let again = unsafe { gpu.register_host(ptr.wrapping_add(32), 8) };
@@ -122,7 +122,7 @@ fn memory_of_no_or_too_much_length() {
 }
 
 #[test]
-fn raw_operations_on_no_memory() {
+fn raw_operations_outside_memory_are_refused() {
     let gpu = Gpu::soft().unwrap();
     let stream = gpu.stream().unwrap();
     let region = gpu.alloc(MemoryKind::Device, 64).unwrap();
@@ -142,7 +142,7 @@ fn raw_operations_on_no_memory() {
 }
 
 #[test]
-fn kernels_of_no_shape() {
+fn kernels_with_invalid_dimensions_are_refused() {
     let gpu = Gpu::soft().unwrap();
     let stream = gpu.stream().unwrap();
     let kernel = common::witness::kernel();
@@ -162,7 +162,7 @@ fn kernels_of_no_shape() {
 }
 
 #[test]
-fn settings_of_a_gpu_that_make_no_sense() {
+fn invalid_settings_of_a_gpu_are_refused() {
     let live = || Live::global().unwrap();
     let with = |change: fn(&mut SoftOptions)| {
         let mut options = SoftOptions::default();
@@ -194,13 +194,13 @@ fn settings_of_a_gpu_that_make_no_sense() {
 }
 
 #[test]
-fn peers_that_are_not_there() {
+fn unreachable_peers_are_errors() {
     let (_, config) = paths().remove(0);
     let gpu = Gpu::soft().unwrap();
     for net in [Net::One, Net::Hub, Net::Host] {
         let mut p = Pair::apart(&gpu, net, &config, &config);
         let b = p.b.address();
-        // A number that no queue pair has; the next attempt may be right.
+        // A number that no queue pair has; a call with a valid number succeeds afterwards.
         for wide in [b.qpn(1 << 24), b.psn(u32::MAX)] {
             let limit = Some(0xff_ffff);
             refused(p.a.connect(&wide), Kind::Invalid, limit, &["qp 0x"]);
@@ -208,17 +208,18 @@ fn peers_that_are_not_there() {
         p.connect();
         p.check("after wrong numbers");
         p.recover("after wrong numbers");
-        // Nobody of that name, or no such queue pair there: it shows when something is sent.
+        // No NIC of that name, or no queue pair of that number there: this shows when a request is
+        // sent.
         for nobody in [b.node(b.node ^ 0x5a5a_0000_0000), b.qpn(0x00ab_cdef)] {
             let mut lost = p.pd_a.create_qp(&config).unwrap();
             lost.connect(&nobody).unwrap();
             let mem = p.mem_a(MemoryKind::Pinned, 64);
             let stream = gpu.stream().unwrap();
             let send = lost.start_on(&stream, &Work::send(&[sge(&mem, 0, 8)]));
-            finish(&stream, "nobody there");
+            finish(&stream, "no peer");
             let expect = Kind::Failed(Status::TRANSPORT_RETRY);
             assert_eq!(kind(lost.wait(send, LIMIT)), Some(expect), "{nobody:?}");
-            // In error, it does not connect; after a reset it does.
+            // A queue pair in error does not connect; after a reset it does.
             let names = &["qp 0x", "in error"];
             refused(lost.connect(&b), Kind::WrongState, None, names);
             lost.quiet(LIMIT).unwrap();
@@ -249,7 +250,7 @@ fn records_that_cannot_be_read() {
     }
     let longer = [&address[..], &[0]].concat();
     all_refused! { protocol, None, &["65 bytes"]; QpAddress::from_bytes(&longer) }
-    // One taken for the other, another version, another magic.
+    // One record read as the other, another version, another magic.
     refused(QpAddress::from_bytes(&remote), protocol, None, &["type 2"]);
     all_refused! { protocol, None, &["type 1"]; RemoteMemory::from_bytes(&address) }
     let mut other = address;
@@ -265,7 +266,7 @@ fn records_that_cannot_be_read() {
         other[bit / 8] ^= 1 << (bit % 8);
         all_refused! { protocol, None, &["no record"]; QpAddress::from_bytes(&other) }
     }
-    // Whatever comes, nothing panics; what is read makes sense or is refused later.
+    // No bytes cause a panic; a record that is read is valid or is refused later.
     let mut rng = fastrand::Rng::with_seed(7);
     for _ in 0..10_000 {
         let mut bytes = remote;
@@ -287,7 +288,7 @@ fn records_that_cannot_be_read() {
 }
 
 #[test]
-fn registrations_that_the_nic_does_not_have_room_for() {
+fn registrations_beyond_the_nics_limit_are_refused() {
     let gpu = Gpu::soft().unwrap();
     let device = Device::emulated(&gpu).unwrap();
     let (mut pds, refusal) = fill(|| device.alloc_pd());
@@ -298,7 +299,8 @@ fn registrations_that_the_nic_does_not_have_room_for() {
     let config = sized(&QpConfig::default(), 4, 4);
     let (mut qps, refusal) = fill(|| pd.create_qp(&config));
     refused::<()>(Err(refusal), Kind::System, Some(1024), &["limit"]);
-    // What was made before the refusal was given back: one goes, one comes, again and again.
+    // The objects made before the refusal were destroyed: after one deregistration one registration
+    // succeeds, repeatedly.
     for _ in 0..5 {
         qps.pop();
         device.close(LIMIT).unwrap();
@@ -350,7 +352,7 @@ fn settings_from_the_environment() {
     }
 }
 
-/// In a process with this in its environment.
+/// Runs in a process with this setting in its environment.
 fn setting_means(setting: &str, expect: &str) {
     let gpu = Gpu::soft().unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
@@ -365,7 +367,7 @@ fn setting_means(setting: &str, expect: &str) {
             assert!(e.to_string().contains(&known), "{e}");
         }
     }
-    // What the program says goes before the environment.
+    // The program's options take precedence over the environment.
     let config = by(Lowering::MemOps, Doorbell::Direct);
     Pair::new(&gpu, Net::One, &config).check(setting);
 }

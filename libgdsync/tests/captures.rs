@@ -77,7 +77,7 @@ fn refused(rig: &Rig) -> Vec<String> {
 }
 
 impl Rig {
-    /// Behind the capture.
+    /// After the capture, the stream accepts every call.
     fn takes_every_call(&self) {
         for (what, call) in CALLS {
             call(self).unwrap_or_else(|e| panic!("{what} behind the capture: {e}"));
@@ -105,7 +105,7 @@ fn captured_streams_are_refused_on_the_soft_gpu() {
     rig.takes_every_call();
 }
 
-/// The application's own kernels are captured as it wants; nothing else is.
+/// The application's own kernels are captured; no other call is.
 #[test]
 fn captured_streams_are_refused_on_cuda() {
     inside!(Variant::default());

@@ -1,5 +1,5 @@
-//! Which NIC a program gets that names none, or half of one, and that it is told what was passed
-//! over and why.
+//! The NIC that a program gets if it names none, or only a part of a name, and the reports of the
+//! NICs that were passed over.
 
 mod common;
 #[path = "common/listen.rs"]
@@ -14,8 +14,8 @@ use listen::Told;
 use standin::Control;
 use virtual_nic::{cases, inside, inside_with_cuda, outside};
 
-/// That `Auto` comes to this provider, twice, works with it, and has told once, at `level`, why
-/// the others are passed over: each reason contains the text.
+/// Asserts that `Auto` selects this provider, twice, that the provider works, and that one event at
+/// `level` reports why the others are passed over: each reason contains the text.
 #[track_caller]
 fn comes_to(gpu: &Gpu, provider: Provider, level: &str, reasons: &[&str]) {
     let told = Told::of_this_process(tracing::Level::TRACE);
@@ -40,7 +40,7 @@ fn comes_to(gpu: &Gpu, provider: Provider, level: &str, reasons: &[&str]) {
 }
 
 cases! {
-    a_connectx_goes_before_all => comes_to(&Gpu::soft().unwrap(), Provider::Mlx5, "", &[]);
+    connectx_is_the_first_choice => comes_to(&Gpu::soft().unwrap(), Provider::Mlx5, "", &[]);
     without_direct_verbs_a_thread_drives_it in &[("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1")] => {
         let why = ["/nowhere/libmlx5.so.1"];
         comes_to(&Gpu::soft().unwrap(), Provider::Verbs, "INFO", &why);
@@ -52,18 +52,19 @@ cases! {
 fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
     inside_with_cuda!();
     let gpu = Gpu::cuda(0).unwrap();
-    // Not supported.
+    // CUDA_ERROR_NOT_SUPPORTED.
     Control::open().fail("cuMemHostRegister_v2", 801, 0);
     comes_to(&gpu, Provider::Verbs, "WARN", &["register host memory"]);
 }
 
-/// Not a name that makes no sense: the GPU's driver calls the doorbell's address invalid.
+/// The name of the NIC is valid: the GPU's driver returns *invalid value* for the doorbell's
+/// address.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_nic_that_was_named_is_driven_by_a_thread_too() {
+fn named_nic_is_driven_by_a_cpu_thread_too() {
     inside_with_cuda!(("GDS_NIC", "mlx5_0"));
     let gpu = Gpu::cuda(0).unwrap();
-    // Invalid value.
+    // CUDA_ERROR_INVALID_VALUE.
     Control::open().fail("cuMemHostRegister_v2", 1, 0);
     comes_to(&gpu, Provider::Verbs, "WARN", &["register host memory"]);
 }
@@ -80,7 +81,7 @@ fn without_the_library_there_is_the_virtual_one() {
 fn without_an_active_port_there_is_the_virtual_one() {
     inside!(&[("VMLX5_FAULTS", "down=1:0s..1000s")]);
     let gpu = Gpu::soft().unwrap();
-    // It goes down soon after it was opened.
+    // The port goes down soon after the NIC was opened.
     standin::until("a port that is down", || Device::mlx5(&gpu).is_err());
     let why = ["mlx5_0:1 is not active"; 2];
     comes_to(&gpu, Provider::Emulated, "INFO", &why);
@@ -88,7 +89,7 @@ fn without_an_active_port_there_is_the_virtual_one() {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_nic_that_was_named_is_not_replaced() {
+fn named_nic_is_not_replaced() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
     let named = |nic: &str| DeviceOptions::default().nic(nic.parse::<NicChoice>().unwrap());
@@ -107,7 +108,7 @@ cases! {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_former_name_is_understood_with_one_warning() {
+fn former_name_is_accepted_with_one_warning() {
     inside!(&[("GDS_PROVIDER", "proxy")]);
     let (told, gpu) = (
         Told::of_this_process(tracing::Level::INFO),
@@ -124,7 +125,7 @@ fn a_former_name_is_understood_with_one_warning() {
 }
 
 #[test]
-fn what_is_forced_is_not_replaced() {
+fn forced_provider_is_not_replaced() {
     outside!(&[
         ("GDS_PROVIDER", "mlx5"),
         ("GDS_IBVERBS_LIB", "/nowhere/libibverbs.so.1")
@@ -134,14 +135,14 @@ fn what_is_forced_is_not_replaced() {
 }
 
 #[test]
-fn a_provider_that_is_none() {
+fn unknown_provider_is_refused() {
     outside!(&[("GDS_PROVIDER", "connectx")]);
     let said = "GDS_PROVIDER=connectx: known are auto, mlx5, verbs, emulated";
     let opened = Device::from_env(&Gpu::soft().unwrap());
     refused(opened, Kind::Invalid, None, &[said]);
 }
 
-/// Ranks of a job that came to different kinds of NIC are told, both of them.
+/// If ranks of a job have different kinds of NIC, both get an error.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_virtual_nic_and_another_do_not_connect() {

@@ -1,12 +1,12 @@
-//! Flushes by others than the stream, on live devices: who is asked, how many may be outstanding,
-//! what becomes of them when their device goes.
+//! Flushes by another agent than the stream, on live devices: which agent flushes, how many may be
+//! outstanding, and what happens to them when their device is closed.
 
 mod common;
 
 use common::*;
 use gdsync::gpu::Consistency;
 
-/// The policies that need somebody else.
+/// The policies that need another agent.
 const OTHERS: [Consistency; 2] = [Consistency::HostFlag, Consistency::LoopbackRead];
 
 fn gpu(policy: Consistency) -> Gpu {
@@ -18,7 +18,7 @@ fn gpu(policy: Consistency) -> Gpu {
 }
 
 #[test]
-fn a_device_says_how_its_writes_are_seen() {
+fn device_reports_its_consistency_policy() {
     use Consistency::{Flush, HostFlag, LoopbackRead, NotNeeded, Ordered};
     for policy in [Ordered, Flush, HostFlag, LoopbackRead] {
         let device = Device::emulated(&gpu(policy)).unwrap();
@@ -28,7 +28,7 @@ fn a_device_says_how_its_writes_are_seen() {
     }
 }
 
-/// More streams than have words or queue pairs at a time, one after the other and together.
+/// More streams than there are words or queue pairs at a time, one after the other and together.
 #[test]
 fn every_stream_is_served() {
     for policy in OTHERS {
@@ -60,7 +60,7 @@ fn every_stream_is_served() {
     }
 }
 
-/// Threads that post on one stream: no flush is passed over for another's.
+/// Threads that post on one stream: each flush is done for its own list.
 #[test]
 fn a_stream_is_shared_by_threads() {
     for policy in OTHERS {
@@ -81,8 +81,8 @@ fn a_stream_is_shared_by_threads() {
     }
 }
 
-/// A stream that stands still may be given so many flushes, and then there is a limit that says
-/// so and changes nothing.
+/// A stalled stream accepts a limited number of flushes. At the limit, a call returns an error with
+/// the limit and changes nothing.
 #[test]
 fn too_many_reads_at_a_time_are_refused() {
     for (path, config) in paths() {
@@ -105,9 +105,9 @@ fn too_many_reads_at_a_time_are_refused() {
     }
 }
 
-/// The device goes while streams stand before their flushes: they pass, as they pass any wait.
+/// The device is closed while streams wait for their flushes: they pass, as they pass any wait.
 #[test]
-fn what_waits_for_a_flush_when_the_device_goes_is_let_go() {
+fn closed_device_releases_streams_that_wait_for_a_flush() {
     for policy in OTHERS {
         for (path, config) in paths() {
             let what = format!("{policy:?}, {path}");
@@ -131,7 +131,7 @@ fn what_waits_for_a_flush_when_the_device_goes_is_let_go() {
             gate.open();
             finish(&stream, &what);
             assert!(done.is_set(), "{what}");
-            // Nobody is left who would flush for it.
+            // No agent remains that could flush.
             let refused = post_on(&stream, &mut [], &[Descriptor::Flush]);
             assert_eq!(kind(refused), Some(Kind::Unsupported), "{what}");
         }

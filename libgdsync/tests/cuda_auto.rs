@@ -1,5 +1,5 @@
-//! `GDS_LOWER=auto` on CUDA, by a stand-in for libcuda: which lists go by memory operations and
-//! which by a kernel, and that mixing the two on one queue loses nothing.
+//! `GDS_LOWER=auto` on CUDA, by a stand-in for libcuda: which lists are lowered to memory
+//! operations and which to a kernel, and that mixing the two on one queue loses no work.
 
 mod common;
 mod standin;
@@ -12,7 +12,7 @@ fn auto() -> QpConfig {
     sized(&by(Lowering::Auto, Doorbell::Direct), 64, 256)
 }
 
-/// Queue pairs that talk to themselves through peers that are kept beside them.
+/// Queue pairs, each connected to a peer that is kept beside it.
 fn pairs(pd: &Pd, n: usize, seen: impl Fn(QpAddress) -> QpAddress) -> (Vec<Qp>, Vec<Qp>) {
     let mut both = (Vec::new(), Vec::new());
     for _ in 0..n {
@@ -26,8 +26,8 @@ fn pairs(pd: &Pd, n: usize, seen: impl Fn(QpAddress) -> QpAddress) -> (Vec<Qp>, 
     both
 }
 
-/// Posts one write on each queue pair, with waits for all behind them if asked; returns whether
-/// that was by a kernel.
+/// Posts one write on each queue pair, with waits for all behind them if requested; returns whether
+/// a kernel did it.
 fn posts(control: &Control, stream: &Stream, qps: &mut [Qp], memory: &Mr, waits: bool) -> bool {
     let to = memory.remote().span(64, 8).unwrap();
     let sends: Vec<SendRequest> = qps
@@ -65,7 +65,7 @@ fn long_lists_go_by_a_kernel_and_short_ones_by_memory_operations() {
     let stream = gpu.stream().unwrap();
     let (mut qps, _peers) = pairs(&pd, 8, |address| address);
     assert_eq!(qps[0].lowering(), Lowering::Auto);
-    // In turns on the same queues: where they stand is known to both.
+    // Alternating on the same queues: both ways continue where the other ended.
     for round in 0..40 {
         for (n, waits, kernel) in [
             (1, false, false),

@@ -1,5 +1,5 @@
-//! How payload in GPU memory is seen on CUDA, by a stand-in for its driver: the policy follows
-//! from attributes, the CPU flushes by the driver's call, and a flush that fails is a failure.
+//! Visibility of payload in GPU memory on CUDA, by a stand-in for its driver: the policy follows
+//! from attributes, the CPU flushes by the driver's call, and a failed flush is a failure.
 
 mod common;
 mod standin;
@@ -8,11 +8,11 @@ use common::*;
 use gdsync::gpu::Consistency;
 use standin::{Control, Variant, cases, inside};
 
-/// The device attributes that the policy is chosen from.
+/// The device attributes that determine the policy.
 const FLUSH: i32 = 98;
 const OPTIONS: i32 = 117;
 const ORDERING: i32 = 118;
-/// `cuFlushGPUDirectRDMAWrites`, and what it may answer.
+/// `cuFlushGPUDirectRDMAWrites`, and its possible results.
 const CALL: &str = "cuFlushGPUDirectRDMAWrites";
 const UNKNOWN: i32 = 999;
 
@@ -34,7 +34,7 @@ fn configs() -> [QpConfig; 2] {
     [Lowering::MemOps, Lowering::Kernel].map(|lowering| QpConfig::default().lowering(lowering))
 }
 
-/// Messages into GPU memory, each looked at by the stream behind its wait.
+/// Messages into GPU memory; the stream reads each after its wait.
 fn messages(config: &QpConfig) {
     let gpu = Gpu::cuda(0).unwrap();
     let mut p = Pair::new(&gpu, Net::One, config);
@@ -58,7 +58,7 @@ fn messages(config: &QpConfig) {
 }
 
 cases! {
-    order_goes_before_everything =>
+    write_order_takes_precedence_over_flushes =>
         { let _control = set(100, 1, 1); assert_eq!(policy(), Consistency::Ordered); };
     without_order_waits_flush =>
         { let _control = set(0, 1, 1); assert_eq!(policy(), Consistency::Flush); };
@@ -80,7 +80,7 @@ fn without_either_the_cpu_flushes() {
 }
 
 #[test]
-fn where_nobody_else_flushes_the_nic_reads() {
+fn nic_flushes_by_a_read_without_other_flushes() {
     inside!(Variant::default());
     let control = set(0, 0, 0);
     assert_eq!(policy(), Consistency::LoopbackRead);
@@ -95,7 +95,7 @@ cases! {
         { let _control = set(0, 0, 1); assert_eq!(policy(), Consistency::LoopbackRead); };
 }
 
-/// Its attributes say HOST, and the call fails: streams pass, and know.
+/// The GPU's attributes promise HOST, and the call fails: streams pass, and see the error.
 #[test]
 fn a_flush_that_fails_fails_the_queue_pairs() {
     inside!(Variant::default());
@@ -125,14 +125,14 @@ fn a_flush_that_fails_fails_the_queue_pairs() {
 }
 
 #[test]
-fn what_the_gpu_cannot_do_is_refused_if_it_is_demanded() {
+fn unsupported_policy_is_refused_if_it_is_demanded() {
     inside!(Variant::env(&[("GDS_CONSISTENCY", "host")]));
     let _control = set(100, 1, 0);
     refused(Gpu::cuda(0), Kind::Unsupported, None, &["GDS_CONSISTENCY"]);
 }
 
 #[test]
-fn what_is_demanded_goes_before_order() {
+fn demanded_policy_takes_precedence_over_write_order() {
     inside!(Variant::env(&[("GDS_CONSISTENCY", "host")]));
     let _control = set(100, 1, 1);
     assert_eq!(policy(), Consistency::HostFlag);

@@ -1,4 +1,4 @@
-//! Which GPU of several is taken, and GPUs whose compute mode allows one context, or none, by a
+//! The choice among several GPUs, and GPUs whose compute mode allows one context, or none, by a
 //! stand-in for libcuda.
 
 mod common;
@@ -36,7 +36,7 @@ cases! {
 }
 
 #[test]
-fn a_local_rank_that_is_no_number_is_an_error() {
+fn local_rank_that_is_not_a_number_is_an_error() {
     inside!(Variant::env(&[
         ("STANDIN_DEVICES", "2"),
         ("MP_LOCAL_RANK", "first")
@@ -47,8 +47,8 @@ fn a_local_rank_that_is_no_number_is_an_error() {
     Gpu::open("cuda:1").unwrap();
 }
 
-/// A GPU that allows one context is used with the application's only. Memory that is given back
-/// while a stream waits is freed when all streams are idle, because its free would block.
+/// A GPU that allows one context is used only with the application's context. Memory that is freed
+/// while a stream waits is released when all streams are idle, because its free would block.
 #[test]
 fn an_exclusive_gpu_is_used_with_one_context() {
     inside!(Variant::default());
@@ -83,22 +83,22 @@ fn an_exclusive_gpu_is_used_with_one_context() {
 }
 
 #[test]
-fn an_exclusive_gpu_of_another_process_says_so() {
+fn exclusive_gpu_of_another_process_is_an_error() {
     inside!(Variant::default());
     let control = Control::open();
     control.set_attribute(COMPUTE_MODE, EXCLUSIVE_PROCESS);
     control.fail("cuDevicePrimaryCtxRetain", 46, 0);
-    // Nor is a software GPU taken in its place.
+    // A software GPU does not replace it.
     let names = &["EXCLUSIVE_PROCESS", "another process", "nvidia-smi"];
     refused(Gpu::open("auto"), Kind::System, None, names);
 }
 
 #[test]
-fn a_prohibited_gpu_says_so() {
+fn prohibited_gpu_is_an_error() {
     inside!(Variant::default());
     let control = Control::open();
     control.set_attribute(COMPUTE_MODE, PROHIBITED);
-    // Nor is a software GPU taken in its place.
+    // A software GPU does not replace it.
     let names = &["PROHIBITED", "nvidia-smi"];
     refused(Gpu::open("auto"), Kind::System, None, names);
 }

@@ -1,5 +1,5 @@
-//! Device memory that GDRCopy maps for the CPU, by stand-ins for it and for libcuda: queues lie
-//! in the GPU then, and no copy engine is asked.
+//! Device memory that GDRCopy maps for the CPU, by stand-ins for it and for libcuda: queues are in
+//! the GPU then, and no copy engine is used.
 
 mod common;
 #[path = "common/shim.rs"]
@@ -34,7 +34,7 @@ fn with_gdrcopy() -> Variant {
 }
 
 #[test]
-fn queues_and_payload_lie_in_the_gpu_and_no_copy_engine_is_asked() {
+fn queues_and_payload_are_in_the_gpu_and_no_copy_engine_is_used() {
     inside!(with_gdrcopy());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();

@@ -1,5 +1,5 @@
-//! The golden traces once more, on CUDA: the programs of `golden.rs` run on a stand-in for
-//! libcuda, and what its driver table was called with is compared with the very same files.
+//! The golden traces on CUDA: the programs of `golden.rs` run on a stand-in for libcuda, and the
+//! calls of its driver table are compared with the same files.
 
 mod common;
 #[path = "common/golden_rig.rs"]
@@ -14,7 +14,7 @@ use golden_rig::{Watch, cuda};
 use standin::{Control, Variant, cases, inside};
 use trace::Calls;
 
-/// The device attributes that capabilities are read from.
+/// The device attributes that determine the capabilities.
 const FLUSH: i32 = 98;
 const ORDERING: i32 = 118;
 const MEMOPS_64: i32 = 122;
@@ -29,7 +29,7 @@ fn set(caps: &Caps) -> Control {
     control
 }
 
-/// A GPU of the stand-in with these capabilities, and who notes its calls.
+/// A GPU of the stand-in with these capabilities, and the recorder of its calls.
 fn standin_gpu(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     let control = set(&caps);
     let gpu = Gpu::cuda(0).unwrap();
@@ -42,12 +42,12 @@ fn standin_gpu(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     (gpu, Box::new(Calls::new(control)))
 }
 
-/// Says which program a process runs.
+/// Selects the program that a process runs.
 const PROGRAM: &str = "GOLDEN_PROGRAM";
 
-/// What no GPU of CUDA has is left out: masks, inline copies, no words of 64 bits; and flushes by
-/// the NIC, which no attribute here asks for. Each runs in a process of its own, as attributes are
-/// read once.
+/// Capabilities that no GPU of CUDA has are left out: masks, inline copies, no words of 64 bits;
+/// and flushes by the NIC, which no attribute here selects. Each program runs in a separate
+/// process, because attributes are read once.
 #[test]
 fn every_program_that_cuda_runs_has_its_trace() {
     let programs = golden_rig::programs();
@@ -63,7 +63,7 @@ fn every_program_that_cuda_runs_has_its_trace() {
     }
 }
 
-/// Such a GPU is older than what the driver still supports, and is refused as a whole.
+/// A GPU without 64-bit words is older than the driver supports; opening it fails.
 #[test]
 fn a_gpu_without_64_bits_is_refused() {
     inside!(Variant::default());

@@ -1,5 +1,5 @@
-//! Host memory of the application on CUDA, by a stand-in for libcuda: registered over and over,
-//! overlapping, dropped while a stream waits, of a device, and of nobody.
+//! Host memory of the application on CUDA, by a stand-in for libcuda: registered repeatedly,
+//! overlapping, dropped while a stream waits, of a device, and unmapped addresses.
 
 #[path = "common/application.rs"]
 mod application;
@@ -40,20 +40,20 @@ unsafe fn host(gpu: &Gpu, at: *mut u8, offset: usize, len: usize) -> Result<Regi
     unsafe { gpu.register_host(at.wrapping_add(offset), len) }
 }
 
-/// Holds the stream until 1 is stored to the word.
+/// Stalls the stream until 1 is stored to the word.
 fn gate(gpu: &Gpu, stream: &Stream) -> Word32 {
     let gate = gpu.word();
     post(gpu, stream, &[geq(&gate, 1)]).unwrap();
     gate
 }
 
-/// Has the stream write a word of `region`.
+/// Makes the stream write a word of `region`.
 fn write(gpu: &Gpu, stream: &Stream, region: &Region, at: usize, value: u32) {
     let word = region.word32(at).unwrap();
     post(gpu, stream, &[write32(&word, value)]).unwrap();
 }
 
-/// Memory of the application, registered several times over, and dropped while a stream waits.
+/// Memory of the application, registered several times, and dropped while a stream waits.
 #[test]
 fn host_memory_that_overlaps() {
     inside!(Variant::default());
@@ -90,7 +90,7 @@ fn host_memory_that_overlaps() {
     until("all is given back", || control.live()["registered"] == 0);
     assert_eq!(control.blocked(), []);
     let word = |offset: usize| {
-        // SAFETY: inside the pages, which nobody writes any more.
+        // SAFETY: inside the pages, which have no writer any more.
         unsafe { at.wrapping_add(offset).cast::<u32>().read() }
     };
     assert_eq!(
@@ -107,9 +107,9 @@ fn host_memory_that_overlaps() {
     assert_eq!(again.word32(2 * PAGE - 64).unwrap().load().unwrap(), 1);
 }
 
-/// Memory that was dropped and is registered again while the first use still waits to be over.
+/// Memory that was dropped and is registered again while its first use has not ended.
 #[test]
-fn host_memory_that_comes_back() {
+fn host_memory_registered_again_while_in_use() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
@@ -129,7 +129,7 @@ fn host_memory_that_comes_back() {
     assert_eq!(control.blocked(), []);
 }
 
-/// What the application registered itself stays the application's.
+/// Memory that the application registered itself stays registered for the application.
 #[test]
 fn host_memory_that_the_application_registered() {
     inside!(Variant::default());
@@ -152,10 +152,10 @@ fn host_memory_that_the_application_registered() {
     ok(unsafe { (cuda.cuMemHostUnregister)(at.cast()) });
 }
 
-/// Registers of a device are registered as such, ordinary memory as ordinary memory, and what
-/// cannot be registered leaves nothing behind.
+/// Registers of a device are registered as device registers, ordinary memory as ordinary memory,
+/// and memory that cannot be registered leaves no registration behind.
 #[test]
-fn host_memory_of_devices_and_of_nobody() {
+fn host_memory_of_devices_and_unmapped_addresses() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
@@ -168,7 +168,7 @@ fn host_memory_of_devices_and_of_nobody() {
     drop((io, ram));
     until("both are given back", || control.live()["registered"] == 0);
     let nowhere = std::ptr::without_provenance_mut(PAGE);
-    // SAFETY: refused, because no memory is there.
+    // SAFETY: refused, because no memory is mapped there.
     let refused = unsafe { host(&gpu, nowhere, 0, PAGE) };
     assert_eq!(refused.unwrap_err().kind(), Kind::Invalid);
     // SAFETY: as above.
@@ -232,7 +232,7 @@ fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
     let taken = region.into_vec(Duration::from_millis(20));
     let (region, e) = taken.expect_err("a stream has yet to write");
     assert_eq!(e.kind(), Kind::Timeout, "{e}");
-    // Work of another stream that is enqueued meanwhile is not waited for.
+    // It does not wait for work that another stream gets meanwhile.
     let other = gpu.stream().unwrap();
     let buffer = std::thread::scope(|s| {
         let late = s.spawn(|| {
@@ -252,7 +252,7 @@ fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
     assert_eq!(control.blocked(), []);
 }
 
-/// Enqueues a copy when it is dropped, then says so.
+/// Enqueues a copy when it is dropped, then records that.
 struct Copies {
     stream: Stream,
     memory: Region,
@@ -266,7 +266,7 @@ impl Drop for Copies {
     }
 }
 
-/// Where memory is freed only while nothing is enqueued.
+/// On a GPU where memory is freed only while no work is enqueued.
 #[test]
 fn an_owner_may_enqueue_on_an_exclusive_gpu() {
     inside!(Variant::default());
@@ -311,7 +311,7 @@ fn an_owner_outlives_a_stream_dropped_during_a_capture() {
     end_capture(raw);
     gate.store(1).unwrap();
     until("the stream has written", || control.waiting() == 0);
-    // The stream can be handed in again.
+    // The stream can be passed to the library again.
     // SAFETY: as above.
     let again = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
     passes(&again);

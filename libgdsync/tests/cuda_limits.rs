@@ -1,6 +1,6 @@
-//! What a waiting stream does to everybody else, and what is done about it: streams are
-//! refused before the hardware channels run out, submissions before the driver blocks the
-//! caller, and nothing that blocks is called while a stream waits.
+//! The effects of a waiting stream on other streams and calls, and the remedies: streams are
+//! refused before the hardware channels run out, submissions before the driver blocks the caller,
+//! and no blocking call is made while a stream waits.
 
 #[path = "common/application.rs"]
 mod application;
@@ -17,7 +17,7 @@ use gdsync::internals::Fill;
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, cases, inside, until};
 
-/// A stream that may not wait now.
+/// The refusal of a stream that may not wait now.
 const REFUSED: Option<Kind> = Some(Kind::TooManyWaits);
 
 fn pair() -> Pair {
@@ -25,7 +25,7 @@ fn pair() -> Pair {
     Pair::open_on(&Gpu::cuda(0).unwrap(), Device::emulated, &config)
 }
 
-/// What shows that the stream has passed its waits so far.
+/// The wait that proves that the stream has passed its earlier waits.
 fn passed_by(word: &Word64, value: u64) -> Descriptor<'_> {
     Descriptor::PassedBy { word, value }
 }
@@ -42,7 +42,8 @@ fn message(p: &mut Pair, stream: &Stream, value: u64) {
     assert_eq!(u64::from_le_bytes(memory.region().bytes(8)), value);
 }
 
-/// More streams than may wait: the rest is refused, and whoever does not wait goes on.
+/// More streams than may wait: the excess streams are refused, and streams that do not wait
+/// continue.
 fn too_many(streams: usize, limit: usize) {
     let mut r = pair();
     let control = Control::open();
@@ -64,16 +65,16 @@ fn too_many(streams: usize, limit: usize) {
     until("those that may do wait", || {
         control.waiting() == limit as u64
     });
-    // One more wait of a stream that waits takes nothing.
+    // A further wait of a waiting stream needs no further slot.
     r.a.post_on(&all[0], &[gate.wait_for(2)]).unwrap();
-    // The refused streams do other work, and so does everybody.
+    // The refused streams do other work, and so do all others.
     let flag = Gate::new(&r.gpu);
     r.a.post_on(all.last().unwrap(), &[write32(&flag.0, 1)])
         .unwrap();
     until("the refused stream writes", || flag.0.load().unwrap() == 1);
     let free = r.gpu.stream().unwrap();
     message(&mut r, &free, 0x1234_5678_9abc);
-    // A request that was refused with its wait is still there.
+    // A request that was refused together with its wait is still prepared.
     let mr = r.memory(MemoryKind::Pinned, 64);
     r.b.receive(&[mr.sge(8, 8)]);
     let send = r.a.signaled(&Work::send(&[mr.sge(0, 8)]));
@@ -85,7 +86,7 @@ fn too_many(streams: usize, limit: usize) {
     until("all go on", || control.waiting() == 0);
     r.a.post_on(last, &list).unwrap();
     passes(last);
-    // Everybody may wait once more, in turn.
+    // Every stream may wait once more, in turn.
     for (value, stream) in (3..).zip(all.iter().chain(&all)) {
         r.a.post_on(stream, &[gate.wait_for(value)]).unwrap();
         gate.open_to(value);
@@ -100,7 +101,8 @@ cases! {
         too_many(33, 30);
 }
 
-/// With so few channels that a wait stops all else, still one may wait, and goes on.
+/// With so few channels that a wait stops all other streams, one stream may still wait, and
+/// continues.
 #[test]
 fn one_channel() {
     inside!(Variant::env(&[("CUDA_DEVICE_MAX_CONNECTIONS", "1")]));
@@ -115,8 +117,8 @@ fn one_channel() {
     passes(&second);
 }
 
-/// Who has passed makes room without being asked, and a stream whose handle is dropped while it
-/// waits still counts.
+/// A stream that has passed its waits frees its slot without a call, and a stream whose handle is
+/// dropped while it waits still counts.
 #[test]
 fn wait_slots_of_streams_that_pass_and_streams_that_are_dropped() {
     inside!(Variant::default());
@@ -140,8 +142,8 @@ fn wait_slots_of_streams_that_pass_and_streams_that_are_dropped() {
     until("the streams are gone", || control.live()["commands"] == 0);
 }
 
-/// The driver holds up the call that makes one stream too many while another waits: the library
-/// gives out those that it made ahead, and those that were dropped, and then refuses.
+/// The driver blocks the call that creates one stream too many while another stream waits: the
+/// library uses the streams that it created ahead, and those that were dropped, and then refuses.
 #[test]
 fn streams_are_made_while_a_stream_waits() {
     inside!(Variant::default());
@@ -156,7 +158,7 @@ fn streams_are_made_while_a_stream_waits() {
         let (mut streams, error) = fill(|| r.gpu.stream());
         assert_eq!(error.kind(), Kind::TooManyWaits, "{error:?}");
         assert!((16..=32).contains(&streams.len()), "{}", streams.len());
-        // One that is dropped serves again, once it has done what it was given.
+        // A dropped stream is reused after it has run its work.
         for count in 0..100 {
             let last = streams.pop().unwrap();
             r.a.post_on(&last, &[write32(&word.0, value * 1000 + count)])
@@ -176,7 +178,8 @@ fn streams_are_made_while_a_stream_waits() {
         }
         gate.open_to(value);
         passes(&waiting);
-        // Now any number is made, and kept: this is more than the driver had room for.
+        // Now the library creates any number of streams and keeps them: more than the driver had
+        // room for.
         let more: Vec<Stream> = (0..40).map(|_| r.gpu.stream().unwrap()).collect();
         drop((streams, more));
     }
@@ -184,8 +187,8 @@ fn streams_are_made_while_a_stream_waits() {
     assert_eq!(control.strays(), [""; 0]);
 }
 
-/// A stream that is dropped during a capture leaves nothing that marks its end. What showed before
-/// that it has passed its last wait still does.
+/// A stream that is dropped during a capture leaves no event that marks its end. An earlier proof
+/// that it has passed its last wait still counts.
 #[test]
 fn wait_slots_of_streams_that_are_dropped_during_a_capture() {
     inside!(Variant::default());
@@ -196,7 +199,7 @@ fn wait_slots_of_streams_that_are_dropped_during_a_capture() {
     let word = passed.word64(0).unwrap();
     for value in 1..=20u64 {
         let raw = raw_stream();
-        // SAFETY: it is destroyed behind its last handle.
+        // SAFETY: it is destroyed after its last handle is dropped.
         let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
         let word = &word;
         let list = [gate.wait_for(1), passed_by(word, value)];
@@ -213,8 +216,8 @@ fn wait_slots_of_streams_that_are_dropped_during_a_capture() {
     }
 }
 
-/// The proof that a stream has passed its last wait frees its wait slot, too, after it has become the
-/// one by which room is given back.
+/// The proof that a stream has passed its last wait frees its wait slot too, even after the proof
+/// is also used to return room.
 #[test]
 fn wait_slots_of_streams_that_pass_with_much_work_behind_the_wait() {
     const BEHIND: usize = 600;
@@ -235,7 +238,7 @@ fn wait_slots_of_streams_that_pass_with_much_work_behind_the_wait() {
         for _ in 0..BEHIND {
             r.a.post_on(stream, &[write32(&other, 1)]).unwrap();
         }
-        // The application's own wait keeps the stream from being idle.
+        // The application's own wait keeps the stream busy.
         let (raw, at) = (stream.as_cuda().unwrap(), hold.0.addr().0);
         // SAFETY: a live stream, and a word that is kept.
         ok(unsafe { wait(raw.cast(), at, 1, consts::CU_STREAM_WAIT_VALUE_GEQ) });
@@ -250,8 +253,8 @@ fn wait_slots_of_streams_that_pass_with_much_work_behind_the_wait() {
     }
 }
 
-/// A stream that is told what shows that it has passed gives its wait slot up though it is never idle,
-/// and takes any number of submissions.
+/// A stream with a proof that it has passed its waits frees its wait slot though it is never idle,
+/// and accepts any number of submissions.
 #[test]
 fn streams_that_pass_by_a_word_of_the_applications() {
     inside!(Variant::default());
@@ -293,8 +296,8 @@ fn streams_that_pass_by_a_word_of_the_applications() {
     }
 }
 
-/// A proof covers everything that was enqueued until the next wait: the work behind a wait that was
-/// passed runs without a further wait. So all of its room is given back, and what the driver still
+/// A proof covers all work that was enqueued before the next wait: the work behind a passed wait
+/// runs without a further wait. So its whole room is returned, and the work that the driver still
 /// holds never blocks an enqueue.
 #[test]
 fn a_wait_that_was_passed_gives_back_all_room_up_to_the_next() {
@@ -312,7 +315,7 @@ fn a_wait_that_was_passed_gives_back_all_room_up_to_the_next() {
         let behind = write64(word, value.into());
         r.a.post_on(&stream, &[behind]).unwrap();
         until("it stands", || control.waiting() == 1);
-        // Once the proof before is given it is no more than the driver holds.
+        // After the previous proof, no more is enqueued than the driver holds.
         let mut taken = 0;
         while r.a.post_on(&stream, &[write32(&other, value)]).is_ok() {
             taken += 1;
@@ -329,7 +332,7 @@ fn a_wait_that_was_passed_gives_back_all_room_up_to_the_next() {
     assert_eq!((control.blocked(), control.full()), (Vec::new(), 0));
 }
 
-/// Room is refused for what would be begun and not ended.
+/// Room is refused before an operation begins, so that no operation remains half enqueued.
 #[test]
 fn room_is_asked_for_before_it_is_taken() {
     inside!(Variant::default());
@@ -356,7 +359,7 @@ fn room_is_asked_for_before_it_is_taken() {
     stream.check_room(3).unwrap();
 }
 
-/// A stream that waits for the event of a stream that waits, waits.
+/// A stream that waits for the event of a waiting stream counts as waiting too.
 #[test]
 fn waits_for_events_count() {
     inside!(Variant::default());
@@ -381,7 +384,7 @@ fn waits_for_events_count() {
     assert!(event.is_done().unwrap());
 }
 
-/// What things are enqueued with.
+/// The objects that are enqueued.
 struct Full {
     pair: Pair,
     stream: Stream,
@@ -390,8 +393,8 @@ struct Full {
     kernel: Kernel,
 }
 
-/// A waiting stream is given things, each with a number, until it takes no more, which is an error
-/// and no blocked thread; once it goes on, it takes them again.
+/// A waiting stream gets numbered operations until it accepts no more, which is an error and not a
+/// blocked thread. When the stream continues, it accepts them again.
 fn full(enqueue: impl Fn(&mut Full, u32) -> Result<()>) {
     let pair = pair();
     let control = Control::open();
@@ -416,7 +419,7 @@ fn full(enqueue: impl Fn(&mut Full, u32) -> Result<()>) {
         assert_eq!(error.kind(), Kind::QueueFull, "{error:?}");
         assert!(error.limit_value().is_some());
         assert!(taken >= 100, "refused after {taken}");
-        assert_eq!(control.full(), 0, "and nobody stood still before it");
+        assert_eq!(control.full(), 0, "and no enqueue blocked on it");
         gate.open_to(value);
         passes(&f.stream);
         enqueue(&mut f, 0).unwrap();
@@ -439,7 +442,7 @@ cases! {
     });
 }
 
-/// Memory given back while a stream waits is freed later, and by nobody's standing still.
+/// Memory freed while a stream waits is released later, and no call blocks for it.
 #[test]
 fn memory_dropped_while_a_stream_waits() {
     inside!(Variant::default());
@@ -463,7 +466,7 @@ fn memory_dropped_while_a_stream_waits() {
     r.a.post_on(&stream, &[write32(&shared.word32(0).unwrap(), 7)])
         .unwrap();
     drop(shared);
-    // Meanwhile deferred frees are tried, again and again.
+    // Meanwhile deferred frees are retried.
     std::thread::sleep(Duration::from_millis(100));
     let calls = control.calls();
     for call in ["cuMemFree", "cuMemUnmap", "cuMemRelease", "cuModule"] {
@@ -474,7 +477,7 @@ fn memory_dropped_while_a_stream_waits() {
     passes(&stream);
     until("all is freed", || {
         let live = control.live();
-        // One unit of device memory is kept for the next.
+        // One unit of device memory is kept for the next allocation.
         [
             ("device", 0),
             ("host", 0),

@@ -1,5 +1,5 @@
-//! CUDA that is not there, not whole, too old, without a GPU, or refuses with codes that nobody
-//! has seen before: a typed error with the reason, and everything else goes on.
+//! A libcuda that is absent, incomplete, too old, without a GPU, or fails with unknown codes: a
+//! typed error with the reason, and all other calls continue.
 
 mod common;
 mod standin;
@@ -17,7 +17,7 @@ fn refused(name: &str, kind: Kind, names: &[&str]) {
 
 #[test]
 fn absent() {
-    // A path where nothing is, and one where something else is.
+    // A path without a file, and one of another kind of file.
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     for (test, library) in [
         ("absent_nothing", Path::new("/nowhere/libcuda.so.1")),
@@ -71,7 +71,7 @@ cases! {
         refused("cuda", Kind::Absent, &["cuIpcCloseMemHandle"]);
 }
 
-/// Kernels are loaded eagerly all the same, or the first launch would stand behind a wait.
+/// Kernels are loaded eagerly in any case: the first launch would otherwise block behind a wait.
 #[test]
 fn without_the_function_that_loads_kernels() {
     inside!(Variant::without("cuFuncLoad"));
@@ -121,8 +121,8 @@ fn two_gpus() {
     there.copy(&span, &span).unwrap();
 }
 
-/// Whatever call on the way fails, the error carries the code, nothing is left, and the next try
-/// is as the first.
+/// Whichever call fails, the error carries the code, no object remains, and the next try works like
+/// the first.
 #[test]
 fn codes_never_seen_before() {
     inside!(Variant::default());
@@ -155,7 +155,7 @@ fn codes_never_seen_before() {
         assert!(contexts <= Some(&1), "{name}: {live:?}");
         assert_eq!(hosts, Some(&0), "{name}: {live:?}");
     }
-    // What only says more may fail: the name, the number of a context.
+    // Calls that only give details may fail: the name, the number of a context.
     control.fail("cuDeviceGetName", 4242, 0);
     control.fail("cuCtxGetId", 4242, 0);
     let gpu = Gpu::cuda(0).unwrap();

@@ -1,6 +1,6 @@
-//! CUDA that fails on the way: codes that nobody has seen before, and a GPU that is lost in the
-//! middle of a list, of a wait, of a copy. Errors are typed and carry the number, nothing hangs,
-//! and dropping what is left is quiet.
+//! CUDA that fails during a run: unknown error codes, and a GPU that is lost in the middle of a
+//! list, of a wait, of a copy. Errors are typed and carry the code, no call hangs, and dropping the
+//! remaining objects reports nothing.
 
 mod common;
 mod standin;
@@ -9,7 +9,7 @@ use common::*;
 use gdsync::Error;
 use standin::{Control, Variant, cases, inside, until};
 
-/// What the driver says of a kernel that went wrong; its context is gone with it.
+/// The driver's code for a kernel that failed; the context is lost with it.
 const LAUNCH_FAILED: i32 = 719;
 
 struct Rig {
@@ -38,7 +38,8 @@ fn numbered(error: &Error, code: i32) {
     assert!(text.contains(&code.to_string()), "{text}");
 }
 
-/// Every call that enqueues, allocates or asks: the code arrives, and the next call works.
+/// For each call that enqueues, allocates or queries: the error carries the code, and the next call
+/// works.
 #[test]
 fn codes_never_seen_before() {
     inside!(Variant::default());
@@ -55,7 +56,7 @@ fn codes_never_seen_before() {
     let word = r.mr.region().word32(0).unwrap();
     let event = r.stream.record().unwrap();
     let page = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
-    // SAFETY: not empty; leaked, so it lives as long as what is made of it.
+    // SAFETY: the layout is not empty; the memory is leaked, so it outlives its users.
     let page = unsafe { std::alloc::alloc_zeroed(page) };
     until("the stream ends", || r.stream.is_idle().unwrap());
     let before = control.live();
@@ -86,7 +87,7 @@ fn codes_never_seen_before() {
     each("cuEventRecord", &mut |r| r.stream.record().map(drop));
     each("cuStreamWaitEvent", &mut |r| r.stream.wait_event(&event));
     each("cuStreamCreate", &mut |r| {
-        // More than the library makes ahead.
+        // More streams than the library creates ahead.
         let streams = (0..40).map(|_| r.gpu.stream());
         streams.collect::<gdsync::Result<Vec<_>>>().map(drop)
     });
@@ -125,7 +126,7 @@ fn codes_never_seen_before() {
         .iter()
         .all(|kind| live[*kind] == before[*kind])
     });
-    // And a message goes through.
+    // A message still arrives.
     message(&mut r).unwrap();
 }
 
@@ -139,8 +140,8 @@ fn message(r: &mut Rig) -> gdsync::Result<()> {
     r.b.wait(recv, LIMIT)
 }
 
-/// A refusal in the middle of a list that takes several submissions: what was enqueued stays,
-/// the error is the first cause, and requests of the list are not in a state that hangs.
+/// A refusal in the middle of a list of several submissions: the enqueued operations stay, the
+/// error is the first cause, and no request of the list hangs.
 #[test]
 fn a_code_in_the_middle_of_a_list() {
     inside!(Variant::default());
@@ -154,7 +155,7 @@ fn a_code_in_the_middle_of_a_list() {
     drop(r);
 }
 
-/// A reset waits until a stream is past the first half of a list that failed: a wait there is
+/// A reset waits until a stream has passed the first half of a list that failed: a wait there is
 /// released, and the receives of the second half are flushed.
 #[test]
 fn a_reset_waits_for_the_first_half_of_a_list_that_failed() {
@@ -164,7 +165,7 @@ fn a_reset_waits_for_the_first_half_of_a_list_that_failed() {
         let mut r = rig(Lowering::MemOps, Doorbell::Direct);
         let words = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         let (gate, other) = (words.word32(0).unwrap(), words.word32(4).unwrap());
-        // Posted by the CPU, and matched by nothing.
+        // Posted by the CPU; no message matches it.
         let receive = r.a.receive(&[r.mr.sge(0, 8)]);
         let send = r.a.signaled(&Work::send(&[r.mr.sge(0, 8)]));
         let late = r.a.prepare_receive(&[r.mr.sge(0, 8)]).unwrap();
@@ -194,7 +195,7 @@ fn a_reset_waits_for_the_first_half_of_a_list_that_failed() {
     }
 }
 
-/// Sends and waits, more than two submissions.
+/// Sends and waits that need more than two submissions.
 fn long_list(r: &mut Rig) -> gdsync::Result<()> {
     let mut list = Vec::new();
     for _ in 0..250 {
@@ -206,7 +207,7 @@ fn long_list(r: &mut Rig) -> gdsync::Result<()> {
     r.a.post_on(&r.stream, &list)
 }
 
-/// Everything says that the GPU is lost, and why.
+/// Every call reports that the GPU is lost, with the code.
 fn lost(r: &mut Rig, code: i32) {
     let gpu = r.gpu.clone();
     let region: Region = r.mr.region().clone();
@@ -225,7 +226,7 @@ fn lost(r: &mut Rig, code: i32) {
         assert_eq!(error.kind(), Kind::DeviceLost, "{error:?}");
         numbered(&error, code);
     }
-    // Pinned memory is the host's; the CPU still has it.
+    // Pinned memory belongs to the host; the CPU can still access it.
     word.store(5).unwrap();
     assert_eq!(word.load().unwrap(), 5);
 }
@@ -236,7 +237,7 @@ fn lost_in_a_list(lowering: Lowering, doorbell: Doorbell) {
     let control = Control::open();
     message(&mut r).unwrap();
     control.lose_device(LAUNCH_FAILED, 40);
-    // Enough that the loss comes while the list is made or run.
+    // Enough that the loss happens while the list is lowered or run.
     let posted = (0..4).try_for_each(|_| long_list(&mut r));
     if let Err(e) = posted {
         assert_eq!(e.kind(), Kind::DeviceLost, "{e:?}");
@@ -255,7 +256,7 @@ fn lost_in_a_list(lowering: Lowering, doorbell: Doorbell) {
     drop((a, b));
     drop(mr);
     drop(stream);
-    // The next one is told at once.
+    // The next call reports it at once.
     assert_eq!(gpu.stream().unwrap_err().kind(), Kind::DeviceLost);
 }
 
@@ -285,7 +286,8 @@ fn lost_in_a_wait(lowering: Lowering) {
     let error = waiter.join().unwrap().unwrap_err();
     assert_eq!(error.kind(), Kind::DeviceLost, "{error:?}");
     numbered(&error, LAUNCH_FAILED);
-    // The request was never rung for, and never will be: whoever asks is not left waiting for ever.
+    // The doorbell of the request was never written, and never will be: a wait for it must still
+    // end.
     let waited = r.a.wait(send, Duration::from_secs(5)).unwrap_err();
     assert!(
         matches!(waited.kind(), Kind::DeviceLost | Kind::Timeout),
@@ -303,8 +305,8 @@ cases! {
     lost_in_a_wait_of_a_kernel => lost_in_a_wait(Lowering::Kernel);
 }
 
-/// The GPU is lost while the NIC brings payload into device memory: the message fails, and
-/// nobody hangs.
+/// The GPU is lost while the NIC writes payload into device memory: the message fails, and no call
+/// hangs.
 #[test]
 fn lost_under_the_nic() {
     inside!(Variant::default());
@@ -318,7 +320,7 @@ fn lost_under_the_nic() {
     control.lose_device(LAUNCH_FAILED, 0);
     let span = mr.remote().span(4096, 4096).unwrap();
     let send = a.signaled(&Work::write(&[mr.sge(0, 4096)], span));
-    // The CPU posts, so the GPU is not asked.
+    // The CPU posts, so no call of the GPU is needed.
     if a.post(send).is_ok() {
         let error = a.wait(send, LIMIT).unwrap_err();
         assert!(
@@ -332,7 +334,7 @@ fn lost_under_the_nic() {
     lost(&mut r, LAUNCH_FAILED);
 }
 
-/// A loss by a code that nobody has seen: each call says the number, and nothing hangs.
+/// A loss with an unknown code: each call reports the code, and no call hangs.
 #[test]
 fn lost_by_a_code_never_seen_before() {
     inside!(Variant::default());

@@ -1,5 +1,5 @@
-//! What an application hands in and takes out on CUDA, by a stand-in for libcuda: contexts,
-//! streams, captures, memory, modules, and memory of another process.
+//! Objects that an application passes to the library and gets from it on CUDA, by a stand-in for
+//! libcuda: contexts, streams, captures, memory, modules, and memory of another process.
 
 #[path = "common/application.rs"]
 mod application;
@@ -58,7 +58,7 @@ fn contexts() {
     // SAFETY: as above.
     let null = unsafe { Gpu::cuda_context(std::ptr::null_mut()) };
     assert_eq!(null.unwrap_err().kind(), Kind::Invalid);
-    // Whatever is current, each works in its own, and leaves it as it was.
+    // With any current context, each GPU works in its own context, and restores the current one.
     for before in [std::ptr::null_mut(), own, retained()] {
         make_current(before);
         for gpu in [&gpu, &other] {
@@ -103,12 +103,12 @@ fn streams_of_the_application() {
         let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         writes(&gpu, &stream, &memory, 0, 3);
         drop(stream);
-        // The application's stream is still its own.
+        // The application still owns its stream.
         ok((driver().cuStreamDestroy_v2)(raw));
     }
 }
 
-/// The legacy stream is the one of the GPU's context, whatever is current on the thread.
+/// The legacy stream is the one of the GPU's context, whatever context is current on the thread.
 #[test]
 fn the_legacy_stream_if_it_is_wanted() {
     inside!(Variant::default());
@@ -126,8 +126,8 @@ fn the_legacy_stream_if_it_is_wanted() {
     }
 }
 
-/// While a stream is captured nothing is enqueued on it; and nothing that the library does
-/// meanwhile, on whatever thread, spoils the capture.
+/// While a stream is captured, no call enqueues on it; and no work of the library, on any thread,
+/// invalidates the capture.
 #[test]
 fn captures() {
     inside!(Variant::default());
@@ -141,7 +141,7 @@ fn captures() {
     let gate = gpu.word();
     let wait = geq(&gate, 1);
     post(&gpu, &busy, &[wait]).unwrap();
-    // Memory that is to be freed later.
+    // Memory whose free is deferred.
     drop(gpu.alloc(MemoryKind::Device, 64).unwrap());
     begin_capture(raw, consts::CU_STREAM_CAPTURE_MODE_GLOBAL);
     assert!(stream.is_capturing().unwrap());
@@ -205,7 +205,7 @@ fn adopted_memory() {
         matches!(error.kind(), Kind::Invalid | Kind::System),
         "{error:?}"
     );
-    // SAFETY: allocated above, and nobody's any more.
+    // SAFETY: allocated above, and without users.
     unsafe {
         ok((cuda.cuMemFree_v2)(device));
         ok((cuda.cuMemFreeHost)(pinned));
@@ -234,7 +234,7 @@ fn handles_of_another_runtime_are_refused() {
     assert_eq!(kind(legacy), Some(Kind::Foreign));
 }
 
-/// A second load would block behind streams that wait.
+/// A second load would block behind waiting streams.
 #[test]
 fn image_is_loaded_once_for_each_gpu() {
     inside!(Variant::default());
@@ -251,7 +251,7 @@ fn image_is_loaded_once_for_each_gpu() {
     assert_eq!(gpu.dims_for(1000).grid, [4, 1, 1]);
 }
 
-/// The library's kernels from its own text: fill, copy, verify.
+/// The library's kernels from its own PTX: fill, copy, verify.
 #[test]
 fn modules_kernels_events() {
     inside!(Variant::default());
@@ -308,7 +308,7 @@ fn modules_kernels_events() {
     }
 }
 
-/// A copy from host to host that is enqueued on a waiting stream does not wait for it.
+/// A copy from host to host that is enqueued on a waiting stream does not wait for the stream.
 #[test]
 fn copies_between_all_kinds_of_memory() {
     inside!(Variant::default());
@@ -335,7 +335,7 @@ fn copies_between_all_kinds_of_memory() {
             let (to, from) = (to.span(at, len).unwrap(), from.span(at, len).unwrap());
             stream.copy(&to, &from).unwrap();
         }
-        assert_eq!(control.blocked(), [], "nothing stood still");
+        assert_eq!(control.blocked(), [], "no call blocked");
         let got = to.vec(0, 5000);
         assert_eq!(got, [0; 5000], "nothing has moved");
         gate.store(opened).unwrap();
@@ -350,7 +350,7 @@ fn copies_between_all_kinds_of_memory() {
 
 const EXPORTER: &str = "STANDIN_EXPORTER";
 
-/// Memory of another process, by both ways: what this one writes the other one sees.
+/// Memory of another process, by both ways: the other process sees the writes of this one.
 #[test]
 fn memory_of_another_process() {
     inside!(Variant::default());
@@ -440,7 +440,7 @@ fn other_process(gpu: &Gpu) {
         let region = unsafe { gpu.open_shared(&shared) }.unwrap();
         let got = region.vec(0, expected.len());
         assert_eq!(got, expected);
-        // By a stream, beside the copy engine.
+        // By a stream, and by the copy engine.
         let stream = gpu.stream().unwrap();
         let word = region.word32(64).unwrap();
         let write = write32(&word, u32::from_le_bytes(*b"seco"));
@@ -448,14 +448,14 @@ fn other_process(gpu: &Gpu) {
         passes(&stream);
         region.write(68, b"nd").unwrap();
     }
-    // A length that is not there.
+    // A length beyond the memory.
     // SAFETY: refused.
     let too_long = unsafe { gpu.open_shared(&ipc(64)) };
     assert_eq!(kind(too_long), Some(Kind::Invalid));
 }
 
-/// A descriptor reaches the pages of its region and no others: these are not allocated again, and
-/// the rest of their unit is.
+/// A descriptor reaches the pages of its region and no others: these pages are not allocated again,
+/// and the rest of their unit is.
 #[test]
 fn exported_pages_are_not_given_out_again_and_their_neighbours_are() {
     inside!(Variant::default());
@@ -481,7 +481,7 @@ fn exported_pages_are_not_given_out_again_and_their_neighbours_are() {
     }
     assert_eq!(control.live()["physical"], before);
     drop(kept);
-    until("the unit is freed, whoever has descriptors", || {
+    until("the unit is freed in spite of open descriptors", || {
         control.live()["physical"] < before
     });
 }

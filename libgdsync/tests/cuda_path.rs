@@ -1,6 +1,5 @@
-//! The whole path on CUDA, by a stand-in for libcuda: messages by memory operations, by kernels
-//! and by a CPU thread, with payload and queues in pinned and in device memory, and nothing that
-//! grows.
+//! The whole path on CUDA, by a stand-in for libcuda: messages by memory operations, by kernels and
+//! by a CPU thread, with payload and queues in pinned and in device memory, and without growth.
 
 mod common;
 mod standin;
@@ -31,7 +30,7 @@ fn writes(config: QpConfig, from: MemoryKind, to: MemoryKind, n: u32) {
     whole_path::writes(&Gpu::cuda(0).unwrap(), &config, from, to, n);
 }
 
-/// No call is blocked by the stream that waits.
+/// The waiting stream blocks no call.
 fn gated(config: QpConfig, kind: MemoryKind) {
     whole_path::gated(&Gpu::cuda(0).unwrap(), &config, kind, kind);
     let control = Control::open();
@@ -42,7 +41,7 @@ fn failing(config: QpConfig) {
     whole_path::failing(&Gpu::cuda(0).unwrap(), &config, Dev);
 }
 
-/// Streams send, receive and wait; the driver holds at the end what it held at the start.
+/// Streams send, receive and wait; at the end the driver has as many objects as at the start.
 fn growth(config: QpConfig, messages: u32) {
     let mut p = pair(&sized(&config, 256, 256));
     let control = Control::open();
@@ -52,7 +51,7 @@ fn growth(config: QpConfig, messages: u32) {
         before = Some((control.live(), resident()));
     });
     let (mut live, pages) = before.unwrap();
-    // How much was enqueued then is chance.
+    // The number of commands enqueued at that time varies.
     live.insert("commands".to_owned(), 0);
     assert_eq!(control.live(), live);
     let now = resident();
@@ -66,14 +65,14 @@ fn resident() -> usize {
     pages * 4096
 }
 
-/// What a NIC writes into device memory as one word of 4 or 8 bytes arrives as one: nobody sees
-/// half of the old and half of the new.
+/// A NIC's write of one word of 4 or 8 bytes into device memory is atomic: no reader sees half of
+/// the old value and half of the new one.
 fn whole_words(len: u32) {
     let mut p = pair(&memops());
     let (from, to) = (p.memory(Pin, 64), p.memory(Dev, 64));
     let words = to.region().clone();
     let watchers = [p.gpu.stream().unwrap(), p.gpu.stream().unwrap()];
-    // All zeros and all ones take turns; each watcher waits for one half of each.
+    // All zeros and all ones alternate; each watcher waits for one half of each.
     let half = u64::MAX >> (64 - 4 * len);
     for (stream, torn) in watchers.iter().zip([half, half << (4 * len)]) {
         let (narrow, wide) = (words.word32(0).unwrap(), words.word64(0).unwrap());

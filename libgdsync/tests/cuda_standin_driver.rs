@@ -1,5 +1,5 @@
-//! The stand-in for libcuda by itself, driven by hand: that it orders, refuses and blocks as the
-//! driver does, since the tests of the runtime rest on it.
+//! The stand-in for libcuda alone, called directly: it orders, refuses and blocks as the driver
+//! does, because the tests of the runtime depend on that.
 
 mod standin;
 
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 type Handle = *mut c_void;
 
-/// The calls of the table that these tests make.
+/// The calls of the table that these tests use.
 #[derive(Clone, Copy)]
 struct Driver(Control);
 
-// SAFETY: the handle inside is a loaded library, and its functions are for all threads.
+// SAFETY: the handle inside is a loaded library, and any thread may call its functions.
 unsafe impl Send for Driver {}
 // SAFETY: as above.
 unsafe impl Sync for Driver {}
@@ -76,7 +76,7 @@ fn write64(at: u64, value: u64) -> [u64; 6] {
     [5, at, value, 0, 0, 0]
 }
 
-/// What a call that succeeds stores.
+/// The handle that a successful call stores.
 fn made(call: impl FnOnce(&mut Handle) -> c_int) -> Handle {
     let mut handle = std::ptr::null_mut();
     assert_eq!(call(&mut handle), 0);
@@ -114,7 +114,7 @@ impl Driver {
         d
     }
 
-    /// Makes the primary context the calling thread's.
+    /// Makes the primary context current on the calling thread.
     fn enter(&self) {
         let context = made(|out| self.retain(out, 0));
         assert_eq!(self.set_current(context), 0);
@@ -131,7 +131,7 @@ impl Driver {
         at
     }
 
-    /// The library's kernels, from its own text.
+    /// The library's kernels, from its own PTX.
     fn kernels(&self) -> Handle {
         let text = include_str!("../device/ptx/gds_kernels.ptx");
         let image = CString::new(text).unwrap();
@@ -148,7 +148,7 @@ impl Driver {
     fn words(&self) -> Words {
         let mut at = 0;
         assert_eq!(self.host_alloc(&mut at, 4096, 1), 0);
-        // SAFETY: a page that was just given.
+        // SAFETY: a page that was allocated above.
         unsafe { std::ptr::write_bytes(at as *mut u8, 0, 4096) };
         Words(at)
     }
@@ -178,7 +178,7 @@ fn standin_runs_memory_operations_in_order_with_the_drivers_conditions() {
     w.set(3, 0x0100_0000);
     assert_eq!(d.submit(stream, &list), 0);
     assert_eq!(d.query(stream), 600);
-    // A cyclic comparison: one behind is not enough, far behind is ahead.
+    // A cyclic comparison: one less is not enough, far less counts as greater.
     w.set(0, 0x8000_0001);
     until("it waits", || d.0.waiting() == 1);
     assert_eq!(w.get(1), 0);
@@ -232,7 +232,7 @@ fn standin_refuses_what_the_driver_refuses() {
     assert_eq!(
         d.submit(own, &[ok]),
         0,
-        "portable pinned memory is everybody's"
+        "every context may use portable pinned memory"
     );
     d.finish(own);
 }
@@ -264,7 +264,7 @@ fn standin_registers_host_memory_by_pages() {
 }
 
 #[test]
-fn standin_calls_that_block_behind_a_wait_do() {
+fn standin_blocks_the_calls_that_the_driver_blocks_behind_a_wait() {
     inside!(Variant::default());
     let d = Driver::open();
     let (w, stream) = (d.words(), d.new_stream());
@@ -357,7 +357,7 @@ fn standin_copies_reach_device_memory_that_the_cpu_cannot() {
         "into pageable memory: done when it returns"
     );
     assert_eq!(back, data);
-    // From pageable memory: read when it returns, also behind a wait.
+    // From pageable memory: read when the call returns, also behind a wait.
     assert_eq!(d.submit(stream, &[wait32(w.at(0), 1, EQ)]), 0);
     let gone = [9u8; 4].to_vec();
     assert_eq!(d.copy_in(device, gone.as_ptr(), 4, stream), 0);
@@ -416,7 +416,7 @@ fn standin_runs_the_library_s_kernels() {
     drop(params);
     let other = d.new_stream();
     assert_eq!(d.submit(other, &[write32(w.at(2), 1)]), 0);
-    until("a spinning kernel keeps nobody", || w.get(2) == 1);
+    until("a spinning kernel stalls no other stream", || w.get(2) == 1);
     assert_eq!((w.get(1), d.0.waiting()), (0, 0));
     w.set(0, 5);
     d.finish(stream);
@@ -433,7 +433,7 @@ fn standin_runs_the_library_s_kernels() {
         calls.contains(&format!("  write32 {:#x} 0x1 flags 0", w.at(2))),
         "{calls}"
     );
-    // Many barriers, two lanes between each.
+    // Many barriers, with two lanes between each.
     let ops: Vec<[u64; 4]> = (0..40).map(|i| [1, w.at(8 + i), i, 0]).collect();
     let ops: Vec<&[[u64; 4]]> = ops.chunks(2).collect();
     assert_eq!(d.run(kernel, stream, &program(&ops)), 0);
@@ -442,7 +442,7 @@ fn standin_runs_the_library_s_kernels() {
 }
 
 #[test]
-fn standin_a_kernel_not_loaded_stands_still_behind_a_wait() {
+fn standin_loading_a_kernel_blocks_behind_a_wait() {
     inside!(Variant::default());
     let d = Driver::open();
     let (w, stream, other) = (d.words(), d.new_stream(), d.new_stream());
@@ -489,7 +489,8 @@ fn standin_events_and_captures() {
     assert_eq!(d.end_capture(first, &mut graph), 0);
     d.finish(first);
     assert_eq!(w.get(1), 1, "captured, not run");
-    // Another thread spoils it, by what may wait for streams, unless it relaxes its mode.
+    // Another thread invalidates it, by a call that may wait for streams, unless the thread relaxes
+    // its mode.
     let event = event as usize;
     for (mode, result, end) in [(2, 0, 0), (0, 900, 901)] {
         assert_eq!(d.begin_capture(first, 0), 0);

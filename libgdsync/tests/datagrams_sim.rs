@@ -1,5 +1,5 @@
-//! Datagrams among several NICs, in plays: who sends what to whom, how, posted and waited for by
-//! whom, is drawn from a seed. Also on the live driver, over NICs that meet as those of two
+//! Datagrams among several NICs, in simulations: a seed determines senders, receivers, kinds of
+//! sends, posters and waiters. Also on the live driver, over NICs that connect as those of two
 //! processes do.
 
 mod common;
@@ -15,9 +15,9 @@ use vmlx5::fabric::hub::{Hub, HubConfig};
 
 const QKEY: u32 = 0x0bad_cafe;
 const STATIONS: usize = 4;
-/// Messages at once; the rings have room for them whoever gets them all.
+/// Most messages at once; the rings have room for all of them on one receiver.
 const MOST: usize = 6;
-/// Bytes of a slot of memory: a datagram and what lies in front of it.
+/// Bytes of a slot of memory: a datagram and its header in front.
 const SLOT: u64 = 4096 + 64;
 
 struct Station {
@@ -26,9 +26,9 @@ struct Station {
     out: Mr,
     into: Mr,
     stream: Stream,
-    /// Counted up by its stream, behind its receives.
+    /// The stream increments it after it has posted its receives.
     ready: Word32,
-    /// Whom it heard from, as what it heard says: by number of the station.
+    /// The sources of received messages, by number of the station.
     heard: BTreeMap<usize, Destination>,
 }
 
@@ -39,11 +39,11 @@ struct Message {
     to: usize,
     len: usize,
     imm: Option<u32>,
-    /// With the wrong key.
+    /// Sent with the wrong key.
     lost: bool,
 }
 
-/// What is in a message.
+/// The content of a message.
 fn text(message: &Message) -> Vec<u8> {
     let byte = |i: usize| (i * 13 + message.id * 101 + i / 251) as u8;
     (0..message.len).map(byte).collect()
@@ -89,7 +89,7 @@ fn draw(rng: &mut fastrand::Rng, ids: &mut usize) -> Vec<Message> {
     (0..MOST).map(|_| message()).collect()
 }
 
-/// Prepares the receives of the messages that will arrive, and has them posted.
+/// Prepares the receives of the messages that are going to arrive, and posts them.
 fn receive(
     all: &mut [Station],
     batch: &[Message],
@@ -102,7 +102,7 @@ fn receive(
         let Station { qp, into, .. } = station;
         let prepared: Vec<_> = (0..mine as u64)
             .map(|n| {
-                // In one piece, or the front for itself.
+                // In one piece, or with the header in a separate piece.
                 let (at, grh) = (SLOT * n, GRH as u32);
                 let two = [sge(into, at, grh), sge(into, at + GRH as u64, 4096)];
                 let one = [sge(into, at, grh + 4096)];
@@ -110,7 +110,7 @@ fn receive(
                 qp.prepare_receive(list).unwrap()
             })
             .collect();
-        // A CPU thread would hand them over later.
+        // A CPU thread would post them later.
         let by_stream = rng.bool() && qp.doorbell() == Doorbell::Direct;
         let mut list = Vec::new();
         for recv in &prepared {
@@ -126,7 +126,7 @@ fn receive(
     receives
 }
 
-/// Has the messages sent, once all receives are there.
+/// Sends the messages after all receives are posted.
 fn send(all: &mut [Station], batch: &[Message], round: u32, rng: &mut fastrand::Rng) {
     let ready: Vec<Word32> = all.iter().map(|s| s.ready.clone()).collect();
     let addresses: Vec<_> = all.iter().map(|s| s.qp.address()).collect();
@@ -177,7 +177,7 @@ fn send(all: &mut [Station], batch: &[Message], round: u32, rng: &mut fastrand::
     }
 }
 
-/// What each got is what it was sent; of each sender, in order.
+/// Each station has received exactly the messages sent to it; those of one sender in order.
 fn check(all: &mut [Station], batch: &[Message], receives: Vec<Vec<ReceiveRequest>>, what: &str) {
     let numbers: Vec<u32> = all.iter().map(|s| s.qp.address().qpn).collect();
     let nodes: Vec<u64> = all.iter().map(|s| s.qp.address().node).collect();
@@ -191,7 +191,7 @@ fn check(all: &mut [Station], batch: &[Message], receives: Vec<Vec<ReceiveReques
             let source = got.source.unwrap();
             let slot = SLOT as usize * n;
             let front = station.into.region().bytes::<GRH>(slot);
-            // Queue pairs of two NICs may have one number: the header has the node.
+            // Queue pairs of two NICs may have the same number: the header has the node.
             let node = u64::from_be_bytes(front[16..24].try_into().unwrap());
             let from = |m: &&&Message| numbers[m.from] == source.qpn && nodes[m.from] == node;
             let message = *due.iter().find(from).unwrap_or_else(|| {
@@ -234,7 +234,7 @@ fn live(gpu: &Gpu, config: &QpConfig, seed: u64, rounds: u32, hub: Option<&Hub>)
 }
 
 #[test]
-fn everybody_hears_what_is_said_to_them_in_plays() {
+fn each_datagram_reaches_its_receiver_in_simulations() {
     seeds(20, |seed| {
         for (_, config) in paths() {
             let (_sim, gpu) = play(seed);
@@ -246,7 +246,7 @@ fn everybody_hears_what_is_said_to_them_in_plays() {
 }
 
 #[test]
-fn everybody_hears_what_is_said_to_them_on_the_live_driver() {
+fn each_datagram_reaches_its_receiver_on_the_live_driver() {
     for (_, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         for seed in 0..5 {

@@ -1,5 +1,5 @@
-//! The process at the other end dies: requests in flight and later ones end with a status,
-//! streams go on.
+//! The process at the other end dies: requests in flight and later ones end with a status, streams
+//! continue.
 
 mod common;
 
@@ -48,9 +48,9 @@ impl Drop for Peer {
     }
 }
 
-/// The other process: receives one message, answers nothing, and waits for its end.
+/// The other process: receives one message, does not answer, and waits for its end.
 #[test]
-#[ignore = "run by the_peer_dies in a process of its own"]
+#[ignore = "run by the_peer_dies in a separate process"]
 fn peer() {
     let gpu = Gpu::soft().unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
@@ -65,7 +65,7 @@ fn peer() {
         .unwrap();
     println!("connected");
     qp.wait(recv, LIMIT).unwrap();
-    // Until it is killed, or its parent is gone.
+    // Until it is killed, or its parent has ended.
     let _ = std::io::stdin().read_line(&mut line);
 }
 
@@ -102,7 +102,7 @@ fn the_peer_dies() {
         let own = qp.receive(&[sge(&mem, 32, 8)]);
         qp.post(taken).unwrap();
         qp.wait(taken, LIMIT).unwrap();
-        // One waits for a receive that never comes; another is behind a gate.
+        // One stream waits for a send without a receive; another is behind a gate.
         qp.post_on(&stream, &send_and_wait(waiting)).unwrap();
         let saw = Witness::launch(&stream, &qp, waiting);
         qp.post_on(&stream, &gate.before(later)).unwrap();
@@ -121,7 +121,7 @@ fn the_peer_dies() {
         }
         assert_eq!(kind(qp.wait(later, LIMIT)), failed(Status::FLUSHED));
         assert_eq!(kind(qp.wait(own, LIMIT)), failed(Status::FLUSHED));
-        // What is left is of use with others.
+        // The remaining objects can be used with other peers.
         qp.quiet(LIMIT).unwrap();
         qp.reset().unwrap();
         let mut other = pd.create_qp(&config).unwrap();

@@ -1,5 +1,5 @@
-//! The smallest and the largest that is allowed: messages of no bytes, thirty segments, as many
-//! inline bytes as an entry holds, whole queues.
+//! The smallest and the largest allowed sizes: messages of 0 bytes, thirty segments, as many inline
+//! bytes as an entry holds, full queues.
 
 mod common;
 
@@ -88,7 +88,7 @@ fn thirty_segments_and_as_many_inline_bytes_as_fit() {
                 .flat_map(|(at, len)| &data[*at as usize..][..*len as usize])
                 .copied()
                 .collect();
-            // Received in 16 pieces, none of them where the one before ends.
+            // Received in 16 pieces, none of which begins where the previous one ends.
             let piece = expect.len() / 16 + 1;
             let pieces: Vec<Sge<'_>> = (0..16)
                 .map(|i| sge(&far, (i * 300) as u64, piece as u32))
@@ -154,8 +154,8 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
             let mut largest = 0;
             for round in 0..20 {
                 let what = format!("{path}, {send_blocks} blocks, round {round}");
-                // Places for completions are given back in quarters, so it takes a moment, and
-                // more than half of the blocks are always to be had for signaled requests.
+                // Completion positions are returned in quarters, so it takes a moment, and more
+                // than half of the blocks are always available for signaled requests.
                 let (a, b) = (&mut p.a, &mut p.b);
                 a.quiet(LIMIT).unwrap();
                 let work = Work::write(&list, to).signaled();
@@ -168,7 +168,7 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
                 refused::<()>(Err(full), Kind::QueueFull, most, &["qp 0x"]);
                 assert!(receives.len() > recv_entries as usize / 2, "{what}");
                 largest = largest.max(sends.len());
-                // The last one of each hands over all; streams wait for each.
+                // The last one of each posts all; streams wait for each.
                 for r in &receives {
                     p.b.post_receive(*r).unwrap();
                 }
@@ -194,9 +194,9 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
     }
 }
 
-/// `poll` never returns success for an aborted request, however long ago it was aborted.
+/// `poll` never returns success for an aborted request, for any number of later requests.
 #[test]
-fn what_was_aborted_long_ago_has_not_succeeded() {
+fn old_aborted_request_never_polls_as_success() {
     let gpu = Gpu::soft().unwrap();
     for newest in [false, true] {
         let config = sized(&QpConfig::default(), 8, 256);

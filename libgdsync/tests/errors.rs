@@ -1,5 +1,5 @@
-//! Every way in which a request fails, from its real cause: what the CPU, streams and kernels
-//! are told, what becomes of the requests around it, and that the queue pair comes back.
+//! Every way in which a request fails, from its real cause: the status that the CPU, streams and
+//! kernels see, the effect on neighbouring requests, and the recovery of the queue pair.
 
 mod common;
 
@@ -8,14 +8,14 @@ use common::*;
 use gdsync::gpu::{Word32, Word64};
 use gdsync::rdma::{Field, RemoteSpan};
 
-/// What the other end makes of it.
+/// The effect on the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peer {
-    /// Nothing: it never heard of the request.
+    /// None: the request did not reach it.
     Untouched,
     /// Its queue pair is in error: receives are flushed.
     Flushed,
-    /// As `Flushed`, and the receive that the request found fails by itself.
+    /// As `Flushed`, and the receive that the request matched fails with this status.
     Victim(Status),
 }
 
@@ -23,9 +23,9 @@ struct Case {
     name: &'static str,
     status: Status,
     peer: Peer,
-    /// What `b` lets its peer do.
+    /// The rights that `b` grants its peer.
     access: Access,
-    /// Prepares the request that will fail.
+    /// Prepares the request that is going to fail.
     make: fn(&mut Scene) -> SendRequest,
 }
 
@@ -39,7 +39,7 @@ struct Scene {
     pair: Pair,
     near: Mr,
     far: Mr,
-    /// Whether the request that will fail raises a completion.
+    /// Whether the request that is going to fail raises a completion.
     signaled: bool,
     patches: Vec<Patch>,
     keep: Vec<Mr>,
@@ -62,7 +62,7 @@ impl Scene {
         self.pair.a.prepare(&work).unwrap()
     }
 
-    /// Prepares the request that will fail.
+    /// Prepares the request that is going to fail.
     fn bad(&mut self, work: Work<'_>) -> SendRequest {
         self.prepare(work, self.signaled)
     }
@@ -86,7 +86,7 @@ impl Scene {
         let request = self.bad(Work::send(&[sge(&near, 0, 8)]));
         let length = self.pair.a.field32(request, Field::Length(0)).unwrap();
         let ring = length.region().clone();
-        // The control segment lies before the only data segment, which begins with its length.
+        // The control segment is in front of the only data segment, which begins with its length.
         let at = (length.addr().0 - ring.addr().0) as usize - 16 + 4 * word;
         let word = ring.word32(at).unwrap();
         let value = u32::from_be(word.load().unwrap()) ^ change;
@@ -111,7 +111,7 @@ impl Scene {
         self.bad(work)
     }
 
-    /// Memory of `b` with these rights alone.
+    /// Memory of `b` with only these rights.
     fn far_with(&mut self, access: Access) -> RemoteSpan {
         let mr = memory(&self.pair.pd_b, MemoryKind::Pinned, 64, access);
         let span = mr.remote().span(0, 8).unwrap();
@@ -185,7 +185,7 @@ fn cases() -> Vec<Case> {
             request
         }),
         local("a message of more than 2 GiB", S::LOCAL_LENGTH, |s| {
-            // Thirty pieces of the same 72 MiB, which nobody touches.
+            // Thirty pieces of the same 72 MiB, which no CPU or stream accesses.
             let mr = s.pair.mem_a(MemoryKind::Device, 72 << 20);
             let list = [sge(&mr, 0, 72 << 20); 30];
             let to = s.far_span();
@@ -295,7 +295,7 @@ fn spoil_second_receive(s: &mut Scene) {
     ring.write(at - 4, &key).unwrap();
 }
 
-/// Where the second receive puts its message.
+/// Where the second receive stores its message.
 const SECOND: u64 = 1024 + 16;
 
 #[test]
@@ -303,8 +303,8 @@ fn every_error_is_seen_by_cpu_stream_and_kernel() {
     for (path, config) in paths() {
         for net in [Net::One, Net::Hub, Net::Host] {
             let gpu = Gpu::soft().unwrap();
-            // One pair goes through all cases that its rights allow, so that each begins where
-            // the reset after the one before left it.
+            // One pair runs all cases that its rights allow, so that each begins where the reset of
+            // the previous case left the queues.
             let mut scene = Scene::new(Pair::new(&gpu, net, &config));
             for case in cases() {
                 for signaled in [true, false] {
@@ -331,7 +331,7 @@ fn run(s: &mut Scene, case: &Case, what: &str) {
     let (gate, seen) = (Gate::new(&gpu), Flag::new(&gpu));
     let (near, far) = (s.near.clone(), s.far.clone());
 
-    // The peer: three receives by its stream, which waits for the first.
+    // The peer: its stream posts three receives and waits for the first.
     let receives: Vec<_> = (0..3u64)
         .map(|i| {
             let list = [sge(&far, 1024 + 16 * i, 16)];
@@ -387,7 +387,7 @@ fn run(s: &mut Scene, case: &Case, what: &str) {
     if signaled {
         list.push(Descriptor::wait(bad));
     } else {
-        // It cannot be waited for, but the one behind it can.
+        // The CPU cannot wait for it, but for the next request.
         list.push(Descriptor::Send(behind[0]));
         list.push(Descriptor::wait(behind[0]));
     }
@@ -409,7 +409,7 @@ fn run(s: &mut Scene, case: &Case, what: &str) {
     assert!(a.poll(good).unwrap().is_none(), "{what}: before the gate");
     gate.open();
 
-    // Half of the time nobody but the library looks until the streams are through.
+    // In half of the runs only the library polls until the streams have finished.
     if signaled {
         finish(&stream, what);
     }
@@ -431,7 +431,7 @@ fn run(s: &mut Scene, case: &Case, what: &str) {
     }
     assert_eq!(kind(a.wait(own, LIMIT)), flushed, "{what}");
     assert_eq!(a.error(), Some(case.status), "{what}");
-    // A queue pair in error takes no more.
+    // A queue pair in error accepts no more requests.
     assert_eq!(kind(a.prepare(&Work::nop())), Some(expect), "{what}");
     assert_eq!(kind(a.prepare_receive(&[])), Some(expect), "{what}");
     let late = [Descriptor::wait(good)];

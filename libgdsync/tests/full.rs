@@ -1,5 +1,4 @@
-//! Queues that are full, posts whose turn has not come: an error at once or a bounded wait, as the
-//! caller chooses.
+//! Full queues and posts out of turn: an error at once or a bounded wait, as the caller chooses.
 
 mod common;
 
@@ -18,7 +17,7 @@ fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
         let work = Work::send(&list).signaled();
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
         let names = &["qp 0x", "work queue is full"];
-        // Prepared, posted behind a gate, or in flight: full is full.
+        // Prepared, posted behind a gate, or in flight: every request counts.
         let sends = [(); 4].map(|()| p.a.prepare(&work).unwrap());
         refused(p.a.prepare(&work), Kind::QueueFull, Some(4), names);
         p.a.post_on(&stream, &[gate.wait()]).unwrap();
@@ -32,7 +31,7 @@ fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
         gate.open();
         finish(&stream, path);
         all_refused! { Kind::QueueFull, Some(4), names; p.a.prepare_within(&work, SOON) }
-        // Room comes while somebody waits for it.
+        // Room becomes free while the call waits for it.
         let receives = [(); 5].map(|()| p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap());
         let Pair { a, b, .. } = &mut p;
         std::thread::scope(|s| {
@@ -61,7 +60,7 @@ fn a_completion_queue_is_full_until_its_stream_has_passed() {
         let mut p = Pair::new(&gpu, Net::One, &config);
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
         p.a.post_on(&stream, &[gate.wait()]).unwrap();
-        // All complete at once, but a stream still has to look at them.
+        // All complete at once, but a stream has not passed its waits yet.
         let (done, refusal) = fill(|| {
             let send = p.a.prepare(&Work::nop().signaled())?;
             p.a.post(send).unwrap();
@@ -87,7 +86,7 @@ fn a_completion_queue_is_full_until_its_stream_has_passed() {
 }
 
 #[test]
-fn a_post_by_the_cpu_waits_for_the_stream_before_it_as_long_as_the_caller_says() {
+fn post_by_the_cpu_waits_for_the_previous_stream_within_the_time_limit() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::One, &config);

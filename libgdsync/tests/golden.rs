@@ -1,6 +1,6 @@
-//! Golden traces: what this design hands to a stream, operation by operation, for every
-//! descriptor and every fall-back. The expected text lies in `tests/golden/`; `GDS_BLESS=1`
-//! writes it anew, so that a change of lowering is a diff of text to be read.
+//! Golden traces: the operations that a stream gets, one by one, for every descriptor and every
+//! fall-back. The expected text is in `tests/golden/`; `GDS_BLESS=1` rewrites it, so that a change
+//! of lowering is a readable diff.
 
 mod common;
 #[path = "common/golden_rig.rs"]
@@ -28,7 +28,7 @@ impl Watch for Traced {
     }
 }
 
-/// A soft GPU that can do this.
+/// A soft GPU with these capabilities.
 fn soft(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     let options = SoftOptions::default().caps(caps);
     (common::soft(options), Box::new(Traced))
@@ -41,9 +41,9 @@ fn every_program_has_its_trace() {
     }
 }
 
-/// Without a NIC there is nobody to flush, and that is never silently left out.
+/// Without a NIC no agent can flush. A flush is then an error and is never omitted.
 #[test]
-fn a_flush_by_nobody_is_refused() {
+fn flush_without_a_nic_is_refused() {
     for host_flush in [false, true] {
         let caps = cuda().flush(false).host_flush(host_flush);
         let (gpu, _) = soft(caps);

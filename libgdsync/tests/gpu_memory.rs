@@ -1,5 +1,5 @@
 //! GPU memory and NICs of libibverbs, over a virtual one: registered by dma-bufs, which are memory
-//! files here, or by address where that is refused; and made visible by every policy.
+//! files here, or by address where dma-bufs are refused; and made visible by every policy.
 
 mod common;
 #[path = "common/listen.rs"]
@@ -18,7 +18,7 @@ use virtual_nic::{cases, inside};
 /// The devices that register by libibverbs.
 const DEVICES: [(&str, Open); 2] = [("mlx5", Device::mlx5), ("verbs", Device::verbs)];
 
-/// How often this process has the memory of `region` mapped.
+/// Number of mappings of the memory of `region` in this process.
 fn mappings(region: &Region) -> usize {
     let file = std::fs::File::from(region.dma_buf().unwrap().0);
     let inode = file.metadata().unwrap().ino().to_string();
@@ -71,13 +71,13 @@ fn bytes_arrive(open: Open, config: &QpConfig, memory: impl Fn(&Pair, usize) -> 
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_dma_buf_is_what_the_nic_reads_and_writes() {
+fn nic_reads_and_writes_by_a_dma_buf() {
     inside!(&[]);
     for (name, open) in DEVICES {
         for (_, config) in paths() {
             bytes_arrive(open, &config, |pair, len| {
                 let memory = pair.memory(MemoryKind::Device, len);
-                // The GPU's and the CPU's, and that of the NIC.
+                // The mappings of the GPU, of the CPU and of the NIC.
                 assert_eq!(mappings(memory.region()), 3, "{name}");
                 memory
             });
@@ -93,7 +93,7 @@ fn a_dma_buf_is_what_the_nic_reads_and_writes() {
     }
 }
 
-/// Runs `during` in a process that is given no more descriptors.
+/// Runs `during` in a process that gets no more descriptors.
 fn without_descriptors<T>(during: impl FnOnce() -> T) -> T {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -127,7 +127,7 @@ fn without_dma_bufs_memory_is_registered_by_address_and_that_is_said_once() {
             assert_eq!(mappings(&region), 2, "{name}");
             memory
         });
-        // For each NIC that was opened, whatever it registered.
+        // One line for each open NIC, for any number of registrations.
         let mut said = told.lines();
         said.retain(|line| line.contains("is registered with"));
         assert_eq!(said.len(), i + 1, "{name}");
@@ -155,7 +155,7 @@ fn policy(wish: Consistency) {
 cases! {
     the_cpu_flushes_where_the_environment_says_so in &[("GDS_CONSISTENCY", "host")] =>
         policy(Consistency::HostFlag);
-    /// By queue pairs of libmlx5 that are connected to themselves.
+    /// With queue pairs of libmlx5 that are connected to themselves.
     the_nic_reads_behind_its_writes_where_the_environment_says_so
         in &[("GDS_CONSISTENCY", "read")] =>
         policy(Consistency::LoopbackRead);
@@ -177,7 +177,7 @@ fn a_policy_that_the_gpu_cannot_keep_is_an_error() {
 }
 
 #[test]
-fn a_policy_that_nobody_knows_is_an_error() {
+fn unknown_consistency_policy_is_an_error() {
     virtual_nic::outside!(&[("GDS_CONSISTENCY", "flag")]);
     refused(Gpu::soft(), Kind::Invalid, None, &["GDS_CONSISTENCY"]);
 }

@@ -1,5 +1,5 @@
-//! Memory and descriptors of the process stay as they are, however many messages and queue pairs
-//! come and go. Alone in its process, so that what it counts is its own.
+//! Memory and descriptors of the process do not grow with the number of messages and queue pairs.
+//! The test is alone in its process, so that its counts include no other test's.
 
 mod common;
 mod whole_path;
@@ -8,10 +8,10 @@ use common::*;
 
 /// Messages over the fast paths.
 const MESSAGES: u32 = 100_000;
-/// Resident memory may move by this much: pages that are touched for the first time late.
+/// Tolerance in bytes for resident memory: pages that are accessed for the first time late.
 const SLACK: usize = 3 << 20;
 
-/// What the process holds.
+/// Memory and descriptors of the process.
 #[derive(Debug)]
 struct Held {
     resident: usize,
@@ -37,7 +37,7 @@ fn compare(before: &Held, what: &str) {
         "{what}: {before:?}, then {after:?}"
     );
     assert!(after.files <= before.files, "{what}: {before:?}, {after:?}");
-    // The allocator may split or join a few of its own.
+    // The allocator may split or join a few of its own mappings.
     assert!(
         after.mappings <= before.mappings + 8,
         "{what}: {before:?}, then {after:?}"
@@ -47,14 +47,14 @@ fn compare(before: &Held, what: &str) {
 #[test]
 fn nothing_grows() {
     for (path, config) in paths() {
-        // Ways that take longer take fewer.
+        // Slower paths send fewer messages.
         let fewer = if path.starts_with("memops") { 1 } else { 4 };
         messages(path, &config, MESSAGES / fewer);
         queue_pairs(path, &config);
     }
 }
 
-/// Streams send, receive and wait; the CPU prepares and posts, and never asks.
+/// Streams send, receive and wait; the CPU prepares and posts, and never polls.
 fn messages(path: &str, config: &QpConfig, messages: u32) {
     let gpu = Gpu::soft().unwrap();
     let config = sized(config, 256, 256);
@@ -68,7 +68,7 @@ fn messages(path: &str, config: &QpConfig, messages: u32) {
     p.check(path);
 }
 
-/// Queue pairs, registrations, regions, streams and whole devices come and go.
+/// Creates and destroys queue pairs, registrations, regions, streams and whole devices.
 fn queue_pairs(path: &str, config: &QpConfig) {
     let gpu = Gpu::soft().unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
@@ -89,7 +89,7 @@ fn queue_pairs(path: &str, config: &QpConfig) {
             Descriptor::wait(signaled),
         ];
         p.a.post_on(&stream, &post).unwrap();
-        // The peer stays until the work is done: one that is gone is silent, for seconds.
+        // The peer stays until the work is done: a request to a lost peer fails only after seconds.
         drop(p.a);
         drop((near, also));
         finish(&stream, path);
@@ -104,7 +104,7 @@ fn queue_pairs(path: &str, config: &QpConfig) {
         for _ in 0..100 {
             round(net);
         }
-        // What was dropped last is unmapped by others, a moment later.
+        // Other threads unmap the objects that were dropped last, a moment later.
         let what = format!("{path}, {net:?}");
         let deadline = gpu.host().now() + LIMIT;
         gpu.host().wait_until(Some(deadline), &mut || {

@@ -1,12 +1,12 @@
-//! The image of the library's own kernels. What each kernel does is tried by `conformance`, on
-//! every GPU runtime.
+//! The image of the library's own kernels. `conformance` tests each kernel's behaviour on every GPU
+//! runtime.
 
 use gdsync::Gpu;
 use gdsync::gpu::{Dims, KERNELS};
 use gdsync::internals::Entry;
 
 #[test]
-fn every_kernel_stands_in_the_module_with_its_parameter() {
+fn every_kernel_is_in_the_module_with_its_parameter() {
     let ptx = KERNELS.ptx().unwrap();
     for entry in Entry::ALL {
         let head = format!(

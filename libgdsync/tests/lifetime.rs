@@ -1,5 +1,5 @@
-//! Handles that go away while work is in flight: in every order, nothing crashes, nothing hangs,
-//! no memory goes that a device still touches, and `close` tells what is left.
+//! Handles that are dropped while work is in flight: in every order, no call crashes or hangs, no
+//! memory is freed that a device still accesses, and `close` reports what remains.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::*;
 
 const SOON: Duration = Duration::from_millis(2);
 
-/// Every order of `n` things.
+/// Every order of `n` objects.
 fn orders(n: usize) -> Vec<Vec<usize>> {
     if n == 0 {
         return vec![Vec::new()];
@@ -32,12 +32,12 @@ fn nothing_panicked() {
     assert!(failures.is_empty(), "{failures:?}");
 }
 
-/// Things of several types.
+/// Objects of several types.
 macro_rules! things {
     ($($thing:expr),*) => { vec![$(Box::new($thing) as Box<dyn Any>),*] };
 }
 
-/// Nothing of the device is left soon.
+/// The objects of the device are destroyed soon.
 #[track_caller]
 fn closes(device: &Device, what: &str) {
     let closed = device.close(LIMIT);
@@ -53,7 +53,7 @@ fn drop_in(order: &[usize], things: Vec<Box<dyn Any>>) {
 }
 
 #[test]
-fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
+fn posted_requests_arrive_after_handles_are_dropped_while_the_device_is_kept() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         for (n, order) in orders(4).into_iter().enumerate() {
@@ -72,7 +72,7 @@ fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
                 let work = Work::write(&list, to);
                 let work = if signaled { work.signaled() } else { work };
                 let send = p.a.prepare(&work).unwrap();
-                // Prepared and never posted: of no account.
+                // Prepared and never posted: without effect.
                 p.a.signaled(&Work::write(&list, to));
                 let mut post = vec![gate.wait(), Descriptor::Send(send)];
                 if signaled {
@@ -101,7 +101,7 @@ fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
 }
 
 #[test]
-fn what_waits_when_the_device_goes_is_let_go_with_a_status() {
+fn closed_device_releases_waits_with_a_status() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         for order in orders(5) {
@@ -110,7 +110,7 @@ fn what_waits_when_the_device_goes_is_let_go_with_a_status() {
             let near = p.mem_a(MemoryKind::Device, 64);
             let (stream, done) = (gpu.stream().unwrap(), Flag::new(&gpu));
             let list = [sge(&near, 0, 8)];
-            // Nobody receives: this never completes.
+            // No receive is posted: this send never completes.
             let send = p.a.signaled(&Work::send(&list));
             let recv = p.a.prepare_receive(&list).unwrap();
             let post = [
@@ -137,7 +137,7 @@ fn what_waits_when_the_device_goes_is_let_go_with_a_status() {
 }
 
 #[test]
-fn a_device_that_goes_before_its_streams_ring_leaves_them_free_to_go_on() {
+fn closed_device_does_not_stall_streams_that_ring_later() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::Hub, &config);
@@ -146,7 +146,7 @@ fn a_device_that_goes_before_its_streams_ring_leaves_them_free_to_go_on() {
         let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
         let list = [sge(&near, 0, 8)];
         p.a.post_on(&streams[0], &[gate.wait()]).unwrap();
-        // Posts change from stream to stream, so each waits for the other's.
+        // Posts alternate between the streams, so each stream waits for the other's.
         for i in 0..8 {
             let stream = &streams[i % 2];
             p.a.start_on(stream, &Work::send(&list));
@@ -166,7 +166,7 @@ fn a_device_that_goes_before_its_streams_ring_leaves_them_free_to_go_on() {
 }
 
 #[test]
-fn everything_may_go_in_any_order_the_gpu_too() {
+fn all_handles_may_be_dropped_in_any_order() {
     for (path, config) in paths() {
         // Some of the 5040 orders, spread over all of them.
         for order in orders(7).into_iter().step_by(101) {
@@ -192,7 +192,7 @@ fn everything_may_go_in_any_order_the_gpu_too() {
             drop_in(&order, things![a, (b, pd_b), near, pd_a, stream, gate, gpu]);
             drop(far);
         }
-        // The driver is alive and well.
+        // The driver still works.
         let gpu = Gpu::soft().unwrap();
         Pair::new(&gpu, Net::Hub, &config).check(path);
     }
@@ -200,13 +200,13 @@ fn everything_may_go_in_any_order_the_gpu_too() {
 }
 
 #[test]
-fn close_waits_for_what_was_dropped_and_for_nothing_else() {
+fn close_waits_only_for_dropped_objects() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         let config = limited(&config, None);
         let mut p = Pair::new(&gpu, Net::One, &config);
         let device = p.a.device().clone();
-        // A queue pair that is in use is not in the way.
+        // A queue pair that is in use does not delay it.
         device.close(Duration::ZERO).unwrap();
         let mut doomed = p.pd_a.create_qp(&config).unwrap();
         let mut peer = p.pd_a.create_qp(&config).unwrap();
@@ -219,7 +219,7 @@ fn close_waits_for_what_was_dropped_and_for_nothing_else() {
             let close = device.close(SOON);
             refused(close, Kind::Timeout, None, &["1 queue pairs", &qpn]);
         }
-        // The message of a queue pair that was dropped is received like any other.
+        // The message of a dropped queue pair is received like any other.
         let recv = peer.receive(&[sge(&mem, 8, 8)]);
         peer.wait(recv, LIMIT).unwrap();
         device.close(LIMIT).unwrap();
@@ -252,7 +252,7 @@ fn a_dropped_queue_pair_outlives_the_receives_that_a_stream_posts() {
 }
 
 #[test]
-fn a_dropped_queue_pair_that_nobody_answers_ends_at_its_limit() {
+fn dropped_queue_pair_without_an_answering_peer_ends_at_its_time_limit() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         let config = limited(&config, Some(Duration::from_millis(30)));
@@ -272,7 +272,7 @@ fn a_dropped_queue_pair_that_nobody_answers_ends_at_its_limit() {
 }
 
 #[test]
-fn who_talks_to_a_queue_pair_that_is_gone_is_told() {
+fn request_to_a_destroyed_queue_pair_fails() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         for net in [Net::One, Net::Hub, Net::Host] {
@@ -281,7 +281,7 @@ fn who_talks_to_a_queue_pair_that_is_gone_is_told() {
             p.check(&what);
             let near = p.mem_a(MemoryKind::Pinned, 64);
             let list = [sge(&near, 0, 8)];
-            // One before it goes, which finds no receive, and one after.
+            // One send before the queue pair is destroyed, which finds no receive, and one after.
             let before = p.a.start(&Work::send(&list));
             let Pair { mut a, b, pd_b, .. } = p;
             drop((b, pd_b));

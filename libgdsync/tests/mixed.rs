@@ -1,5 +1,5 @@
-//! CPU and streams post on the two queues of one queue pair, and one list posts on queue pairs
-//! of several kinds: nobody's counters are disturbed by the others.
+//! CPU and streams post on the two queues of one queue pair, and one list posts on queue pairs of
+//! several kinds: each poster's counters stay correct.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
                 let send = p.b.signaled(&Work::nop());
                 let recv = p.b.prepare_receive(&[sge(&far, at, 8)]).unwrap();
                 p.b.post_on(&stream, &[gate.wait()]).unwrap();
-                // One by the stream, which cannot get there yet, the other by the CPU.
+                // The stream posts one, which it cannot reach yet, the CPU the other.
                 if receive_by_stream {
                     p.b.post_on(&stream, &[Descriptor::Receive(recv)]).unwrap();
                     p.b.post(send).unwrap();
@@ -34,7 +34,7 @@ fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
                 }
                 gate.open();
                 finish(&stream, &what);
-                // Two messages for one receive: the second has to wait for its own.
+                // Two messages for one receive: the second waits for its own.
                 for i in 0..2 {
                     let value = 2 * round + i;
                     near.region()
@@ -78,7 +78,7 @@ fn one_list_serves_queue_pairs_of_every_kind() {
         .map(|p| p.mem_a(MemoryKind::Pinned, 64))
         .collect();
     for round in 0..40u64 {
-        // Each queue pair has done something alone, by CPU or stream, before the list.
+        // Each queue pair has posted on its own, by CPU or stream, before the list.
         for p in &mut pairs {
             let nop = p.a.signaled(&Work::nop());
             match round % 3 {
@@ -107,13 +107,13 @@ fn one_list_serves_queue_pairs_of_every_kind() {
             _ => posts.zip(waits).flat_map(|(p, w)| [p, w]).collect(),
         };
         let mut queues: Vec<&mut Qp> = pairs.iter_mut().map(|p| &mut p.a).collect();
-        // The order of queues says nothing.
+        // The order of queues does not matter.
         let len = queues.len();
         queues.rotate_left(round as usize % len);
         post_on(&stream, &mut queues, &list).unwrap();
         finish(&stream, &format!("round {round}"));
         for (i, (p, send)) in pairs.iter_mut().zip(&sends).enumerate() {
-            // The stream waited: the CPU needs not.
+            // The stream waited: the CPU need not wait.
             assert_eq!(p.a.poll(*send).unwrap(), Some(Status::SUCCESS), "queue {i}");
             let got = far[i].region().bytes::<8>(0);
             assert_eq!(u64::from_le_bytes(got), round, "queue {i}");

@@ -1,5 +1,5 @@
-//! A ConnectX by libibverbs and libmlx5 as they are installed, over a virtual one: rings that
-//! libmlx5 laid out, written and rung by this library.
+//! A ConnectX by the installed libibverbs and libmlx5, over a virtual one: libmlx5 laid out the
+//! rings, this library writes them and their doorbells.
 
 mod common;
 mod verbs_device;
@@ -10,17 +10,18 @@ use virtual_nic::{cases, inside};
 
 cases! {
     a_send_from_the_cpu_arrives => verbs_device::a_send_from_the_cpu_arrives(Device::mlx5);
-    /// A hundred laps of small rings: messages there and back, posted and waited for by streams.
+    /// A hundred laps of small rings: messages in both directions, posted and waited for by
+    /// streams.
     ping_pong_by_streams => verbs_device::ping_pong_by_streams(Device::mlx5);
-    every_opcode_does_what_it_says =>
-        verbs_device::every_opcode_does_what_it_says(Device::mlx5);
-    a_failing_request_has_its_status_and_a_reset_mends_it =>
-        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::mlx5);
+    every_opcode_has_its_effect =>
+        verbs_device::every_opcode_has_its_effect(Device::mlx5);
+    failing_request_has_its_status_and_a_reset_recovers =>
+        verbs_device::failing_request_has_its_status_and_a_reset_recovers(Device::mlx5);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn rings_of_every_size_lie_where_they_should() {
+fn rings_of_every_size_have_the_layout_of_the_library() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
     let device = Device::mlx5(&gpu).unwrap();
@@ -91,10 +92,10 @@ fn doorbell_pages_of_older_kernels() {
 cases! {
     peers_that_cannot_be_are_refused_and_another_may_follow =>
         verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::mlx5);
-    /// Counters of queues have 16 bits, those of completions more.
+    /// Counters of queues have 16 bits, those of completions have more.
     counters_wrap => verbs_device::counters_wrap(Device::mlx5);
-    /// What a stream still has to ring when everything was dropped is rung into a page that is
-    /// there, and the stream goes on.
+    /// Doorbells that a stream writes after every handle was dropped go to a page that is still
+    /// mapped, and the stream continues.
     a_stream_outlives_the_device => verbs_device::a_stream_outlives_the_device(Device::mlx5);
     datagrams_by_infiniband => {
         verbs_device::datagrams::all(Device::mlx5);

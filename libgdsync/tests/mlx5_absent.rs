@@ -1,5 +1,5 @@
-//! Libraries and NICs that are not there, not whole, or not the ones that were named: a typed
-//! error with the reason, and the virtual NIC is used.
+//! Libraries and NICs that are absent, incomplete, or not the named ones: a typed error with the
+//! reason, and the virtual NIC is used.
 
 #[path = "common/shim.rs"]
 mod shim;
@@ -20,7 +20,7 @@ fn refused(kind: Kind, names: &[&str]) {
         let text = error.to_string();
         assert!(text.contains(name), "{text:?} does not name {name:?}");
     }
-    // Who names a NIC wants that one.
+    // A caller that names a NIC gets no other.
     let named = ["GDS_NIC", "GDS_GID_INDEX"].map(std::env::var_os);
     if named != [None, None] {
         assert_eq!(Device::from_env(&gpu).unwrap_err().kind(), kind);
@@ -35,7 +35,7 @@ fn refused(kind: Kind, names: &[&str]) {
     }
 }
 
-/// A library that exports functions which are never called, in one version of each.
+/// A library that exports functions which are never called, one version of each.
 fn standin(name: &str, functions: &[(&str, &str)]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let part = folder.join(format!("{name}.{}", std::process::id()));
@@ -57,7 +57,7 @@ fn standin(name: &str, functions: &[(&str, &str)]) -> PathBuf {
     shim::compile(name, &c, &[&shim::exports(&map)])
 }
 
-/// What the table of libibverbs requires.
+/// The functions that the table of libibverbs requires.
 const VERBS: &[(&str, &str)] = &[
     ("ibv_get_device_list", "IBVERBS_1.1"),
     ("ibv_free_device_list", "IBVERBS_1.1"),
@@ -149,14 +149,14 @@ fn direct_verbs_that_are_too_old() {
 cases! {
     a_nic_of_another_name in &[("GDS_NIC", "mlx5_7")] => refused(Kind::Absent, &["mlx5_7"]);
     a_port_that_is_not_there in &[("GDS_NIC", "mlx5_0:3")] => refused(Kind::Absent, &["mlx5_0:3"]);
-    a_name_that_is_none in &[("GDS_NIC", "mlx5_0:zero")] =>
+    invalid_nic_name_is_refused in &[("GDS_NIC", "mlx5_0:zero")] =>
         refused(Kind::Invalid, &["GDS_NIC", "mlx5_0:zero"]);
     the_second_port_of_the_second_nic
         in &[("VMLX5_DEVICES", "2"), ("VMLX5_PORTS", "2"), ("GDS_NIC", "mlx5_1:2")] => {
         let device = Device::mlx5(&Gpu::soft().unwrap()).unwrap();
         assert_eq!(device.name(), "mlx5 mlx5_1:2");
     };
-    an_identifier_that_is_none in &[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")] =>
+    missing_gid_index_is_refused in &[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")] =>
         refused(Kind::Invalid, &["GDS_GID_INDEX=200"]);
 }
 

@@ -1,4 +1,5 @@
-//! CUDA streams, by a stand-in for libcuda, that ring a ConnectX of libmlx5, over a virtual one.
+//! CUDA streams, by a stand-in for libcuda, that write the doorbells of a virtual ConnectX of
+//! libmlx5.
 
 mod common;
 mod standin;
@@ -27,7 +28,8 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
         control.record(first);
         let mut p = Pair::of_domain(&pd, &config);
         if first {
-            // As a register of a device, which this one's memory is not, and then as it is.
+            // First as a register of a device, which this memory is not, and then as ordinary
+            // memory.
             let calls = control.calls();
             let registered = calls.lines().filter(|l| l.contains("cuMemHostRegister"));
             assert!(registered.count() >= 2, "{calls}");
@@ -54,8 +56,8 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
     }
 }
 
-/// The dma-buf of such a GPU is nothing that a virtual NIC can map: the memory is registered by its
-/// address, as with a module in the kernel that knows it.
+/// A virtual NIC cannot map the dma-buf of this GPU: the memory is registered by its address, as
+/// with a kernel module that resolves the address.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn gpu_memory_whose_dma_buf_is_refused_is_registered_by_its_address() {
@@ -73,7 +75,7 @@ fn gpu_memory_whose_dma_buf_is_refused_is_registered_by_its_address() {
     }
 }
 
-/// Registrations reach their own pages alone, so that small ones share the driver's units.
+/// Registrations reach only their own pages, so that small ones share the driver's units.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn small_registrations_share_the_units_of_the_driver() {

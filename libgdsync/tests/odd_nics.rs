@@ -1,5 +1,5 @@
-//! NICs that do what no virtual one does: that cannot be opened, cannot be reached by what this
-//! library speaks, say of themselves what is not so, or vanish. A stand-in of libibverbs has them.
+//! NICs with behaviour that no virtual NIC has: they cannot be opened, cannot be reached by this
+//! library's protocols, report false attributes, or vanish. A stand-in of libibverbs provides them.
 
 mod common;
 #[path = "common/shim.rs"]
@@ -14,7 +14,7 @@ use common::*;
 use gdsync::rdma::{DeviceOptions, NicChoice, Provider};
 use virtual_nic::outside;
 
-/// Goes on in a process of its own with these NICs.
+/// Continues in a separate process with these NICs.
 macro_rules! with_nics {
     ($nics:expr $(, $var:expr)*) => {
         outside!(&[
@@ -27,13 +27,13 @@ macro_rules! with_nics {
     };
 }
 
-/// The first NIC that can be used, with a GPU of its own.
+/// The first usable NIC, with its own GPU.
 fn open() -> gdsync::Result<Device> {
     Device::verbs(&Gpu::soft().unwrap())
 }
 
 #[test]
-fn a_nic_that_cannot_be_opened_is_there() {
+fn nic_that_cannot_be_opened_is_reported() {
     with_nics!("closed0");
     let names = &["closed0", "Permission denied"];
     refused(open(), Kind::System, None, names);
@@ -43,7 +43,7 @@ fn a_nic_that_cannot_be_opened_is_there() {
     assert!(why.contains("closed0: Permission denied"), "{why}");
 }
 
-/// The stand-in's device is not opened before `ibv_fork_init`, which has to come first.
+/// The stand-in refuses to open a device before `ibv_fork_init`, which must come first.
 #[test]
 fn forks_are_allowed_before_a_nic_is_opened() {
     with_nics!("forks0");
@@ -51,12 +51,12 @@ fn forks_are_allowed_before_a_nic_is_opened() {
 }
 
 #[test]
-fn a_nic_that_tells_nothing_of_its_ports_is_there() {
+fn nic_whose_port_queries_fail_is_reported() {
     with_nics!("mute0");
     refused(open(), Kind::System, None, &["mute0"]);
 }
 
-/// Where none is named, one that cannot be used is no obstacle to one that can.
+/// If no NIC is named, an unusable one does not prevent the use of another.
 #[test]
 fn a_nic_without_an_identifier_is_passed_over() {
     with_nics!("closed_0,iwarp__0,roce___0");
@@ -77,7 +77,7 @@ fn nics_without_an_identifier_alone_are_unsupported() {
     refused(open(), Kind::Unsupported, None, names);
 }
 
-/// Some drivers say 1 there, which means nothing.
+/// Some drivers report 1 there, which has no meaning.
 #[test]
 fn a_port_on_ethernet_has_no_local_identifier() {
     with_nics!("roce0");
@@ -87,7 +87,7 @@ fn a_port_on_ethernet_has_no_local_identifier() {
     assert_eq!((port.lid, port.gid), (0, [7; 16]));
 }
 
-/// Its queue pairs have no more at the device than may complete; the stand-in sees to it.
+/// Its queue pairs have no more requests at the device than may complete; the stand-in checks that.
 #[test]
 fn a_completion_queue_has_room_for_both_sides() {
     with_nics!("short0");
@@ -104,9 +104,9 @@ fn wait_for_a_receive(p: &mut Pair, memory: &Mr, stream: &Stream) -> ReceiveRequ
     receive
 }
 
-/// Streams that wait for it pass, and all that was posted has failed.
+/// Streams that wait for it pass, and all posted requests have failed.
 #[test]
-fn a_nic_that_vanishes_keeps_no_stream() {
+fn vanished_nic_releases_all_streams() {
     with_nics!("gone0");
     let device = open().unwrap();
     let mut p = Pair::over(&device, &QpConfig::default());
@@ -125,15 +125,15 @@ fn a_nic_that_vanishes_keeps_no_stream() {
     let ends = sends.map(|send| p.a.poll(send).unwrap());
     assert_eq!(ends, [Status::UNKNOWN_SYNDROME, Status::FLUSHED].map(Some));
     assert_eq!(p.b.poll(receive).unwrap(), Some(Status::UNKNOWN_SYNDROME));
-    // Nothing can be made of it, which is an error and not a wait.
+    // A reset is impossible, which is an error and not a wait.
     assert_eq!(p.a.reset().unwrap_err().kind(), Kind::System);
     drop((p, memory));
     device.close(LIMIT).unwrap();
 }
 
-/// A queue pair without a time limit that has receives alone, on a NIC that reports `event`; what
-/// its wait, and a stream behind it, end with. A second queue pair is there that nothing happens
-/// to, unless the whole device is concerned.
+/// Returns how a wait of a queue pair, and a stream behind it, end. The queue pair has no time
+/// limit and receives only, on a NIC that reports `event`. A second queue pair is not affected,
+/// unless the event concerns the whole device.
 fn receives_end_with(event: Status, whole_device: bool) {
     let device = open().unwrap();
     let config = limited(&QpConfig::default(), None);
@@ -151,14 +151,14 @@ fn receives_end_with(event: Status, whole_device: bool) {
     }
     assert_eq!(p.a.error(), other);
     if !whole_device {
-        // It goes on.
+        // The second queue pair continues.
         p.a.prepare(&Work::send(&[memory.sge(0, 9)])).unwrap();
     }
     drop((p, memory));
     device.close(LIMIT).unwrap();
 }
 
-/// The NIC is opened anew, and works as before: the stand-in reports again.
+/// The NIC is opened again, and works as before: the stand-in reports again.
 #[test]
 fn a_fatal_error_of_the_nic_ends_waits_for_receives_each_time_that_it_is_opened() {
     with_nics!("fatal0");
@@ -180,7 +180,7 @@ plain_cases! {
 }
 
 #[test]
-fn a_port_that_comes_back_ends_nothing() {
+fn short_port_failure_ends_no_wait() {
     with_nics!("flap0");
     let device = open().unwrap();
     let mut p = Pair::over(&device, &QpConfig::default());
@@ -192,8 +192,8 @@ fn a_port_that_comes_back_ends_nothing() {
     assert_eq!(p.b.error(), None);
 }
 
-/// The watcher of the first NIC is stuck in a call of its driver; work of the second NIC still ends
-/// at its time limit.
+/// The watcher of the first NIC is blocked in a call of its driver; work of the second NIC still
+/// ends at its time limit.
 fn a_stuck_nic_delays_no_other(doorbell: Doorbell) {
     let gpu = Gpu::soft().unwrap();
     let named = |name: &str| {
@@ -230,7 +230,7 @@ fn a_stuck_nic_delays_no_other(doorbell: Doorbell) {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(pair.a.error(), Some(Status::TIMEOUT));
-    // Nothing of the first one can be ended.
+    // No work of the first NIC can be ended.
     std::mem::forget((stuck, sound));
 }
 
@@ -241,7 +241,7 @@ plain_cases! {
         { with_nics!("hang0,roce1"); a_stuck_nic_delays_no_other(Doorbell::CpuThread); };
 }
 
-/// The steps to ready to send of both queue pairs, from a file that the stand-in writes.
+/// The changes of both queue pairs up to ready to send, from a file that the stand-in writes.
 #[track_caller]
 fn steps(config: &QpConfig) -> Vec<String> {
     let log = std::env::var("ODD_LOG").unwrap();
@@ -308,7 +308,7 @@ fn the_driver_is_handed_the_settings_of_the_environment() {
         "to 3: timeout 18 retry 5 rnr_retry 3",
     ];
     assert_eq!(steps(&QpConfig::default()), set);
-    // A setting in code goes before the variable.
+    // A setting in code takes precedence over the variable.
     let config = QpConfig::default().retry_count(1);
     assert_eq!(steps(&config)[2], "to 3: timeout 18 retry 1 rnr_retry 3");
 }

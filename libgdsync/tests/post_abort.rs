@@ -1,5 +1,5 @@
-//! Prepare, post and abort on a real device: what is posted, by whomever, arrives once and in
-//! order; what is aborted never does.
+//! Prepare, post and abort on a real device: posted requests arrive once and in order, from any
+//! poster; aborted requests never arrive.
 
 mod common;
 
@@ -11,7 +11,7 @@ use gds_sim::seeds;
 /// Receives of the receiving end.
 const ROOM: u32 = 64;
 
-/// The receiving end: notes the numbers that messages carry, in the order in which they come.
+/// The receiving end: records the numbers of messages, in the order of their arrival.
 struct Sink {
     qp: Qp,
     mem: Mr,
@@ -20,7 +20,7 @@ struct Sink {
 }
 
 impl Sink {
-    /// Notes what arrived, and makes room for more.
+    /// Records the arrived messages, and posts more receives.
     fn step(&mut self) {
         while let Some(oldest) = self.posted.front().copied() {
             if self.qp.poll(oldest).unwrap().is_none() {
@@ -30,7 +30,7 @@ impl Sink {
             self.got.push(imm.expect("every message has a number"));
             self.posted.pop_front();
         }
-        // What a receive brought is kept while no more than a queue's length are unread.
+        // The result of a receive is kept while no more than a queue's length are unread.
         while self.posted.len() < ROOM as usize {
             let Ok(recv) = self.qp.prepare_receive(&[sge(&self.mem, 0, 64)]) else {
                 break;
@@ -41,7 +41,7 @@ impl Sink {
     }
 }
 
-/// A request that is prepared and neither posted nor a vanished trace.
+/// A request that is prepared, and neither posted nor removed.
 struct Prepared {
     request: SendRequest,
     number: u32,
@@ -49,7 +49,7 @@ struct Prepared {
     aborted: bool,
 }
 
-/// A sender with a short queue, two streams, and a model of what it has done.
+/// A sender with a short queue, two streams, and a model of its history.
 struct World {
     gpu: Gpu,
     a: Qp,
@@ -59,7 +59,7 @@ struct World {
     gates: Vec<Gate>,
     next: u32,
     prepared: Vec<Prepared>,
-    /// The numbers of what was posted, and which of it can be waited for.
+    /// The numbers of the posted messages, and those that can be waited for.
     sent: Vec<u32>,
     loud: Vec<SendRequest>,
 }
@@ -94,7 +94,7 @@ impl World {
 
     /// Prepares a message of `blocks` blocks; `false` if there is no room.
     fn prepare(&mut self, blocks: usize, signaled: bool) -> bool {
-        // One segment is for control, the others are pieces of a byte.
+        // One segment is for control, the others are pieces of one byte.
         let list = [sge(&self.mem, 0, 1); 11];
         let work = Work::send(&list[..4 * blocks - 1]).with_imm(self.next);
         let work = if signaled { work.signaled() } else { work };
@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// Aborts the request at this place: the newest vanishes with all holes before it.
+    /// Aborts the request at this place: the newest is removed together with all holes before it.
     fn abort(&mut self, at: usize) {
         let newest = at + 1 == self.prepared.len();
         self.a.abort(self.prepared[at].request).unwrap();
@@ -132,13 +132,13 @@ impl World {
         }
     }
 
-    /// The first `n` that can be posted now, as places.
+    /// The first `n` requests that can be posted now, as places.
     fn due(&self, n: usize) -> Vec<usize> {
         let live = (0..self.prepared.len()).filter(|i| !self.prepared[*i].aborted);
         live.take(n).collect()
     }
 
-    /// Notes that everything up to this place was posted.
+    /// Records that everything up to this place was posted.
     fn posted(&mut self, upto: usize) {
         for p in self.prepared.drain(..=upto).filter(|p| !p.aborted) {
             self.sent.push(p.number);
@@ -163,7 +163,8 @@ impl World {
         }
     }
 
-    /// Posts the next `n` on a stream in one list; with `wait`, it waits for what it can.
+    /// Posts the next `n` requests on a stream in one list; with `wait`, the list waits for those
+    /// that can be waited for.
     fn post_on(&mut self, stream: usize, n: usize, wait: bool) {
         let due = self.due(n);
         let mut list = Vec::new();
@@ -186,7 +187,7 @@ impl World {
         }
     }
 
-    /// Whatever is left is over; everything that was posted has come, in order, and only that.
+    /// Ends the remaining requests; all posted messages have arrived, in order, and no others.
     fn settle(&mut self, what: &str) {
         self.open_gates();
         let (gpu, sink) = (self.gpu.clone(), &mut self.sink);
@@ -208,7 +209,7 @@ impl World {
     }
 }
 
-/// Does something at random.
+/// A random action.
 fn act(w: &mut World, rng: &mut fastrand::Rng, virtual_time: bool) {
     let stream = rng.usize(..2);
     match rng.u32(..16) {
@@ -224,7 +225,7 @@ fn act(w: &mut World, rng: &mut fastrand::Rng, virtual_time: bool) {
         7 => w.post_by_cpu(None),
         8 | 9 => w.post_on(stream, rng.usize(1..=3), rng.bool()),
         10 => {
-            // Anything but the first in line is refused, and nothing changes.
+            // Every request but the first in line is refused, and nothing changes.
             let live = w.due(usize::MAX);
             if let Some(at) = live.get(1..).and_then(|later| rng.choice(later)) {
                 let request = w.prepared[*at].request;
@@ -256,7 +257,7 @@ fn act(w: &mut World, rng: &mut fastrand::Rng, virtual_time: bool) {
     }
 }
 
-/// A life at random, on a queue of some length that starts anywhere.
+/// A random history, on a queue of some length with any first index.
 fn live(gpu: &Gpu, config: &QpConfig, seed: u64, acts: u32, virtual_time: bool, what: &str) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let blocks = [4, 8, 16][rng.usize(..3)];
@@ -282,7 +283,7 @@ fn live(gpu: &Gpu, config: &QpConfig, seed: u64, acts: u32, virtual_time: bool, 
 }
 
 #[test]
-fn a_life_at_random_in_plays() {
+fn random_history_in_simulations() {
     seeds(40, |seed| {
         for (path, config) in paths() {
             let (_sim, gpu) = play(seed);
@@ -293,7 +294,7 @@ fn a_life_at_random_in_plays() {
 }
 
 #[test]
-fn a_life_at_random_on_the_live_driver() {
+fn random_history_on_the_live_driver() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         for seed in 0..40 {
@@ -302,7 +303,7 @@ fn a_life_at_random_on_the_live_driver() {
     }
 }
 
-/// What is done to one of four requests.
+/// The action on one of four requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
     Abort,
@@ -318,7 +319,7 @@ const DEEDS: [Deed; 4] = [
 ];
 
 #[test]
-fn four_requests_in_every_order_posted_or_aborted_by_everybody() {
+fn four_requests_posted_or_aborted_in_every_order_by_cpu_and_streams() {
     let orders: Vec<[usize; 4]> = (0..256usize)
         .map(|n| [n & 3, n >> 2 & 3, n >> 4 & 3, n >> 6])
         .filter(|o| (0..4).all(|i| o.contains(&i)))
@@ -338,8 +339,8 @@ fn four_requests_in_every_order_posted_or_aborted_by_everybody() {
     }
 }
 
-/// Prepares four requests and does, in this order, to each what is to be done. A post that is
-/// out of order is refused; what is left in the end is posted by the CPU.
+/// Prepares four requests and applies, in this order, its action to each. A post out of order is
+/// refused; the CPU posts the remaining requests at the end.
 fn four(w: &mut World, order: &[usize; 4], deeds: &[Deed; 4], seed: u32) {
     let mut names = Vec::new();
     for i in 0..4 {

@@ -1,5 +1,5 @@
-//! Two processes that reach each other, each over a virtual ConnectX of its own, by libmlx5's rings
-//! or by verbs, and the end of one of them.
+//! Two processes that reach each other, each with its own virtual ConnectX, by libmlx5's rings or
+//! by verbs, and the death of one of them.
 
 mod common;
 mod virtual_nic;
@@ -20,12 +20,12 @@ fn pattern(round: usize, len: usize) -> Vec<u8> {
 cases! {
     two_processes => run(Device::mlx5, "mlx5");
     two_processes_by_verbs => run(Device::verbs, "verbs");
-    /// One of each: on the wire they are the same.
+    /// One of each provider: on the wire they are the same.
     verbs_and_mlx5 => run(Device::verbs, "mlx5");
 }
 
-/// Two processes with a NIC each, which know each other by their records alone. The other one
-/// opens its device by the provider of this name.
+/// Two processes with a NIC each, which exchange only their records. The other process opens its
+/// device by the provider of this name.
 fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
     let path = std::env::temp_dir().join(format!("gdsync-two-{}", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
@@ -64,7 +64,7 @@ fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
     }
     other.kill().unwrap();
     other.wait().unwrap();
-    // It is silent now, and that is an error after its time.
+    // The peer does not answer any more, and that is an error after its time limit.
     let span = theirs.span(0, 8).unwrap();
     let write = qp.start_on(&stream, &Work::write(&[memory.sge(0, 8)], span));
     let error = qp.wait(write, LIMIT).unwrap_err();
@@ -72,9 +72,9 @@ fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
     assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
 }
 
-/// Where the other process finds the one that started it.
+/// The address at which the other process reaches the one that started it.
 const OTHER: &str = "VIRTUAL_NIC_OTHER";
-/// Which device the other process opens.
+/// The device that the other process opens.
 const PROVIDER: &str = "VIRTUAL_NIC_PROVIDER";
 
 #[test]
@@ -109,7 +109,7 @@ fn the_other_process() {
     }
 }
 
-/// Tells the peer the records of a queue pair and of memory; answers the peer's.
+/// Sends the records of a queue pair and of memory to the peer; returns the peer's.
 fn exchange(line: &mut UnixStream, qp: &Qp, memory: &Mr) -> (QpAddress, RemoteMemory) {
     line.write_all(&qp.address().to_bytes()).unwrap();
     line.write_all(&memory.remote().to_bytes()).unwrap();
@@ -120,7 +120,7 @@ fn exchange(line: &mut UnixStream, qp: &Qp, memory: &Mr) -> (QpAddress, RemoteMe
     (QpAddress::from_bytes(&qp).unwrap(), memory)
 }
 
-/// Returns once the peer is as far.
+/// Returns after the peer has reached the same point.
 fn ready(line: &mut UnixStream) {
     line.write_all(b"!").unwrap();
     line.read_exact(&mut [0]).unwrap();

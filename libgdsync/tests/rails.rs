@@ -1,5 +1,5 @@
-//! Several NICs and ports of one GPU at once: which there are, that each request takes the keys of
-//! its rail, and that a rail that fails leaves the others alone.
+//! Several NICs and ports of one GPU at once: the list of rails, the keys that each request takes,
+//! and the failure of one rail, which does not affect the others.
 
 mod common;
 mod verbs_device;
@@ -19,10 +19,10 @@ fn names(rails: &Rails) -> Vec<String> {
     rails.devices().iter().map(Device::name).collect()
 }
 
-/// Memory that every rail has another key for.
+/// Memory that has a different key on every rail.
 fn memory(rails: &Rails, len: usize) -> RailsMr {
     let gpu = rails.gpu();
-    // The virtual NICs would all count alike.
+    // Without this, the virtual NICs would all number their keys alike.
     for (rail, pd) in rails.pds().iter().enumerate() {
         for _ in 0..rail {
             let other = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
@@ -39,7 +39,7 @@ fn memory(rails: &Rails, len: usize) -> RailsMr {
     memory
 }
 
-/// A connected pair of each two rails.
+/// A connected pair of these two rails.
 fn pair(rails: &Rails, a: usize, b: usize) -> (Qp, Qp) {
     let config = sized(&QpConfig::default(), 16, 16);
     let (mut a, mut b) = (
@@ -70,7 +70,7 @@ cases! {
     five_rails_are_too_many
         in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,mlx5_0,mlx5_0,mlx5_0,mlx5_0")] =>
         refused(rails(), Kind::Invalid, Some(4), &[]);
-    a_rail_that_is_none in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,,mlx5_1")] =>
+    empty_rail_name_is_refused in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,,mlx5_1")] =>
         refused(rails(), Kind::Invalid, None, &["GDS_NIC=mlx5_0,,mlx5_1"]);
 }
 
@@ -81,7 +81,7 @@ fn the_environment_names_rails_and_their_order() {
     let gpu = Gpu::soft().unwrap();
     let rails = Rails::from_env(&gpu).unwrap();
     assert_eq!(names(&rails), ["mlx5 mlx5_1:2", "mlx5 mlx5_0:1"]);
-    // Who opens one device has the first rail.
+    // A program that opens one device gets the first rail.
     let device = Device::from_env(&gpu).unwrap();
     assert_eq!(device.name(), "mlx5 mlx5_1:2");
 }
@@ -114,8 +114,8 @@ cases! {
     all_rails_at_once_on_ethernet in &[FOUR[0], FOUR[1], ("VMLX5_LINK", "roce")] => all_at_once();
 }
 
-/// A stripe of a message by each pair of rails, straight and crosswise, both ways, for a few laps
-/// of their rings.
+/// A stripe of a message on each pair of rails, straight and crosswise, in both directions, for a
+/// few laps of their rings.
 fn all_at_once() {
     const STRIPE: usize = 3000;
     let gpu = Gpu::soft().unwrap();
@@ -124,7 +124,7 @@ fn all_at_once() {
     let ways: Vec<(usize, usize)> = (0..4).flat_map(|a| [(a, a), (a, (a + 1) % 4)]).collect();
     let len = STRIPE * ways.len();
     let (near, far) = (memory(&rails, len), memory(&rails, 2 * len));
-    // As the peer has it from the wire.
+    // As the peer gets it over the wire.
     let there = RemoteMemory::from_bytes(&far.remote().to_bytes()).unwrap();
     let mut pairs: Vec<_> = ways.iter().map(|(a, b)| pair(&rails, *a, *b)).collect();
     for ((a, b), (here, other)) in pairs.iter().zip(&ways) {
@@ -138,7 +138,8 @@ fn all_at_once() {
         let mut waits = Vec::new();
         for (i, (a, b)) in pairs.iter_mut().enumerate() {
             let at = (STRIPE * i) as u64;
-            // A message into the far memory, then a WRITE behind it, then a READ of what it wrote.
+            // A message into the far memory, then a WRITE behind it, then a READ of the written
+            // bytes.
             let receive = far.sge(b, at, STRIPE as u32).unwrap();
             let receive = b.receive(&[receive]);
             let from = [near.sge(a, at, STRIPE as u32).unwrap()];
@@ -168,7 +169,7 @@ cases! {
         one_fails();
 }
 
-/// The peer of one rail is gone, and is silent; that of another refuses.
+/// The peer of one rail is gone, and does not answer; the peer of another refuses.
 fn one_fails() {
     let gpu = Gpu::soft().unwrap();
     let rails = Rails::from_env(&gpu).unwrap();
@@ -211,7 +212,7 @@ fn one_fails() {
     assert_eq!(got[..8], [7; 8]);
     assert_eq!(got[8..24], [0; 16]);
     assert_eq!(got[24..], [7; 8]);
-    // What is whole goes on as before, by the same stream.
+    // The other rails continue as before, by the same stream.
     for round in 0..40 {
         for rail in [0, 3] {
             near.region().write(32, &[round; 8]).unwrap();
@@ -225,7 +226,7 @@ fn one_fails() {
             assert_eq!(got[..8], [round; 8]);
         }
     }
-    // And the others can be mended.
+    // The failed rails can be reset.
     for rail in [1, 2] {
         let a = &mut near_ends[rail];
         a.reset().unwrap();
@@ -239,7 +240,8 @@ fn one_fails() {
     assert_eq!(got[8..24], [7; 16]);
 }
 
-/// A ConnectX rung by streams, one by a CPU thread, and a virtual one, with one record of memory.
+/// A ConnectX whose doorbells streams write, one with a CPU thread, and a virtual one, with one
+/// record of memory.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn nics_of_different_kinds() {
@@ -283,7 +285,7 @@ fn nics_of_different_kinds() {
 }
 
 #[test]
-fn what_rails_refuse() {
+fn invalid_rails_and_foreign_memory_are_refused() {
     let gpu = Gpu::soft().unwrap();
     let device = Device::emulated(&gpu).unwrap();
     for many in [0, RAILS + 1] {
@@ -301,7 +303,7 @@ fn what_rails_refuse() {
     let registered = rails.register(&foreign, Access::ALL);
     assert_eq!(kind(registered), Some(Kind::Foreign));
 
-    // Another protection domain's memory, also where rail and device are the same.
+    // Memory of another protection domain, even if rail and device are the same.
     let memory = memory(&rails, 64);
     let (mut a, _b) = pair(&rails, 0, 1);
     let (other, _) = pair(&Rails::of(rails.devices().to_vec()).unwrap(), 0, 0);
@@ -311,7 +313,7 @@ fn what_rails_refuse() {
         assert_eq!(kind(memory.sge(&foreign, 0, 8)), Some(Kind::Foreign));
     }
 
-    // A peer's memory that its rail 1 knows nothing of.
+    // Memory of a peer that has no key on rail 1.
     let there = memory
         .remote()
         .rkeys([memory.remote().rkeys[0], None, Some(1), Some(1)]);
@@ -319,7 +321,7 @@ fn what_rails_refuse() {
     let span = there.span(0, 8).unwrap();
     let write = a.prepare(&Work::write(&from, span).signaled());
     refused(write, Kind::NotRegistered, None, &["rail 1"]);
-    // By its rail 0 it can be reached.
+    // It can be reached on its rail 0.
     let (mut a, _b) = pair(&rails, 1, 0);
     let from = [memory.sge(&a, 0, 8).unwrap()];
     a.complete(&Work::write(&from, span));

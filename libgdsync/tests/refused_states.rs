@@ -18,16 +18,17 @@ use virtual_nic::inside;
 /// Numbers of states.
 const RTR: &str = "2:1";
 const RTS: &str = "3:1";
-/// Of two queue pairs that are made, the first reset behind them.
+/// Of two queue pairs, made one after the other, the first reset after that.
 const INIT_OF_RESET: &str = "1:1:2";
 
-/// The library that refuses.
+/// The library that refuses the change.
 fn library() -> &'static Path {
     let behind = ["-Wl,--no-as-needed", "-l:libibverbs.so.1", "-ldl"];
     shim::verbs("refused_states", &behind)
 }
 
-/// Runs the test in a process of its own in which this state is refused, or held if `$var` says so.
+/// Runs the test in a separate process in which this state is refused, or held if `$var` selects
+/// that.
 macro_rules! refusing {
     ($state:expr $(, $var:expr)*) => {
         inside!(&[
@@ -55,7 +56,7 @@ impl Rig {
         }
     }
 
-    /// Posts two receives of `b`: by the CPU, then by a stream, which is done with it.
+    /// Posts two receives of `b`: by the CPU, then by a stream, which has finished.
     fn receives(&mut self) -> [ReceiveRequest; 2] {
         let list = [0, 1].map(|i| {
             let piece = [self.memory.sge(1024 + 64 * i, 64)];
@@ -69,7 +70,7 @@ impl Rig {
         list
     }
 
-    /// Sends two messages that these take, in order.
+    /// Sends two messages, which these receives match in order.
     fn messages(&mut self, receives: [ReceiveRequest; 2]) {
         let there = self.pair.b.address();
         let to =
@@ -113,7 +114,7 @@ fn receives_posted_before_a_refused_activation_take_messages_after_the_next() {
     rig.messages(receives);
 }
 
-/// After ready to receive, the queue pair cannot go back: messages may have arrived.
+/// After ready to receive, the queue pair cannot return: messages may have arrived.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_queue_pair_that_the_kernel_refuses_to_let_send_fails_with_its_receives() {
@@ -133,7 +134,7 @@ fn a_queue_pair_that_the_kernel_refuses_to_let_send_fails_with_its_receives() {
     rig.messages(receives);
 }
 
-/// The first half of the reset has happened: the NIC knows no connection any more.
+/// The first half of the reset has happened: the NIC has dropped the connection.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_queue_pair_whose_reset_the_kernel_refuses_half_way_fails_until_the_next_reset() {

@@ -1,4 +1,4 @@
-//! What the linked-in NIC reports outside of completion queues, and the settings of its paths.
+//! Reports of the linked-in NIC outside of completion queues, and the settings of its paths.
 
 mod common;
 mod verbs_device;
@@ -27,7 +27,7 @@ fn a_value_out_of_range_is_refused() {
     assert!(e.to_string().contains("GDS_RETRY_COUNT=8"), "{e}");
 }
 
-/// In virtual time: once and for each retry 4.096 us * 2^timeout, and the watcher's period.
+/// In virtual time: 4.096 us * 2^timeout, once and for each retry, and the watcher's period.
 #[test]
 fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
     seeds(3, |seed| {
@@ -40,7 +40,7 @@ fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
             let mut p = Pair::apart(&gpu, Net::Hub, &config, &config);
             p.connect();
             let memory = p.mem_a(MemoryKind::Pinned, 64);
-            // The peer is in error, and answers nothing.
+            // The peer is in error, and does not answer.
             p.b.fail(Status::CLOSED);
             let send = p.a.signaled(&Work::send(&[sge(&memory, 0, 8)]));
             let begin = gpu.host().now();

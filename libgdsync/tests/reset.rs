@@ -1,19 +1,20 @@
-//! Reset and reconnect: where a queue pair starts again, what forbids it, what is forgotten.
+//! Reset and reconnect: the first indices after a reset, the work that forbids it, and the state
+//! that it clears.
 
 mod common;
 
 use common::*;
 
-/// Queues so short that a few messages lead around them.
+/// Queues so short that a few messages wrap around them.
 fn short(config: &QpConfig, start: u32) -> QpConfig {
     sized(config, 4, 8).start(start)
 }
 
 #[test]
-fn after_a_reset_traffic_flows_from_wherever_the_queues_stood() {
+fn traffic_flows_after_a_reset_from_any_position_of_the_queues() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
-        // 0xfffd: the indices wrap soon; odd starts lie inside laps and quarters.
+        // 0xfffd: the indices wrap soon; odd starts are inside laps and quarters.
         for start in [0, 5, 0xfffd, 0x2_0003] {
             let mut p = Pair::new(&gpu, Net::Hub, &short(&config, start));
             let mut rng = fastrand::Rng::with_seed(u64::from(start));
@@ -32,7 +33,7 @@ fn after_a_reset_traffic_flows_from_wherever_the_queues_stood() {
     }
 }
 
-/// Messages from `a` to `b`, posted and waited for by CPU or stream as chance has it.
+/// Messages from `a` to `b`, posted and waited for by CPU or stream at random.
 fn traffic(p: &mut Pair, messages: u32, rng: &mut fastrand::Rng, what: &str) {
     let [near, far] = p.memories(MemoryKind::Device, 64);
     let stream = p.gpu.stream().unwrap();
@@ -76,7 +77,7 @@ fn fail(p: &mut Pair, signaled: bool, what: &str) {
     assert_eq!(kind(p.a.wait(bad, LIMIT)), Some(expect), "{what}");
 }
 
-/// Begins a SEND that is under way until the gate opens, or until the peer receives.
+/// Begins a SEND that is in flight until the gate opens, or until the peer receives.
 type Start = fn(&mut Qp, &Stream, &Gate, Work<'_>);
 
 fn behind_the_gate(qp: &mut Qp, stream: &Stream, gate: &Gate, work: Work<'_>) {
@@ -92,21 +93,18 @@ fn work_in_flight_forbids_a_reset_until_it_is_done() {
             behind_the_gate(qp, stream, gate, send.signaled());
         }),
         ("an unsignaled send behind a gate", behind_the_gate),
-        ("a send that nobody receives", |qp, _, _, send| {
+        ("a send without a receive", |qp, _, _, send| {
             qp.start(&send);
         }),
-        (
-            "an unsignaled send that nobody receives",
-            |qp, _, _, send| {
-                let send = qp.prepare(&send).unwrap();
-                qp.post(send).unwrap();
-            },
-        ),
+        ("an unsignaled send without a receive", |qp, _, _, send| {
+            let send = qp.prepare(&send).unwrap();
+            qp.post(send).unwrap();
+        }),
         (
             "a stream that has not arrived at its wait",
             |qp, stream, gate, send| {
                 let send = qp.start(&send);
-                // In submissions of their own: those of one may be waited for side by side.
+                // In separate submissions: the waits of one submission may run in parallel.
                 qp.post_on(stream, &[gate.wait()]).unwrap();
                 qp.post_on(stream, &[Descriptor::wait(send)]).unwrap();
             },
@@ -145,7 +143,7 @@ fn receive_one(p: &mut Pair) -> ReceiveRequest {
 }
 
 #[test]
-fn receives_that_nothing_matched_do_not_forbid_a_reset() {
+fn unmatched_receives_do_not_forbid_a_reset() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));
@@ -155,8 +153,8 @@ fn receives_that_nothing_matched_do_not_forbid_a_reset() {
     }
 }
 
-/// A stream writes the doorbell record when it reaches the receives that it has to post. If the queue
-/// pair were reset meanwhile, that record would revive entries from before the reset.
+/// A stream writes the doorbell record when it reaches the receives that it posts. If the queue
+/// pair were reset meanwhile, that record would post entries from before the reset again.
 #[test]
 fn receives_that_a_stream_has_not_posted_forbid_a_reset() {
     for (path, config) in paths() {
@@ -192,9 +190,9 @@ fn receives_that_a_stream_has_not_posted_forbid_a_reset() {
 }
 
 #[test]
-fn a_failure_of_one_side_leaves_nothing_of_the_other_in_flight() {
-    // `b` has sent without signal, and then fails as a receiver: nothing on its send queue will
-    // ever complete.
+fn failure_of_one_side_ends_the_requests_of_the_other() {
+    // `b` has sent unsignaled, and then fails as a receiver: no request on its send queue ever
+    // completes.
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));
@@ -221,7 +219,7 @@ fn requests_from_before_a_reset_are_not_taken_for_later_ones() {
     let prepared = p.a.signaled(&Work::send(&list));
     let receive = p.a.prepare_receive(&list).unwrap();
     p.recover("prepared requests are given up");
-    // As many as before, so that the old names could be those of new ones.
+    // As many as before, so that the new requests could have the old numbers.
     let new = p.a.signaled(&Work::nop());
     let stream = gpu.stream().unwrap();
     let old = |p: &mut Pair, old: SendRequest| {

@@ -12,7 +12,7 @@ use gdsync::{Gpu, Kind};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const LEN: usize = 5000;
-/// Names the test that runs as the other process, and the file of the memory.
+/// Selects the test that runs as the other process, and names the file of the memory.
 const OTHER: &str = "GDSYNC_SHARING";
 const PATH: &str = "GDSYNC_SHARING_PATH";
 
@@ -35,7 +35,7 @@ fn bytes(region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// Has a stream of the region's GPU copy so many bytes of this value to its front.
+/// Makes a stream of the region's GPU copy this many bytes of this value to the region's start.
 fn copy_in(region: &Region, value: u8, len: usize) {
     let from = region.gpu().alloc(MemoryKind::Device, len).unwrap();
     from.write(0, &vec![value; len]).unwrap();
@@ -57,7 +57,7 @@ fn two_gpus_of_a_process_share_memory() {
     copy_in(&there, 2, 1000);
     let expected = [vec![2; 1000], vec![1; LEN - 1000]].concat();
     assert_eq!(bytes(&here), expected);
-    // The memory lives as long as anything that was made of it.
+    // The memory lives as long as any region or handle of it.
     drop((here, a));
     assert_eq!(bytes(&there), expected);
 }
@@ -73,7 +73,7 @@ fn memory_of_another_process() {
         assert_eq!(bytes(&there), [3; LEN]);
         return copy_in(&there, 4, LEN);
     }
-    // Any device memory will do.
+    // Any device memory is sufficient.
     let here = gpu.alloc(MemoryKind::Device, LEN).unwrap();
     here.write(0, &[3; LEN]).unwrap();
     let fd = file(&here);
@@ -85,7 +85,7 @@ fn memory_of_another_process() {
 }
 
 #[test]
-fn what_is_no_shared_memory_is_refused() {
+fn invalid_shared_memory_is_refused() {
     let gpu = Gpu::soft().unwrap();
     let pinned = gpu.alloc(MemoryKind::Pinned, LEN).unwrap();
     assert_eq!(pinned.share().unwrap_err().kind(), Kind::Unsupported);

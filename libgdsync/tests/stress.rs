@@ -1,4 +1,4 @@
-//! Many queue pairs at once, handed from thread to thread while others come and go.
+//! Many queue pairs at once, passed from thread to thread while others are created and destroyed.
 
 mod common;
 
@@ -12,7 +12,7 @@ const PAIRS: u32 = 64;
 const THREADS: u64 = 4;
 const TURNS: u32 = 1500;
 
-/// Two connected queue pairs with memory, and how many messages went each way.
+/// Two connected queue pairs with memory, and the number of messages in each direction.
 struct Couple {
     ends: [Qp; 2],
     memory: [Mr; 2],
@@ -30,7 +30,7 @@ impl Couple {
         }
     }
 
-    /// A message from one end to the other, waited for by streams, CPU or both.
+    /// A message from one end to the other; streams, the CPU or both wait for it.
     fn turn(&mut self, streams: &[Stream; 2], rng: &mut fastrand::Rng) {
         let what = format!("{:?}, message {}", self.ends[0], self.count);
         let from = rng.usize(..2);
@@ -72,13 +72,13 @@ impl Couple {
         if loud {
             assert_eq!(kind(self.ends[from].wait(send, LIMIT)), None, "{what}");
         }
-        // The next one who has it brings streams of its own.
+        // The next thread that takes the pair uses its own streams.
         for stream in streams {
             finish(stream, &what);
         }
     }
 
-    /// Fails at one end, and comes back.
+    /// Fails one end, and recovers both.
     fn fail(&mut self, stream: &Stream, rng: &mut fastrand::Rng) {
         let what = format!("{:?}, failure", self.ends[0]);
         let from = rng.usize(..2);
@@ -112,9 +112,9 @@ fn many_queue_pairs_go_from_thread_to_thread() {
         .collect();
     let new = |i: usize| Couple::new(&pd, &configs[i % configs.len()]);
     let couples: Mutex<VecDeque<Couple>> = Mutex::new((0..PAIRS as usize).map(new).collect());
-    // Turns that were taken, by whomever; only counted.
+    // Number of turns that all threads took; only counted.
     let turns = AtomicU32::new(0);
-    // Tells the one who comes and goes that the others are through.
+    // Tells the thread that creates and destroys queue pairs that the others have finished.
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
         let workers: Vec<_> = (0..THREADS)

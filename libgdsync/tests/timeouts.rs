@@ -1,5 +1,6 @@
-//! Time limits: a peer that is silent, a completion that never comes, and no false alarm. In plays
-//! with a virtual clock, so that limits are exact and nothing depends on the machine; once live.
+//! Time limits: a peer that does not answer, a completion that never arrives, and no false alarm.
+//! The tests run as simulations with a virtual clock, so that limits are exact and do not depend on
+//! the machine; one test runs on the live driver.
 
 mod common;
 
@@ -15,7 +16,7 @@ const LIVE: Duration = Duration::from_millis(500);
 const TIMEOUT: Option<Kind> = Some(Kind::Failed(Status::TIMEOUT));
 const FLUSHED: Option<Kind> = Some(Kind::Failed(Status::FLUSHED));
 
-/// Runs a test over every path, each with some seeds.
+/// Runs a test over every path, each with several seeds.
 fn plays(mut test: impl FnMut(&Gpu, &QpConfig, &str)) {
     seeds(3, |seed| {
         for (path, config) in paths() {
@@ -26,7 +27,7 @@ fn plays(mut test: impl FnMut(&Gpu, &QpConfig, &str)) {
     });
 }
 
-/// Opens the gate before a stream, which ends at its limit then.
+/// Opens the gate in front of a stream, whose wait then ends at its limit.
 #[track_caller]
 fn ends_at_the_limit(gpu: &Gpu, gate: &Gate, stream: &Stream, what: &str) {
     gate.open();
@@ -36,14 +37,15 @@ fn ends_at_the_limit(gpu: &Gpu, gate: &Gate, stream: &Stream, what: &str) {
     assert!(SHORT <= took && took < 2 * SHORT, "{what}: {took:?}");
 }
 
-/// What a kernel sees behind a request that ended so, where the queue pair failed by its limit.
+/// The values that a kernel reads behind a timed-out request, where the queue pair failed by its
+/// limit.
 fn timed_out(status: Status) -> Seen {
     let error = Status::TIMEOUT;
     Seen { error, status }
 }
 
 #[test]
-fn a_send_that_nobody_receives_fails_after_the_limit_and_the_stream_goes_on() {
+fn send_without_a_receive_times_out_and_the_stream_continues() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
         let (mem, stream) = (p.mem_a(MemoryKind::Pinned, 64), gpu.stream().unwrap());
@@ -59,12 +61,12 @@ fn a_send_that_nobody_receives_fails_after_the_limit_and_the_stream_goes_on() {
         ];
         p.a.post_on(&stream, &head).unwrap();
         let first = Witness::launch(&stream, &p.a, sends[0]);
-        // This one is rung for when the queue pair is in error already.
+        // Its doorbell is written when the queue pair is already in error.
         let tail = done.behind(sends[2]);
         p.a.post_on(&stream, &tail).unwrap();
         let last = Witness::launch(&stream, &p.a, sends[2]);
 
-        // Nothing is late while the gate holds the doorbell back.
+        // No request is late while the gate holds the doorbell back.
         pass(gpu, 10 * SHORT);
         assert_eq!(p.a.error(), None, "{path}: a false alarm");
         ends_at_the_limit(gpu, &gate, &stream, path);
@@ -75,13 +77,13 @@ fn a_send_that_nobody_receives_fails_after_the_limit_and_the_stream_goes_on() {
         assert_eq!(kind(p.a.wait(sends[1], LIMIT)), FLUSHED, "{path}");
         assert_eq!(kind(p.a.wait(own, LIMIT)), FLUSHED, "{path}");
         assert_eq!(p.a.error(), Some(Status::TIMEOUT), "{path}");
-        assert_eq!(p.b.error(), None, "{path}: the peer knows nothing");
+        assert_eq!(p.b.error(), None, "{path}: the peer has no error");
         p.recover(path);
     });
 }
 
 #[test]
-fn a_peer_that_is_silent_or_dead_is_noticed_within_the_limit() {
+fn silent_or_dead_peer_is_detected_within_the_time_limit() {
     plays(|gpu, config, path| {
         for dead in [false, true] {
             let what = format!("{path}, dead {dead}");
@@ -95,7 +97,7 @@ fn a_peer_that_is_silent_or_dead_is_noticed_within_the_limit() {
             p.a.post_on(&stream, &gate.before(write)).unwrap();
             let saw = Witness::launch(&stream, &p.a, write);
             let node = vmlx5::fabric::NodeId(p.b.address().node);
-            // Death is silence, too: the NIC would notice, after all its retries.
+            // A dead peer does not answer either: the NIC would detect it, after all its retries.
             assert!(match dead {
                 true => p.hub.kill(node),
                 false => p.hub.silence(node, true),
@@ -112,9 +114,9 @@ fn a_peer_that_is_silent_or_dead_is_noticed_within_the_limit() {
 }
 
 #[test]
-fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
+fn wait_of_a_stream_ends_at_its_time_limit() {
     plays(|gpu, config, path| {
-        // Not connected either: receives may be posted, and waited for, before.
+        // The queue pair need not be connected: receives may be posted, and waited for, before.
         for connected in [true, false] {
             let what = format!("{path}, connected {connected}");
             let config = limited(config, None);
@@ -135,7 +137,7 @@ fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
             let saw = Witness::launch(&stream, &p.b, receives[0]);
             let tail = [Descriptor::wait(receives[1]), done.set()];
             p.b.post_on(&stream, &tail).unwrap();
-            // It counts from when the stream arrives.
+            // The limit counts from the time when the stream reaches the wait.
             pass(gpu, 10 * SHORT);
             assert_eq!(p.b.error(), None, "{what}: a false alarm");
             ends_at_the_limit(gpu, &gate, &stream, &what);
@@ -153,7 +155,7 @@ fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
 }
 
 #[test]
-fn a_wait_that_was_passed_is_not_late_however_long_the_stream_stands_elsewhere() {
+fn passed_wait_does_not_time_out_while_the_stream_is_stalled_elsewhere() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
         let [near, far] = p.memories(MemoryKind::Pinned, 64);
@@ -176,7 +178,7 @@ fn a_wait_that_was_passed_is_not_late_however_long_the_stream_stands_elsewhere()
 }
 
 #[test]
-fn a_slow_peer_is_not_a_silent_one() {
+fn slow_peer_does_not_time_out() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
         let [near, far] = p.memories(MemoryKind::Pinned, 64);
@@ -196,12 +198,12 @@ fn a_slow_peer_is_not_a_silent_one() {
 }
 
 #[test]
-fn without_a_limit_a_send_waits_for_as_long_as_it_takes() {
+fn send_without_a_time_limit_waits_without_end() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, None));
         let [near, far] = p.memories(MemoryKind::Pinned, 64);
         let send = p.a.start(&Work::send(&[sge(&near, 0, 8)]));
-        // The CPU's own limit says nothing about the request.
+        // The CPU's own limit does not affect the request.
         let before = gpu.host().now();
         let error = p.a.wait(send, 20 * SHORT).unwrap_err();
         assert_eq!(error.kind(), Kind::Timeout, "{path}");
@@ -231,7 +233,7 @@ fn the_same_limits_end_waits_on_the_live_driver() {
         gate.open();
         finish(&sender, path);
         assert_eq!(kind(p.a.wait(send, LIMIT)), TIMEOUT, "{path}");
-        // The other end never heard of it in time, and waits for something else by a limit.
+        // The other end did not get it in time, and waits for another message with a limit.
         let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
         let post = [
             Descriptor::Receive(recv),
@@ -248,7 +250,7 @@ fn the_same_limits_end_waits_on_the_live_driver() {
 fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
     for (path, config) in paths() {
         if path == "cpu-thread" {
-            // The CPU thread, which has to run, looks after failures as well.
+            // The CPU thread, which has to run, handles failures as well.
             continue;
         }
         for seed in 0..4 {
@@ -283,7 +285,7 @@ fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
 }
 
 #[test]
-fn a_message_that_had_to_wait_for_its_receive_holds_nothing_up_after_it() {
+fn message_that_waited_for_its_receive_delays_no_later_message() {
     seeds(300, |seed| {
         let (_sim, gpu) = play(seed);
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -296,7 +298,7 @@ fn a_message_that_had_to_wait_for_its_receive_holds_nothing_up_after_it() {
         pass(&gpu, Duration::from_nanos(rng.u64(..2000)));
         p.b.receive(&[sge(&far, 0, 8)]);
         p.a.wait(send, LIMIT).unwrap();
-        // A write needs no receive, so none will come.
+        // A write needs no receive, so none is posted.
         let to = far.remote().span(8, 8).unwrap();
         let write = p.a.start(&Work::write(&list, to));
         let done = p.a.wait(write, 5 * SHORT);

@@ -1,5 +1,5 @@
-//! The file that `GDS_TRACE` names is written, or opening the GPU fails. Each test runs in a process
-//! of its own, because the environment belongs to the process.
+//! The file that `GDS_TRACE` names is written, or opening the GPU fails. Each test runs in a
+//! separate process, because the environment belongs to the process.
 
 mod child;
 
@@ -9,7 +9,7 @@ use gdsync::{Gpu, Kind};
 
 const CHILD: &str = "TRACE_FILES_CHILD";
 
-/// A path in the tests' folder, where no file is.
+/// A path in the tests' folder where no file exists.
 fn absent(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_file(&path);
@@ -22,7 +22,7 @@ fn opening_a_gpu_fails_when_its_trace_file_cannot_be_opened() {
     let name = child::test_name!();
     if child::is(CHILD, name) {
         for open in [Gpu::soft(), Gpu::open("soft"), Gpu::from_env()] {
-            let e = open.expect_err("there is no such folder");
+            let e = open.expect_err("the folder does not exist");
             assert_eq!(e.kind(), Kind::System);
             let said = e.to_string();
             assert!(said.contains(path) && said.contains("GDS_TRACE"), "{said}");

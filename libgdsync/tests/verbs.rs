@@ -1,4 +1,5 @@
-//! A NIC by libibverbs alone, over a virtual one: a CPU thread between our rings and its queues.
+//! A NIC by libibverbs alone, over a virtual one: a CPU thread between the library's rings and its
+//! queues.
 
 mod common;
 mod verbs_device;
@@ -10,28 +11,28 @@ use common::*;
 use verbs_device::{paths, pattern};
 use virtual_nic::{cases, inside};
 
-/// A thread of the NIC's looks at the rings.
+/// A thread of the NIC polls the rings.
 const OWN: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "own")];
-/// The thread that is the GPU does.
+/// The GPU's thread polls the rings.
 const GPU: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "gpu")];
 
 cases! {
     a_send_from_the_cpu_arrives in OWN => verbs_device::a_send_from_the_cpu_arrives(Device::verbs);
     ping_pong_by_streams in OWN => verbs_device::ping_pong_by_streams(Device::verbs);
-    every_opcode_does_what_it_says in OWN =>
-        verbs_device::every_opcode_does_what_it_says(Device::verbs);
-    a_failing_request_has_its_status_and_a_reset_mends_it in OWN =>
-        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::verbs);
+    every_opcode_has_its_effect in OWN =>
+        verbs_device::every_opcode_has_its_effect(Device::verbs);
+    failing_request_has_its_status_and_a_reset_recovers in OWN =>
+        verbs_device::failing_request_has_its_status_and_a_reset_recovers(Device::verbs);
     a_send_from_the_cpu_arrives_by_the_gpus_thread in GPU =>
         verbs_device::a_send_from_the_cpu_arrives(Device::verbs);
 }
 
-/// There is no thread of the NIC's then.
+/// The NIC has no thread then.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn every_opcode_does_what_it_says_by_the_gpus_thread() {
+fn every_opcode_has_its_effect_by_the_gpus_thread() {
     inside!(GPU);
-    verbs_device::every_opcode_does_what_it_says(|gpu| {
+    verbs_device::every_opcode_has_its_effect(|gpu| {
         let device = Device::verbs(gpu)?;
         let threads = gds_step::thread_times().unwrap();
         assert!(threads.iter().all(|t| t.name != "gds-verbs"));
@@ -41,13 +42,13 @@ fn every_opcode_does_what_it_says_by_the_gpus_thread() {
 
 cases! {
     a_failing_request_by_the_gpus_thread in GPU =>
-        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::verbs);
-    /// A NIC that the GPU's thread looks at can be closed, while streams are left.
+        verbs_device::failing_request_has_its_status_and_a_reset_recovers(Device::verbs);
+    /// A NIC whose rings the GPU's thread polls can be closed while streams remain.
     a_stream_outlives_a_device_of_the_gpus_thread in GPU =>
         verbs_device::a_stream_outlives_the_device(Device::verbs);
 }
 
-/// Of real NICs soft-RoCE alone, whose device names the network device below it.
+/// Of real NICs only soft-RoCE does; its device names the network device below it.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn soft_roce_keeps_the_order_of_writes() {
@@ -91,8 +92,8 @@ fn no_direct_verbs_are_needed() {
     assert_eq!(kind(Device::mlx5(&p.gpu)), Some(Kind::Absent));
 }
 
-/// Sends and receives stay in the rings until the device has room; with inline data, whose bytes
-/// the device reads there.
+/// Sends and receives stay in the rings until the device has room; with inline data, which the
+/// device reads from the ring.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn more_requests_than_the_device_takes() {
@@ -127,10 +128,10 @@ fn more_requests_than_the_device_takes() {
     }
 }
 
-/// Unsignaled requests end by a request that does nothing.
+/// Unsignaled requests are completed by a later request without effect.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn unsignaled_requests_come_to_rest() {
+fn unsignaled_requests_complete() {
     inside!(OWN);
     let mut p = Pair::open(Device::verbs, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 128);
@@ -146,10 +147,10 @@ fn unsignaled_requests_come_to_rest() {
     }
 }
 
-/// What is outstanding is flushed, and the stream that waits for it passes.
+/// The outstanding requests are flushed, and the stream that waits for them passes.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn giving_up_flushes_what_is_outstanding() {
+fn giving_up_flushes_outstanding_requests() {
     inside!(OWN);
     for (path, config) in paths() {
         let mut p = Pair::open(Device::verbs, &config);
@@ -165,7 +166,7 @@ fn giving_up_flushes_what_is_outstanding() {
     }
 }
 
-/// Receives that were posted before there was a connection.
+/// Receives that were posted before the connection.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn receives_may_come_before_the_connection() {
@@ -191,10 +192,10 @@ fn receives_may_come_before_the_connection() {
     }
 }
 
-/// A stream that posts long after it was told to is noticed.
+/// The thread detects a stream that posts long after it was announced.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_stream_that_posts_late_is_noticed() {
+fn late_post_of_a_stream_is_detected() {
     inside!(OWN);
     for (path, config) in paths() {
         let mut p = Pair::open(Device::verbs, &config);
@@ -213,10 +214,10 @@ fn a_stream_that_posts_late_is_noticed() {
     }
 }
 
-/// With a receive posted and nothing under way the thread sleeps; what comes then wakes it.
+/// With a receive posted and no other work, the thread sleeps; the next message wakes it.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn an_idle_proxy_sleeps() {
+fn idle_cpu_thread_sleeps() {
     inside!(OWN);
     const WATCHED: Duration = Duration::from_secs(1);
     let mut p = Pair::open(Device::verbs, &QpConfig::default());
@@ -229,7 +230,8 @@ fn an_idle_proxy_sleeps() {
     for round in 0..2 {
         let recv = p.b.receive(&[memory.sge(0, 8)]);
         std::thread::sleep(Duration::from_millis(50));
-        // 2 % is aimed at. A busy machine counts what is no work of the thread's, now and then.
+        // The target is 2 %. On a busy machine the count sometimes includes work that is not the
+        // thread's.
         let sleeps = (0..5).any(|_| {
             let before = spent();
             std::thread::sleep(WATCHED);

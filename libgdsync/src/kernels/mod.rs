@@ -1,4 +1,4 @@
-//! The library's own kernels: their names, their parameters, their code.
+//! The library's own kernels: names, parameters, code.
 //!
 //! Each is one function of C++ in `device/`: compiled to PTX that is part of the library, for
 //! CUDA, and by the host compiler, for the soft GPU. An [`Entry`] names one; the structures here
@@ -20,10 +20,10 @@ pub enum Entry {
     Program40,
     /// Runs a program of up to 120 operations. One block of 32 threads.
     Program,
-    /// Posts what comes next on up to [`QUEUES`] queues, see [`Trigger`]. One block of 32 threads.
+    /// Posts the next entries on up to [`QUEUES`] queues, see [`Trigger`]. One block of 32 threads.
     Trigger,
-    /// Waits for what comes next on up to [`QUEUES`] completion queues, see [`Wait`]. One block of
-    /// 32 threads.
+    /// Waits for the next completion on up to [`QUEUES`] completion queues, see [`Wait`]. One block
+    /// of 32 threads.
     Wait,
     /// Writes a pattern, see [`Fill`]. Any number of blocks and threads.
     Fill,
@@ -34,7 +34,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// All of them.
+    /// All kernels.
     pub const ALL: [Entry; 8] = [
         Entry::Program8,
         Entry::Program40,
@@ -46,7 +46,7 @@ impl Entry {
         Entry::Transfer,
     ];
 
-    /// Its name in the module.
+    /// The kernel's name in the module.
     pub const fn name(self) -> &'static str {
         match self {
             Entry::Program8 => "gds_program_8",
@@ -60,7 +60,7 @@ impl Entry {
         }
     }
 
-    /// The size of its one parameter in bytes.
+    /// The size of the kernel's one parameter in bytes.
     pub const fn param_size(self) -> usize {
         match self {
             Entry::Program8 => 8 + 32 * 8,
@@ -74,8 +74,8 @@ impl Entry {
         }
     }
 
-    /// The kernel for a program, to be launched on one block of 32 threads, and its parameter: the
-    /// smallest that holds the program.
+    /// The smallest kernel that holds the program, and its parameter. The kernel is launched with
+    /// one block of 32 threads.
     pub(crate) fn of_program(program: &Program) -> (Entry, &[u8]) {
         let entry = match program.ops().len() {
             0..=8 => Entry::Program8,

@@ -1,19 +1,19 @@
-//! What the kernels take: structures with the layout that the headers in `device/` assert too.
+//! Parameters of the kernels: structures whose layout the headers in `device/` assert too.
 
 use super::Entry;
 use crate::memop::DevicePtr;
 
-/// Queues, or waiters, that one launch of [`Trigger`] or [`Wait`] takes.
+/// Most queues, or waiters, of one launch of [`Trigger`] or [`Wait`].
 pub const QUEUES: usize = 8;
 
-/// A work queue as [`Trigger`] finds it in memory. It never changes: how far the queue is posted
-/// is what its doorbell record says.
+/// A work queue as [`Trigger`] reads it from memory. It never changes: the doorbell record holds
+/// the index up to which the queue is posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct QueueState {
     /// The ring: basic blocks of a send queue; unused for a receive queue.
     pub ring: DevicePtr,
-    /// The doorbell record, receives before sends.
+    /// The doorbell record: the word for receives, then the word for sends.
     pub record: DevicePtr,
     /// The doorbell; unused for a receive queue.
     pub doorbell: DevicePtr,
@@ -23,19 +23,19 @@ pub struct QueueState {
     pub reserved: [u32; 9],
 }
 
-/// Where a stream stands in a completion queue, as [`Wait`] finds it in memory and moves it.
+/// The state of a waiter of a completion queue. [`Wait`] reads it from memory and advances it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct WaiterState {
     /// The completion queue, of 64-byte entries.
     pub cq: DevicePtr,
-    /// The word that says how often the waiter has passed.
+    /// The word that counts how often the waiter has passed.
     pub passed: DevicePtr,
     /// Logarithm of the queue's entries.
     pub log_entries: u32,
-    /// How often it has passed.
+    /// How often the waiter has passed.
     pub marks: u32,
-    /// The position that it waits for next.
+    /// The position that the waiter waits for next.
     pub next: u64,
     /// Zero.
     pub reserved: [u64; 4],
@@ -45,21 +45,21 @@ pub struct WaiterState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct TriggerQueue {
-    /// Where the queue's [`QueueState`] is.
+    /// Address of the queue's [`QueueState`].
     pub state: DevicePtr,
-    /// How many entries are posted.
+    /// Number of entries to post.
     pub entries: u32,
     /// 1 for a receive queue, 0 for a send queue.
     pub receive: u32,
 }
 
-/// Posts the entries that come next on up to [`QUEUES`] different queues, side by side: what
-/// was posted last says each queue's doorbell record. So a launch that is run again, by a graph
-/// say, posts what comes then. It has no order among the queues.
+/// Posts the next entries on up to [`QUEUES`] different queues in parallel. Each queue's doorbell
+/// record holds the index of the last post, so a launch that a graph repeats posts the entries that
+/// follow. The queues have no order among themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Trigger {
-    /// Queues in use, from the first.
+    /// Number of queues in use, from the first.
     pub count: u32,
     /// Zero.
     pub reserved: u32,
@@ -67,22 +67,23 @@ pub struct Trigger {
     pub queues: [TriggerQueue; QUEUES],
 }
 
-/// A waiter that [`Wait`] moves.
+/// A waiter that [`Wait`] advances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Waited {
-    /// Where the waiter's [`WaiterState`] is.
+    /// Address of the waiter's [`WaiterState`].
     pub state: DevicePtr,
-    /// Completions that are passed over: 0 waits for the next one.
+    /// Number of completions to pass over: 0 waits for the next one.
     pub skip: u64,
 }
 
-/// Waits, side by side, for the completion that comes next for up to [`QUEUES`] different waiters,
-/// and announces that each has passed. A completion in error is not passed until it is released.
+/// Waits in parallel for the next completion of up to [`QUEUES`] different waiters, and counts up
+/// the word of each waiter that has passed. The waiter passes a completion in error only after it
+/// is released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Wait {
-    /// Waiters in use, from the first.
+    /// Number of waiters in use, from the first.
     pub count: u32,
     /// Zero.
     pub reserved: u32,
@@ -95,11 +96,11 @@ pub struct Wait {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Fill {
-    /// Where; alignment to 8 makes it fast.
+    /// Start address; alignment to 8 bytes makes it fast.
     pub at: DevicePtr,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Which pattern.
+    /// Seed of the pattern.
     pub seed: u64,
 }
 
@@ -107,13 +108,14 @@ pub struct Fill {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Verify {
-    /// Where; alignment to 8 makes it fast.
+    /// Start address; alignment to 8 bytes makes it fast.
     pub at: DevicePtr,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Which pattern.
+    /// Seed of the pattern.
     pub seed: u64,
-    /// Where the [`Report`] is, aligned to 8, in memory of the device. What is found is added.
+    /// Address of the [`Report`], aligned to 8 bytes, in memory of the device. The kernel adds its
+    /// findings.
     pub report: DevicePtr,
 }
 
@@ -121,32 +123,32 @@ pub struct Verify {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Transfer {
-    /// Where to; alignment of both ranges to 8 makes it fast.
+    /// Destination address; alignment of both ranges to 8 bytes makes it fast.
     pub to: DevicePtr,
-    /// Where from.
+    /// Source address.
     pub from: DevicePtr,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// What [`Verify`] found.
+/// The findings of [`Verify`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Report {
-    /// Bytes that differ.
+    /// Number of bytes that differ.
     pub wrong: u64,
-    /// The offset of the first that does, `u64::MAX` if none does.
+    /// The offset of the first byte that differs, `u64::MAX` if none does.
     pub first: u64,
 }
 
 impl Report {
-    /// Nothing found: what the report holds before the first launch.
+    /// A report without findings: the content of the report before the first launch.
     pub const CLEAN: Report = Report {
         wrong: 0,
         first: u64::MAX,
     };
 
-    /// As it lies in memory.
+    /// The bytes of the report in memory.
     pub fn to_bytes(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.wrong.to_ne_bytes());
@@ -154,7 +156,7 @@ impl Report {
         bytes
     }
 
-    /// From how it lies in memory.
+    /// The report from its bytes in memory.
     pub fn from_bytes(bytes: [u8; 16]) -> Report {
         let all = u128::from_le_bytes(bytes);
         Report {
@@ -166,20 +168,20 @@ impl Report {
 
 /// The eight bytes at offset `8 * word` of the pattern `seed`, as a little-endian number.
 pub fn pattern(seed: u64, word: u64) -> u64 {
-    // A generator that can start anywhere: a counter, mixed (splitmix64).
+    // A generator that can start at any offset: a counter, mixed (splitmix64).
     let z = seed.wrapping_add(word.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ z >> 31
 }
 
-/// A structure as it lies in memory. `$size` repeats what the headers assert.
+/// A structure with a fixed layout in memory. `$size` repeats the size that the headers assert.
 macro_rules! layout {
     ($($name:ident: $size:literal),*) => {$(
         const _: () = assert!(size_of::<$name>() == $size && align_of::<$name>() == 8);
 
         impl $name {
-            /// Its bytes.
+            /// The bytes of the structure.
             pub fn bytes(&self) -> &[u8] {
                 // SAFETY: the structure is repr(C) without padding (its size, asserted above, is
                 // the sum of its fields') and initialised; a byte has no alignment or validity
@@ -190,12 +192,12 @@ macro_rules! layout {
     )*};
 }
 
-/// The structures that kernels are launched with.
+/// The parameter structures of kernels.
 macro_rules! params {
     ($($name:ident: $size:literal),*) => {
         layout!($($name: $size),*);
         $(impl $name {
-            /// The kernel that takes it.
+            /// The kernel that takes this parameter.
             pub const ENTRY: Entry = Entry::$name;
         })*
     };

@@ -1,4 +1,4 @@
-//! A list of operations, and where it may be cut.
+//! A list of operations, and the places where it may be cut.
 
 use std::ops::Range;
 
@@ -6,31 +6,31 @@ use super::caps::Needs;
 use super::{Caps, Op};
 use crate::error::{Error, Kind, Result};
 
-/// What is known of an operation besides what [`Op`] says. Memory operations run in order, so they
-/// need none of it; a program kernel runs those of one role side by side.
+/// Facts about an operation beyond [`Op`]. Memory operations run in order and need none of them; a
+/// program kernel runs operations of one role in parallel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Nothing.
+    /// No further facts.
     #[default]
     Plain,
-    /// One of the two writes that ring for a queue: the record, then the doorbell, glued.
+    /// One of the two writes that ring a queue's doorbell: the record, then the doorbell, glued.
     Ring,
-    /// A fenced write of a word that others watch and no other mark of the list shares.
+    /// A fenced write of a word that others poll and that no other mark of the list shares.
     Mark,
-    /// A wait that stays passed once it has.
+    /// A wait whose condition stays true after it has become true.
     Wait,
-    /// The first of two tests of a completion entry, which a program makes at once.
+    /// The first of two tests of a completion entry. A program does both tests at once.
     EntryHalf,
     /// The last test of a completion entry with this owner bit.
     Entry(u8),
-    /// As `Entry`, and no memory operations of this runtime test the entry: a program must.
+    /// As `Entry`, but no memory operations of this runtime can test the entry: a program must.
     EntryByKernel(u8),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Note {
     role: Role,
-    /// It goes into the same submission as the operation behind it.
+    /// The operation goes into the same submission as the next one.
     glued: bool,
 }
 
@@ -42,9 +42,9 @@ struct Note {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     ops: Vec<Op>,
-    /// Of each operation.
+    /// One note for each operation.
     notes: Vec<Note>,
-    /// Of all operations together.
+    /// The needs of all operations together.
     needs: Needs,
     cost: usize,
     waits_for_others: bool,
@@ -75,14 +75,14 @@ impl Batch {
         self.add(op, Role::Plain, true);
     }
 
-    /// Appends `op` with what is known of it.
+    /// Appends `op` with a note.
     #[inline]
     pub(crate) fn add(&mut self, op: Op, role: Role, glued: bool) {
         let by_kernel = matches!(role, Role::EntryByKernel(_));
         self.needs = self.needs | op.needs() | Needs::KERNEL.only_if(by_kernel);
         self.cost += match (role, op) {
-            // The tests of an entry count as two, the most that they are, so that what a list costs
-            // does not depend on the lap.
+            // The tests of an entry count as two, their maximum, so that the cost of a list does
+            // not depend on the lap.
             (Role::EntryHalf, _) => 0,
             (Role::Entry(_) | Role::EntryByKernel(_), _) => 2,
             // At an address that is not a multiple of 8, one more.
@@ -94,7 +94,7 @@ impl Batch {
         self.notes.push(Note { role, glued });
     }
 
-    /// What a runtime must have to run every operation as it is.
+    /// The capabilities that a runtime must have to run every operation as it is.
     pub(crate) fn needs(&self) -> Needs {
         self.needs
     }
@@ -104,12 +104,13 @@ impl Batch {
         caps.met().has(self.needs)
     }
 
-    /// Memory operations of at most 64 bits that it becomes, at most.
+    /// The most memory operations of at most 64 bits that the batch becomes.
     pub(crate) fn cost(&self) -> usize {
         self.cost
     }
 
-    /// Whether it waits for what is not known to come from a NIC or a stream of the library's.
+    /// Whether the batch waits for a word that may be written by others than a NIC or a stream of
+    /// the library.
     pub(crate) fn waits_for_others(&self) -> bool {
         self.waits_for_others
     }
@@ -119,12 +120,12 @@ impl Batch {
         &self.ops
     }
 
-    /// For changes that keep what was counted: neither needs nor cost may grow.
+    /// The operations, for changes that keep the counts: neither needs nor cost may grow.
     pub(crate) fn ops_mut(&mut self) -> &mut [Op] {
         &mut self.ops
     }
 
-    /// What operation `index` is there for.
+    /// The role of operation `index`.
     pub(crate) fn role(&self, index: usize) -> Role {
         self.notes[index].role
     }
@@ -134,23 +135,23 @@ impl Batch {
         self.notes.get(index).is_some_and(|note| note.glued)
     }
 
-    /// The most operations that are glued together.
+    /// The length of the longest glued run of operations.
     pub(crate) fn longest_glued(&self) -> usize {
         let runs = self.notes.split(|note| !note.glued);
         runs.map(|run| run.len() + 1).max().unwrap_or(1)
     }
 
-    /// How many operations there are.
+    /// The number of operations.
     pub fn len(&self) -> usize {
         self.ops.len()
     }
 
-    /// Whether there are none.
+    /// Whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }
 
-    /// Forgets the operations, keeps the memory.
+    /// Removes the operations and keeps the memory.
     pub fn clear(&mut self) {
         self.ops.clear();
         self.notes.clear();
@@ -170,7 +171,7 @@ impl Batch {
                 return Err(Error::new(
                     "split batch",
                     Kind::Unsupported,
-                    "more operations that belong together than one submission takes",
+                    "a glued run has more operations than one submission takes",
                 )
                 .limit(limit as u64));
             }
@@ -203,7 +204,7 @@ impl Iterator for Split<'_> {
             return None;
         }
         let mut end = len.min(self.at + self.limit);
-        // Step back out of a glued run; `split` made sure that this leaves something.
+        // Step back out of a glued run; `split` has checked that at least one operation remains.
         while end < len && self.batch.notes[end - 1].glued {
             end -= 1;
         }
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_drops_all_that_is_known_of_the_operations() {
+    fn clear_drops_all_notes_of_the_operations() {
         let mut b = batch(&[true, true]);
         b.push(Op::wait(Width::Bits64, DevicePtr(8), Condition::Nor, 1u64));
         b.clear();

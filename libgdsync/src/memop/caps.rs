@@ -1,11 +1,12 @@
-//! What a runtime's streams can do.
+//! The capabilities of a runtime's streams.
 
 use std::ops::BitOr;
 
 use crate::options::setters;
 
-/// The capabilities that lowering depends on. Probed once per GPU, or switched by hand on the
-/// soft GPU so that every fall-back runs there; without what `GDS_CONSISTENCY` excludes.
+/// The capabilities that lowering depends on. They are probed once per GPU, or set by hand on the
+/// soft GPU so that every fall-back runs there. Capabilities that `GDS_CONSISTENCY` excludes are
+/// not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Caps {
@@ -17,20 +18,20 @@ pub struct Caps {
     pub mask: bool,
     /// Waits that flush, and the flush operation (CUDA: `CAN_FLUSH_REMOTE_WRITES`).
     pub flush: bool,
-    /// Whether what devices wrote to GPU memory is visible to a stream that has seen a later
-    /// write of theirs, without a flush (CUDA: `GPU_DIRECT_RDMA_WRITES_ORDERING` of *owner* or
-    /// more). Flushes are then nothing.
+    /// Whether devices' writes to GPU memory are visible, without a flush, to a stream that has
+    /// seen a later write of the same device (CUDA: `GPU_DIRECT_RDMA_WRITES_ORDERING` of *owner* or
+    /// more). Flushes are then no-ops.
     pub ordered_writes: bool,
-    /// Whether the CPU can have what devices wrote to GPU memory become visible (CUDA:
+    /// Whether the CPU can make devices' writes to GPU memory visible (CUDA:
     /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS` with *host*).
     pub host_flush: bool,
     /// Inline copies as one operation. No public driver has them: they become writes.
     pub inline_copy: bool,
-    /// Fences as an operation of their own.
+    /// Fences as a separate operation.
     pub fence: bool,
     /// Whether the library's kernels can be launched.
     pub kernels: bool,
-    /// Operations one submission takes (255 on CUDA).
+    /// Most operations of one submission (255 on CUDA).
     pub batch_limit: usize,
 }
 
@@ -47,7 +48,7 @@ setters! { Caps {
     batch_limit: usize,
 } }
 
-/// What operations need of a runtime: a set.
+/// The set of capabilities that operations need of a runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs(u8);
 
@@ -59,15 +60,15 @@ impl Needs {
     pub const FLUSH: Needs = Needs(1 << 3);
     pub const COPY: Needs = Needs(1 << 4);
     pub const FENCE: Needs = Needs(1 << 5);
-    /// A program: memory operations of this runtime cannot say it.
+    /// A program: memory operations of this runtime cannot express the operation.
     pub const KERNEL: Needs = Needs(1 << 6);
 
-    /// This if so, or nothing.
+    /// This set if `so`, else the empty set.
     pub const fn only_if(self, so: bool) -> Needs {
         if so { self } else { Needs(0) }
     }
 
-    /// Whether `other` is in it, whole.
+    /// Whether this set contains all of `other`.
     pub const fn has(self, other: Needs) -> bool {
         self.0 & other.0 == other.0
     }
@@ -82,7 +83,7 @@ impl BitOr for Needs {
 }
 
 impl Caps {
-    /// What memory operations may need and are run as they are.
+    /// The needs that this runtime meets with memory operations as they are.
     pub(crate) fn met(&self) -> Needs {
         Needs::WIDE.only_if(self.memops64)
             | Needs::NOR.only_if(self.nor)
@@ -96,7 +97,7 @@ impl Caps {
 
 #[cfg(test)]
 impl Caps {
-    /// What every operation runs with as it is.
+    /// The capabilities with which every operation runs as it is.
     pub(crate) const FULL: Caps = Caps {
         memops64: true,
         nor: true,

@@ -1,10 +1,10 @@
-//! Waiting for a completion entry: which tests on its last dword let a stream pass.
+//! Waits for a completion entry: the tests of its last dword that let a stream pass.
 //!
-//! The last dword of a 64-byte completion entry holds, seen by a little-endian host, the owner
-//! bit at bit 24 and the opcode at bits 28 to 31. Bit 31 is set in error entries (opcodes 13
-//! and 14) and in entries never written (opcode 15). An entry is *new* if its owner bit is
-//! the parity of the lap, and a *success* if moreover bit 31 is clear; a stream passes on that
-//! alone. Which operations express it depends on the runtime:
+//! The last dword of a 64-byte completion entry holds, seen by a little-endian host, the owner bit
+//! at bit 24 and the opcode at bits 28 to 31. Bit 31 is set in error entries (opcodes 13 and 14)
+//! and in entries never written (opcode 15). An entry is *new* if its owner bit is the parity of
+//! the lap. It is a *success* if, in addition, bit 31 is clear. A stream passes on a success only.
+//! The operations that express this test depend on the runtime:
 //!
 //! | lap | operations |
 //! |---|---|
@@ -15,18 +15,18 @@
 //! | even, no NOR, send queue | GEQ 0x81000000 (opcode 0 with owner 0, or an error), then GEQ 0 |
 //! | even, no NOR, receive queue | none: a program decodes the entry ([`Role::EntryByKernel`]) |
 //!
-//! The second test of a pair looks at the same word: once the first has passed, only the
-//! watcher changes it again (from error to released).
+//! The second test of a pair looks at the same word: after the first has passed, only the watcher
+//! changes the word again (from error to released).
 
 use mlx5_prm::cqe::{ERROR_BIT, OWNER_BIT};
 
 use super::Width::Bits32;
 use super::{Batch, Caps, Condition, DevicePtr, Op, Role};
 
-/// A completion entry to be waited for.
+/// A completion entry that a stream waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its last dword.
+    /// The address of the entry's last dword.
     pub word: DevicePtr,
     /// The owner bit that a new entry has.
     pub owner: u8,
@@ -34,7 +34,7 @@ pub struct Entry {
     pub first_lap: bool,
     /// Whether every success has opcode 0 (a send queue).
     pub send: bool,
-    /// Whether what the NIC wrote to GPU memory must be visible after the wait.
+    /// Whether the NIC's writes to GPU memory must be visible after the wait.
     pub flush: bool,
 }
 
@@ -101,7 +101,7 @@ mod tests {
         })
     }
 
-    /// Every runtime, queue and lap: a stream passes on a success of this lap and on nothing else.
+    /// On every runtime, queue and lap, a stream passes on a success of this lap only.
     #[test]
     fn a_stream_passes_exactly_on_success_of_the_lap() {
         let ops = [

@@ -1,16 +1,16 @@
-//! What memory operations cost against a kernel, for lists whose lowering is left to the library.
+//! The cost of memory operations against a kernel, for lists whose lowering the library chooses.
 //!
 //! Measured on an H200 host (`benches/results`), stream time and host time of one list in
-//! microseconds: `n` memory operations take 1.1 + 0.7 n and 1.0 + 0.1 n, a program kernel takes
-//! 3.5 and 3.6 whatever it does. So a kernel leaves the stream sooner from four operations on,
-//! and is worth the host's time for more when what the stream gains is more than that.
+//! microseconds: `n` memory operations take 1.1 + 0.7 n and 1.0 + 0.1 n, a program kernel takes 3.5
+//! and 3.6 for any number of operations. So a kernel saves stream time from four operations on. For
+//! longer lists it also saves more stream time than it costs in host time.
 
-/// Stream and host time that memory operations take in place of a kernel, in nanoseconds:
-/// fixed and for each operation. Positive: the kernel wins.
+/// Stream and host time of memory operations minus those of a kernel, in nanoseconds: fixed and for
+/// each operation. If the sum is positive, the kernel is faster.
 const FIXED: i64 = (1_100 - 3_500) + (1_000 - 3_600);
 const EACH: i64 = 700 + 100;
 
-/// Whether a program kernel serves `operations` memory operations better.
+/// Whether a program kernel is faster for `operations` memory operations.
 pub fn kernel_wins(operations: usize) -> bool {
     FIXED + EACH * operations as i64 > 0
 }

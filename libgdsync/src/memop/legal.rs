@@ -1,10 +1,10 @@
-//! Rewrites a batch into what a runtime can run.
+//! Rewrites a batch into operations that a runtime can run.
 //!
-//! Every rewrite keeps the meaning or is refused: a 64-bit write becomes two halves, the first
-//! of them fenced, glued together; an inline copy becomes plain writes; a masked wait becomes
-//! an unmasked one where the two are equal; a flush stays only on the last of several waits in
-//! a row, because nothing happens between them that could look at the memory, and on none where
-//! devices' writes are visible in order anyway.
+//! Every rewrite keeps the meaning or is refused. A 64-bit write becomes two glued halves, the
+//! first of them fenced. An inline copy becomes plain writes. A masked wait becomes an unmasked one
+//! where the two are equal. In a run of waits only the last one keeps its flush, because no
+//! operation between them could read the memory. No wait keeps its flush where devices' writes are
+//! visible in order anyway.
 
 use super::Width::{Bits32, Bits64};
 use super::caps::Needs;
@@ -14,7 +14,7 @@ use crate::mutant::{self, Mutant};
 
 const ALL32: u64 = Bits32.all();
 
-/// Makes of `out` what `input` means on a runtime with `caps`.
+/// Writes to `out` the operations with the meaning of `input` on a runtime with `caps`.
 ///
 /// # Errors
 /// `Unsupported`, naming the operation, if no sequence of this runtime's operations has that
@@ -94,8 +94,8 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
                 rest = &rest[width.bits() as usize / 8..];
             }
         }
-        // Where there is no fence operation every write is fenced by the driver (CUDA's v2
-        // memory operations before MEM_OP_BARRIER): there is nothing left to order.
+        // Where there is no fence operation, the driver fences every write (CUDA's v2 memory
+        // operations before MEM_OP_BARRIER): no order is missing.
         Op::Fence | Op::Flush => {}
     }
     Ok(())
@@ -106,7 +106,7 @@ fn halves(at: DevicePtr, value: u64) -> [(DevicePtr, u64); 2] {
     [(at, value & ALL32), (at.offset(4), value >> 32)]
 }
 
-/// The same test without what the runtime lacks, if there is one.
+/// The same test without the capabilities that the runtime lacks, if there is one.
 fn wait32(
     condition: Condition,
     value: u64,
@@ -116,7 +116,7 @@ fn wait32(
     let (condition, value, mask) = match condition {
         _ if mask == ALL32 || caps.mask => (condition, value, mask),
         Condition::And => (Condition::And, value & mask, ALL32),
-        // A bit that `value` has takes no part: the same as one outside the mask.
+        // A bit that is set in `value` is ignored: the same as a bit outside the mask.
         Condition::Nor => (Condition::Nor, value | !mask & ALL32, ALL32),
         Condition::Eq if mask.is_power_of_two() && value & !mask == 0 => {
             if value == 0 {
@@ -140,7 +140,7 @@ fn wait32(
     Some((condition, value, mask))
 }
 
-/// Of the flushes within an uninterrupted run of waits only one on the last wait is kept.
+/// Keeps at most one flush of an uninterrupted run of waits: on the last wait.
 pub fn keep_last_flush(batch: &mut Batch) {
     if !batch.needs().has(Needs::FLUSH) {
         return;
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Whatever a masked or NOR wait is rewritten to passes on exactly the same words.
+    /// Every rewrite of a masked or NOR wait passes on exactly the same words.
     #[test]
     fn rewritten_waits_pass_on_the_same_words() {
         let bits = [
@@ -282,7 +282,7 @@ mod tests {
         let cuts = out.split(3).unwrap().count();
         assert_eq!(cuts, 1, "record and halves stay together");
         assert!(out.split(2).is_err());
-        // An operation that is glued behind them stays with them too.
+        // An operation that is glued behind the halves stays with them too.
         let mut long = Batch::new();
         long.push_glued(input.ops()[1]);
         long.push(Op::Fence);

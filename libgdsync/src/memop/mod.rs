@@ -1,13 +1,13 @@
-//! The vocabulary of stream memory operations, and what is made of lists of them: cost, legality,
-//! programs, traces.
+//! Stream memory operations, and the results derived from lists of them: cost, legality, programs,
+//! traces.
 //!
-//! Everything here is pure: it computes lists, touches no device and no memory. An [`Op`] is
-//! one operation of a stream's front end: write a word, wait for a word, copy a few bytes,
-//! fence, flush. A [`Batch`] is a list of them with the places where it must not be cut.
-//! `post` and `completion` say which operations ring a doorbell and which wait for a
-//! completion entry. A batch counts itself as it grows (what it needs, what it costs); `cost` says
-//! when a kernel is cheaper, `legal` rewrites it into what a runtime's [`Caps`] allow, `program`
-//! makes a kernel's parameter of it, and `trace` prints what is submitted.
+//! Everything here is pure: it computes lists and accesses no device and no memory. An [`Op`] is
+//! one operation of a stream's front end: write a word, wait for a word, copy a few bytes, fence,
+//! flush. A [`Batch`] is a list of them with the places where it must not be cut. `post` and
+//! `completion` define the operations that ring a doorbell and those that wait for a completion
+//! entry. A batch keeps its needs and its cost up to date as it grows. `cost` decides when a kernel
+//! is cheaper, `legal` rewrites a batch into operations that a runtime's [`Caps`] allow, `program`
+//! encodes it as a kernel's parameter, and `trace` prints each submission.
 
 mod batch;
 mod caps;

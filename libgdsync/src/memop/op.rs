@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::caps::Needs;
 
-/// An address as the GPU sees it. Not a host pointer: it has no dereference, also where the
-/// numbers happen to be the same.
+/// An address as the GPU sees it. It is not a host pointer: it cannot be dereferenced, even where
+/// the numbers are the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);
@@ -24,7 +24,7 @@ impl fmt::Debug for DevicePtr {
     }
 }
 
-/// How wide the word of an operation is; its address is a multiple of that.
+/// The width of an operation's word; the operation's address is a multiple of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Width {
     /// 4 bytes.
@@ -34,7 +34,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// How many bits the word has.
+    /// The number of bits of the word.
     pub const fn bits(self) -> u32 {
         match self {
             Width::Bits32 => 32,
@@ -63,7 +63,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// Whether a word of this width passes. `mask` has no bits that the word has not.
+    /// Whether a word of this width passes. `mask` has no bits outside the width.
     pub fn holds(self, width: Width, word: u64, value: u64, mask: u64) -> bool {
         let sign = 1 << (width.bits() - 1);
         match self {
@@ -75,8 +75,8 @@ impl Condition {
     }
 }
 
-/// Up to 32 bytes that travel in the operation itself, so that their source may be reused
-/// as soon as the call returns.
+/// Up to 32 bytes that are part of the operation itself, so that their source may be reused as soon
+/// as the call returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Inline {
     len: u8,
@@ -84,7 +84,7 @@ pub struct Inline {
 }
 
 impl Inline {
-    /// Bytes one operation carries.
+    /// The most bytes of one operation.
     pub const MAX: usize = 32;
 
     /// Captures `data`; `None` if it is longer than [`Inline::MAX`].
@@ -116,46 +116,46 @@ impl fmt::Debug for Inline {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Op {
-    /// Stores `value` (native byte order). `fenced`: everything the stream wrote before is
-    /// visible to the whole system before this store is; otherwise it may be seen in any order
-    /// among unfenced stores, and one of 64 bits torn in halves.
+    /// Stores `value` (native byte order). `fenced`: all earlier writes of the stream are visible
+    /// to the whole system before this store is. Otherwise it may be seen in any order among
+    /// unfenced stores, and a store of 64 bits may be seen as two halves.
     Write {
-        /// Of the word.
+        /// Width of the word.
         width: Width,
-        /// Where.
+        /// Address of the word.
         at: DevicePtr,
-        /// What.
+        /// The value to store.
         value: u64,
         /// Whether earlier writes are ordered before this one.
         fenced: bool,
     },
-    /// The stream stands still until the word passes.
+    /// Stalls the stream until the word passes.
     Wait {
-        /// Of the word.
+        /// Width of the word.
         width: Width,
-        /// Where.
+        /// Address of the word.
         at: DevicePtr,
-        /// What it is compared with.
+        /// The value to compare with.
         value: u64,
-        /// Bits of the word that count.
+        /// The bits of the word that take part in the comparison.
         mask: u64,
-        /// How it is compared.
+        /// The comparison.
         condition: Condition,
-        /// What devices wrote to GPU memory before they wrote the word is visible once this
-        /// has passed.
+        /// Whether the writes that devices made to GPU memory before they wrote the word are
+        /// visible after this wait.
         flush: bool,
     },
-    /// Stores up to 32 bytes; like several unfenced writes.
+    /// Stores up to 32 bytes; equivalent to several unfenced writes.
     Copy {
-        /// Where, aligned to 4; the length is a multiple of 4.
+        /// Start address, aligned to 4 bytes; the length is a multiple of 4 bytes.
         at: DevicePtr,
-        /// What.
+        /// The bytes to store.
         data: Inline,
     },
-    /// Everything the stream wrote before is visible to the whole system before anything
-    /// it does later.
+    /// Makes all earlier writes of the stream visible to the whole system before any later
+    /// operation of the stream.
     Fence,
-    /// What devices wrote to GPU memory so far is visible to later work of the stream.
+    /// Makes devices' earlier writes to GPU memory visible to later work of the stream.
     Flush,
 }
 
@@ -170,7 +170,7 @@ impl Op {
         }
     }
 
-    /// A wait in which all bits count and which does not flush.
+    /// A wait that compares all bits and does not flush.
     pub fn wait(width: Width, at: DevicePtr, condition: Condition, value: impl Into<u64>) -> Op {
         Op::Wait {
             width,
@@ -192,7 +192,7 @@ impl Op {
         matches!(self, Op::Wait { flush: true, .. })
     }
 
-    /// What a runtime must have to run it as it is.
+    /// The capabilities that a runtime must have to run the operation as it is.
     #[inline]
     pub(crate) fn needs(&self) -> Needs {
         let wide = |width| Needs::WIDE.only_if(width == Width::Bits64);
@@ -216,7 +216,7 @@ impl Op {
         }
     }
 
-    /// The same wait with or without a flush; other operations are left alone.
+    /// The same wait with or without a flush; other operations are unchanged.
     #[must_use]
     pub(crate) fn flushing(mut self, on: bool) -> Op {
         if let Op::Wait { flush, .. } = &mut self {
@@ -225,7 +225,7 @@ impl Op {
         self
     }
 
-    /// The same write with or without a fence; other operations are left alone.
+    /// The same write with or without a fence; other operations are unchanged.
     #[must_use]
     pub(crate) fn fenced(mut self, on: bool) -> Op {
         if let Op::Write { fenced, .. } = &mut self {

@@ -1,16 +1,16 @@
-//! Ringing a doorbell: the operations that hand prepared work to the NIC.
+//! Doorbells: the operations that hand prepared work to the NIC.
 //!
-//! The doorbell record gets the new producer index, then the doorbell register gets the first
-//! eight bytes of the last control segment (PRM, "Posting a Work Request"). Both writes are
-//! fenced: the NIC must never see the doorbell before the record, nor the record before what
-//! the stream wrote into work queue entries and payload. This holds for the 64-bit doorbell and
-//! for its 32-bit halves alike.
+//! The doorbell record gets the new producer index, then the doorbell register gets the first eight
+//! bytes of the last control segment (PRM, "Posting a Work Request"). Both writes are fenced: the
+//! NIC must never see the doorbell before the record, nor the record before the stream's writes to
+//! work queue entries and payload. This holds for the 64-bit doorbell and for its 32-bit halves
+//! alike.
 
 use super::Width::{Bits32, Bits64};
 use super::{Batch, Condition, DevicePtr, Op, Role};
 use crate::mutant::{self, Mutant};
 
-/// What ringing takes: constants, captured when the work was posted.
+/// The values for a doorbell: constants, captured when the work was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ring {
     /// The doorbell record of the send queue.
@@ -21,13 +21,13 @@ pub struct Ring {
     pub doorbell: DevicePtr,
     /// The first eight bytes of the last control segment, as a native word.
     pub doorbell_value: u64,
-    /// Set where another stream posted last: this one waits until the record shows that
-    /// stream's value, so that the queue is rung in the order of its entries.
+    /// Set if another stream posted last: this stream waits until the record shows that stream's
+    /// value, so that doorbells are written in the order of the entries.
     pub edge: Option<u32>,
 }
 
-/// Appends the operations that ring. Rings for one queue that follow each other become one: the
-/// later doorbell rings for both.
+/// Appends the operations that write a doorbell. Two doorbells of one queue in a row become one:
+/// the later doorbell covers both.
 pub fn push(batch: &mut Batch, ring: &Ring) {
     let record = Op::write(Bits32, ring.record, ring.record_value);
     let doorbell = Op::write(Bits64, ring.doorbell, ring.doorbell_value)
@@ -45,7 +45,7 @@ pub fn push(batch: &mut Batch, ring: &Ring) {
     batch.add(doorbell, Role::Ring, false);
 }
 
-/// Appends what makes receives available: their record gets the new producer index.
+/// Appends the write that makes receives available: their record gets the new producer index.
 pub fn push_receive(batch: &mut Batch, record: DevicePtr, value: u32, edge: Option<u32>) {
     push_edge(batch, record, edge);
     batch.add(Op::write(Bits32, record, value), Role::Mark, false);

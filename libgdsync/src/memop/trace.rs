@@ -1,8 +1,9 @@
 //! Readable traces of every submission.
 //!
-//! `GDS_TRACE=1` sends each submission to `tracing` (target `gdsync::trace`), `GDS_TRACE=FILE`
-//! appends to a file, of each rank its own, and a test captures them. Addresses are shown by the names that their
-//! owners gave them: `qp0x100.record`, not a number that changes from run to run.
+//! `GDS_TRACE=1` sends each submission to `tracing` (target `gdsync::trace`). `GDS_TRACE=FILE`
+//! appends them to a file, a separate one for each rank. A test captures them. A trace shows
+//! addresses by the names that their owners gave them, `qp0x100.record`, because numbers change
+//! from run to run.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,10 +18,10 @@ use super::{DevicePtr, Op, Width};
 use crate::error::{Error, Kind, Result};
 use crate::launcher;
 
-/// Where the submissions of one GPU go, and what its addresses are called.
+/// The destination of the submissions of one GPU, and the names of its addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Tracer {
-    /// Whether anybody listens. Read relaxed on the hot path; switching it orders nothing.
+    /// Whether there is a destination. Read relaxed on the hot path; switching it orders nothing.
     on: AtomicBool,
     state: Mutex<State>,
 }
@@ -41,10 +42,10 @@ enum Sink {
 }
 
 impl Tracer {
-    /// As `GDS_TRACE` says.
+    /// The tracer that `GDS_TRACE` selects.
     ///
     /// # Errors
-    /// `System`: the file that it names cannot be opened.
+    /// `System` if the file cannot be opened.
     pub(crate) fn from_env() -> Result<Tracer> {
         let tracer = Tracer::default();
         let sink = match std::env::var_os("GDS_TRACE") {
@@ -52,7 +53,7 @@ impl Tracer {
             Some(v) if v.is_empty() || v == "0" => Sink::Nowhere,
             Some(v) if v == "1" => Sink::Events,
             Some(mut path) => {
-                // Ranks that write into one file would cut each other's submissions into pieces.
+                // If ranks wrote into one file, they would mix their submissions.
                 if let Some(rank) = launcher::rank() {
                     path.push(format!(".rank{rank}"));
                 }
@@ -77,12 +78,12 @@ impl Tracer {
         self.on.store(on, Ordering::Relaxed);
     }
 
-    /// Keeps the lines from now on, for [`Tracer::take`].
+    /// Starts to keep lines for [`Tracer::take`].
     pub fn capture(&self) {
         self.set(Sink::Captured(Vec::new()));
     }
 
-    /// The lines captured so far; capturing goes on.
+    /// Returns the lines captured so far; the capture continues.
     pub fn take(&self) -> Vec<String> {
         match &mut self.state.lock().sink {
             Sink::Captured(lines) => std::mem::take(lines),
@@ -90,8 +91,8 @@ impl Tracer {
         }
     }
 
-    /// Ends the capture and answers the lines that were not taken yet: from now on tracing costs
-    /// nothing again.
+    /// Ends the capture and returns the lines that were not taken yet. Tracing then costs nothing
+    /// again.
     pub fn finish(&self) -> Vec<String> {
         let lines = self.take();
         self.set(Sink::Nowhere);
@@ -106,12 +107,12 @@ impl Tracer {
             .insert(at.0, (len as u64, name.into()));
     }
 
-    /// Forgets the name of what begins at `at`.
+    /// Removes the name of the range that begins at `at`.
     pub(crate) fn forget(&self, at: DevicePtr) {
         self.state.lock().names.remove(&at.0);
     }
 
-    /// Notes one submission of memory operations.
+    /// Records one submission of memory operations.
     #[inline]
     pub(crate) fn submission(&self, stream: u64, ops: &[Op]) {
         if self.on.load(Ordering::Relaxed) {
@@ -122,7 +123,7 @@ impl Tracer {
         }
     }
 
-    /// Notes one launch of the program kernel.
+    /// Records one launch of the program kernel.
     #[inline]
     pub(crate) fn program(&self, stream: u64, program: &Program) {
         if self.on.load(Ordering::Relaxed) {
@@ -154,7 +155,7 @@ impl Tracer {
             Sink::Nowhere => {}
             Sink::Events => tracing::info!(target: "gdsync::trace", "{text}"),
             Sink::File(file) => {
-                // A trace that cannot be written is not worth failing the program for.
+                // A trace that cannot be written must not stop the program.
                 let _ = writeln!(file, "{text}");
             }
             Sink::Captured(captured) => {

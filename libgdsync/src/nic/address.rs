@@ -1,7 +1,7 @@
-//! Address records: what two peers exchange, by whatever means they have, before they connect.
+//! Address records: the bytes that two peers exchange, by any means, before they connect.
 //!
-//! All numbers are little-endian. A record starts with a magic and the version of its
-//! format; a reader refuses another version by name.
+//! All numbers are little-endian. A record starts with a magic and the version of its format; a
+//! reader refuses another version and names it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
@@ -10,45 +10,47 @@ use crate::error::{Error, Kind, Result};
 use crate::options::setters;
 
 const MAGIC: [u8; 4] = *b"gds1";
-/// Version of the records and of what the peers speak over the wire.
+/// Version of the records and of the peers' wire protocol.
 pub(crate) const VERSION: u16 = 3;
-/// NICs and ports that one region is registered with, and a peer may be reached by.
+/// Most rails: NICs and ports that one region is registered with, and by which a peer may be
+/// reached.
 pub const RAILS: usize = 4;
 
-/// Where a queue pair can be reached. To serde (feature `serde`) it is the bytes of its record.
+/// Address of a queue pair. For serde (feature `serde`) it is the bytes of its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QpAddress {
     /// The NIC: for the emulated provider the node's number on its fabric, else its GUID.
     pub node: u64,
-    /// The queue pair's number there.
+    /// The number of the queue pair on its NIC.
     pub qpn: u32,
     /// Number of the first packet it sends, fresh for each connection.
     pub psn: u32,
-    /// The GPU whose streams it serves, the same number wherever that GPU is seen; 0 for one
-    /// that no other process shares.
+    /// The GPU whose streams the queue pair serves, with the same number in every process that uses
+    /// the GPU; 0 for a GPU that no other process shares.
     pub gpu: u64,
-    /// The process, by a number of chance.
+    /// The process, by a random number.
     pub process: u64,
-    /// How its port is addressed; `None`: by [`node`](QpAddress::node) alone.
+    /// The address of its port; `None`: the queue pair is addressed by [`node`](QpAddress::node)
+    /// alone.
     pub port: Option<PortAddress>,
-    /// The queue key, of a queue pair of datagrams; `None`: it is a connection.
+    /// The queue key of a queue pair of datagrams; `None`: the queue pair is a connection.
     pub qkey: Option<u32>,
-    /// Which of its side's [`RAILS`] it is of: the index of its NIC's keys in
-    /// [`RemoteMemory::rkeys`]. 0 where a side has but one.
+    /// The rail of the queue pair among the [`RAILS`] of its side: the index of its NIC's keys in
+    /// [`RemoteMemory::rkeys`]. 0 where a side has only one rail.
     pub rail: u8,
 }
 
-/// How a port of a real NIC is addressed.
+/// Address of a port of a real NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PortAddress {
     /// Its local identifier in an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
-    /// Its largest packet, as verbs number it: 1 for 256 bytes, to 5 for 4096.
+    /// Its largest packet, as verbs number it: from 1 for 256 bytes to 5 for 4096 bytes.
     pub mtu: u8,
-    /// The global identifier chosen among those it has; on Ethernet, of RoCE v2.
+    /// The global identifier chosen among those of the port; on Ethernet, one of RoCE v2.
     pub gid: [u8; 16],
 }
 
@@ -74,12 +76,13 @@ impl QpAddress {
     /// Bytes of a record.
     pub const LEN: usize = 64;
     const TYPE: u8 = 1;
-    /// In byte 40: there is a port, there is a queue key; above them the rail.
+    /// Bits of byte 40: the address has a port, the address has a queue key; the rail is above
+    /// them.
     const PORT: u8 = 1;
     const QKEY: u8 = 2;
     const RAIL: u32 = 4;
 
-    /// The record.
+    /// The bytes of the record.
     pub fn to_bytes(&self) -> [u8; QpAddress::LEN] {
         let mut b = [0; QpAddress::LEN];
         head(&mut b, Self::TYPE);
@@ -105,7 +108,8 @@ impl QpAddress {
     /// Reads a record.
     ///
     /// # Errors
-    /// `Protocol` if it is not such a record or of another version, which is then named.
+    /// `Protocol` if the bytes are not a record of this type, or have another version, which the
+    /// error names.
     pub fn from_bytes(bytes: &[u8]) -> Result<QpAddress> {
         const OPERATION: &str = "read queue pair address";
         check(bytes, Self::TYPE, Self::LEN, OPERATION)?;
@@ -124,26 +128,26 @@ impl QpAddress {
             rail: bytes[40] >> Self::RAIL,
         };
         if usize::from(address.rail) >= RAILS {
-            let what = format!("a queue pair of rail {}", address.rail);
+            let what = format!("rail {} of the queue pair is out of range", address.rail);
             return Err(Error::new(OPERATION, Kind::Protocol, what).limit(RAILS - 1));
         }
-        // Nothing is said beside that.
+        // The record must have no other content.
         if address.to_bytes()[8..] != bytes[8..] {
-            let what = "a port or a key that is none";
+            let what = "an invalid port or key";
             return Err(Error::new(OPERATION, Kind::Protocol, what));
         }
         Ok(address)
     }
 }
 
-/// A number of this process that another is unlikely to have.
+/// A number of this process that another process is unlikely to have.
 pub(crate) fn process() -> u64 {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
-/// Memory of a peer, with the key that each of its NICs has for it. To serde (feature `serde`) it is
-/// the bytes of its record.
+/// Memory of a peer, with the key of each of the peer's NICs for it. For serde (feature `serde`) it
+/// is the bytes of its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteMemory {
@@ -151,7 +155,7 @@ pub struct RemoteMemory {
     pub addr: u64,
     /// Its length in bytes.
     pub len: u64,
-    /// Keys by rail (NIC and port); `None` where it is not registered.
+    /// Keys by rail (NIC and port); `None` for a rail on which the memory is not registered.
     pub rkeys: [Option<u32>; RAILS],
 }
 
@@ -166,7 +170,7 @@ impl RemoteMemory {
     pub const LEN: usize = 48;
     const TYPE: u8 = 2;
 
-    /// The record.
+    /// The bytes of the record.
     pub fn to_bytes(&self) -> [u8; RemoteMemory::LEN] {
         let mut b = [0; RemoteMemory::LEN];
         head(&mut b, Self::TYPE);
@@ -197,14 +201,14 @@ impl RemoteMemory {
         })
     }
 
-    /// The `len` bytes at `offset`. By which rail they are reached follows from the queue pair
-    /// that a request is prepared on.
+    /// The `len` bytes at `offset`. The queue pair that a request is prepared on determines the
+    /// rail.
     ///
     /// # Errors
-    /// `Invalid` outside the memory, `NotRegistered` if no rail has a key for it.
+    /// `Invalid` outside the memory, `NotRegistered` if no rail has a key for the memory.
     pub fn span(&self, offset: u64, len: u64) -> Result<RemoteSpan> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            let what = format!("{len} bytes at {offset} of the peer's memory");
+            let what = format!("{len} bytes at {offset} exceed the peer's memory");
             return Err(Error::new("name remote memory", Kind::Invalid, what).limit(self.len));
         }
         let mut keyed = 0;
@@ -212,7 +216,7 @@ impl RemoteMemory {
             keyed |= u8::from(key.is_some()) << rail;
         }
         if keyed == 0 {
-            let what = "no key for any rail";
+            let what = "the memory has no key for any rail";
             return Err(Error::new("name remote memory", Kind::NotRegistered, what));
         }
         let [first, others @ ..] = self.rkeys.map(Option::unwrap_or_default);
@@ -225,24 +229,24 @@ impl RemoteMemory {
     }
 }
 
-/// Where a one-sided request goes: an address of the peer, and the key that each of its rails
-/// has for it. A request takes the key of the rail at the other end of its queue pair. Whether
-/// the peer agrees shows when the request runs.
+/// The target of a one-sided request: an address of the peer, and the key of each of its rails for
+/// it. A request takes the key of the rail at the other end of its queue pair. The peer checks the
+/// key when the request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteSpan {
     /// The address.
     pub addr: u64,
-    /// The first rail's key; 0 if only others have one.
+    /// The first rail's key; 0 if only other rails have one.
     pub rkey: u32,
-    /// The keys of the rails behind it.
+    /// The keys of the other rails.
     others: [u32; RAILS - 1],
-    /// Which rails have a key, a bit each.
+    /// The rails that have a key, one bit each.
     keyed: u8,
 }
 
 impl RemoteSpan {
-    /// An address and its key, by the first rail.
+    /// An address and its key on the first rail.
     pub fn new(addr: u64, rkey: u32) -> RemoteSpan {
         RemoteSpan {
             addr,
@@ -252,7 +256,7 @@ impl RemoteSpan {
         }
     }
 
-    /// The key that `rail` has, if it has one.
+    /// The key of `rail`, if it has one.
     pub fn rkey_of(&self, rail: u8) -> Option<u32> {
         let rail = usize::from(rail);
         let known = rail < RAILS && self.keyed >> rail & 1 == 1;
@@ -273,7 +277,7 @@ fn check(bytes: &[u8], kind: u8, len: usize, operation: &'static str) -> Result<
     let fail = |what: String| Err(Error::new(operation, Kind::Protocol, what));
     if bytes.len() < 8 || bytes[..4] != MAGIC {
         return fail(format!(
-            "{} bytes that are no record of this library",
+            "{} bytes that are not a record of this library",
             bytes.len()
         ));
     }
@@ -304,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_survive_the_trip_and_nothing_else_is_taken_for_one() {
+    fn records_round_trip_and_other_bytes_are_refused() {
         let qp = QpAddress {
             node: 0x1122_3344_5566_7788,
             qpn: 0x00ab_cdef,

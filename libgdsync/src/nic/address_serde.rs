@@ -1,5 +1,5 @@
-//! Address records as values of serde: a record is its bytes, so that its version and its rules are
-//! checked where it is read.
+//! Address records as serde values: a record is serialized as its bytes, so that its version and
+//! its rules are checked when it is read.
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
@@ -35,7 +35,7 @@ mod tests {
     use crate::nic::{PortAddress, QpAddress, RemoteMemory};
 
     #[test]
-    fn addresses_survive_the_trip_and_another_version_is_refused() {
+    fn addresses_round_trip_and_another_version_is_refused() {
         let port = PortAddress {
             lid: 0x1234,
             mtu: 5,

@@ -1,4 +1,4 @@
-//! Which NIC, driven by whom: what a program or the environment says.
+//! The choice of a NIC and its provider, by a program or the environment.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,33 +7,34 @@ use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::options::setters;
 
-/// The variables by which the environment names a NIC.
+/// The variable by which the environment names NICs.
 const NIC: &str = "GDS_NIC";
 pub(crate) const GID_INDEX: &str = "GDS_GID_INDEX";
 
-/// What a NIC may be named by, in errors.
+/// The accepted forms of a NIC's name, for errors.
 const FORMS: &str = "mlx5_0, mlx5_0:2, 0x0002c903002f1190:2";
 
-/// Who drives a NIC.
+/// The provider that drives a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Provider {
-    /// What the environment (`GDS_PROVIDER`) says. Else the first that works of: a ConnectX whose
-    /// doorbells the GPU reaches; any NIC, by a CPU thread; the virtual one. What is passed over
-    /// is told by [`Device::passed_over`](crate::rdma::Device::passed_over), and once for each process by a `tracing` event. A NIC
-    /// that was named, by [`DeviceOptions::nic`] or `GDS_NIC`, is never replaced by a virtual one.
+    /// The provider that the environment (`GDS_PROVIDER`) names. Else the first that works of: a
+    /// ConnectX whose doorbells the GPU reaches; any NIC, by a CPU thread; the virtual NIC.
+    /// [`Device::passed_over`](crate::rdma::Device::passed_over) reports the providers that were
+    /// passed over, and so does a `tracing` event, once per process. A NIC that was named, by
+    /// [`DeviceOptions::nic`] or `GDS_NIC`, is never replaced by a virtual one.
     #[default]
     Auto,
-    /// A ConnectX, by libmlx5: streams ring it.
+    /// A ConnectX, by libmlx5: streams write its doorbells.
     Mlx5,
-    /// Any NIC, by libibverbs: a CPU thread posts what streams ask for.
+    /// Any NIC, by libibverbs: a CPU thread posts the requests of streams.
     Verbs,
     /// The virtual ConnectX, in this process.
     Emulated,
 }
 
 impl Provider {
-    /// What the environment says.
+    /// The choices of the environment variable.
     #[doc(hidden)]
     pub const VARIABLE: env::Variable<Provider> = env::Variable {
         name: "GDS_PROVIDER",
@@ -47,7 +48,7 @@ impl Provider {
         former_words: &[("rdma_core", "mlx5"), ("proxy", "verbs")],
     };
 
-    /// What the environment makes of `Auto`.
+    /// The provider that the environment selects for `Auto`.
     pub(crate) fn resolve(self) -> Result<Provider> {
         match self {
             Provider::Auto => Provider::VARIABLE.read(),
@@ -56,7 +57,7 @@ impl Provider {
     }
 }
 
-/// As the environment calls it: `mlx5`, `verbs`.
+/// The name of the provider in the environment: `mlx5`, `verbs`.
 impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = Provider::VARIABLE.words.iter();
@@ -67,13 +68,14 @@ impl fmt::Display for Provider {
     }
 }
 
-/// What the first provider that works makes, in the order of `Auto`; `None`: the virtual one is left.
-/// `attempt` says of its error whether another provider would meet it too, as a setting that is not
-/// valid; `said`: that the environment or the program says something of a NIC or its port, which is
-/// then not replaced by the virtual one. Why others do not work goes to `passed_over`.
+/// The result of the first provider that works, in the order of `Auto`; `None`: only the virtual
+/// NIC remains. `attempt` returns with its error whether other providers would fail with it too,
+/// for example on an invalid setting. `said`: the environment or the program names a NIC or a
+/// setting of its port, so the virtual NIC must not replace it. The errors of other providers are
+/// appended to `passed_over`.
 ///
 /// # Errors
-/// That of the attempt behind which nothing else is tried.
+/// The error of an attempt after which no other provider is tried.
 pub fn first_that_works<T, E>(
     said: bool,
     passed_over: &mut Vec<(Provider, E)>,
@@ -91,18 +93,18 @@ pub fn first_that_works<T, E>(
     Ok(None)
 }
 
-/// What a NIC is named by.
+/// The name of a NIC.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum NicName {
-    /// The kernel's name of it.
+    /// The kernel's name of the NIC.
     Kernel(String),
-    /// Its own, which is the same wherever it is plugged in.
+    /// The NIC's own identifier, which is the same in every slot.
     Guid(u64),
 }
 
 impl NicName {
-    /// Whether it names the NIC that has this name and this GUID; 0 is no NIC's.
+    /// Whether it names the NIC that has this name and this GUID; no NIC has GUID 0.
     pub fn is(&self, name: &str, guid: u64) -> bool {
         match self {
             NicName::Kernel(wanted) => wanted == name,
@@ -120,14 +122,14 @@ impl fmt::Display for NicName {
     }
 }
 
-/// Names a NIC, and its port if it has several. It is read from text, too: `mlx5_0`, `mlx5_0:2`,
-/// `0x0002c903002f1190:1`.
+/// Names a NIC, and its port if it has several. It can also be parsed from text: `mlx5_0`,
+/// `mlx5_0:2`, `0x0002c903002f1190:1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NicChoice {
     /// The NIC.
     #[doc(hidden)]
     pub device: NicName,
-    /// From 1 on. `None`: the first that is active.
+    /// The port, from 1 on. `None`: the first that is active.
     #[doc(hidden)]
     pub port: Option<u8>,
 }
@@ -136,10 +138,10 @@ impl FromStr for NicChoice {
     type Err = Error;
 
     /// # Errors
-    /// `Invalid` for anything but a name or a GUID, with a port or without.
+    /// `Invalid` unless the text is a name or a GUID, with or without a port.
     fn from_str(said: &str) -> Result<NicChoice> {
         let wrong = || {
-            let what = format!("{said}: it is a NIC, or a NIC and a port: {FORMS}");
+            let what = format!("{said}: it must be a NIC, or a NIC and a port: {FORMS}");
             Error::new("choose a NIC", Kind::Invalid, what)
         };
         let (name, port) = match said.split_once(':') {
@@ -153,7 +155,7 @@ impl FromStr for NicChoice {
             _ if name.is_empty() => return Err(wrong()),
             None => NicName::Kernel(name.to_owned()),
             Some(digits) => {
-                // `from_str_radix` would take a sign.
+                // `from_str_radix` would accept a sign.
                 let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
                 let guid = u64::from_str_radix(digits, 16).ok();
                 let guid = guid.filter(|guid| plain && *guid != 0);
@@ -172,7 +174,8 @@ impl fmt::Display for NicChoice {
 }
 
 impl NicChoice {
-    /// The NIC that the kernel calls so, which may change when the machine does: `mlx5_0`.
+    /// The NIC with this kernel name, `mlx5_0`. The name may change when the machine's hardware
+    /// does.
     pub fn kernel(name: impl Into<String>) -> NicChoice {
         NicChoice {
             device: NicName::Kernel(name.into()),
@@ -180,8 +183,9 @@ impl NicChoice {
         }
     }
 
-    /// The NIC with this GUID, as `ibv_get_device_guid` has it, in the host's order. In text as
-    /// hexadecimal digits behind `0x`. It is the NIC's wherever that is plugged in; no NIC has 0.
+    /// The NIC with this GUID, as `ibv_get_device_guid` returns it, in the host's byte order. Its
+    /// text form is `0x` and hexadecimal digits. The GUID stays the same in every slot; no NIC has
+    /// 0.
     pub fn guid(guid: u64) -> NicChoice {
         NicChoice {
             device: NicName::Guid(guid),
@@ -189,14 +193,14 @@ impl NicChoice {
         }
     }
 
-    /// Its port, from 1 on. Without: the first that is active.
+    /// Its port, from 1 on. Default: the first that is active.
     #[must_use]
     pub fn port(mut self, port: u8) -> NicChoice {
         self.port = Some(port);
         self
     }
 
-    /// What was chosen in code, else the first that the environment names.
+    /// The NIC chosen in code, else the first that the environment names.
     pub(crate) fn resolve(chosen: Option<&NicChoice>) -> Result<Option<NicChoice>> {
         match chosen {
             Some(chosen) => Ok(Some(chosen.clone())),
@@ -204,12 +208,12 @@ impl NicChoice {
         }
     }
 
-    /// What the environment names; empty if it does not.
+    /// The NICs that the environment names; empty if it names none.
     pub(crate) fn from_env() -> Result<Vec<NicChoice>> {
         std::env::var(NIC).map_or(Ok(Vec::new()), |said| NicChoice::list(&said))
     }
 
-    /// What [`NIC`] names by `said`: one at least.
+    /// The NICs that [`NIC`] names by `said`: at least one.
     #[doc(hidden)]
     pub fn list(said: &str) -> Result<Vec<NicChoice>> {
         let all: Result<Vec<NicChoice>> = said.split(',').map(str::parse).collect();
@@ -223,17 +227,17 @@ impl NicChoice {
     }
 }
 
-/// How [`Device::open_with`](crate::rdma::Device::open_with) opens a NIC.
+/// Options of [`Device::open_with`](crate::rdma::Device::open_with).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceOptions {
-    /// Who drives it.
+    /// The provider that drives the NIC.
     pub provider: Provider,
-    /// Which one. `None`: what the environment (`GDS_NIC`) says, else the one nearest to the GPU
-    /// that has an active port. The virtual one has no name to choose it by.
+    /// The NIC. `None`: the one that the environment (`GDS_NIC`) names, else the one nearest to the
+    /// GPU that has an active port. The virtual NIC cannot be chosen by name.
     pub nic: Option<NicChoice>,
-    /// Whether a background thread looks after queue pairs. Without one the caller does its
-    /// work, by [`Device::progress`](crate::rdma::Device::progress) about once a millisecond.
+    /// Whether a background thread serves the queue pairs. Without it, the caller calls
+    /// [`Device::progress`](crate::rdma::Device::progress) about once a millisecond.
     pub watched: bool,
 }
 

@@ -1,8 +1,8 @@
-//! What a NIC reports outside of completion queues: its asynchronous events.
+//! Asynchronous events: the reports of a NIC outside of completion queues.
 //!
 //! The thread that reads an event stores its meaning here; the watcher of each queue pair looks up
-//! what concerns the queue pair. The table holds the state of the NIC, its ports and its queue
-//! pairs, not a list of events, so any number of watchers may read it, in any order.
+//! the reports for the queue pair. The table holds the state of the NIC, its ports and its queue
+//! pairs, not a list of events. So any number of watchers may read it, in any order.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,26 +12,27 @@ use gds_step::{Mutex, Time};
 
 use crate::status::Status;
 
-/// What was reported about a queue pair.
+/// The state that was reported for a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// Nothing that matters to it.
+    /// No report that affects the queue pair.
     None,
-    /// Its port is down. The watcher looks again: no event reports that this takes too long.
+    /// Its port is down. The watcher checks again later: no event reports that this takes too long.
     Waiting,
-    /// It is unusable, but the NIC works: putting it in error flushes what is outstanding.
+    /// The queue pair is unusable, but the NIC works: a change to the error state flushes the
+    /// outstanding requests.
     Failed(Status),
-    /// The NIC closed it and flushes what is outstanding, by completion entries.
+    /// The NIC closed the queue pair and flushes the outstanding requests, by completion entries.
     Closed(Status),
-    /// It is unusable, and completion entries are not to be expected any more.
+    /// The queue pair is unusable, and no more completion entries are expected.
     Lost(Status),
 }
 
-/// The state of a NIC as far as its events tell.
+/// The state of a NIC as far as its events report it.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
-    /// Counted up after the table has changed under its lock; read by watchers, which look at
-    /// the table when it has changed. A hint: the lock carries the ordering.
+    /// Incremented after the table has changed under its lock; watchers read the table when the
+    /// number has changed. A hint: the lock provides the ordering.
     changes: AtomicU32,
     table: Mutex<Table>,
 }
@@ -39,15 +40,15 @@ pub(crate) struct Events {
 #[derive(Debug, Default)]
 struct Table {
     lost: bool,
-    /// Ports that are down, and since when.
+    /// Ports that are down, and the time since which they are.
     down: BTreeMap<u8, Time>,
-    /// The queue pairs that there are, by number.
+    /// The live queue pairs, by number.
     qps: BTreeMap<u32, Watched>,
 }
 
 #[derive(Debug)]
 struct Watched {
-    /// The addresses of itself and its completion queues, as events name them.
+    /// The addresses of the queue pair and its completion queues, as events name them.
     objects: Vec<usize>,
     port: u8,
     retry_time: Option<Duration>,
@@ -75,9 +76,9 @@ impl Events {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// A queue pair was made. Reports about others are ignored. Its port may be down for `retry_time`;
-    /// `None`: for any time. Events name its `objects`, whose addresses no other object has before
-    /// the last event is acknowledged.
+    /// Adds a queue pair. Reports about other numbers are ignored. The queue pair's port may be
+    /// down for `retry_time`; `None`: for any time. Events name its `objects`; no other object has
+    /// their addresses before the last event is acknowledged.
     pub fn add(&self, qpn: u32, objects: Vec<usize>, port: u8, retry_time: Option<Duration>) {
         let watched = Watched {
             objects,
@@ -88,19 +89,19 @@ impl Events {
         self.table.lock().qps.insert(qpn, watched);
     }
 
-    /// A queue pair is about to be destroyed: its number may be another's afterwards.
+    /// Removes a queue pair that is about to be destroyed: a later queue pair may get its number.
     pub fn forget(&self, qpn: u32) {
         self.table.lock().qps.remove(&qpn);
     }
 
-    /// A queue pair was reset: what was reported before is over.
+    /// Clears the reports about a queue pair that was reset.
     pub fn reset(&self, qpn: u32) {
         if let Some(qp) = self.table.lock().qps.get_mut(&qpn) {
             qp.report = Report::None;
         }
     }
 
-    /// The NIC failed, or was removed. Answers whether that is new.
+    /// Records that the NIC failed, or was removed. Returns whether that is new.
     pub fn lose(&self) -> bool {
         self.change(|table| !std::mem::replace(&mut table.lost, true))
     }
@@ -110,7 +111,7 @@ impl Events {
         self.table.lock().lost
     }
 
-    /// A port went up or down.
+    /// Records that a port went up or down.
     pub fn port(&self, port: u8, up: bool, now: Time) {
         self.change(|table| match up {
             true => drop(table.down.remove(&port)),
@@ -118,8 +119,8 @@ impl Events {
         });
     }
 
-    /// A queue pair failed. The first report counts, unless a later one says that no entries
-    /// follow.
+    /// Records that a queue pair failed. The first report counts, unless a later one reports that
+    /// no entries follow.
     #[cfg(feature = "emulated")]
     pub fn qp(&self, qpn: u32, report: Report) {
         self.change(|table| {
@@ -129,8 +130,8 @@ impl Events {
         });
     }
 
-    /// As [`Events::qp`], of the queue pair that has this object: a number may be another's by now.
-    /// Answers the number.
+    /// As [`Events::qp`], for the queue pair with this object: another queue pair may have its
+    /// number by now. Returns the number.
     pub fn object(&self, object: usize, report: Report) -> Option<u32> {
         let of = |(_, qp): &(&u32, &mut Watched)| qp.objects.contains(&object);
         self.change(|table| {
@@ -140,12 +141,12 @@ impl Events {
         })
     }
 
-    /// A completion queue failed. Answers the number of its queue pair.
+    /// Records that a completion queue failed. Returns the number of its queue pair.
     pub fn cq(&self, cq: usize) -> Option<u32> {
         self.object(cq, Report::Lost(Status::CQ_FATAL))
     }
 
-    /// What was reported about a queue pair.
+    /// The state that was reported for a queue pair.
     pub fn of(&self, qpn: u32, now: Time) -> Report {
         let table = self.table.lock();
         if table.lost {
@@ -202,7 +203,8 @@ mod tests {
         assert_eq!(events.of(5, at(0)), lost);
     }
 
-    /// What a reader took for one queue pair, whose number another has before it is stored.
+    /// A report was read for one queue pair, and another queue pair has its number before the
+    /// report is stored.
     #[test]
     fn a_report_is_not_taken_for_a_later_queue_pair_of_that_number() {
         let events = Events::default();

@@ -1,9 +1,10 @@
-//! What a NIC does for the library, and the types by which verbs objects and providers speak of it.
+//! The interface between the library and a NIC, and the types that verbs objects and providers
+//! share.
 //!
-//! [`Nic`] is the seam between devices, protection domains, registrations and queue pairs on one
-//! side, and who executes on the other. Everything in it is control: posts, doorbells and
-//! completions go through memory that both sides know, and never through [`Nic`]. [`events`] keeps
-//! what NICs report outside of completion queues.
+//! [`Nic`] separates devices, protection domains, registrations and queue pairs on one side from
+//! the provider on the other. All its calls are control: posts, doorbells and completions go
+//! through memory that both sides share, and never through [`Nic`]. [`events`] stores the NICs'
+//! reports outside of completion queues.
 
 mod address;
 #[cfg(feature = "serde")]
@@ -31,7 +32,7 @@ pub use choice::{NicName, first_that_works};
 pub(crate) use events::{Events, Report};
 pub(crate) use path::{PathConfig, PathSettings, RETRIES};
 
-/// What a registration permits. Local reading is always permitted.
+/// The rights of a registration. Local reading is always permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Access(pub(crate) u8);
 
@@ -40,13 +41,13 @@ impl Access {
     pub const LOCAL_READ: Access = Access(0);
     /// Receives, READs and atomics of this side may write it.
     pub const LOCAL_WRITE: Access = Access(1);
-    /// The peer may write it. Implies [`Access::LOCAL_WRITE`], as verbs demand it.
+    /// The peer may write it. Implies [`Access::LOCAL_WRITE`], as verbs require.
     pub const REMOTE_WRITE: Access = Access(1 | 2);
     /// The peer may read it.
     pub const REMOTE_READ: Access = Access(4);
     /// The peer may do atomics on it. Implies [`Access::LOCAL_WRITE`].
     pub const REMOTE_ATOMIC: Access = Access(1 | 8);
-    /// All of it.
+    /// All rights.
     pub const ALL: Access = Access(15);
 
     /// Whether all of `other` is permitted.
@@ -63,32 +64,33 @@ impl BitOr for Access {
     }
 }
 
-/// How a queue pair talks to others.
+/// The transport of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Transport {
-    /// A reliable connection (RC) with one peer ([`Qp::connect`](crate::rdma::Qp::connect)): all
-    /// requests, in order, each once; one that cannot be done fails.
+    /// A reliable connection (RC) with one peer ([`Qp::connect`](crate::rdma::Qp::connect)): the
+    /// NIC executes all requests in order, each once; a request that cannot be executed fails.
     #[default]
     Rc,
-    /// Unreliable datagrams (UD): sends of one packet at most, each to a
-    /// [`Destination`](crate::rdma::Destination) that it names. [`Qp::activate`](crate::rdma::Qp::activate)
-    /// makes such a queue pair ready. A send is complete when the packet has left; whether it
-    /// arrives nobody tells: it is lost where the peer has no receive, or another key. In front of
-    /// what is received there is room of [`GRH`](crate::rdma::GRH) bytes.
+    /// Unreliable datagrams (UD): sends of one packet at most, each to the
+    /// [`Destination`](crate::rdma::Destination) that it names.
+    /// [`Qp::activate`](crate::rdma::Qp::activate) makes the queue pair ready. A send is complete
+    /// when the packet has left. No status reports whether it arrives: the packet is lost if the
+    /// peer has no receive posted, or another key. A receive needs [`GRH`](crate::rdma::GRH) bytes
+    /// of room in front of the received data.
     ///
-    /// A receive is there when the call that posts it returns, or when the stream that posts it goes
-    /// on. Only a CPU thread ([`Doorbell::CpuThread`](crate::rdma::Doorbell),
-    /// [`Device::verbs`](crate::rdma::Device::verbs)) hands over what streams post a moment
-    /// later: receives are better posted ahead, or by the CPU, then.
+    /// A receive is available when the call that posts it returns, or when the stream that posts it
+    /// continues. Only a CPU thread ([`Doorbell::CpuThread`](crate::rdma::Doorbell),
+    /// [`Device::verbs`](crate::rdma::Device::verbs)) posts the receives of streams a moment later:
+    /// post receives ahead of time there, or from the CPU.
     Ud {
-        /// What a datagram has to say to be taken, 31 bits.
+        /// The queue key that a datagram must carry to be received, 31 bits.
         qkey: u32,
     },
 }
 
 impl Transport {
-    /// Whether it is that of datagrams.
+    /// Whether this is the transport of datagrams.
     pub fn is_ud(self) -> bool {
         matches!(self, Transport::Ud { .. })
     }
@@ -129,30 +131,31 @@ pub(crate) struct QpObjects {
     pub start: u32,
 }
 
-/// A queue pair as its NIC made it.
+/// A queue pair as its NIC created it.
 pub(crate) struct QpMade {
     pub objects: QpObjects,
-    /// Where its doorbell is rung, and what keeps that in the GPU's sight; `None`: at
-    /// [`BF_OFFSET`](mlx5_prm::doorbell::BF_OFFSET) of the page in [`QpRings::uar`].
+    /// The address of its doorbell, and the region that keeps the doorbell mapped for the GPU;
+    /// `None`: the doorbell is at [`BF_OFFSET`](mlx5_prm::doorbell::BF_OFFSET) of the page in
+    /// [`QpRings::uar`].
     pub doorbell: Option<(Region, SharedAddr)>,
 }
 
-/// How the memory of a queue pair has to lie.
+/// The required layout of a queue pair's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// What queues are aligned to at least, and their length is a multiple of, in bytes.
+    /// Minimum alignment of queues in bytes; their length is a multiple of it.
     pub align: usize,
-    /// Long work queues are aligned to more: no more than so many aligned pieces are one.
+    /// The most aligned pieces of one queue: longer work queues have a larger alignment.
     pub most_pieces: usize,
-    /// Whether the NIC takes a page of ours for doorbells. Else it has one.
+    /// Whether the NIC takes a page of the library for doorbells. Otherwise it provides one.
     pub takes_uar: bool,
-    /// Whether queues may lie in the GPU's memory.
+    /// Whether queues may be in the GPU's memory.
     pub device_queues: bool,
 }
 
 impl Layout {
-    /// What the work queues of a queue pair, `len` bytes in all, are aligned to, and their
-    /// length is a multiple of.
+    /// The alignment in bytes of the work queues of a queue pair, `len` bytes in all; their length
+    /// is a multiple of it.
     pub fn grain(&self, len: usize) -> usize {
         self.align.max(len.next_power_of_two() / self.most_pieces)
     }
@@ -165,11 +168,11 @@ pub(crate) struct QpRings<'a> {
     #[cfg(feature = "emulated")]
     pub uar: (&'a Region, u64),
     pub record: (&'a Region, u64),
-    /// Basic blocks.
+    /// The last number counts basic blocks.
     pub send_ring: (&'a Region, u64, u32),
-    /// Entries, and bytes of each.
+    /// The last two numbers: entries, and bytes of each.
     pub recv_ring: (&'a Region, u64, u32, u32),
-    /// Logarithm of the entries.
+    /// The last number is the logarithm of the entries.
     pub send_cq: (&'a Region, u64, u8),
     pub recv_cq: (&'a Region, u64, u8),
     pub access: Access,
@@ -179,7 +182,7 @@ pub(crate) struct QpRings<'a> {
 }
 
 impl QpRings<'_> {
-    /// How long the port of a connection may be down before its NIC gives up, where `retries` is
+    /// How long the port of a connection may be down before its NIC fails the work; `retries` is
     /// the provider's retry count; `None`: for any time.
     pub fn retry_time(&self, retries: u8) -> Option<Duration> {
         match self.transport {
@@ -189,45 +192,45 @@ impl QpRings<'_> {
     }
 }
 
-/// Whose port a datagram is for.
+/// The port that a datagram is sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AhAttr {
     /// A virtual NIC that is linked into its process, by its number; in headers of datagrams the
-    /// last eight bytes of its GID.
+    /// number is the last eight bytes of its GID.
     Node(u64),
-    /// That of a real one. Without a GID it is in the own subnet.
+    /// A port of a real NIC. Without a GID it is in this NIC's own subnet.
     Port {
         lid: u16,
         gid: Option<[u8; 16]>,
-        /// `None`: as the environment says.
+        /// `None`: the value of the environment.
         service_level: Option<u8>,
     },
 }
 
-/// Such a port as requests name it.
+/// A port as requests name it.
 pub(crate) struct Ah {
     /// For [`Nic::destroy_ah`].
     pub id: u64,
-    /// Without the queue pair there and its key.
+    /// Without the remote queue pair number and its key.
     pub av: AvSeg,
 }
 
 /// One opened NIC (and port).
 pub(crate) trait Nic: Send + Sync {
-    /// Who executes; never [`Provider::Auto`].
+    /// The provider; never [`Provider::Auto`].
     fn provider(&self) -> Provider;
-    /// The NIC, for people.
+    /// The NIC's name, for people.
     fn name(&self) -> &str;
-    /// Its number, as addresses carry it.
+    /// The NIC's number, as addresses contain it.
     fn node(&self) -> u64;
-    /// How its port is addressed, where it takes more than that number.
+    /// The address of its port, if peers need more than the number.
     fn port(&self) -> Option<PortAddress>;
     fn layout(&self) -> Layout;
     fn alloc_pd(&self) -> Result<PdId>;
     fn dealloc_pd(&self, id: PdId);
     fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys>;
     fn dereg_mr(&self, keys: MrKeys);
-    /// Whether a queue pair does READs, from its own NIC's memory too.
+    /// Whether queue pairs support READs, also from their own NIC's memory.
     fn reads(&self) -> bool {
         true
     }
@@ -236,51 +239,53 @@ pub(crate) trait Nic: Send + Sync {
     fn keeps_order(&self) -> bool {
         false
     }
-    /// Handles on `region` that a registration of it keeps.
+    /// Number of handles on `region` that a registration of it keeps.
     fn holds(&self, region: &Region) -> usize;
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
     /// Changes a new or reset queue pair to ready to send. If that fails, the queue pair is in its
-    /// first state again, with the receives that were posted, and the call may be repeated; after
-    /// `Failed` the queue pair has to be put in error and reset.
+    /// first state again, with the posted receives, and the call may be repeated; after `Failed`
+    /// the queue pair must be put in error and reset.
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
-    /// Readies a queue pair to send datagrams and to receive those with `qkey`; as [`Nic::connect_qp`].
+    /// Readies a queue pair to send datagrams and to receive those with `qkey`. Fails as
+    /// [`Nic::connect_qp`] does.
     fn activate_qp(&self, qpn: u32, psn: u32, qkey: u32) -> Result<()>;
-    /// Makes a port known to which datagrams go.
+    /// Creates an address handle for a port that datagrams are sent to.
     fn create_ah(&self, pd: PdId, to: &AhAttr) -> Result<Ah>;
     fn destroy_ah(&self, id: u64);
-    /// To the error state, from any other. Answers whether what is outstanding is flushed: not by
-    /// a NIC that is gone, which will never write an entry again.
+    /// Changes the queue pair to the error state, from any other. Returns whether the outstanding
+    /// requests are flushed: a lost NIC never writes an entry again.
     fn modify_to_error(&self, qpn: u32) -> bool;
-    /// As after it was made. `Failed(CLOSED)` if it got half way: it does nothing then but be reset.
+    /// Returns the queue pair to its first state. `Failed(CLOSED)` if only a part of the change was
+    /// made: the queue pair then accepts only another reset.
     fn reset_qp(&self, qpn: u32) -> Result<()>;
-    /// Takes in what the NIC has reported outside of completion queues; never waits for more.
+    /// Reads the NIC's reports outside of completion queues; never waits for more.
     fn read_events(&self, _now: Time) {}
     /// A number that changes when there are new reports.
     fn reports(&self) -> u32 {
         0
     }
-    /// What was reported about a queue pair.
+    /// The state that was reported for a queue pair.
     fn report(&self, _qpn: u32, _now: Time) -> Report {
         Report::None
     }
     /// Stops the NIC from writing completion entries of a queue pair that was reported as lost.
-    /// Returns whether what is outstanding is flushed.
+    /// Returns whether the outstanding requests are flushed.
     fn lose_qp(&self, _qpn: u32) -> bool {
         false
     }
-    /// Where the NIC stands in send and receive completion queue: the next positions it writes.
-    /// `None`: the entries tell.
+    /// The positions that the NIC writes next in the send and receive completion queue. `None`: the
+    /// entries show them.
     fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>>;
     fn destroy_qp(&self, objects: &QpObjects);
-    /// Something was posted by the CPU: for a NIC that sleeps.
+    /// Wakes a NIC that sleeps: the CPU has posted requests.
     fn ring(&self) {}
-    /// Receives of a queue pair of datagrams were posted by the CPU: who sends from now on finds
-    /// them.
+    /// Makes receives of a queue pair of datagrams available that the CPU has posted: datagrams
+    /// sent from now on find them.
     fn ring_receives(&self, _qpn: u32) {}
-    /// Whether it wants to be told what streams are going to post, by [`Nic::expect`].
+    /// Whether the NIC needs [`Nic::expect`] before streams post.
     fn expects(&self) -> bool {
         false
     }
-    /// A stream is going to post as far as these indices of send and receive queue.
+    /// Announces that a stream is going to post up to these indices of send and receive queue.
     fn expect(&self, _qpn: u32, _send: u32, _recv: u32) {}
 }

@@ -28,7 +28,7 @@ pub(crate) struct PathSettings {
     pub flow_label: u32,
     pub hop_limit: u8,
     pub ack_timeout: u8,
-    /// `None`: the provider's.
+    /// `None`: the provider's retry count.
     pub retry_count: Option<u8>,
     pub rnr_retry: u8,
     pub rnr_timer: u8,
@@ -36,12 +36,12 @@ pub(crate) struct PathSettings {
 
 /// The default retry count of most providers.
 pub(crate) const RETRIES: u8 = 7;
-/// The bit of a partition key that says whether it is a full member's.
+/// The bit of a partition key that marks a full member.
 const MEMBER: u32 = 0x8000;
 
 impl PathConfig {
     /// # Errors
-    /// `Invalid` for a value out of its range.
+    /// `Invalid` for a value outside its range.
     pub fn resolve(&self) -> Result<PathSettings> {
         PathSettings::of(self, |name| std::env::var(name).ok())
     }
@@ -72,12 +72,12 @@ impl PathSettings {
         })
     }
 
-    /// The longest time that a NIC takes to fail work for a silent peer; `retries` is the retry
-    /// count if these settings have none. `None`: it never does.
+    /// The longest time after which a NIC fails work because the peer does not answer; `retries` is
+    /// the retry count if these settings have none. `None`: it never does.
     pub fn retry_time(&self, retries: u8) -> Option<Duration> {
         let timeout = (self.ack_timeout > 0).then(|| 4096_u64 << self.ack_timeout)?;
         let times = 1 + u64::from(self.retry_count.unwrap_or(retries));
-        // A NIC may take four times as long for each.
+        // A NIC may take four times the timeout for each retry.
         Some(Duration::from_nanos(4 * timeout * times))
     }
 }
@@ -100,7 +100,7 @@ fn number(
         },
     };
     let digits = |digits: &str, radix| {
-        // `from_str_radix` would take a sign.
+        // `from_str_radix` would accept a sign.
         let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
         u32::from_str_radix(digits, radix).ok().filter(|_| plain)
     };

@@ -1,4 +1,4 @@
-//! Opening the virtual NIC, in a build that has it.
+//! Opening the virtual NIC, in a build with the feature `emulated`.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ pub(super) fn open(gpu: &Gpu) -> Result<Arc<dyn Nic>> {
 
 /// With the feature `emulated`.
 impl Device {
-    /// Opens the virtual ConnectX, linked into this process. It reaches others of this process
-    /// and of other processes of the host.
+    /// Opens the virtual ConnectX, linked into this process. It reaches other virtual NICs of this
+    /// process and of other processes of the host.
     ///
     /// # Errors
     /// `System` if the operating system refuses a socket or memory.
@@ -34,9 +34,9 @@ impl Device {
         Device::open_emulated(gpu, options, true)
     }
 
-    /// As [`Device::emulated_with`], without the background thread that looks after queue pairs:
-    /// the caller does its work, by [`Device::progress`] about once a millisecond. Until then no
-    /// failure is told and no stream that waits for a failed request is released.
+    /// As [`Device::emulated_with`], without the background thread that serves queue pairs: the
+    /// caller calls [`Device::progress`] about once a millisecond instead. Until that call, no
+    /// failure is reported and no stream that waits for a failed request is released.
     ///
     /// # Errors
     /// As [`Device::emulated`].

@@ -1,5 +1,6 @@
-//! Opening a NIC: which provider drives it, by what a program or the environment says, else the
-//! first that works; and the rails of a GPU. The only place that knows providers and verbs objects.
+//! Opening a NIC: the provider that drives it (named by the program or the environment, else the
+//! first that works), and the rails of a GPU. Only this module uses both providers and verbs
+//! objects.
 
 #[cfg(feature = "emulated")]
 mod emulated;
@@ -23,12 +24,12 @@ const VIRTUAL: Option<OpenNic> = Some(emulated::open);
 const VIRTUAL: Option<OpenNic> = None;
 type OpenNic = fn(&Gpu) -> Result<Arc<dyn Nic>>;
 
-/// How long a queue pair that was made to try a NIC may take to be gone.
+/// Time limit for the destruction of a queue pair that was created to try a NIC.
 const TRIAL: Duration = Duration::from_secs(2);
 
 impl Device {
     /// Opens the NIC that suits the GPU best, or that the environment names: `GDS_PROVIDER`,
-    /// `GDS_NIC`. All ranks of a job have to come to the same kind of NIC.
+    /// `GDS_NIC`. All ranks of a job must open the same kind of NIC.
     ///
     /// # Errors
     /// As [`Device::open_with`].
@@ -39,11 +40,11 @@ impl Device {
     /// Opens a NIC.
     ///
     /// # Errors
-    /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
-    /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened. With
-    /// [`Provider::Auto`] and no NIC named, only what keeps the virtual one from being opened. Without
-    /// the feature `emulated`, `Unsupported` for [`Provider::Emulated`], and `Auto` fails with the
-    /// reasons for which no other NIC can be used.
+    /// `Absent` if the library or the NIC does not exist, `Unsupported` if the libraries lack a
+    /// needed function, `Invalid` for invalid variables, `System` if the NIC cannot be opened. With
+    /// [`Provider::Auto`] and no NIC named, the call fails only for reasons that prevent the
+    /// virtual NIC. Without the feature `emulated`, `Unsupported` for [`Provider::Emulated`], and
+    /// `Auto` fails with the reasons for which no other NIC can be used.
     pub fn open_with(gpu: &Gpu, options: &DeviceOptions) -> Result<Device> {
         let named = NicChoice::resolve(options.nic.as_ref())?;
         let (nic, passed_over) = match options.provider.resolve()? {
@@ -54,22 +55,22 @@ impl Device {
     }
 
     /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
-    /// to the GPU that has an active port. Its queues lie in pinned memory, whatever
-    /// [`QpConfig`] says.
+    /// to the GPU that has an active port. Its queues are in pinned memory, whatever [`QpConfig`]
+    /// says.
     ///
     /// # Errors
-    /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
-    /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
+    /// `Absent` if the library or the NIC does not exist, `Unsupported` if the libraries lack a
+    /// needed function, `Invalid` for invalid variables, `System` if the NIC cannot be opened.
     pub fn mlx5(gpu: &Gpu) -> Result<Device> {
         Device::driven_by(gpu, Provider::Mlx5)
     }
 
-    /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
-    /// the GPU that has an active port. A CPU thread posts what streams ask for, and tells them
-    /// of completions. Queues lie in pinned memory, whatever [`QpConfig`] says. A request of more
-    /// pieces than the NIC takes fails when it is reached, as a malformed one does
-    /// ([`Status::LOCAL_QP_OPERATION`](crate::Status::LOCAL_QP_OPERATION)); inline data are one
-    /// piece, or two around the end of the ring.
+    /// Opens a NIC of any vendor by libibverbs: the one that `GDS_NIC` names, else the nearest to
+    /// the GPU that has an active port. A CPU thread posts the requests of streams and reports
+    /// completions to the streams. Queues are in pinned memory, whatever [`QpConfig`] says. A
+    /// request of more pieces than the NIC takes fails when the NIC reaches it, as a malformed
+    /// request does ([`Status::LOCAL_QP_OPERATION`](crate::Status::LOCAL_QP_OPERATION)); inline
+    /// data are one piece, or two around the end of the ring.
     ///
     /// # Errors
     /// As [`Device::mlx5`].
@@ -84,7 +85,7 @@ impl Device {
 }
 
 impl Rails {
-    /// One rail for each of these ways to open a NIC.
+    /// Opens one rail for each of these options.
     ///
     /// # Errors
     /// As [`Device::open_with`] and [`Rails::of`].
@@ -93,11 +94,11 @@ impl Rails {
         Rails::of(devices.collect::<Result<_>>()?)
     }
 
-    /// The rails that the environment names, `GDS_NIC=mlx5_0,mlx5_1:2`, or else those that suit
-    /// the GPU: what [`Device::from_env`] opens, and then the other active ports of the NICs that
-    /// are as near to the GPU, as many as there are rails, driven by the same provider. One of
-    /// these that cannot be opened is left out, which a `tracing` event tells. A virtual NIC is
-    /// one rail.
+    /// Opens the rails that the environment names, `GDS_NIC=mlx5_0,mlx5_1:2`, or else those that
+    /// suit the GPU: the NIC that [`Device::from_env`] opens, and then the other active ports of
+    /// the NICs that are as near to the GPU, up to the limit of rails, driven by the same provider.
+    /// If one of these cannot be opened, it is left out and a `tracing` event reports it. A virtual
+    /// NIC is one rail.
     ///
     /// # Errors
     /// As [`Device::from_env`]; `Invalid` if more NICs are named than there are rails.
@@ -130,14 +131,14 @@ impl Rails {
             }
             match Device::open_with(gpu, &by(provider, nic)) {
                 Ok(device) => devices.push(device),
-                Err(e) => tracing::warn!(target: "gdsync", "no rail: {e}"),
+                Err(e) => tracing::warn!(target: "gdsync", "a rail is left out: {e}"),
             }
         }
         Rails::of(devices)
     }
 }
 
-/// Opens a NIC by this provider; the virtual one by `Auto`.
+/// Opens a NIC by this provider; `Auto` opens the virtual NIC.
 fn nic(gpu: &Gpu, provider: Provider, named: Option<&NicChoice>) -> Result<Arc<dyn Nic>> {
     Ok(match provider {
         Provider::Mlx5 => Arc::new(Mlx5Nic::open(gpu, named)?),
@@ -148,13 +149,13 @@ fn nic(gpu: &Gpu, provider: Provider, named: Option<&NicChoice>) -> Result<Arc<d
     })
 }
 
-/// The first that works, and why others do not.
+/// The first provider that works, and the reasons why others do not.
 fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<String>)> {
     let said = named.is_some() || std::env::var_os(GID_INDEX).is_some();
     let mut passed_over = Vec::new();
     let found = first_that_works(said, &mut passed_over, |provider| {
         let nic = nic(gpu, provider, named).map_err(|e| (e.kind() == Kind::Invalid, e))?;
-        // Whatever the trial says: NIC and GPU were found as they were named.
+        // Whatever the result of the trial: NIC and GPU were found by their names.
         tried(gpu, &nic).map_err(|e| (false, e))?;
         Ok(nic)
     })?;
@@ -177,7 +178,7 @@ fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<Strin
     Ok((nic, passed_over))
 }
 
-/// Whether it can be used: whether a queue pair can be made, whose doorbell the GPU reaches.
+/// Tries a NIC: creates a queue pair whose doorbell the GPU reaches.
 fn tried(gpu: &Gpu, nic: &Arc<dyn Nic>) -> Result<()> {
     let device = Device::on(gpu, Arc::clone(nic), true, Vec::new())?;
     let config = QpConfig::default().send_blocks(4).recv_entries(4);
@@ -185,7 +186,7 @@ fn tried(gpu: &Gpu, nic: &Arc<dyn Nic>) -> Result<()> {
     device.close(TRIAL)
 }
 
-/// Says once for each process what was passed over for what. That nothing is there is no news.
+/// Reports once per process which providers were passed over. Absent NICs are not reported.
 fn report(passed_over: &[String], taken: Provider, absent: bool) {
     for why in passed_over {
         let news = format!("{taken} is used, not {why}");

@@ -1,10 +1,10 @@
-//! What executes work requests: a folder for each provider, behind the trait
+//! Providers, which execute work requests: one folder each, behind the trait
 //! [`Nic`](crate::nic::Nic).
 //!
-//! [`emulated`] is the virtual ConnectX, linked in: its queue pairs are rings that CPU, streams
-//! and kernels ring directly. [`mlx5`] is a ConnectX by libibverbs and libmlx5, used the same
-//! way; [`verbs`] is any NIC by libibverbs alone, with a CPU thread between its queues and our rings.
-//! [`ibv`] is what the last two have in common.
+//! [`emulated`] is the virtual ConnectX, linked into the process: CPU, streams and kernels write
+//! the rings and doorbells of its queue pairs directly. [`mlx5`] is a ConnectX by libibverbs and
+//! libmlx5, used the same way; [`verbs`] is any NIC by libibverbs alone, with a CPU thread between
+//! its queues and the rings of the library. [`ibv`] is the common part of the last two.
 
 #[cfg(feature = "emulated")]
 pub(crate) mod emulated;

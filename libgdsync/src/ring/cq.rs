@@ -1,15 +1,15 @@
-//! A completion ring: positions, reuse, and who has passed.
+//! A completion ring: positions, reuse, and the counts of passed waits.
 //!
-//! Every request that raises an entry gets the next *position* when it is prepared; the NIC
-//! fills entries in that order. The buffer has four quarters, and positions of at most two
-//! consecutive quarters are outstanding: a position in a new quarter is given only when the
-//! quarter before the last is finished, which means that its entries are written and every
-//! stream that was told to wait for one of them has *passed*. The other half of the buffer is
-//! room for what a failing queue pair writes beyond the positions (unsignaled work that fails
-//! or is flushed raises entries too), so that no entry is overwritten unseen.
+//! Every request that raises an entry gets the next *position* when it is prepared; the NIC fills
+//! entries in that order. The buffer has four quarters, and positions of at most two consecutive
+//! quarters are outstanding. A position in a new quarter is given only when the quarter before the
+//! last is finished: its entries are written and every stream that waits for one of them has
+//! *passed*. The other half of the buffer is room for the entries that a failing queue pair writes
+//! beyond the positions (unsignaled work that fails or is flushed raises entries too), so that no
+//! entry is overwritten unseen.
 //!
-//! A stream announces that it has passed by a word of its own, which it counts up at the end of
-//! each submission that contained waits. So completed work retires without a call by the user.
+//! Each waiter has a word in which its stream counts: the stream increments it at the end of each
+//! submission that contained waits. So completed work retires without a call by the user.
 
 use mlx5_prm::cqe::{self, EntryState, ErrCqe, Failure};
 use mlx5_prm::opcode::CqeOpcode;
@@ -29,7 +29,7 @@ const QUARTERS: u64 = 4;
 #[derive(Debug)]
 pub struct CompletionRing<M> {
     memory: M,
-    /// One word a waiter, counted up by its stream.
+    /// One word for each waiter, incremented by its stream.
     passed: M,
     log_entries: u8,
     start: u64,
@@ -37,18 +37,18 @@ pub struct CompletionRing<M> {
     completed: u64,
     tickets: Box<[u64]>,
     waiters: [Waiter; WAITERS],
-    /// For each quarter, by waiter: the count that its stream must have reached.
+    /// For each quarter and waiter: the count that the waiter's stream must have reached.
     needed: [[Option<u32>; WAITERS]; QUARTERS as usize],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Waiter {
     stream: Option<u64>,
-    /// How often its stream was told to count up.
+    /// Number of increments that the waiter's stream was given.
     marks: u32,
 }
 
-/// What a stream has to do to wait for a position.
+/// The test by which a stream waits for a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitSpot {
     /// Offset of the entry's last dword in the ring.
@@ -60,8 +60,8 @@ pub struct WaitSpot {
 }
 
 impl<M: RingMemory> CompletionRing<M> {
-    /// A ring of `1 << log_entries` entries (at least 8) whose first position is `start`.
-    /// Presets the buffer: no entry looks new, nor like a success, in the first lap.
+    /// A ring of `1 << log_entries` entries (at least 8) whose first position is `start`. Presets
+    /// the buffer: in the first lap no entry looks new or like a success.
     pub fn new(memory: M, passed: M, log_entries: u8, start: u64) -> CompletionRing<M> {
         debug_assert!(log_entries >= 3);
         let ring = CompletionRing {
@@ -80,7 +80,7 @@ impl<M: RingMemory> CompletionRing<M> {
             false => cqe::OP_OWN_PRESET,
         };
         for position in start..start + ring.entries() {
-            // The owner bit is that of the lap before, whichever lap the ring starts in.
+            // The owner bit is that of the previous lap, in whichever lap the ring starts.
             let stale = 1 ^ ring.owner(position);
             let op_own = (op_own & 0xf0) | (op_own & 1 & stale);
             ring.memory
@@ -127,7 +127,7 @@ impl<M: RingMemory> CompletionRing<M> {
         self.next
     }
 
-    /// Positions below hold successes.
+    /// Positions below this one hold successes.
     pub fn completed(&self) -> u64 {
         self.completed
     }
@@ -189,14 +189,14 @@ impl<M: RingMemory> CompletionRing<M> {
         self.tickets[self.index(position)]
     }
 
-    /// What the entry of an outstanding position says.
+    /// The state of the entry of an outstanding position.
     pub fn state(&self, position: u64) -> EntryState {
         let word = self.memory.load32(self.offset(position));
         cqe::classify(word, position as u32, self.log_entries)
     }
 
-    /// Looks at new entries; returns the positions below which all are successes. Stops at the
-    /// next position to be given, though no entry there is a success: an idle queue does not read
+    /// Reads new entries; returns the position below which all are successes. Stops at the next
+    /// position to be given, even if the entry there is not a success: an idle queue does not read
     /// its memory, which may be the GPU's.
     pub fn advance(&mut self) -> u64 {
         while self.completed < self.next
@@ -207,32 +207,33 @@ impl<M: RingMemory> CompletionRing<M> {
         self.completed
     }
 
-    /// The position that the NIC writes next, as the entries tell: behind the newest one, given
-    /// to a request or not. Right while no more than the buffer has been written since the
+    /// The position that the NIC writes next, from the state of the entries: behind the newest one,
+    /// given to a request or not. Correct while no more than one buffer has been written since the
     /// newest known success.
     pub fn written(&self) -> u64 {
         let mut position = self.completed;
-        // It ends within one buffer: there the owner bit is that of the other lap.
+        // The loop ends within one buffer: there the owner bit is that of the other lap.
         while self.state(position) != EntryState::NotYet {
             position += 1;
         }
         position
     }
 
-    /// Retires what new entries cover of `fifo`, and passes each retired hold to `empty`.
+    /// Retires the requests of `fifo` that new entries cover, and passes each retired hold to
+    /// `empty`.
     pub fn retire<H>(&mut self, fifo: &mut Fifo<H>, empty: impl FnMut(&mut H)) {
         if self.advance() > self.start {
             fifo.retire(self.ticket(self.completed - 1), empty);
         }
     }
 
-    /// Whether `position` is so old that its entry is known to be a success that everybody
-    /// has passed: there is nothing left to wait for.
+    /// Whether `position` is so old that its entry is known to be a success that all streams have
+    /// passed: no wait is needed.
     pub fn is_behind(&self, position: u64) -> bool {
         self.quarter(position) + 2 <= self.quarter(self.next.saturating_sub(1))
     }
 
-    /// What to test for `position`.
+    /// The test for `position`.
     pub fn spot(&self, position: u64) -> WaitSpot {
         WaitSpot {
             offset: self.offset(position),
@@ -241,7 +242,7 @@ impl<M: RingMemory> CompletionRing<M> {
         }
     }
 
-    /// The waiter that stands for `stream`: its own, or one whose streams have all passed.
+    /// The waiter of `stream`: its own, or one whose streams have all passed.
     pub fn waiter(&mut self, stream: u64) -> Result<usize, Refusal> {
         if let Some(waiter) = self.waiters.iter().position(|w| w.stream == Some(stream)) {
             return Ok(waiter);
@@ -262,7 +263,7 @@ impl<M: RingMemory> CompletionRing<M> {
         self.waiters[waiter].marks.wrapping_add(1)
     }
 
-    /// Records that the waiter's stream was told to wait for `position` and then to count to
+    /// Records that the waiter's stream was given a wait for `position` and then an increment to
     /// [`CompletionRing::next_mark`].
     pub fn note_wait(&mut self, waiter: usize, position: u64) {
         let mark = self.next_mark(waiter);
@@ -275,7 +276,7 @@ impl<M: RingMemory> CompletionRing<M> {
         self.waiters[waiter].marks = self.next_mark(waiter);
     }
 
-    /// As if the stream had been told to wait, and had passed, so often.
+    /// As if the stream had been given so many waits and had passed them all.
     #[cfg(test)]
     pub fn age(&mut self, stream: u64, marks: u32) -> Result<(), Refusal> {
         let waiter = self.waiter(stream)?;
@@ -284,7 +285,7 @@ impl<M: RingMemory> CompletionRing<M> {
         Ok(())
     }
 
-    /// Whether every stream that was told to wait has passed all its waits.
+    /// Whether every stream has passed all the waits that it was given.
     pub fn all_passed(&self) -> bool {
         (0..WAITERS).all(|w| self.has_counted(w, self.waiters[w].marks))
     }
@@ -299,8 +300,8 @@ impl<M: RingMemory> CompletionRing<M> {
         entry
     }
 
-    /// Writes the entry at `position` in the place of a NIC that is gone: the request that it calls
-    /// `counter` was flushed. `opcode` is that of an entry in error, of a send or a receive.
+    /// Writes the entry at `position` in place of a lost NIC: the request with this `counter` was
+    /// flushed. `opcode` is that of an error entry, of a send or a receive.
     pub fn put_flushed(&self, position: u64, opcode: CqeOpcode, counter: u16) {
         let failure = Failure {
             opcode,
@@ -309,23 +310,23 @@ impl<M: RingMemory> CompletionRing<M> {
             ..Failure::default()
         };
         let bytes = ErrCqe::new(&failure, self.owner(position)).to_bytes();
-        // The segments may arrive in any order: streams test the last dword alone, and no wait
-        // passes at an error.
+        // The segments may be stored in any order: streams test the last dword alone, and no wait
+        // passes on an error.
         let base = self.index(position) * ENTRY;
         for (i, segment) in bytes.as_chunks().0.iter().enumerate() {
             self.memory.store_segment(base + 16 * i, segment);
         }
     }
 
-    /// Overwrites an entry in error so that streams that wait for it pass. The caller has
-    /// stored the status before.
+    /// Overwrites an error entry so that streams that wait for it pass. The caller has stored the
+    /// status before.
     pub fn release(&self, position: u64) {
         let word = cqe::last_dword(CqeOpcode::REQ, self.owner(position), 0, position as u16);
         self.memory.store32(self.offset(position), word);
     }
 }
 
-/// What `op_own` of an entry of a new completion buffer is.
+/// The `op_own` byte of an entry in a new completion buffer.
 #[cfg(feature = "mutants")]
 pub fn preset_byte() -> u8 {
     use std::cell::Cell;

@@ -1,11 +1,11 @@
-//! What happens after the first error entry.
+//! Handling of error entries after the first one.
 //!
-//! From there on the NIC writes an entry for *every* work queue entry, signaled or not, so
-//! positions no longer say whose entry it is: the entry's `wqe_counter` does. [`Fault::tick`]
-//! reads the new entries in order, gives each request its status, and then releases the
-//! positions whose request has one: it overwrites their entries with a success, so that the
-//! streams which wait there go on, *after* status and error word are stored. A stream that goes
-//! on may ring for more work, which the NIC flushes, which raises entries: the next ticks.
+//! After the first error the NIC writes an entry for *every* work queue entry, signaled or not. So
+//! the position no longer identifies the request; the entry's `wqe_counter` does. [`Fault::tick`]
+//! reads the new entries in order, gives each request its status, and then releases the positions
+//! whose request has one: it overwrites their entries with a success, so that the waiting streams
+//! continue, *after* status and error word are stored. A released stream may ring for more work;
+//! the NIC flushes it and raises entries, which the next ticks handle.
 //!
 //! Only positions whose entry has been read are overwritten. That is enough: the request of
 //! position `p` is flushed by the entry at `p` or a later one, because every signaled request
@@ -18,21 +18,21 @@ use super::cq::CompletionRing;
 use super::fifo::Fifo;
 use crate::status::Status;
 
-/// Where the handling of errors stands for one work queue.
+/// The progress of error handling for one work queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fault {
     /// Status of the request that failed first.
     first: Option<Status>,
-    /// The next entry of the NIC to be read.
+    /// The position of the next entry to be read.
     scan: u64,
 }
 
 /// Where statuses are published before streams are released.
 pub trait StatusSink {
-    /// The request's outcome; called before the stream that waits for it can go on.
+    /// Stores the request's outcome; called before the stream that waits for it is released.
     fn publish(&mut self, ticket: u64, status: Status);
 
-    /// What was published last is of a signaled request, which a stream may wait for.
+    /// The last published status belongs to a signaled request, which a stream may wait for.
     fn signaled(&mut self) {}
 }
 
@@ -42,9 +42,9 @@ impl Fault {
         self.first
     }
 
-    /// Reads new error entries, publishes statuses, releases waiting streams. `cause` is the
-    /// status for flushed requests when the failure was not theirs (a time limit, a close).
-    /// Returns whether anything was done.
+    /// Reads new error entries, publishes statuses, releases waiting streams. `cause` is the status
+    /// for flushed requests when none of them caused the failure (a time limit, a close). Returns
+    /// whether any work was done.
     pub fn tick<M: RingMemory, H>(
         &mut self,
         fifo: &mut Fifo<H>,
@@ -73,8 +73,8 @@ impl Fault {
             let ticket = fifo.by_counter(entry.wqe_counter.get());
             if self.first.is_none() {
                 self.first = Some(status);
-                // Entries come in order: what lies before the first failure has succeeded, also
-                // what was not signaled.
+                // Entries are in order: requests before the first failure have succeeded,
+                // unsignaled ones too.
                 for earlier in fifo.retired()..ticket.unwrap_or(0) {
                     settle(fifo, earlier, Status::SUCCESS);
                 }
@@ -100,7 +100,8 @@ impl Fault {
         let mut busy = false;
         for position in completed..cq.next().min(self.scan) {
             let ticket = cq.ticket(position);
-            // One that was aborted and is not posted may still be taken back, with its position.
+            // A request that was aborted and is not posted may still be taken back, with its
+            // position.
             let known =
                 ticket < fifo.posted() && fifo.slot(ticket).is_none_or(|s| s.status.is_error());
             if known && !matches!(cq.state(position), EntryState::Success(_)) {
@@ -112,18 +113,18 @@ impl Fault {
     }
 }
 
-/// Whether every posted request has an outcome: the NIC will write no further entry.
+/// Whether every posted request has an outcome, so that the NIC will write no further entry.
 pub fn settled<H>(fifo: &Fifo<H>) -> bool {
     (fifo.retired()..fifo.posted())
         .filter_map(|ticket| fifo.slot(ticket))
         .all(|slot| slot.status != Status::PENDING)
 }
 
-/// Looks at new entries of both queues of a queue pair; returns for which of the two
-/// [`tick`](Fault::tick) is due: the one whose first incomplete position holds an error entry, as
-/// it does until all failures are attributed and released. A NIC writes the entry of a failure
-/// before the entries of the requests that it flushes in the other queue: after a flush is read
-/// there, the failure is found by another look at its own queue.
+/// Reads new entries of both queues of a queue pair; returns for which of the two
+/// [`tick`](Fault::tick) is due: the queue whose first incomplete position holds an error entry,
+/// until all failures are attributed and released. A NIC writes the entry of a failure before the
+/// entries of the requests that it flushes in the other queue. So after a flush is read in one
+/// queue, the function reads the other queue again and finds the failure.
 pub fn due<M: RingMemory, N: RingMemory>(
     send: &mut CompletionRing<M>,
     recv: &mut CompletionRing<N>,
@@ -138,7 +139,7 @@ fn is_due<M: RingMemory>(cq: &mut CompletionRing<M>) -> bool {
     matches!(cq.state(completed), EntryState::Error(_))
 }
 
-/// Gives a pending request its outcome; returns the one it has.
+/// Gives a pending request its outcome; returns the outcome that it has then.
 fn settle<H>(fifo: &mut Fifo<H>, ticket: u64, status: Status) -> Status {
     match fifo.slot_mut(ticket) {
         Some(slot) if slot.status == Status::PENDING => {
@@ -150,15 +151,15 @@ fn settle<H>(fifo: &mut Fifo<H>, ticket: u64, status: Status) -> Status {
     }
 }
 
-/// The outcome of a request, as far as it is known. `None`: never prepared, or so long ago that it
-/// may have been aborted.
+/// The outcome of a request, as far as it is known. `None`: never prepared, or so old that it may
+/// have been aborted.
 pub fn status<H>(fifo: &Fifo<H>, ticket: u64, serial: u64) -> Option<Status> {
     if ticket >= fifo.next() {
         return None;
     }
     let known = match fifo.slot(ticket) {
         Some(slot) => slot.status,
-        // The previous request of a slot that is used again succeeded or was aborted.
+        // The previous request of a reused slot succeeded or was aborted.
         None => match fifo.was_aborted(serial)? {
             true => Status::ABORTED,
             false => Status::SUCCESS,

@@ -6,9 +6,9 @@
 //!      |  in flight      |  prepared        |
 //! -----+-----------------+------------------+----- tickets (64 bit, never wrap)
 //! ```
-//! A request occupies consecutive basic blocks; block indices are free-running 32-bit numbers
-//! whose low 16 bits are what the NIC sees. Aborting the newest request gives everything back;
-//! aborting an older one leaves a hole of equal size, which goes when it becomes the newest.
+//! A request occupies consecutive basic blocks; block indices are free-running 32-bit numbers whose
+//! low 16 bits are the NIC's index. Aborting the newest request returns its blocks; aborting an
+//! older one leaves a hole of equal size, which is removed when it becomes the newest.
 
 use std::collections::VecDeque;
 
@@ -16,14 +16,14 @@ use super::Refusal;
 use crate::mutant::{self, Mutant};
 use crate::status::Status;
 
-/// How many aborts are remembered.
+/// Number of aborts that are remembered.
 const ABORTS: usize = 4096;
 
-/// Names a request within its queue, in order of preparation.
+/// The number of a request within its queue, in order of preparation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// Who rings the doorbell.
+/// The side that writes the doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Poster {
     /// This process's CPU.
@@ -32,27 +32,27 @@ pub enum Poster {
     Stream(u64),
 }
 
-/// What is known of one request. Reused from lap to lap.
+/// The state of one request. Slots are reused from lap to lap.
 #[derive(Debug)]
 pub struct Slot<H> {
     /// First basic block, free-running.
     pub start: u32,
     /// Basic blocks.
     pub blocks: u32,
-    /// Segments of 16 bytes.
+    /// Number of segments of 16 bytes.
     pub segments: u8,
-    /// Aborted behind a newer request: a NOP stands in its place.
+    /// Aborted behind a newer request: a NOP takes its place.
     pub hole: bool,
     /// Its completion position, if it raises an entry on success.
     pub entry: Option<u64>,
-    /// Known outcome, for requests that failed or were aborted.
+    /// The known outcome of a request that failed or was aborted.
     pub status: Status,
-    /// How many requests had been prepared before, those taken back too: tells it from others
-    /// that had its ticket.
+    /// Number of requests prepared before, including those taken back: distinguishes the request
+    /// from others that had its ticket.
     pub serial: u64,
     /// Blocks prepared without a completion entry up to and including this one.
     pub silent_run: u32,
-    /// What must stay alive while the NIC may touch it.
+    /// Objects that must stay alive while the NIC may access them.
     pub hold: H,
 }
 
@@ -61,11 +61,11 @@ pub struct Slot<H> {
 pub struct Fifo<H> {
     slots: Box<[Slot<H>]>,
     next: u64,
-    /// The highest `next` so far: slots were overwritten up to there, also by requests that were
-    /// taken back.
+    /// The highest `next` so far: slots were overwritten up to this index, also by requests that
+    /// were taken back.
     high: u64,
     pushes: u64,
-    /// Serials of the requests that were aborted last, oldest abort first.
+    /// Serials of the most recently aborted requests, oldest abort first.
     aborted: VecDeque<u64>,
     /// One more than the highest serial that was removed from `aborted`.
     forgotten: u64,
@@ -85,7 +85,7 @@ pub struct PostMark {
 }
 
 impl PostMark {
-    /// Requests below had been posted.
+    /// Requests below this ticket had been posted.
     pub fn posted(&self) -> u64 {
         self.posted
     }
@@ -146,17 +146,17 @@ impl<H> Fifo<H> {
         ticket < self.next && ticket + self.slots.len() as u64 >= self.high
     }
 
-    /// Next ticket to be given.
+    /// The next ticket to be given.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Requests below have been handed to a poster.
+    /// Requests below this ticket have been handed to a poster.
     pub fn posted(&self) -> u64 {
         self.posted.posted
     }
 
-    /// Requests below are done; their blocks are free.
+    /// Requests below this ticket are done; their blocks are free.
     pub fn retired(&self) -> u64 {
         self.retired
     }
@@ -166,17 +166,17 @@ impl<H> Fifo<H> {
         self.head
     }
 
-    /// Index behind the last block handed to a poster: the record's value.
+    /// Index behind the last block handed to a poster: the value of the doorbell record.
     pub fn posted_head(&self) -> u32 {
         self.posted.head
     }
 
-    /// How many blocks the queue has.
+    /// The number of blocks of the queue.
     pub fn room(&self) -> u32 {
         self.room
     }
 
-    /// Blocks prepared without a completion entry since the last one with.
+    /// Blocks prepared without a completion entry since the last request with one.
     pub fn silent_run(&self) -> u32 {
         match self.next.checked_sub(1).filter(|t| *t >= self.retired) {
             Some(newest) => self.slots[self.at(newest)].silent_run,
@@ -226,13 +226,14 @@ impl<H> Fifo<H> {
         ticket
     }
 
-    /// Which of the requests that have had this ticket has it now: 0 if that is forgotten.
+    /// The serial of the request that has this ticket now; 0 if it is forgotten.
     pub fn serial(&self, ticket: u64) -> u64 {
         self.slot(ticket).map_or(0, |slot| slot.serial)
     }
 
-    /// Whether `ticket` is still that of the request with this serial: one that was taken back
-    /// leaves its ticket to the next. Of what is long past nothing is known.
+    /// Whether `ticket` still belongs to the request with this serial: a request that was taken
+    /// back leaves its ticket to the next. For old tickets whose serial is forgotten nothing is
+    /// known.
     pub fn check_serial(&self, ticket: u64, serial: u64) -> Result<(), Refusal> {
         match self.slot(ticket) {
             Some(slot) if slot.serial != serial => Err(Refusal::NoSuchRequest),
@@ -255,7 +256,7 @@ impl<H> Fifo<H> {
         self.aborted.push_back(serial);
     }
 
-    /// Leaves a hole in the place of a prepared request; answers its slot.
+    /// Replaces a prepared request by a hole; returns its slot.
     pub fn make_hole(&mut self, ticket: u64, empty: impl FnOnce(&mut H)) -> &Slot<H> {
         let at = self.at(ticket);
         let slot = &mut self.slots[at];
@@ -306,9 +307,9 @@ impl<H> Fifo<H> {
         self.next > self.posted() && self.slots[self.at(self.next - 1)].hole
     }
 
-    /// Hands every request up to and including `ticket` to `poster`. The answer is the record
-    /// value that `poster` has to see first: that of another stream which posted last and
-    /// whose work is not known to be done.
+    /// Hands every request up to and including `ticket` to `poster`. The result is the record value
+    /// that `poster` must see first: the value of another stream that posted last and whose work is
+    /// not known to be done.
     pub fn post(&mut self, ticket: u64, poster: Poster) -> Result<Option<u32>, Refusal> {
         self.check_prepared(ticket)?;
         if let Some(first) = (self.posted()..ticket).find(|t| !self.slots[self.at(*t)].hole) {
@@ -330,12 +331,12 @@ impl<H> Fifo<H> {
         Ok(edge)
     }
 
-    /// What [`Fifo::restore`] needs to take back the posts made from now on.
+    /// The state that [`Fifo::restore`] needs to take back later posts.
     pub fn mark(&self) -> PostMark {
         self.posted
     }
 
-    /// Takes back every post since `mark`: the submission failed, nobody will ring.
+    /// Takes back every post since `mark`: the submission failed, so no doorbell will be written.
     pub fn restore(&mut self, mark: PostMark) {
         self.posted = mark;
     }
@@ -352,7 +353,7 @@ impl<H> Fifo<H> {
         }
     }
 
-    /// The request in flight whose first block the NIC calls `counter`.
+    /// The request in flight whose first block has the NIC's index `counter`.
     pub fn by_counter(&self, counter: u16) -> Option<u64> {
         (self.retired..self.posted()).find(|t| self.slots[self.at(*t)].start as u16 == counter)
     }

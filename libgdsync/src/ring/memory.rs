@@ -1,18 +1,18 @@
-//! The memory that rings lie in, as the ring logic sees it.
+//! The memory of rings, as the ring logic sees it.
 
 use mlx5_prm::wqe::{SEGMENT, SegmentSink};
 
-/// Bytes that this CPU shares with a NIC and a GPU. Offsets are within the ring; an offset
-/// outside it is a bug of the ring logic, which checks its indices.
+/// Bytes that this CPU shares with a NIC and a GPU. Offsets are within the ring; an offset outside
+/// it is a bug of the ring logic, which checks its indices.
 pub trait RingMemory {
-    /// Stores 16 aligned bytes (one segment of a work queue entry). Not ordered by itself: the
-    /// doorbell record is written later, with release.
+    /// Stores 16 aligned bytes (one segment of a work queue entry). The store is not ordered; the
+    /// later write of the doorbell record has release order.
     fn store_segment(&self, offset: usize, segment: &[u8; 16]);
     /// Loads 16 aligned bytes.
     fn load_segment(&self, offset: usize) -> [u8; 16];
-    /// Loads an aligned word with acquire: what its writer stored before is visible after.
+    /// Loads an aligned word with acquire: the writer's earlier stores are visible after the load.
     fn load32(&self, offset: usize) -> u32;
-    /// Stores an aligned word with release: what was stored before is visible before it.
+    /// Stores an aligned word with release: earlier stores are visible before this one.
     fn store32(&self, offset: usize, value: u32);
 }
 

@@ -1,9 +1,9 @@
 //! The bytes and the rules of the rings: send queue, receive queue, completion queue.
 //!
-//! Pure logic over [`RingMemory`]: no device, no thread, no clock, no lock. [`fifo`] is the
-//! order that both work queues keep (prepare, then post or abort, then retire), [`send`] and
-//! [`recv`] add the entries' bytes, [`cq`] gives completion positions and says when an entry
-//! may be reused, [`fault`] attributes error entries and releases the streams that they stall.
+//! Pure logic over [`RingMemory`]: no device, no thread, no clock, no lock. [`fifo`] is the order
+//! of both work queues (prepare, then post or abort, then retire), [`send`] and [`recv`] add the
+//! entries' bytes, [`cq`] assigns completion positions and decides when an entry may be reused,
+//! [`fault`] attributes error entries and releases the streams that wait for them.
 
 pub mod cq;
 pub mod fault;
@@ -21,20 +21,20 @@ pub use memory::RingMemory;
 pub use recv::ReceiveQueue;
 pub use send::SendQueue;
 
-/// Why a ring refused.
+/// The reason for which a ring refused a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// No room for more entries of this work queue; the limit is its basic blocks or entries.
     WorkQueueFull { limit: u32 },
-    /// No completion entry may be reused yet; the limit is how many may be outstanding.
+    /// No completion entry may be reused yet; the limit is the number that may be outstanding.
     CompletionQueueFull { limit: u32 },
-    /// Another request, prepared earlier, has to be posted or aborted first.
+    /// Another request, prepared earlier, must be posted or aborted first.
     OutOfOrder { first: u64 },
     /// The request was aborted, posted already, or never prepared.
     NoSuchRequest,
     /// Only the newest receive can be aborted: an entry in the middle cannot be made void.
     NotNewest,
-    /// More streams wait on one completion queue than it keeps track of.
+    /// More streams wait on one completion queue than it has waiters.
     TooManyWaiters { limit: u32 },
     /// The request takes more blocks than the queue has.
     TooLarge { blocks: u32, limit: u32 },

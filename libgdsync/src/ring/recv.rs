@@ -6,7 +6,7 @@ use super::fifo::{Fifo, Poster, Ticket};
 use super::memory::Writer;
 use super::{CompletionRing, Refusal, RingMemory};
 
-/// A receive queue and the completion queue that belongs to it alone.
+/// A receive queue and its completion queue.
 #[derive(Debug)]
 pub struct ReceiveQueue<M, H> {
     memory: M,
@@ -28,9 +28,10 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
         }
     }
 
-    /// Writes the entry for a receive into `sges`. Nothing is changed if it does not fit.
+    /// Writes the entry for a receive into `sges`. Nothing changes if it does not fit.
     ///
-    /// If there is no room, what is complete is retired first, each hold handed to `empty`.
+    /// If there is no room, completed requests are retired first, and each hold is passed to
+    /// `empty`.
     pub fn prepare(
         &mut self,
         sges: &[Sge],
@@ -43,7 +44,7 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
         }
         let position = self.cq.reserve(self.fifo.next())?;
         let base = (self.fifo.head() & (self.fifo.room() - 1)) as usize * self.stride;
-        // `encode_recv` keeps to the stride.
+        // `encode_recv` stays within the stride.
         let mut slot = Writer {
             memory: &self.memory,
             at: base,
@@ -69,8 +70,8 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
         Ok(())
     }
 
-    /// Hands everything up to `ticket` to `poster`. The answers are the index behind the last
-    /// entry and the index that the poster has to see in the record first.
+    /// Hands everything up to `ticket` to `poster`. The results are the index behind the last entry
+    /// and the index that the poster must see in the record first.
     pub fn post(&mut self, ticket: Ticket, poster: Poster) -> Result<(u32, Option<u32>), Refusal> {
         let edge = self.fifo.post(ticket.0, poster)?;
         Ok((self.fifo.posted_head(), edge))
@@ -78,7 +79,8 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
 }
 
 impl<M: RingMemory, H> ReceiveQueue<M, H> {
-    /// Retires what new completion entries cover and passes each retired hold to `empty`.
+    /// Retires the requests that new completion entries cover and passes each retired hold to
+    /// `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
         self.cq.retire(&mut self.fifo, empty);
     }

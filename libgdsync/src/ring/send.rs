@@ -7,12 +7,12 @@ use super::fifo::{Fifo, Poster, Slot, Ticket};
 use super::memory::Writer;
 use super::{CompletionRing, Refusal, RingMemory};
 
-/// A send queue and the completion queue that belongs to it alone.
+/// A send queue and its completion queue.
 #[derive(Debug)]
 pub struct SendQueue<M, H> {
     memory: M,
     qpn: u32,
-    /// Segments of an address vector, which datagrams have before their data.
+    /// Number of address-vector segments, which datagrams have before their data.
     av: usize,
     /// The order of its requests.
     pub fifo: Fifo<H>,
@@ -20,7 +20,7 @@ pub struct SendQueue<M, H> {
     pub cq: CompletionRing<M>,
 }
 
-/// What it takes to ring for the requests that were just posted.
+/// The values for the doorbell of the requests that were posted last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Posted {
     /// Index behind the last basic block.
@@ -31,7 +31,7 @@ pub struct Posted {
     pub edge: Option<u32>,
 }
 
-/// Which segments of an entry hold what.
+/// The segment numbers of an entry's parts.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// The remote address segment.
@@ -67,18 +67,19 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         }
     }
 
-    /// The same, of a queue pair of datagrams.
+    /// The same, for a queue pair of datagrams.
     pub fn of_datagrams(mut self) -> SendQueue<M, H> {
         self.av = wqe::AvSeg::SEGMENTS;
         self
     }
 
-    /// Writes the entry for `wqe`. Nothing is changed if it does not fit.
+    /// Writes the entry for `wqe`. Nothing changes if it does not fit.
     ///
-    /// A request that is not signaled becomes so when half the queue would otherwise be in
-    /// flight without any completion entry: its slots could never be given back.
+    /// An unsignaled request becomes signaled when half the queue would otherwise be in flight
+    /// without any completion entry: its slots could never be returned.
     ///
-    /// If there is no room, what is complete is retired first, each hold handed to `empty`.
+    /// If there is no room, completed requests are retired first, and each hold is passed to
+    /// `empty`.
     pub fn prepare(
         &mut self,
         wqe: &SendWqe<'_>,
@@ -128,9 +129,9 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         (index & (self.fifo.room() - 1)) as usize * BASIC_BLOCK
     }
 
-    /// Takes a prepared request back. The newest one vanishes, and with it the holes it leaves
-    /// at the end; an older one becomes a NOP of equal size, which completes at its position
-    /// if it had one.
+    /// Takes a prepared request back. The newest one is removed, together with the holes that are
+    /// then at the end; an older one becomes a NOP of equal size, which completes at the request's
+    /// position if it had one.
     pub fn abort(&mut self, ticket: Ticket, mut empty: impl FnMut(&mut H)) -> Result<(), Refusal> {
         self.fifo.check_prepared(ticket.0)?;
         if self.fifo.is_newest(ticket.0) {
@@ -171,7 +172,7 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         })
     }
 
-    /// What to ring for the posted requests below `upto`; `None` if there are none in flight.
+    /// The doorbell for the posted requests below `upto`; `None` if none are in flight.
     pub fn ring_for(&self, upto: u64) -> Option<Posted> {
         let newest = upto.min(self.fifo.posted()).checked_sub(1)?;
         let slot = self.fifo.slot(newest)?;
@@ -182,7 +183,7 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         })
     }
 
-    /// Which segments of the request's entry hold what. `None` for a hole.
+    /// The segment numbers of the request's entry. `None` for a hole.
     pub fn layout(&self, slot: &Slot<H>) -> Option<Layout> {
         let control = self.memory.load_segment(self.offset(slot.start));
         let opcode = SendOpcode(control[3]);
@@ -216,7 +217,8 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
 }
 
 impl<M: RingMemory, H> SendQueue<M, H> {
-    /// Retires what new completion entries cover and passes each retired hold to `empty`.
+    /// Retires the requests that new completion entries cover and passes each retired hold to
+    /// `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
         self.cq.retire(&mut self.fifo, empty);
     }

@@ -1,5 +1,5 @@
-//! Tests in processes of their own: the program of the test starts itself for one test, with
-//! another environment, and that process's failure is the test's.
+//! Tests in separate processes: the test program starts itself for one test, with another
+//! environment, and a failure of that process fails the test.
 
 #![allow(dead_code, unused_macros, unused_imports)]
 
@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Ends a child that hangs.
+/// The time limit of a child.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The name of the test that says so, as its program knows it.
+/// The name of the current test in its program.
 macro_rules! test_name {
     () => {{
         fn here() {}
@@ -21,7 +21,7 @@ macro_rules! test_name {
 }
 pub(crate) use test_name;
 
-/// Whether this is the process for the test `name`, of those that `variable` tells so.
+/// Whether this is the process for the test `name`, which `variable` names.
 pub fn is(variable: &str, name: &str) -> bool {
     match std::env::var(variable) {
         Ok(child) if child == name => true,
@@ -30,10 +30,10 @@ pub fn is(variable: &str, name: &str) -> bool {
     }
 }
 
-/// Runs the test `name` of this program in a process of its own, to which `variable` tells that,
-/// and which `prepare` gives the rest of its environment.
+/// Runs the test `name` of this program in a separate process: `variable` names the test, and
+/// `prepare` sets the rest of the environment.
 pub fn run(variable: &str, name: &str, prepare: impl FnOnce(&mut Command)) {
-    // Unit tests are told of none.
+    // Cargo does not set this folder for unit tests.
     let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let said = folder.join(format!(
         "{variable}-{}-{}",
@@ -63,7 +63,7 @@ pub fn run(variable: &str, name: &str, prepare: impl FnOnce(&mut Command)) {
     };
     let text = std::fs::read_to_string(&said).unwrap_or_default();
     std::fs::remove_file(&said).unwrap();
-    // A name that is no test's would be a test that never fails.
+    // With a wrong name no test would run, and the failure would stay hidden.
     let passed = end == "exit status: 0" && text.contains("test result: ok. 1 passed");
     assert!(passed, "{name}: {end}\n{text}");
     // Shown by `--nocapture`.

@@ -1,5 +1,5 @@
-//! What an application does with CUDA itself, beside the library: on the same table, with
-//! contexts and streams of its own.
+//! An application's own calls of CUDA, beside the library: on the same table, with its own contexts
+//! and streams.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -11,7 +11,7 @@ use gdsync::{Gpu, Result};
 use gdsync_sys::cuda::types::{CUcontext, CUstream};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
-/// The table, as an application has it.
+/// The table, as an application loads it.
 pub fn driver() -> &'static Cuda {
     let cuda = Cuda::get().unwrap();
     // SAFETY: may be called any number of times.
@@ -45,20 +45,20 @@ pub fn raw_stream() -> CUstream {
     stream
 }
 
-/// Captures what a stream is given, until [`end_capture`]. In the mode `RELAXED` no other call
-/// spoils the capture.
+/// Captures the operations of a stream, until [`end_capture`]. In the mode `RELAXED` no other call
+/// invalidates the capture.
 pub fn begin_capture(raw: CUstream, mode: u32) {
     let begin = driver().cuStreamBeginCapture_v2.unwrap();
     // SAFETY: the caller's live stream.
     ok(unsafe { begin(raw, mode) });
 }
 
-/// Ends the capture; returns how many operations its graph holds.
+/// Ends the capture; returns the number of operations of its graph.
 #[track_caller]
 pub fn end_capture(raw: CUstream) -> u64 {
     let cuda = driver();
     let mut graph: *mut u64 = std::ptr::null_mut();
-    // SAFETY: the capture begun before; a graph of the stand-in is the count of what it holds.
+    // SAFETY: the capture begun before; a graph of the stand-in is the count of its operations.
     unsafe {
         let ended = (cuda.cuStreamEndCapture.unwrap())(raw, (&raw mut graph).cast());
         assert!(ended.is_success(), "the capture is spoilt: {ended:?}");
@@ -68,13 +68,13 @@ pub fn end_capture(raw: CUstream) -> u64 {
     }
 }
 
-/// What the write of one word by `stream` comes to.
+/// Posts a list, usually the write of one word, on the stream, by a new queue pair.
 pub fn post(gpu: &Gpu, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
     let pd = Device::emulated(gpu)?.alloc_pd()?;
     pd.create_qp(&QpConfig::default())?.post_on(stream, list)
 }
 
-/// Has the stream write the word of `memory` at `at`, and sees that it did.
+/// Makes the stream write the word of `memory` at `at`, and checks the word.
 #[track_caller]
 pub fn writes(gpu: &Gpu, stream: &Stream, memory: &Region, at: usize, value: u32) {
     let word = &memory.word32(at).unwrap();

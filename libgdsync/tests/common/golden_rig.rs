@@ -1,5 +1,5 @@
-//! The programs whose traces lie in `tests/golden/`, for whatever runs them: two queue pairs,
-//! two streams, and somebody who takes down what the streams are given.
+//! The programs whose traces are in `tests/golden/`, for any recorder: two queue pairs, two
+//! streams, and a recorder of the operations that the streams get.
 
 #![allow(dead_code)]
 
@@ -10,27 +10,27 @@ use crate::common::*;
 use gdsync::gpu::{Caps, Condition};
 use gdsync::rdma::Field;
 
-/// A runtime as CUDA's: everything but masks and inline copies.
+/// The capabilities of a runtime like CUDA: all but masks and inline copies.
 pub fn cuda() -> Caps {
     SoftOptions::default().caps
 }
 
-/// Who takes down what streams are given.
+/// A recorder of the operations that streams get.
 pub trait Watch {
-    /// Forgets what was given so far.
+    /// Starts a new record.
     fn start(&mut self, gpu: &Gpu);
 
-    /// What was given since: `stream 0: ...` and the operations, with the tracer's names.
+    /// The record since then: `stream 0: ...` and the operations, with the tracer's names.
     fn take(&mut self, gpu: &Gpu, streams: &[Stream; 2]) -> Vec<String>;
 
-    /// What the trace is to be, where the golden one says this.
+    /// The expected trace for this golden one.
     fn expected(&self, golden: String) -> String;
 }
 
-/// Makes a GPU of these capabilities, and who watches it.
+/// Makes a GPU of these capabilities, and its recorder.
 pub type Make<'a> = &'a dyn Fn(Caps) -> (Gpu, Box<dyn Watch>);
 
-/// Calls streams by their place.
+/// Names streams by their index.
 pub fn renumber(line: &str, streams: &[Stream; 2]) -> String {
     let mut line = line.to_owned();
     for (i, stream) in streams.iter().enumerate() {
@@ -43,8 +43,8 @@ pub fn renumber(line: &str, streams: &[Stream; 2]) -> String {
     line
 }
 
-/// What is posted, as the file `tests/golden/NAME.txt` has it for a GPU of these capabilities and
-/// queue pairs made so.
+/// A program whose trace is in the file `tests/golden/NAME.txt`, for a GPU of these capabilities
+/// and queue pairs of this configuration.
 pub struct Program {
     pub name: &'static str,
     pub caps: Caps,
@@ -53,7 +53,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Runs it, and compares the trace with the file.
+    /// Runs the program, and compares the trace with the file.
     pub fn run(&self, make: Make<'_>) {
         println!("{}", self.name);
         let mut rig = rig(make(self.caps), self.config.clone());
@@ -62,7 +62,7 @@ impl Program {
     }
 }
 
-/// All of them.
+/// All programs.
 pub fn programs() -> Vec<Program> {
     let with = |change: fn(&mut Caps)| {
         let mut caps = cuda();
@@ -73,11 +73,11 @@ pub fn programs() -> Vec<Program> {
     let narrow = with(|caps| caps.memops64 = false);
     let bare = with(|caps| (caps.memops64, caps.nor, caps.fence) = (false, false, false));
     let full = with(|caps| (caps.inline_copy, caps.mask) = (true, true));
-    // As HIP's.
+    // As HIP has it.
     let masked = with(|caps| (caps.mask, caps.nor) = (true, false));
-    // Flushes by the CPU, that the stream asks by a word.
+    // Flushes by the CPU, which the stream requests by a word.
     let host = with(|caps| caps.flush = false);
-    // By a READ of the NIC's, that the stream rings for.
+    // Flushes by a READ of the NIC, whose doorbell the stream writes.
     let read = with(|caps| (caps.flush, caps.host_flush) = (false, false));
     let program = |name, caps, config, post| Program {
         name,
@@ -139,7 +139,7 @@ fn rig((gpu, watch): (Gpu, Box<dyn Watch>), config: QpConfig) -> Rig {
     }
 }
 
-/// Queues of four, by memory operations.
+/// Queues of four entries, by memory operations.
 fn small() -> QpConfig {
     sized(&by(Lowering::MemOps, Doorbell::Direct), 4, 4)
 }
@@ -169,7 +169,7 @@ impl Rig {
         self.b.receive(&[self.memory.sge(2048, 8)])
     }
 
-    /// Posts on a stream and takes down what the stream was given, under a title.
+    /// Posts on a stream and records the stream's operations under a title.
     fn post(&mut self, title: &str, stream: usize, list: &[Descriptor<'_>]) {
         let lines = self.watched(stream, list);
         writeln!(self.text, "# {title}").unwrap();
@@ -187,7 +187,7 @@ impl Rig {
         self.watch.take(&self.gpu, &self.streams)
     }
 
-    /// One message without a trace, to move the rings on.
+    /// One message without a trace, to advance the rings.
     fn quietly(&mut self) {
         let recv = self.posted_receive();
         let send = self.send();
@@ -213,7 +213,7 @@ impl Rig {
         let golden = std::fs::read_to_string(&path).unwrap_or_default();
         let expected = self.watch.expected(golden.clone());
         if std::env::var("GDS_BLESS").is_ok() {
-            // Only who has nothing to allow for may say what is right.
+            // Only a recorder without allowances may rewrite the expected text.
             if expected == golden {
                 std::fs::write(&path, &self.text).unwrap();
             }
@@ -253,7 +253,7 @@ fn laps(r: &mut Rig) {
     }
 }
 
-/// A change of poster waits for the record, on both queues; nothing else does.
+/// A change of poster waits for the record, on both queues; no other post does.
 fn edges(r: &mut Rig) {
     // The first receive is not matched before the second is posted: no send yet.
     let (r0, r1) = (r.receive(), r.receive());
@@ -274,7 +274,7 @@ fn edges(r: &mut Rig) {
     r.a.abort(s2).unwrap();
 }
 
-/// Flushes, by whoever flushes where these are the capabilities.
+/// Flushes, by the agent that flushes with these capabilities.
 fn flushes(r: &mut Rig) {
     let word = r.gpu.word();
     let mut recvs = Vec::new();
@@ -348,8 +348,8 @@ fn words(r: &mut Rig) {
         .collect();
 }
 
-/// What a 26-neighbour exchange enqueues is more than one submission takes: it is cut, and
-/// never between record and doorbell.
+/// The operations of a 26-neighbour exchange exceed one submission: the list is cut, and never
+/// between record and doorbell.
 pub fn long_list(make: Make<'_>, limit: usize) {
     let caps = cuda().batch_limit(limit);
     let config = sized(&small(), 256, 256);
@@ -414,7 +414,8 @@ fn aborts(r: &mut Rig) {
     );
 }
 
-/// Sends that follow each other in one list share one doorbell; anything between keeps them apart.
+/// Sends that follow each other in one list share one doorbell; any operation between them prevents
+/// that.
 fn row(r: &mut Rig) {
     for _ in 0..6 {
         r.posted_receive();

@@ -1,4 +1,4 @@
-//! What the libraries tell by `tracing`, kept for tests.
+//! The libraries' `tracing` events, kept for tests.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::fmt::Write as _;
@@ -15,16 +15,16 @@ pub struct Told {
 }
 
 impl Told {
-    /// Those that are heard where this is the subscriber.
+    /// Collects the events of code that runs with this subscriber.
     pub fn down_to(least: Level) -> Told {
         let lines = Arc::default();
         Told { lines, least }
     }
 
-    /// Those of this process from now on.
+    /// Collects the events of this process from now on.
     pub fn of_this_process(least: Level) -> Told {
         let told = Told::down_to(least);
-        tracing::subscriber::set_global_default(told.clone()).expect("nobody else listens");
+        tracing::subscriber::set_global_default(told.clone()).expect("no other subscriber is set");
         told
     }
 

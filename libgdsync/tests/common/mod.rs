@@ -1,7 +1,8 @@
-//! What the tests of the whole path share: two connected queue pairs, gates that hold streams,
-//! memory, a kernel that notes what it sees, and the names of gdsync that nearly all of them use.
+//! Helpers for the tests of the whole path: two connected queue pairs, gates that hold streams,
+//! memory, a kernel that records the words that it reads, and the names of gdsync that nearly all
+//! tests use.
 //!
-//! Time limits only end tests that hang; nothing depends on how fast the machine is.
+//! Time limits only end tests that hang; no test depends on the speed of the machine.
 
 #![allow(dead_code, unused_macros, unused_imports)]
 
@@ -23,34 +24,34 @@ pub use gdsync::{Gpu, Kind, Status};
 pub use steps::*;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
-/// Ends what hangs.
+/// The limit that ends a test that hangs.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// What lies between the two queue pairs.
+/// The network between the two queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Net {
-    /// One NIC, which talks to itself.
+    /// One NIC, which sends to itself.
     One,
     /// Two NICs of this process.
     Hub,
-    /// Two NICs that meet as those of two processes do.
+    /// Two NICs that connect as those of two processes do.
     Host,
 }
 
-/// A play of devices on this thread, with a virtual clock: whatever takes seconds in it takes
-/// none here, and is equally long each time. The GPU has to be dropped before the play.
+/// A simulation of devices on this thread, with a virtual clock: seconds of virtual time take no
+/// real time, and are equally long in each run. The GPU must be dropped before the simulation.
 pub fn play(seed: u64) -> (Sim, Gpu) {
     let sim = Sim::new(SimConfig::seed(seed));
     let gpu = Gpu::soft_with(sim.host(), SoftOptions::default()).unwrap();
     (sim, gpu)
 }
 
-/// A live GPU with room for many streams that wait.
+/// A live GPU with room for many waiting streams.
 pub fn roomy() -> Gpu {
     soft(SoftOptions::default().channels(64))
 }
 
-/// Every way work gets from a stream to the NIC, by name.
+/// Every way in which a stream posts work to the NIC, by name.
 pub fn paths() -> Vec<(&'static str, QpConfig)> {
     paths_of(32, 16)
 }
@@ -101,7 +102,7 @@ pub type Open = fn(&Gpu) -> gdsync::Result<Device>;
 /// Two connected queue pairs on one GPU.
 pub struct Pair {
     pub gpu: Gpu,
-    /// Joins the NICs, unless they meet as those of two processes do.
+    /// Connects the NICs, unless they connect as those of two processes do.
     pub hub: Hub,
     pub pd_a: Pd,
     pub pd_b: Pd,
@@ -110,12 +111,12 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Both of one kind.
+    /// Both of one configuration.
     pub fn new(gpu: &Gpu, net: Net, config: &QpConfig) -> Pair {
         Pair::of(gpu, net, config, config)
     }
 
-    /// `a` and `b` of two kinds.
+    /// `a` and `b` of two configurations.
     pub fn of(gpu: &Gpu, net: Net, a: &QpConfig, b: &QpConfig) -> Pair {
         let mut pair = Pair::apart(gpu, net, a, b);
         pair.connect();
@@ -196,12 +197,12 @@ impl Pair {
         [self.mem_a(kind, len), self.mem_b(kind, len)]
     }
 
-    /// Memory that `a` may name, and `b` where one device has both.
+    /// Memory that `a` may name, and `b` too if one device has both.
     pub fn memory(&self, kind: MemoryKind, len: usize) -> Mr {
         self.mem_a(kind, len)
     }
 
-    /// Shows that a message goes from `a` to `b`, both of one device, by a stream alone.
+    /// Checks that a message arrives from `a` at `b`, both of one device, by a stream alone.
     pub fn works(mut self) {
         let memory = self.memory(MemoryKind::Pinned, 64);
         memory.region().write(0, b"a message").unwrap();
@@ -214,7 +215,7 @@ impl Pair {
         assert_eq!(&memory.region().bytes(32), b"a message");
     }
 
-    /// Brings both back from whatever happened.
+    /// Resets and connects both, in any state.
     pub fn reset(&mut self, what: &str) {
         for qp in [&mut self.a, &mut self.b] {
             qp.quiet(LIMIT).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -223,13 +224,13 @@ impl Pair {
         self.connect();
     }
 
-    /// As [`Pair::reset`], and shows that they work.
+    /// As [`Pair::reset`], and checks that they work.
     pub fn recover(&mut self, what: &str) {
         self.reset(what);
         self.check(what);
     }
 
-    /// Shows that both queue pairs work: three messages each way, by CPU and stream.
+    /// Checks that both queue pairs work: three messages each way, by CPU and stream.
     pub fn check(&mut self, what: &str) {
         let [near, far] = self.memories(MemoryKind::Pinned, 64);
         for round in 0..3u64 {
@@ -253,8 +254,8 @@ fn send_one(a: &mut Qp, b: &mut Qp, from: &Mr, to: &Mr, value: u64, what: &str) 
     assert_eq!(b.received(recv).unwrap().len, 8, "{what}");
 }
 
-/// Runs a test over every path: a pair with short queues, memory and a stream. The test may leave
-/// nothing behind: the pair works as before.
+/// Runs a test over every path: a pair with short queues, memory and a stream. The test must leave
+/// the pair in a working state.
 pub fn each_path(test: impl Fn(&mut Pair, &Mr, &Stream, &str)) {
     for (path, config) in paths_of(8, 4) {
         let gpu = roomy();
@@ -273,22 +274,22 @@ pub fn memory(pd: &Pd, kind: MemoryKind, len: usize, access: Access) -> Mr {
     pd.register(&region, access).unwrap()
 }
 
-/// Waits until the stream has run everything; a stream that does not is a failure.
+/// Waits until the stream has run all its work; fails if it does not.
 #[track_caller]
 pub fn finish(stream: &Stream, what: &str) {
     assert!(
         stream.synchronize(LIMIT).unwrap(),
-        "{what}: the stream stands still"
+        "{what}: the stream is stalled"
     );
 }
 
-/// As [`finish`], where the caller's line says which.
+/// As [`finish`], where the caller's line identifies the stream.
 #[track_caller]
 pub fn passes(stream: &Stream) {
     finish(stream, "here");
 }
 
-/// Lets time pass.
+/// Advances the time.
 pub fn pass(gpu: &Gpu, time: Duration) {
     let deadline = gpu.host().now() + time;
     assert!(!gpu.host().wait_until(Some(deadline), &mut || false));

@@ -1,4 +1,4 @@
-//! Libraries of C that tests make, to take the place of installed ones.
+//! Libraries of C that tests build, in place of installed ones.
 
 #![allow(dead_code, reason = "each test uses a part")]
 

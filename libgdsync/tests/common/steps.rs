@@ -1,5 +1,5 @@
-//! The steps that tests are made of: requests prepared and posted at once, lists for a stream,
-//! bytes and words of memory, and gates that hold streams.
+//! The steps of tests: requests prepared and posted at once, lists for a stream, bytes and words of
+//! memory, and gates that hold streams.
 
 use gdsync::gpu::{Condition, MemoryKind, Region, Stream, Word32, Word64};
 use gdsync::rdma::{Descriptor, Mr, Pd, Qp, QpConfig, ReceiveRequest, SendRequest, Sge, Work};
@@ -74,7 +74,7 @@ impl Steps for Qp {
     }
 }
 
-/// What memory holds.
+/// The content of memory.
 pub trait Bytes {
     /// `N` bytes at `at`.
     fn bytes<const N: usize>(&self, at: usize) -> [u8; N];
@@ -90,7 +90,7 @@ impl Bytes for Region {
 
     #[track_caller]
     fn vec(&self, at: usize, len: usize) -> Vec<u8> {
-        // No byte of it is what it is by chance.
+        // No byte of the buffer has its expected value by chance.
         let mut got = vec![0xa5; len];
         self.read(at, &mut got).unwrap();
         got
@@ -155,7 +155,7 @@ pub fn sge(mr: &Mr, offset: u64, len: u32) -> Sge<'_> {
     mr.sge(offset, len)
 }
 
-/// A word that holds streams until it is opened.
+/// A word that stalls streams until it is opened.
 pub struct Gate(pub Word32);
 
 impl Gate {
@@ -164,17 +164,17 @@ impl Gate {
         Gate(gpu.word())
     }
 
-    /// Holds a stream until the gate is opened.
+    /// Stalls a stream until the gate is opened.
     pub fn wait(&self) -> Descriptor<'_> {
         self.wait_for(1)
     }
 
-    /// Holds a stream until the gate is opened to `value`.
+    /// Stalls a stream until the gate is opened to `value`.
     pub fn wait_for(&self, value: u32) -> Descriptor<'_> {
         geq(&self.0, value)
     }
 
-    /// Holds a stream, then rings for a request and waits for it.
+    /// Stalls a stream, then rings for a request and waits for it.
     pub fn before(&self, send: SendRequest) -> [Descriptor<'_>; 3] {
         [self.wait(), Descriptor::Send(send), Descriptor::wait(send)]
     }
@@ -184,22 +184,22 @@ impl Gate {
         self.open_to(1);
     }
 
-    /// Lets pass the streams that wait for this value or less.
+    /// Releases the streams that wait for this value or less.
     pub fn open_to(&self, value: u32) {
         self.0.store(value).unwrap();
     }
 }
 
-/// A word that a stream sets when it gets there.
+/// A word that a stream sets when it reaches the write.
 pub struct Flag(Word32);
 
 impl Flag {
-    /// One that is not set.
+    /// A flag that is not set.
     pub fn new(gpu: &Gpu) -> Flag {
         Flag(gpu.word())
     }
 
-    /// What a stream does to set it.
+    /// The operation that sets the flag.
     pub fn set(&self) -> Descriptor<'_> {
         write32(&self.0, 1)
     }
@@ -209,13 +209,13 @@ impl Flag {
         [Descriptor::Send(send), Descriptor::wait(send), self.set()]
     }
 
-    /// Whether it is set.
+    /// Whether the flag is set.
     pub fn is_set(&self) -> bool {
         self.0.load().unwrap() == 1
     }
 }
 
-/// Makes things until it is refused; what was made, and the refusal.
+/// Makes objects until the call is refused; returns the objects and the refusal.
 #[track_caller]
 pub fn fill<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, Error) {
     let mut all = Vec::new();
@@ -228,12 +228,12 @@ pub fn fill<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, Error) {
     }
 }
 
-/// The kind of a call's error, if it is one.
+/// The kind of a call's error, if it failed.
 pub fn kind<T>(result: Result<T, Error>) -> Option<Kind> {
     result.err().map(|e| e.kind())
 }
 
-/// Asserts that a call is refused: with this kind and limit, naming these in its text.
+/// Asserts that a call is refused: with this kind and limit, and with these names in its text.
 #[track_caller]
 pub fn refused<T>(result: Result<T, Error>, kind: Kind, limit: Option<u64>, names: &[&str]) {
     let Err(error) = result else {
@@ -248,7 +248,7 @@ pub fn refused<T>(result: Result<T, Error>, kind: Kind, limit: Option<u64>, name
     assert!(!error.operation().is_empty() && !error.object().is_empty());
 }
 
-/// Calls that are all refused with one kind, limit and text.
+/// Asserts that all these calls are refused with one kind, limit and text.
 macro_rules! all_refused {
     ($kind:expr, $limit:expr, $names:expr; $($call:expr),+ $(,)?) => {
         $(crate::common::refused($call, $kind, $limit, $names);)+
@@ -256,7 +256,7 @@ macro_rules! all_refused {
 }
 pub(crate) use all_refused;
 
-/// A test for each line: its name, and what it does.
+/// A test for each line: its name and its body.
 macro_rules! plain_cases {
     ($($(#[$doc:meta])* $name:ident => $body:expr;)*) => {$(
         $(#[$doc])*

@@ -1,4 +1,4 @@
-//! The kernel that notes what it sees, `tests/kernels/witness.cpp`.
+//! The kernel that records the words that it reads, `tests/kernels/witness.cpp`.
 
 use std::ffi::c_void;
 
@@ -18,7 +18,7 @@ struct Params {
     saw: u64,
 }
 
-/// What the kernel found.
+/// The words that the kernel read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// The queue pair's error word.
@@ -35,13 +35,13 @@ pub fn kernel() -> Kernel {
     })
 }
 
-/// A place for what one run of the kernel saw.
+/// Memory for the record of one run of the kernel.
 pub struct Witness {
     saw: Region,
 }
 
 impl Witness {
-    /// Enqueues the kernel: it looks at the error word of `qp` and at the status of `request`.
+    /// Enqueues the kernel: it reads the error word of `qp` and the status of `request`.
     pub fn launch(stream: &Stream, qp: &Qp, request: impl Into<Completion>) -> Witness {
         let saw = stream.gpu().alloc(MemoryKind::Device, 64).unwrap();
         let DevicePtr(error) = qp.error_word();
@@ -61,7 +61,7 @@ impl Witness {
         Witness { saw }
     }
 
-    /// What it saw; the stream must have run it.
+    /// The record; the stream must have run the kernel.
     pub fn seen(&self) -> Seen {
         let mut words = [0; 12];
         self.saw.read(0, &mut words).unwrap();

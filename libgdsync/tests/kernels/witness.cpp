@@ -1,4 +1,4 @@
-// A kernel that notes what it finds in words that the library shares with it; its twin is
+// A kernel that records the words that it reads in memory shared with the library; its twin is
 // `Params` in tests/common/witness.rs.
 #include "gds_device.hpp"
 
@@ -8,7 +8,7 @@ struct Params {
     gds::u32* saw;
 };
 
-// Stores the queue pair's error word, the request's status word, and that it was here.
+// Stores the queue pair's error word, the request's status word, and that it has run.
 GDS_KERNEL(gds_test_witness, Params, p) {
     if (threadIdx.x == 0) {
         gds::store_relaxed_sys(p.saw, gds::load_acquire_sys(p.error));

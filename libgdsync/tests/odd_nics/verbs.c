@@ -2,7 +2,7 @@
  * names them, between commas; how a name begins says what is odd about it:
  *
  *   closed   it cannot be opened: EACCES
- *   mute     nothing is told of its ports
+ *   mute     queries of its ports fail
  *   iwarp    on Ethernet, without an identifier of RoCE v2
  *   roce     on RoCE, and its port has a local identifier nevertheless, as some drivers say
  *   short    as roce, and its completion queues have at most 32 entries
@@ -17,9 +17,9 @@
  *
  * The variable ODD_LOG names a file to which each change of a queue pair is written.
  * A queue pair or completion queue that ends before its events are acknowledged ends the process.
- * Requests are taken and never completed, but flushed when their queue pair is put in error. A queue pair of more requests than its completion queue
- * has entries ends the process. Structures are those of rdma-core's verbs.h, as far as
- * anybody looks at them. */
+ * Requests are accepted and never completed, but flushed when their queue pair is put in error.
+ * A queue pair of more requests than its completion queue has entries ends the process. Structures
+ * are those of rdma-core's verbs.h, up to the last field that is used. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -40,7 +40,7 @@ struct context {
     int cmd_fd, async_fd, vectors;
     pthread_mutex_t mutex;
     void *abi_compat;
-    /* Behind what programs know. */
+    /* Behind the public fields. */
     int lost, channel[2], raised, events;
 };
 
@@ -195,7 +195,7 @@ static int post_send(struct qp *qp, void *wr, void **bad) {
     post(qp, wr);
     if (is(context, "gone") && !context->lost) {
         context->lost = 1;
-        /* Who polls the other end is told of an error, as by the kernel. */
+        /* A poll of the other end returns an error, as the kernel's does. */
         close(context->channel[0]);
     }
     return 0;

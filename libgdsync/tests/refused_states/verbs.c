@@ -1,6 +1,6 @@
-/* libibverbs as it is installed, but for one thing: REFUSE_STATE=STATE:TIMES:BEFORE has TIMES
- * changes of a queue pair to the state with this number fail, behind the first BEFORE of them (0 if
- * left out), as if the kernel refused them. With HOLD_UNTIL=FILE these changes are not refused but
+/* The installed libibverbs with one change: REFUSE_STATE=STATE:TIMES:BEFORE makes TIMES changes
+ * of a queue pair to the state with this number fail, after the first BEFORE of them (0 if left
+ * out), as if the kernel refused them. With HOLD_UNTIL=FILE these changes are not refused but
  * wait until FILE exists. */
 #include <dlfcn.h>
 #include <errno.h>

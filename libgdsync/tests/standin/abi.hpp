@@ -1,4 +1,5 @@
-// The part of the CUDA driver's binary interface that the stand-in has: numbers as in cuda.h 13.0.
+// The part of the CUDA driver's binary interface that the stand-in implements: numbers as in cuda.h
+// 13.0.
 #pragma once
 
 #include <cstddef>
@@ -101,7 +102,7 @@ enum Attribute : int {
     kFabricHandles = 128,
 };
 
-// One entry of a batch. `value` of a 32-bit operation stands in its low half.
+// One entry of a batch. `value` of a 32-bit operation is in its low half.
 union BatchOp {
     u32 operation;
     struct {
@@ -143,7 +144,7 @@ struct AccessDesc {
 };
 static_assert(sizeof(AccessDesc) == 12, "CUmemAccessDesc");
 
-// Rows of bytes, from and to what the memory types say.
+// Rows of bytes, between memory of the given types.
 struct Copy2D {
     size_t src_x, src_y;
     u32 src_type;

@@ -1,6 +1,6 @@
-// Device memory: one file mapped twice. Its device addresses are closed to the CPU but while a
-// kernel runs, so that a library that reads or writes device memory by pointer dies at once;
-// the stand-in itself goes through the other mapping.
+// Device memory: one file mapped twice. The CPU may access its device addresses only while a kernel
+// runs, so that a library that reads or writes device memory by pointer dies at once; the stand-in
+// itself uses the other mapping.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ struct Arena {
     int file;
     char* device;
     char* alias;
-    // Free pieces: where, how long.
+    // Free pieces: address, length.
     std::map<u64, u64> free;
 
     Arena() {
@@ -57,7 +57,7 @@ bool arena_alloc(u64 len, u64* address, char** alias) {
         if (rest != 0) a.free[at + len] = rest;
         *address = reinterpret_cast<u64>(a.device + at);
         *alias = a.alias + at;
-        // Nobody promises zeros.
+        // The driver does not promise zeros.
         memset(*alias, 0xa5, len);
         return true;
     }

@@ -1,4 +1,4 @@
-// What tests see and switch.
+// The state that tests read and switch.
 #include <cstring>
 
 #include "machine.hpp"
@@ -31,14 +31,14 @@ STANDIN_API void standin_record(bool on) {
     }
 }
 
-// The log: `thread function arguments = error`, then indented what the call carries. Returns the
-// length of all of it.
+// The log: `thread function arguments = error`, then indented lines with the call's contents.
+// Returns the length of the whole log.
 STANDIN_API size_t standin_calls(char* out, size_t len) {
     Lock lock;
     return give(machine().log.lines, out, len);
 }
 
-// The function gives this code from now on, after so many more calls that do not; 0 ends that.
+// The function returns this code after so many more successful calls; 0 ends that.
 STANDIN_API void standin_fail(const char* name, int code, u64 after) {
     Lock lock;
     if (code == 0) {
@@ -48,14 +48,14 @@ STANDIN_API void standin_fail(const char* name, int code, u64 after) {
     }
 }
 
-// Where the CPU finds what the device has at `address`: what maps device memory asks for it.
+// The CPU address of the device's `address`: code that maps device memory calls it.
 STANDIN_API char* standin_alias(u64 address) {
     Lock lock;
     const Range* range = machine().find(address, 1);
     return range == nullptr ? nullptr : range->alias + (address - range->base);
 }
 
-// The device is lost, now or once so many more memory operations have run.
+// Loses the device, now or after so many more memory operations have run.
 STANDIN_API void standin_lose_device(int code, u64 after) {
     Lock lock;
     Machine& m = machine();
@@ -82,14 +82,14 @@ STANDIN_API void standin_io_memory(void* at, size_t len) {
     }
 }
 
-// Calls that stood still behind waiting streams: `thread function`, a line each.
+// Calls that blocked behind waiting streams: `thread function`, a line each.
 STANDIN_API size_t standin_blocked(char* out, size_t len) {
     Lock lock;
     return give(machine().blocked, out, len);
 }
 
-// Calls that named a destroyed stream so far: `thread function`, a line each. The call
-// clears them, so that they do not fail the process at its end.
+// Calls that named a destroyed stream so far: `thread function`, a line each. The call clears them,
+// so that they do not fail the process at its end.
 STANDIN_API size_t standin_strays(char* out, size_t len) {
     Lock lock;
     Machine& m = machine();
@@ -98,7 +98,7 @@ STANDIN_API size_t standin_strays(char* out, size_t len) {
     return length;
 }
 
-// Enqueues that stood still before a full stream.
+// Enqueues that blocked on a full stream.
 STANDIN_API u64 standin_full() {
     Lock lock;
     return machine().full;
@@ -110,7 +110,7 @@ STANDIN_API u64 standin_operations() {
     return machine().operations;
 }
 
-// Streams that stand still and hold a channel.
+// Streams that wait and hold a channel.
 STANDIN_API u64 standin_waiting() {
     Lock lock;
     u64 n = 0;
@@ -118,7 +118,7 @@ STANDIN_API u64 standin_waiting() {
     return n;
 }
 
-// What is alive, a line `name number` each.
+// Live objects, a line `name number` each.
 STANDIN_API size_t standin_live(char* out, size_t len) {
     Lock lock;
     Machine& m = machine();
@@ -127,7 +127,7 @@ STANDIN_API size_t standin_live(char* out, size_t len) {
     for (Context* context : m.contexts) {
         contexts += context->alive;
         streams += context->streams.size();
-        // The legacy stream is not the library's.
+        // The legacy stream does not belong to the library.
         streams -= context->alive;
         for (auto& stream : context->streams) commands += stream->queue.size();
     }

@@ -71,7 +71,7 @@ Context* make_context(Machine& m, int device, bool primary) {
     return context;
 }
 
-// Forgets everything that lives in the context; the handle stays, dead, for those who hold it.
+// Destroys everything in the context; the handle stays, dead, for its holders.
 void end_context(Machine& m, Context* context) {
     context->alive = false;
     context->waiting = 0;
@@ -190,7 +190,7 @@ STANDIN_API int cuDevicePrimaryCtxRetain(Context** out, int device) {
         const int code = context != nullptr && context->alive ? kOk : one_more(m, device);
         if (code != kOk) return code;
         if (context == nullptr) context = make_context(m, device, true);
-        // The primary context comes back to life in the same place.
+        // The primary context is created again at the same address.
         if (!context->alive) {
             context->alive = true;
             context->legacy = make_stream(context);

@@ -1,5 +1,5 @@
 // Streams, run in order by one worker thread. A waiting stream holds a hardware channel of its
-// context; when all but one are held, the other streams of the context stand still.
+// context; when all but one are held, the other streams of the context stall.
 #include <sys/mman.h>
 
 #include <chrono>
@@ -39,7 +39,7 @@ bool run(Machine& m, Stream& stream) {
     return progress;
 }
 
-// One look at everything. Says whether something moved, and whether something is left.
+// One pass over all streams. Returns whether any made progress, and whether any has work left.
 void pass(Machine& m, bool* progress, bool* left) {
     for (Context* context : m.contexts) {
         auto& streams = context->streams;
@@ -85,7 +85,7 @@ void pass(Machine& m, bool* progress, bool* left) {
 template <class Done>
 int block(Lock& lock, const char* name, Done done) {
     Machine& m = machine();
-    // Work that only needs its turn is not what a call stands still for.
+    // A call does not block for work that only waits for its turn.
     const u64 start = m.passes;
     m.work.notify_all();
     m.changed.wait(lock, [&] { return m.lost != 0 || done() || m.passes >= start + 2; });
@@ -137,7 +137,7 @@ int settle(Lock& lock, const char* name, Context* context) {
     if (context == nullptr) return kOk;
     std::map<u64, u64> marks;
     for (auto& stream : context->streams) marks[stream->id] = stream->submitted;
-    // Streams may come and go meanwhile; one that is gone has run everything.
+    // Streams may be created and destroyed meanwhile; a destroyed stream has run all its work.
     return block(lock, name, [&] {
         for (auto& stream : context->streams) {
             auto mark = marks.find(stream->id);

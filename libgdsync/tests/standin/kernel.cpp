@@ -1,5 +1,5 @@
-// Kernels: the threads of a block are fibers, and what the device layer asks of its runtime is
-// answered here (softgpu.hpp declares it). Only the worker runs them.
+// Kernels: the threads of a block are fibers, and this file implements the runtime functions of the
+// device layer (softgpu.hpp declares them). Only the worker runs them.
 #include <setjmp.h>
 #include <ucontext.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ namespace standin {
 namespace {
 
 constexpr size_t kStack = 64 << 10;
-// Blocks that run side by side.
+// Blocks that run in parallel.
 constexpr size_t kResident = 8;
 
 enum class State { ready, spins, sleeps, barrier, warp, ended };
@@ -30,7 +30,7 @@ struct Thread {
     char* stack = nullptr;
     ucontext_t first;
     jmp_buf at;
-    // What it waits with: a barrier's kind and predicate, a warp operation, a time.
+    // The state of a wait: a barrier's kind and predicate, a warp operation, a time.
     u32 kind = 0, mask = 0, lane = 0, width = 0;
     u64 value = 0, result = 0, deadline = 0;
 };
@@ -91,7 +91,7 @@ __attribute__((noinline)) void suspend(State state) {
     if (_setjmp(self->at) == 0) _longjmp(scheduler, 1);
 }
 
-// Lets go those who all stand at the block's barrier.
+// Releases the threads when all are at the block's barrier.
 bool open_barrier(Block& block) {
     u32 n = 0, set = 0;
     for (Thread& t : block.threads) {
@@ -108,7 +108,7 @@ bool open_barrier(Block& block) {
     return n != 0;
 }
 
-// Lets go the lanes of a warp that all stand at an operation of theirs.
+// Releases the lanes of a warp when all are at a warp operation.
 bool open_warp(std::vector<Thread*>& lanes, Thread& asks) {
     u32 ballot = 0;
     for (Thread* t : lanes) {
@@ -152,7 +152,7 @@ bool open_warps(Block& block) {
     return opened;
 }
 
-// Runs the block until all of it waits. True if some of it did more than look again.
+// Runs the block until all its threads wait. True if some thread did more than poll again.
 bool run(Block& block) {
     bool progress = false;
     for (Thread& t : block.threads) {

@@ -1,4 +1,4 @@
-// The state itself, the log, and who may call what.
+// The state itself, the log, and the checks whether a call is allowed.
 #include "machine.hpp"
 
 #include <cinttypes>
@@ -15,7 +15,7 @@ int told(const char* variable, int otherwise) {
     return text != nullptr ? atoi(text) : otherwise;
 }
 
-// Calls that may wait for streams, which a capture under way forbids.
+// Calls that may wait for streams, which a running capture forbids.
 bool unsafe_in_capture(const std::string& name) {
     static const auto* names = new std::set<std::string>{
         "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister_v2", "cuMemHostUnregister",
@@ -23,7 +23,7 @@ bool unsafe_in_capture(const std::string& name) {
     return names->count(name) != 0;
 }
 
-// Whether a capture forbids the call; it is spoilt by the attempt.
+// Whether a capture forbids the call; the attempt invalidates the capture.
 bool spoils_capture(Machine& m, const char* name) {
     if (capture_mode() == kCaptureRelaxed || !unsafe_in_capture(name)) return false;
     bool spoilt = false;

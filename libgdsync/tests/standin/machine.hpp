@@ -1,4 +1,5 @@
-// The state of the stand-in: contexts, streams, memory, the log of calls, and what a test switched.
+// The state of the stand-in: contexts, streams, memory, the log of calls, and the switches of a
+// test.
 #pragma once
 
 #include <atomic>
@@ -19,12 +20,12 @@ namespace standin {
 struct Context;
 using Entry = void (*)(const void*);
 
-// What an attempt to run the command at the head of a stream came to.
+// The result of an attempt to run the command at the head of a stream.
 enum class Step {
     done,
-    waits,    // stands still, and holds a hardware channel
+    waits,    // stalled, and holds a hardware channel
     runs,     // a kernel that has not ended
-    running,  // the same, and it got somewhere
+    running,  // the same, and it made progress
 };
 
 using Command = std::function<Step()>;
@@ -35,14 +36,14 @@ struct Stream {
     std::deque<Command> queue;
     u64 submitted = 0, finished = 0;
     bool holds = false, runs = false, destroyed = false;
-    // A capture that is under way: its mode, its thread, the commands it took.
+    // A running capture: its mode, its thread, its commands.
     bool capturing = false, invalidated = false;
     int capture_mode = 0;
     u64 capture_thread = 0;
     u64 captured = 0;
 };
 
-// Streams that a context makes room for at a time.
+// Number of streams for which a context makes room at a time.
 constexpr u64 kStreamBlock = 34;
 
 struct Context {
@@ -80,7 +81,7 @@ struct Range {
     Context* context;
     // Usable from every context.
     bool portable;
-    // Where the stand-in itself reaches it.
+    // The stand-in's own address of it.
     char* alias;
     u64 id;
     u32 flags;
@@ -122,7 +123,7 @@ struct Machine {
     std::mutex mutex;
     // Calls that wait for the mutex: the worker lets them pass.
     std::atomic<int> callers{0};
-    // The worker got somewhere, or the device was lost.
+    // The worker made progress, or the device was lost.
     std::condition_variable changed;
     // There is work for a sleeping worker.
     std::condition_variable work;
@@ -130,7 +131,7 @@ struct Machine {
     u64 passes = 0;
 
     bool initialised = false;
-    // What the process was told to have: STANDIN_VERSION, STANDIN_DEVICES.
+    // Settings of the process: STANDIN_VERSION, STANDIN_DEVICES.
     int version, devices;
     unsigned channels = 8;
     std::map<int, int> attributes;
@@ -140,7 +141,7 @@ struct Machine {
     std::map<Event*, std::shared_ptr<Event>> events;
     std::map<Module*, std::unique_ptr<Module>> modules;
     std::map<u64, Physical> physical;
-    // Address space that is reserved: where, how long.
+    // Reserved address space: address, length.
     std::map<u64, u64> reserved;
     std::set<void*> graphs;
     std::map<u64, Range> memory;
@@ -154,15 +155,15 @@ struct Machine {
     std::map<std::string, Fault> faults;
     Log log;
     u64 operations = 0;
-    // Calls that stood still behind waiting streams, as lines `thread function`.
+    // Calls that blocked behind waiting streams, as lines `thread function`.
     std::vector<std::string> blocked;
-    // Enqueues that stood still before a full stream.
+    // Enqueues that blocked on a full stream.
     u64 full = 0;
     // Streams that are destroyed and have run everything: kept, so that no address is given twice.
     std::vector<std::unique_ptr<Stream>> retired;
     // Calls that named a destroyed stream, as lines `thread function`.
     std::vector<std::string> strays;
-    // Mappings that operations under way may still use; gone once nothing is left to do.
+    // Mappings that running operations may still use; removed when no work is left.
     std::vector<std::pair<char*, u64>> unmapped;
 
     Machine();
@@ -199,11 +200,11 @@ int refusal(const char* name, Need need);
 // The function that the calling thread is in.
 const char*& current_call();
 
-// The capture mode of the calling thread: what it may do while streams are captured.
+// The capture mode of the calling thread: the calls that it may make while streams are captured.
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 int& capture_mode();
 
-// Every call of the table: locked, noted, refused if a test or the state of things says so.
+// Every call of the table: locked, logged, refused if a test or the state requires it.
 template <class Body, class... Args>
 int call(const char* name, Need need, Body body, Args... args) {
     Lock lock;
@@ -225,7 +226,7 @@ int enqueue(Lock& lock, Stream* stream, Command command);
 int settle(Lock& lock, const char* name, Context* context);
 int settle_stream(Lock& lock, const char* name, Stream* stream);
 
-// Memory of the device, arena.cpp: the CPU cannot reach it but through the stand-in.
+// Memory of the device, arena.cpp: the CPU can reach it only through the stand-in.
 bool arena_alloc(u64 len, u64* address, char** alias);
 void arena_free(u64 address, u64 len);
 void arena_open(bool open);

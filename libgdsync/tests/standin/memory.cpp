@@ -1,4 +1,4 @@
-// Memory: of the device, pinned, registered, and what is asked about it.
+// Memory: of the device, pinned, registered, and its attributes.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -82,7 +82,7 @@ STANDIN_API int cuMemHostAlloc(void** out, size_t len, unsigned flags) {
         if (len == 0 || (flags & ~(kHostPortable | kHostDeviceMap | kHostWriteCombined)) != 0) return kInvalidValue;
         void* at = mmap(nullptr, up(len), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) return kOutOfMemory;
-        // Nobody promises zeros.
+        // The driver does not promise zeros.
         memset(at, 0xa5, up(len));
         const u64 base = bits(at);
         m.memory[base] = Range{base,  len, Kind::host, current_context(), (flags & kHostPortable) != 0,

@@ -1,10 +1,10 @@
-//! A stand-in for `libcuda.so.1`, built from the C++ beside this file: the driver's functions
-//! with their order, their refusals and what they block behind, on memory of this process.
-//! `inside!` runs a test in a process of its own with it; [`Control`] sees and switches it.
+//! A stand-in for `libcuda.so.1`, built from the C++ beside this file: the driver's functions with
+//! their order, their refusals and the calls that block, on memory of this process. `inside!` runs
+//! a test in a separate process with it; [`Control`] reads and switches its state.
 
 #![allow(dead_code, unused_macros, unused_imports)]
 
-// Whoever includes this file and another one has it twice.
+// A test that includes this file and another one that includes it has it twice.
 #[allow(clippy::duplicate_mod)]
 #[path = "../child/mod.rs"]
 pub mod child;
@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Tells a child which test it is.
+/// Names the test that a child runs.
 const CHILD: &str = "STANDIN_CHILD";
-/// Where the library is, as gdsync reads it.
+/// The path of the library, as gdsync reads it.
 pub const LIBRARY: &str = "GDS_CUDA_LIB";
 /// One build of the stand-in, and the process it is loaded into.
 #[derive(Clone, Debug, Default)]
@@ -31,12 +31,12 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// One that has this in the environment of its process.
+    /// A variant with this in the environment of its process.
     pub const fn env(env: &'static [(&'static str, &'static str)]) -> Variant {
         Variant { without: None, env }
     }
 
-    /// One that does not export this function.
+    /// A variant that does not export this function.
     pub const fn without(function: &'static str) -> Variant {
         Variant {
             without: Some(function),
@@ -45,7 +45,7 @@ impl Variant {
     }
 }
 
-/// Goes on in a process of its own in which the stand-in is libcuda; the first line of a test.
+/// Continues in a separate process in which the stand-in is libcuda; the first line of a test.
 macro_rules! inside {
     ($variant:expr) => {
         let name = crate::standin::child::test_name!();
@@ -56,8 +56,8 @@ macro_rules! inside {
 }
 pub(crate) use inside;
 
-/// A test for each line, in a process of its own: its name, the variant of the stand-in if it is
-/// not the plain one, and what the test does.
+/// A test for each line, in a separate process: its name, the variant of the stand-in if it is not
+/// the plain one, and its body.
 macro_rules! cases {
     (@) => { crate::standin::Variant::default() };
     (@ $variant:expr) => { $variant };
@@ -72,8 +72,8 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// Whether this is the process for the test `name`, with the stand-in as its libcuda. If not, it
-/// is started, and its failure is this test's.
+/// Whether this is the process for the test `name`, with the stand-in as its libcuda. If not, the
+/// function starts that process, whose failure is the test's.
 pub fn is_child(name: &str, variant: &Variant) -> bool {
     child::is(CHILD, name) || {
         run(name, &build(variant), variant);
@@ -81,7 +81,7 @@ pub fn is_child(name: &str, variant: &Variant) -> bool {
     }
 }
 
-/// Runs the test `name` in a process of its own in which `library` is libcuda.
+/// Runs the test `name` in a separate process in which `library` is libcuda.
 pub fn run(name: &str, library: &Path, variant: &Variant) {
     child::run(CHILD, name, |command| {
         command
@@ -97,9 +97,9 @@ pub fn run(name: &str, library: &Path, variant: &Variant) {
     });
 }
 
-/// The library, built if its sources have changed.
+/// The library, rebuilt if its sources have changed.
 pub fn build(variant: &Variant) -> PathBuf {
-    // From the packages beside gdsync too.
+    // Also for packages beside gdsync.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../libgdsync");
     let include = [
         root.join("tests/standin"),
@@ -135,12 +135,12 @@ pub fn build(variant: &Variant) -> PathBuf {
     out.join(name).join("libcuda.so.1")
 }
 
-/// Makes a folder, whole or not at all: tests of several processes build at the same time.
+/// Makes a folder, complete or not at all: tests of several processes build at the same time.
 fn once(folder: &Path, make: impl FnOnce(&Path)) {
     if folder.exists() {
         return;
     }
-    // Two threads of one process, too.
+    // Two threads of one process may build too.
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let partial = folder.with_extension(format!("{}-{count}", std::process::id()));
@@ -172,7 +172,7 @@ fn compiler() -> Command {
 fn compile(sources: &[PathBuf], include: &[PathBuf], out: &Path) {
     let children = sources.iter().enumerate().map(|(i, source)| {
         let mut command = compiler();
-        // Fibers jump from stack to stack, which the fortified longjmp takes for an error.
+        // Fibers jump from stack to stack, which the fortified longjmp reports as an error.
         command.args([
             "-std=c++17",
             "-fPIC",
@@ -218,8 +218,8 @@ unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// Methods of a type that has a `get` as [`Control::get`]: each calls the function of this name
-/// with its own arguments.
+/// Methods of a type that has a `get` like [`Control::get`]: each calls the function of this name
+/// with the same arguments.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? = $symbol:literal;)*) => {$(
         $(#[$doc])*
@@ -227,14 +227,14 @@ macro_rules! functions {
         pub fn $name(&self, $($arg: $ty),*) $(-> $out)? {
             // SAFETY: as the stand-in defines it.
             let f: unsafe extern "C" fn($($ty),*) $(-> $out)? = unsafe { self.get($symbol) };
-            // SAFETY: the tests pass places that live, or values that it has to refuse.
+            // SAFETY: the tests pass live memory, or values that it must refuse.
             unsafe { f($($arg),*) }
         }
     )*};
 }
 pub(crate) use functions;
 
-/// The stand-in of this process: its functions, and what tests see and switch.
+/// The stand-in of this process: its functions, and the state that tests read and switch.
 #[derive(Clone, Copy, Debug)]
 pub struct Control(*mut c_void);
 
@@ -244,7 +244,8 @@ impl Control {
         let path = std::env::var(LIBRARY).expect("not in a process of `inside!`");
         let path = CString::new(path).unwrap();
         const NOW: c_int = 2;
-        // SAFETY: a string that ends; the library's initialisers touch nothing of ours.
+        // SAFETY: a terminated string; the library's initialisers access no memory of this
+        // process's Rust code.
         let handle = unsafe { dlopen(path.as_ptr(), NOW) };
         assert!(!handle.is_null(), "{path:?} cannot be loaded");
         Control(handle)
@@ -256,28 +257,28 @@ impl Control {
     /// `F` is the type of the function of this name.
     pub unsafe fn get<F: Copy>(&self, name: &str) -> F {
         let symbol = CString::new(name).unwrap();
-        // SAFETY: a handle that stays, a string that ends.
+        // SAFETY: a handle that stays open, a terminated string.
         let at = unsafe { dlsym(self.0, symbol.as_ptr()) };
         assert!(!at.is_null(), "{name} is missing");
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: the caller says that it is a function of this type; the sizes agree.
+        // SAFETY: the caller promises that it is a function of this type; the sizes agree.
         unsafe { std::mem::transmute_copy(&at) }
     }
 
     functions! {
-        /// Notes calls from now on, or ceases to.
+        /// Starts the log of calls, or stops it.
         record(on: bool) = "standin_record";
-        /// The device is lost, now (0) or with the operation `after` from here.
+        /// Loses the device, now (0) or with the operation `after` from here.
         lose_device(code: c_int, after: u64) = "standin_lose_device";
         /// Sets a device attribute.
         set_attribute(attribute: c_int, value: c_int) = "standin_set_attribute";
         /// Makes memory I/O memory; with length 0, ordinary memory again.
         io_memory(at: *mut u8, len: usize) = "standin_io_memory";
-        /// Enqueues that stood still before a full stream.
+        /// Number of enqueues that blocked on a full stream.
         full() -> u64 = "standin_full";
-        /// Memory operations that have run.
+        /// Number of memory operations that have run.
         operations() -> u64 = "standin_operations";
-        /// Streams that wait now.
+        /// Number of streams that wait now.
         waiting() -> u64 = "standin_waiting";
     }
 
@@ -285,11 +286,11 @@ impl Control {
         type Give = unsafe extern "C" fn(*mut c_char, usize) -> usize;
         // SAFETY: the texts in control.cpp have this type.
         let f: Give = unsafe { self.get(name) };
-        // SAFETY: no place to write to is allowed for.
+        // SAFETY: a null pointer is allowed as the destination.
         let len = unsafe { f(std::ptr::null_mut(), 0) };
-        // Meanwhile there may be more: that is cut off.
+        // The text may have grown meanwhile: the rest is cut off.
         let mut out = vec![0u8; len + 1];
-        // SAFETY: a place of this length.
+        // SAFETY: memory of this length.
         unsafe { f(out.as_mut_ptr().cast(), out.len()) };
         CStr::from_bytes_until_nul(&out)
             .unwrap()
@@ -298,22 +299,23 @@ impl Control {
             .to_owned()
     }
 
-    /// The calls noted: `thread function arguments = error`, indented what they carry.
+    /// The logged calls: `thread function arguments = error`, and indented lines with their
+    /// contents.
     pub fn calls(&self) -> String {
         self.text("standin_calls")
     }
 
-    /// From now on, once it was called `after` more times, the function gives this code.
+    /// After `after` more calls, the function returns this code.
     pub fn fail(&self, name: &str, code: i32, after: u64) {
         type Fail = unsafe extern "C" fn(*const c_char, c_int, u64);
         // SAFETY: as control.cpp defines it.
         let f: Fail = unsafe { self.get("standin_fail") };
         let name = CString::new(name).unwrap();
-        // SAFETY: a string that ends.
+        // SAFETY: a terminated string.
         unsafe { f(name.as_ptr(), code, after) };
     }
 
-    /// Calls that stood still behind waiting streams: thread and function.
+    /// Calls that blocked behind waiting streams: thread and function.
     pub fn blocked(&self) -> Vec<(u64, String)> {
         self.text("standin_blocked")
             .lines()
@@ -331,7 +333,7 @@ impl Control {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// What is alive, by name.
+    /// Numbers of live objects, by name.
     pub fn live(&self) -> HashMap<String, u64> {
         self.text("standin_live")
             .lines()
@@ -343,7 +345,7 @@ impl Control {
     }
 }
 
-/// The calling thread, as the stand-in names it.
+/// The calling thread's name in the stand-in.
 pub fn thread() -> u64 {
     let path = std::fs::read_link("/proc/thread-self").unwrap();
     path.file_name().unwrap().to_str().unwrap().parse().unwrap()

@@ -1,4 +1,4 @@
-// Modules: the text of PTX says which kernels there are; they run as the host compiler built them.
+// Modules: the PTX text names the kernels; they run as the host compiler built them.
 #include <dlfcn.h>
 
 #include <cctype>
@@ -31,7 +31,8 @@ bool is_ptx(const char* text) {
     return strncmp(text, ".version", 8) == 0 && strstr(text, ".target") != nullptr;
 }
 
-// The bytes of a kernel's only parameter, a structure; 0 if it has none, or not such a one.
+// The bytes of a kernel's only parameter, a structure; 0 if it has none, or another kind of
+// parameter.
 bool find_entry(const std::string& text, const std::string& name, u64* params) {
     const std::string head = ".entry " + name + "(";
     const size_t at = text.find(head);
@@ -56,7 +57,7 @@ Function* function(Machine& m, void* handle) {
     return nullptr;
 }
 
-// Code goes onto the device when it is first asked for, and that stands still behind waits.
+// Code is loaded onto the device at its first use, and the load blocks behind waits.
 int load(Lock& lock, const char* name, Function* function) {
     if (function->loaded) return kOk;
     const int code = settle(lock, name, function->module->context);
@@ -161,7 +162,7 @@ STANDIN_API int cuLaunchKernel(void* handle, u32 gx, u32 gy, u32 gz, u32 bx, u32
             }
             m.log.note(line);
         }
-        // A kernel that is not loaded yet stands still behind every wait of the context.
+        // A kernel that is not loaded yet blocks behind every wait of the context.
         if ((code = load(lock, "cuLaunchKernel", f)) != kOk) return code;
         const u32 grid_size[3] = {gx, gy, gz}, block_size[3] = {bx, by, bz};
         return enqueue(lock, stream, grid(f->entry, grid_size, block_size, shared, std::move(params)));

@@ -15,7 +15,7 @@ namespace {
 constexpr u64 kGranularity = 2 << 20;
 constexpr u32 kMagic = 0x49504353;
 
-// What an IPC handle says: a piece of a file of the exporting process.
+// The content of an IPC handle: a piece of a file of the exporting process.
 struct Ticket {
     u32 magic;
     int pid, file;
@@ -108,7 +108,7 @@ STANDIN_API int cuMemRelease(u64 handle) {
     return call("cuMemRelease", Need::init, [&](Machine& m, Lock&) -> int {
         auto found = m.physical.find(handle);
         if (found == m.physical.end()) return kInvalidValue;
-        // What is mapped stays.
+        // Mapped memory stays mapped.
         close(found->second.file);
         m.physical.erase(found);
         return kOk;
@@ -208,7 +208,7 @@ STANDIN_API int cuMemGetHandleForAddressRange(void* out, u64 address, size_t len
         if (type != kRangeHandleDmaBuf || flags > 1 || address % 4096 != 0 || len % 4096 != 0 || len == 0) return kInvalidValue;
         const bool device = range != nullptr && (range->kind == Kind::device || range->kind == Kind::mapped);
         if (!device || address + len > range->base + pages(range->len)) return kInvalidValue;
-        // As with the real one, the CPU cannot map what it is given.
+        // As with the real driver, the CPU cannot map the descriptor.
         const std::string path = "/proc/self/fd/" + std::to_string(arena_file());
         const int file = open(path.c_str(), O_PATH | O_CLOEXEC);
         *static_cast<int*>(out) = file;

@@ -17,7 +17,7 @@ int own_stream(Machine& m, void* handle, Stream** out) {
     return kOk;
 }
 
-// The stream, which may be asked about in any context and in none.
+// The stream, which may be queried in any context and in none.
 int any_stream(Machine& m, void* handle, Stream** out) {
     *out = m.stream(handle, current_context());
     // The streams that every context has are those of the current one.
@@ -25,12 +25,13 @@ int any_stream(Machine& m, void* handle, Stream** out) {
     return *out == nullptr ? kInvalidHandle : kOk;
 }
 
-// Where the stand-in finds a word that a stream of `context` may use.
+// The stand-in's address of a word that a stream of `context` may use.
 int word(const Machine& m, const Context* context, u64 address, u64 len, char** out) {
     if (address % len != 0) return kInvalidValue;
     const Range* range = m.find(address, len);
     if (range == nullptr) return kInvalidValue;
-    // Device memory is every context's of its device; pinned memory only if it was made so.
+    // All contexts of a device may use its device memory; pinned memory only if it was allocated
+    // so.
     const bool host = range->kind == Kind::host || range->kind == Kind::registered;
     if (host && !range->portable && range->context != context) return kInvalidValue;
     if (range->kind == Kind::mapped && range->flags != kAccessReadWrite) return kInvalidValue;
@@ -48,14 +49,14 @@ bool holds(T now, T value, u32 condition) {
     }
 }
 
-// A memory operation that was found right, with its word.
+// A memory operation that was checked, with its word.
 struct Prepared {
     u32 operation;
     u32 condition;
     u64 value;
     char* at;
 
-    // Whether the stream may go on.
+    // Whether the stream may continue.
     bool run() const {
         switch (operation) {
             case kWriteValue32: __atomic_store_n(reinterpret_cast<u32*>(at), static_cast<u32>(value), __ATOMIC_RELEASE); return true;
@@ -75,7 +76,7 @@ int prepare(const Machine& m, const Context* context, const BatchOp& op, Prepare
     switch (op.operation) {
         case kWriteValue32:
         case kWriteValue64:
-            // NO_MEMORY_BARRIER is not for this interface.
+            // NO_MEMORY_BARRIER is not allowed in this interface.
             return flags != 0 ? kInvalidValue : word(m, context, op.value.address, wide ? 8 : 4, &out->at);
         case kWaitValue32:
         case kWaitValue64:
@@ -179,7 +180,8 @@ int copy(const char* name, u64 to, u64 from, size_t len, void* handle, bool to_d
             memcpy(target.at, staged ? staged->data() : source.at, len);
             return Step::done;
         });
-        // And written before it returns, as is all that goes from host to host.
+        // Pageable memory is written before the call returns, and so is every copy from host to
+        // host.
         const bool waits = target.pageable || (target.host && source.host);
         if (code == kOk && waits && !stream->capturing) code = settle_stream(lock, name, stream);
         return code;
@@ -191,7 +193,7 @@ int copy(const char* name, u64 to, u64 from, size_t len, void* handle, bool to_d
 STANDIN_API int cuStreamCreate(Stream** out, unsigned flags) {
     return call("cuStreamCreate", Need::context, [&](Machine&, Lock& lock) -> int {
         if (flags > 1) return kInvalidValue;
-        // Another block of streams is made behind every wait of the context.
+        // Another block of streams is created behind every wait of the context.
         Context* context = current_context();
         int code = kOk;
         if (context->streams.size() >= context->room) {
@@ -226,7 +228,7 @@ STANDIN_API int cuStreamQuery(void* handle) {
         Stream* stream;
         const int code = any_stream(m, handle, &stream);
         if (code != kOk) return code;
-        // What is captured has no state to ask for: the question spoils the capture.
+        // A captured stream has no state to query: the query invalidates the capture.
         stream->invalidated = stream->capturing;
         if (stream->capturing) return kCaptureUnsupported;
         return stream->queue.empty() ? kOk : kNotReady;
@@ -384,7 +386,7 @@ STANDIN_API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t len, void* strea
     return copy("cuMemcpyDtoHAsync_v2", bits(to), from, len, stream, false, true);
 }
 
-// Pinned and device memory only: what the library has need of.
+// Pinned and device memory only: the library needs no others.
 STANDIN_API int cuMemcpy2DAsync_v2(const Copy2D* copy, void* handle) {
     return call("cuMemcpy2DAsync_v2", Need::context, [&](Machine& m, Lock& lock) -> int {
         Stream* stream;
@@ -399,7 +401,7 @@ STANDIN_API int cuMemcpy2DAsync_v2(const Copy2D* copy, void* handle) {
         Span target, source;
         if ((code = span(m, to, (c.height - 1) * c.dst_pitch + c.width, true, &target)) != kOk) return code;
         if ((code = span(m, from, (c.height - 1) * c.src_pitch + c.width, true, &source)) != kOk) return code;
-        // Others run between two rows.
+        // Other streams run between two rows.
         return enqueue(lock, stream, [=, row = size_t{0}]() mutable {
             memcpy(target.at + row * c.dst_pitch, source.at + row * c.src_pitch, c.width);
             return ++row < c.height ? Step::running : Step::done;

@@ -1,4 +1,4 @@
-//! What the driver table was called with, in the words of the golden traces.
+//! The calls of the driver table, in the format of the golden traces.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -9,16 +9,16 @@ use gdsync::gpu::Stream;
 use crate::golden_rig::{Watch, renumber};
 use crate::standin::{Control, thread};
 
-/// Takes traces from the calls of the driver table. The tracer is only asked what addresses are
-/// called: that every name is one address, and every address has one name, is checked.
+/// Takes traces from the calls of the driver table. The tracer only supplies the names of
+/// addresses. The test checks that every name is one address, and every address has one name.
 pub struct Calls {
     control: Control,
-    /// Where named memory begins, and the other way round.
+    /// Start addresses of named memory, and the reverse.
     places: HashMap<String, u64>,
     names: HashMap<u64, String>,
 }
 
-/// One call that hands work to a stream.
+/// One call that submits work to a stream.
 struct Submission {
     stream: u64,
     /// The line of the call, and its operations.
@@ -26,7 +26,7 @@ struct Submission {
     ops: Vec<Op>,
 }
 
-/// One operation: its line, with `@` for each place, and the addresses of these.
+/// One operation: its line, with `@` for each address, and these addresses.
 struct Op {
     line: String,
     at: Vec<u64>,
@@ -42,7 +42,7 @@ impl Calls {
         }
     }
 
-    /// How the tracer calls `at`, where it calls something of the same operation `place`.
+    /// Checks that `at` is the address that the tracer calls `place`; returns this name.
     fn place(&mut self, at: u64, place: &str) -> String {
         if let Some(hex) = place.strip_prefix("0x") {
             assert_eq!(u64::from_str_radix(hex, 16), Ok(at), "{place}");
@@ -97,8 +97,8 @@ impl Watch for Calls {
         lines
     }
 
-    /// Of CUDA's memory operations, every write is fenced: what must be fenced is, and what need
-    /// not be is all the same. Nothing else may differ.
+    /// CUDA fences every write of a memory operation: fenced and unfenced writes look the same. No
+    /// other difference is allowed.
     fn expected(&self, golden: String) -> String {
         let mut text = String::new();
         for line in golden.lines() {
@@ -113,7 +113,7 @@ fn hex(text: &str) -> u64 {
     u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).unwrap()
 }
 
-/// The calls of this thread that hand work to a stream.
+/// The calls of this thread that submit work to a stream.
 fn submissions(calls: &str) -> Vec<Submission> {
     let own = thread().to_string();
     let mut found: Vec<Submission> = Vec::new();

@@ -1,4 +1,4 @@
-//! What a device of verbs does, whoever opens it.
+//! Behaviour of a verbs device, with any provider.
 
 #![allow(dead_code)]
 
@@ -7,7 +7,7 @@ pub mod reports;
 
 use crate::common::*;
 
-/// Every way work gets from a stream to the NIC, where queues lie in pinned memory.
+/// Every way in which a stream posts work to the NIC, for queues in pinned memory.
 pub fn paths() -> Vec<(&'static str, QpConfig)> {
     let mut paths = paths_of(16, 16);
     paths.truncate(3);
@@ -37,7 +37,7 @@ pub fn a_send_from_the_cpu_arrives(open: Open) {
     }
 }
 
-/// A hundred laps of small rings: messages there and back, posted and waited for by streams.
+/// A hundred laps of small rings: messages in both directions, posted and waited for by streams.
 pub fn ping_pong_by_streams(open: Open) {
     for (path, config) in paths() {
         let mut p = Pair::open(open, &config);
@@ -45,7 +45,8 @@ pub fn ping_pong_by_streams(open: Open) {
             let [near, far] = p.memories(kind, 8192);
             let (here, there) = (p.gpu.stream().unwrap(), p.gpu.stream().unwrap());
             for round in 0..200 {
-                // Also such as a NIC might put into the completion entry.
+                // The lengths include those that a NIC may put into the completion entry (inline
+                // scatter).
                 let len = [1, 8, 32, 64, 1000, 4096, 5000][round % 7];
                 let bytes = pattern(round, len);
                 near.region().write(0, &bytes).unwrap();
@@ -82,7 +83,7 @@ pub fn ping_pong_by_streams(open: Open) {
     }
 }
 
-pub fn every_opcode_does_what_it_says(open: Open) {
+pub fn every_opcode_has_its_effect(open: Open) {
     for (path, config) in paths() {
         let mut p = Pair::open(open, &config);
         let [near, far] = p.memories(MemoryKind::Pinned, 4096);
@@ -144,7 +145,7 @@ pub fn every_opcode_does_what_it_says(open: Open) {
         run(&mut p.a, &Work::compare_swap(&old, span(0, 8), 42, 1));
         assert_eq!((word(&near, 2000), word(&far, 0)), (42, 1), "{path}");
 
-        // Bytes in the entry itself, and an entry that does nothing.
+        // Bytes in the entry itself, and an entry without effect.
         let inline = pattern(3, 90);
         let two = [&inline[..10], &inline[10..]];
         run(&mut p.a, &Work::write_inline(&two, span(128, 90)));
@@ -158,7 +159,7 @@ pub fn every_opcode_does_what_it_says(open: Open) {
     }
 }
 
-pub fn a_failing_request_has_its_status_and_a_reset_mends_it(open: Open) {
+pub fn failing_request_has_its_status_and_a_reset_recovers(open: Open) {
     for (path, config) in paths() {
         let mut p = Pair::open(open, &config);
         let [near, far] = p.memories(MemoryKind::Pinned, 64);
@@ -178,7 +179,8 @@ pub fn a_failing_request_has_its_status_and_a_reset_mends_it(open: Open) {
             }
             passes(&stream);
             assert_eq!(p.a.error(), Some(Status::REMOTE_ACCESS), "{path}");
-            // The responder is in error too; both come back and go on where the entries stand.
+            // The responder is in error too; both are reset and continue at the positions of their
+            // entries.
             p.b.fail(Status::CLOSED);
             p.reset(path);
             near.region().write(0, &[round + 1; 8]).unwrap();
@@ -214,7 +216,7 @@ pub fn peers_that_cannot_be_are_refused_and_another_may_follow(open: Open) {
     let [mut a, mut b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
     let good = b.address();
     let port = good.port.expect("a real port");
-    // Of the other kind of link: there is a LID, or there is none.
+    // The other kind of link: with a LID, or without one.
     let other = u16::from(port.lid == 0);
     let with = |port| good.port(port);
     let wrong = [
@@ -236,7 +238,7 @@ pub fn peers_that_cannot_be_are_refused_and_another_may_follow(open: Open) {
     assert_eq!(kind(a.connect(&good)), Some(Kind::WrongState));
 }
 
-/// Counters of queues have 16 bits, those of completions more.
+/// Counters of queues have 16 bits, those of completions have more.
 pub fn counters_wrap(open: Open) {
     const EACH: u32 = 64;
     let config = sized(&QpConfig::default(), 256, 256);
@@ -261,8 +263,8 @@ pub fn counters_wrap(open: Open) {
     }
 }
 
-/// What a stream still has to ring when everything was dropped is rung into a page that is there,
-/// and the stream goes on.
+/// Doorbells that a stream writes after every handle was dropped go to a page that is still mapped,
+/// and the stream continues.
 pub fn a_stream_outlives_the_device(open: Open) {
     for (path, config) in paths() {
         let mut p = Pair::open(open, &config);

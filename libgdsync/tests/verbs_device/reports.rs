@@ -1,11 +1,11 @@
-//! What a NIC reports outside of completion queues, and the settings of its paths.
+//! Reports of a NIC outside of completion queues, and the settings of its paths.
 
 use std::time::{Duration, Instant};
 
 use crate::common::*;
 
-/// The NIC closes a queue pair whose peer asks for memory that it may not access. That queue pair
-/// has nothing in flight, so no completion tells; after a reset it works again.
+/// The NIC closes a queue pair whose peer accesses memory without the right to. That queue pair has
+/// no request in flight, so no completion reports it; after a reset it works again.
 pub fn a_refused_access_of_the_peer_is_an_error_here(open: Open) {
     let config = limited(&QpConfig::default(), None);
     let mut p = Pair::open(open, &config);
@@ -22,8 +22,8 @@ pub fn a_refused_access_of_the_peer_is_an_error_here(open: Open) {
     p.works();
 }
 
-/// The NIC fails a moment after it was opened. Both queue pairs have receives alone; one is waited
-/// for by the CPU, one by a stream.
+/// The NIC fails a moment after it was opened. Both queue pairs have receives only; the CPU waits
+/// for one, a stream for the other.
 pub fn a_fatal_error_of_the_nic_ends_waits_for_receives(open: Open) {
     let config = limited(&QpConfig::default(), None);
     let mut p = Pair::open(open, &config);
@@ -52,7 +52,7 @@ pub fn a_port_that_stays_down_ends_waits_for_receives(open: Open) {
     assert_eq!(p.b.error(), Some(Status::PORT_DOWN));
 }
 
-/// How long a request to a peer that is gone takes to fail.
+/// The time until a request to a lost peer fails.
 fn gives_up_after(open: Open, config: &QpConfig) -> Duration {
     let mut p = Pair::open(open, config);
     let device = p.pd_a.device().clone();
@@ -82,7 +82,7 @@ pub fn a_silent_peer_is_given_up_as_timeout_and_retries_say(open: Open) {
     }
 }
 
-/// `member`: a key of a partition that the NIC is in. It is in no other.
+/// `member`: a key of a partition that the NIC is a member of. The NIC is in no other partition.
 pub fn a_partition_that_the_nic_is_not_in_is_refused(open: Open, kind: Kind) {
     let config = |pkey| QpConfig::default().pkey(pkey);
     // The membership bit is not compared.

@@ -1,9 +1,9 @@
-//! Tests in a process of their own in which rdma-core finds a virtual ConnectX: `libvmlx5.so` is
-//! built from this workspace and preloaded. The first line of such a test is `inside!`.
+//! Tests in separate processes in which rdma-core finds a virtual ConnectX: `libvmlx5.so` is built
+//! from this workspace and preloaded. The first line of these tests is `inside!`.
 
 #![allow(dead_code, unused_macros, unused_imports)]
 
-// Whoever includes this file and another one has it twice.
+// A test that includes this file and another one that includes it has it twice.
 #[allow(clippy::duplicate_mod)]
 #[path = "../child/mod.rs"]
 pub mod child;
@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Names a NIC that is here, and takes the place of the virtual one: as `GDS_NIC` does.
+/// Names a NIC of this machine that replaces the virtual one, in the form of `GDS_NIC`.
 const REAL: &str = "GDS_TEST_NIC";
 
-/// Tells a child which test it is.
+/// Names the test that a child runs.
 const CHILD: &str = "VIRTUAL_NIC_CHILD";
 
 /// Environment of the process.
 pub type Vars<'a> = &'a [(&'a str, &'a str)];
 
-/// Goes on in a process of its own with a virtual NIC, or the one that `GDS_TEST_NIC` names, and
-/// these variables set.
+/// Continues in a separate process with a virtual NIC, or the one that `GDS_TEST_NIC` names, and
+/// with these variables set.
 macro_rules! inside {
     ($vars:expr) => {
         let name = crate::virtual_nic::child::test_name!();
@@ -43,8 +43,8 @@ macro_rules! inside_with_cuda {
 }
 pub(crate) use inside_with_cuda;
 
-/// A test for each line, in a process of its own with a virtual NIC: its name, the variables of
-/// the process if it has any, and what the test does.
+/// A test for each line, in a separate process with a virtual NIC: its name, the variables of the
+/// process if it has any, and its body.
 macro_rules! cases {
     (@) => { &[] };
     (@ $vars:expr) => { $vars };
@@ -71,8 +71,8 @@ macro_rules! outside {
 }
 pub(crate) use outside;
 
-/// Whether this is the process for the test `name`. If not, it is started, and its failure is
-/// this test's.
+/// Whether this is the process for the test `name`. If not, the function starts that process, whose
+/// failure is the test's.
 pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
     if child::is(CHILD, name) {
         return true;
@@ -94,19 +94,20 @@ pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
             command.env("LD_PRELOAD", library());
         }
         if std::env::var_os("TSAN_OPTIONS").is_some() {
-            // The sanitizer's handlers of faults are not to be shared.
+            // The sanitizer and the guard cannot share fault handlers.
             command.env("VMLX5_GUARD", "syscall");
         }
     });
     false
 }
 
-/// The library to preload, built if its sources have changed: as `emulator/ci/run` builds it.
+/// The library to preload, rebuilt if its sources have changed: as `emulator/ci/run` builds it.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let exe = std::env::current_exe().unwrap();
-        // target/PROFILE/deps/PROGRAM; tests of the workspace interop have a target in this one's.
+        // target/PROFILE/deps/PROGRAM; tests of the workspace interop have a target folder inside
+        // this workspace's.
         let target = exe.ancestors().nth(3).unwrap();
         let target = match target.file_name() {
             Some(name) if name == "interop" => target.parent().unwrap(),
@@ -117,9 +118,9 @@ pub fn library() -> &'static Path {
         let workspace = here.ancestors().find(home).unwrap();
         let done = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
             .args(["build", "--quiet", "--profile", "test"])
-            // Both, as there: alone, it would be another build.
+            // Both packages, as there: one alone would be another build.
             .args(["--package", "vmlx5-preload", "--package", "vmlx5-cli"])
-            // As everybody has it, also where this test is built for a sanitizer.
+            // The ordinary build, even if this test is built for a sanitizer.
             .env_remove("RUSTFLAGS")
             .env_remove("RUSTC_BOOTSTRAP")
             .arg("--target-dir")

@@ -1,4 +1,4 @@
-//! The whole path, whoever makes the GPU: prepare, post on a stream, wait on the stream.
+//! The whole path, for any kind of GPU: prepare, post on a stream, wait on the stream.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -24,7 +24,7 @@ pub fn writes(gpu: &Gpu, config: &QpConfig, from: MemoryKind, to: MemoryKind, n:
     assert_eq!(p.a.error(), None);
 }
 
-/// Sends and receives posted ahead of time flow when the gate opens.
+/// Sends and receives that are posted ahead of time run when the gate opens.
 pub fn gated(gpu: &Gpu, config: &QpConfig, from: MemoryKind, to: MemoryKind) {
     let mut p = Pair::open_on(gpu, Device::emulated, config);
     let (from, to) = (p.memory(from, 64), p.memory(to, 64));
@@ -34,7 +34,7 @@ pub fn gated(gpu: &Gpu, config: &QpConfig, from: MemoryKind, to: MemoryKind) {
     let mut recvs = Vec::new();
     for i in 0..8u64 {
         let recv = p.b.prepare_receive(&[to.sge(8 * i, 8)]).unwrap();
-        // What the NIC wrote into device memory is ordered on this GPU: a flush is allowed.
+        // The NIC's writes into device memory are ordered on this GPU: a flush is allowed.
         let list = [Descriptor::Receive(recv), Descriptor::wait_flushed(recv)];
         p.b.post_on(&receiver, &list).unwrap();
         recvs.push(recv);
@@ -85,8 +85,8 @@ pub fn failing(gpu: &Gpu, config: &QpConfig, to: MemoryKind) {
     assert_eq!(kind(p.a.prepare(&Work::send(&list))), refused);
 }
 
-/// Streams send, receive and wait, every third message without signal; the CPU prepares and posts,
-/// and never asks; waits have this time limit. After a tenth of the messages `settled` is called.
+/// Streams send, receive and wait, every third message unsignaled; the CPU prepares and posts, and
+/// never polls; waits have this time limit. After a tenth of the messages `settled` is called.
 pub fn flow(
     p: &mut Pair,
     [near, far]: &[Mr; 2],
@@ -106,7 +106,7 @@ pub fn flow(
         if i == messages / 10 {
             settled();
         }
-        // A full receive queue empties as the stream passes its waits.
+        // A full receive queue gets room when the stream passes its waits.
         let recv = p.b.receive_within(&[far.sge(0, 8)]);
         let post = [Descriptor::Receive(recv), wait(recv.into())];
         post_all(&mut p.b, &receiver, &post);
@@ -127,7 +127,7 @@ pub fn flow(
     assert_eq!(p.b.received(last).unwrap().imm, Some(messages - 1));
 }
 
-/// Posts; a stream that is given more than it takes says so, and takes more later.
+/// Posts a list; a full stream returns an error, and accepts more later.
 fn post_all(qp: &mut Qp, stream: &Stream, list: &[Descriptor<'_>]) {
     until(stream.gpu(), "the stream takes it", || {
         match qp.post_on(stream, list) {

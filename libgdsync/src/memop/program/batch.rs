@@ -1,26 +1,27 @@
-//! Operations of a list as those of a program.
+//! Translation of a list's operations into a program's operations.
 
 use super::{Code, Kind, Program, ProgramOp};
 use crate::memop::Width::{Bits32, Bits64};
 use crate::memop::{Batch, Condition, Op, Role};
 
 impl Program {
-    /// Appends operation `i` of `list`, with the one behind it if the two ring a doorbell; returns
-    /// how many it took. 0, and nothing appended: it does not fit, or has no form here (only the
-    /// front end can flush). The flush of a wait for an entry is left to the caller.
+    /// Appends operation `i` of `list`, together with the next one if the two ring a doorbell;
+    /// returns the number of operations taken. 0: nothing was appended, because the operation does
+    /// not fit or has no form in a program (only the front end can flush). The caller handles the
+    /// flush of a wait for an entry.
     ///
-    /// The order is kept: a write after all waits and, if fenced, all writes before it; a wait
-    /// after all that comes before; overlapping writes one after the other. Operations of one
-    /// [`Role`] that is not plain stand side by side. A program that ends is fenced by the kernel's
-    /// end.
+    /// The order is kept: a write runs after all earlier waits and, if fenced, after all earlier
+    /// writes; a wait runs after all earlier operations; overlapping writes run one after the
+    /// other. Operations of one [`Role`] that is not plain run in parallel. The end of the kernel
+    /// fences the program.
     pub fn take(&mut self, list: &Batch, i: usize) -> usize {
         let (op, role) = (list.ops()[i], list.role(i));
         if !self.has_room(room(list, i)) {
             return 0;
         }
         if let Some(ring) = ring(list, i) {
-            // Any glued pair of fenced writes rings in one operation, but only of a doorbell
-            // that is the library's own is known that no other queue shares it.
+            // Any glued pair of fenced writes rings in one operation. But only for a doorbell of
+            // the library it is known that no other queue shares it.
             let kind = match role {
                 Role::Ring => Kind::Rings,
                 _ => Kind::Ordered,
@@ -80,7 +81,7 @@ impl Program {
             }
             Op::Fence => {
                 self.end.fenced = true;
-                // Nothing joins what is before the fence.
+                // No later operation joins the step before the fence.
                 self.end.kind = Kind::Ordered;
             }
             Op::Copy { .. } | Op::Flush | Op::Wait { .. } => return 0,
@@ -99,12 +100,12 @@ impl Program {
     }
 }
 
-/// Operations that the programs of `list` have at most.
+/// The most operations that the programs of `list` have.
 pub fn operations(list: &Batch) -> usize {
     (0..list.len()).map(|i| room(list, i)).sum()
 }
 
-/// Operations that operation `i` of `list` takes at most.
+/// The most operations that operation `i` of `list` takes.
 fn room(list: &Batch, i: usize) -> usize {
     match list.ops()[i] {
         Op::Copy { data, .. } => data.bytes().len().div_ceil(4),
@@ -112,7 +113,7 @@ fn room(list: &Batch, i: usize) -> usize {
     }
 }
 
-/// What rings the doorbell whose record is written by operation `i`.
+/// The operation that rings the doorbell whose record is written by operation `i`.
 fn ring(list: &Batch, i: usize) -> Option<ProgramOp> {
     match list.ops()[i..] {
         [

@@ -1,20 +1,20 @@
-//! The other lowering: one tiny kernel that runs a list of operations.
+//! The second lowering: one small kernel that runs a list of operations.
 //!
 //! A [`Program`] is the kernel's parameter (`device/gds_program.hpp` has the same layout). The
-//! kernel is one warp, and goes through the program in *steps*, with a barrier between them.
-//! A step is a set of *chains* that run side by side, one on each thread; a chain is a run of
-//! operations in order. What may go side by side is decided here, as operations are appended:
+//! kernel is one warp. It runs the program in *steps*, with a barrier between them. A step is a set
+//! of *chains* that run in parallel, one on each thread; a chain is a run of operations in order.
+//! This module decides, as operations are appended, which of them run in parallel:
 //!
-//! - Of an operation with a [`Role`](super::Role) the library knows more: waits that stay passed
-//!   once they have, writes of words that no two share, bells of different queues. Their like
-//!   stand side by side in one step.
-//! - Of a plain one nothing is known but what [`Op`](super::Op) says: all keep their order,
-//!   except for unfenced writes among themselves. They are chained on one thread, so order costs
-//!   no barrier.
+//! - For an operation with a [`Role`](super::Role), the library has further facts: waits that stay
+//!   passed, writes of words that no two operations share, doorbells of different queues.
+//!   Operations of one role run in parallel in one step.
+//! - For a plain operation, [`Op`](super::Op) is the only information. Plain operations keep their
+//!   order, except for unfenced writes among themselves. They are chained on one thread, so order
+//!   costs no barrier.
 //!
-//! All values are constants, as in memory operations: the kernel reads nothing but the words it
-//! waits for. What is to be launched again, and then post and wait for what comes *next*, goes
-//! by other kernels (`device/gds_trigger.cu`).
+//! All values are constants, as in memory operations: the kernel reads only the words that it waits
+//! for. Lists that are launched repeatedly, and post and wait for the *next* entries each time, use
+//! other kernels (`device/gds_trigger.cu`).
 
 mod batch;
 
@@ -24,10 +24,10 @@ mod tests;
 
 use super::DevicePtr;
 
-/// Operations one program holds.
+/// Most operations of one program.
 pub const MAX_OPS: usize = 120;
 
-/// What a program operation does. The numbers are the kernel's.
+/// The code of a program operation. The numbers are the kernel's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Code {
@@ -47,7 +47,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// All of them, with their names in traces.
+    /// All codes, with their names in traces.
     const ALL: [(Code, &'static str); 6] = [
         (Code::Write32, "write32"),
         (Code::Write64, "write64"),
@@ -58,9 +58,9 @@ impl Code {
     ];
 }
 
-/// What was written before is visible before this is.
+/// Earlier writes are visible before this one is.
 const FENCED: u8 = 1;
-/// Run by the thread that runs the operation before, after it.
+/// Run by the thread of the previous operation, after that operation.
 const CHAINED: u8 = 2;
 
 /// One operation, as the kernel reads it.
@@ -71,13 +71,13 @@ pub struct ProgramOp {
     code: u8,
     /// [`FENCED`], [`CHAINED`].
     flags: u8,
-    /// How many operations come before this one and must.
+    /// How many preceding operations must run before this one.
     pub phase: u8,
     /// At the first operation of a step: how many operations the step has.
     step: u8,
     /// See [`Code`].
     pub more: u32,
-    /// The address it is about.
+    /// The address that the operation accesses.
     pub at: u64,
     /// See [`Code`].
     pub value: u64,
@@ -121,18 +121,18 @@ impl ProgramOp {
             .find(|(code, _)| *code as u8 == self.code)
     }
 
-    /// What it does.
+    /// The operation's code.
     pub fn code(&self) -> Option<Code> {
         Some(self.known()?.0)
     }
 
-    /// Its name in traces.
+    /// The operation's name in traces.
     pub fn name(&self) -> &'static str {
         self.known().map_or("nothing", |(_, name)| name)
     }
 
-    /// Whether the two touch a common byte, or ring the same doorbell: of two threads that
-    /// store into one word at once, only one does.
+    /// Whether the two access a common byte, or ring the same doorbell: of two threads that store
+    /// into one word at once, only one store takes effect.
     fn overlaps(&self, other: &ProgramOp) -> bool {
         if self.code == Code::Ring as u8 && other.code == self.code && self.extra == other.extra {
             return true;
@@ -145,30 +145,30 @@ impl ProgramOp {
     }
 }
 
-/// What stands side by side in the step that is open.
+/// The kind of operations that run in parallel in the open step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Order matters: a chain.
+    /// Operations in order: a chain.
     Ordered,
     /// Unfenced writes.
     Writes,
-    /// Words that others watch, each with a fence.
+    /// Words that others poll, each written with a fence.
     Marks,
     /// Waits that stay passed.
     Waits,
-    /// Bells of different queues.
+    /// Doorbells of different queues.
     Rings,
 }
 
-/// Where a program ends: what is appended goes on from here.
+/// The state at the end of a program, from which appended operations continue.
 #[derive(Clone, Copy, Debug)]
 struct End {
     /// The first operation of the open step.
     first: u32,
-    /// Threads that the open step takes.
+    /// Number of threads that the open step uses.
     chains: u32,
     kind: Kind,
-    /// There was a fence: every write is fenced from here on.
+    /// A fence has been appended: every later write is fenced.
     fenced: bool,
 }
 
@@ -179,7 +179,7 @@ pub struct Program {
     count: u32,
     reserved: u32,
     ops: [ProgramOp; MAX_OPS],
-    /// The host's own; the kernels' parameters end before it.
+    /// For the host only; the kernels' parameters end before it.
     end: End,
 }
 
@@ -211,12 +211,12 @@ impl Program {
         &self.ops[..self.count as usize]
     }
 
-    /// Forgets them.
+    /// Removes the operations.
     pub fn clear(&mut self) {
         (self.count, self.end) = (0, START);
     }
 
-    /// Whether `n` more fit.
+    /// Whether `n` more operations fit.
     pub fn has_room(&self, n: usize) -> bool {
         self.count as usize + n <= MAX_OPS
     }
@@ -233,8 +233,8 @@ impl Program {
         unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), len) }
     }
 
-    /// Appends `op`: beside its like in the open step, at the end of the step's one chain if
-    /// order is all that matters, or in a step of its own.
+    /// Appends `op`: in parallel with operations of its kind in the open step, at the end of the
+    /// step's one chain if only order matters, or in a new step.
     fn append(&mut self, mut op: ProgramOp, kind: Kind) {
         let (count, first) = (self.count as usize, self.end.first as usize);
         let step = &self.ops[first..count];

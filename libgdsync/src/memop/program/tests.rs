@@ -1,5 +1,5 @@
-//! Random programs keep the order that memory operations have: on a model that lets the threads
-//! of a step run in any order, and by the kernels on the soft GPU.
+//! Random programs keep the order of memory operations: on a model that runs the threads of a step
+//! in any order, and with the kernels on the soft GPU.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -15,41 +15,41 @@ use crate::memop::post::{self, Ring};
 use crate::memop::{Batch, Caps, Condition, DevicePtr, Inline, Op, Role};
 use crate::testing::cases;
 
-/// Words of 32 bits that programs work on, few enough to meet again.
+/// Number of 32-bit words that programs access, so few that operations often share a word.
 const WORDS: usize = 12;
 const BASE: u64 = 0x1000;
-/// Words 16 on belong to the library's operations: they are in no two of them.
+/// Words from 16 on are for the library's operations: no two operations share one.
 const OWN: usize = 16;
 const ALL_WORDS: usize = 160;
 
-/// A store or a look at one word of 32 bits: what every operation comes down to.
+/// A store to or a load of one word of 32 bits: every operation consists of these.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Act {
     Store { word: usize, value: u32 },
     Look { word: usize, wide: bool },
 }
 
-/// Operations of one class may change places with each other, if any may.
+/// Operations of one class may change places with each other, if any operations may.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Class {
     Ordered,
     Unfenced,
     Stable,
     Mark,
-    /// A bell's operations stay in order among themselves.
+    /// The operations of one doorbell stay in order among themselves.
     Bell(usize),
 }
 
-/// An act as the list asks for it.
+/// A store or load that the list contains.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     act: Act,
     class: Class,
-    /// Stores before it are visible before it is.
+    /// Stores before it become visible before it does.
     fenced: bool,
-    /// Acts of one store, the halves of 64 bits, have the same.
+    /// The halves of one 64-bit store have the same number.
     part: usize,
-    /// How many fences the list has before it.
+    /// Number of fences before it in the list.
     epoch: usize,
 }
 
@@ -61,7 +61,7 @@ impl Asked {
             (Class::Bell(a), Class::Bell(b)) => a != b,
             (a, b) => a == b,
         };
-        // Waits change nothing, so two that stay passed may look at one word.
+        // Waits change nothing, so two waits that stay passed may read one word.
         free && (apart || self.class == Class::Stable) && self.epoch == later.epoch
     }
 }
@@ -171,7 +171,7 @@ fn initial() -> Vec<u32> {
     (0..ALL_WORDS as u32).map(|i| 0x1111 * (i % 5)).collect()
 }
 
-/// Raw material of one operation.
+/// Random input for one operation.
 type Seed = (u8, usize, u64, u64, bool);
 
 fn condition(n: u64) -> Condition {
@@ -179,7 +179,7 @@ fn condition(n: u64) -> Condition {
     [Geq, Eq, And, Nor][n as usize % 4]
 }
 
-/// An operation that memory operations have and that holds now, if the material gives one.
+/// An operation that memory operations support and that holds now, if the input gives one.
 fn op_of(plan: &Plan, &(what, word, value, mask, fenced): &Seed) -> Option<Op> {
     let at = DevicePtr(BASE + 4 * word as u64);
     let even = DevicePtr(BASE + 4 * (word & !1) as u64);
@@ -218,7 +218,7 @@ fn op_of(plan: &Plan, &(what, word, value, mask, fenced): &Seed) -> Option<Op> {
     })
 }
 
-/// Appends all of `batch`, or nothing of it.
+/// Appends all of `batch`, or no operation of it.
 fn take_all(program: &mut Program, batch: &Batch) -> bool {
     let whole = program.clone();
     let mut i = 0;
@@ -236,8 +236,8 @@ fn take_all(program: &mut Program, batch: &Batch) -> bool {
     true
 }
 
-/// Appends what `seeds` give, as plain operations or with a role, to plan and program.
-/// Returns whether the program took it.
+/// Appends the operations of `seeds` to plan and program, as plain operations or with a role.
+/// Returns whether they fitted into the program.
 fn grow(plan: &mut Plan, program: &mut Program, seeds: &[Seed], own: u8, glue: bool) -> bool {
     let mut batch = Batch::new();
     match own {
@@ -296,11 +296,11 @@ fn grow(plan: &mut Plan, program: &mut Program, seeds: &[Seed], own: u8, glue: b
     true
 }
 
-/// One run of a program, in an order that the kernel may take: any thread of the step goes next.
+/// One run of a program, in an order that the kernel may take: the next thread is random.
 struct Run<'a> {
     asked: &'a [Asked],
     done: Vec<bool>,
-    /// Whether the store is visible to everybody.
+    /// Whether the store is visible to all observers.
     visible: Vec<bool>,
     memory: Vec<u32>,
 }
@@ -382,7 +382,7 @@ impl Run<'_> {
     }
 }
 
-/// The chains of each step, as the kernel finds them.
+/// The chains of each step, as the kernel reads them.
 fn steps(program: &Program) -> Vec<Vec<Vec<ProgramOp>>> {
     let mut steps = Vec::new();
     let mut begin = 0;
@@ -414,7 +414,7 @@ fn run_any_way(plan: &Plan, program: &Program, seed: u64) -> Result<(), TestCase
         while !chains.is_empty() {
             let able = |chain: &Vec<ProgramOp>| chain.last().is_some_and(|op| run.holds(op));
             let able: Vec<usize> = (0..chains.len()).filter(|&i| able(&chains[i])).collect();
-            prop_assert!(!able.is_empty(), "stands still at {chains:?}");
+            prop_assert!(!able.is_empty(), "no thread can run: {chains:?}");
             let chosen = able[rng.usize(..able.len())];
             if let Some(op) = chains[chosen].pop() {
                 run.run(&op)?;
@@ -433,7 +433,7 @@ fn seeds() -> impl Strategy<Value = Vec<(Vec<Seed>, u8, bool)>> {
     prop::collection::vec(piece, 1..9)
 }
 
-/// A program and what it shall do; pieces that do not fit are left out.
+/// A program and its expected effects; pieces that do not fit are left out.
 fn planned(pieces: &[(Vec<Seed>, u8, bool)]) -> (Plan, Program) {
     let (mut plan, mut program) = (Plan::new(), Program::default());
     for (seeds, own, glue) in pieces {
@@ -457,7 +457,7 @@ proptest! {
     }
 }
 
-/// The kernels leave the memory that the list asks for, whichever of them takes the program.
+/// Each kernel leaves the memory content that the list defines.
 #[test]
 fn the_kernels_run_programs_as_the_list_says() {
     let gpu = Gpu::soft().unwrap();
@@ -482,7 +482,7 @@ fn the_kernels_run_programs_as_the_list_says() {
         let (entry, bytes) = Entry::of_program(&program);
         let kernel = kernels.kernel(entry.name()).unwrap();
         *used.entry(entry.name()).or_insert(0) += 1;
-        // SAFETY: every address of the program lies in `region`, which outlives the run.
+        // SAFETY: every address of the program is in `region`, which outlives the run.
         unsafe { stream.launch(&kernel, Dims::linear(1, 32), bytes) }.unwrap();
         finish(&stream, &format!("{program:?}"));
         let got = region.vec(0, 4 * ALL_WORDS);
@@ -492,7 +492,7 @@ fn the_kernels_run_programs_as_the_list_says() {
     assert_eq!(used.len(), 3, "every size was used: {used:?}");
 }
 
-/// The lists that messages are made of take few steps, whatever their number.
+/// Lists of messages take few steps, for any number of messages.
 #[test]
 fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
     let (mut program, mut batch) = (Program::default(), Batch::new());
@@ -526,7 +526,7 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
     assert_eq!(shape(&program), [26, 26, 26]);
     assert_eq!(Entry::of_program(&program).0, Entry::Program);
 
-    // Queues that share a doorbell take turns, and so do tests of one word.
+    // Queues that share a doorbell run one after the other, and so do tests of one word.
     for (edge, expected) in [(None, &[1, 1][..]), (Some(5), &[1, 1, 1, 1])] {
         program.clear();
         batch.clear();
@@ -554,7 +554,7 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
     assert!(!take_all(&mut program, &batch) && program.take(&batch, 2) == 0);
 }
 
-/// A program refuses an operation that has no form in it, or for which it has no room.
+/// A program refuses an operation that has no form in it, or that does not fit.
 #[test]
 fn a_program_takes_a_whole_operation_or_nothing_of_it() {
     let write = |word: u64| Op::write(Bits32, DevicePtr(BASE + 4 * word), 1u32).fenced(false);

@@ -1,6 +1,5 @@
-//! The virtual ConnectX as a provider: the only place that speaks to the crate `vmlx5`. [`nodes`]
-//! addresses its datagrams, [`span`] is memory as it sees it, `soft` a
-//! software GPU's.
+//! The virtual ConnectX as a provider: only this module uses the crate `vmlx5`. [`nodes`] addresses
+//! its datagrams, [`span`] is memory as it accesses it, `soft` is a software GPU's memory.
 
 mod nodes;
 mod options;
@@ -32,14 +31,14 @@ use crate::status::Status;
 /// Numbers the virtual NICs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_NIC: AtomicU32 = AtomicU32::new(0);
 
-/// Reads and atomics that one queue pair keeps outstanding.
+/// Number of READs and atomics that one queue pair keeps outstanding.
 const MAX_RD_ATOMIC: u8 = 16;
 
-/// The one partition that virtual NICs are members of, and the bit of a full member.
+/// The one partition that virtual NICs are members of, with the bit of a full member.
 const PARTITION: u16 = 0xffff;
 const MEMBER: u16 = 0x8000;
 
-/// What the NIC has for one queue pair.
+/// The NIC's objects of one queue pair.
 struct Owned {
     access: Access,
     path: PathSettings,
@@ -48,7 +47,7 @@ struct Owned {
     uar: vmlx5::UarId,
 }
 
-/// A virtual NIC whose events are taken in as it is stepped.
+/// A virtual NIC whose events are read when it is stepped.
 struct Stepped {
     nic: vmlx5::Nic,
     events: Arc<Events>,
@@ -74,7 +73,7 @@ impl Stepped {
         use vmlx5::Event as E;
         while let Some(event) = self.nic.next_event() {
             match event {
-                // It flushes what is outstanding, whatever happened.
+                // The NIC flushes outstanding requests after any event.
                 E::QpFatal { qpn, .. } => {
                     self.events.qp(qpn.0, Report::Closed(Status::QP_FATAL));
                 }
@@ -119,9 +118,9 @@ pub(crate) struct EmulatedNic {
     host: Arc<dyn Host>,
     name: String,
     node: vmlx5::fabric::NodeId,
-    /// WRITEs are placed in order.
+    /// Whether WRITEs are placed in order.
     in_order: bool,
-    /// By number.
+    /// The queue pairs by number.
     qps: Mutex<BTreeMap<u32, Owned>>,
     pds: Mutex<BTreeMap<PdId, vmlx5::PdId>>,
 }
@@ -189,7 +188,8 @@ impl EmulatedNic {
         self.pds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Through several states; if that fails, back to where it may be tried again.
+    /// Changes through several states. If that fails, the queue pair returns to the first state,
+    /// from which the call may be repeated.
     fn modify(&self, qpn: u32, states: &[vmlx5::Modify], operation: &'static str) -> Result<()> {
         let id = vmlx5::Qpn(qpn);
         self.nic
@@ -252,7 +252,7 @@ impl Nic for EmulatedNic {
     }
 
     fn dealloc_pd(&self, id: PdId) {
-        // Registrations and queue pairs hold it, so it is in use by nobody.
+        // Registrations and queue pairs hold the domain, so it has no users left.
         if let Some(pd) = self.pds().remove(&id) {
             let _ = self.nic.with(|nic| nic.dealloc_pd(pd));
         }
@@ -282,7 +282,7 @@ impl Nic for EmulatedNic {
     }
 
     fn dereg_mr(&self, keys: MrKeys) {
-        // The key is ours and given back once: the NIC has no reason to refuse.
+        // The key belongs to this NIC and is returned once: the NIC has no reason to refuse.
         let _ = self.nic.with(|nic| nic.dereg_mr(keys.lkey));
     }
 
@@ -290,7 +290,7 @@ impl Nic for EmulatedNic {
         let pd = self.pd(pd, "create queue pair")?;
         if let Some(pkey) = rings.path.pkey.filter(|pkey| pkey | MEMBER != PARTITION) {
             let what = format!(
-                "partition {pkey:#06x} (GDS_PKEY, QpConfig::pkey): {} has {PARTITION:#06x} alone",
+                "partition {pkey:#06x} (GDS_PKEY, QpConfig::pkey): {} has only {PARTITION:#06x}",
                 self.name
             );
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
@@ -346,7 +346,7 @@ impl Nic for EmulatedNic {
                     Ok((qpn.0, owned))
                 }
                 Err(e) => {
-                    // Nothing is bound to what was made before.
+                    // No object is bound to the queues that were made before.
                     for cq in cqs {
                         let _ = nic.destroy_cq(cq);
                     }
@@ -368,7 +368,7 @@ impl Nic for EmulatedNic {
 
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         if peer.port.is_some() {
-            let what = "a peer that has no virtual NIC linked into its process";
+            let what = "the peer has no virtual NIC linked into its process";
             return Err(Error::new("connect", Kind::Invalid, what));
         }
         let owned = self.qps().get(&qpn).map(|qp| (qp.access, qp.path));
@@ -409,7 +409,7 @@ impl Nic for EmulatedNic {
 
     fn create_ah(&self, _: PdId, to: &AhAttr) -> Result<Ah> {
         let AhAttr::Node(node) = to else {
-            let what = "a port of a NIC that is not linked into its process";
+            let what = "the port belongs to a NIC that is not linked into its process";
             return Err(Error::new("name destination", Kind::Invalid, what));
         };
         let av = nodes::address(vmlx5::fabric::NodeId(*node));
@@ -449,7 +449,7 @@ impl Nic for EmulatedNic {
     }
 
     fn lose_qp(&self, qpn: u32) -> bool {
-        // It writes no more.
+        // The NIC writes no more entries.
         let reset = vmlx5::Modify::Reset;
         let _ = self.nic.with(|nic| nic.modify_qp(vmlx5::Qpn(qpn), reset));
         false
@@ -475,7 +475,7 @@ impl Nic for EmulatedNic {
     fn destroy_qp(&self, objects: &QpObjects) {
         let owned = self.qps().remove(&objects.qpn);
         self.events.forget(objects.qpn);
-        // In this order nothing is in use when it goes; the objects are ours alone.
+        // In this order no object has users when it is destroyed; only this NIC uses the objects.
         self.nic.with(|nic| {
             let _ = nic.destroy_qp(vmlx5::Qpn(objects.qpn));
             if let Some(owned) = owned {
@@ -570,7 +570,7 @@ mod tests {
         let pd = nic.alloc_pd().unwrap();
         let population = || nic.nic.with(|nic| nic.population());
         let before = population();
-        // The send queue, or the second completion queue, lies outside its memory.
+        // The send queue, or the second completion queue, is outside its memory.
         for (blocks, recv_log) in [(1 << 14, 5), (16, 16)] {
             let refused = nic.create_qp(pd, &rings(&region, blocks, recv_log));
             assert_eq!(refused.err().map(|e| e.kind()), Some(Kind::Invalid));

@@ -1,15 +1,15 @@
-//! How virtual NICs that are linked in are addressed by datagrams: by a GID of a prefix of their
-//! own with the node's number behind it. Every datagram has a global route header, so that its
-//! receiver knows whom to answer.
+//! Addresses of linked-in virtual NICs for datagrams: a GID with a separate prefix, and the node's
+//! number behind it. Every datagram has a global route header, so that its receiver gets the
+//! address of the sender.
 
 use mlx5_prm::cqe::L3Header;
 use mlx5_prm::wqe::AvSeg;
 use vmlx5::fabric::NodeId;
 use vmlx5::{Resolve, Route, RouteHeader};
 
-/// Of addresses that are no network's (RFC 4193).
+/// Prefix of addresses that belong to no network (RFC 4193).
 const PREFIX: [u8; 8] = [0xfd, b'v', b'm', b'l', b'x', b'5', 0, 0];
-/// Nobody counts hops.
+/// The hop limit, which the virtual network does not use.
 const HOPS: u8 = 64;
 
 fn gid(node: NodeId) -> [u8; 16] {
@@ -19,7 +19,7 @@ fn gid(node: NodeId) -> [u8; 16] {
     gid
 }
 
-/// The address vector for a node, without a queue pair there and its key.
+/// The address vector of a node, without the remote queue pair number and its key.
 pub(super) fn address(node: NodeId) -> AvSeg {
     AvSeg {
         hop_limit: HOPS,
@@ -29,7 +29,7 @@ pub(super) fn address(node: NodeId) -> AvSeg {
     }
 }
 
-/// What addresses mean, seen from one node.
+/// The resolver of addresses for one node.
 pub(super) struct Nodes {
     own: [u8; 16],
 }

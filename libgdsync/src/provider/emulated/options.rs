@@ -1,4 +1,4 @@
-//! How a virtual NIC is made.
+//! Options of a virtual NIC.
 
 use std::fmt;
 
@@ -8,14 +8,15 @@ use vmlx5::fabric::hub::Hub;
 use crate::error::{Error, Kind, Result};
 use crate::options::setters;
 
-/// How a virtual NIC is made (feature `emulated`).
+/// Options of a virtual NIC (feature `emulated`).
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct EmulatedOptions {
-    /// What it is plugged into: a hub, which connects NICs of one process. `None`: the shared
-    /// memory that connects processes of one host.
+    /// The fabric: a hub, which connects NICs of one process. `None`: the shared memory that
+    /// connects processes of one host.
     pub hub: Option<Hub>,
-    /// What happens to what it sends and receives. Default: what `GDS_FAULTS` says, if anything.
+    /// Faults of the packets that it sends and receives. Default: the value of `GDS_FAULTS`, if
+    /// set.
     pub faults: Option<Faults>,
 }
 
@@ -31,7 +32,7 @@ impl fmt::Debug for EmulatedOptions {
     }
 }
 
-/// What `GDS_FAULTS` says.
+/// The faults that `GDS_FAULTS` sets.
 pub(super) fn faults_of_environment() -> Result<Option<Faults>> {
     const NAME: &str = "GDS_FAULTS";
     let Ok(words) = std::env::var(NAME) else {

@@ -6,12 +6,12 @@ use vmlx5::{Dma, DmaFault};
 
 use crate::gpu::{Region, soft};
 
-/// The memory of `region`; `None` if it is no software GPU's.
+/// The memory of `region`; `None` if it does not belong to a software GPU.
 pub(super) fn of(region: &Region) -> Option<Arc<dyn Dma>> {
     Some(Arc::new(Soft(soft::window(region)?)))
 }
 
-/// Memory of a soft GPU, whose own order it keeps.
+/// Memory of a soft GPU. Accesses keep the soft GPU's order.
 struct Soft(softgpu::Window);
 
 fn fault(f: softgpu::Fault) -> DmaFault {

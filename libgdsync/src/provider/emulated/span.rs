@@ -1,4 +1,5 @@
-//! Memory as the virtual NIC sees it: a software GPU's, the host's, or a GPU's by its copy engine.
+//! Memory as the virtual NIC accesses it: a software GPU's, the host's, or a GPU's by its copy
+//! engine.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub(super) fn holds(region: &Region) -> bool {
     !region.gpu().is_software()
 }
 
-/// The offset, if `len` bytes aligned to `align` lie there.
+/// The offset, if `len` bytes aligned to `align` are inside the limit.
 fn inside(offset: u64, len: usize, align: usize, limit: usize) -> Result<usize, DmaFault> {
     usize::try_from(offset)
         .ok()
@@ -87,8 +88,8 @@ impl Dma for Host {
     }
 }
 
-/// Device memory that only a copy engine reaches. Copies are done when they return, so they
-/// are in order. Atomic operations are atomic among those of this NIC, not against the GPU, as
+/// Device memory that only a copy engine reaches. A copy is complete when its call returns, so
+/// copies are in order. Atomic operations are atomic among those of this NIC, not against the GPU;
 /// verbs promise no more (`IBV_ATOMIC_HCA`).
 struct Engine(Region);
 
@@ -100,7 +101,7 @@ impl Engine {
         Ok((at, bytes))
     }
 
-    /// A copy that fails (the GPU is lost) is to the NIC as memory that is not there.
+    /// A copy that fails (the GPU is lost) is absent memory to the NIC.
     fn gone(&self, offset: u64, len: usize) -> DmaFault {
         DmaFault {
             offset,

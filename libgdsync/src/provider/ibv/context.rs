@@ -1,4 +1,4 @@
-//! The libraries, and the NICs that they know, opened.
+//! The libraries and the NICs that they open.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -16,10 +16,10 @@ use super::port::Reason;
 use crate::error::{Error, Kind, Result};
 use crate::nic::{Events, NicName};
 
-/// What opening is called in errors.
+/// The operation of opening, for errors.
 pub(super) const OPEN: &str = "open NIC";
 
-/// The libraries.
+/// The loaded libraries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Libraries {
     pub verbs: &'static Ibverbs,
@@ -28,7 +28,7 @@ pub(super) struct Libraries {
 }
 
 impl Libraries {
-    /// `direct`: it has to be a NIC for direct verbs.
+    /// `direct`: the NIC must support direct verbs.
     pub fn load(direct: bool) -> Result<Libraries> {
         let verbs = Ibverbs::get().map_err(missing)?;
         let mlx5 = match direct {
@@ -39,7 +39,7 @@ impl Libraries {
     }
 }
 
-/// `Absent`: there is no library. `Unsupported`: one that lacks something.
+/// `Absent`: the library does not exist. `Unsupported`: the library lacks a function.
 pub(in crate::provider) fn missing(e: &LoadError) -> Error {
     let kind = match e {
         LoadError::NotFound { .. } => Kind::Absent,
@@ -48,7 +48,7 @@ pub(in crate::provider) fn missing(e: &LoadError) -> Error {
     Error::new(OPEN, kind, e.to_string()).source(e.clone())
 }
 
-/// What the operating system says, by its number.
+/// The error of the operating system with this number.
 pub(super) fn refused(operation: &'static str, what: &str, errno: i32) -> Error {
     let e = std::io::Error::from_raw_os_error(errno);
     let kind = match errno {
@@ -59,7 +59,7 @@ pub(super) fn refused(operation: &'static str, what: &str, errno: i32) -> Error 
     Error::new(operation, kind, format!("{what}: {e}")).source(e)
 }
 
-/// What the operating system said last, for a call that answered with a null pointer.
+/// The last error of the operating system, for a call that returned a null pointer.
 pub(in crate::provider) fn refused_last(operation: &'static str, what: &str) -> Error {
     let errno = std::io::Error::last_os_error().raw_os_error();
     refused(operation, what, errno.unwrap_or(0))
@@ -72,7 +72,7 @@ pub(in crate::provider) fn is_gone(e: &Error) -> bool {
     matches!(errno, Some(libc::EIO | libc::ENODEV))
 }
 
-/// Why there is no list of devices: for the most part because no driver of one is in the kernel.
+/// The error if libibverbs returns no list of devices: mostly the kernel has no RDMA driver.
 fn no_list() -> Error {
     let e = refused_last(OPEN, "list of devices");
     match e.kind() {
@@ -81,7 +81,7 @@ fn no_list() -> Error {
     }
 }
 
-/// What an answer other than 0 says: an errno, which some functions negate or leave in `errno`.
+/// The error of a result other than 0: an errno, which some functions negate or leave in `errno`.
 pub(in crate::provider) fn told(answer: i32, operation: &'static str, what: &str) -> Error {
     match answer {
         -1 => refused_last(operation, what),
@@ -89,7 +89,7 @@ pub(in crate::provider) fn told(answer: i32, operation: &'static str, what: &str
     }
 }
 
-/// An answer that is a number: 0, or as [`told`].
+/// Checks a result that is a number: 0, or an error as for [`told`].
 pub(in crate::provider) fn check(answer: i32, operation: &'static str, what: &str) -> Result<()> {
     match answer {
         0 => Ok(()),
@@ -97,20 +97,20 @@ pub(in crate::provider) fn check(answer: i32, operation: &'static str, what: &st
     }
 }
 
-/// A NIC, opened. It stays so until the process ends: its doorbells are pages that a stream may
-/// still have to write when the last queue pair is gone.
+/// An open NIC. It stays open until the process ends: its doorbells are pages that a stream may
+/// still write after the last queue pair is destroyed.
 #[derive(Debug)]
 pub(in crate::provider) struct Context {
     verbs: &'static Ibverbs,
     raw: NonNull<ibv_context>,
-    /// As the kernel calls it.
+    /// The kernel's name of the NIC.
     pub name: String,
     pub guid: u64,
-    /// Where sysfs has it.
+    /// The NIC's path in sysfs.
     sysfs: PathBuf,
-    /// What was reported so far.
+    /// The state that events have reported so far.
     pub events: Events,
-    /// Reads the next report. One thread at a time; `false`: there is nothing to read from.
+    /// Held by the one thread that reads the next report; `false`: events cannot be read.
     pub(super) readable: Mutex<bool>,
 }
 
@@ -119,7 +119,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What was opened so far, by name.
+/// The NICs opened so far, by name.
 static CONTEXTS: Mutex<BTreeMap<String, &'static Context>> = Mutex::new(BTreeMap::new());
 
 impl Context {
@@ -136,7 +136,7 @@ impl Context {
         std::fs::canonicalize(self.sysfs.join("device")).ok()
     }
 
-    /// What a port is like; `None` if there is no such port.
+    /// The attributes of a port; `None` if there is no port with this number.
     pub fn port(&self, number: u8) -> Option<ibv_port_attr> {
         let mut attr = ibv_port_attr::default();
         // SAFETY: an open context and memory to write to.
@@ -148,15 +148,15 @@ impl Context {
     }
 
     /// # Safety
-    /// `device` is of a list of this library's.
+    /// `device` is from a list of this library.
     unsafe fn open(verbs: &'static Ibverbs, device: *mut ibv_device) -> Result<&'static Context> {
-        // SAFETY: a device, as the caller says; its strings end.
+        // SAFETY: a device, as the caller promises; its strings are terminated.
         let (name, sysfs) = unsafe {
             let path = CStr::from_ptr((&raw const (*device).ibdev_path).cast());
             (name(verbs, device), path.to_string_lossy().into_owned())
         };
         let mut open = CONTEXTS.lock();
-        // One that failed, or was removed, may be there again.
+        // A NIC that failed, or was removed, may have returned.
         if let Some(context) = open.get(&name).filter(|context| !context.events.is_lost()) {
             return Ok(context);
         }
@@ -183,9 +183,10 @@ impl Context {
     }
 }
 
-/// Lets the process fork without losing what NICs write. After a fork, the kernel before Linux 5.12
-/// gives the parent a copy of each page that it writes to, and the NIC keeps the old one. Later
-/// kernels copy registered pages for the child; libibverbs knows, and then does nothing.
+/// Allows the process to fork without losing the NIC's writes. After a fork, a kernel before Linux
+/// 5.12 gives the parent a copy of each page that the parent writes to, and the NIC keeps the old
+/// page. Later kernels copy registered pages for the child; libibverbs detects that, and then does
+/// nothing.
 fn allow_fork(verbs: &Ibverbs) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -206,15 +207,15 @@ fn allow_fork(verbs: &Ibverbs) {
 }
 
 /// # Safety
-/// `device` is of a list of this library's.
+/// `device` is from a list of this library.
 unsafe fn name(verbs: &Ibverbs, device: *mut ibv_device) -> String {
-    // SAFETY: as the caller says; the name ends.
+    // SAFETY: as the caller promises; the name is terminated.
     let name = unsafe { CStr::from_ptr((verbs.ibv_get_device_name)(device)) };
     name.to_string_lossy().into_owned()
 }
 
-/// The NICs that can be used, opened, in the order in which libibverbs has them: all, or those
-/// that `wanted` names. And for each other one why it cannot.
+/// Opens the usable NICs, in libibverbs' order: all, or those that `wanted` names. Also returns,
+/// for each other NIC, the reason why it cannot be used.
 pub(super) fn all(
     libraries: Libraries,
     wanted: Option<&NicName>,
@@ -239,7 +240,10 @@ pub(super) fn all(
             if let Some(mlx5) = libraries.mlx5
                 && !(mlx5.mlx5dv_is_supported)(device)
             {
-                bad.push((Kind::Absent, format!("{name} is no ConnectX of {mlx5:?}")));
+                bad.push((
+                    Kind::Absent,
+                    format!("{name} is not a ConnectX of {mlx5:?}"),
+                ));
                 continue;
             }
             match Context::open(verbs, device) {

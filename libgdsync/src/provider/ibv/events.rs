@@ -1,5 +1,5 @@
-//! The asynchronous events of an opened NIC, read and stored as what they mean for its ports and
-//! queue pairs.
+//! Reads the asynchronous events of an open NIC and stores their meaning for its ports and queue
+//! pairs.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use crate::nic::Report;
 use crate::status::Status;
 
 impl Context {
-    /// Makes reads of events answer at once where there is none.
+    /// Makes reads of events return at once if there is no event.
     pub(super) fn read_without_waiting(&self) {
         // SAFETY: an open context, whose descriptor is its own; numbers.
         let answer = unsafe {
@@ -32,7 +32,7 @@ impl Context {
         tracing::warn!(target: "gdsync", "{name}: its events cannot be read: {why}");
     }
 
-    /// Takes in all events that there are. Returns at once while another thread does so.
+    /// Reads all available events. Returns at once while another thread does so.
     pub fn read_events(&self, now: Time) {
         let Some(mut readable) = self.readable.try_lock() else {
             return;
@@ -58,8 +58,8 @@ impl Context {
             // SAFETY: written by the call, and numbers and pointers before.
             let mut event = unsafe { event.assume_init() };
             self.take(&event, now);
-            // SAFETY: an event that was read and is acknowledged once. What it names does not end
-            // before.
+            // SAFETY: an event that was read and is acknowledged once. The object that it names is
+            // not destroyed before that.
             unsafe { (verbs.ibv_ack_async_event)(&mut event) };
         }
     }
@@ -86,7 +86,7 @@ impl Context {
             IBV_EVENT_QP_REQ_ERR => closed(Status::PEER_REQUEST, "refused a malformed request"),
             IBV_EVENT_QP_ACCESS_ERR => closed(Status::PEER_ACCESS, "refused an access of its peer"),
             IBV_EVENT_CQ_ERR => {
-                // SAFETY: what such an event names.
+                // SAFETY: the object that an event of this type names.
                 let cq = unsafe { event.element.cq };
                 let qpn = self.events.cq(cq as usize);
                 tracing::error!(target: "gdsync", "{name}: a completion queue of {qpn:x?} failed");
@@ -114,15 +114,15 @@ impl Context {
         }
     }
 
-    /// Forgets what was reported about a queue pair that was reset. An event from before the reset
-    /// that is read later is ignored, because the queue pair is not in error then.
+    /// Clears the reports about a queue pair that was reset. A later read of an event from before
+    /// the reset is ignored, because the queue pair is not in error then.
     pub(in crate::provider) fn forget_reports(&self, qpn: u32) {
         let _reader = self.readable.lock();
         self.events.reset(qpn);
     }
 
     fn take_qp(&self, event: &ibv_async_event, report: Report, what: &str) {
-        // SAFETY: what such an event names.
+        // SAFETY: the object that an event of this type names.
         let qp = unsafe { event.element.qp };
         if !matches!(report, Report::Failed(_)) && !self.is_in_error(qp) {
             return;
@@ -136,21 +136,21 @@ impl Context {
 }
 
 impl Context {
-    /// Whether a queue pair is in error, as far as its driver tells. One that was reset since is
-    /// not.
+    /// Whether a queue pair is in error, as far as its driver reports. A queue pair that was reset
+    /// since then is not.
     fn is_in_error(&self, qp: *mut ibv_qp) -> bool {
         let mut attr = ibv_qp_attr::default();
         let mut init = MaybeUninit::<ibv_qp_init_attr>::zeroed();
         let query = self.verbs().ibv_query_qp;
-        // SAFETY: a queue pair that does not end before its event is acknowledged, and memory to
-        // write to.
+        // SAFETY: a queue pair that is not destroyed before its event is acknowledged, and memory
+        // to write to.
         let answer = unsafe { query(qp, &mut attr, IBV_QP_STATE, init.as_mut_ptr()) };
         answer != 0 || attr.qp_state == IBV_QPS_ERR
     }
 }
 
 fn port(event: &ibv_async_event) -> u8 {
-    // SAFETY: what such an event names; a number in any case.
+    // SAFETY: the object that an event of this type names; a number in any case.
     let port = unsafe { event.element.port_num };
     u8::try_from(port).unwrap_or(0)
 }

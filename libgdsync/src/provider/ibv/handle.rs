@@ -1,5 +1,4 @@
-//! Address handles: how a port is reached by datagrams. On Ethernet the kernel looks up who answers
-//! to the address.
+//! Address handles: the route of datagrams to a port. On Ethernet the kernel resolves the address.
 
 use gdsync_sys::verbs::types::{ibv_ah, ibv_ah_attr, ibv_pd};
 
@@ -8,7 +7,7 @@ use crate::error::Result;
 
 const OPERATION: &str = "name destination";
 
-/// One of libibverbs.
+/// An address handle of libibverbs.
 pub(crate) struct Handle {
     context: &'static Context,
     raw: *mut ibv_ah,
@@ -36,7 +35,7 @@ impl Handle {
         Ok(Handle { context, raw })
     }
 
-    /// For requests.
+    /// The pointer, for requests.
     pub fn raw(&self) -> *mut ibv_ah {
         self.raw
     }

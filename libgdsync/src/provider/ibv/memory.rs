@@ -1,6 +1,6 @@
-//! How memory is registered: host memory by its address, the GPU's by a dma-buf, or by the address
-//! that a module of its driver in the kernel knows (`nvidia_peermem`), or by the one at which the
-//! CPU has it, where it has one.
+//! Registration of memory: host memory by its address. A GPU's memory by a dma-buf, by the address
+//! that a module of its driver in the kernel resolves (`nvidia_peermem`), or by its CPU address, if
+//! it has one.
 
 use std::ffi::c_void;
 use std::os::fd::AsRawFd as _;
@@ -13,7 +13,7 @@ use super::refused_last;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{MemoryKind, Region};
 
-/// A region that is to be registered.
+/// A region to be registered.
 pub(super) struct Memory<'a> {
     pub nic: &'a str,
     pub verbs: &'a Ibverbs,
@@ -24,8 +24,8 @@ pub(super) struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// Registers it by the first that works. That a GPU's memory goes by another than a dma-buf
-    /// is said once, `told`, with the reason.
+    /// Registers the region by the first method that works. If a GPU's memory is registered by
+    /// another method than a dma-buf, this is logged once (`told`), with the reason.
     ///
     /// # Errors
     /// `System`, with the reasons of all attempts, if the NIC refuses.

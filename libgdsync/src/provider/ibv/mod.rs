@@ -1,9 +1,9 @@
-//! What every NIC by libibverbs has, whoever makes its queue pairs: the library, opened at run time,
-//! one port of an opened NIC, protection domains and registrations.
+//! The common part of all NICs by libibverbs, for both providers of queue pairs: the library,
+//! opened at run time, one port of an open NIC, protection domains and registrations.
 //!
-//! [`context`] has the libraries and opened NICs, [`events`] what these report, [`port`] the choice
-//! of NIC, port and identifier, [`memory`] how memory is registered, [`path`] what a queue pair is
-//! set to on its way to a peer, [`handle`] how datagrams find one.
+//! [`context`] has the libraries and open NICs, [`events`] their events, [`port`] the choice of
+//! NIC, port and identifier, [`memory`] the registration of memory, [`path`] the state changes of a
+//! queue pair, [`handle`] the routes of datagrams.
 
 mod context;
 mod events;
@@ -32,7 +32,7 @@ pub(crate) use self::port::near;
 #[cfg(feature = "internals")]
 pub use self::port::nearest_first;
 
-/// An object of the library's. It may be used by any thread.
+/// An object of the library. Any thread may use it.
 #[derive(Clone, Copy, Debug)]
 struct Object<T>(*mut T);
 
@@ -45,21 +45,21 @@ struct Pds {
     next: u32,
 }
 
-/// One port of an opened NIC, and what is alive there beside queue pairs.
+/// One port of an open NIC, and its live objects other than queue pairs.
 pub(super) struct IbvPort {
     context: &'static Context,
     port: Port,
     name: String,
     pds: Mutex<Pds>,
-    /// By local key.
+    /// The registrations by local key.
     mrs: Mutex<BTreeMap<u32, Object<ibv_mr>>>,
-    /// Said how the GPU's memory is registered, if not by dma-bufs.
+    /// Whether it was logged that the GPU's memory is registered by another method than dma-bufs.
     told: Once,
 }
 
 impl IbvPort {
     /// Opens the NIC that is named, or the one nearest to `gpu` that has an active port; if
-    /// `direct`, one for libmlx5.
+    /// `direct`, a NIC for libmlx5.
     pub fn open(gpu: &Gpu, nic: Option<&NicChoice>, direct: bool) -> Result<IbvPort> {
         let (context, port) = port::choose(gpu, nic, direct)?;
         Ok(IbvPort {
@@ -84,7 +84,7 @@ impl IbvPort {
         &self.name
     }
 
-    /// How its port is addressed.
+    /// The address of the port.
     pub fn address(&self) -> Option<PortAddress> {
         Some(self.port.address)
     }
@@ -113,8 +113,8 @@ impl IbvPort {
         let Some(pd) = self.pds.lock().by_id.remove(&id) else {
             return;
         };
-        // SAFETY: made by `alloc_pd`, and taken from the table by us alone. Registrations and
-        // queue pairs hold it, so it is in use by nobody.
+        // SAFETY: made by `alloc_pd`, and taken from the table by this call alone. Registrations
+        // and queue pairs hold the domain, so it has no users left.
         let answer = unsafe { (self.context.verbs().ibv_dealloc_pd)(pd.0) };
         if answer != 0 {
             tracing::warn!(target: "gdsync", "deallocate pd of {}: {answer}", self.name);
@@ -147,14 +147,14 @@ impl IbvPort {
         let Some(mr) = self.mrs.lock().remove(&keys.lkey) else {
             return;
         };
-        // SAFETY: made by `reg_mr`, and taken from the table by us alone.
+        // SAFETY: made by `reg_mr`, and taken from the table by this call alone.
         let answer = unsafe { (self.context.verbs().ibv_dereg_mr)(mr.0) };
         if answer != 0 {
-            tracing::warn!(target: "gdsync", "end registration of {}: {answer}", self.name);
+            tracing::warn!(target: "gdsync", "deregister memory of {}: {answer}", self.name);
         }
     }
 
-    /// Where in the port's table the partition key of these settings is.
+    /// The index of these settings' partition key in the port's table.
     pub fn pkey_index(&self, path: &PathSettings) -> Result<u16> {
         port::pkey_index(self.context, self.port.number, path.pkey)
     }
@@ -167,7 +167,7 @@ impl IbvPort {
         unsafe { Handle::make(self.context, pd, attr) }
     }
 
-    /// What was reported about a queue pair.
+    /// The state that was reported for a queue pair.
     pub fn report(&self, qpn: u32, now: Time) -> Report {
         self.context.events.of(qpn, now)
     }

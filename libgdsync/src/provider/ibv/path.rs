@@ -1,5 +1,5 @@
-//! The states of a queue pair: what it is set to on its way to a peer, or until it takes
-//! datagrams; and how a port is reached.
+//! State changes of a queue pair: on its way to a peer, or until it receives datagrams; and the
+//! route to a port.
 
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr};
@@ -9,12 +9,12 @@ use crate::error::{Error, Kind, Result};
 use crate::nic::{Access, AhAttr, PathSettings, QpAddress, RETRIES, Transport};
 
 const CONNECT: &str = "connect";
-/// Queue pairs and packet numbers have so many bits.
+/// The greatest queue pair number and packet number: they have 24 bits.
 const NUMBER: u32 = 0x00ff_ffff;
 /// Reads and atomics that one queue pair keeps outstanding.
 const MAX_RD_ATOMIC: u8 = 16;
 
-/// A step: what is set, and the mask that says so.
+/// A step: the attributes to set, and the mask of these attributes.
 pub(in crate::provider) type Change = (ibv_qp_attr, i32);
 
 /// The rights of verbs.
@@ -29,7 +29,7 @@ pub(super) fn rights(access: Access) -> u32 {
     granted.fold(0, |all, (_, theirs)| all | theirs)
 }
 
-/// To a state without anything else.
+/// A change to a state without other attributes.
 pub(in crate::provider) fn plain(state: i32) -> Change {
     let attr = ibv_qp_attr {
         qp_state: state,
@@ -66,7 +66,7 @@ pub(in crate::provider) fn init(
     (attr, mask)
 }
 
-/// The route to the port with these identifiers; one without a GID is in the own subnet.
+/// The route to the port with these identifiers; a port without a GID is in this NIC's own subnet.
 fn route(
     port: &Port,
     lid: u16,
@@ -83,10 +83,10 @@ fn route(
             true => ("Ethernet", "InfiniBand"),
             false => ("InfiniBand", "Ethernet"),
         };
-        let what = format!("a peer on {there}, from {here}");
+        let what = format!("the peer is on {there}, this NIC on {here}");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
-    // The first half of an identifier is the subnet: another one is reached by a router.
+    // The first half of an identifier is the subnet: another subnet is reached by a router.
     let elsewhere = gid.is_some_and(|gid| gid[..8] != port.address.gid[..8]);
     let routed = gid.is_some() && (port.by_gid || elsewhere);
     Ok(ibv_ah_attr {
@@ -116,7 +116,7 @@ pub(in crate::provider) fn ah_attr(
     const OPERATION: &str = "name destination";
     match *to {
         AhAttr::Node(_) => {
-            let what = "a virtual NIC that is linked into its process";
+            let what = "the destination is a virtual NIC that is linked into its process";
             Err(Error::new(OPERATION, Kind::Invalid, what))
         }
         AhAttr::Port {
@@ -133,7 +133,7 @@ pub(in crate::provider) fn ah_attr(
     }
 }
 
-/// From INIT over the states of a queue pair of datagrams, the first of which is `psn`.
+/// From INIT over the states of a queue pair of datagrams, whose first packet number is `psn`.
 pub(in crate::provider) fn active(psn: u32) -> [Change; 2] {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
@@ -152,16 +152,16 @@ pub(in crate::provider) fn ready_to_receive(
     let invalid = |what: String| Error::new(CONNECT, Kind::Invalid, what);
     let Some(there) = peer.port else {
         return Err(invalid(
-            "a peer on a virtual NIC that is linked into its process".into(),
+            "the peer is on a virtual NIC that is linked into its process".into(),
         ));
     };
     for (what, number) in [("number", peer.qpn), ("first packet", peer.psn)] {
         if number > NUMBER {
-            return Err(invalid(format!("a peer with {what} {number:#x}")).limit(NUMBER));
+            return Err(invalid(format!("the peer's {what} is {number:#x}")).limit(NUMBER));
         }
     }
     if !(1..=5).contains(&there.mtu) {
-        return Err(invalid(format!("a peer with packets of size {}", there.mtu)).limit(5u8));
+        return Err(invalid(format!("the peer's packet size has number {}", there.mtu)).limit(5u8));
     }
     let ah_attr = route(port, there.lid, Some(there.gid), settings, CONNECT)?;
     let attr = ibv_qp_attr {
@@ -184,7 +184,7 @@ pub(in crate::provider) fn ready_to_receive(
     Ok((attr, mask))
 }
 
-/// From there to ready to send, beginning with packet `psn`.
+/// From there to ready to send, beginning with packet number `psn`.
 pub(in crate::provider) fn ready_to_send(psn: u32, settings: &PathSettings) -> Change {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
@@ -229,7 +229,8 @@ mod tests {
     fn a_path_has_a_global_part_where_it_needs_one() {
         let (near, mut far) = ([1; 16], [1; 16]);
         far[7] = 2;
-        // Ethernet, needs it always, and from a subnet to: itself, another, somebody unknown.
+        // Ethernet always needs a global part, and a subnet needs it for: itself, another subnet,
+        // an unknown address.
         for (ethernet, by_gid, lid, gid, global) in [
             (true, true, 0, Some(near), 1),
             (false, false, 5, Some(near), 0),

@@ -1,4 +1,4 @@
-//! Which NIC and port, and how that port is addressed.
+//! The choice of NIC and port, and the address of that port.
 
 use std::path::{Path, PathBuf};
 
@@ -10,28 +10,29 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 use crate::nic::{GID_INDEX, NicChoice, NicName, PortAddress};
 
-/// No NIC has more ports.
+/// Most ports of a NIC.
 const MOST_PORTS: u8 = 4;
 
-/// A port that is used.
+/// A port that is in use.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::provider) struct Port {
     pub number: u8,
-    /// Addressed by GID alone.
+    /// Whether the port is addressed by GID alone.
     pub ethernet: bool,
-    /// Whatever leaves it names a GID, also in its own subnet: what is several NICs by one port,
-    /// for virtual machines, has but one LID.
+    /// Whether packets need a GID in the own subnet too: a port that is several NICs for virtual
+    /// machines has only one LID.
     pub by_gid: bool,
     /// The index of its GID.
     pub gid_index: u8,
     pub address: PortAddress,
 }
 
-/// Why a NIC or a port is not taken. `Absent`: it is none, or one that carries no data now.
+/// The reason for which a NIC or a port is not taken. `Absent`: it does not exist, or carries no
+/// data now.
 pub(super) type Reason = (Kind, String);
 
-/// The NIC and port that are wanted, or the nearest one to `gpu` that is active and can be used.
-/// With `direct` verbs, or of any maker.
+/// The NIC and port that are wanted, or the nearest NIC to `gpu` that is active and can be used.
+/// With `direct` verbs, or of any vendor.
 pub(super) fn choose(
     gpu: &Gpu,
     wanted: Option<&NicChoice>,
@@ -48,7 +49,7 @@ pub(super) fn choose(
                 Some(attr) if attr.state == consts::IBV_PORT_ACTIVE => {
                     let port = match open(context, number, &attr) {
                         Ok(port) => port,
-                        // Where it was not asked for, another one may do.
+                        // If the NIC was not named, another one may be used.
                         Err(e) if wanted.is_none() && e.kind() == Kind::Unsupported => {
                             passed_over.push((e.kind(), e.to_string()));
                             continue;
@@ -67,9 +68,9 @@ pub(super) fn choose(
                 None if one.is_some() => {
                     passed_over.push((Kind::Absent, format!("{name} does not exist")));
                 }
-                // Every NIC has a first one.
+                // Every NIC has a port 1.
                 None if number == 1 => {
-                    let why = format!("{} does not tell of its ports", context.name);
+                    let why = format!("{} does not report its ports", context.name);
                     passed_over.push((Kind::System, why));
                     break;
                 }
@@ -79,20 +80,20 @@ pub(super) fn choose(
     }
     let what = match (wanted, passed_over.is_empty()) {
         (Some(wanted), true) => format!("no NIC is called {}", wanted.device),
-        (None, true) => "libibverbs knows no NIC".to_owned(),
+        (None, true) => "libibverbs finds no NIC".to_owned(),
         (_, false) => {
             let why: Vec<&str> = passed_over.iter().map(|(_, why)| &**why).collect();
             why.join("; ")
         }
     };
-    // What is there and cannot be used says more than what is not there.
+    // A NIC that exists and cannot be used is a better reason than one that does not exist.
     let mut kinds = passed_over.iter().map(|(kind, _)| *kind);
     let kind = kinds.find(|kind| *kind != Kind::Absent);
     Err(Error::new(OPEN, kind.unwrap_or(Kind::Absent), what))
 }
 
 /// The active ports of the NICs that are nearest to `gpu`, all at one distance, in the order in
-/// which [`choose`] looks at them.
+/// which [`choose`] tries them.
 pub(crate) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
     let (contexts, _) = by_distance(gpu, None, direct)?;
     let mut found = Vec::new();
@@ -118,11 +119,11 @@ pub(crate) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
     Ok(found)
 }
 
-/// A NIC, behind its distance from a GPU.
+/// A NIC after its distance from a GPU.
 type Distant = (usize, &'static Context);
 
-/// The NICs, or those of this name, each behind its distance from `gpu`, the nearest first; and
-/// why others cannot be used.
+/// The NICs, or those of this name, each with its distance from `gpu`, the nearest first; and the
+/// reasons why others cannot be used.
 fn by_distance(
     gpu: &Gpu,
     name: Option<&NicName>,
@@ -134,9 +135,9 @@ fn by_distance(
     Ok((nearest_first(gpu.as_deref(), contexts, is), passed_over))
 }
 
-/// NICs, each behind its distance from the place of a GPU in the tree of devices, the nearest first;
-/// `is`: a NIC's name and place. Where the tree says nothing they stand in the order of their names,
-/// the shorter first: mlx5_2 before mlx5_10. For libibverbs has them in another order each time.
+/// NICs, each with its distance from the place of a GPU in the tree of devices, the nearest first;
+/// `is` returns a NIC's name and place. At equal distance they are in the order of their names, the
+/// shorter first: mlx5_2 before mlx5_10. libibverbs' order differs from call to call.
 pub fn nearest_first<T>(
     gpu: Option<&Path>,
     nics: Vec<T>,
@@ -168,7 +169,7 @@ fn open(context: &Context, number: u8, attr: &ibv_port_attr) -> Result<Port> {
         by_gid: ethernet || attr.flags & consts::IBV_QPF_GRH_REQUIRED != 0,
         gid_index,
         address: PortAddress {
-            // On Ethernet there is none, whatever drivers say.
+            // Ethernet has no LID, whatever drivers report.
             lid: if ethernet { 0 } else { attr.lid },
             mtu: attr.active_mtu.clamp(1, 5) as u8,
             gid,
@@ -188,7 +189,7 @@ fn gid(context: &Context, port: u8, index: u8) -> Result<[u8; 16]> {
     Ok(gid)
 }
 
-/// The index of a partition key in the port's table: as a full member if it is there twice.
+/// The index of a partition key in the port's table: the entry of a full member if there are two.
 /// `None` is the first index.
 pub(super) fn pkey_index(context: &Context, port: u8, wanted: Option<u16>) -> Result<u16> {
     const MEMBER: u16 = 0x8000;
@@ -208,19 +209,19 @@ pub(super) fn pkey_index(context: &Context, port: u8, wanted: Option<u16>) -> Re
         .map(|(index, _)| *index)
         .ok_or_else(|| {
             let what = format!(
-                "{}:{port} is no member of partition {wanted:#06x} (GDS_PKEY, QpConfig::pkey)",
+                "{}:{port} is not a member of partition {wanted:#06x} (GDS_PKEY, QpConfig::pkey)",
                 context.name
             );
             Error::new("create queue pair", Kind::Invalid, what)
         })
 }
 
-/// The identifier by which a port on Ethernet is reached: of RoCE v2, and of those one that is
-/// not bound to the link if there is one.
+/// The identifier by which a port on Ethernet is reached: one of RoCE v2, and if possible one that
+/// is not link-local.
 fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 16])> {
     let verbs = context.verbs();
     let Some(query) = verbs._ibv_query_gid_ex else {
-        let what = format!("{verbs:?} does not tell the types of GIDs, as RoCE needs");
+        let what = format!("{verbs:?} does not report the types of GIDs, which RoCE needs");
         return Err(Error::new(OPEN, Kind::Unsupported, what));
     };
     let entries = u8::try_from(attr.gid_tbl_len).unwrap_or(u8::MAX);
@@ -251,13 +252,13 @@ fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 1
     })
 }
 
-/// Where sysfs has the PCI device with this address.
+/// The sysfs path of the PCI device with this address.
 fn pci_path(address: &str) -> Option<PathBuf> {
     let address = address.to_ascii_lowercase();
     std::fs::canonicalize(Path::new("/sys/bus/pci/devices").join(address)).ok()
 }
 
-/// How many bridges and devices lie between two devices in the tree of devices.
+/// The number of bridges and devices between two devices in the tree of devices.
 fn distance(a: &Path, b: &Path) -> usize {
     let (a, b): (Vec<_>, Vec<_>) = (a.components().collect(), b.components().collect());
     let common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();

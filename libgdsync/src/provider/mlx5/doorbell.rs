@@ -1,8 +1,8 @@
-//! Doorbell registers in the sight of a GPU's streams.
+//! Doorbell registers that are mapped for a GPU's streams.
 //!
-//! libmlx5 hands a register out again when its queue pair is gone, perhaps to another device of
-//! this process, while the GPU knows memory once. So a NIC keeps what it registered, and NICs for
-//! the same GPU share it.
+//! libmlx5 reuses a register after its queue pair is destroyed, perhaps for another device of this
+//! process, while the GPU can register memory only once. So a NIC keeps its registrations of
+//! doorbells, and NICs for the same GPU share them.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -16,15 +16,16 @@ use crate::nic::SharedAddr;
 /// Bytes of a doorbell.
 const LEN: usize = 8;
 
-/// What any NIC of this process has registered, by register; for several GPUs, several.
+/// The registrations of all NICs of this process, by register; one for each GPU.
 static ALL: Mutex<BTreeMap<usize, Vec<WeakRegion>>> = Mutex::new(BTreeMap::new());
 
-/// What one NIC has registered, by register.
+/// The registrations of one NIC, by register.
 #[derive(Default)]
 pub(super) struct Doorbells(Mutex<BTreeMap<usize, Region>>);
 
 impl Doorbells {
-    /// The register for the streams of `gpu` and for the CPU, and what keeps it in their sight.
+    /// The register for the streams of `gpu` and for the CPU, and the region that keeps it mapped
+    /// for them.
     ///
     /// # Safety
     /// `register` is a doorbell of a NIC, mapped until the process ends.
@@ -58,7 +59,7 @@ impl Doorbells {
 }
 
 impl Drop for Doorbells {
-    /// Under the lock, so that nobody registers what is not yet taken back.
+    /// Under the lock, so that no thread registers a region before its registration is removed.
     fn drop(&mut self) {
         let _all = ALL.lock();
         let own = self.0.get_mut();

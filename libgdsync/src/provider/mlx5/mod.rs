@@ -1,8 +1,8 @@
 //! A ConnectX by rdma-core: libibverbs and libmlx5, opened at run time.
 //!
-//! libmlx5 makes the objects, in memory of ours; then CPU, streams and kernels write its rings
-//! and ring its doorbells themselves. [`qp`] is how a queue pair is made, [`doorbell`] where it
-//! is rung; all else is as for any NIC ([`ibv`](super::ibv)).
+//! libmlx5 creates the objects, in memory of the library; then CPU, streams and kernels write the
+//! rings and doorbells themselves. [`qp`] creates a queue pair, [`doorbell`] maps its doorbell;
+//! everything else is as for any NIC ([`ibv`](super::ibv)).
 
 mod doorbell;
 mod qp;
@@ -29,15 +29,16 @@ use crate::nic::{
 };
 use crate::status::Status;
 
-/// Pages of the host, which queues have to begin with.
+/// Size of a host page in bytes; queues begin on a page.
 const PAGE: usize = 4096;
 
-/// The tables of what is alive.
+/// The tables of live objects.
 #[derive(Default)]
 struct Alive {
     ahs: BTreeMap<u64, Handle>,
     next_ah: u64,
-    /// By number. A change of state may take seconds: it locks its queue pair, not the tables.
+    /// The queue pairs by number. A change of state may take seconds: it locks its queue pair, not
+    /// the tables.
     qps: BTreeMap<u32, Arc<Mutex<Option<QpParts>>>>,
 }
 
@@ -59,15 +60,14 @@ impl Mlx5Nic {
         })
     }
 
-    /// From RESET to INIT, where queue pairs are from the start: receives may be posted there, and
-    /// a change to RESET, for which libmlx5 zeroes the doorbell record, is made by
-    /// [`Nic::reset_qp`] alone.
+    /// From RESET to INIT, in which queue pairs begin: receives may be posted there. Only
+    /// [`Nic::reset_qp`] makes the change to RESET, for which libmlx5 zeroes the doorbell record.
     fn init(&self, qp: &QpParts, operation: &'static str) -> Result<()> {
         let to_init = path::init(self.base.port(), qp.access, qp.transport, qp.pkey);
         qp.modify(to_init, operation)
     }
 
-    /// From INIT to ready to receive, then to send. As [`Nic::connect_qp`].
+    /// From INIT to ready to receive, then to ready to send. As [`Nic::connect_qp`].
     fn bring_up(&self, qpn: u32, steps: [Change; 2], operation: &'static str) -> Result<()> {
         let [to_receive, to_send] = steps;
         self.modify(qpn, operation, |qp| {
@@ -148,8 +148,8 @@ impl Nic for Mlx5Nic {
         }
         let pd = self.base.pd(pd, OPERATION)?;
         let pkey = self.base.pkey_index(&rings.path)?;
-        // SAFETY: a protection domain of this context; queue pairs hold their memory, and take
-        // these objects down before they let go of it.
+        // SAFETY: a protection domain of this context; queue pairs hold their memory, and destroy
+        // these objects before they release it.
         let (parts, qpn, register) =
             unsafe { QpParts::make(self.base.context(), pd, rings, pkey, self.layout())? };
         self.init(&parts, OPERATION)?;
@@ -212,7 +212,7 @@ impl Nic for Mlx5Nic {
         const OPERATION: &str = "reset queue pair";
         if let Report::Lost(status) = self.report(qpn, Time::ZERO) {
             // The NIC has not counted the entries that the library wrote.
-            let what = format!("queue pair {qpn:#x}: make another one");
+            let what = format!("queue pair {qpn:#x}: create a new queue pair");
             return Err(Error::new(OPERATION, Kind::Failed(status), what));
         }
         self.modify(qpn, OPERATION, |qp| {
@@ -263,7 +263,8 @@ impl Nic for Mlx5Nic {
     }
 }
 
-/// How entries of a ConnectX name the port, without a queue pair there and its key.
+/// The address vector of the port in a ConnectX's entries, without the remote queue pair number and
+/// its key.
 fn address_vector(handle: &Handle) -> Result<AvSeg> {
     let mut out = mlx5dv_ah {
         av: std::ptr::null_mut(),
@@ -275,8 +276,8 @@ fn address_vector(handle: &Handle) -> Result<AvSeg> {
     let mlx5 = Mlx5::get().map_err(missing)?;
     // SAFETY: a live address handle of a NIC for direct verbs, and memory to write to.
     let answer = unsafe { (mlx5.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_AH) };
-    check(answer, "name destination", "how entries name it")?;
+    check(answer, "name destination", "address vector")?;
     let av = out.av.cast::<[[u8; SEGMENT]; AvSeg::SEGMENTS]>();
-    // SAFETY: the library's own, of this length, which lives as long as the handle.
+    // SAFETY: the library's own memory, of this length, valid as long as the handle.
     Ok(AvSeg::from_bytes(unsafe { av.read() }))
 }

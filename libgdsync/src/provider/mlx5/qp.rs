@@ -1,10 +1,10 @@
-//! A queue pair made by libmlx5 in memory of ours.
+//! A queue pair that libmlx5 creates in memory of the library.
 //!
-//! libmlx5 asks the allocator of a parent domain for memory: it is given the places that the
-//! library laid out where the GPU's streams reach them. A thread domain of its own gives each
-//! queue pair a doorbell register that nobody else rings. What came of it is then asked by
-//! `mlx5dv_init_obj` and compared; from there on the rings are ours, and libmlx5 is called to
-//! change states only.
+//! libmlx5 asks the allocator of a parent domain for memory; the allocator returns the places that
+//! the library laid out for the GPU's streams. A separate thread domain gives each queue pair a
+//! doorbell register that no other queue pair uses. The library then queries the result by
+//! `mlx5dv_init_obj` and compares it. After that only the library writes the rings, and calls
+//! libmlx5 to change states only.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -24,7 +24,7 @@ use crate::ring::cq::ENTRY;
 
 const CREATE: &str = "create queue pair";
 
-/// Memory that the next object of a kind gets.
+/// Memory for the next object of a kind.
 #[derive(Clone, Copy, Debug)]
 struct Offer {
     kind: u64,
@@ -32,7 +32,7 @@ struct Offer {
     len: usize,
 }
 
-/// What the allocator of one parent domain has to give.
+/// The memory that the allocator of one parent domain offers.
 #[derive(Debug, Default)]
 struct Offers(Mutex<Vec<Offer>>);
 
@@ -52,7 +52,8 @@ impl Offers {
     }
 }
 
-/// The allocator. Doorbell records of completion queues, which nobody reads, are the provider's.
+/// The allocator. The provider allocates doorbell records of completion queues itself: they are
+/// unused.
 unsafe extern "C" fn allocate(
     _: *mut ibv_pd,
     offers: *mut c_void,
@@ -60,28 +61,28 @@ unsafe extern "C" fn allocate(
     align: usize,
     kind: u64,
 ) -> *mut c_void {
-    // SAFETY: what the parent domain was made with, which outlives it.
+    // SAFETY: the data that the parent domain was created with, which outlive it.
     let offers = unsafe { &*offers.cast::<Offers>() };
     match offers.take(kind, size, align) {
         Some(at) => at as *mut c_void,
         None if kind == MLX5DV_RES_TYPE_DBR => IBV_ALLOCATOR_USE_DEFAULT,
         None => {
-            // What the caller of libmlx5 is told.
-            // SAFETY: this thread's own.
+            // libmlx5 reports this errno to its caller.
+            // SAFETY: the errno of this thread.
             unsafe { *libc::__errno_location() = libc::ENOMEM };
             std::ptr::null_mut()
         }
     }
 }
 
-/// The memory is the library's, which frees it after the queue pair.
+/// The library owns the memory and frees it after the queue pair.
 unsafe extern "C" fn free(_: *mut ibv_pd, _: *mut c_void, _: *mut c_void, _: u64) {}
 
-/// What libmlx5 made for one queue pair, taken down in order.
+/// The objects that libmlx5 made for one queue pair, destroyed in order.
 pub(super) struct QpParts {
     context: &'static Context,
     qp: *mut ibv_qp,
-    /// Send, receive.
+    /// The completion queues of sends and of receives.
     cqs: [*mut ibv_cq; 2],
     domain: *mut ibv_pd,
     threads: *mut ibv_td,
@@ -131,7 +132,7 @@ impl Drop for QpParts {
     }
 }
 
-/// Direct verbs. Such a NIC is not opened without.
+/// Direct verbs. A NIC of this provider is not opened without them.
 fn direct() -> Result<&'static Mlx5> {
     Mlx5::get().map_err(missing)
 }
@@ -200,7 +201,7 @@ impl QpParts {
         let domain = unsafe { verbs.alloc_parent_domain(self.context.raw(), attr) };
         let domain = domain.ok_or_else(|| {
             let what = format!(
-                "{}: its provider knows no parent domains",
+                "{}: its provider does not support parent domains",
                 self.context.name
             );
             Error::new(CREATE, Kind::Unsupported, what)
@@ -221,7 +222,7 @@ impl QpParts {
             len: len.next_multiple_of(layout.align),
         }]);
         let mut attr = ibv_cq_init_attr_ex {
-            // The library makes room for one more, and rounds up.
+            // The provider makes room for one more entry, and rounds up.
             cqe: entries - 1,
             cq_context: std::ptr::null_mut(),
             channel: std::ptr::null_mut(),
@@ -245,7 +246,7 @@ impl QpParts {
         let guard = CqGuard(self.context, cq);
         // SAFETY: a live completion queue.
         let out = unsafe { mlx5.cq(cq) }
-            .map_err(|answer| told(answer, CREATE, "where the completion queue lies"))?;
+            .map_err(|answer| told(answer, CREATE, "address of the completion queue"))?;
         let is = (out.buf as usize, out.cqe_cnt, out.cqe_size as usize);
         if is != (at, entries, ENTRY) {
             let what = format!("a completion queue at {is:x?} in place of {at:#x}, {entries}");
@@ -255,7 +256,7 @@ impl QpParts {
         Ok(cq)
     }
 
-    /// Makes the queue pair itself; answers its number and its doorbell register.
+    /// Creates the queue pair itself; returns its number and its doorbell register.
     fn make_qp(&mut self, rings: &QpRings<'_>, layout: Layout) -> Result<(u32, NonNull<u8>)> {
         let (ring, recv_at, entries, stride) = rings.recv_ring;
         let (_, send_at, blocks) = rings.send_ring;
@@ -275,8 +276,8 @@ impl QpParts {
                 len: 8,
             },
         ];
-        // How many blocks so many requests take is libmlx5's own reckoning, with the longest
-        // request of all: three or four for each, rounded up to a power of two.
+        // libmlx5 computes the number of blocks for a number of requests, with its longest request:
+        // three or four blocks for each, rounded up to a power of two.
         let guesses = [4, 3, 2, 6, 8, 1].map(|each| (blocks / each).max(1));
         let mut refusal = None;
         for requests in guesses {
@@ -348,8 +349,8 @@ impl QpParts {
         };
         let mut own = mlx5dv_qp_init_attr {
             comp_mask: MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
-            // A small message would lie in its completion entry, and not where a stream that
-            // passes its wait looks for it.
+            // With this scatter, a small message would be in its completion entry, and not in the
+            // memory where a stream looks for it after its wait.
             create_flags: MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
             ..mlx5dv_qp_init_attr::default()
         };
@@ -361,7 +362,7 @@ impl QpParts {
         }
         // SAFETY: a live queue pair.
         let out = unsafe { mlx5.qp(qp) }
-            .map_err(|answer| told(answer, CREATE, "where the queue pair lies"));
+            .map_err(|answer| told(answer, CREATE, "layout of the queue pair"));
         if out.is_err() {
             self.take_back(qp)?;
             return out;
@@ -370,20 +371,20 @@ impl QpParts {
         out
     }
 
-    /// Destroys a queue pair that is not the one wanted.
+    /// Destroys a queue pair with another layout than the wanted one.
     fn take_back(&self, qp: *mut ibv_qp) -> Result<()> {
-        // SAFETY: just made, used by nobody.
+        // SAFETY: a new queue pair without users.
         let gone = unsafe { (self.context.verbs().ibv_destroy_qp)(qp) };
-        check(gone, CREATE, "take back a queue pair of another layout")
+        check(gone, CREATE, "destroy a queue pair of another layout")
     }
 
-    /// Its address and those of its completion queues, as events name them.
+    /// The addresses of the queue pair and its completion queues, as events name them.
     pub fn objects(&self) -> Vec<usize> {
         let cqs = self.cqs.iter().map(|cq| *cq as usize);
         cqs.chain([self.qp as usize]).collect()
     }
 
-    /// Changes its state.
+    /// Changes the state of the queue pair.
     pub fn modify(&self, change: Change, operation: &'static str) -> Result<()> {
         let (mut attr, mask) = change;
         // SAFETY: a live queue pair.
@@ -392,12 +393,13 @@ impl QpParts {
     }
 }
 
-/// A completion queue that turned out to be of no use.
+/// A completion queue that is destroyed because it cannot be used.
 struct CqGuard(&'static Context, *mut ibv_cq);
 
 impl Drop for CqGuard {
     fn drop(&mut self) {
-        // SAFETY: just made, used by nobody. The error that is told is the first one.
+        // SAFETY: a new completion queue without users. The first error is the one that is
+        // reported.
         let _ = unsafe { (self.0.verbs().ibv_destroy_cq)(self.1) };
     }
 }

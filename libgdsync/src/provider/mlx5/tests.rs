@@ -1,10 +1,10 @@
-//! A queue pair that libmlx5 itself posts to, for tests that compare what it writes with what
-//! this library writes.
+//! A queue pair that libmlx5 itself posts to, for tests that compare its entries with those of this
+//! library.
 //!
-//! It is made as [`qp`](super::qp) makes one, but for its sizes: libmlx5 refuses requests of its
-//! own that are longer than it was told at first. Once it has sent one message, which tells how
-//! its completions are marked, plain memory lies where its doorbell was: the NIC hears of nothing,
-//! and the test completes requests in its place.
+//! It is created as [`qp`](super::qp) creates one, except for its sizes: libmlx5 refuses requests
+//! longer than the sizes given at creation. It first sends one message, whose completion shows the
+//! mark of its completions. After that, plain memory replaces its doorbell: the NIC gets no
+//! doorbell, and the test completes the requests in the NIC's place.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -26,10 +26,10 @@ use crate::provider::ibv::{Context, Handle, check, path};
 use crate::ring::RingMemory as _;
 use crate::ring::cq::ENTRY;
 
-/// A structure of C of which nothing is set.
+/// A structure of C with all bytes zero.
 ///
 /// # Safety
-/// All zeros are one: numbers, pointers that may be null, and functions that may be absent.
+/// All zeros are valid: numbers, pointers that may be null, and functions that may be absent.
 unsafe fn unset<T>() -> T {
     // SAFETY: the caller's promise.
     unsafe { std::mem::zeroed() }
@@ -39,11 +39,11 @@ fn settings() -> PathSettings {
     PathConfig::default().resolve().unwrap()
 }
 
-/// Bytes of the longest entry, by which libmlx5 reckons the length of a ring here.
+/// Bytes of the longest entry, from which libmlx5 computes the length of a ring here.
 const LONGEST: u32 = 1024;
-/// Pieces of a request, at most.
+/// Most pieces of a request.
 const SGES: u32 = 30;
-/// Bytes of inline data that fit beside the shortest head of an entry, and of a datagram's.
+/// Bytes of inline data that fit behind the shortest head of an entry, and of a datagram's entry.
 const INLINE: [u32; 2] = [LONGEST - 16 - 4, LONGEST - 64 - 4];
 
 const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
@@ -51,7 +51,7 @@ const IBV_QP_EX_WITH_SEND: u64 = 1 << 2;
 const MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS: u64 = 1 << 2;
 const MLX5DV_QP_EX_WITH_RAW_WQE: u64 = 1 << 3;
 
-/// What libibverbs puts around a queue pair for posting step by step: its beginning.
+/// The beginning of libibverbs' structure for posting step by step, which contains a queue pair.
 #[repr(C)]
 struct IbvQpEx {
     _base: [u64; 20],
@@ -63,7 +63,7 @@ struct IbvQpEx {
     wr_complete: unsafe extern "C" fn(*mut IbvQpEx) -> i32,
 }
 
-/// What libmlx5 has beyond that: its beginning.
+/// The beginning of libmlx5's structure, which contains that one.
 #[repr(C)]
 struct Mlx5dvQpEx {
     _comp_mask: u64,
@@ -71,26 +71,26 @@ struct Mlx5dvQpEx {
     wr_raw_wqe: unsafe extern "C" fn(*mut Mlx5dvQpEx, *const c_void),
 }
 
-/// Plain memory where a doorbell register is, so that the NIC does not hear of it. The page comes
-/// back in the end: libmlx5 hands it out again.
+/// Plain memory in place of a doorbell register, so that the NIC gets no doorbell. The page is
+/// restored at the end, because libmlx5 reuses it.
 pub(crate) struct Silence {
     page: *mut c_void,
     aside: *mut c_void,
-    /// The register and what follows it in its page.
+    /// The register and the bytes behind it in its page.
     pub register: Mapped,
 }
 
 impl Silence {
     /// # Safety
-    /// All users of the page shall be silent, until this ends.
+    /// No user of the page rings a doorbell of the NIC until this is dropped.
     pub unsafe fn new(register: *mut u8) -> Silence {
         let len = doorbell::PAGE;
         let page: *mut c_void = register.map_addr(|at| at & !(len - 1)).cast();
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: a free place is mapped; then the page is moved there, and another one laid in
-        // its place, as the caller allows.
+        // SAFETY: a free range is mapped; then the page is moved there, and another page is mapped
+        // in its place, as the caller allows.
         unsafe {
             let aside = libc::mmap(ptr::null_mut(), len, rights, plain, -1, 0);
             assert_ne!(aside, libc::MAP_FAILED);
@@ -110,18 +110,18 @@ impl Silence {
 impl Drop for Silence {
     fn drop(&mut self) {
         let (len, fixed) = (doorbell::PAGE, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
-        // SAFETY: the page of old, moved over the one in its place.
+        // SAFETY: the original page, moved over the one in its place.
         let at = unsafe { libc::mremap(self.aside, len, len, fixed, self.page) };
         assert_eq!(at, self.page);
     }
 }
 
-/// Completions written in the NIC's place.
+/// Completions that the test writes in the NIC's place.
 #[derive(Clone, Copy)]
 pub(crate) struct Completions {
     pub ring: Mapped,
     pub log: u8,
-    /// The position that is written next.
+    /// The position to be written next.
     pub next: u32,
 }
 
@@ -139,7 +139,7 @@ impl Completions {
     }
 }
 
-/// See the module.
+/// The queue pair of libmlx5; see the module.
 pub(crate) struct VendorQp {
     context: &'static Context,
     pd: *mut ibv_pd,
@@ -148,9 +148,9 @@ pub(crate) struct VendorQp {
     cqs: [*mut ibv_cq; 2],
     qp: *mut ibv_qp,
     transport: Transport,
-    /// To its own port, for datagrams.
+    /// The handle of its own port, for datagrams.
     own: Option<Handle>,
-    /// Send, receive.
+    /// Completions of sends and of receives.
     pub completions: [Completions; 2],
     /// The mark that the NIC puts into completions.
     uidx: u32,
@@ -158,7 +158,7 @@ pub(crate) struct VendorQp {
     pub recv_ring: Mapped,
     pub stride: usize,
     pub record: Mapped,
-    /// Two registers, side by side, that libmlx5 uses in turn; and the bytes of each.
+    /// Two neighbouring registers that libmlx5 uses in turn; and the bytes of each.
     registers: Option<Silence>,
     register_len: usize,
 }
@@ -168,7 +168,8 @@ impl VendorQp {
         self.context.verbs()
     }
 
-    /// As many blocks and entries as said, silent, and with one message sent.
+    /// Makes the queue pair with these numbers of blocks and entries, without doorbells, and with
+    /// one message sent.
     pub fn make(
         gpu: &Gpu,
         transport: Transport,
@@ -242,7 +243,7 @@ impl VendorQp {
             assert_eq!((is.sq.wqe_cnt, is.sq.stride), (blocks, 64), "send ring");
             assert_eq!(is.rq.wqe_cnt, entries, "receive ring");
             let mapped = |at: *mut c_void, len: usize| {
-                // Alive as long as the queue pair is, and memory of the process.
+                // Valid as long as the queue pair is, and memory of the process.
                 Mapped::new(NonNull::new(at.cast()).unwrap(), len)
             };
             let completions = cq_is.map(|is| Completions {
@@ -275,14 +276,14 @@ impl VendorQp {
         }
     }
 
-    /// To the destination's port, as libmlx5 names it.
+    /// The address handle of the destination's port, of libmlx5.
     pub fn handle(&self, nic: &Mlx5Nic, to: &AhAttr) -> Handle {
         let attr = path::ah_attr(nic.base.port(), to, &settings()).unwrap();
-        // SAFETY: a protection domain of this context, which is there as long as this.
+        // SAFETY: a protection domain of this context, which lives as long as this.
         unsafe { Handle::make(self.context, self.pd, attr).unwrap() }
     }
 
-    /// To itself.
+    /// Connects the queue pair to itself.
     fn connect(&mut self, nic: &Mlx5Nic) {
         let here = QpAddress {
             node: nic.node(),
@@ -322,7 +323,8 @@ impl VendorQp {
         }
     }
 
-    /// Writes nothing to nowhere, or sends it, really, and reads how the NIC marks completions.
+    /// Really sends an empty message, or writes one to no address, and reads the mark of its
+    /// completion.
     fn one_message(&mut self) {
         let mut request = ibv_send_wr {
             opcode: IBV_WR_RDMA_WRITE,
@@ -354,7 +356,7 @@ impl VendorQp {
         unsafe { (*self.qp).qp_num }
     }
 
-    /// Takes a completion, which has to be a success.
+    /// Polls one completion, which must be a success.
     fn polled(&self, side: usize) -> bool {
         let mut wc = ibv_wc::default();
         // SAFETY: a live completion queue and room for one.
@@ -386,12 +388,12 @@ impl VendorQp {
         assert_eq!(answer, 0, "ibv_post_recv");
     }
 
-    /// Posts an entry of these bytes, of which libmlx5 writes the index itself.
+    /// Posts an entry of these bytes; libmlx5 writes the index itself.
     pub fn post_raw(&self, entry: &[u8]) {
         type ToEx = unsafe extern "C" fn(*mut ibv_qp) -> *mut IbvQpEx;
         type ToOwn = unsafe extern "C" fn(*mut IbvQpEx) -> *mut Mlx5dvQpEx;
         let find = |library: &std::ffi::CStr, name: &std::ffi::CStr| {
-            // SAFETY: libraries that are open already, by their names.
+            // SAFETY: libraries that are already open, by their names.
             let found = unsafe {
                 let open = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
                 assert!(!open.is_null(), "{library:?}");
@@ -418,7 +420,7 @@ impl VendorQp {
         assert_eq!(answer, 0, "mlx5dv_wr_raw_wqe");
     }
 
-    /// What was last rung, if anything was since the last call.
+    /// The last doorbell, if there was any since the last call.
     pub fn take_doorbell(&self) -> Option<[u8; 8]> {
         let mut rung = None;
         let registers = &self.registers.as_ref()?.register;
@@ -432,7 +434,7 @@ impl VendorQp {
         rung
     }
 
-    /// Completes, in the NIC's place, everything up to the send whose entry begins at `index`.
+    /// Completes, in the NIC's place, all sends up to the one whose entry begins at `index`.
     pub fn complete_send(&mut self, index: u16) {
         self.complete(0, CqeOpcode::REQ, index);
     }
@@ -455,7 +457,7 @@ impl VendorQp {
     }
 }
 
-/// A request of nothing.
+/// A request with all fields zero.
 pub(crate) fn no_send() -> ibv_send_wr {
     // SAFETY: numbers, pointers and a union of both.
     let none = unsafe { unset() };
@@ -465,10 +467,10 @@ pub(crate) fn no_send() -> ibv_send_wr {
     }
 }
 
-/// Where libmlx5 has laid the objects.
+/// The addresses that libmlx5 gave the objects.
 ///
 /// # Safety
-/// They are alive.
+/// The objects are alive.
 unsafe fn layout(
     mlx5: &Mlx5,
     qp: *mut ibv_qp,

@@ -1,4 +1,4 @@
-//! A completion queue of ours, from the side of who writes it.
+//! The writer of one of the library's completion queues.
 
 use mlx5_prm::cqe::{self, Cqe64, ErrCqe, Failure, Success};
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
@@ -8,27 +8,27 @@ use crate::gpu::Mapped;
 use crate::ring::RingMemory;
 use crate::ring::cq::ENTRY;
 
-/// Of which side entries are.
+/// The side of an entry: send or receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Send,
     Receive,
 }
 
-/// The writer. Nobody asks whether entries were consumed: the rings never have more requests
-/// outstanding than there is room.
+/// The writer of completion entries. It does not check whether entries were consumed: the rings
+/// never have more requests outstanding than the queue has room for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entries {
     pub ring: Mapped,
     pub log: u8,
     pub kind: Kind,
     pub qpn: u32,
-    /// The position that is written next.
+    /// The position to be written next.
     pub next: u32,
 }
 
 impl Entries {
-    /// Writes what became of the request with this counter.
+    /// Writes the outcome of the request with this counter.
     pub fn put(&mut self, counter: u16, send_opcode: SendOpcode, outcome: &Outcome) {
         let owner = cqe::owner_of_lap(self.next, self.log);
         let (qpn, wqe_counter) = (self.qpn, counter);
@@ -73,7 +73,7 @@ impl Entries {
         self.ring.write(at, body);
         let mut word = [0; 4];
         word.copy_from_slice(last);
-        // Releases the body, and the payload, to whoever waits for this word.
+        // Releases the body, and the payload, to every reader that waits for this word.
         self.ring
             .store32(at + cqe::LAST_DWORD_OFFSET, u32::from_le_bytes(word));
         self.next = self.next.wrapping_add(1);

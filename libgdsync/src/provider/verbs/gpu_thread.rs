@@ -1,9 +1,10 @@
-//! Who looks at the rings: a thread of the NIC's, or, on a software GPU, the thread that is the
-//! GPU, in between its own work.
+//! The thread that polls the rings: a thread of the NIC, or, on a software GPU, the GPU's thread in
+//! between its own work.
 //!
-//! Where processors are few two threads that spin alternate at the scheduler's pace, twice for
-//! each message: to ring, and to be told. The GPU's thread is awake whenever a stream could post
-//! or wait, so there it costs one more look a round, and nothing is handed over.
+//! With few processors, two spinning threads alternate at the scheduler's pace, twice for each
+//! message: for the doorbell and for the completion. The GPU's thread is awake whenever a stream
+//! could post or wait. So if it polls the rings, the cost is one more poll per round, and no
+//! hand-over between threads.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::env::Variable;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 
-/// With so many processors each thread has one to itself.
+/// With this many processors, each thread has a processor to itself.
 const ENOUGH: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,17 +36,18 @@ const THREAD: Variable<Choice> = Variable {
     former_words: &[],
 };
 
-/// Whether the thread of `gpu` shall look at the rings, as `GDS_VERBS_THREAD` says.
+/// Whether the thread of `gpu` polls the rings, as `GDS_VERBS_THREAD` selects.
 ///
 /// # Errors
-/// `Invalid` for what the variable cannot be, `Unsupported` if the GPU has no such thread.
+/// `Invalid` for an invalid value of the variable, `Unsupported` if the GPU has no thread in this
+/// process.
 pub(super) fn wanted(gpu: &Gpu) -> Result<bool> {
     let soft = gpu.is_software();
     match THREAD.read()? {
         Choice::Own => Ok(false),
         Choice::Gpu if !soft => {
             let what = format!(
-                "{}=gpu, on a GPU that is no thread of this process",
+                "{}=gpu, but the GPU is not a thread of this process",
                 THREAD.name
             );
             Err(Error::new(super::OPEN, Kind::Unsupported, what))
@@ -58,14 +60,14 @@ pub(super) fn wanted(gpu: &Gpu) -> Result<bool> {
     }
 }
 
-/// A machine of the GPU's driver that looks at the rings of a NIC.
+/// A machine of the GPU's driver that polls the rings of a NIC.
 struct Poller {
     common: Arc<Common>,
     relays: Vec<SharedRelay>,
     seen: Option<u32>,
 }
 
-/// Has the thread of `gpu` look at the rings from now on.
+/// Makes the thread of `gpu` poll the rings from now on.
 pub(super) fn attach(common: &Arc<Common>) -> MachineId {
     let machine = Poller {
         common: Arc::clone(common),

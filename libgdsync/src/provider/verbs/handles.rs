@@ -1,8 +1,8 @@
-//! Whom datagrams go to, as the device knows it: address handles by number.
+//! The device's address handles for the destinations of datagrams, by number.
 //!
-//! An entry of our rings names its handle by that number, in place of the GID that a ConnectX's
-//! entry has. Numbers are never used again, of which 64 bits have enough, so one that a stream has
-//! spoiled, or kept for too long, names nobody.
+//! An entry of the library's rings names its handle by that number, in place of the GID that a
+//! ConnectX's entry has. Numbers are never reused; 64 bits are enough for that. So a number that a
+//! stream has overwritten, or kept after its handle was removed, names no handle.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
@@ -12,7 +12,8 @@ use mlx5_prm::wqe::AvSeg;
 
 use crate::provider::ibv::Handle;
 
-/// The handles of a NIC: read for each datagram, changed when destinations come and go.
+/// The handles of a NIC: read for each datagram, changed when destinations are created and
+/// destroyed.
 #[derive(Default)]
 pub(super) struct Handles(RwLock<Table>);
 
@@ -27,7 +28,7 @@ impl Handles {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a handle in; answers its number.
+    /// Adds a handle; returns its number.
     pub fn add(&self, handle: Handle) -> u64 {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let number = table.next;

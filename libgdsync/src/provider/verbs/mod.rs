@@ -1,13 +1,14 @@
-//! Any NIC that verbs know, by a CPU thread.
+//! Any NIC that libibverbs supports, by a CPU thread.
 //!
-//! Its queue pairs have rings in memory of ours, laid out as a ConnectX has them, so that
-//! requests, doorbells, waits and statuses are the same as everywhere. A thread is the NIC of
-//! these rings: what is posted there it posts by `ibv_post_send` and `ibv_post_recv`, what
-//! `ibv_poll_cq` tells it writes into our completion queues. [`translate`] turns one form into the
-//! other, [`relay`] is one queue pair, [`entries`] writes completion entries, [`handles`] knows whom
-//! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
-//! registrations and paths are as for any NIC ([`ibv`](super::ibv)). On a software GPU the
-//! GPU's thread may be that one: [`gpu_thread`].
+//! Its queue pairs have rings in memory of the library, laid out as a ConnectX has them, so that
+//! requests, doorbells, waits and statuses are the same as on a ConnectX. A thread is the NIC of
+//! these rings: it posts their entries by `ibv_post_send` and `ibv_post_recv`, and writes the
+//! completions that `ibv_poll_cq` returns into the library's completion queues. [`translate`]
+//! converts one form into the other, [`relay`] is one queue pair, [`entries`] writes completion
+//! entries, [`handles`] maps numbers to the destinations of datagrams, [`queues`] has the device's
+//! objects, [`thread`] the thread. Ports, registrations and paths are as for any NIC
+//! ([`ibv`](super::ibv)). On a software GPU the GPU's thread may do the work of that thread:
+//! [`gpu_thread`].
 
 mod entries;
 mod gpu_thread;
@@ -41,14 +42,15 @@ use crate::nic::{
     QpAddress, QpMade, QpObjects, QpRings, Report, Transport,
 };
 
-/// What opening is called in errors.
+/// The operation of opening, for errors.
 const OPEN: &str = "open verbs device";
 
-/// How often a silent peer is asked again. Seven times is for ever to a device of the kernel's.
+/// How often the NIC retries if the peer does not answer. To a kernel device, 7 means to retry for
+/// ever.
 const RETRIES: u8 = 6;
 
-/// The vendor that the kernel's soft-RoCE names (`drivers/infiniband/sw/rxe`). It executes the
-/// requests of a queue pair in the order of their packets' numbers.
+/// The vendor number of the kernel's soft-RoCE (`drivers/infiniband/sw/rxe`). It executes the
+/// requests of a queue pair in the order of their packet numbers.
 const SOFT_ROCE: u32 = 0xff_ffff;
 
 /// One queue pair.
@@ -65,9 +67,9 @@ pub(crate) struct VerbsNic {
     attributes: ibv_device_attr,
     common: Arc<Common>,
     thread: Option<JoinHandle<()>>,
-    /// Who does its work, if there is none.
+    /// The machine on the GPU's thread that does the work, if the NIC has no thread.
     machine: Option<MachineId>,
-    /// By number.
+    /// The queue pairs by number.
     qps: Mutex<BTreeMap<u32, Owned>>,
     handles: Arc<Handles>,
 }
@@ -84,7 +86,7 @@ impl VerbsNic {
             std::thread::Builder::new()
                 .name("gds-verbs".to_owned())
                 .spawn(move || common.run())
-                .map_err(|e| Error::new(OPEN, Kind::System, "its thread").source(e))
+                .map_err(|e| Error::new(OPEN, Kind::System, "start its thread").source(e))
         };
         let thread = (!by_gpu).then(start).transpose()?;
         let machine = by_gpu.then(|| gpu_thread::attach(&common));
@@ -105,7 +107,8 @@ impl VerbsNic {
         qps.get(&qpn).map(|qp| qp.relay.clone()).ok_or_else(gone)
     }
 
-    /// From RESET by these steps; if that fails, back to where it may be tried again.
+    /// Changes the queue pair from RESET by these steps. If that fails, the queue pair returns to a
+    /// state from which the call may be repeated.
     fn bring_up(&self, qpn: u32, steps: [Change; 2], operation: &'static str) -> Result<()> {
         self.relay(qpn, operation)?.with(|relay| {
             let qp = &relay.queues;
@@ -114,7 +117,7 @@ impl VerbsNic {
             match up {
                 Ok(()) => {
                     relay.up();
-                    // What was posted before; the peer may send from now on.
+                    // Posts the receives that were posted before; the peer may send from now on.
                     relay.receive();
                 }
                 Err(_) => {
@@ -127,7 +130,8 @@ impl VerbsNic {
         Ok(())
     }
 
-    /// READs and atomics that a queue pair keeps outstanding, and answers, within `most`.
+    /// Number of READs and atomics that a queue pair keeps outstanding, and that it answers, up to
+    /// `most`.
     fn reads(&self, most: u8) -> (u8, u8) {
         let within = |limit: i32| u8::try_from(limit).unwrap_or(u8::MAX).min(most);
         let device = &self.attributes;
@@ -164,9 +168,9 @@ impl Nic for VerbsNic {
         Layout {
             align: BASIC_BLOCK,
             most_pieces: usize::MAX,
-            // Nobody looks at it: the doorbell record tells all.
+            // Not read by a device: the doorbell record is enough.
             takes_uar: true,
-            // The CPU reads them all the time.
+            // The CPU polls the queues all the time.
             device_queues: false,
         }
     }
@@ -316,7 +320,7 @@ impl Nic for VerbsNic {
     }
 
     fn modify_to_error(&self, qpn: u32) -> bool {
-        // What the device does not flush its relay does.
+        // The relay flushes the requests that the device does not flush.
         if let Ok(relay) = self.relay(qpn, "modify to error") {
             relay.with(|relay| relay.fail());
             self.common.ring();
@@ -368,7 +372,7 @@ impl Nic for VerbsNic {
             return;
         };
         self.base.context().events.forget(objects.qpn);
-        // The thread may hold the relay for a while yet: what is in it goes now.
+        // The thread may hold the relay for a while: the relay's contents are released now.
         owned.relay.with(|relay| {
             relay.down();
             relay.queues.destroy();
@@ -404,13 +408,13 @@ impl Drop for VerbsNic {
     fn drop(&mut self) {
         self.common.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic of it was reported where it happened.
+            // A panic of the thread was reported where it happened.
             let _ = thread.join();
         }
         if let Some(machine) = self.machine.take() {
             self.common.host().detach(machine);
         }
-        // Queue pairs hold the NIC, so none is left but those that were never whole.
+        // Queue pairs hold the NIC, so only queue pairs that were never complete remain.
         self.common.change(Vec::clear);
     }
 }

@@ -1,4 +1,4 @@
-//! The objects of a queue pair at the device: made, posted to, polled, taken down.
+//! The device's objects of a queue pair: creation, posting, polling, destruction.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -15,22 +15,23 @@ use crate::provider::ibv::{Context, check, is_gone, refused_last};
 
 const CREATE: &str = "create queue pair";
 
-/// Requests that one queue pair has at the device, at most. More stay in its ring, and follow.
+/// Most requests that one queue pair has at the device. Further requests stay in its ring until
+/// then.
 const MOST_WAITING: u32 = 256;
-/// Pieces of a send that are asked for first; fewer where the device has no more.
+/// Pieces of a send that are requested first; fewer where the device has no more.
 const SEND_SGES: u32 = 30;
-/// Bytes of inline data, likewise.
+/// Bytes of inline data that are requested first.
 const INLINE: u32 = 256;
-/// Fewer than that are none.
+/// Below this number of bytes, no inline data are requested.
 const LEAST_INLINE: u32 = 32;
 
-/// The objects.
+/// The device's objects of one queue pair.
 pub(super) struct DeviceQueues {
     context: &'static Context,
     qp: *mut ibv_qp,
-    /// Of sends and receives.
+    /// The completion queue of sends and receives.
     cq: *mut ibv_cq,
-    /// The first step, over which all ways lead.
+    /// The change to INIT, the first step of every path.
     pub init: Change,
     /// Whether the next completion raises an event.
     armed: bool,
@@ -39,7 +40,7 @@ pub(super) struct DeviceQueues {
 // SAFETY: libibverbs may be called from any thread with any of its objects.
 unsafe impl Send for DeviceQueues {}
 
-/// What a queue pair is asked to take.
+/// The sizes that are requested for a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
     sends: u32,
@@ -49,8 +50,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// What to ask for when this was refused; `None`: it is not for the sizes. No attribute tells
-    /// how many bytes of inline data there may be, nor that requests times pieces have a limit.
+    /// The next smaller sizes after a refusal; `None`: the refusal has another reason. No attribute
+    /// reports the limit of inline data, nor the limit of requests times pieces.
     fn smaller(self) -> Option<Sizes> {
         let Sizes {
             sends,
@@ -77,19 +78,19 @@ impl Sizes {
     }
 }
 
-/// What the device says about itself.
+/// The device's attributes.
 pub(super) fn attributes(context: &Context) -> Result<ibv_device_attr> {
     let mut attr = std::mem::MaybeUninit::zeroed();
     let verbs = context.verbs();
     // SAFETY: an open context and memory to write to.
     let answer = unsafe { (verbs.ibv_query_device)(context.raw(), attr.as_mut_ptr()) };
-    check(answer, super::OPEN, "what the device is like")?;
-    // SAFETY: numbers, of which all zeros are some.
+    check(answer, super::OPEN, "attributes of the device")?;
+    // SAFETY: numbers, for which all zeros are valid.
     Ok(unsafe { attr.assume_init() })
 }
 
 impl DeviceQueues {
-    /// Makes a queue pair that takes up to so many requests; what it really takes is answered.
+    /// Creates a queue pair for up to this many requests; returns the numbers that it really takes.
     ///
     /// # Safety
     /// `pd` is a protection domain of `context`, `channel` a channel, and both outlive this.
@@ -184,17 +185,17 @@ impl DeviceQueues {
         check(answer, operation, &format!("to state {}", attr.qp_state))
     }
 
-    /// Its address and that of its completion queue, as events name them.
+    /// The addresses of the queue pair and its completion queue, as events name them.
     pub fn objects(&self) -> Vec<usize> {
         vec![self.cq as usize, self.qp as usize]
     }
 
-    /// Whether `cq` is this one's, whose next completion raises no event then.
+    /// Whether `cq` is this queue pair's. If so, its next completion raises no event.
     pub fn disarm(&mut self, cq: *mut ibv_cq) {
         self.armed &= self.cq != cq;
     }
 
-    /// Has the next completion raise an event.
+    /// Requests an event for the next completion.
     pub fn arm(&mut self) {
         if !self.armed {
             // SAFETY: a live completion queue.
@@ -203,12 +204,12 @@ impl DeviceQueues {
         }
     }
 
-    /// Takes the objects down. Nothing is called on them any more.
+    /// Destroys the objects. No call uses them any more.
     pub fn destroy(&mut self) {
         let (qp, cq) = (self.qp, self.cq);
         (self.qp, self.cq) = (ptr::null_mut(), ptr::null_mut());
         let mut answers = [0; 2];
-        // SAFETY: made by `make` and, as they are forgotten, destroyed once, the user first.
+        // SAFETY: made by `make`, and destroyed once, users first: the fields are cleared.
         unsafe {
             if !qp.is_null() {
                 answers[0] = (self.verbs().ibv_destroy_qp)(qp);
@@ -256,8 +257,8 @@ impl Queues for DeviceQueues {
         }
         const OPERATION: &str = "modify to error";
         let to = path::plain(IBV_QPS_ERR);
-        // From any state but the first, over which receives may be flushed that were posted
-        // before a connection.
+        // From any state but RESET, where receives may be flushed that were posted before a
+        // connection.
         let done = self.modify(to, OPERATION).or_else(|_| {
             self.modify(self.init, OPERATION)?;
             self.modify(to, OPERATION)
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_is_asked_for_smaller_until_nothing_is_left() {
+    fn refused_sizes_shrink_until_none_is_left() {
         let most = Sizes {
             sends: 256,
             receives: 256,
@@ -281,7 +282,7 @@ mod tests {
             inline: 256,
         };
         let all: Vec<Sizes> = std::iter::successors(Some(most), |sizes| sizes.smaller()).collect();
-        // Inline data go first: without them everything works.
+        // Inline data are reduced first: everything works without them.
         let inline: Vec<u32> = all.iter().map(|sizes| sizes.inline).collect();
         assert_eq!(inline[..6], [256, 128, 64, 32, 0, 0]);
         assert_eq!(all[4], Sizes { inline: 0, ..most });

@@ -1,9 +1,10 @@
-//! The thread of a NIC: it looks at the rings of all its queue pairs, spins for a while after
-//! the last progress, then sleeps until a completion, a ring of the bell, or the end of a nap.
+//! The thread of a NIC: it polls the rings of all its queue pairs, spins for a while after the last
+//! progress, then sleeps until a completion, a wake-up by the bell, or the end of a nap.
 //!
-//! A stream's store wakes nobody. So while streams have something to post a nap is an eighth of
-//! the time since the last progress, within limits: what nobody rang for is late by an eighth of
-//! the time that it was waited for, and 1 ms at most. Where nothing is expected the thread sleeps.
+//! A stream's store does not wake the thread. So while streams still have work to post, a nap lasts
+//! an eighth of the time since the last progress, within limits: a store without a wake-up is seen
+//! after a delay of at most an eighth of the waiting time, and of at most 1 ms. If no posts are
+//! expected, the thread sleeps.
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
@@ -21,35 +22,35 @@ use crate::provider::ibv::{Context, refused_last};
 
 /// How long the thread spins after the last progress, as the driver's threads do.
 const SPIN: Duration = Duration::from_micros(500);
-/// How long of that it keeps the processor.
+/// How long of that time it spins without yielding the processor.
 const KEEP: Duration = Duration::from_micros(2);
 const SHORTEST_NAP: Duration = Duration::from_micros(40);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// Where nothing is expected; it only bounds what a mistake costs.
+/// The length of the sleep if no posts are expected; it only bounds the cost of a missed wake-up.
 const SLEEP: Duration = Duration::from_millis(100);
 
 /// A queue pair, shared by the thread and its owner.
 pub(super) type SharedRelay = Shared<Relay<DeviceQueues>>;
 
-/// What the thread and the NIC share.
+/// State shared by the thread and the NIC.
 pub(super) struct Common {
     context: &'static Context,
     pub channel: *mut ibv_comp_channel,
     host: Arc<dyn Host>,
     relays: Mutex<Vec<SharedRelay>>,
-    /// Counted up after `relays` have changed under their lock; read relaxed, as a hint to look
-    /// under the lock.
+    /// Incremented after `relays` have changed under their lock; read relaxed, as a hint to read
+    /// `relays` under the lock.
     changes: AtomicU32,
     bell: OwnedFd,
-    /// The GPU's thread looks at the rings, and there is no other.
+    /// The GPU's thread polls the rings, and the NIC has no thread.
     by_gpu: bool,
-    /// True while the thread is about to sleep, or asleep. Stored before its last look, loaded
-    /// by `ring` after what it rings for: both sides have a full fence in between, so that one
-    /// of them sees the other.
+    /// True while the thread is about to sleep, or asleep. Stored before the thread's last poll,
+    /// loaded by `ring` after the stores that it announces: both sides have a full fence in
+    /// between, so that one of them sees the other.
     asleep: AtomicBool,
-    /// Says that the thread shall end; a ring of the bell follows.
+    /// Tells the thread to end; a wake-up by the bell follows.
     stop: AtomicBool,
-    /// Whether the device is gone. The thread's own: relaxed.
+    /// Whether the device is lost. Used by the thread only: relaxed.
     lost: AtomicBool,
 }
 
@@ -59,14 +60,14 @@ unsafe impl Send for Common {}
 unsafe impl Sync for Common {}
 
 impl Common {
-    /// A channel for events of the NIC's completion queues, and the rest.
+    /// A channel for events of the NIC's completion queues, and the other shared state.
     pub fn new(context: &'static Context, host: Arc<dyn Host>, by_gpu: bool) -> Result<Common> {
-        // SAFETY: two numbers; a new descriptor is answered, or -1.
+        // SAFETY: two numbers; the call returns a new descriptor, or -1.
         let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if bell < 0 {
             return Err(refused_last(OPEN, "eventfd"));
         }
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let bell = unsafe { OwnedFd::from_raw_fd(bell) };
         // SAFETY: an open context.
         let channel = unsafe { (context.verbs().ibv_create_comp_channel)(context.raw()) };
@@ -85,7 +86,7 @@ impl Common {
             stop: AtomicBool::new(false),
             lost: AtomicBool::new(false),
         };
-        // An event may be taken back between the news of it and its reading.
+        // An event may be taken back after `poll` has reported it and before it is read.
         // SAFETY: a live channel's descriptor.
         let answer = unsafe {
             let flags = libc::fcntl((*channel).fd, libc::F_GETFL);
@@ -97,7 +98,7 @@ impl Common {
         Ok(common)
     }
 
-    /// Has the relays changed.
+    /// Changes the list of relays.
     pub fn change(&self, change: impl FnOnce(&mut Vec<SharedRelay>)) {
         change(&mut self.relays.lock());
         self.changes.fetch_add(1, Ordering::Relaxed);
@@ -114,7 +115,7 @@ impl Common {
         &self.context.name
     }
 
-    /// Takes over what relays there are, if they have changed since `seen`.
+    /// Takes over the list of relays if it has changed since `seen`.
     pub fn follow(&self, relays: &mut Vec<SharedRelay>, seen: &mut Option<u32>) {
         let changes = self.changes.load(Ordering::Relaxed);
         if *seen != Some(changes) {
@@ -124,7 +125,7 @@ impl Common {
         }
     }
 
-    /// Wakes the thread if it sleeps. Call after writing what it shall find.
+    /// Wakes the thread if it sleeps. Call it after the stores that the thread must find.
     pub fn ring(&self) {
         if self.by_gpu {
             return self.host.ring();
@@ -132,20 +133,20 @@ impl Common {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
             let one = 1_u64.to_ne_bytes();
-            // SAFETY: a live descriptor and eight bytes. That it is full is as good.
+            // SAFETY: a live descriptor and eight bytes. A full counter wakes the thread too.
             let _ = unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
         }
     }
 
-    /// Has the thread end.
+    /// Ends the thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.ring();
     }
 
-    /// The thread.
+    /// The loop of the thread.
     pub fn run(&self) {
-        // With the default slack of 50 us a nap of 40 us lasts 90. Refusal only costs time.
+        // With the default slack of 50 us, a nap of 40 us lasts 90 us. A refusal only costs time.
         // SAFETY: two numbers.
         let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_usize) };
         let mut relays = Vec::new();
@@ -168,20 +169,20 @@ impl Common {
         }
     }
 
-    /// One look at every queue pair; whether there was work.
+    /// Polls every queue pair once; returns whether there was work.
     fn round(&self, relays: &mut [SharedRelay]) -> bool {
         let mut busy = false;
         for relay in relays {
             busy |= relay.step(Time::ZERO) == Step::Progress;
         }
         if busy {
-            // Streams may go on: the device thread should look.
+            // Streams may continue: the device thread must poll.
             self.host.ring();
         }
         busy
     }
 
-    /// Sleeps, unless there is work after all. Answers whether there was, or it was woken.
+    /// Sleeps, unless there is work after all. Returns whether there was work or a wake-up.
     fn sleep(&self, relays: &mut [SharedRelay], seen: Option<u32>, idle: Duration) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -218,7 +219,7 @@ impl Common {
             return true;
         }
         let channel = match lost {
-            // It would be news for ever. What is no descriptor is passed over.
+            // A lost channel would be ready for ever. `ppoll` ignores a negative descriptor.
             true => -1,
             // SAFETY: a channel lives as long as this.
             false => unsafe { (*self.channel).fd },
@@ -249,10 +250,10 @@ impl Common {
             self.take_events(relays);
         }
         if fds[1].revents & !libc::POLLIN != 0 {
-            // The kernel has taken the device from the process, which the channel alone tells:
-            // nothing completes any more, and no call changes that.
+            // The kernel has taken the device from the process, which only the channel reports: no
+            // request completes any more, and no call changes that.
             self.lost.store(true, Ordering::Relaxed);
-            tracing::warn!(target: "gdsync", "{} is gone", self.nic());
+            tracing::warn!(target: "gdsync", "{} is lost: its requests fail", self.nic());
         }
         true
     }
@@ -280,7 +281,7 @@ impl Drop for Common {
         let answer = unsafe { (self.context.verbs().ibv_destroy_comp_channel)(self.channel) };
         if answer != 0 {
             let name = &self.context.name;
-            tracing::warn!(target: "gdsync", "end channel of {name}: {answer}");
+            tracing::warn!(target: "gdsync", "destroy completion channel of {name}: {answer}");
         }
     }
 }

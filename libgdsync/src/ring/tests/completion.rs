@@ -1,4 +1,4 @@
-//! Completion positions are given again only when they are written and passed.
+//! Completion positions are reused only after they are written and passed.
 
 use super::*;
 
@@ -103,8 +103,8 @@ fn waits_are_counted_past_the_wrap_of_the_count() {
     }
 }
 
-/// A mark of an earlier lap is not compared again: 2^31 waits later it would seem to be ahead of
-/// its stream's count.
+/// A mark of an earlier lap is not compared again: after 2^31 further waits it would seem to be
+/// ahead of its stream's count.
 #[test]
 fn waits_for_a_quarter_are_forgotten_in_its_next_lap() {
     let mut rig = rig(8, 0, 0);

@@ -1,4 +1,4 @@
-//! What a failing queue reports, and which streams it lets pass.
+//! The statuses that a failing queue reports, and the streams that it releases.
 
 use super::*;
 
@@ -75,7 +75,7 @@ fn an_aborted_request_is_not_done_before_it_is_posted() {
     };
     fail(&mut rig);
     assert_eq!(rig.queue.cq.completed(), 0);
-    // It is taken back together with the one behind it; another has its ticket and its position.
+    // It is taken back together with the next one; another request gets its ticket and position.
     rig.queue.abort(t[3], |h| *h = 0).unwrap();
     let again = rig.prepare(1, true).unwrap();
     assert_eq!(again, t[2]);
@@ -90,8 +90,8 @@ fn an_aborted_request_is_not_done_before_it_is_posted() {
     assert_eq!(rig.queue.cq.completed(), 1);
 }
 
-/// Two unsignaled requests fail before the request of the first position does: meanwhile the
-/// position of the aborted request behind it may be released, but not the first one.
+/// Two unsignaled requests fail before the request of the first position does. Meanwhile the
+/// position of the later, aborted request may be released, but not the first one.
 #[test]
 fn a_tick_without_new_entries_reports_no_work() {
     let mut rig = rig(16, 0, 0);
@@ -110,9 +110,9 @@ fn a_tick_without_new_entries_reports_no_work() {
     assert!(settled(&rig.queue.fifo));
 }
 
-/// The third of eight requests fails; every third is signaled, so positions and entries no
-/// longer agree. Each request gets its own status; released positions are exactly those whose
-/// request has one, and only after it was published.
+/// The third of eight requests fails; every third is signaled, so positions and entries no longer
+/// agree. Each request gets its own status. Exactly the positions whose request has a status are
+/// released, and only after the status was published.
 #[test]
 fn errors_are_attributed_by_counter_and_waits_are_released_after_their_status() {
     for failing in 0..8u64 {

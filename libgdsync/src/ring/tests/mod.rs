@@ -25,7 +25,7 @@ struct Rig {
     entries: Heap,
     passed: Heap,
     log: u8,
-    /// What the NIC has executed and written.
+    /// The index up to which the NIC has executed, and the next position that it writes.
     consumed: u32,
     written: u64,
 }
@@ -77,14 +77,14 @@ impl Rig {
         ticket
     }
 
-    /// Sends as long as there is room.
+    /// Sends until there is no room.
     fn send_all(&mut self) {
         while let Ok(t) = self.prepare(1, true) {
             self.queue.post(t, Poster::Cpu).unwrap();
         }
     }
 
-    /// Executes all that is posted.
+    /// Executes all posted requests.
     fn drain(&mut self) {
         while self.execute(None).is_some() {}
     }
@@ -145,7 +145,7 @@ impl Rig {
     }
 }
 
-/// All that a NIC, a stream or a later call can see of the queue: counters and live entries.
+/// The state of the queue that a NIC, a stream or a later call can see: counters and live entries.
 fn snapshot(rig: &Rig) -> (u32, u64, u64, u64, Vec<[u8; 16]>) {
     let fifo = &rig.queue.fifo;
     let mut segments = Vec::new();

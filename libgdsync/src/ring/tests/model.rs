@@ -1,6 +1,6 @@
 //! The completion and watcher protocols under a model checker: the shipped [`CompletionRing`],
-//! [`Fault`] and wait sequences over loom's atomics. Every interleaving of NIC, stream, watcher
-//! and CPU that the memory model allows is tried.
+//! [`Fault`] and wait sequences over loom's atomics. Loom tries every interleaving of NIC, stream,
+//! watcher and CPU that the memory model allows.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ impl RingMemory for Words {
     }
 }
 
-/// Of a runtime like CUDA.
+/// The capabilities of a runtime like CUDA.
 const CAPS: Caps = Caps {
     mask: false,
     ..Caps::FULL
@@ -82,8 +82,8 @@ impl StatusSink for Publish {
     }
 }
 
-/// What a stream's front end does with the waits for a position: one after the other, each
-/// until it passes.
+/// The stream's front end executes the waits for a position: one after the other, each until it
+/// passes.
 fn stream_waits(ring: &CompletionRing<Words>, entries: &Words, position: u64) {
     let spot = ring.spot(position);
     let entry = completion::Entry {
@@ -121,8 +121,8 @@ fn ring(entries: &Words, passed: &Words) -> CompletionRing<Words> {
     CompletionRing::new(entries.clone(), passed.clone(), 3, 0)
 }
 
-/// A stream that has passed a completion sees the payload, and its mark is what lets the CPU
-/// hand the entry's quarter to the NIC again: the stream never sees the later lap's entry.
+/// A stream that has passed a completion sees the payload. Its mark lets the CPU give the entry's
+/// quarter to the NIC again: the stream never sees the later lap's entry.
 #[test]
 fn a_passed_completion_carries_its_payload_and_is_reused_only_then() {
     loom::model(|| {
@@ -159,8 +159,8 @@ fn a_passed_completion_carries_its_payload_and_is_reused_only_then() {
         entries.store32(last(0), success(0));
         payload.store(7, Ordering::Relaxed);
         entries.store32(last(1), success(1));
-        // The CPU asks for a position in the third quarter, and the NIC's next work for it
-        // changes the payload.
+        // The CPU requests a position in the third quarter, and the NIC's next work for it changes
+        // the payload.
         if cq.reserve(4).is_ok() {
             assert_eq!(passed.load32(0), 1, "reused before the stream had passed");
             payload.store(8, Ordering::Relaxed);
@@ -169,8 +169,8 @@ fn a_passed_completion_carries_its_payload_and_is_reused_only_then() {
     });
 }
 
-/// Positions and their tests for another thread, without memory of its own: a second ring over
-/// the same words would preset them again.
+/// Positions and their tests for another thread, without memory: a second ring over the same words
+/// would preset them again.
 fn positions() -> CompletionRing<Words> {
     let blank = Words::new(&[]);
     CompletionRing::new(blank.clone(), blank, 3, 0)
@@ -190,7 +190,7 @@ fn error_entry(write: impl Fn(usize, u32)) {
     }
 }
 
-/// As a NIC writes an entry: the body in any order, the last dword after it.
+/// Writes an entry as a NIC does: the body in any order, the last dword after it.
 fn write_error(entries: &Words) {
     error_entry(|o, word| match o {
         o if o == last(0) => entries.store32(o, word),
@@ -208,8 +208,8 @@ fn one_in_flight(entries: &Words) -> (CompletionRing<Words>, Fifo<()>) {
     (cq, fifo)
 }
 
-/// A stream at an entry in error stands still until the watcher has stored the status; then it
-/// goes on and sees it.
+/// A stream stalls at an error entry until the watcher has stored the status; then it continues and
+/// sees the status.
 #[test]
 fn a_stream_released_by_the_watcher_sees_the_status() {
     loom::model(|| {
@@ -230,7 +230,7 @@ fn a_stream_released_by_the_watcher_sees_the_status() {
     });
 }
 
-/// A watcher that visits while the NIC writes an error entry sees all of it or nothing.
+/// A watcher that visits while the NIC writes an error entry sees the whole entry or none of it.
 #[test]
 fn the_watcher_never_reads_half_an_error_entry() {
     loom::model(|| {
@@ -258,9 +258,9 @@ fn the_watcher_never_reads_half_an_error_entry() {
     });
 }
 
-/// Whoever sees what was flushed sees for what, in whichever queue that failed.
+/// An observer of a flushed request sees the cause too, whichever queue failed.
 #[test]
-fn a_flush_is_never_seen_without_its_cause() {
+fn flushed_status_is_visible_only_with_its_cause() {
     for cause_is_sent in [true, false] {
         loom::model(move || {
             let words = [Words::new(&[last(0)]), Words::new(&[last(0)])];

@@ -22,15 +22,15 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: crate::testing::cases(256), failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Random prepare, abort and post, starting just below every wrap: the NIC executes exactly
-    /// what was posted, in order, NOPs for holes; every signaled one completes at the position it
-    /// was given; slots and positions never leak.
+    /// Random prepare, abort and post, starting just below every wrap: the NIC executes exactly the
+    /// posted requests, in order, and NOPs for holes. Every signaled request completes at the
+    /// position that it was given. Slots and positions never leak.
     #[test]
     fn a_nic_sees_exactly_what_was_posted(acts in prop::collection::vec(act(), 1..400), near in 0u32..40) {
         let start = 0u32.wrapping_sub(near);
         let first = (1u64 << 24) - u64::from(near);
         let mut rig = rig(16, start, first);
-        // ticket -> aborted; what was handed over, in order
+        // ticket -> aborted; the tickets handed over, in order
         let mut live: Vec<(Ticket, bool)> = Vec::new();
         let mut executed = 0usize;
         let mut handed: Vec<(Ticket, bool)> = Vec::new();
@@ -77,7 +77,7 @@ proptest! {
                 },
             }
         }
-        // Everything can be finished, and then everything is free again.
+        // All requests can be finished, and then all slots are free again.
         while let Some((t, aborted)) = live.last().copied() {
             if !aborted { rig.queue.abort(t, |h| *h = 0).unwrap(); }
             live.pop();
@@ -89,7 +89,7 @@ proptest! {
         prop_assert_eq!(rig.queue.cq.next(), rig.written);
     }
 
-    /// Preparing and aborting, in whatever order, leaves what is visible as it was.
+    /// Preparing and aborting, in any order, leaves the visible state unchanged.
     #[test]
     fn aborted_requests_leave_no_trace(kept in 0usize..4, sizes in prop::collection::vec((0usize..6, any::<bool>()), 1..6), seed: u64) {
         let mut rig = rig(32, 0xffff_fff0, 8);
@@ -166,7 +166,7 @@ fn a_doorbell_covers_only_posted_requests() {
 }
 
 #[test]
-fn what_retires_for_the_sake_of_room_lets_go_of_what_it_held() {
+fn request_retired_for_room_releases_its_hold() {
     let mut rig = rig(16, 0, 0);
     rig.send_all();
     rig.drain();
@@ -202,7 +202,7 @@ fn aborted_newest_requests_leave_no_slot_and_no_silent_run() {
     rig.send(1, true);
     rig.execute(None);
     rig.queue.retire_with(|h| *h = 0);
-    // So many that the last one uses the slot of the first.
+    // So many requests that the last one uses the slot of the first.
     let taken: Vec<Ticket> = (0..4).map(|_| rig.prepare(1, false).unwrap()).collect();
     assert_ne!(rig.queue.fifo.silent_run(), 0);
     for t in taken.iter().rev() {
@@ -212,7 +212,7 @@ fn aborted_newest_requests_leave_no_slot_and_no_silent_run() {
     assert_eq!(rig.queue.fifo.silent_run(), 0);
 }
 
-/// For an abort that is forgotten, the answer is `None`, not `Some(false)`.
+/// For a forgotten abort the answer is `None`, not `Some(false)`.
 #[test]
 fn an_abort_is_reported_or_unknown_but_never_denied() {
     let mut fifo: fifo::Fifo<()> = fifo::Fifo::new(4, 0);

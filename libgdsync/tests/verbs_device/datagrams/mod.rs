@@ -1,10 +1,10 @@
-//! What queue pairs of datagrams do, whoever opens the device.
+//! Behaviour of queue pairs of datagrams, with any provider.
 
 mod refused;
 
 use gdsync::rdma::{Destination, Field, GRH, QpAddress, Received, Source, Transport};
 
-use refused::{what_makes_no_sense_is_refused, wrong_destinations_are_refused};
+use refused::{invalid_datagram_requests_are_refused, wrong_destinations_are_refused};
 
 use super::{paths, pattern};
 use crate::common::*;
@@ -12,16 +12,16 @@ use crate::common::*;
 const QKEY: u32 = 0x1234_5678;
 const ROOM: u64 = GRH as u64;
 
-/// All of the below that holds on any kind of link.
+/// All tests of this file that hold on any kind of link.
 pub fn all(open: Open) {
-    it_says_where_it_came_from_and_is_answered(open);
+    datagram_carries_its_source_and_is_answered(open);
     one_queue_pair_sends_to_many(open);
     messages_of_every_shape_arrive(open);
-    what_nobody_takes_is_lost(open);
+    dropped_datagram_when_no_receive_is_posted(open);
     a_stream_changes_what_is_sent(open);
-    a_failure_flushes_all_and_a_reset_mends_it(open);
+    failure_flushes_all_requests_and_a_reset_recovers_the_queue_pair(open);
     a_receive_that_is_too_small_fails(open);
-    what_makes_no_sense_is_refused(open);
+    invalid_datagram_requests_are_refused(open);
     wrong_destinations_are_refused(open);
 }
 
@@ -37,7 +37,7 @@ fn ud(config: &QpConfig, qkey: u32) -> QpConfig {
 }
 
 impl Ends {
-    /// So many, active; the one with number `i` has the key `QKEY + i`.
+    /// `many` active queue pairs; number `i` has the key `QKEY + i`.
     fn new(open: Open, config: &QpConfig, many: u32) -> Ends {
         let gpu = Gpu::soft().unwrap();
         let pd = open(&gpu).unwrap().alloc_pd().unwrap();
@@ -62,7 +62,7 @@ impl Ends {
         self.pd.destination(&self.qps[i].address()).unwrap()
     }
 
-    /// A receive of that queue pair for `len` bytes and what lies in front of them.
+    /// Posts a receive of that queue pair for `len` bytes and the header in front of them.
     fn receive(&mut self, i: usize, mr: &Mr, at: u64, len: u32) -> ReceiveRequest {
         self.qps[i].receive(&[mr.sge(at, GRH as u32 + len)])
     }
@@ -86,13 +86,13 @@ fn front(mr: &Mr, at: u64) -> [u8; GRH] {
     bytes(mr, at, GRH).try_into().unwrap()
 }
 
-/// Whether a receive that a stream posts is at the NIC a moment later only.
+/// Whether a receive that a stream posts reaches the NIC only a moment later.
 fn hands_over_later(qp: &Qp) -> bool {
     qp.doorbell() == Doorbell::CpuThread || qp.device().name().starts_with("verbs ")
 }
 
-/// What the NIC says of a request that fails so: the kernel's soft-RoCE knows one word for all that
-/// goes wrong with datagrams.
+/// The NIC's status for this failure: the kernel's soft-RoCE has one status for all failures of
+/// datagrams.
 fn told(qp: &Qp, status: Status) -> Status {
     match qp.device().name().starts_with("verbs rxe") {
         true => Status::LOCAL_QP_OPERATION,
@@ -100,8 +100,8 @@ fn told(qp: &Qp, status: Status) -> Status {
     }
 }
 
-/// Streams send, receive and wait; the receiver answers to whom the message says that it is from.
-fn it_says_where_it_came_from_and_is_answered(open: Open) {
+/// Streams send, receive and wait; the receiver answers to the source of the message.
+fn datagram_carries_its_source_and_is_answered(open: Open) {
     for (path, config) in paths() {
         for kind in [MemoryKind::Pinned, MemoryKind::Device] {
             let mut e = Ends::new(open, &config, 2);
@@ -119,7 +119,7 @@ fn it_says_where_it_came_from_and_is_answered(open: Open) {
                 let list = [near.sge(0, len as u32)];
                 let work = Work::send(&list).to(&to).with_imm(round as u32).signaled();
                 let send = e.qps[0].prepare(&work).unwrap();
-                // Without a receive it would be lost.
+                // Without a receive the datagram would be lost.
                 let value = round as u32 + 1;
                 let list = [
                     geq(&ready, value),
@@ -141,7 +141,7 @@ fn it_says_where_it_came_from_and_is_answered(open: Open) {
                 let source = got.source.expect("a datagram");
                 assert_eq!(source.qpn, e.qps[0].address().qpn, "{path}");
                 assert_eq!(bytes(&far, 1024 + ROOM, len), sent, "{path}");
-                // Back, with what arrived.
+                // The answer, with the received bytes.
                 let back = e.pd.answer_to(&source, &front(&far, 1024), QKEY).unwrap();
                 let pong = e.receive(0, &near, 2048, 1000);
                 let list = [far.sge(1024 + ROOM, len as u32)];
@@ -156,7 +156,7 @@ fn it_says_where_it_came_from_and_is_answered(open: Open) {
     }
 }
 
-/// In turns, in one list of a stream; nobody else holds the destinations meanwhile.
+/// Alternating, in one list of a stream; no other handle of the destinations exists meanwhile.
 fn one_queue_pair_sends_to_many(open: Open) {
     const MANY: usize = 6;
     for (path, config) in paths() {
@@ -212,7 +212,7 @@ fn messages_of_every_shape_arrive(open: Open) {
         };
         for len in [0, 1, 15, 16, 17, most - 1, most] {
             for imm in [None, Some(0), Some(0xfedc_ba98)] {
-                // The whole, in three pieces, and scattered over three.
+                // The whole in three pieces, and scattered over three pieces.
                 let (a, b) = (len / 3, len / 2);
                 let pieces = [
                     near.sge(0, a),
@@ -240,12 +240,12 @@ fn messages_of_every_shape_arrive(open: Open) {
             arrived(&mut e, recv, len, Some(5), "inline");
             assert_eq!(bytes(&far, ROOM, len), text[..len], "{path}, {len} inline");
         }
-        // What does nothing needs nobody.
+        // A NOP needs no destination.
         e.send(0, &Work::nop());
     }
 }
 
-/// On InfiniBand: a LID alone does within a subnet; what comes from another one has a header.
+/// On InfiniBand: within a subnet a LID is enough; a datagram from another subnet has a header.
 pub fn other_subnets_are_reached_by_a_header(open: Open) {
     let mut e = Ends::new(open, &QpConfig::default(), 2);
     let memory = e.memory(MemoryKind::Pinned, 4096);
@@ -269,7 +269,7 @@ pub fn other_subnets_are_reached_by_a_header(open: Open) {
         assert_eq!(source, expected);
         assert_eq!(bytes(&memory, ROOM, 8), [6; 8]);
         if grh {
-            // From whom, to whom.
+            // The source and the destination.
             assert_eq!(bytes(&memory, 8, 16), port.gid);
             assert_eq!(bytes(&memory, 24, 16), gid);
         }
@@ -280,8 +280,8 @@ pub fn other_subnets_are_reached_by_a_header(open: Open) {
     }
 }
 
-/// Sends are done when they have left, and the next one that can be taken is.
-fn what_nobody_takes_is_lost(open: Open) {
+/// Sends are complete when they have left, and the next datagram with a receive arrives.
+fn dropped_datagram_when_no_receive_is_posted(open: Open) {
     for (path, config) in paths() {
         let mut e = Ends::new(open, &config, 3);
         let memory = e.memory(MemoryKind::Pinned, 4096);
@@ -297,7 +297,8 @@ fn what_nobody_takes_is_lost(open: Open) {
             let pieces: [&[u8]; 1] = [&text];
             let lost: [&[u8]; 1] = [b"lost"];
             e.send(0, &Work::send_inline(&lost).to(&good));
-            // What is behind it on the same way has arrived when this has: there was no receive.
+            // When this one has arrived, the earlier ones on the same path have too: they found no
+            // receive.
             let recv = e.receive(2, &memory, 2048, 8);
             let other = e.to(2);
             e.send(0, &Work::send_inline(&pieces).to(&other));
@@ -315,7 +316,7 @@ fn what_nobody_takes_is_lost(open: Open) {
     }
 }
 
-/// Fields of an entry lie behind its address.
+/// Fields of an entry are behind its address.
 fn a_stream_changes_what_is_sent(open: Open) {
     for (path, config) in paths() {
         let mut e = Ends::new(open, &config, 2);
@@ -349,8 +350,8 @@ fn a_stream_changes_what_is_sent(open: Open) {
     }
 }
 
-/// Of sends; the receives of the queue pair are flushed too, and streams that wait go on.
-fn a_failure_flushes_all_and_a_reset_mends_it(open: Open) {
+/// A failure of a send flushes the receives of the queue pair too, and waiting streams continue.
+fn failure_flushes_all_requests_and_a_reset_recovers_the_queue_pair(open: Open) {
     for (path, config) in paths() {
         let mut e = Ends::new(open, &config, 2);
         let memory = e.memory(MemoryKind::Pinned, 4096);
@@ -391,7 +392,7 @@ fn a_failure_flushes_all_and_a_reset_mends_it(open: Open) {
             qp.quiet(LIMIT).unwrap();
             qp.reset().unwrap();
             qp.activate().unwrap();
-            // Both ways.
+            // In both directions.
             memory.region().write(0, &[round; 8]).unwrap();
             let list = [memory.sge(0, 8)];
             for (from, into) in [(0, 1), (1, 0)] {
@@ -406,7 +407,7 @@ fn a_failure_flushes_all_and_a_reset_mends_it(open: Open) {
     }
 }
 
-/// The sender knows nothing of it.
+/// The sender gets no error.
 fn a_receive_that_is_too_small_fails(open: Open) {
     for (path, config) in paths() {
         let mut e = Ends::new(open, &config, 2);

@@ -1,17 +1,17 @@
-//! Requests that are none for datagrams, and destinations that cannot be.
+//! Requests that datagrams do not support, and invalid destinations.
 
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{GRH, Pd, PortAddress, QpConfig, Source, Transport, Work};
 
 use super::*;
 
-/// As the tests of the whole path have it, without a text.
+/// As in the tests of the whole path, without a text.
 #[track_caller]
 fn refused<T>(result: gdsync::Result<T>, kind: Kind, limit: Option<u64>) {
     crate::common::refused(result, kind, limit, &[]);
 }
 
-pub fn what_makes_no_sense_is_refused(open: Open) {
+pub fn invalid_datagram_requests_are_refused(open: Open) {
     let config = QpConfig::default();
     let mut e = Ends::new(open, &config, 1);
     let memory = e.memory(MemoryKind::Pinned, 8192);
@@ -34,7 +34,7 @@ pub fn what_makes_no_sense_is_refused(open: Open) {
         refused(qp.prepare(&other), invalid, None);
         refused(qp.prepare(&other.to(&to)), invalid, None);
     }
-    // One byte more than the packet takes, in registered memory and in the entry.
+    // One byte more than the packet holds, in registered memory and in the entry.
     let most = to.max_len();
     let long = [memory.sge(0, most), memory.sge(0, 1)];
     let limit = Some(u64::from(most));
@@ -47,7 +47,7 @@ pub fn what_makes_no_sense_is_refused(open: Open) {
         limit,
     );
 
-    // A connection, before and after it is made.
+    // A connection, before and after it is connected.
     let mut rc = e.pd.create_qp(&config).unwrap();
     assert_eq!((rc.transport(), rc.address().qkey), (Transport::Rc, None));
     refused(rc.activate(), invalid, None);
@@ -57,7 +57,7 @@ pub fn what_makes_no_sense_is_refused(open: Open) {
     refused(rc.prepare(&send.to(&to)), invalid, None);
     refused(e.pd.destination(&rc.address()), invalid, None);
 
-    // Before it is active only receives are possible.
+    // Before activation only receives are possible.
     let mut new = e.pd.create_qp(&ud(&config, QKEY)).unwrap();
     refused(new.prepare(&send.to(&to)), Kind::WrongState, None);
     let recv = new.receive(&[memory.sge(4096, 100)]);
@@ -66,7 +66,7 @@ pub fn what_makes_no_sense_is_refused(open: Open) {
     e.send(0, &send.to(&there));
     new.wait(recv, LIMIT).unwrap();
 
-    // Keys of the system's, and destinations of somebody else's.
+    // Keys reserved for the system, and destinations of another device.
     let limit = Some(0x7fff_ffff);
     refused(e.pd.create_qp(&ud(&config, 1 << 31)), invalid, limit);
     let other: Pd = e.pd.device().alloc_pd().unwrap();
@@ -98,7 +98,7 @@ pub fn wrong_destinations_are_refused(open: Open) {
         service_level: 0,
         grh: true,
     };
-    // No header, though one is promised.
+    // No header, though the source promises one.
     refused(
         e.pd.answer_to(&source, &[0; GRH], QKEY),
         Kind::Protocol,
@@ -117,7 +117,7 @@ pub fn wrong_destinations_are_refused(open: Open) {
             refused(name(good.port(None)), invalid, None);
             let lid = u16::from(port.lid == 0);
             refused(name(with(port.lid(lid))), invalid, None);
-            // The smaller of two packets is what both can take.
+            // Both ends accept the smaller of the two packet sizes.
             let small = name(with(port.mtu(2))).unwrap();
             assert_eq!(small.max_len(), 512);
             if port.lid == 0 {

@@ -1,10 +1,10 @@
-//! One queue pair: between our rings and queues of verbs, as a step machine.
+//! One queue pair between the library's rings and queues of verbs, as a step machine.
 //!
-//! It is to the rings what a NIC is: it reads entries as far as the doorbell record says, in
-//! order, and writes completion entries, in order. In between it posts as many requests as the
-//! device takes; the others stay in the ring. Each request is signaled to the device, so that
-//! each end shows; an entry is written for those that asked for one. After a failure one is
-//! written for every request, and what the device never saw is flushed here.
+//! The relay is the NIC of the rings: it reads entries up to the index in the doorbell record, in
+//! order, and writes completion entries, in order. It posts as many requests as the device takes;
+//! the others stay in the ring. Each request is signaled to the device, so that each end is
+//! reported; the relay writes an entry for the requests that asked for one. After a failure it
+//! writes one for every request, and flushes the requests that the device never got.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -25,36 +25,36 @@ use crate::ring::RingMemory as _;
 
 /// Bytes of the longest entry, and of the longest slot of a receive.
 const ENTRY_BYTES: usize = MAX_SEGMENTS.next_multiple_of(4) * SEGMENT;
-/// Completions taken at once.
+/// Completions polled at once.
 const BATCH: usize = 16;
-/// Requests of the longest queue.
+/// Number of requests of the longest queue.
 const LONGEST: u16 = 1 << 15;
 /// Marks the numbers of receives.
 const RECEIVE: u64 = 1 << 63;
 
-/// The queues of verbs that stand behind a relay.
+/// The queues of verbs behind a relay.
 pub(super) trait Queues: Send {
-    /// Posts a send; 0, or an errno.
+    /// Posts a send; returns 0 or an errno.
     fn post_send(&mut self, wr: &mut ibv_send_wr) -> c_int;
-    /// Posts a receive; 0, or an errno.
+    /// Posts a receive; returns 0 or an errno.
     fn post_recv(&mut self, wr: &mut ibv_recv_wr) -> c_int;
-    /// Takes completions; answers how many.
+    /// Polls completions; returns their number.
     fn poll(&mut self, into: &mut [ibv_wc]) -> usize;
-    /// Puts the queue pair in error. Answers whether what it has comes back: not from a device
-    /// that is gone.
+    /// Puts the queue pair in error. Returns whether its requests complete: a lost device does not
+    /// complete them.
     fn to_error(&mut self) -> bool;
 }
 
-/// What the device takes.
+/// The limits of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Requests outstanding.
+    /// Outstanding requests.
     pub sends: usize,
     pub receives: usize,
-    /// Pieces of one.
+    /// Pieces of one send.
     pub send_sges: usize,
     pub recv_sges: usize,
-    /// Bytes of a send that are copied as it is posted.
+    /// Bytes of a send that the device copies when it is posted.
     pub inline: usize,
 }
 
@@ -65,10 +65,10 @@ pub(super) struct Rings {
     pub start: u32,
     pub record: Mapped,
     pub send: Mapped,
-    /// The same as the NIC reads it.
+    /// The send ring as the NIC reads it.
     pub send_memory: translate::RingMemory,
     pub recv: Mapped,
-    /// Bytes of a receive's slot.
+    /// Bytes of a slot of the receive ring.
     pub stride: usize,
     pub send_entries: Entries,
     pub recv_entries: Entries,
@@ -76,23 +76,23 @@ pub(super) struct Rings {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nobody looks at its rings.
+    /// The rings are not polled.
     Down,
     Up,
-    /// What is posted is flushed.
+    /// Posted requests are flushed.
     Error,
 }
 
-/// Where a request is.
+/// The stage of a request.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     /// At the device.
     Posted,
-    /// Back from it.
+    /// Completed by the device.
     Done(Outcome),
-    /// It does nothing, when it is reached.
+    /// A request without effect: it is complete when its turn comes.
     Nothing,
-    /// It fails when it is reached; nothing behind it is posted.
+    /// It fails when its turn comes; no later request is posted.
     Bad(Syndrome),
 }
 
@@ -107,14 +107,14 @@ struct Request {
 /// One of the two work queues.
 #[derive(Debug)]
 struct Side {
-    /// Read from the ring and not told of yet, oldest first.
+    /// Requests that are read from the ring and not reported yet, oldest first.
     flight: VecDeque<Request>,
-    /// The number of the oldest. Numbers are never used again, so that what a former connection
-    /// left in the completion queue is known.
+    /// The number of the oldest request. Numbers are never reused, so that completions of a former
+    /// connection can be told apart.
     first: u64,
-    /// Read from the ring so far: basic blocks, or receives.
+    /// Index up to which the ring is read: basic blocks, or receives.
     head: u32,
-    /// At the device.
+    /// Number of requests at the device.
     posted: usize,
     entries: Entries,
 }
@@ -151,13 +151,14 @@ impl Side {
         }
     }
 
-    /// Whether a request stands in the way that will fail.
+    /// Whether a request that is going to fail blocks later ones.
     fn blocked(&self) -> bool {
         let last = self.flight.back();
         last.is_some_and(|last| matches!(last.stage, Stage::Bad(_)))
     }
 
-    /// Writes entries for what is over. Answers whether anything was, and whether it failed.
+    /// Writes entries for finished requests. Returns whether there were any, and whether one
+    /// failed.
     fn settle(&mut self, in_error: bool) -> (bool, bool) {
         let (mut busy, mut failed) = (false, false);
         while let Some(request) = self.flight.front() {
@@ -183,7 +184,8 @@ impl Side {
         (busy, failed)
     }
 
-    /// The device completes nothing any more: all that is outstanding fails, the oldest with `why`.
+    /// The device completes no request any more: all outstanding requests fail, the oldest with
+    /// `why`.
     fn lose(&mut self, mut why: Syndrome) {
         let posted = |request: &&mut Request| matches!(request.stage, Stage::Posted);
         for request in self.flight.iter_mut().filter(posted) {
@@ -196,7 +198,7 @@ impl Side {
         self.posted = 0;
     }
 
-    /// Forgets what is in flight.
+    /// Drops all requests in flight.
     fn reset(&mut self, start: u32) {
         self.first = self.next();
         self.flight.clear();
@@ -204,19 +206,19 @@ impl Side {
     }
 }
 
-/// See the module.
+/// The relay of one queue pair; see the module.
 pub(super) struct Relay<Q> {
     pub queues: Q,
     rings: Rings,
     limits: Limits,
-    /// Whom its datagrams go to; `None`: it is a connection.
+    /// The destinations of its datagrams; `None`: the queue pair is a connection.
     handles: Option<Arc<Handles>>,
     state: State,
-    /// How far streams are going to post: indices of send and receive queue.
+    /// The indices of send and receive queue up to which streams are going to post.
     expected: (u16, u16),
     send: Side,
     recv: Side,
-    /// Of the request that is posted.
+    /// The pieces of the request that is being posted.
     sges: Vec<ibv_sge>,
     wcs: [ibv_wc; BATCH],
     entry: Box<[u8; ENTRY_BYTES]>,
@@ -241,34 +243,35 @@ impl<Q: Queues> Relay<Q> {
         }
     }
 
-    /// The same, of a queue pair of datagrams.
+    /// The same, for a queue pair of datagrams.
     pub fn of_datagrams(mut self, handles: Arc<Handles>) -> Relay<Q> {
         self.handles = Some(handles);
         self
     }
 
-    /// Streams are going to post as far as these indices.
+    /// Announces that streams are going to post up to these indices.
     pub fn expect(&mut self, send: u32, recv: u32) {
         self.expected = (send as u16, recv as u16);
     }
 
-    /// Whether streams have not yet posted all that they are going to.
+    /// Whether streams have announced posts that they have not made yet.
     pub fn awaits(&self) -> bool {
         let behind = |expected: u16, at: usize| {
             let index = doorbell::record_index(self.rings.record.load32(at));
-            // The longest queue is half of all numbers: one that streams fill is behind by that.
+            // The longest queue has half of all indices: a queue that streams fill is behind by
+            // that number.
             (1..=LONGEST).contains(&expected.wrapping_sub(index))
         };
         let (send, recv) = self.expected;
         self.state != State::Down && (behind(send, doorbell::SND) || behind(recv, doorbell::RCV))
     }
 
-    /// From now on the rings are looked at: the device's queue pair is connected.
+    /// Starts to poll the rings: the device's queue pair is connected.
     pub fn up(&mut self) {
         self.state = State::Up;
     }
 
-    /// Into error, from any state.
+    /// Changes to the error state, from any state.
     pub fn fail(&mut self) {
         self.state = State::Error;
         if !self.queues.to_error() {
@@ -276,22 +279,22 @@ impl<Q: Queues> Relay<Q> {
         }
     }
 
-    /// The device is gone: what it has is over, and what is posted is flushed. Answers whether
-    /// that is news.
+    /// The device is lost: its requests fail, and posted requests are flushed. Returns whether that
+    /// is new.
     pub fn lose(&mut self) -> bool {
         let waits = self.send.posted + self.recv.posted > 0;
         if self.state == State::Down || (self.state == State::Error && !waits) {
             return false;
         }
         self.state = State::Error;
-        // The oldest for no reason that verbs have a name for.
+        // The oldest request fails for a reason that verbs have no name for.
         self.send.lose(UNNAMED);
         self.recv.lose(UNNAMED);
         true
     }
 
-    /// The device has reported that its queue pair is unusable. All that is outstanding is
-    /// flushed here. A device that still `obeys` is stopped first.
+    /// The device has reported that its queue pair is unusable. The relay flushes all outstanding
+    /// requests. A device that still `obeys` is stopped first.
     pub fn give_up(&mut self, obeys: bool) {
         self.state = State::Error;
         if obeys {
@@ -301,9 +304,9 @@ impl<Q: Queues> Relay<Q> {
         self.recv.lose(Syndrome::WR_FLUSH);
     }
 
-    /// The rings are not looked at any more; what is in flight is forgotten, and so are the
-    /// completions that nobody has taken: not every device does that when it is reset, and its
-    /// completion queue has no room for those of two connections.
+    /// Stops to poll the rings. Drops the requests in flight, and the completions without a reader:
+    /// not every device drops them when it is reset, and its completion queue has no room for those
+    /// of two connections.
     pub fn down(&mut self) {
         self.state = State::Down;
         while self.queues.poll(&mut self.wcs) > 0 {}
@@ -312,17 +315,17 @@ impl<Q: Queues> Relay<Q> {
         self.recv.reset(self.rings.start);
     }
 
-    /// Whether the rings are looked at.
+    /// Whether the rings are not polled.
     pub fn is_down(&self) -> bool {
         self.state == State::Down
     }
 
-    /// Where the completion queues stand.
+    /// The next positions of the completion queues.
     pub fn positions(&self) -> (u32, u32) {
         (self.send.entries.next, self.recv.entries.next)
     }
 
-    /// A bounded piece of work; whether there was any.
+    /// Does a bounded piece of work; returns whether there was any.
     pub fn advance(&mut self) -> bool {
         if self.state == State::Down {
             return false;
@@ -334,7 +337,7 @@ impl<Q: Queues> Relay<Q> {
         busy | self.settle()
     }
 
-    /// Posts the receives that are there, now.
+    /// Posts the available receives now.
     pub fn receive(&mut self) {
         if self.state != State::Down {
             self.read_receives();
@@ -392,7 +395,7 @@ impl<Q: Queues> Relay<Q> {
             };
             if self.state == State::Error {
                 if self.send.posted > 0 {
-                    // Their entries come first.
+                    // The entries of earlier requests come first.
                     return busy;
                 }
                 request.stage = Stage::Bad(Syndrome::WR_FLUSH);
@@ -413,7 +416,8 @@ impl<Q: Queues> Relay<Q> {
         }
     }
 
-    /// Reads the entry at the head; its size in blocks if it is one, of the `left` that are there.
+    /// Reads the entry at the head; returns its size in blocks if it is valid and within the `left`
+    /// posted blocks.
     fn read_entry(&mut self, left: u16) -> (Head, Option<u32>) {
         let ring = self.rings.send.len();
         let at = self.send.head as usize * BASIC_BLOCK;
@@ -439,7 +443,7 @@ impl<Q: Queues> Relay<Q> {
         (head, Some(blocks))
     }
 
-    /// Hands the entry that was read to the device. `None`: not now.
+    /// Posts the entry that was read to the device. `None`: not possible now.
     fn post_send(&mut self, ds: u8) -> Option<Stage> {
         let at = u64::from(self.send.head) * BASIC_BLOCK as u64;
         let bytes = &self.entry[..usize::from(ds) * SEGMENT];
@@ -448,7 +452,7 @@ impl<Q: Queues> Relay<Q> {
             inline: self.limits.inline,
         };
         let ring = &self.rings.send_memory;
-        // Until the device has taken the request.
+        // The lock is held until the device has taken the request.
         let handles = self.handles.as_deref().map(Handles::read);
         let wr = match &handles {
             None => translate::send(bytes, at, ring, most, &mut self.sges),
@@ -468,7 +472,7 @@ impl<Q: Queues> Relay<Q> {
         };
         match self.queues.post_send(&mut wr) {
             0 => Some(Stage::Posted),
-            // Its queue is full, although it said that it takes more.
+            // The device's queue is full, although it reported a higher limit.
             libc::ENOMEM if self.send.posted > 0 => None,
             _ => Some(Stage::Bad(Syndrome::LOCAL_QP_OP)),
         }
@@ -544,10 +548,10 @@ impl<Q: Queues> Machine for Relay<Q> {
     }
 }
 
-/// How an entry begins.
+/// The first bytes of an entry.
 #[derive(Clone, Copy, Debug)]
 struct Head {
-    /// The first eight bytes are what a doorbell says.
+    /// The first eight bytes, which are the value of a doorbell.
     doorbell: SendDoorbell,
     flags: WqeFlags,
 }

@@ -1,5 +1,4 @@
-//! A relay between rings that the library's own code fills and a device that does what the test
-//! says.
+//! A relay between rings that the library's code fills and a device that the test controls.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -18,13 +17,13 @@ const SLOTS: usize = 8;
 const STRIDE: usize = 64;
 const LOG: u8 = 5;
 
-/// What was asked of the device.
+/// The calls that the device got.
 #[derive(Default)]
 struct Fake {
     sends: VecDeque<(u64, c_int)>,
     receives: VecDeque<u64>,
     done: VecDeque<ibv_wc>,
-    /// Requests it takes.
+    /// Number of requests that the device accepts.
     room: usize,
     refusal: c_int,
     failed: bool,
@@ -81,7 +80,7 @@ impl Queues for Fake {
     }
 }
 
-/// Memory that stays until the process ends.
+/// Memory that is kept until the process ends.
 fn memory(len: usize) -> Mapped {
     let words = Box::leak(vec![0_u64; len / 8].into_boxed_slice());
     // SAFETY: never freed, and only used by the value that is made here.
@@ -100,7 +99,7 @@ impl Rig {
         let entries = |kind| {
             let ring = memory(64 << LOG);
             for i in 0..1_u32 << LOG {
-                // Not written yet, whichever lap it is.
+                // Not written yet, in any lap.
                 let stale = 1 ^ mlx5_prm::cqe::owner_of_lap(start + i, LOG);
                 let at = (start + i) as usize % (1 << LOG);
                 ring.store32(64 * at + 60, u32::from(0xf0 | stale) << 24);
@@ -199,24 +198,24 @@ impl Rig {
         while self.relay.advance() {}
     }
 
-    /// The device ends its oldest send, and the relay hears of it.
+    /// The device completes its oldest send, and the relay polls the completion.
     fn finish(&mut self, status: c_int) {
         self.relay.queues.finish(status);
         self.run();
     }
 
-    /// The device ends its oldest receive, and the relay hears of it.
+    /// The device completes its oldest receive, and the relay polls the completion.
     fn fill(&mut self, status: c_int) {
         self.relay.queues.fill(status);
         self.run();
     }
 
-    /// As many signaled sends.
+    /// Posts `n` signaled sends.
     fn post_sends(&mut self, n: usize) {
         (0..n).for_each(|_| self.send(SendOpcode::SEND, true));
     }
 
-    /// The counter of an entry, and why it failed if it did; `None`: not written.
+    /// The counter of an entry, and the syndrome if it failed; `None`: not written.
     fn entry(&self, kind: Kind, position: u32) -> Option<(u16, Option<Syndrome>)> {
         let entries = match kind {
             Kind::Send => &self.rings.send_entries,
@@ -255,9 +254,9 @@ const LIMITS: Limits = Limits {
 };
 const FLUSH: Option<Syndrome> = Some(Syndrome::WR_FLUSH);
 
-/// Many laps, with NOPs, which are told of when their turn comes.
+/// Many laps, with NOPs, which are reported in their turn.
 #[test]
-fn entries_come_in_order_for_what_is_signaled() {
+fn entries_are_in_order_for_signaled_requests() {
     for start in [0, 5, u32::from(u16::MAX) - 3] {
         let mut rig = Rig::new(start, LIMITS);
         let mut told = start;
@@ -280,7 +279,7 @@ fn entries_come_in_order_for_what_is_signaled() {
 }
 
 #[test]
-fn the_device_gets_no_more_than_it_takes() {
+fn device_gets_no_more_requests_than_its_limit() {
     for (limit, room) in [(4, 1000), (1000, 4)] {
         let limits = Limits {
             sends: limit,
@@ -312,11 +311,11 @@ fn after_a_failure_everything_is_flushed_in_order() {
     rig.finish(IBV_WC_REM_ACCESS_ERR);
     assert!(rig.relay.queues.failed);
     let access = Some(Syndrome::REMOTE_ACCESS);
-    // The first was not signaled and went well. Two are still at the device.
+    // The first was not signaled and succeeded. Two are still at the device.
     assert_eq!(rig.sends(0), [(1, access)]);
     rig.relay.queues.finish(IBV_WC_WR_FLUSH_ERR);
     rig.relay.queues.finish(IBV_WC_WR_FLUSH_ERR);
-    // One more, which was posted when the device was free again.
+    // One more, which was posted when the device had room again.
     while !rig.relay.queues.sends.is_empty() {
         rig.relay.queues.finish(IBV_WC_WR_FLUSH_ERR);
     }
@@ -336,9 +335,9 @@ fn after_a_failure_everything_is_flushed_in_order() {
     assert!(rig.relay.queues.sends.is_empty() && rig.relay.queues.receives.is_empty());
 }
 
-/// An entry that is none fails when it is reached, as with a NIC, and puts the queue in error.
+/// An invalid entry fails when its turn comes, as on a NIC, and puts the queue in error.
 #[test]
-fn garbage_is_an_error_entry() {
+fn invalid_entry_is_an_error_entry() {
     let good = |rig: &Rig| rig.wqe(SendOpcode::SEND, true);
     type Spoil = fn(&mut [u8; 64]);
     let spoils: [(&str, Spoil); 7] = [
@@ -368,7 +367,7 @@ fn garbage_is_an_error_entry() {
 }
 
 #[test]
-fn what_the_device_refuses_is_an_error_entry() {
+fn request_refused_by_the_device_is_an_error_entry() {
     let mut rig = Rig::new(0, LIMITS);
     rig.relay.queues.refusal = libc::EINVAL;
     rig.send(SendOpcode::SEND, false);
@@ -378,7 +377,7 @@ fn what_the_device_refuses_is_an_error_entry() {
 }
 
 #[test]
-fn receives_are_posted_as_far_as_the_record_says() {
+fn receives_are_posted_up_to_the_index_in_the_record() {
     let mut rig = Rig::new(0, LIMITS);
     for _ in 0..6 {
         rig.receive();
@@ -398,7 +397,7 @@ fn receives_are_posted_as_far_as_the_record_says() {
 }
 
 #[test]
-fn a_relay_awaits_what_streams_have_not_posted() {
+fn relay_awaits_announced_posts_of_streams() {
     for start in [0, u32::from(u16::MAX) - 1] {
         let mut rig = Rig::new(start, LIMITS);
         assert!(!rig.relay.awaits());
@@ -415,9 +414,9 @@ fn a_relay_awaits_what_streams_have_not_posted() {
     }
 }
 
-/// Completions of a former connection are no news.
+/// Completions of a former connection are ignored.
 #[test]
-fn a_relay_that_was_down_begins_anew() {
+fn relay_ignores_completions_of_a_former_connection() {
     let mut rig = Rig::new(0, LIMITS);
     rig.post_sends(2);
     rig.run();
@@ -435,9 +434,10 @@ fn a_relay_that_was_down_begins_anew() {
     assert_eq!(rig.relay.positions(), (1, 0));
 }
 
-/// What the device told of it takes no room in its completion queue that the next one needs.
+/// The completions of a relay that goes down leave their room in the device's completion queue to
+/// the next connection.
 #[test]
-fn a_relay_that_goes_down_takes_what_was_told() {
+fn relay_that_goes_down_drains_the_completion_queue() {
     let mut rig = Rig::new(0, LIMITS);
     for _ in 0..BATCH + 1 {
         rig.relay.queues.done.push_back(ibv_wc::default());
@@ -446,9 +446,9 @@ fn a_relay_that_goes_down_takes_what_was_told() {
     assert_eq!(rig.relay.queues.done.len(), 0);
 }
 
-/// A queue of the longest kind that streams are going to fill.
+/// A queue of the greatest length that streams are going to fill.
 #[test]
-fn a_relay_awaits_as_much_as_there_may_be() {
+fn relay_awaits_up_to_the_longest_queue() {
     for start in [0, 7, u32::from(u16::MAX)] {
         let mut rig = Rig::new(start, LIMITS);
         rig.relay.expect(start.wrapping_add(1 << 15), start);
@@ -458,9 +458,10 @@ fn a_relay_awaits_as_much_as_there_may_be() {
     }
 }
 
-/// Where nobody has told before, a failure does: the device refuses to be set to error.
+/// Without an earlier report of the loss, a failure reveals it: the device refuses the change to
+/// the error state.
 #[test]
-fn a_device_that_is_found_gone_keeps_nothing() {
+fn lost_device_found_by_a_failure_fails_all_requests() {
     let mut rig = Rig::new(0, LIMITS);
     rig.relay.queues.gone = true;
     rig.post_sends(2);
@@ -471,9 +472,9 @@ fn a_device_that_is_found_gone_keeps_nothing() {
     assert_eq!(rig.sends(0), [(0, gone), (1, FLUSH)]);
 }
 
-/// What is at the device fails, the oldest for its own reason; the rest is flushed.
+/// The requests at the device fail, the oldest for its own reason; the others are flushed.
 #[test]
-fn a_device_that_is_gone_keeps_nothing() {
+fn lost_device_fails_all_requests() {
     let mut rig = Rig::new(0, LIMITS);
     rig.post_sends(6);
     rig.receive();
@@ -487,7 +488,7 @@ fn a_device_that_is_gone_keeps_nothing() {
     let all: Vec<_> = [(0, None), (1, gone)].into_iter().chain(flushed).collect();
     assert_eq!(rig.sends(0), all);
     assert_eq!(rig.receives(0), [(0, gone), (1, FLUSH)]);
-    // And whatever is posted from now on.
+    // Requests that are posted from now on are flushed too.
     rig.send(SendOpcode::SEND, true);
     rig.receive();
     rig.run();
@@ -495,9 +496,9 @@ fn a_device_that_is_gone_keeps_nothing() {
     assert_eq!(rig.receives(2), [(2, FLUSH)]);
 }
 
-/// Any bytes in the rings, any record: as many entries as requests at most, and an end.
+/// For any bytes in the rings and any record: no more entries than requests, and an end.
 #[test]
-fn any_bytes_come_to_an_end() {
+fn any_bytes_in_the_rings_terminate() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);

@@ -1,5 +1,5 @@
-//! From the entries of our rings to requests of verbs, and from how verbs say that a request
-//! ended to what a completion entry says. Pure.
+//! Conversion of the library's entries to requests of verbs, and of completions of verbs to
+//! completion entries. Pure.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
@@ -16,18 +16,18 @@ use mlx5_prm::wqe::{
     Atomic, AvSeg, Data, ParsedWqe, WqeFlags, parse_datagram, parse_recv, parse_send,
 };
 
-/// Where the send ring lies, as the NIC may read it.
+/// The send ring, as the NIC may read it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RingMemory {
-    /// As its registration counts.
+    /// Its address in the registration.
     pub addr: u64,
-    /// Bytes.
+    /// Its length in bytes.
     pub len: u64,
     pub lkey: u32,
 }
 
 impl RingMemory {
-    /// The `len` bytes from `at` on, which may lie around the end of the ring.
+    /// The `len` bytes from `at` on, which may go around the end of the ring.
     fn pieces(&self, at: u64, len: u64, out: &mut Vec<ibv_sge>) {
         let at = at % self.len;
         let first = len.min(self.len - at);
@@ -43,22 +43,22 @@ impl RingMemory {
     }
 }
 
-/// What one request may hold.
+/// The limits of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Most {
     /// Pieces.
     pub sges: usize,
-    /// Bytes that are copied as it is posted.
+    /// Bytes that are copied when the request is posted.
     pub inline: usize,
 }
 
-/// The request that the entry in `bytes` stands for, its data in `sges`; `None` for one that does
-/// nothing. Inline data are copied from `bytes` as the request is posted. If they are more than
-/// the device copies, or stand beside others, the NIC reads them from the ring, `at` bytes into
-/// which the entry begins: they stay there until the request has completed.
+/// The request of the entry in `bytes`, with its data in `sges`; `None` for an entry without
+/// effect. Inline data are copied from `bytes` when the request is posted. If they are more than
+/// the device copies, or are combined with other pieces, the NIC reads them from the ring, where
+/// the entry begins at byte `at`: they stay there until the request has completed.
 ///
 /// # Errors
-/// What a completion says of an entry that makes no sense, or has more than `most` pieces.
+/// The syndrome of the completion of an invalid entry, or of one with more than `most` pieces.
 pub(super) fn send(
     bytes: &[u8],
     at: u64,
@@ -70,10 +70,11 @@ pub(super) fn send(
     request(&entry, bytes, at, ring, most, sges)
 }
 
-/// As [`send`], of a queue pair of datagrams; `find` has the address handle that an entry names.
+/// As [`send`], for a queue pair of datagrams; `find` returns the address handle that an entry
+/// names.
 ///
 /// # Errors
-/// As [`send`]; also for an entry that names nobody.
+/// As [`send`]; also for an entry that names no address handle.
 pub(super) fn datagram(
     bytes: &[u8],
     at: u64,
@@ -154,7 +155,7 @@ fn request(
         Some(Atomic::CompareSwap { compare, swap }) => (compare, swap),
         Some(Atomic::FetchAdd { add }) => (add, 0),
     };
-    // Every byte of it is set: a provider that reads another member finds no garbage.
+    // All bytes are set: a provider that reads another member finds no garbage.
     let mut wr = ibv_send_remote {
         atomic: ibv_send_atomic {
             remote_addr: remote.addr,
@@ -170,7 +171,7 @@ fn request(
         };
     }
     let imm_data = match entry.opcode() {
-        // A key, and no longer in network order.
+        // A key, no longer in network order.
         SendOpcode::SEND_INV => u32::from_be_bytes(entry.ctrl.imm),
         _ => u32::from_ne_bytes(entry.ctrl.imm),
     };
@@ -188,7 +189,7 @@ fn request(
     }))
 }
 
-/// Every request tells the thread of its end.
+/// Every request reports its end to the thread.
 fn flags(flags: WqeFlags) -> c_uint {
     let mut out = IBV_SEND_SIGNALED;
     if flags.fence {
@@ -200,7 +201,7 @@ fn flags(flags: WqeFlags) -> c_uint {
     out
 }
 
-/// The receive that a whole slot stands for.
+/// The receive of a whole slot.
 ///
 /// # Errors
 /// As [`send`].
@@ -227,21 +228,21 @@ pub(super) fn receive(
     })
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// Why it failed, if it did, and the vendor's code.
+    /// The reason of the failure, if it failed, and the vendor's code.
     pub failure: Option<(Syndrome, u8)>,
-    /// Of a receive: what it was.
+    /// The opcode of a receive's completion entry.
     pub received: CqeOpcode,
     pub len: u32,
-    /// As it stands in a completion entry.
+    /// The immediate data in the byte order of a completion entry.
     pub imm: [u8; 4],
-    /// Where it came from, if it was a datagram.
+    /// The source, if it was a datagram.
     pub source: Source,
 }
 
-/// What a completion of verbs says.
+/// The outcome in a completion of verbs.
 pub(super) fn outcome(wc: &ibv_wc) -> Outcome {
     if wc.status != IBV_WC_SUCCESS {
         return Outcome {
@@ -271,7 +272,7 @@ pub(super) fn outcome(wc: &ibv_wc) -> Outcome {
     }
 }
 
-/// What has no syndrome is named by a number that no NIC uses.
+/// The syndrome for failures without one: a number that no NIC uses.
 pub(super) const UNNAMED: Syndrome = Syndrome(0xff);
 
 /// The syndrome for a status of verbs.

@@ -1,5 +1,5 @@
-//! Entries as this library writes them, and what verbs are asked for; statuses of verbs, and what
-//! entries say of them.
+//! Requests of verbs for the entries that this library writes, and completion entries for the
+//! statuses of verbs.
 
 use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, SliceSink, encode_recv};
 
@@ -21,7 +21,7 @@ const fn sge(addr: u64, lkey: u32, len: u32) -> Sge {
     Sge { addr, lkey, len }
 }
 
-/// A request that moves nothing else, to nowhere.
+/// A request without other data, to no remote address.
 fn wqe(opcode: SendOpcode, payload: Payload<'_>) -> SendWqe<'_> {
     SendWqe {
         opcode,
@@ -135,7 +135,8 @@ fn datagrams_go_to_the_handle_that_their_address_names() {
         remote_qkey: 0x1234_5678,
     };
     assert_eq!(ud, wanted);
-    // Inline data lie behind the address: 16 bytes of control, 48 of address, 4 of length.
+    // Inline data are behind the address: 16 bytes of control, 48 bytes of address, 4 bytes of
+    // length.
     let inline = encode(SendOpcode::SEND, Payload::Inline(&[b"inline"]));
     let (_, sges) = translated(&inline, Some(handle)).unwrap().expect("one");
     let piece = ibv_sge {
@@ -144,7 +145,8 @@ fn datagrams_go_to_the_handle_that_their_address_names() {
         lkey: RING.lkey,
     };
     assert_eq!(sges, [piece]);
-    // To nobody; one of a connection; and one that does nothing, which needs nobody.
+    // An entry without a destination; one of a connection; and one without effect, which needs no
+    // destination.
     let wrong = Err(Syndrome::LOCAL_QP_OP);
     assert_eq!(translated(&gathered, None).map(|_| ()), wrong);
     let rc = super::tests::encode(&wqe(SendOpcode::SEND, Payload::Gather(&SGES[..1])));
@@ -239,7 +241,7 @@ fn flags_are_carried_and_every_request_is_signaled() {
 }
 
 #[test]
-fn a_request_that_does_nothing_is_none() {
+fn entry_without_effect_gives_no_request() {
     let nop = encode(&SendWqe {
         opcode: SendOpcode::NOP,
         ..SendWqe::default()
@@ -247,8 +249,8 @@ fn a_request_that_does_nothing_is_none() {
     assert!(matches!(translated(&nop, 0), Ok(None)));
 }
 
-/// What the device copies as it is posted; more is left in the ring, and so is what others stand
-/// beside.
+/// The device copies short inline data when the request is posted. Longer ones stay in the ring,
+/// and so do those that are combined with other pieces.
 #[test]
 fn short_inline_data_are_copied() {
     let data: Vec<u8> = (0..60).collect();
@@ -274,7 +276,7 @@ fn short_inline_data_are_copied() {
             assert_eq!(sges.iter().flat_map(piece).collect::<Vec<u8>>(), data);
         }
     }
-    // Nothing is not copied, nor is what has to be fetched.
+    // Empty data are not copied, nor are data that the NIC has to fetch.
     for sges in [&[], &SGES[..]] {
         let bytes = encode(&wqe(SendOpcode::SEND, Payload::Gather(sges)));
         let (wr, _) = translated(&bytes, 1000);
@@ -282,13 +284,13 @@ fn short_inline_data_are_copied() {
     }
 }
 
-/// The device reads inline data where they lie, around the end of the ring too.
+/// The device reads inline data from their place in the ring, around its end too.
 #[test]
 fn inline_data_are_read_from_the_ring() {
     let data: Vec<u8> = (0..200).collect();
     let parts = [&data[..150], &data[150..]];
     let bytes = written_inline(&parts);
-    // Laps count on.
+    // The offset of later laps counts on.
     for at in [0, 64, RING.len - 64, RING.len - 192, 5 * RING.len + 128] {
         let (wr, sges) = translated(&bytes, at).unwrap().unwrap();
         assert_eq!(wr.num_sge as usize, sges.len());
@@ -309,7 +311,7 @@ fn inline_data_are_read_from_the_ring() {
 }
 
 #[test]
-fn what_is_no_entry_or_too_long_is_refused() {
+fn invalid_or_too_long_entry_is_refused() {
     let good = encode(&wqe(SendOpcode::SEND, Payload::Gather(&SGES)));
     let mut sges = Vec::new();
     let most = |sges| Most { sges, ..MOST };
@@ -323,7 +325,7 @@ fn what_is_no_entry_or_too_long_is_refused() {
     }
 }
 
-/// Whatever bytes there are: no panic, and no more pieces than the device takes.
+/// For any bytes: no panic, and no more pieces than the device takes.
 #[test]
 fn any_bytes() {
     let seed = fastrand::u64(..);
@@ -365,7 +367,7 @@ fn receives() {
 }
 
 #[test]
-fn completions_of_receives_say_what_came() {
+fn completions_of_receives_report_the_received_data() {
     let wc = |opcode, wc_flags| ibv_wc {
         status: IBV_WC_SUCCESS,
         opcode,
