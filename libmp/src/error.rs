@@ -88,13 +88,13 @@ impl Error {
     /// A request that is unknown, because it was released.
     #[cold]
     pub(crate) fn unknown_request(operation: &'static str) -> Error {
-        Error::new(operation, Kind::NoSuchRequest, "it is not known")
+        Error::new(operation, Kind::NoSuchRequest, "unknown (already released)")
     }
 
     /// A request that was prepared and not posted.
     #[cold]
     pub(crate) fn unposted(operation: &'static str) -> Error {
-        Error::new(operation, Kind::NoSuchRequest, "it is not posted")
+        Error::new(operation, Kind::NoSuchRequest, "not posted: post it first")
     }
 
     /// Sets the rank.
