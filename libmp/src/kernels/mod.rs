@@ -62,7 +62,6 @@ impl Kernels {
     /// run the kernel, for as many bytes as [`Unpack`] documents, and no other code depends on the
     /// bytes that it overwrites. The segments overlap neither each other nor the source of the
     /// copy.
-    /// segments overlap neither each other nor what is copied from.
     ///
     /// # Errors
     /// Those of [`Stream::launch`] and [`Stream::launch_waiting`].
