@@ -70,7 +70,6 @@ impl Request {
     /// nor cancelled; `QueueFull` as configured by [`Builder::full`](crate::Builder::full);
     /// `PeerFailed`; `Invalid` if the last handle on the stream that it was prepared on is dropped;
     /// `Unsupported` while that stream is being captured; errors of gdsync.
-    /// being captured; what gdsync refuses.
     pub fn post(&self) -> Result<()> {
         self.engine().post(self.key)
     }
