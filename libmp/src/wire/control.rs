@@ -154,7 +154,7 @@ impl Control {
     pub fn decode(bytes: &[u8]) -> Result<Control> {
         let mut r = Reader(bytes);
         if r.take::<4>()? != MAGIC {
-            return Err(malformed("it is no control message"));
+            return Err(malformed("the bytes are no control message"));
         }
         let version = u16::from_le_bytes(r.take()?);
         if version != VERSION {
@@ -164,7 +164,7 @@ impl Control {
         }
         let [kind, small] = r.take()?;
         if small != 0 && !matches!(kind, 1 | 2 | 7) || small > 1 && kind == 7 {
-            return Err(malformed(format!("a message of kind {kind} with {small}")));
+            return Err(malformed(format!("kind {kind} cannot have {small}")));
         }
         let message = match kind {
             1 => Control::Connect {
@@ -200,11 +200,11 @@ impl Control {
             10 => Control::Left,
             11 => Control::Ping,
             12 => Control::Pong,
-            _ => return Err(malformed(format!("a message of kind {kind}"))),
+            _ => return Err(malformed(format!("unknown message kind {kind}"))),
         };
         match r.0.len() {
             0 => Ok(message),
-            more => Err(malformed(format!("{more} bytes too many"))),
+            more => Err(malformed(format!("it has {more} extra bytes"))),
         }
     }
 }
@@ -245,7 +245,7 @@ impl Reader<'_> {
     fn records(&mut self) -> Result<Vec<Record>> {
         let [count] = self.take()?;
         if usize::from(count) > record::MOST {
-            return Err(malformed(format!("{count} records")));
+            return Err(malformed(format!("it has {count} records")));
         }
         let one = |_| {
             let [path, len] = self.take()?;
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_survive_the_trip_and_nothing_else_is_taken_for_one() {
+    fn control_messages_round_trip_and_other_bytes_are_refused() {
         let block = vec![Record::new(record::NIC, &[7; 48]), Record::new(9, &[])];
         let ends = vec![Record::new(record::NIC, &[3; 64]); record::MOST];
         let shape = Shape {

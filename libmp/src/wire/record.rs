@@ -37,7 +37,7 @@ impl Record {
     pub fn find(records: &[Record], path: u8) -> Result<&[u8]> {
         let found = records.iter().find(|record| record.path == path);
         found.map(|record| &record.bytes[..]).ok_or_else(|| {
-            let what = format!("no record for path {path}");
+            let what = format!("it has no record for path {path}");
             Error::new("read control message", Kind::Protocol, what)
         })
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_survive_the_trip() {
+    fn places_round_trip() {
         let keys = [Some(7), None, Some(0), Some(u32::MAX)];
         let place = Place {
             addr: 0x7fff_1234_5678_9abc,

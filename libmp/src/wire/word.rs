@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_survive_the_trip_and_order_cyclically() {
+    fn words_round_trip_and_order_cyclically() {
         for number in [0, 1, 0x7fff, 0x8000, 0xffff, 0x1_0000, u64::MAX] {
             for kind in WordKind::ALL {
                 let w = word(number, kind, MAX_LEN);
