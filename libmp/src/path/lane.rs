@@ -150,7 +150,7 @@ impl Lane {
             }
         }
         puts.last().copied().ok_or_else(|| {
-            let what = "a message without puts";
+            let what = "the message has no puts";
             Error::new("patch message", Kind::Invalid, what)
         })
     }

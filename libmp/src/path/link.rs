@@ -47,7 +47,7 @@ impl Link {
     pub fn make(&mut self, paths: &Paths, lane: u8, doorbell: Doorbell) -> Result<Option<Record>> {
         let at = usize::from(lane);
         if at >= LANES {
-            let what = format!("lane {lane}");
+            let what = format!("lane {lane} is out of range");
             let error = Error::new("open lane", Kind::Protocol, what);
             return Err(error.with_rank(self.peer).with_limit(LANES));
         }
@@ -134,6 +134,6 @@ impl Link {
 fn known(lanes: &mut [Option<Lane>; LANES], peer: u32, lane: u8) -> Result<&mut Lane> {
     let known = lanes.get_mut(usize::from(lane)).and_then(Option::as_mut);
     known.ok_or_else(|| {
-        Error::new("open lane", Kind::Protocol, format!("no lane {lane}")).with_rank(peer)
+        Error::new("open lane", Kind::Protocol, format!("unknown lane {lane}")).with_rank(peer)
     })
 }

@@ -49,7 +49,7 @@ impl Keys {
         match keys[0] {
             Some(_) => Ok(Place { addr, keys }),
             None => {
-                let what = "memory without a key for the first NIC";
+                let what = "the memory has no key for the first NIC";
                 Err(Error::new("name receive", Kind::Invalid, what))
             }
         }
@@ -126,7 +126,7 @@ impl Remote {
             Remote::Local(remote) => remote.len(),
         };
         if named != len as u64 {
-            let what = format!("memory of {named} bytes");
+            let what = format!("the peer named memory of {named} bytes");
             return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len));
         }
         Ok(remote)

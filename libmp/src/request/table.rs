@@ -74,7 +74,7 @@ impl Table {
     #[inline]
     pub fn reserve(&mut self, gpu: &Gpu) -> Result<()> {
         if self.entries.len() >= MAX_REQUESTS {
-            let what = "requests that are unfinished, or whose handles are held";
+            let what = "too many requests are unfinished or held by handles";
             let full = Error::new("prepare request", Kind::QueueFull, what);
             return Err(full.with_limit(MAX_REQUESTS));
         }

@@ -145,7 +145,7 @@ impl Lane {
         self.check(OPERATION)?;
         let mut places = (0..WQES).map(|i| (self.next + i) % WQES);
         places.find(|at| self.is_free(*at)).ok_or_else(|| {
-            let what = "puts of this rank to itself under way";
+            let what = "too many puts of this rank to itself are in flight";
             Error::new(OPERATION, Kind::QueueFull, what).with_limit(WQES)
         })
     }
@@ -254,7 +254,7 @@ impl Lane {
         const OPERATION: &str = "abort put";
         let slot = self.known(OPERATION, put)?;
         if slot.state != PutState::Prepared {
-            return Err(Error::new(OPERATION, Kind::Invalid, "it was posted"));
+            return Err(Error::new(OPERATION, Kind::Invalid, "already posted"));
         }
         slot.state = PutState::Free;
         slot.from.clear();

@@ -160,7 +160,7 @@ impl Remote {
         match (bytes.len(), long(0), long(8), word(16)) {
             (Remote::LEN, Some(addr), Some(len), Some(key)) => Ok(Remote { addr, len, key }),
             _ => {
-                let what = format!("{} bytes that name no memory", bytes.len());
+                let what = format!("{} bytes do not name memory", bytes.len());
                 Err(Error::new("open channel", Kind::Protocol, what))
             }
         }
@@ -178,7 +178,7 @@ impl Remote {
     #[inline]
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         if (offset as u64).saturating_add(len as u64) > self.len {
-            let what = format!("{len} bytes at {offset}");
+            let what = format!("{len} bytes at {offset} exceed the memory");
             return Err(Error::new("address memory", Kind::Invalid, what).with_limit(self.len));
         }
         Ok(Span {
@@ -203,7 +203,7 @@ impl Span {
     pub fn of(place: &Place) -> Result<Span> {
         let Place { addr, keys } = *place;
         let key = keys[0].ok_or_else(|| {
-            let what = "a receive whose memory has no key";
+            let what = "the memory of the receive has no key";
             Error::new("put", Kind::Protocol, what)
         })?;
         Ok(Span { addr, key })

@@ -59,7 +59,7 @@ impl Lane {
         self.check(POST)?;
         uncaptured(stream, POST)?;
         if !stream.gpu().is(&self.local.gpu) {
-            let what = format!("{stream:?} used with {:?}", self.local.gpu);
+            let what = format!("{stream:?} does not belong to {:?}", self.local.gpu);
             return Err(Error::new(POST, Kind::Gdsync(gdsync::Kind::Foreign), what));
         }
         stream.check_room(list.len() as u32)?;

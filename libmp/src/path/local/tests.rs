@@ -272,7 +272,7 @@ fn wqes_are_reused_when_their_puts_are_done_or_aborted() {
     assert!(bench.lane.abort(puts[5]).is_err());
     let again = bench.lane.put_bytes(&[2; 8], to).unwrap();
     assert_eq!(again.slot(), puts[5].slot());
-    assert!(bench.lane.poll(puts[5]).is_err(), "it is forgotten");
+    assert!(bench.lane.poll(puts[5]).is_err(), "its WQE is reused");
     for put in [puts[0], again] {
         bench.lane.post(put).unwrap();
     }

@@ -99,7 +99,7 @@ impl Lane {
         let (address, keeps_order) = match end.split_last() {
             Some((&keeps @ (0 | 1), address)) => (QpAddress::from_bytes(address)?, keeps == 1),
             _ => {
-                let what = "an end of a lane that does not say how WRITEs are placed";
+                let what = "the peer's end of a lane has no WRITE order flag";
                 return Err(Error::new("open lane", Kind::Protocol, what));
             }
         };
@@ -252,7 +252,7 @@ impl Lane {
         params: &mut Stamp<MOST_CHUNKS>,
     ) -> Result<()> {
         let Some(stamp) = puts.next_back() else {
-            let what = "a message without puts";
+            let what = "the message has no puts";
             return Err(Error::new("patch message", Kind::Invalid, what));
         };
         if self.landing.is_some() {
