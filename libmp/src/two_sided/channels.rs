@@ -106,7 +106,7 @@ impl Channels {
 
     fn admit(&self, channels: usize, limit: usize, setup: &Setup<'_>) -> Result<Shape> {
         if channels >= limit {
-            let what = "tags under which messages are under way";
+            let what = "too many tags have messages in flight";
             let error = Error::new(OPEN, Kind::QueueFull, what).with_rank(self.peer);
             return Err(error.with_limit(limit));
         }

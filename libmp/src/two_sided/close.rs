@@ -38,7 +38,7 @@ impl Engine {
         match unanswered.first() {
             None => Ok(()),
             Some(rank) => {
-                let what = format!("no answer from rank {}", join(&unanswered));
+                let what = format!("no answer arrived from rank {}", join(&unanswered));
                 Err(Error::new(OPERATION, Kind::Timeout, what).with_rank(*rank))
             }
         }

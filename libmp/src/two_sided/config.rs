@@ -76,17 +76,17 @@ impl Config {
         };
         if !self.depth.is_power_of_two() || !(2..=1024).contains(&self.depth) {
             let what = format!(
-                "{} slots a channel, not a power of two from 2 on",
+                "a depth of {} slots is not a power of two from 2 on",
                 self.depth
             );
             return refuse(what, 1024);
         }
         if !(1..=1 << 20).contains(&self.eager_limit) {
-            let what = format!("an eager limit of {} bytes", self.eager_limit);
+            let what = format!("an eager limit of {} bytes is invalid", self.eager_limit);
             return refuse(what, 1 << 20);
         }
         if !(4..=MOST_CHANNELS).contains(&self.channels) {
-            let what = format!("{} tags, not from 4 on", self.channels);
+            let what = format!("{} tags are out of range, the minimum is 4", self.channels);
             return refuse(what, MOST_CHANNELS as u64);
         }
         Ok(())

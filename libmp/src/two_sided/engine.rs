@@ -44,11 +44,11 @@ impl Engine {
         const OPERATION: &str = "build context";
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         if !device.gpu().is(gpu) {
-            let what = format!("{device:?} with {gpu:?}");
+            let what = format!("{device:?} does not belong to {gpu:?}");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         if rank >= size {
-            let what = format!("rank {rank} of {size}");
+            let what = format!("rank {rank} is outside the job of {size} ranks");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         let kernels = match gpu.caps().kernels {

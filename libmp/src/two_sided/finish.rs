@@ -328,7 +328,7 @@ impl Engine {
     /// rest forever.
     pub(super) fn fail_partly_posted(&self, state: &mut State, key: RequestKey, e: &Error) {
         state.return_fault(key);
-        let text = format!("enqueued in part only: {e}");
+        let text = format!("only a part was enqueued: {e}");
         self.give_up_for(state, key, Status::CLOSED, text);
         self.finish(state, key, Status::CLOSED, 0);
     }
@@ -411,7 +411,7 @@ impl Engine {
             return late("already posted");
         }
         let Some(peer) = state.peers.get_mut(entry.peer) else {
-            return late("no connection");
+            return late("its peer is not connected");
         };
         let (tag, number) = (entry.tag, entry.number);
         let numbers = if entry.is_receive() {
@@ -428,7 +428,7 @@ impl Engine {
             channel.map(|channel| &mut channel.numbers)
         };
         let Some(numbers) = numbers else {
-            return late("no channel");
+            return late("its channel is not open");
         };
         if !numbers.is_newest(number) {
             return late("a later request of its tag is prepared");
@@ -510,7 +510,7 @@ impl Engine {
 fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
     check_ready_order(channel, link, number, 0)?;
     let Some(lane) = link.lane(0) else {
-        return Err(Error::new("refuse message", Kind::Closed, "no lane"));
+        return Err(Error::new("refuse message", Kind::Closed, "lane is closed"));
     };
     let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
     let mut batch = Batch::new(lane);

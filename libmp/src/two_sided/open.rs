@@ -158,7 +158,7 @@ impl Engine {
         if missing.is_empty() {
             return Ok(());
         }
-        let what = format!("no answer from rank {}", join(&missing));
+        let what = format!("no answer arrived from rank {}", join(&missing));
         Err(Error::new("connect all ranks", Kind::Missing, what).with_limit(self.size))
     }
 }

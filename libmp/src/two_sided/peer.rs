@@ -79,7 +79,7 @@ impl Failure {
                 format!("rank {rank} was given up after another request failed: {name}: {text}")
             }
             Cause::Protocol(why) => {
-                format!("rank {rank} sent what this rank does not understand: {why}")
+                format!("rank {rank} sent an invalid control message: {why}")
             }
             Cause::Other(text) => text.clone(),
         }
@@ -152,7 +152,7 @@ impl Peer {
     pub fn error(&self, operation: &'static str) -> Error {
         let rank = self.rank;
         let Some(failure) = self.failure() else {
-            return super::state::closed("no connection", rank);
+            return super::state::closed("the peer is not connected", rank);
         };
         let error = match &failure.cause {
             Cause::Protocol(why) => Error::new(operation, Kind::Protocol, why.as_str()),

@@ -50,7 +50,7 @@ impl Engine {
                 break;
             }
         }
-        result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, "never tried")))
+        result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, "it was never tried")))
     }
 
     /// Repeats `attempt` if an open channel was retired in between.
@@ -133,7 +133,7 @@ impl Engine {
         let result_addr = state.requests.result_addr(key).0;
         let (common, send, channel, link) = state.outgoing(key)?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            return Err(closed("no lane", common.peer));
+            return Err(closed("the lane is not open", common.peer));
         };
         let stream = &*lent(stream)?;
         uncaptured(stream, POST)?;
@@ -229,7 +229,7 @@ fn read_length(common: &mut Common, send: &mut Outgoing) -> Result<()> {
     let len = late.length.as_ref().map_or(Ok(room), |w| w.load())?;
     let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
     if len > room || offset > room - len {
-        let what = format!("{len} bytes at {offset} of a segment of {room}");
+        let what = format!("{len} bytes at {offset} exceed the segment of {room} bytes");
         return Err(Error::new(POST, Kind::Invalid, what).with_limit(room));
     }
     if let [one] = common.segments.as_slice() {

@@ -85,7 +85,7 @@ impl Engine {
         post: bool,
     ) -> Result<(RequestKey, bool)> {
         self.sweep_if_crowded(state);
-        let closed = || closed("no connection", rank);
+        let closed = || closed("the peer is not connected", rank);
         let tag = common.tag;
         if let Some(key) = state.matcher.first(&state.requests, tag) {
             let what = format!("receive {key:?} from any rank under tag {tag} is unmatched");
@@ -109,11 +109,11 @@ impl Engine {
             Err(error.with_rank(rank).with_limit(limit))
         };
         if unclaimed {
-            let what = format!("receives under tag {tag} without a waiter");
+            let what = format!("too many receives under tag {tag} have no waiter");
             return full(what, channel.shape.depth.into());
         }
         if channel.is_full() {
-            let what = format!("receives under tag {tag} whose messages were not taken");
+            let what = format!("too many receives under tag {tag} wait for their messages");
             return full(what, WINDOW);
         }
         state.requests.reserve(&self.gpu)?;
@@ -166,7 +166,7 @@ impl Engine {
         check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            return Err(closed("no lane", rank));
+            return Err(closed("the lane is not open", rank));
         };
         let before = channel.numbers.previous(number);
         let free = channel.is_free(number);
@@ -213,7 +213,7 @@ pub(super) fn advertise(
         (Some(staging), _) => (staging.region().addr().0, staging),
         (None, [one]) => (one.addr(), one.memory()),
         _ => {
-            let what = "a large receive without memory";
+            let what = "a large receive has no memory";
             return Err(Error::new(PREPARE, Kind::Invalid, what));
         }
     };

@@ -24,11 +24,11 @@ pub(super) const PREPARE: &str = "prepare send";
 /// The total length of the segments in bytes, if they are valid.
 pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) -> Result<u64> {
     if let Some(foreign) = segments.iter().find(|s| !paths.knows(s.memory().keys())) {
-        let what = format!("{foreign:?}, registered by another context");
+        let what = format!("{foreign:?} is registered by another context");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
     if segments.len() > MOST_PIECES {
-        let what = format!("{} segments", segments.len());
+        let what = format!("{} segments are too many", segments.len());
         return Err(Error::new(operation, Kind::Invalid, what).with_limit(MOST_PIECES));
     }
     let total = segments.iter().map(|s| s.len() as u64).sum();
@@ -37,7 +37,7 @@ pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) 
         _ => MOST_BYTES,
     };
     if total > limit {
-        let what = format!("{total} bytes in {} segments", segments.len());
+        let what = format!("{total} bytes in {} segments are too many", segments.len());
         return Err(Error::new(operation, Kind::Invalid, what).with_limit(limit));
     }
     Ok(total)
@@ -130,7 +130,7 @@ impl Engine {
     pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
         let len = total(&self.paths, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
-            let what = format!("a length word for {} segments", spec.segments.len());
+            let what = format!("a length word cannot have {} segments", spec.segments.len());
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
         }
         let short = len <= self.config.eager_limit as u64;
@@ -159,7 +159,7 @@ impl Engine {
     ) -> Result<(RequestKey, bool)> {
         self.sweep_if_crowded(state);
         let order = state.requests.next_order();
-        let closed = || closed("no connection", spec.to);
+        let closed = || closed("the peer is not connected", spec.to);
         let peer = state.peers.get_mut(spec.to).ok_or_else(closed)?;
         if !peer.can_post(lane, Target::Send(spec.tag)) {
             return Err(peer.error(PREPARE));
@@ -168,7 +168,7 @@ impl Engine {
         channel.side.last_use = order;
         channel.side.first_use = channel.side.first_use.min(order);
         if channel.is_full() {
-            let what = format!("messages under tag {} are not taken yet", spec.tag);
+            let what = format!("too many messages under tag {} are not taken yet", spec.tag);
             return Err(Error::new(PREPARE, Kind::QueueFull, what)
                 .with_rank(spec.to)
                 .with_limit(super::channel::WINDOW));
@@ -329,7 +329,7 @@ fn stamped(
     }
     // The kernel patches the destination of a large message.
     payload(batch, segments, len, channel.payload(number)?)?;
-    let none = || Error::new(PREPARE, Kind::System, "no memory for stamps");
+    let none = || Error::new(PREPARE, Kind::System, "the channel has no stamps");
     batch.announce_from(channel.stamp(number).ok_or_else(none)?, pair)?;
     Ok(announced)
 }

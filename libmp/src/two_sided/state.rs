@@ -132,7 +132,7 @@ impl State {
         let Entry { common, operation } = entry;
         match (operation, channels.sends.get_mut(&common.tag)) {
             (Operation::Send(send), Some(channel)) => Ok((common, send, channel, link)),
-            _ => Err(closed("no channel", common.peer)),
+            _ => Err(closed("the channel is not open", common.peer)),
         }
     }
 
@@ -145,7 +145,7 @@ impl State {
         let Entry { common, operation } = entry;
         match (operation, channels.recvs.get_mut(&common.tag)) {
             (Operation::Receive(receive), Some(channel)) => Ok((common, receive, channel, link)),
-            _ => Err(closed("no channel", common.peer)),
+            _ => Err(closed("the channel is not open", common.peer)),
         }
     }
 
@@ -153,7 +153,7 @@ impl State {
     fn request(&mut self, key: RequestKey) -> Result<(&mut Entry, &mut Peer)> {
         let entry = known(&mut self.requests, key)?;
         let peer = self.peers.get_mut(entry.peer);
-        let peer = peer.ok_or_else(|| closed("no connection", entry.peer))?;
+        let peer = peer.ok_or_else(|| closed("the peer is not connected", entry.peer))?;
         Ok((entry, peer))
     }
 
