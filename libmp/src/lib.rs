@@ -33,8 +33,8 @@
 //! }
 //!
 //! # fn main() -> mp::Result<()> {
-//! // Two ranks, threads of this process. As processes they find each other by
-//! // `mprun -n 2 PROGRAM`, mpirun, srun or torchrun, and `Context::builder().build()`.
+//! // Two ranks as threads of this process. Ranks in processes are started by
+//! // `mprun -n 2 PROGRAM`, mpirun, srun or torchrun, and call `Context::builder().build()`.
 //! let ranks: Vec<_> = Local::ranks(2)
 //!     .into_iter()
 //!     .map(|job| -> mp::Result<_> {
@@ -72,11 +72,11 @@
 //! # Eager and rendezvous messages
 //! A message of up to the eager limit (4096 bytes, [`Builder::eager_limit`]) is eager: it is
 //! written into a slot of the receiver's mailbox and copied from there. Each pair of rank and tag
-//! has 16 slots ([`Builder::depth`]). The receiver returns a slot as a credit when it takes the
-//! message, so a slow receiver applies backpressure to its own senders only. A longer message uses
-//! rendezvous: it waits for its receive and is written directly to the receive's memory, without a
-//! copy. A receive in several pieces is an exception: it takes pinned memory of the size of its
-//! room, and a context keeps up to 64 MiB of this memory for later receives.
+//! has 16 slots ([`Builder::depth`]). The receiver returns slots as credits as it takes messages,
+//! so a slow receiver applies backpressure to its senders only. A longer message uses rendezvous:
+//! it waits for its receive and is written directly to the receive's memory, without a copy. A
+//! receive in several pieces is an exception: it takes pinned memory of the size of its room, and a
+//! context keeps up to 64 MiB of this memory for later receives.
 //!
 //! # Order and streams
 //! All work is in stream order: memory is read when the stream reaches the send, and may be written

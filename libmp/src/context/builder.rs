@@ -64,8 +64,8 @@ impl Builder {
         self
     }
 
-    /// Sets the number of messages of one peer and tag that may be in flight: a power of two, 2 to
-    /// 1024. The same number of receives without a waiter may be posted. Default 16.
+    /// Sets the number of messages of one peer and tag that may be in flight, which is a power of
+    /// two from 2 to 1024. The same number of receives without a waiter may be posted. Default 16.
     #[must_use]
     pub fn depth(mut self, slots: u32) -> Builder {
         self.config.depth = slots;

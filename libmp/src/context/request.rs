@@ -76,9 +76,9 @@ impl Request {
 
     /// Returns the result of the request; `None` while it has not ended.
     ///
-    /// A receive that a stream posted uses its memory only from when the stream has reached it. The
-    /// first call makes the stream set a mark, after all work that the stream has so far; the
-    /// receive has not ended before that.
+    /// The memory of a receive that a stream posted belongs to the stream until the stream has
+    /// reached the receive. The first call enqueues a mark on the stream, after all its work so far;
+    /// the CPU takes the message in only after the mark.
     ///
     /// # Errors
     /// `Truncated` if the message was longer than the receive; `PeerFailed` if the peer failed,

@@ -24,7 +24,7 @@ use crate::two_sided::Source;
 ///     let mut bytes = [0; 8];
 ///     ctx.scope(|scope| {
 ///         scope.irecv(0, 7, &mut bytes)?;
-///         Ok(bytes[0]) // read it behind the scope
+///         Ok(bytes[0]) // read it after the scope
 ///     })
 /// }
 /// ```
