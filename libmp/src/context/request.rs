@@ -77,8 +77,8 @@ impl Request {
     /// Returns the result of the request; `None` while it has not ended.
     ///
     /// The memory of a receive that a stream posted belongs to the stream until the stream has
-    /// reached the receive. The first call enqueues a mark on the stream, after all its work so far;
-    /// the CPU takes the message in only after the mark.
+    /// reached the receive. The first call enqueues a mark on the stream, after all its work so
+    /// far; the CPU takes the message in only after the mark.
     ///
     /// # Errors
     /// `Truncated` if the message was longer than the receive; `PeerFailed` if the peer failed,
