@@ -135,7 +135,7 @@ impl Outbox {
         new
     }
 
-    /// Marks the bootstrap as reachable after a retry answered. `true`: it was lost before.
+    /// Marks the bootstrap as reachable if its retry had no error. `true`: it was lost before.
     pub fn mark_reached(&mut self) -> bool {
         let again = self.reach == Reach::Tried;
         if again {

@@ -85,7 +85,7 @@ pub enum Control {
     Leaving,
     /// The answer to `Leaving`.
     Left,
-    /// The sender has given up the reader, or has closed: it sends nothing else.
+    /// The sender has given up the reader, or has dropped its context: it sends nothing else.
     GivenUp,
     /// A request of the sender waits for the reader: asks whether the reader is alive.
     Ping,
