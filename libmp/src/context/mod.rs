@@ -131,7 +131,7 @@ impl Context {
         state.peers.get(rank)?.link.word_order()
     }
 
-    /// The path to `rank`, and the reason for it. `None` if the job has no such rank.
+    /// The path to `rank`, and the reason for it. `None` if the job does not have this rank.
     pub fn path(&self, rank: u32) -> Option<(Path, &'static str)> {
         (rank < self.size()).then(|| Path::choose(self.rank(), rank))
     }

@@ -347,7 +347,7 @@ impl Peers {
         self.0.get_mut(rank as usize)?.as_deref_mut()
     }
 
-    /// The peer of a rank, made on first use; `None`: the job has no such rank.
+    /// The peer of a rank, made on first use; `None`: the job does not have this rank.
     pub fn make(&mut self, rank: u32) -> Option<&mut Peer> {
         let place = self.0.get_mut(rank as usize)?;
         Some(place.get_or_insert_with(|| Box::new(Peer::new(rank))))
