@@ -128,8 +128,7 @@ impl Context {
     /// Makes `stream` wait until all requests have ended.
     ///
     /// # Errors
-    /// As [`Request::wait_on`], for the first wait that cannot be enqueued; the waits before it are
-    /// enqueued.
+    /// As [`Request::wait_on`], for the first request that fails; the waits before it are enqueued.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         requests.iter().try_for_each(|r| r.wait_on(stream))
     }
