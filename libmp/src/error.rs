@@ -1,55 +1,55 @@
-//! Errors: what was attempted, what went wrong, with which rank and object, against which limit.
+//! Errors: the operation, the kind of failure, the rank, the object and the limit.
 //!
-//! An [`Error`] is one pointer wide; the box is only made on the failing path. [`Kind`] is what
-//! programs match on.
+//! An [`Error`] is one pointer wide; it allocates only on the failing path. Programs match on
+//! [`Kind`].
 
 use std::error::Error as StdError;
 use std::fmt;
 
 use gdsync::Status;
 
-/// What kind of thing went wrong.
+/// The kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// An argument lies outside what the call accepts.
+    /// An argument is outside the range that the call accepts.
     Invalid,
-    /// The runtime, the device or the state of a request does not permit this.
+    /// The runtime, the device or the state of the request does not support this.
     Unsupported,
     /// The message is longer than the memory of the receive.
     Truncated,
-    /// The peer failed, or was given up; the status tells how.
+    /// The peer failed or was given up; the status has the reason.
     PeerFailed(Status),
-    /// A request failed on this side.
+    /// A request failed on this side; the status has the reason.
     Failed(Status),
-    /// The caller's time limit passed.
+    /// The timeout of the caller expired.
     Timeout,
-    /// There is no room now; there may be later.
+    /// A queue is full; the call may succeed later.
     QueueFull,
-    /// A request that is not known, or not posted.
+    /// The request is unknown (already released) or was not posted.
     NoSuchRequest,
-    /// The object is in use in a way that forbids this.
+    /// The object is in use, and the use excludes this operation.
     Busy,
     /// The request was cancelled.
     Cancelled,
-    /// A peer speaks another version, is set up otherwise, or sent what cannot be understood.
+    /// The peer has another version or other settings, or sent an invalid message.
     Protocol,
-    /// Ranks that did not come.
+    /// One or more ranks did not join.
     Missing,
-    /// The bootstrap does not reach the other ranks (its store has died): peers and tags that
-    /// are open stay usable, and no others can be opened.
+    /// The bootstrap does not reach the other ranks, because its store has died. Peers and tags
+    /// that are open stay usable; no others can be opened.
     BootstrapLost,
-    /// Something that is needed is not there.
+    /// A required object does not exist.
     Absent,
     /// The context is closed.
     Closed,
-    /// gdsync refused.
+    /// gdsync returned an error of this kind.
     Gdsync(gdsync::Kind),
-    /// The operating system refused.
+    /// The operating system returned an error.
     System,
 }
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error: {operation, kind, rank, object, limit, source}.
@@ -61,15 +61,15 @@ struct Inner {
     rank: Option<u32>,
     object: String,
     limit: Option<u64>,
-    /// Tag and number of the message concerned.
+    /// Tag and number of the message.
     message: Option<(u32, u64)>,
-    /// The object is a sentence that names rank and reason itself.
+    /// The object is a whole sentence that names rank and reason itself.
     whole: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
-    /// An error of `kind` while doing `operation` on `object`. Public for other makers of
+    /// Makes an error of `kind` for `operation` on `object`. Public for other implementations of
     /// [`Bootstrap`](crate::Bootstrap).
     #[cold]
     pub fn new(operation: &'static str, kind: Kind, object: impl Into<String>) -> Error {
@@ -85,19 +85,19 @@ impl Error {
         }))
     }
 
-    /// A request that is not known any more.
+    /// A request that is unknown, because it was released.
     #[cold]
     pub(crate) fn unknown_request(operation: &'static str) -> Error {
-        Error::new(operation, Kind::NoSuchRequest, "it is not known")
+        Error::new(operation, Kind::NoSuchRequest, "unknown (already released)")
     }
 
-    /// A request that was prepared alone.
+    /// A request that was prepared and not posted.
     #[cold]
     pub(crate) fn unposted(operation: &'static str) -> Error {
-        Error::new(operation, Kind::NoSuchRequest, "it is not posted")
+        Error::new(operation, Kind::NoSuchRequest, "not posted: post it first")
     }
 
-    /// Names the rank concerned.
+    /// Sets the rank.
     #[cold]
     #[must_use]
     pub fn with_rank(mut self, rank: u32) -> Error {
@@ -105,7 +105,7 @@ impl Error {
         self
     }
 
-    /// Names the limit that was run into.
+    /// Sets the limit that was exceeded.
     #[cold]
     #[must_use]
     pub fn with_limit(mut self, limit: impl TryInto<u64>) -> Error {
@@ -113,7 +113,7 @@ impl Error {
         self
     }
 
-    /// Keeps the cause.
+    /// Sets the cause.
     #[cold]
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
@@ -121,14 +121,14 @@ impl Error {
         self
     }
 
-    /// The object is a sentence that names rank and reason itself.
+    /// Marks the object as a whole sentence that names rank and reason itself.
     #[cold]
     pub(crate) fn whole(mut self) -> Error {
         self.0.whole = true;
         self
     }
 
-    /// Names the message concerned, which the object does in words.
+    /// Sets rank, tag and number of the message; the object already names them in words.
     #[cold]
     pub(crate) fn of_message(mut self, rank: Option<u32>, tag: u32, number: u64) -> Error {
         self.0.rank = rank;
@@ -136,7 +136,7 @@ impl Error {
         self.whole()
     }
 
-    /// Says that `more` other requests failed as well.
+    /// Adds to the text that `more` other requests failed as well.
     #[cold]
     pub(crate) fn and_more(mut self, more: usize) -> Error {
         let requests = if more == 1 { "request" } else { "requests" };
@@ -144,7 +144,7 @@ impl Error {
         self
     }
 
-    /// What a queue pair to `rank` says is the peer's failure, or its slowness.
+    /// Attributes an error of a queue pair to `rank` to that peer: a failure, or a full queue.
     #[cold]
     pub(crate) fn of_peer(mut self, rank: u32) -> Error {
         let inner = &mut *self.0;
@@ -157,43 +157,43 @@ impl Error {
         self.with_rank(rank)
     }
 
-    /// What went wrong.
+    /// The kind of failure.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }
 
-    /// What was attempted, as a verb: `post send`.
+    /// The operation that failed, as a verb: `post send`.
     pub fn operation(&self) -> &'static str {
         self.0.operation
     }
 
-    /// The object concerned and what about it is wrong.
+    /// The object concerned, and the reason.
     pub fn object(&self) -> &str {
         &self.0.object
     }
 
-    /// The rank concerned, where there is one.
+    /// The rank concerned, if there is one.
     pub fn rank(&self) -> Option<u32> {
         self.0.rank
     }
 
-    /// The tag of the message concerned, where there is one.
+    /// The tag of the message concerned, if there is one.
     pub fn tag(&self) -> Option<u32> {
         self.0.message.map(|(tag, _)| tag)
     }
 
-    /// The number of the message concerned under its rank and tag, where there is one; 0 of a
-    /// receive from any rank that matched nothing.
+    /// The number of the message concerned under its rank and tag, if there is one; 0 for a receive
+    /// from any rank that matched no message.
     pub fn number(&self) -> Option<u64> {
         self.0.message.map(|(_, number)| number)
     }
 
-    /// The limit that was run into, where there is one.
+    /// The limit that was exceeded, if there is one.
     pub fn limit_value(&self) -> Option<u64> {
         self.0.limit
     }
 
-    /// The status of the request that failed, if this is about one.
+    /// The status of the failed request, if the error is about a request.
     pub fn status(&self) -> Option<Status> {
         match self.0.kind {
             Kind::PeerFailed(status) | Kind::Failed(status) => Some(status),

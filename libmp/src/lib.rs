@@ -1,9 +1,9 @@
-//! Messages on GPU streams.
+//! Two-sided messages (tag matching, eager and rendezvous) on GPU streams.
 //!
-//! A rank sends and receives beside its kernels: `isend_on`, `irecv_on` and `wait_on` put work on
-//! the application's stream, in order with what it computes, and the CPU has nothing more to do
-//! with the message. The same requests can be posted and waited for by the CPU, or by a stream
-//! for which a CPU thread rings the NIC.
+//! A rank sends and receives in stream order: `isend_on`, `irecv_on` and `wait_on` enqueue the work
+//! on the application's stream, in order with its kernels, and the CPU takes no further part in the
+//! message. The CPU can post the same requests and wait for them. A CPU thread can also write the
+//! doorbell for a stream.
 //!
 //! ```
 //! use std::time::Duration;
@@ -21,20 +21,20 @@
 //!
 //!     let recv = ctx.irecv_on(&stream, peer, 7, &memory.slice(32, 32)?)?;
 //!     let send = ctx.isend_on(&stream, peer, 7, &memory.slice(0, 8)?)?;
-//!     recv.wait_on(&stream)?; // kernels enqueued from here on find the message
-//!     drop(send); // detached: it goes on
+//!     recv.wait_on(&stream)?; // later kernels of the stream read the message
+//!     drop(send); // detached: the send continues
 //!
-//!     ctx.synchronize(&stream, Duration::from_secs(10))?; // the first error of what was enqueued
+//!     ctx.synchronize(&stream, Duration::from_secs(10))?; // returns the first error of the stream
 //!     let mut bytes = [0; 8];
 //!     memory.read(32, &mut bytes)?;
 //!     assert_eq!(bytes, [peer as u8; 8]);
 //!     assert_eq!(recv.wait(Duration::ZERO)?.len, 8);
-//!     ctx.close(Duration::from_secs(10)) // the first error that no call has returned
+//!     ctx.close(Duration::from_secs(10)) // returns the first unreported error
 //! }
 //!
 //! # fn main() -> mp::Result<()> {
-//! // Two ranks, threads of this process. As processes they find each other by
-//! // `mprun -n 2 PROGRAM`, mpirun, srun or torchrun, and `Context::builder().build()`.
+//! // Two ranks as threads of this process. Ranks in processes are started by
+//! // `mprun -n 2 PROGRAM`, mpirun, srun or torchrun, and call `Context::builder().build()`.
 //! let ranks: Vec<_> = Local::ranks(2)
 //!     .into_iter()
 //!     .map(|job| -> mp::Result<_> {
@@ -50,63 +50,64 @@
 //! # }
 //! ```
 //!
-//! # The rooms
-//! - [`bootstrap`]: who is in the job, and how ranks find each other.
-//! - [`Context`]: one rank's part in it, over one GPU and one NIC; [`Memory`] and [`Slice`].
-//! - [`Request`]: sends and receives under way; [`SendOp`] and [`RecvOp`] are all that can be said of
-//!   one.
+//! # Modules and types
+//! - [`bootstrap`]: the ranks of the job, and how they exchange addresses.
+//! - [`Context`]: one rank's part in the job, with one GPU and one NIC; [`Memory`] and [`Slice`].
+//! - [`Request`]: a send or a receive in flight; [`SendOp`] and [`RecvOp`] hold all options of one.
 //!
 //! # Matching
 //! A receive names a tag and a source. Under one tag from one rank to another, the n-th send
-//! meets the n-th receive, in the order in which they were *prepared* (`isend` and its like prepare
-//! and post at once). Nobody matches anything while messages move, so no CPU is needed. A
-//! receive from [`Source::Any`] is matched by the CPU when a message has come.
+//! matches the n-th receive, in the order in which they were *prepared* (`isend` and the similar
+//! calls prepare and post at once). Matching is by number, so it needs no CPU while messages move.
+//! The CPU matches a receive from [`Source::Any`] when a message has arrived.
 //!
-//! A receive may have more room than the message needs; what lies behind the message stays as it
-//! is. Less room is an error on both sides ([`Kind::Truncated`]), nothing is written, and the
-//! next message under the tag is received as if nothing had been. The sender of a short message
-//! may have gone on before: it learns from its request, while it holds it, from
-//! [`Context::error_word`] and from [`Context::close`]. Where a length word says how long a
-//! message is, its declared most counts: a receive of at most the eager limit is too short for one that is declared longer.
+//! A receive may have more room than the message needs; the bytes after the message are unchanged.
+//! Less room is an error on both sides ([`Kind::Truncated`]): nothing is written, and the next
+//! message under the tag is received normally. The sender of a short message may have continued
+//! before the error is found. It finds the error in its request, while it holds the handle, in
+//! [`Context::error_word`] and from [`Context::close`]. If a length word gives the length of a
+//! message, the declared maximum counts: a receive of at most the eager limit is too short for a
+//! message that is declared longer.
 //!
-//! # Short and long messages
-//! Up to the eager limit (4096 bytes, [`Builder::eager_limit`]) a message goes into a slot of the
-//! receiver's mailbox and is copied from there. A rank and a tag have 16 slots
-//! ([`Builder::depth`]), which the receiver gives back as it takes messages: a receiver that is
-//! slow stalls its senders, and nobody else. Longer messages wait for their receive and are
-//! written where that wants them, without a copy, unless it is a receive in several pieces: that
-//! takes pinned memory for as much as it has room for, of which a context keeps 64 MiB for the next.
+//! # Eager and rendezvous messages
+//! A message of up to the eager limit (4096 bytes, [`Builder::eager_limit`]) is eager: it is
+//! written into a slot of the receiver's mailbox and copied from there. Each pair of rank and tag
+//! has 16 slots ([`Builder::depth`]). The receiver returns slots as credits as it takes messages,
+//! so a slow receiver applies backpressure to its senders only. A longer message uses rendezvous:
+//! it waits for its receive and is written directly to the receive's memory, without a copy. A
+//! receive in several pieces is an exception: it takes pinned memory of the size of its room, and a
+//! context keeps up to 64 MiB of this memory for later receives.
 //!
 //! # Order and streams
-//! Everything happens in stream order: memory is read when the stream gets to the send, and
-//! may be written from when it gets to the receive. A stream stands still at a send without room
-//! and at a long send without receive, and at every wait. Each stream has a queue pair of its own
-//! to each peer, so that one which stands still does not hold up another; streams share queue pairs
-//! only while more than seven of them exist. `docs/deadlocks.md` says which orders cannot end.
+//! All work is in stream order: memory is read when the stream reaches the send, and may be written
+//! from when the stream reaches the receive. A stream waits at a send without credit, at a
+//! rendezvous send without a receive, and at every wait. Each stream has its own queue pair to each
+//! peer, so a waiting stream does not block another stream. Streams share queue pairs only if more
+//! than seven of them exist. `docs/deadlocks.md` lists the orders that deadlock.
 //!
 //! # Completion
-//! A send has ended when its memory may be written again, a receive when the message is in
-//! place. Requests that a stream waits for retire by themselves: no call is needed however many
-//! there are. At most 65,536 may be unfinished, or held, at a time.
+//! A send has completed when its memory may be written again, a receive when the message is in
+//! place. Requests that a stream waits for retire without a call, whatever their number. At most
+//! 65,536 requests may be unfinished, or held by a handle, at a time.
 //!
-//! # Errors and time
-//! A wait or test of a request that failed returns its failure. A failure that no call has
-//! returned is returned by [`Context::synchronize`], if the stream posted the request or waited for
-//! it, by [`Context::close`] or by [`Context::take_error`]: the first one, once, with kind, rank, tag
+//! # Errors and timeouts
+//! A wait or test of a failed request returns its failure. A failure that no call has returned is
+//! returned by [`Context::synchronize`], if the stream posted the request or waited for it, by
+//! [`Context::close`] or by [`Context::take_error`]: the first failure, once, with kind, rank, tag
 //! and number. Failures of requests whose handles were dropped are logged as well.
 //!
-//! A rank that dies, or fails a request by its time limit, is given up: its requests fail
-//! with [`Kind::PeerFailed`], naming it, and say what did not come, in which time, and what is known
-//! of the rank's life; the streams that wait for it go on, having stored the
-//! status in the request's word ([`Request::result_word`]) and the context's
-//! ([`Context::error_word`]), and everybody else is as before. What had arrived is still received.
-//! A stream that has waited for long is named by a warning and [`Context::stuck`]. The time limit of
-//! a request on a stream counts from when the stream has passed all earlier ones and what it
-//! waits for is not there; a kernel in between counts too.
+//! A rank that dies, or that exceeds the timeout of a request, is given up. Its requests fail with
+//! [`Kind::PeerFailed`], which names the rank. The error text has the missing message, the timeout,
+//! and what is known about whether the rank is alive. A stream that waits for the rank continues
+//! after the status is stored in the request's word ([`Request::result_word`]) and in the context's
+//! word ([`Context::error_word`]). Other ranks are not affected. Messages that had arrived are
+//! still received. A warning and [`Context::stuck`] name a stream that has waited for long. The
+//! timeout of a request on a stream starts when the stream has passed all earlier requests and what
+//! the request waits for is missing; time in a kernel between them counts too.
 //!
 //! # Progress
-//! Messages on streams need no CPU once both ranks have used the tag. Everything else is done in
-//! the background by a thread of the context, or by the program ([`Progress::Manual`]).
+//! Messages on streams need no CPU once both ranks have used the tag. A background thread of the
+//! context does all other work, or the program does it ([`Progress::Manual`]).
 //!
 //! # Threads
 //! Contexts, memory, requests and bootstraps are `Send` and `Sync`: several threads may use one.
@@ -139,7 +140,7 @@ pub use region::{Memory, Slice};
 pub use request::Done;
 pub use two_sided::{Connect, Full, Progress, RecvOp, SendOp, SizeSource, Source, Stuck};
 
-/// What the section on threads promises.
+/// Checks what the section on threads promises.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Context>();
@@ -158,17 +159,17 @@ const _: () = {
     shared::<bootstrap::tcp::Server>();
 };
 
-/// What the fuzzers call.
+/// Entry points for the fuzzers.
 #[doc(hidden)]
 pub mod fuzzing {
-    /// Reads a control message and writes it again.
+    /// Decodes a control message and encodes it again.
     pub fn control(bytes: &[u8]) -> Option<Vec<u8>> {
         let message = crate::wire::control::Control::decode(bytes).ok()?;
         Some(message.encode())
     }
 }
 
-/// The README's programs are compiled and run.
+/// Compiles and runs the README's programs.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;

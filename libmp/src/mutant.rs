@@ -1,20 +1,20 @@
-//! Committed mutants: each breaks one rule on purpose, so that the suite can show that it
-//! notices. Without the feature `mutants` every question is the constant *no*.
+//! Committed mutants: each breaks one rule on purpose, so that the suite can show that it detects
+//! the defect. Without the feature `mutants`, no mutant is on (a constant).
 
 gds_step::mutants! {
-    /// Some messages that were taken are never told to their sender.
+    /// The receiver never returns the credits of some messages.
     LostCredit,
-    /// A sender uses a slot before its last message was taken.
+    /// A sender reuses a slot before the slot's last message was taken.
     EarlySlotReuse,
-    /// A large receive does not tell its sender that it is there.
+    /// A large receive does not write its ready word to the sender.
     MissingReadyWord,
     /// Words are plain WRITEs, even to a peer whose NIC may place WRITEs out of order.
     PlainTell,
-    /// The ready word of a receive is written while another queue pair may still write the one of
-    /// the receive before in the slot.
+    /// The ready word of a receive is written while another queue pair may still write the ready
+    /// word of the previous receive in the same slot.
     EarlyTell,
     /// A rank that sends to itself by the CPU stores the word of a message before the payload.
     LocalWordFirst,
-    /// Two messages of one tag take each other's number.
+    /// Two messages of one tag have their numbers exchanged.
     SwappedMatchOrder,
 }

@@ -1,4 +1,4 @@
-//! What a context is made of.
+//! The builder of a context.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::path::NicOptions;
 use crate::two_sided::config::{Config, Connect, Full, Progress};
 use crate::two_sided::engine::Engine;
 
-/// Makes a [`Context`]. What is not said comes from the environment or has a default. Ranks must
-/// say the same of [`eager_limit`](Builder::eager_limit) and [`depth`](Builder::depth).
+/// Builds a [`Context`]. A setting that is not given comes from the environment or has a default.
+/// All ranks must use the same [`eager_limit`](Builder::eager_limit) and [`depth`](Builder::depth).
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     bootstrap: Option<Arc<dyn Bootstrap>>,
@@ -25,71 +25,74 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The job. Default: [`bootstrap::from_env`].
+    /// Sets the bootstrap of the job. Default: [`bootstrap::from_env`].
     #[must_use]
     pub fn bootstrap(mut self, bootstrap: Arc<dyn Bootstrap>) -> Builder {
         self.bootstrap = Some(bootstrap);
         self
     }
 
-    /// The GPU. Default: the device's, or [`Gpu::from_env`].
+    /// Sets the GPU. Default: the GPU of the device, or [`Gpu::from_env`].
     #[must_use]
     pub fn gpu(mut self, gpu: &Gpu) -> Builder {
         self.gpu = Some(gpu.clone());
         self
     }
 
-    /// The NIC. Default: as [`Device::from_env`] chooses; it has to be of one kind on all ranks.
+    /// Sets the NIC. Default: [`Device::from_env`]. All ranks must have the same kind of NIC.
     #[must_use]
     pub fn device(mut self, device: &Device) -> Builder {
         self.device = Some(device.clone());
         self
     }
 
-    /// Which contexts belong together: those of equal name. A rank has one of each name at a
-    /// time; the n-th of a name on one rank belongs to the n-th on others. Default: `mp`.
+    /// Sets the name. Contexts of equal name belong together. A rank has one context of each name
+    /// at a time; the n-th of a name on one rank belongs to the n-th on the other ranks. Default:
+    /// `mp`.
     #[must_use]
     pub fn name(mut self, name: &str) -> Builder {
         name.clone_into(&mut self.config.name);
         self
     }
 
-    /// Longest message, in bytes, that a sender may write before the receive is there. Of each
-    /// peer and tag `depth` times so much memory is kept. At most 1 MiB; default 4096.
+    /// Sets the eager limit: the longest message, in bytes, that a sender may write before the
+    /// receive is posted. A rank keeps `depth` times this much memory for each peer and tag. At
+    /// most 1 MiB; default 4096 bytes.
     #[must_use]
     pub fn eager_limit(mut self, bytes: usize) -> Builder {
         self.config.eager_limit = bytes;
         self
     }
 
-    /// Messages of one peer and tag that may be under way: a power of two, 2 to 1024. As many
-    /// receives may be posted that nobody waits for. Default 16.
+    /// Sets the number of messages of one peer and tag that may be in flight, which is a power of
+    /// two from 2 to 1024. The same number of receives without a waiter may be posted. Default 16.
     #[must_use]
     pub fn depth(mut self, slots: u32) -> Builder {
         self.config.depth = slots;
         self
     }
 
-    /// Tags under which memory is kept at a time, for each peer and direction: 4 to 2048, default
-    /// 256. When most are taken, those not used for longest go, and cost a connection when they
-    /// are used again. A peer keeps to the limit that it was built with itself. If the tags that a
-    /// peer announced and under which nothing was received yet take 32 MiB of mailboxes (and are
-    /// more than 16), the peer's next send under a new tag waits for a receive.
+    /// Sets the number of tags whose memory is kept at a time, for each peer and direction: 4 to
+    /// 2048, default 256. When most are in use, the least recently used ones are released; their
+    /// next use costs a connection. A peer applies its own limit. If the tags that a peer announced
+    /// and under which nothing was received yet take 32 MiB of mailboxes (and are more than 16),
+    /// the peer's next send under a new tag waits for a receive.
     #[must_use]
     pub fn channels(mut self, tags: usize) -> Builder {
         self.config.channels = tags;
         self
     }
 
-    /// After which time a message that a stream waits for, or that a NIC does not answer, fails
-    /// its peer; and how long calls wait for connections and, twice as long, for room. Default 30 s.
+    /// Sets the timeout of a message that a stream waits for, and of a NIC that does not answer;
+    /// after it the peer is given up. Calls wait this long for connections and twice as long for
+    /// room. Default 30 s.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Builder {
         self.config.timeout = limit;
         self
     }
 
-    /// After which time a waiting stream is named: by a `tracing` warning, and by
+    /// Sets the time after which a waiting stream is reported, by a `tracing` warning and by
     /// [`Context::stuck`]. Default 10 s.
     #[must_use]
     pub fn watchdog(mut self, limit: Duration) -> Builder {
@@ -97,44 +100,44 @@ impl Builder {
         self
     }
 
-    /// When peers are connected.
+    /// Sets when peers are connected.
     #[must_use]
     pub fn connect(mut self, when: Connect) -> Builder {
         self.config.connect = when;
         self
     }
 
-    /// Who does the background work.
+    /// Sets what drives the background work.
     #[must_use]
     pub fn progress(mut self, who: Progress) -> Builder {
         self.config.progress = who;
         self
     }
 
-    /// What calls do that find no room.
+    /// Sets what a call does if a queue is full.
     #[must_use]
     pub fn full(mut self, what: Full) -> Builder {
         self.config.full = what;
         self
     }
 
-    /// Who rings the NIC for streams, unless a request says otherwise. Default: as `GDS_DOORBELL`
-    /// says.
+    /// Sets the side that writes the doorbell for streams, unless a request sets it: the stream, or
+    /// a CPU thread. Default: from `GDS_DOORBELL`.
     #[must_use]
     pub fn doorbell(mut self, doorbell: Doorbell) -> Builder {
         self.config.doorbell = doorbell;
         self
     }
 
-    /// Options of the path by the NIC.
+    /// Sets the options of the NIC path.
     #[must_use]
     pub fn nic(mut self, options: NicOptions) -> Builder {
         self.nic = options;
         self
     }
 
-    /// Number of the first message under every tag, equal on all ranks; for tests that want to
-    /// see numbers wrap.
+    /// Sets the number of the first message under every tag, equal on all ranks; for tests of the
+    /// wrap of numbers.
     #[doc(hidden)]
     #[must_use]
     pub fn start(mut self, number: u64) -> Builder {
@@ -142,10 +145,10 @@ impl Builder {
         self
     }
 
-    /// Makes the context.
+    /// Builds the context.
     ///
     /// # Errors
-    /// `Invalid` for sizes out of range; `Gdsync` and others if GPU or NIC refuse; those of the
+    /// `Invalid` for sizes out of range; `Gdsync` and others if GPU or NIC fail; errors of the
     /// bootstrap; `Timeout`, naming a rank, if peers are to be connected and one does not answer.
     pub fn build(self) -> Result<Context> {
         self.config.check()?;

@@ -1,9 +1,9 @@
-//! Registrations that are found again.
+//! The cache of registrations.
 //!
-//! Regions are known by their address, as long as a handle on their memory lives. Device memory
-//! of the application is known by the number that the driver gave its allocation: addresses
-//! come again, numbers do not, so a stale entry is never taken for a new allocation. Host memory
-//! of the application has no such number: it is found again only by a handle, or while one lives.
+//! A region is found by its address, as long as a handle on its memory lives. Device memory of the
+//! application is found by the number that the driver gave its allocation: addresses are reused,
+//! numbers are not, so a stale entry never matches a new allocation. Host memory of the application
+//! has no number: it is found only by a handle, or while a handle lives.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -17,16 +17,17 @@ use crate::region::{self, Memory};
 /// The registrations of one context.
 #[derive(Default)]
 pub(crate) struct Cache {
-    /// Every one, by its address and length.
+    /// All registrations, by address and length.
     known: BTreeMap<(u64, usize), Weak<region::Inner>>,
-    /// Those of the application's device memory, by the allocation's number, address and length.
+    /// The registrations of the application's device memory, by the allocation's number, address
+    /// and length.
     devices: BTreeMap<(u64, u64, usize), Weak<region::Inner>>,
-    /// Entries at which those are dropped whose memory is gone.
+    /// Number of entries at which entries without memory are removed.
     clean_at: usize,
 }
 
 impl Cache {
-    /// Notes what was registered.
+    /// Adds a registration.
     pub fn note(&mut self, memory: Memory) -> Memory {
         if self.known.len() >= self.clean_at {
             self.known.retain(|_, entry| entry.strong_count() > 0);
@@ -38,7 +39,7 @@ impl Cache {
         memory
     }
 
-    /// What is registered of the `len` bytes at `addr`.
+    /// A registration that covers the `len` bytes at `addr`.
     pub fn at(&self, addr: DevicePtr, len: usize) -> Option<Memory> {
         let covers = |start: u64, size: usize| {
             addr.0 - start <= size as u64 && len as u64 <= size as u64 - (addr.0 - start)
@@ -50,7 +51,7 @@ impl Cache {
             .find_map(|(_, entry)| entry.upgrade().map(Memory))
     }
 
-    /// A region's.
+    /// The registration of `region`, made if there is none.
     pub fn region(&mut self, paths: &Paths, region: &Region) -> Result<Memory> {
         let key = (region.addr().0, region.len());
         if let Some(memory) = self.known.get(&key).and_then(Weak::upgrade) {
@@ -60,7 +61,7 @@ impl Cache {
         Ok(self.note(Memory::new(keys)))
     }
 
-    /// That of device memory of the application.
+    /// The registration of device memory of the application, made if there is none.
     ///
     /// # Safety
     /// As for [`gdsync::Gpu::adopt`].
@@ -71,7 +72,7 @@ impl Cache {
         if let Some(memory) = id.and_then(|id| self.devices.get(&key(id))?.upgrade()) {
             return Ok(Memory(memory));
         }
-        // SAFETY: the caller's promise is the one asked for.
+        // SAFETY: the caller upholds the contract of `Gpu::adopt`, which is this function's.
         let region = unsafe { gpu.adopt(addr, len)? };
         let memory = self.note(Memory::new(paths.register(&region, Rights::All)?));
         if let Some(id) = id {
@@ -108,7 +109,7 @@ mod tests {
         assert_eq!(key(cache.at(DevicePtr(at.0 - 1), 2)), None);
         drop((memory, again));
         assert_eq!(key(cache.at(at, 1)), None);
-        // Memory that is gone takes no place for ever.
+        // Entries of released memory are removed.
         for _ in 0..1000 {
             let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
             cache.region(&paths, &region).unwrap();

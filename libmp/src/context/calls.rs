@@ -1,4 +1,4 @@
-//! The calls that messages are made of.
+//! The calls that send and receive.
 
 use gdsync::Stream;
 
@@ -8,23 +8,24 @@ use crate::region::Slice;
 use crate::two_sided::{RecvOp, SendOp, Source};
 
 impl Context {
-    /// Prepares a send: it has its number, and matches the receive of the same number, but
-    /// nothing is sent until [`Request::post`].
+    /// Prepares a send: it gets its number, and matches the receive of the same number. Nothing is
+    /// sent until [`Request::post`].
     ///
     /// # Errors
-    /// `Invalid` for a rank, segments or lengths out of range; `Unsupported` for a length word and
-    /// several segments, and for a stream that is being captured; `PeerFailed` and `Timeout`, naming the rank, if it cannot be connected;
-    /// `QueueFull` as the context is built.
+    /// `Invalid` for a rank, segments or lengths out of range; `Unsupported` for a length word with
+    /// several segments, and for a stream that is being captured; `PeerFailed` and `Timeout`,
+    /// naming the rank, if the rank cannot be connected; `QueueFull` as configured by
+    /// [`Builder::full`](crate::Builder::full).
     pub fn prepare_send(&self, send: &SendOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().send(send, false)?))
     }
 
-    /// Prepares a receive; one from a rank has its number.
+    /// Prepares a receive; a receive from one rank gets its number.
     ///
     /// # Errors
-    /// As [`Context::prepare_send`]; `QueueFull` also for more receives that nobody waits for
-    /// than the channel has slots; `Busy` while a receive from anybody under the same tag comes
-    /// first.
+    /// As [`Context::prepare_send`]; `QueueFull` also for more receives without a waiter than the
+    /// channel has slots; `Busy` while an earlier receive from any rank under the same tag is
+    /// unmatched.
     pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().recv(recv, false)?))
     }
@@ -77,9 +78,9 @@ impl Context {
         self.post_recv(&RecvOp::new(from, tag, into))
     }
 
-    /// Sends `data` when the stream gets there. The stream goes on at once, unless the receiver has
-    /// no room yet, or the message is longer than the eager limit and its receive is not there:
-    /// then it stands still until that is so.
+    /// Sends `data` when the stream reaches the send. The stream continues at once, unless it has
+    /// no credit, or the message is longer than the eager limit and its receive is not posted: then
+    /// the stream waits for the credit or the receive.
     ///
     /// # Errors
     /// As [`Context::post_send`]; `Gdsync(TooManyWaits)` if too many streams of the GPU wait.
@@ -87,8 +88,8 @@ impl Context {
         self.isendv_on(stream, to, tag, std::slice::from_ref(data))
     }
 
-    /// Receives into `into` from when the stream gets there; the stream goes on at once.
-    /// [`Request::wait_on`] has it wait.
+    /// Receives into `into` from when the stream reaches the receive; the stream continues at once.
+    /// [`Request::wait_on`] makes it wait.
     ///
     /// # Errors
     /// As [`Context::post_recv`].
@@ -102,7 +103,7 @@ impl Context {
         self.irecvv_on(stream, from, tag, std::slice::from_ref(into))
     }
 
-    /// As [`Context::isend_on`], of several slices.
+    /// As [`Context::isend_on`], for several slices.
     ///
     /// # Errors
     /// As [`Context::isend_on`].
@@ -124,10 +125,10 @@ impl Context {
         self.post_recv(&RecvOp::new(from, tag, into).on(stream))
     }
 
-    /// Has `stream` stand still until all requests have ended.
+    /// Makes `stream` wait until all requests have ended.
     ///
     /// # Errors
-    /// As [`Request::wait_on`], of the first that fails; those before it are waited for.
+    /// As [`Request::wait_on`], for the first request that fails; the waits before it are enqueued.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         requests.iter().try_for_each(|r| r.wait_on(stream))
     }

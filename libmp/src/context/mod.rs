@@ -28,11 +28,11 @@ pub use builder::Builder;
 pub use request::{Request, wait_all, wait_any, wait_some};
 pub use scope::Scope;
 
-/// One rank's part in a job. Clones are the same context.
+/// One rank's part in a job. Clones refer to the same context.
 ///
-/// All calls may be made from any thread. What is in flight keeps what it needs; when the last
-/// handle on a context and its requests is gone, what is unfinished is given up, as a rank that
-/// dies would: [`Context::close`] waits for it instead.
+/// All calls may be made from any thread. A message in flight keeps the objects that it uses. When
+/// the last handle on a context and its requests is dropped, unfinished requests are given up, and
+/// peers treat the rank as dead; [`Context::close`] waits for the requests instead.
 #[derive(Clone)]
 pub struct Context(Arc<Handle>);
 
@@ -61,7 +61,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// The background work as a step machine.
+/// The background work, as a step machine.
 struct Background(Weak<Engine>);
 
 impl Machine for Background {
@@ -82,7 +82,7 @@ impl Machine for Background {
 }
 
 impl Context {
-    /// Starts to describe a context.
+    /// A builder with default settings.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -113,7 +113,7 @@ impl Context {
         self.engine().rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> u32 {
         self.engine().size
     }
@@ -123,15 +123,15 @@ impl Context {
         &self.engine().gpu
     }
 
-    /// How this rank keeps the word that announces a message to `rank` behind its payload:
-    /// [`WordOrder::Plain`] or [`WordOrder::BehindRead`]. `None` before the two are connected, and
-    /// for the rank itself, which no NIC reaches.
+    /// How this rank orders the word that announces a message to `rank` after its payload:
+    /// [`WordOrder::Plain`] or [`WordOrder::BehindRead`]. `None` before the two ranks are
+    /// connected, and for the rank itself, which needs no NIC.
     pub fn word_order(&self, rank: u32) -> Option<WordOrder> {
         let state = self.engine().lock();
         state.peers.get(rank)?.link.word_order()
     }
 
-    /// By which path bytes reach `rank`, and why by that one. `None` if the job has no such rank.
+    /// The path to `rank`, and the reason for it. `None` if the job does not have this rank.
     pub fn path(&self, rank: u32) -> Option<(Path, &'static str)> {
         (rank < self.size()).then(|| Path::choose(self.rank(), rank))
     }
@@ -160,7 +160,7 @@ impl Context {
         self.register_new(&region)
     }
 
-    /// Registers a region, or finds it registered.
+    /// Registers a region, or returns its existing registration.
     ///
     /// # Errors
     /// As [`Pd::register`](gdsync::rdma::Pd::register).
@@ -168,10 +168,10 @@ impl Context {
         self.cache().region(&self.engine().paths, region)
     }
 
-    /// Registers host memory of the application that stays until the process ends. For memory
-    /// that is freed earlier, [`register`](Context::register) takes a region of
-    /// [`Gpu::register_host_owned`], whose owner is dropped when nothing uses the memory any more,
-    /// and [`adopt_vec`](Context::adopt_vec) takes a buffer.
+    /// Registers host memory of the application that stays allocated until the process ends. For
+    /// memory that is freed earlier, [`register`](Context::register) takes a region of
+    /// [`Gpu::register_host_owned`], whose owner is dropped when the memory is no longer used, and
+    /// [`adopt_vec`](Context::adopt_vec) takes a buffer.
     ///
     /// # Safety
     /// As for [`Gpu::register_host`].
@@ -179,28 +179,30 @@ impl Context {
     /// # Errors
     /// As [`Gpu::register_host`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Memory> {
-        // SAFETY: the caller's promise is the one asked for.
+        // SAFETY: the caller upholds the contract of `Gpu::register_host`, which is this
+        // function's.
         let region = unsafe { self.gpu().register_host(ptr, len)? };
         self.register_new(&region)
     }
 
-    /// The `len` bytes at `addr` as a slice, for callers that have nothing but addresses: of memory
-    /// that this context registered, or registered now, device memory of the application's as by
+    /// The `len` bytes at `addr` as a slice, for callers that have only addresses. The memory is
+    /// registered with this context, or is registered now: device memory of the application as by
     /// [`register_device`](Context::register_device), any other as by
     /// [`register_host`](Context::register_host).
     ///
     /// # Safety
-    /// If they lie in no memory that a handle of this context is held on: as for the function that
-    /// registers them. The memory is not being given back by [`Memory::into_vec`].
+    /// If no memory that a handle of this context holds contains the bytes: the contract of the
+    /// function that registers them. No call of [`Memory::into_vec`] returns the memory at the same
+    /// time.
     ///
     /// # Errors
-    /// As the function that registers them: `Invalid` for addresses at which this process has no
-    /// memory.
+    /// Those of the function that registers them: `Invalid` for addresses at which this process has
+    /// no memory.
     pub unsafe fn slice_at(&self, addr: DevicePtr, len: usize) -> Result<Slice> {
         let found = self.cache().at(addr, len);
         let memory = match found {
             Some(memory) => memory,
-            // SAFETY: the caller's promise is the one asked for.
+            // SAFETY: the caller upholds the contract of the registering function.
             None => unsafe { self.register_at(addr, len)? },
         };
         let start = memory.region().addr().0;
@@ -208,11 +210,11 @@ impl Context {
     }
 
     /// # Safety
-    /// As for the function that it calls.
+    /// The contract of the function that it calls.
     unsafe fn register_at(&self, addr: DevicePtr, len: usize) -> Result<Memory> {
-        // Host memory has a number, too, where some of it is registered with the driver.
+        // Host memory has a number as well, if part of it is registered with the driver.
         if let Ok(Some(_)) = self.gpu().buffer_id(addr) {
-            // SAFETY: the caller's promise is the one asked for.
+            // SAFETY: the caller upholds the contract of this function.
             match unsafe { self.register_device(addr, len) } {
                 Err(e) if e.kind() == Kind::Invalid => {}
                 other => return other,
@@ -222,43 +224,43 @@ impl Context {
         unsafe { self.register_host(addr.0 as *mut u8, len) }
     }
 
-    /// Registers the `len` bytes of GPU memory of the application at `addr`, or finds them
-    /// registered: an allocation is registered once, and known again by the driver's number for
-    /// it, not by its address.
+    /// Registers the `len` bytes of GPU memory of the application at `addr`, or returns their
+    /// existing registration. An allocation is registered once, and is found by the driver's number
+    /// for it, not by its address.
     ///
-    /// Messages in flight and streams hold it beyond the caller's last handle, and the caller
-    /// cannot see for how long: for memory that is freed before the process ends,
-    /// [`register`](Context::register) takes a region of [`Gpu::adopt_owned`], which says when
-    /// nothing uses it any more.
+    /// Messages in flight and streams hold the memory beyond the caller's last handle, and the
+    /// caller cannot determine for how long. For memory that is freed before the process ends,
+    /// [`register`](Context::register) takes a region of [`Gpu::adopt_owned`], which reports when
+    /// the memory is no longer used.
     ///
     /// # Safety
-    /// The memory stays allocated as long as anything can reach it: handles on what is returned,
+    /// The memory stays allocated as long as anything can access it: handles on the result,
     /// messages in flight, and streams with enqueued operations.
     ///
     /// # Errors
     /// As [`Gpu::adopt`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_device(&self, addr: DevicePtr, len: usize) -> Result<Memory> {
-        // SAFETY: the caller's promise is the one asked for.
+        // SAFETY: the caller upholds the contract of `Cache::device`, which is this function's.
         unsafe { self.cache().device(&self.engine().paths, addr, len) }
     }
 
-    /// Takes a buffer for messages. It is freed when nothing can reach it any more: no handle, no
-    /// registration, no message in flight, and no stream by an operation that was enqueued.
-    /// [`Memory::into_vec`] gives it back.
+    /// Takes a buffer for messages. The buffer is freed when nothing can access it: no handle, no
+    /// registration, no message in flight, and no enqueued operation of a stream.
+    /// [`Memory::into_vec`] returns it.
     ///
-    /// Until then the application cannot touch the buffer itself:
+    /// Until then the application cannot access the buffer directly:
     ///
     /// ```compile_fail,E0382
     /// # fn adopt(ctx: &mp::Context) -> Result<(), (Vec<u8>, mp::Error)> {
     /// let mut buffer = vec![0; 64];
     /// let memory = ctx.adopt_vec(buffer)?;
-    /// buffer[0] = 1; // the memory has the buffer: `Memory::write` writes into it
+    /// buffer[0] = 1; // the memory owns the buffer: use `Memory::write`
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// The buffer as well, if it is empty or cannot be registered.
+    /// Each error returns the buffer as well; the buffer is empty or cannot be registered.
     pub fn adopt_vec(&self, buffer: Vec<u8>) -> Result<Memory, (Vec<u8>, Error)> {
         let region = (self.gpu().adopt_vec(buffer)).map_err(|(buffer, e)| (buffer, e.into()))?;
         match self.engine().paths.register(&region, Rights::All) {
@@ -271,66 +273,66 @@ impl Context {
         }
     }
 
-    /// A word of 32 bits, 0 until a request of this context fails, then the status of the first
-    /// one; stored before a stream that waits for the request goes on.
+    /// The address of a word of 32 bits. It is 0 until a request of this context fails, and then
+    /// has the status of the first failed request. It is stored before a stream that waits for the
+    /// request continues.
     pub fn error_word(&self) -> DevicePtr {
         self.engine().error.addr()
     }
 
-    /// The status of the first request of this context that failed, whether or not a call has
-    /// returned the failure.
+    /// The status of the first failed request of this context, whether or not a call has returned
+    /// the failure.
     pub fn error(&self) -> Option<gdsync::Status> {
         let status = self.engine().error.load().unwrap_or(0);
         (status != 0).then_some(gdsync::Status(status))
     }
 
     /// The first failure of a request that no call has returned: neither a wait or test of the
-    /// request, nor an earlier call of this, [`synchronize`](Context::synchronize) or
-    /// [`close`](Context::close). All later ones count as returned, too; the error says how many
-    /// there are. Handles that are still held return their request's failure as before.
+    /// request, nor an earlier call of this function, of [`synchronize`](Context::synchronize) or
+    /// of [`close`](Context::close). All later failures count as returned, too; the error has their
+    /// number. Handles that are still held return the failure of their request as before.
     pub fn take_error(&self) -> Option<Error> {
         self.engine().first_error("take error", None, true)
     }
 
-    /// Waits, at most `limit`, until everything that was enqueued on `stream` so far has run, and
-    /// returns the first failure of what was enqueued there: messages that it posted or waited for,
-    /// except failures that a call has returned. Later failures of the stream count as returned,
-    /// too. A short message that the stream does not wait for may fail after that:
-    /// [`close`](Context::close) returns it.
+    /// Waits, at most `limit`, until the stream has executed all that was enqueued on it so far,
+    /// and returns the first failure of a message that the stream posted or waited for, except
+    /// failures that a call has returned. Later failures of the stream count as returned, too. A
+    /// short message that the stream does not wait for may fail after that:
+    /// [`close`](Context::close) returns this failure.
     ///
     /// # Errors
-    /// `Timeout` after `limit`, saying what the stream waits for: the call may be repeated. Those of
-    /// requests as [`Request::test`](crate::Request::test); those of
+    /// `Timeout` after `limit`, naming what the stream waits for: the call may be repeated. Those
+    /// of requests as [`Request::test`](crate::Request::test); those of
     /// [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
         self.engine().synchronize(stream, limit)
     }
 
-    /// One round of the background work. `true`: something was done.
+    /// Executes one round of the background work. Returns `true` if the round did some work.
     pub fn progress(&self) -> bool {
         self.engine().progress()
     }
 
-    /// Streams that have stood for longer than the watchdog's limit at a message that does not
-    /// come, or is not taken.
+    /// Streams that have waited longer than the watchdog's limit for a message or for a credit.
     pub fn stuck(&self) -> Vec<Stuck> {
         self.engine().stuck()
     }
 
     /// Leaves the job, and returns the first failure that no call has returned. Waits, at most
-    /// `limit`, until no request that was posted is unfinished
-    /// (receives that nobody waits for do not count), this side has told its peers all that they
-    /// wait for, and none of them has anything under way to this rank. A rank that leaves
-    /// without it may make the last sends to it fail, which it has received.
+    /// `limit`, until no posted request is unfinished (receives without a waiter do not count),
+    /// this side has sent its peers all that they wait for, and no peer has a message in flight to
+    /// this rank. If a rank leaves without this call, its peers' last sends to it may fail although
+    /// the rank received them.
     ///
-    /// Other ranks need not close; their background work answers. The context may be used on.
-    /// If the bootstrap does not reach them ([`Kind::BootstrapLost`]) they cannot be asked: then
-    /// this waits only for the requests of this rank.
+    /// Other ranks need not close; their background work answers. The context stays usable. If the
+    /// bootstrap does not reach the other ranks ([`Kind::BootstrapLost`]), they cannot be asked:
+    /// then this waits only for the requests of this rank.
     ///
     /// # Errors
-    /// `Timeout`, naming what is unfinished or which rank did not answer; its source is the first
-    /// failure that no call has returned, if there is one. The call may be repeated. Otherwise that
-    /// failure, as from [`take_error`](Context::take_error).
+    /// `Timeout`, naming what is unfinished or the rank that did not answer; its source is the
+    /// first failure that no call has returned, if there is one. The call may be repeated.
+    /// Otherwise that failure, as from [`take_error`](Context::take_error).
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
         let engine = self.engine();

@@ -1,4 +1,4 @@
-//! Requests: handles on sends and receives, and waiting for several.
+//! Requests: handles on sends and receives, and waits for several of them.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,10 +19,10 @@ const SEVERAL: &str = "wait for requests";
 
 /// A send or a receive.
 ///
-/// Dropping it *detaches* the request: that never blocks, the message moves as if the handle
-/// were held, and the memory it uses is kept until it has ended. A send has ended when its memory
-/// may be written again; a receive when the message is there. A failure that no call has returned is
-/// logged then, and returned by [`Context::synchronize`] or [`Context::close`].
+/// Dropping the handle *detaches* the request. The drop never blocks, the message moves as if the
+/// handle were held, and the memory it uses is kept until the request has ended. A send has ended
+/// when its memory may be written again, a receive when the message is in place. A failure that no
+/// call has returned is logged then, and [`Context::synchronize`] or [`Context::close`] returns it.
 #[must_use = "a request that is dropped cannot be waited for"]
 pub struct Request {
     context: Context,
@@ -45,7 +45,7 @@ impl fmt::Debug for Request {
                 Operation::Send(send) => write!(f, "{}: {:?}", e.name(), send.state),
                 Operation::Receive(receive) => write!(f, "{}: {:?}", e.name(), receive.state),
             },
-            None => f.write_str("a request that is not known"),
+            None => f.write_str("an unknown request (already released)"),
         }
     }
 }
@@ -62,22 +62,23 @@ impl Request {
         self.context.engine()
     }
 
-    /// Posts a prepared request. Requests of one stream to or from one rank are posted in the
-    /// order in which they were prepared.
+    /// Posts a prepared request. Requests of one stream to or from one rank are posted in the order
+    /// in which they were prepared.
     ///
     /// # Errors
-    /// `Busy` if it was posted before; `Gdsync(OutOfOrder)` if an earlier one is neither posted
-    /// nor cancelled; `QueueFull` as the context is built; `PeerFailed`; `Invalid` if the last
-    /// handle on the stream that it was prepared on is dropped; `Unsupported` while that stream is
-    /// being captured; what gdsync refuses.
+    /// `Busy` if it was posted before; `Gdsync(OutOfOrder)` if an earlier request is neither posted
+    /// nor cancelled; `QueueFull` as configured by [`Builder::full`](crate::Builder::full);
+    /// `PeerFailed`; `Invalid` if the last handle on the stream that it was prepared on is dropped;
+    /// `Unsupported` while that stream is being captured; errors of gdsync.
     pub fn post(&self) -> Result<()> {
         self.engine().post(self.key)
     }
 
-    /// What has become of it: `None` while it has not ended.
+    /// Returns the result of the request; `None` while it has not ended.
     ///
-    /// The memory of a receive that a stream posted is the stream's until it has come there: the
-    /// first call has the stream say so, behind what it was given until then.
+    /// The memory of a receive that a stream posted belongs to the stream until the stream has
+    /// reached the receive. The first call enqueues a mark on the stream, after all its work so
+    /// far; the CPU takes the message in only after the mark.
     ///
     /// # Errors
     /// `Truncated` if the message was longer than the receive; `PeerFailed` if the peer failed,
@@ -89,12 +90,12 @@ impl Request {
         engine.answer(TEST, &mut state, self.key)
     }
 
-    /// Waits on the CPU, at most `limit`, until it has ended. For a receive that a stream posted see
-    /// [`Request::test`].
+    /// Waits on the CPU, at most `limit`, until the request has ended. For a receive that a stream
+    /// posted see [`Request::test`].
     ///
     /// # Errors
-    /// As [`Request::test`]; `Timeout`, naming the rank, after `limit`: it is under way still, and
-    /// the call may be repeated. `NoSuchRequest` if it was not posted.
+    /// As [`Request::test`]; `Timeout`, naming the rank, after `limit`: the request is still in
+    /// flight, and the call may be repeated. `NoSuchRequest` if it was not posted.
     pub fn wait(&self, limit: Duration) -> Result<Done> {
         let engine = self.engine();
         engine.wait_until(limit, &mut |state| {
@@ -116,44 +117,43 @@ impl Request {
         error.of_message(entry.name().peer, entry.tag, entry.number)
     }
 
-    /// Has `stream` stand still until it has ended. What has been received is in place then. A
-    /// failure lets the stream pass, once it is told in [`Context::error_word`] and, of a receive,
-    /// in [`Request::result_word`].
+    /// Makes `stream` wait until the request has ended. A received message is in place then. A
+    /// failure also releases the stream, after the status is stored in [`Context::error_word`] and,
+    /// for a receive, in [`Request::result_word`].
     ///
-    /// The memory of a receive that another stream posted is that stream's until it has come
-    /// there: `stream` stands still, too, until the other has done what it was given so far.
+    /// If another stream posted the receive, `stream` also waits until that stream has completed
+    /// the work that it had so far, because only then may the memory be used.
     ///
     /// # Errors
     /// `NoSuchRequest` if it was not posted; `Gdsync(TooManyWaits)` if too many streams of the GPU
-    /// wait; `PeerFailed`; `Unsupported` on a GPU that runs no kernels, and for a stream that is being
-    /// captured; what gdsync refuses.
+    /// wait; `PeerFailed`; `Unsupported` on a GPU that runs no kernels, and for a stream that is
+    /// being captured; errors of gdsync.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
         self.engine().wait_on(self.key, stream)
     }
 
-    /// Takes the request back: one that was not posted, a send of the CPU's that the peer knows
-    /// nothing of yet, or a receive of the CPU's that no message has matched, each the last one
-    /// prepared under its tag and rank; or a receive from anybody that has not matched. It ends
-    /// with `Cancelled`.
+    /// Cancels the request. It must be one that was not posted, a CPU send that is not announced to
+    /// the peer, or a CPU receive that no message has matched, each the last one prepared under its
+    /// tag and rank; or a receive from any rank that has not matched. It ends with `Cancelled`.
     ///
     /// # Errors
-    /// `Unsupported` for any other, which goes on.
+    /// `Unsupported` for any other request, which continues.
     pub fn cancel(&self) -> Result<()> {
         let engine = self.engine();
         let mut state = engine.lock();
         engine.cancel(&mut state, self.key)
     }
 
-    /// A word of 64 bits that tells how the request ended, for kernels behind the wait:
-    /// `status << 48 | length` ([`gdsync::Status`]). Of a receive, 0 until it has ended; of a send,
-    /// 0 also after a success that nobody looked at. It is the request's as long as this handle
-    /// lives.
+    /// The address of a word of 64 bits that holds the result of the request, for kernels after the
+    /// wait: `status << 48 | length` ([`gdsync::Status`]). For a receive, 0 until it has ended; for
+    /// a send, 0 also after a success that no call has checked. It belongs to the request as long
+    /// as this handle lives.
     pub fn result_word(&self) -> DevicePtr {
         self.engine().lock().requests.result_addr(self.key)
     }
 }
 
-/// One context's, or an error.
+/// The engine of the requests, if they belong to one context, or an error.
 fn same(requests: &[Request]) -> Result<Option<&Engine>> {
     let Some(first) = requests.first() else {
         return Ok(None);
@@ -162,18 +162,18 @@ fn same(requests: &[Request]) -> Result<Option<&Engine>> {
     match requests.iter().all(|r| std::ptr::eq(r.engine(), engine)) {
         true => Ok(Some(engine)),
         false => {
-            let what = "requests of several contexts";
+            let what = "the requests belong to several contexts";
             Err(Error::new(SEVERAL, Kind::Invalid, what))
         }
     }
 }
 
-/// Waits on the CPU, at most `limit`, until all requests have ended; all are of one context.
+/// Waits on the CPU, at most `limit`, until all requests have ended. All must belong to one
+/// context.
 ///
 /// # Errors
-/// The first error, in the order of the requests, of one that failed, once all have ended or
-/// `limit` is over; else `Timeout` as [`Request::wait`]; `Invalid` for requests of several
-/// contexts.
+/// The first error, in the order of the requests, once all have ended or `limit` has passed;
+/// otherwise `Timeout` as [`Request::wait`]; `Invalid` for requests of several contexts.
 pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let Some(engine) = same(requests)? else {
         return Ok(Vec::new());
@@ -189,7 +189,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
         true
     });
     if !ended && let Some(request) = requests.get(open) {
-        // One that failed may be why another is late.
+        // A failed request may be the reason why another is late.
         let failed = engine.first_of(requests.iter().map(|r| r.key));
         return Err(failed.unwrap_or_else(|| request.late(limit)));
     }
@@ -200,20 +200,20 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let done = |request: &Request| -> Result<Done> {
         engine
             .outcome(WAIT, &state, request.key)?
-            .ok_or_else(|| Error::new(WAIT, Kind::Timeout, "one has not ended"))
+            .ok_or_else(|| Error::new(WAIT, Kind::Timeout, "a request has not ended"))
     };
     requests.iter().map(done).collect()
 }
 
-/// Waits on the CPU, at most `limit`, until one of the requests has ended; answers its place.
+/// Waits on the CPU, at most `limit`, until one of the requests has ended; returns its index.
 ///
 /// # Errors
-/// That of the request that ended first, if it failed; `Timeout` as [`Request::wait`], of the
-/// first; `Invalid` for no requests or those of several contexts.
+/// The error of the request that ended first, if it failed; `Timeout` as [`Request::wait`], for the
+/// first request; `Invalid` for an empty list or requests of several contexts.
 pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> {
     let mut found = None;
     let Some(engine) = same(requests)? else {
-        return Err(Error::new(SEVERAL, Kind::Invalid, "there is none"));
+        return Err(Error::new(SEVERAL, Kind::Invalid, "the list is empty"));
     };
     engine.wait_until(limit, &mut |state| {
         found = requests
@@ -227,8 +227,8 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
     Ok((place, done.ok_or_else(late)?))
 }
 
-/// Waits on the CPU, at most `limit`, until at least one of the requests has ended; answers all
-/// that have, with their places.
+/// Waits on the CPU, at most `limit`, until at least one of the requests has ended; returns all
+/// that have, with their indices.
 ///
 /// # Errors
 /// As [`wait_any`].
@@ -239,7 +239,7 @@ pub fn wait_some(requests: &[Request], limit: Duration) -> Result<Vec<(usize, Do
         let engine = request.engine();
         let mut state = engine.lock();
         engine.visit(&mut state, request.key);
-        // A failure is returned when it is waited for.
+        // Other failures are returned when their requests are waited for.
         match engine.outcome(WAIT, &state, request.key) {
             Ok(Some(done)) => all.push((place, done)),
             Err(_) if place == first => {

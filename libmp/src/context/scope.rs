@@ -1,4 +1,4 @@
-//! Messages of memory that is only borrowed.
+//! Messages of borrowed memory.
 
 use std::time::Duration;
 
@@ -9,13 +9,14 @@ use crate::error::Result;
 use crate::region::Memory;
 use crate::two_sided::Source;
 
-/// Sends and receives of borrowed bytes, all of which have ended, or run out of time, when
+/// Sends and receives of borrowed bytes. All of them have ended, or have timed out, when
 /// [`Context::scope`] returns.
 ///
-/// The bytes are copied through memory of the context, so that no NIC ever touches what is
-/// borrowed: a message that does not end in time goes on without the caller's memory.
+/// The bytes are copied through memory of the context, so no NIC accesses borrowed memory: a
+/// message that times out continues without the caller's memory.
 ///
-/// What is received into is the scope's until it ends, and outlives it:
+/// The scope borrows the memory of a receive until the scope ends, and the memory must outlive the
+/// scope:
 ///
 /// ```compile_fail,E0503
 /// # use mp::Context;
@@ -23,7 +24,7 @@ use crate::two_sided::Source;
 ///     let mut bytes = [0; 8];
 ///     ctx.scope(|scope| {
 ///         scope.irecv(0, 7, &mut bytes)?;
-///         Ok(bytes[0]) // read it behind the scope
+///         Ok(bytes[0]) // read it after the scope
 ///     })
 /// }
 /// ```
@@ -49,7 +50,7 @@ impl<'env> Scope<'env> {
         self.context.alloc(MemoryKind::Pinned, len.max(1))
     }
 
-    /// Sends `bytes`, which are captured now.
+    /// Sends `bytes`, which are copied now.
     ///
     /// # Errors
     /// As [`Context::isend`].
@@ -81,7 +82,7 @@ impl<'env> Scope<'env> {
         Ok(())
     }
 
-    /// Waits for all, and answers the first error.
+    /// Waits for all requests, and returns the first error.
     fn end(self, limit: Duration) -> Result<()> {
         let host = self.context.gpu().host();
         let deadline = host.now() + limit;
@@ -102,7 +103,8 @@ impl Context {
     /// Runs `body`, then waits until every message that it started has ended.
     ///
     /// # Errors
-    /// That of `body`; else the first of a message, also `Timeout` after the context's limit.
+    /// The error of `body`; otherwise the first error of a message, also `Timeout` after the
+    /// timeout of the context.
     pub fn scope<'env, T>(&self, body: impl FnOnce(&mut Scope<'env>) -> Result<T>) -> Result<T> {
         let mut scope = Scope {
             context: self.clone(),

@@ -1,10 +1,9 @@
-//! The kernels of a message: what the stream does with it besides the network.
+//! The kernels that a stream runs for a message: copies, and the patches of work requests.
 //!
-//! Each is one function of C++ in `device/`: compiled to PTX that is part of the library, for
-//! CUDA, and by the host compiler, for the soft GPU. Two are for the receiver's half
-//! ([`Unpack`]) and the sender's ([`Stamp`]), each in two sizes: what a kernel is launched with is
-//! copied, so the usual message has the small one. The third copies what a rank sends to itself
-//! ([`Puts`]).
+//! Each is one C++ function in `device/`. It is compiled to PTX that is part of the library, for
+//! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
+//! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
+//! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]).
 
 mod params;
 #[cfg(test)]
@@ -19,7 +18,7 @@ pub(crate) use params::{MOST_CHUNKS, PUTS, Patch, Puts, SEGMENTS, Segment, Stamp
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
-/// The kernels, loaded on one GPU. Clones are the same.
+/// The kernels, loaded on one GPU. Clones refer to the same kernels.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernels {
     unpack_1: Kernel,
@@ -32,15 +31,15 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// Those of `gpu`, loaded with its first context: the driver lets loading stand behind waits,
-    /// so later contexts must not need it.
+    /// The kernels of `gpu`, loaded with its first context: the driver lets module loading wait
+    /// behind waiting streams, so later contexts must not load.
     ///
     /// # Errors
     /// Those of [`Gpu::load`].
     pub fn of(gpu: &Gpu) -> Result<Kernels> {
         let module = gpu.load(&IMAGE)?;
         let block = |threads: u32| {
-            // One thread of the soft GPU copies as fast as many.
+            // One thread of the soft GPU copies as fast as many threads.
             let most = gpu.dims_for(threads.into()).block[0];
             Dims::linear(1, threads.min(most))
         };
@@ -55,13 +54,14 @@ impl Kernels {
         })
     }
 
-    /// Enqueues the receiver's half of a message. One that waits for the word says what comes to
-    /// which value behind it: `passed`.
+    /// Enqueues the receiver's kernel of a message. A kernel that polls for the word also gives the
+    /// word and value that show that it has passed: `passed`.
     ///
     /// # Safety
     /// Every address in `params` that is not 0 is valid on the stream's GPU until the stream has
-    /// run it, for as many bytes as [`Unpack`] says, and nobody relies on what it overwrites. The
-    /// segments overlap neither each other nor what is copied from.
+    /// run the kernel, for as many bytes as [`Unpack`] documents, and no other code depends on the
+    /// bytes that it overwrites. The segments overlap neither each other nor the source of the
+    /// copy.
     ///
     /// # Errors
     /// Those of [`Stream::launch`] and [`Stream::launch_waiting`].
@@ -80,7 +80,7 @@ impl Kernels {
         } else {
             &self.unpack_30
         };
-        // SAFETY: the kernel accesses what `Unpack` names, which the caller vouches for.
+        // SAFETY: the kernel accesses what `Unpack` names, which the caller guarantees to be valid.
         unsafe {
             match passed {
                 None => stream.launch(kernel, self.unpack, params.bytes())?,
@@ -92,11 +92,11 @@ impl Kernels {
         Ok(())
     }
 
-    /// Enqueues the sender's half of a message.
+    /// Enqueues the sender's kernel of a message.
     ///
     /// # Safety
-    /// As for [`Kernels::unpack`], with [`Stamp`]; fields of work requests belong to requests that
-    /// no NIC has been told of and that stay prepared until the stream has run this.
+    /// As for [`Kernels::unpack`], with [`Stamp`]; fields of work requests belong to requests whose
+    /// doorbell was not written and that stay prepared until the stream has run the kernel.
     ///
     /// # Errors
     /// Those of [`Stream::launch`].
@@ -110,12 +110,12 @@ impl Kernels {
         } else {
             &self.stamp_16
         };
-        // SAFETY: the kernel accesses what `Stamp` names, which the caller vouches for.
+        // SAFETY: the kernel accesses what `Stamp` names, which the caller guarantees to be valid.
         unsafe { stream.launch(kernel, self.stamp, params.bytes()) }?;
         Ok(())
     }
 
-    /// Enqueues puts of a rank to itself, of at most so many bytes.
+    /// Enqueues puts of a rank to itself, of at most `bytes` bytes.
     ///
     /// # Safety
     /// As for [`Kernels::unpack`], with [`Puts`] and the WQEs that it names.
@@ -123,12 +123,12 @@ impl Kernels {
     /// # Errors
     /// Those of [`Stream::launch`].
     pub unsafe fn put(&self, stream: &Stream, params: &Puts<PUTS>, bytes: u64) -> Result<()> {
-        // Blocks do not wait for each other: what comes in an order is one block's.
+        // Blocks do not wait for each other, so one block executes all ordered puts.
         let dims = match (params.count, params.done) {
             (1, 0) => stream.gpu().dims_for(bytes / 64),
             _ => self.unpack,
         };
-        // SAFETY: the kernel accesses what `Puts` names, which the caller vouches for.
+        // SAFETY: the kernel accesses what `Puts` names, which the caller guarantees to be valid.
         Ok(unsafe { stream.launch(&self.put, dims, params.bytes()) }?)
     }
 }

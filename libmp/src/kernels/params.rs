@@ -1,28 +1,29 @@
-//! What the kernels take: structures with the layout that the sources in `device/` assert too.
-//! Addresses are those of the GPU, aligned to the word that they name unless said otherwise.
+//! The parameters of the kernels: structures whose layout the sources in `device/` assert too.
+//! Addresses are GPU addresses, aligned to the word that they name unless the field says otherwise.
 
-/// The most segments that [`Unpack`] has.
+/// Maximum number of segments of [`Unpack`].
 pub(crate) const SEGMENTS: usize = 30;
 
-/// Work requests that carry one message's payload, at most.
+/// Maximum number of work requests for one message's payload.
 pub(crate) const MOST_CHUNKS: usize = 16;
 
 /// A piece of a receive's memory, of any alignment and length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Segment {
-    /// Where it begins.
+    /// The address of the first byte.
     pub addr: u64,
-    /// Its bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
-/// The receiver's half of a message, run behind the wait for its word or waiting for it: scatters the payload over
-/// the segments, tells the sender, ends the request.
+/// The parameters of the receiver's kernel. It runs after the wait for the message's word, or polls
+/// for the word. It scatters the payload over the segments, acknowledges the message to the sender
+/// and ends the request.
 ///
 /// The request ends with SUCCESS and the length; with TRUNCATED and the length if the message is
-/// longer than the receive, and nothing is copied; with the status that the peer gave up with;
-/// with BAD_RESPONSE if the word makes no sense. A length of 0 goes with the last two.
+/// longer than the receive, and nothing is copied; with the status with which the peer gave up; or
+/// with BAD_RESPONSE if the word is invalid. The length is 0 in the last two cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Unpack<const N: usize> {
@@ -30,18 +31,18 @@ pub(crate) struct Unpack<const N: usize> {
     pub word: u64,
     /// The payload of an EAGER message: `slot` bytes of any alignment.
     pub payload: u64,
-    /// The 64-bit word that tells the sender: TAKEN, TOO_LONG, or FAILED with the status. Stored when
-    /// the payload has been copied.
+    /// The 64-bit word that acknowledges the message: TAKEN, TOO_LONG, or FAILED with the status.
+    /// Stored when the payload has been copied.
     pub consumed: u64,
     /// The request's result, of 64 bits, status << 48 | length. Stored when the payload has been
-    /// copied; of a failure the last to be stored.
+    /// copied; for a failure it is stored last.
     pub result: u64,
-    /// A 32-bit word where the first failure stays, or 0.
+    /// A 32-bit word that keeps the first failure, or 0.
     pub error: u64,
-    /// Bytes of the receive: of all segments together.
+    /// Bytes of the receive: the sum of all segments.
     pub capacity: u64,
-    /// Where a DIRECT message was written, `capacity` bytes of any alignment, if not where it
-    /// belongs; or 0.
+    /// The address of a DIRECT message that was staged, `capacity` bytes of any alignment; or 0 if
+    /// it was written to the segments.
     pub staging: u64,
     /// Bytes of the slot.
     pub slot: u32,
@@ -49,50 +50,51 @@ pub(crate) struct Unpack<const N: usize> {
     pub seq: u32,
     /// Segments in use, from the first.
     pub segments: u32,
-    /// 1: the word is waited for; 0: it has arrived when this runs.
+    /// 1: the kernel polls for the word; 0: the word has arrived when the kernel runs.
     pub waits: u32,
     /// The segments, filled in order.
     pub segment: [Segment; N],
 }
 
-/// Where fields of a prepared work request are, big-endian as the NIC reads them.
+/// The addresses of the fields of a prepared work request, big-endian as the NIC reads them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Patch {
-    /// The 32-bit word with the opcode. Without anything to send the request becomes a NOP.
+    /// The 32-bit word with the opcode. Without bytes to send, the request becomes a NOP.
     pub control: u64,
     /// The remote address (64 bits), or 0. Written only if there is a `ready` word.
     pub remote_address: u64,
     /// The remote key (32 bits), or 0. Written only if there is a `ready` word.
     pub remote_key: u64,
-    /// The length (32 bits), or 0 if it is not to be changed.
+    /// The length (32 bits), or 0 if it stays unchanged.
     pub length: u64,
-    /// The local address (64 bits), or 0 if it is not to be changed.
+    /// The local address (64 bits), or 0 if it stays unchanged.
     pub address: u64,
 }
 
-/// The sender's half of a message whose destination or length only the stream knows, run behind
-/// the wait for the receiver's answer: completes the work requests and the stamp, the word that
-/// follows the payload.
+/// The parameters of the sender's kernel, for a message whose destination or length is known only
+/// when the stream reaches it. It runs after the wait for the receiver's answer, and completes the
+/// work requests and the stamp, which is the word after the payload.
 ///
-/// If the message cannot be sent the work requests become NOPs, the request ends with a status and
-/// the length, and the stamp says TOO_LONG: LOCAL_LENGTH if length and offset lie outside the
-/// source, TRUNCATED if the receive is shorter. Where the receiver has refused or failed, or its
-/// answer makes no sense, the stamp becomes a NOP too. On success the result stays as it is.
+/// If the message cannot be sent, the work requests become NOPs, the request ends with a status and
+/// the length, and the stamp is TOO_LONG: LOCAL_LENGTH if length and offset exceed the source,
+/// TRUNCATED if the receive is shorter. If the receiver has refused or failed, or its answer is
+/// invalid, the stamp becomes a NOP too. On success the result stays unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Stamp<const N: usize> {
-    /// The receiver's answer, of 64 bits: it has arrived when this runs. 0: none is needed, the
-    /// message is EAGER.
+    /// The receiver's answer, of 64 bits: it has arrived when the kernel runs. 0: the message is
+    /// EAGER and needs no answer.
     pub ready: u64,
-    /// Where the receiver's memory is told, in the order of the host: its address for the NIC (64
-    /// bits), its keys by rail (32 bits each), of which the first is used. Read if `ready` says READY.
+    /// The address of the receiver's place, in the byte order of the host: its address for the NIC
+    /// (64 bits), its keys by rail (32 bits each), of which the first is used. Read if `ready` is
+    /// READY.
     pub info: u64,
     /// Two 64-bit words for the stamp.
     pub stamp: u64,
-    /// The 64-bit word with the length, or 0: it is `size`.
+    /// The 64-bit word with the length, or 0: the length is `size`.
     pub length: u64,
-    /// The 64-bit word with the offset in the source, or 0: it is 0.
+    /// The 64-bit word with the offset in the source, or 0: the offset is 0.
     pub offset: u64,
     /// Bytes of the source: the greatest length.
     pub size: u64,
@@ -100,43 +102,44 @@ pub(crate) struct Stamp<const N: usize> {
     pub source: u64,
     /// The request's result, of 64 bits, as [`Unpack::result`]; stored only for a failure.
     pub result: u64,
-    /// A 32-bit word where the first failure stays, or 0.
+    /// A 32-bit word that keeps the first failure, or 0.
     pub error: u64,
     /// The 32-bit word with the opcode of the work request that sends the stamp.
     pub stamp_control: u64,
-    /// Bytes of each work request but the last.
+    /// Bytes of each work request except the last.
     pub chunk: u64,
-    /// Work requests in use, from the first: they hold `size` bytes together.
+    /// Work requests in use, from the first: together they have `size` bytes.
     pub chunks: u32,
-    /// The message's number, of which the low 16 bits count.
+    /// The message's number; its low 16 bits are used.
     pub seq: u32,
     /// The work requests.
     pub patch: [Patch; N],
 }
 
-/// The most puts that [`Puts`] has.
+/// Maximum number of puts of [`Puts`].
 pub(crate) const PUTS: usize = 4;
 
-/// Puts of a rank to itself, by WQEs that `path::local` writes: carried out in their order,
-/// unless a WQE's opcode has become that of a NOP.
+/// The parameters of the kernel that executes puts of a rank to itself. `path::local` writes the
+/// WQEs; the kernel executes them in order, except WQEs whose opcode has become a NOP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Puts<const N: usize> {
-    /// A 32-bit word: nothing is put if it is not 0.
+    /// A 32-bit word: no put is executed if it is not 0.
     pub failed: u64,
-    /// The 64-bit word that comes to `serial` when all is put, or 0.
+    /// The 64-bit word that is set to `serial` when all puts are done, or 0.
     pub done: u64,
     /// See `done`.
     pub serial: u64,
     /// WQEs in use, from the first.
     pub count: u32,
-    /// By bit: the WQE puts 64-bit words, each as a whole and all behind what was put before.
+    /// One bit for each WQE: the WQE puts 64-bit words, each atomically and all after the earlier
+    /// puts.
     pub words: u32,
     /// The WQEs.
     pub wqe: [u64; N],
 }
 
-/// A structure as it lies in memory; the sizes repeat what the sources assert.
+/// The bytes of a structure; the sizes repeat the assertions of the sources.
 macro_rules! layout {
     ($($name:ident { $head:literal + $element:literal * N }),*) => {$(
         impl<const N: usize> $name<N> {
@@ -144,7 +147,7 @@ macro_rules! layout {
                 size_of::<Self>() == $head + $element * N && align_of::<Self>() == 8
             );
 
-            /// Its bytes.
+            /// The bytes of the structure.
             #[inline]
             pub fn bytes(&self) -> &[u8] {
                 const { Self::PACKED };
@@ -158,10 +161,10 @@ macro_rules! layout {
 }
 
 impl Stamp<MOST_CHUNKS> {
-    /// The same for a message of at most one work request.
+    /// The same parameters for a message of at most one work request.
     pub fn first(&self) -> &Stamp<1> {
-        // SAFETY: both are repr(C), and differ in how many elements their last field has, so that
-        // the smaller is a prefix of the greater.
+        // SAFETY: both are repr(C), and differ only in the number of elements of their last field,
+        // so the smaller is a prefix of the larger.
         unsafe { &*(&raw const *self).cast() }
     }
 }

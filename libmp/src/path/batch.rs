@@ -1,4 +1,4 @@
-//! Puts that belong together.
+//! Batches: puts that are prepared together.
 
 use super::{Lane, Piece, Span, foreign, local, nic};
 use crate::error::{Error, Kind, Result};
@@ -6,7 +6,7 @@ use crate::kernels::MOST_CHUNKS;
 
 const PREPARE: &str = "prepare put";
 
-/// A put that is prepared on a lane, under way, or done.
+/// A put that is prepared on a lane, in flight, or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {
     Nic(nic::Put),
@@ -29,7 +29,7 @@ impl Put {
     }
 }
 
-/// Puts that belong together: prepared all or not at all. At most `N`.
+/// Puts that are prepared all or not at all. At most `N`.
 pub(crate) struct Batch<'q, const N: usize = { MOST_CHUNKS + 3 }> {
     lane: &'q mut Lane,
     made: [Option<Put>; N],
@@ -37,14 +37,14 @@ pub(crate) struct Batch<'q, const N: usize = { MOST_CHUNKS + 3 }> {
 }
 
 impl<'q> Batch<'q> {
-    /// Of as many as the longest message has.
+    /// A batch for the puts of the longest message.
     pub fn new(lane: &'q mut Lane) -> Batch<'q> {
         Batch::of(lane)
     }
 }
 
 impl<'q> Batch<'q, 3> {
-    /// Of the three that a short message has.
+    /// A batch for the three puts of a short message.
     pub fn short(lane: &'q mut Lane) -> Batch<'q, 3> {
         Batch::of(lane)
     }
@@ -59,7 +59,7 @@ impl<'q, const N: usize> Batch<'q, N> {
         }
     }
 
-    /// Takes all back if one is refused.
+    /// Keeps a put that was prepared; undoes the whole batch if one is refused.
     #[inline]
     fn keep(&mut self, made: Result<Put>) -> Result<Put> {
         match made {
@@ -75,8 +75,8 @@ impl<'q, const N: usize> Batch<'q, N> {
         }
     }
 
-    /// Puts pieces of memory, one behind the other; at most [`MOST_PIECES`](super::MOST_PIECES) and
-    /// [`MOST_BYTES`](super::MOST_BYTES).
+    /// Prepares a put of pieces of memory, concatenated; at most
+    /// [`MOST_PIECES`](super::MOST_PIECES) pieces and [`MOST_BYTES`](super::MOST_BYTES) bytes.
     #[inline]
     pub fn put<'a>(
         &mut self,
@@ -93,7 +93,7 @@ impl<'q, const N: usize> Batch<'q, N> {
         self.keep(made)
     }
 
-    /// Puts words of memory, each as a whole.
+    /// Prepares a put of 64-bit words in memory, each written atomically.
     #[inline]
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         let made = match (&mut *self.lane, to) {
@@ -106,7 +106,7 @@ impl<'q, const N: usize> Batch<'q, N> {
         self.keep(made)
     }
 
-    /// Puts a few bytes, which are captured now.
+    /// Prepares a put of a few bytes, which are copied now (inline).
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
         let made = match (&mut *self.lane, to) {
@@ -117,8 +117,8 @@ impl<'q, const N: usize> Batch<'q, N> {
         self.keep(made)
     }
 
-    /// Puts words, captured now, that are visible only after all that this lane put earlier. Their
-    /// end is that of the batch.
+    /// Prepares a put of words, copied now, that become visible only after all earlier puts of this
+    /// lane. Its completion is the completion of the batch.
     #[inline]
     pub fn announce(&mut self, words: &[u8], to: Span) -> Result<Put> {
         self.look(to)?;
@@ -130,7 +130,7 @@ impl<'q, const N: usize> Batch<'q, N> {
         self.keep(made)
     }
 
-    /// As [`Batch::announce`], of words that are read when they are put.
+    /// As [`Batch::announce`], for words that are read when the put is executed.
     pub fn announce_from(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         self.look(to)?;
         let made = match (&mut *self.lane, to) {
@@ -143,7 +143,7 @@ impl<'q, const N: usize> Batch<'q, N> {
         self.keep(made)
     }
 
-    /// What a NIC may need in front of words.
+    /// Prepares the READ that a NIC may need before words.
     #[inline]
     fn look(&mut self, to: Span) -> Result<()> {
         if let (Lane::Nic(lane), Span::Nic(to)) = (&mut *self.lane, to)
@@ -154,18 +154,18 @@ impl<'q, const N: usize> Batch<'q, N> {
         Ok(())
     }
 
-    /// The first three.
+    /// The first three puts.
     pub fn first_three(&self) -> [Option<Put>; 3] {
         let mut all = self.all();
         [all.next(), all.next(), all.next()]
     }
 
-    /// All, in their order.
+    /// All puts, in their order.
     pub fn all(&self) -> impl Iterator<Item = Put> + '_ {
         self.made[..self.count].iter().flatten().copied()
     }
 
-    /// Takes all back, the newest first.
+    /// Aborts all puts, the newest first.
     pub fn undo(&mut self) {
         let made = self.made[..self.count].iter_mut();
         for put in made.rev().filter_map(Option::take) {
@@ -175,15 +175,15 @@ impl<'q, const N: usize> Batch<'q, N> {
         self.count = 0;
     }
 
-    /// Hands all over, by the CPU. Answers the last.
+    /// Posts all puts from the CPU. Returns the last one.
     pub fn post(self) -> Result<Put> {
         let made = &self.made[..self.count];
         self.lane.post(made.iter().flatten().copied())?;
         let last = made.last().copied().flatten();
-        last.ok_or_else(|| Error::new("post send", Kind::Invalid, "nothing to post"))
+        last.ok_or_else(|| Error::new("post send", Kind::Invalid, "the batch is empty"))
     }
 
-    /// The lane that they are prepared on.
+    /// The lane on which the puts are prepared.
     pub fn lane(&mut self) -> &mut Lane {
         self.lane
     }

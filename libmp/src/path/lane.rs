@@ -1,4 +1,4 @@
-//! A lane to a peer: where puts are prepared, posted, and keep their order.
+//! A lane to a peer, on which puts are prepared and posted in order.
 
 use gdsync::rdma::Descriptor;
 use gdsync::{Status, Stream};
@@ -7,17 +7,17 @@ use super::{Put, foreign, local, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
 
-/// A lane to a peer, by its path.
+/// A lane to a peer, on its path.
 pub(crate) enum Lane {
     Nic(nic::Lane),
     Local(Box<local::Lane>),
 }
 
 impl Lane {
-    /// What has become of a put; `None`: it is under way.
+    /// The status of a put; `None`: it is in flight.
     ///
     /// # Errors
-    /// It is so old that the lane has forgotten it.
+    /// The put is so old that the lane has no state for it.
     pub fn poll(&mut self, put: Put) -> Result<Option<Status>> {
         match (self, put) {
             (Lane::Nic(lane), Put::Nic(put)) => lane.poll(put),
@@ -26,12 +26,12 @@ impl Lane {
         }
     }
 
-    /// Whether a put is under way.
+    /// Whether a put is in flight.
     pub fn is_pending(&mut self, put: Put) -> bool {
         matches!(self.poll(put), Ok(None))
     }
 
-    /// Takes a put back that was prepared and not posted: the newest first.
+    /// Aborts a put that was prepared and not posted; the newest must be aborted first.
     pub fn abort(&mut self, put: Put) -> Result<()> {
         match (self, put) {
             (Lane::Nic(lane), Put::Nic(put)) => lane.abort(put),
@@ -40,7 +40,7 @@ impl Lane {
         }
     }
 
-    /// Has `stream` wait until a put is done.
+    /// Makes `stream` wait until a put is done.
     pub fn wait_on(&mut self, stream: &Stream, put: Put) -> Result<()> {
         match (self, put) {
             (Lane::Nic(lane), Put::Nic(put)) => lane.wait_on(stream, put),
@@ -49,16 +49,16 @@ impl Lane {
         }
     }
 
-    /// Whether a kernel may wait for words that arrive by this lane.
+    /// Whether a kernel may poll words that arrive through this lane.
     pub fn may_spin(&self) -> bool {
         match self {
             Lane::Nic(lane) => lane.may_spin(),
-            // What would bring the word is a kernel of the same GPU.
+            // The word would be stored by another kernel of the same GPU.
             Lane::Local(_) => false,
         }
     }
 
-    /// Whether nothing that was posted is under way, on the NIC or a stream.
+    /// Whether nothing that was posted is in flight, on the NIC or a stream.
     pub fn is_quiet(&mut self) -> bool {
         match self {
             Lane::Nic(lane) => lane.is_quiet(),
@@ -66,7 +66,7 @@ impl Lane {
         }
     }
 
-    /// Submissions that a late message of so many puts takes on a stream, its kernel included.
+    /// Number of submissions of a stream for a late message of `puts` puts, its kernel included.
     pub fn submissions(&self, puts: usize) -> u32 {
         match self {
             Lane::Nic(_) => nic::Lane::SUBMISSIONS,
@@ -83,7 +83,7 @@ impl Lane {
         }
     }
 
-    /// Why it is in error, if it is.
+    /// The status with which the lane failed, if it did.
     pub(super) fn error(&mut self) -> Option<Status> {
         match self {
             Lane::Nic(lane) => lane.error(),
@@ -91,7 +91,7 @@ impl Lane {
         }
     }
 
-    /// Nothing of the peer reaches this side any more.
+    /// Fails the lane: the peer's operations cannot reach this side any more.
     pub(super) fn fail(&mut self, status: Status) {
         match self {
             Lane::Nic(lane) => lane.fail(status),
@@ -99,7 +99,7 @@ impl Lane {
         }
     }
 
-    /// Hands puts over that belong together, by the CPU.
+    /// Posts the puts of a batch from the CPU.
     #[inline]
     pub(super) fn post(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
         for put in puts {
@@ -129,9 +129,9 @@ impl Lane {
         }
     }
 
-    /// Tells a kernel, in `params`, where the work requests of a message lie that it completes. The
-    /// last of `puts` is the stamp, and is answered. `large`: the kernel fills in the destination;
-    /// `late`: length and offset too, one flag each.
+    /// Writes into `params` the addresses of the work-request fields of a message that a kernel
+    /// completes. The last of `puts` is the stamp, and is returned. `large`: the kernel fills in
+    /// the destination; `late`: it fills in length and offset, one flag each.
     pub fn patch(
         &self,
         puts: &[Put],
@@ -150,7 +150,7 @@ impl Lane {
             }
         }
         puts.last().copied().ok_or_else(|| {
-            let what = "a message without puts";
+            let what = "the message has no puts";
             Error::new("patch message", Kind::Invalid, what)
         })
     }

@@ -1,8 +1,8 @@
-//! Links: the lanes to one peer, and how they come about.
+//! Links: the lanes to one peer, and how they open.
 //!
-//! Lane 0 is posted on by the CPU; each stream that sends or receives has another, so that a stream
-//! that waits holds up no other. Lanes open on first use: by the NIC each side tells the other its
-//! end, whichever comes first; the lanes of a rank to itself have one side.
+//! The CPU posts on lane 0. Each stream that sends or receives has another lane, so a waiting
+//! stream does not block other streams. Lanes open on first use. On the NIC path each side sends
+//! the other its end; either side may start. The lanes of a rank to itself have one side.
 
 use gdsync::Status;
 use gdsync::rdma::Doorbell;
@@ -11,15 +11,15 @@ use super::{Lane, Path, Paths, WordOrder, local, nic};
 use crate::error::{Error, Kind, Result};
 use crate::wire::record::Record;
 
-/// Lanes that a link has at most: one for the CPU, the others for streams, which share them if there
-/// are more.
+/// Maximum number of lanes of a link: one for the CPU, the others for streams, which share lanes if
+/// there are more streams.
 pub(crate) const LANES: usize = 8;
 
 /// The lanes to one peer.
 pub(crate) struct Link {
     peer: u32,
     lanes: [Option<Lane>; LANES],
-    /// How the NIC keeps words behind their payload.
+    /// How the NIC path orders words after their payload.
     word_ordering: nic::WordOrdering,
 }
 
@@ -37,17 +37,17 @@ impl Link {
         self.lanes.get_mut(usize::from(lane))?.as_mut()
     }
 
-    /// How words are kept behind their payload by the NIC, once that is chosen.
+    /// How the NIC path orders words after their payload, once it is chosen.
     pub fn word_order(&self) -> Option<WordOrder> {
         self.word_ordering.order
     }
 
-    /// Makes this side's end of a lane, rung by `doorbell`, if there is none. Answers what to tell
-    /// the peer of it.
+    /// Makes this side's end of a lane, whose doorbell `doorbell` writes, if there is none. Returns
+    /// the record for the peer.
     pub fn make(&mut self, paths: &Paths, lane: u8, doorbell: Doorbell) -> Result<Option<Record>> {
         let at = usize::from(lane);
         if at >= LANES {
-            let what = format!("lane {lane}");
+            let what = format!("lane {lane} is out of range");
             let error = Error::new("open lane", Kind::Protocol, what);
             return Err(error.with_rank(self.peer).with_limit(LANES));
         }
@@ -78,7 +78,7 @@ impl Link {
         }
     }
 
-    /// The peer has connected its end, to which this side's was before.
+    /// Opens a lane: the peer has connected its end, as this side had before.
     pub fn connected(&mut self, lane: u8) -> Result<()> {
         if let Lane::Nic(lane) = known(&mut self.lanes, self.peer, lane)? {
             lane.connected();
@@ -92,13 +92,13 @@ impl Link {
         lane.is_some_and(Lane::is_open)
     }
 
-    /// Whether a lane waits for the peer.
+    /// Whether a lane waits for the peer to connect.
     pub fn is_opening(&self) -> bool {
         let mut lanes = self.lanes.iter().flatten();
         lanes.any(|lane| !lane.is_open())
     }
 
-    /// Carries out what no thread does: puts to this rank itself. `true`: something was carried out.
+    /// Executes the CPU's puts to this rank itself. Returns `true` if there were puts.
     pub fn go_on(&mut self) -> bool {
         let mut any = false;
         for lane in self.lanes.iter_mut().flatten() {
@@ -109,7 +109,7 @@ impl Link {
         any
     }
 
-    /// How many lanes have something under way, on the NIC or a stream.
+    /// Number of lanes with operations in flight, on the NIC or a stream.
     pub fn busy_lanes(&mut self) -> usize {
         let lanes = self.lanes.iter_mut().flatten();
         lanes
@@ -117,13 +117,13 @@ impl Link {
             .count()
     }
 
-    /// Why a lane is in error, if one is.
+    /// The status with which a lane failed, if one did.
     pub fn error(&mut self) -> Option<Status> {
         let mut lanes = self.lanes.iter_mut().flatten();
         lanes.find_map(Lane::error)
     }
 
-    /// Nothing of the peer reaches this side any more.
+    /// Fails all lanes: the peer's operations cannot reach this side any more.
     pub fn fail(&mut self, status: Status) {
         for lane in self.lanes.iter_mut().flatten() {
             lane.fail(status);
@@ -134,6 +134,6 @@ impl Link {
 fn known(lanes: &mut [Option<Lane>; LANES], peer: u32, lane: u8) -> Result<&mut Lane> {
     let known = lanes.get_mut(usize::from(lane)).and_then(Option::as_mut);
     known.ok_or_else(|| {
-        Error::new("open lane", Kind::Protocol, format!("no lane {lane}")).with_rank(peer)
+        Error::new("open lane", Kind::Protocol, format!("unknown lane {lane}")).with_rank(peer)
     })
 }

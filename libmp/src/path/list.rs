@@ -1,5 +1,5 @@
-//! What a stream does for messages, in order: it waits for words, stores them, and has prepared
-//! puts carried out.
+//! A list of stream operations for messages, in order: waits for words, stores of words, and
+//! prepared puts.
 
 use gdsync::Stream;
 use gdsync::gpu::{Condition, Word64};
@@ -9,10 +9,10 @@ use super::{Lane, Put, foreign, local};
 use crate::error::Result;
 use crate::wire::word;
 
-/// At most `N` operations, on the CPU's stack.
+/// At most `N` operations, stored on the CPU's stack.
 pub(crate) struct List<'a, const N: usize> {
     items: [Descriptor<'a>; N],
-    /// What a local lane needs to know of each.
+    /// What a local lane needs for each operation.
     local: [local::Item; N],
     len: usize,
 }
@@ -31,7 +31,7 @@ impl<'a, const N: usize> List<'a, N> {
         self.len += 1;
     }
 
-    /// Carries puts out that were prepared on the lane that the list is posted with.
+    /// Appends puts that were prepared on the lane with which the list is posted.
     #[inline]
     pub fn put(&mut self, puts: impl IntoIterator<Item = Put>) {
         for put in puts {
@@ -45,34 +45,36 @@ impl<'a, const N: usize> List<'a, N> {
         }
     }
 
-    /// Waits until `word` has come to `value`; `flush`: what NICs wrote to the GPU is visible then.
+    /// Appends a wait until `word` has reached `value`; `flush`: NIC writes to the GPU are visible
+    /// after it.
     pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
         self.local[self.len] = local::Item::Wait;
         self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
     }
 
-    /// Waits until `word` has come to message `number`.
+    /// Appends a wait until `word` has reached message `number`.
     pub fn wait_for(&mut self, word: &'a Word64, number: u64, flush: bool) {
         self.wait(word, word::threshold(number), flush);
     }
 
-    /// Stores `value`.
+    /// Appends a store of `value`.
     pub fn store(&mut self, word: &'a Word64, value: u64) {
         self.push(Descriptor::write_value(word, value));
     }
 
-    /// Says what shows that the stream has passed the list; see [`Descriptor::PassedBy`].
+    /// Declares the word and value that show that the stream has passed the list; see
+    /// [`Descriptor::PassedBy`].
     pub fn passed_by(&mut self, word: &'a Word64, value: u64) {
         self.push(Descriptor::PassedBy { word, value });
     }
 
-    /// Enqueues all.
+    /// Enqueues all operations.
     pub fn post(&self, stream: &Stream, lane: Option<&mut Lane>) -> Result<()> {
         let items = &self.items[..self.len];
         let local = self.local[..self.len].iter().any(local::Item::is_put);
         match lane {
             _ if items.is_empty() => Ok(()),
-            // In the list of another path, only a flush stands in the place of a local put.
+            // In the list of another path, the place of a local put has only a flush.
             None | Some(Lane::Nic(_)) if local => Err(foreign("post list")),
             Some(lane) => lane.post_on(stream, items, &self.local[..self.len]),
             None => Ok(rdma::post_on(stream, &mut [], items)?),

@@ -1,4 +1,4 @@
-//! Memory as paths know it: the keys of this rank's, and what a peer has named.
+//! Memory for paths: the keys of this rank's memory, and the memory that a peer has named.
 
 use std::time::Duration;
 
@@ -8,8 +8,9 @@ use super::{Path, local, nic};
 use crate::error::{Error, Kind, Result};
 use crate::wire::record::{LOCAL, NIC, Place, Record};
 
-/// The keys of memory of this rank's: the NIC's, made with the memory, as nearly every peer is
-/// reached by it, and the one of this rank itself, made when it is needed. Clones are the same.
+/// The keys of this rank's memory. The NIC's keys are made with the memory, because the NIC reaches
+/// nearly every peer; the key for this rank itself is made on first use. Clones refer to the same
+/// keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     nic: nic::Keys,
@@ -31,7 +32,7 @@ impl Keys {
         self.nic.region()
     }
 
-    /// The memory, as a peer that is reached by `path` names it.
+    /// The record that names the memory to a peer on `path`.
     pub fn record(&self, path: Path) -> Record {
         match path {
             Path::Nic => Record::new(NIC, &self.nic.to_bytes()),
@@ -39,7 +40,7 @@ impl Keys {
         }
     }
 
-    /// The memory from `addr` on, as a receive names it to its sender.
+    /// The place that a receive at `addr` writes to its sender.
     pub fn place(&self, path: Path, addr: u64) -> Result<Place> {
         let keys = match path {
             Path::Nic => self.nic.rkeys(),
@@ -48,13 +49,13 @@ impl Keys {
         match keys[0] {
             Some(_) => Ok(Place { addr, keys }),
             None => {
-                let what = "memory without a key for the first NIC";
+                let what = "the memory has no key for the first NIC";
                 Err(Error::new("name receive", Kind::Invalid, what))
             }
         }
     }
 
-    /// `len` bytes at `offset`, to be put.
+    /// `len` bytes at `offset`, as the source of a put.
     #[inline]
     pub fn piece(&self, offset: usize, len: usize) -> Piece<'_> {
         Piece {
@@ -64,7 +65,7 @@ impl Keys {
         }
     }
 
-    /// The buffer that the memory was made of; see [`gdsync::rdma::Mr::into_vec`].
+    /// Returns the buffer that the memory was made from; see [`gdsync::rdma::Mr::into_vec`].
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Keys, Error)> {
         let Keys { nic, local } = self;
         local.forget();
@@ -72,14 +73,14 @@ impl Keys {
         taken.map_err(|(nic, e)| (Keys { nic, local }, e))
     }
 
-    /// What names the registration.
+    /// The local key, which identifies the registration.
     #[cfg(test)]
     pub fn id(&self) -> u32 {
         self.nic.id()
     }
 }
 
-/// Bytes that are put: some of this rank's memory.
+/// The source of a put: bytes of this rank's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'a> {
     keys: &'a Keys,
@@ -111,10 +112,10 @@ pub(crate) enum Remote {
 }
 
 impl Remote {
-    /// That of `len` bytes which a peer that is reached by `path` has named.
+    /// Decodes memory of `len` bytes that a peer on `path` has named.
     ///
     /// # Errors
-    /// `Protocol` if it was not named for this path, not understood, or has another length.
+    /// `Protocol` if no record is for this path, or its bytes are invalid or have another length.
     pub fn read(path: Path, records: &[Record], len: usize) -> Result<Remote> {
         let remote = match path {
             Path::Nic => Remote::Nic(nic::Remote::read(Record::find(records, NIC)?)?),
@@ -125,7 +126,7 @@ impl Remote {
             Remote::Local(remote) => remote.len(),
         };
         if named != len as u64 {
-            let what = format!("memory of {named} bytes");
+            let what = format!("the peer named memory of {named} bytes");
             return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len));
         }
         Ok(remote)
@@ -141,7 +142,7 @@ impl Remote {
     }
 }
 
-/// Where bytes are put.
+/// The destination of a put.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Span {
     Nic(nic::Span),
@@ -149,7 +150,7 @@ pub(crate) enum Span {
 }
 
 impl Span {
-    /// Where a receive lies whose rank is reached by `path`.
+    /// The destination of a rendezvous message: the memory of its receive, on `path`.
     pub fn of(path: Path, place: &Place) -> Result<Span> {
         Ok(match path {
             Path::Nic => Span::Nic(nic::Span::of(place)?),
@@ -157,7 +158,7 @@ impl Span {
         })
     }
 
-    /// So many bytes behind it.
+    /// The destination that is this many bytes further.
     pub fn behind(self, bytes: u64) -> Span {
         match self {
             Span::Nic(span) => Span::Nic(span.behind(bytes)),

@@ -1,12 +1,13 @@
-//! How bytes reach a peer: a path for each, chosen once.
+//! Paths: how bytes reach a peer. Each peer has one path, chosen once.
 //!
-//! Messages need four things of a peer: put bytes into its memory ([`Batch::put`]), put a word of 64
-//! bits behind them ([`Batch::announce`]), wait for a word of this rank's own ([`List::wait_for`]),
-//! and know that what was put is done here ([`Lane::poll`]). What stands above speaks of nothing
-//! else: queue pairs, work requests and keys are known to `nic` alone, WQEs in memory to `local`.
+//! Messages need four operations of a path: put bytes into a peer's memory ([`Batch::put`]), put a
+//! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
+//! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). The modules
+//! above use nothing else: only `nic` uses queue pairs, work requests and keys, and only `local`
+//! uses WQEs in memory.
 //!
-//! Each path is a folder with types of the same names; the types here are one or the other. Another
-//! path is a folder beside these, a variant of [`Path`], and a kind of
+//! Each path is a folder with types of the same names; the types of this module are enums over the
+//! paths. A new path is a folder beside these, a variant of [`Path`], and a kind of
 //! [`wire::record::Record`](crate::wire::record::Record), by which ranks name their ends and their
 //! memory.
 
@@ -37,23 +38,23 @@ pub use nic::NicOptions;
 pub(crate) use nic::Rights;
 pub use order::WordOrder;
 
-/// Pieces of one put.
+/// Maximum number of pieces of one put.
 pub(crate) const MOST_PIECES: usize = 30;
-/// Bytes of one put.
+/// Maximum number of bytes of one put.
 pub(crate) const MOST_BYTES: u64 = 1 << 30;
 
-/// How bytes reach a peer.
+/// The path by which bytes reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Path {
-    /// By queue pairs of this rank's NIC.
+    /// Queue pairs of this rank's NIC.
     Nic,
-    /// By copies within the memory of this rank's GPU and host.
+    /// Copies within the memory of this rank's GPU and host.
     Local,
 }
 
 impl Path {
-    /// The path from `me` to `peer`, and why it is that one.
+    /// The path from `me` to `peer`, and the reason for it.
     pub(crate) fn choose(me: u32, peer: u32) -> (Path, &'static str) {
         match me == peer {
             true => (
@@ -65,7 +66,7 @@ impl Path {
     }
 }
 
-/// What a rank opens once for each path.
+/// The paths of a rank, each opened once.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     me: u32,
@@ -74,11 +75,11 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    /// Those of rank `me`. Queue pairs of `device` give up after `timeout`, and tell `error` of
-    /// failures.
+    /// Opens the paths of rank `me`. Queue pairs of `device` fail after `timeout`, and store
+    /// failures in `error`.
     ///
     /// # Errors
-    /// `Invalid` for options out of range; what gdsync refuses.
+    /// `Invalid` for options out of range; errors of gdsync.
     pub fn open(
         me: u32,
         device: &Device,
@@ -94,7 +95,7 @@ impl Paths {
         })
     }
 
-    /// Paths for tests that need memory only; the rank is one that no test sends to.
+    /// Paths for tests that need only memory; no test sends to this rank.
     #[cfg(test)]
     pub fn for_test(device: &Device) -> Paths {
         let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
@@ -103,7 +104,7 @@ impl Paths {
         Paths::open(1 << 16, device, &options, Duration::ZERO, &error, kernels).unwrap()
     }
 
-    /// The one to `peer`.
+    /// The path to `peer`.
     pub fn to(&self, peer: u32) -> Path {
         Path::choose(self.me, peer).0
     }
@@ -117,13 +118,13 @@ impl Paths {
         &self.nic.device
     }
 
-    /// Makes the keys of `region`.
+    /// Registers `region` with the paths.
     pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
         let nic = self.nic.register(region, rights)?;
         Ok(Keys::new(nic, &self.local))
     }
 
-    /// Pinned memory with keys.
+    /// Allocates and registers pinned memory.
     pub fn pinned(&self, len: usize, rights: Rights) -> Result<Keys> {
         self.register(&self.gpu().alloc(MemoryKind::Pinned, len)?, rights)
     }
@@ -133,13 +134,13 @@ impl Paths {
         self.nic.knows(keys.nic())
     }
 
-    /// Does the work of the paths that no thread does.
+    /// Executes the work of the paths that has no thread.
     pub fn progress(&self) {
         self.nic.device.progress();
     }
 }
 
-/// What was made for one path, and used on another.
+/// The error for an object of one path that is used on another.
 #[cold]
 fn foreign(operation: &'static str) -> Error {
     Error::new(operation, Kind::Invalid, "it belongs to another path")
@@ -149,7 +150,7 @@ fn foreign(operation: &'static str) -> Error {
 /// times.
 ///
 /// # Errors
-/// `Unsupported`; what gdsync says if it cannot tell.
+/// `Unsupported`; errors of gdsync if the state of the stream cannot be read.
 pub(crate) fn uncaptured(stream: &Stream, operation: &'static str) -> Result<()> {
     if !stream.is_capturing()? {
         return Ok(());

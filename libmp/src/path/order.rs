@@ -1,30 +1,29 @@
-//! How a rank tells a peer of a message: which operation keeps the word that announces the message
-//! behind its payload.
+//! Word order: which operation makes the word that announces a message visible after its payload.
 
 use std::fmt;
 
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 
-/// How the word that announces a message is kept behind the message's payload.
+/// How the word that announces a message is ordered after the message's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WordOrder {
-    /// By [`WordOrder::Plain`] to a peer whose NIC is known to place WRITEs in order, by
-    /// [`WordOrder::BehindRead`] to any other.
+    /// [`WordOrder::Plain`] to a peer whose NIC is known to place WRITEs in order,
+    /// [`WordOrder::BehindRead`] to any other peer.
     #[default]
     Auto,
-    /// The word's WRITE follows the payload's. Correct only where the WRITEs of one queue pair
-    /// become visible in order, which a fabric that spreads packets over several paths does not
-    /// promise.
+    /// The word's WRITE follows the payload's. Correct only if the WRITEs of one queue pair become
+    /// visible in order. A fabric that spreads packets over several paths does not guarantee this.
     Plain,
-    /// A READ of eight bytes follows the payload, and the word's WRITE waits for its response: a
-    /// READ is carried out behind all earlier WRITEs. Costs a round trip for each message.
+    /// A READ of eight bytes follows the payload, and the word's WRITE waits for its response
+    /// (fence): the responder executes a READ after all earlier WRITEs. Costs one round trip for
+    /// each message.
     BehindRead,
 }
 
 impl WordOrder {
-    /// What `MP_TELL` says.
+    /// The order in `MP_TELL`.
     ///
     /// # Errors
     /// `Invalid` for an unknown value.
@@ -32,7 +31,7 @@ impl WordOrder {
         WordOrder::parse(&std::env::var("MP_TELL").unwrap_or_default())
     }
 
-    /// What `value` of `MP_TELL` says.
+    /// The order that `value` of `MP_TELL` names.
     #[doc(hidden)]
     pub fn parse(value: &str) -> Result<WordOrder> {
         match value {
@@ -46,11 +45,11 @@ impl WordOrder {
         }
     }
 
-    /// The choice for a peer, and its reason. `keeps`: the peer's NIC places WRITEs in order;
-    /// `reads`: the NIC here does READs.
+    /// Chooses the order for a peer, and returns the reason. `keeps`: the peer's NIC places WRITEs
+    /// in order; `reads`: the NIC of this rank executes READs.
     ///
     /// # Errors
-    /// `Unsupported` if READs are needed and there are none.
+    /// `Unsupported` if READs are needed and this NIC has none.
     #[doc(hidden)]
     pub fn choose(self, keeps: bool, reads: bool) -> Result<(WordOrder, &'static str)> {
         let forced = "MP_TELL or NicOptions::word_order forces it";
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_a_plain_write_only_where_order_is_known_or_forced() {
+    fn word_is_a_plain_write_only_if_order_is_known_or_forced() {
         let chosen = |tell: WordOrder, keeps| tell.choose(keeps, true).unwrap().0;
         assert_eq!(chosen(WordOrder::Auto, true), WordOrder::Plain);
         assert_eq!(chosen(WordOrder::Auto, false), WordOrder::BehindRead);
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_way_to_tell_is_refused_by_name() {
+    fn unknown_value_of_mp_tell_is_refused_by_name() {
         for (value, tell) in [
             ("", WordOrder::Auto),
             ("write", WordOrder::Plain),

@@ -1,8 +1,8 @@
-//! Memory that messages are sent from and received into.
+//! Registered memory for messages.
 //!
-//! [`Memory`] is a region of the GPU's or of the host, registered with the context's NIC;
-//! [`Slice`] some bytes of it. Both are handles: what is in flight keeps the memory alive, so
-//! nothing need be borrowed. Bytes are copied in and out.
+//! [`Memory`] is a region of GPU or host memory that is registered with the context's NIC;
+//! [`Slice`] is a range of its bytes. Both are handles: a message in flight keeps the memory alive,
+//! so no borrow is needed. Bytes are copied in and out.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use gdsync::gpu::Region;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Keys, Piece};
 
-/// Registered memory. Clones are the same memory.
+/// Registered memory. Clones refer to the same memory.
 #[derive(Clone)]
 pub struct Memory(pub(crate) Arc<Inner>);
 
@@ -37,7 +37,7 @@ impl Memory {
         self.0.keys.region()
     }
 
-    /// What peers know it by.
+    /// The keys by which peers address it.
     pub(crate) fn keys(&self) -> &Keys {
         &self.0.keys
     }
@@ -47,18 +47,18 @@ impl Memory {
         self.region().len()
     }
 
-    /// Never: memory has at least one byte.
+    /// Always `false`: memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The `len` bytes at `offset`; `len` may be 0.
+    /// The `len` bytes at `offset`, in bytes; `len` may be 0.
     ///
     /// # Errors
-    /// `Invalid` if they do not lie in the memory.
+    /// `Invalid` if the range exceeds the memory.
     pub fn slice(&self, offset: usize, len: usize) -> Result<Slice> {
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
-            let what = format!("{len} bytes at {offset} of {self:?}");
+            let what = format!("{len} bytes at {offset} exceed {self:?}");
             return Err(Error::new("carve slice", Kind::Invalid, what).with_limit(self.len()));
         }
         Ok(Slice {
@@ -68,7 +68,7 @@ impl Memory {
         })
     }
 
-    /// All of it.
+    /// A slice of all bytes.
     pub fn all(&self) -> Slice {
         Slice {
             memory: self.clone(),
@@ -93,16 +93,16 @@ impl Memory {
         Ok(self.region().write(offset, from)?)
     }
 
-    /// Gives the buffer back that [`Context::adopt_vec`](crate::Context::adopt_vec) took, once
-    /// nothing else can reach it: waits, at most `limit`, until this is the last handle on the
-    /// memory, its registration and its region, no message in flight names it, and every stream of
-    /// the GPU has run what had been enqueued by then. Requests release the memory in the
-    /// background work: with `Progress::Manual`, call this with short limits and
+    /// Returns the buffer that [`Context::adopt_vec`](crate::Context::adopt_vec) took, once nothing
+    /// else can access it. Waits, at most `limit`, until this is the last handle on the memory, its
+    /// registration and its region, no message in flight uses it, and every stream of the GPU has
+    /// executed what was enqueued by then. Requests release the memory in the background work: with
+    /// `Progress::Manual`, call this with short limits and call
     /// [`Context::progress`](crate::Context::progress) in between.
     ///
     /// # Errors
-    /// The memory as well: `Timeout`, naming what still reaches it, or `Invalid` if it was not made
-    /// of a buffer.
+    /// Each error returns the memory as well: `Timeout`, naming what still uses it, or `Invalid` if
+    /// the memory was not made from a buffer.
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Memory, Error)> {
         let host = Arc::clone(self.region().gpu().host());
         let deadline = host.now() + limit;
@@ -119,7 +119,7 @@ impl Memory {
     }
 }
 
-/// Some bytes of a [`Memory`].
+/// A range of bytes of a [`Memory`].
 #[derive(Clone)]
 pub struct Slice {
     memory: Memory,
@@ -139,12 +139,12 @@ impl fmt::Debug for Slice {
 }
 
 impl Slice {
-    /// The memory it lies in.
+    /// The memory that contains the slice.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Where it begins, in bytes.
+    /// The offset of the first byte in the memory, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
     }
@@ -159,13 +159,13 @@ impl Slice {
         self.len == 0
     }
 
-    /// Its bytes, to be put.
+    /// Its bytes, as the source of a put.
     #[inline]
     pub(crate) fn piece(&self) -> Piece<'_> {
         self.memory.keys().piece(self.offset, self.len)
     }
 
-    /// Its address, as the GPU and the NIC see it.
+    /// Its address, which is the same for the GPU and the NIC.
     pub(crate) fn addr(&self) -> u64 {
         self.memory.region().addr().0 + self.offset as u64
     }

@@ -11,30 +11,31 @@ use super::fault::End;
 use crate::path::Put;
 use crate::region::{Memory, Slice};
 
-/// Who does the work of a request.
+/// The side that executes a request: the CPU or a stream.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Poster {
-    /// The lane its puts go by.
+    /// The lane of its puts.
     pub lane: u8,
-    /// The stream, which the application may destroy meanwhile; `None`: the CPU.
+    /// The stream, which the application may destroy in the meantime; `None`: the CPU.
     pub stream: Option<WeakStream>,
 }
 
-/// How far a send has come.
+/// The state of a send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SendState {
-    /// Has its number; nothing was posted.
+    /// It has its number; nothing was posted.
     #[default]
     Prepared,
-    /// The CPU's: waits for room or for the receive. `announced`: the peer knows.
+    /// A CPU send that waits for credit or for the receive. `announced`: the peer has the
+    /// announcement.
     Queued { announced: bool },
-    /// Its puts are posted; it ends with this one.
+    /// Its puts are posted; it ends when this put is done.
     InFlight(Put),
-    /// Ended.
+    /// It has ended.
     Done(Status),
 }
 
-/// How far a receive has come.
+/// The state of a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ReceiveState {
     /// Nothing was posted.
@@ -42,23 +43,23 @@ pub(crate) enum ReceiveState {
     Prepared,
     /// From any rank, and no message has matched it.
     Unmatched,
-    /// Has its number; no stream takes its message in.
+    /// It has its number; no stream takes its message in.
     Posted,
-    /// A stream takes its message in: the one with this number.
+    /// The stream with this number takes its message in.
     Claimed(u64),
-    /// Ended.
+    /// It has ended.
     Done(Status),
 }
 
 /// The memory of a request.
 #[derive(Debug, Default)]
 pub(crate) enum Segments {
-    /// Nothing.
+    /// No memory.
     #[default]
     None,
     /// One piece.
     One(Slice),
-    /// Several.
+    /// Several pieces.
     Many(Vec<Slice>),
 }
 
@@ -80,100 +81,102 @@ impl Segments {
     }
 }
 
-/// What is to be done, and how far it has come.
+/// The operation and its state.
 #[derive(Debug)]
 pub(crate) enum Operation {
     Send(Outgoing),
     Receive(Incoming),
 }
 
-/// What only a send has.
+/// The fields of a send.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     pub state: SendState,
-    /// What is found out late.
+    /// The fields of a send whose length or destination is known late.
     pub late: Option<Box<Late>>,
 }
 
-/// Of a send whose length or destination is found out late.
+/// The fields of a send whose length or destination is known only when the stream reaches it.
 #[derive(Debug, Default)]
 pub(crate) struct Late {
-    /// Where the length is, and the offset in the segment.
+    /// The words that hold the length, and the offset in the segment.
     pub length: Option<Word64>,
     pub offset: Option<Word64>,
-    /// Puts that are posted behind the kernel, the last one being the stamp.
+    /// Puts that are posted after the kernel; the last one is the stamp.
     pub behind: Vec<Put>,
 }
 
-/// What only a receive has.
+/// The fields of a receive.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     pub state: ReceiveState,
-    /// Where a large message for scattered memory lands first.
+    /// The buffer into which a large message for scattered memory is written first.
     pub staging: Option<Memory>,
-    /// The CPU was asked to see to its end.
+    /// The CPU was asked to complete it.
     pub wanted: bool,
-    /// The sender of a message that has no room here was told so.
+    /// The sender of a message that has no room here has been refused.
     pub refused: bool,
-    /// Posted by a stream: the stream was told to set the mark.
+    /// Set if a stream posted it: the event after the store of the mark.
     pub marked: Option<Event>,
 }
 
-/// What has become of the application's handle.
+/// The state of the application's handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Handle {
     #[default]
     Held,
     Dropped,
-    /// Dropped before it was posted, when later requests of its tag had numbers: its number stays
-    /// taken, and its match ends without a message.
+    /// Dropped before the request was posted, when later requests of its tag had numbers: its
+    /// number stays in use, and its match ends without a message.
     Void,
 }
 
 /// A stream that waits for the result word of a request.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    /// Its number.
+    /// The stream's number.
     pub stream: u64,
-    /// When it was told to, in the order of posts and waits.
+    /// Position of the wait, in the order of posts and waits.
     pub order: u64,
-    /// Done when it has passed: until then the word is this request's. `None`: nobody can tell.
+    /// Done when the stream has passed the wait: until then the word belongs to this request.
+    /// `None`: it cannot be determined.
     pub passed: Option<Event>,
 }
 
-/// What every request has.
+/// The fields of every request.
 #[derive(Debug, Default)]
 pub(crate) struct Common {
     pub peer: u32,
     pub tag: u32,
-    /// Its number among the messages of peer and tag. Of a receive from anybody: once matched.
+    /// Its number among the messages of peer and tag. A receive from any rank has one once it is
+    /// matched.
     pub number: u64,
     pub poster: Poster,
     pub handle: Handle,
-    /// Bytes that are sent, or room for; once done, bytes that moved.
+    /// Bytes that are sent, or room for; after the end, bytes that moved.
     pub len: u64,
     /// Above the eager limit, so by rendezvous: a send waits for the receive, a receive advertises
-    /// where it lies.
+    /// its address.
     pub large: bool,
     pub segments: Segments,
-    /// Prepared puts, except those that go behind a kernel ([`Late::behind`]).
+    /// Prepared puts, except those that follow a kernel ([`Late::behind`]).
     pub puts: [Option<Put>; 3],
-    /// `None`: the context's, where it has one.
+    /// Its timeout. `None`: the timeout of the context, if it has one.
     pub timeout: Option<Duration>,
     /// Position in the order of posts and waits.
     pub order: u64,
     /// Streams that wait for its result, with their positions in the order.
     pub waiters: Vec<Waiter>,
-    /// Since when it could have ended.
+    /// The time since when it could have ended.
     pub since: Option<Time>,
-    /// The watchdog has warned of it.
+    /// The watchdog has logged a warning for it.
     pub warned: bool,
-    /// How it ended, as far as it concerns errors.
+    /// How it ended, for error reports.
     pub end: End,
 }
 
 impl Common {
-    /// Of a request without a number, held and not posted.
+    /// Fields of a request without a number, held and not posted.
     pub fn new(peer: u32, tag: u32, segments: &[Slice]) -> Common {
         Common {
             peer,
@@ -185,7 +188,7 @@ impl Common {
 }
 
 impl Incoming {
-    /// Whether the NIC writes the message to GPU memory, so that who waits for it has to flush.
+    /// Whether the NIC writes the message to GPU memory, so that a wait for it has to flush.
     pub fn lands_in_device(&self, common: &Common) -> bool {
         let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
         common.large && self.staging.is_none() && common.segments.as_slice().iter().any(device)
@@ -246,13 +249,13 @@ impl Entry {
         receive.is_some_and(|receive| receive.state == ReceiveState::Unmatched)
     }
 
-    /// Whether it is a send of the CPU's that waits for room or for the receive.
+    /// Whether it is a CPU send that waits for credit or for the receive.
     pub fn is_queued(&self) -> bool {
         let send = self.send();
         send.is_some_and(|send| matches!(send.state, SendState::Queued { .. }))
     }
 
-    /// Of a send that is in flight, the put that it ends with.
+    /// The put that ends a send in flight; `None` if it is not in flight.
     pub fn in_flight(&self) -> Option<Put> {
         match self.send()?.state {
             SendState::InFlight(put) => Some(put),
@@ -268,7 +271,7 @@ impl Entry {
         }
     }
 
-    /// How it ended; `None`: it has not.
+    /// The status with which it ended; `None`: it has not ended.
     pub fn status(&self) -> Option<Status> {
         match &self.operation {
             Operation::Send(Outgoing {
@@ -283,7 +286,7 @@ impl Entry {
         }
     }
 
-    /// Ends it.
+    /// Ends the request with `status`.
     pub fn end_with(&mut self, status: Status) {
         match &mut self.operation {
             Operation::Send(send) => {
@@ -294,7 +297,7 @@ impl Entry {
         }
     }
 
-    /// Gives up its memory: segments, and where a large message lands first.
+    /// Takes its memory out: the segments, and the staging buffer of a large message.
     pub fn take_memory(&mut self) -> (Segments, Option<Memory>) {
         let staging = match &mut self.operation {
             Operation::Receive(receive) => receive.staging.take(),

@@ -1,19 +1,19 @@
 //! Failures of requests, and which of them a call has returned to the application.
 //!
-//! A request that failed has a [`Fault`]. It stays with the request while its handle is held. What
-//! no call has returned by the time the handle is dropped goes to [`Faults`], which keeps a bounded
-//! number of them and counts the rest.
+//! A failed request has a [`Fault`]. The fault stays with the request while its handle is held. A
+//! fault that no call has returned when the handle is dropped goes to [`Faults`], which keeps a
+//! bounded number of faults and counts the others.
 
 use gdsync::Status;
 
-/// Faults of dropped requests that are kept; further ones are counted. Also the most groups that
-/// they are counted in.
+/// Maximum number of kept faults of dropped requests; further ones are counted. Also the maximum
+/// number of groups in which they are counted.
 const KEPT: usize = 64;
 
-/// Whose failure a fault is.
+/// The cause of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// The request's own, in words.
+    /// The request failed itself; the text is the reason.
     Own(String),
     /// The peer was given up because of this request.
     Culprit,
@@ -21,7 +21,7 @@ pub(crate) enum Why {
     Peer,
 }
 
-/// Names a request in a text.
+/// The name of a request in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub receive: bool,
@@ -46,13 +46,13 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// Whether it belongs to what was enqueued on `stream`; `None`: on any, or by the CPU.
+    /// Whether it belongs to `stream`; `None` stands for all streams and the CPU.
     pub fn is_of(&self, stream: Option<u64>) -> bool {
         stream.is_none_or(|stream| self.streams.contains(&stream))
     }
 }
 
-/// How a request ended, as far as it concerns errors.
+/// How a request ended, for error reports.
 #[derive(Debug, Default)]
 pub(crate) struct End {
     /// The stream that posted it, once it has ended.
@@ -68,8 +68,9 @@ pub(crate) struct End {
 pub(crate) struct Faults {
     /// Faults of dropped requests.
     pub kept: Vec<Fault>,
-    /// Further ones, in groups: the first fault of each set of streams, and how many there are of
-    /// that set. The last of the most groups takes in all other sets, and its fault their streams.
+    /// Further faults, in groups: the first fault of each set of streams, and the number of faults
+    /// of that set. The last group of a full list counts all other sets, and its fault collects
+    /// their streams.
     pub counted: Vec<(Fault, usize)>,
     /// How many faults the requests in the table and `kept` hold.
     pub open: usize,
@@ -83,7 +84,8 @@ impl Faults {
         self.last_order
     }
 
-    /// Keeps the fault of a request that is dropped. `false`: there is no room, and it is counted.
+    /// Keeps the fault of a request that is dropped. `false`: there is no room, and the fault is
+    /// counted.
     pub fn keep(&mut self, fault: Fault) -> bool {
         if self.kept.len() < KEPT {
             self.kept.push(fault);
@@ -108,8 +110,8 @@ impl Faults {
         false
     }
 
-    /// Forgets the faults of `stream`, or all, that are not a request's: a call has returned them.
-    /// A group of several streams is returned for each of them.
+    /// Removes the faults of `stream`, or all, that belong to no request in the table: a call has
+    /// returned them. A group of several streams is returned once for each stream.
     pub fn forget(&mut self, stream: Option<u64>) {
         self.kept.retain(|fault| !fault.is_of(stream));
         self.counted.retain_mut(|(fault, _)| {

@@ -1,23 +1,24 @@
-//! Requests: what is known of each, and of how it ended.
+//! Requests: the state of each, and how it ended.
 
 pub(crate) mod entry;
 pub(crate) mod fault;
 pub(crate) mod table;
 
-/// How a request ended well.
+/// The result of a request that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Done {
-    /// The rank that sent the message; of a send, the rank that it went to.
+    /// The rank that sent the message; for a send, the rank that it went to.
     pub peer: u32,
     /// Its tag.
     pub tag: u32,
-    /// Its length in bytes; of a send whose length a stream found in a word, that of its segment.
+    /// Its length in bytes; for a send whose length a stream read from a word, the length of its
+    /// segment.
     pub len: u64,
 }
 
 impl Done {
-    /// The rank that sent the message that was received.
+    /// The rank that sent the received message.
     pub fn source(&self) -> u32 {
         self.peer
     }

@@ -1,8 +1,8 @@
-//! The requests of a context: what became of each, and the words that say how it ended.
+//! The table of a context's requests, and the words that hold their results.
 //!
-//! An entry lives while its request is unfinished or its handle is held; what is finished and
-//! held by nobody goes when the table is swept. Entries have a word each in pinned memory, by
-//! which kernels tell the CPU and streams how a request ended.
+//! An entry lives while its request is unfinished or its handle is held; a sweep of the table
+//! removes finished entries without a handle. Each entry has words in pinned memory, in which
+//! kernels store for the CPU and for streams how the request ended.
 
 use gdsync::gpu::{DevicePtr, MemoryKind, Word64};
 use gdsync::{Gpu, Status};
@@ -15,20 +15,21 @@ use crate::wire::word;
 
 pub(crate) type RequestKey = DefaultKey;
 
-/// Entries whose words share a region.
+/// Number of entries whose words share a region.
 const CHUNK: usize = 512;
-/// Bytes of an entry's words: the result, and the mark by which a stream tells that it is there.
+/// Bytes of an entry's words: the result, and the mark that a stream stores when it reaches the
+/// request.
 const WORDS: usize = 16;
-/// Unfinished requests that a context has at most.
+/// Maximum number of unfinished requests of a context.
 pub(crate) const MAX_REQUESTS: usize = 1 << 16;
 
 /// The table.
 pub(crate) struct Table {
     entries: SlotMap<RequestKey, Entry>,
     chunks: Vec<Vec<Words>>,
-    /// Slots of the map that were ever used; the next entry takes one of them or the next.
+    /// Slots of the map that were ever used; the next entry takes one of them or the next slot.
     used: usize,
-    /// Sweep when so many entries live.
+    /// Sweep when this many entries live.
     sweep_at: usize,
     last_order: u64,
 }
@@ -40,8 +41,8 @@ struct Words {
 }
 
 impl Words {
-    /// Nobody needs them any more: the next request finds them cleared. Storing wakes devices, so
-    /// it is done only if need be.
+    /// Clears the words of a released entry for the next request. A store wakes devices, so it is
+    /// done only if the word is not 0.
     fn clear(&self) {
         // Pinned memory, which the CPU reaches: it cannot fail.
         if self.result.load().unwrap_or(0) != 0 {
@@ -59,33 +60,33 @@ impl Table {
         Table {
             entries: SlotMap::new(),
             chunks: Vec::new(),
-            // The first one is never given.
+            // Slot 0 is never used.
             used: 1,
             sweep_at: 256,
             last_order: 0,
         }
     }
 
-    /// Sees to it that there is room for one more entry, and words for it.
+    /// Reserves room for one more entry and for its words.
     ///
     /// # Errors
     /// `QueueFull` with the limit; `Gdsync` if there is no memory for its words.
     #[inline]
     pub fn reserve(&mut self, gpu: &Gpu) -> Result<()> {
         if self.entries.len() >= MAX_REQUESTS {
-            let what = "requests that are unfinished, or whose handles are held";
+            let what = "too many requests are unfinished or held by handles";
             let full = Error::new("prepare request", Kind::QueueFull, what);
             return Err(full.with_limit(MAX_REQUESTS));
         }
         while self.used >= CHUNK * self.chunks.len() {
-            // Under the state's lock, but no stream that stands still can hold it up: pinned memory
-            // is made in a context of the library's own.
+            // Under the state's lock, but a waiting stream cannot block it: the library allocates
+            // pinned memory in its own CUDA context.
             self.chunks.push(chunk(gpu)?);
         }
         Ok(())
     }
 
-    /// Puts an entry in, whose words are clear, where room was reserved for it.
+    /// Inserts an entry, whose words are clear, into reserved room.
     #[inline]
     pub fn put(&mut self, entry: Entry) -> RequestKey {
         let key = self.entries.insert(entry);
@@ -93,12 +94,12 @@ impl Table {
         key
     }
 
-    /// Whether it is time to sweep.
+    /// Whether a sweep is due.
     pub fn is_crowded(&self) -> bool {
         self.entries.len() >= self.sweep_at
     }
 
-    /// Called after a sweep.
+    /// Sets the size at which the next sweep is due; called after a sweep.
     pub fn swept(&mut self) {
         self.sweep_at = (2 * self.entries.len()).max(256);
     }
@@ -122,7 +123,7 @@ impl Table {
         self.entries.iter()
     }
 
-    /// Forgets a request that has ended, if nobody needs its words any more.
+    /// Removes a request that has ended, if its words are no longer used.
     pub fn forget(&mut self, key: RequestKey) -> bool {
         let passed = |w: &Waiter| {
             let event = w.passed.as_ref();
@@ -142,7 +143,7 @@ impl Table {
     }
 
     /// Writes into `into` the keys of all requests that `advance` may change: those that have not
-    /// ended, and those that have ended and whose handle was dropped.
+    /// ended, and those that have ended with a dropped handle.
     pub fn to_advance(&self, into: &mut Vec<RequestKey>) {
         into.clear();
         let open = self
@@ -159,7 +160,7 @@ impl Table {
             .filter(|(_, returned)| !**returned)
     }
 
-    /// The next position in the order of posts.
+    /// The next position in the order of posts and waits.
     pub fn next_order(&mut self) -> u64 {
         self.last_order += 1;
         self.last_order
@@ -169,17 +170,17 @@ impl Table {
         &self.chunks[index(key) / CHUNK][index(key) % CHUNK]
     }
 
-    /// Where the request's end is told: see [`word::result`].
+    /// The word that holds the request's result: see [`word::result`].
     pub fn result_word(&self, key: RequestKey) -> &Word64 {
         &self.words(key).result
     }
 
-    /// Set to 1 by the stream that posted the request when it is there.
+    /// The word that the posting stream sets to 1 when it reaches the request.
     pub fn mark_word(&self, key: RequestKey) -> &Word64 {
         &self.words(key).mark
     }
 
-    /// How a kernel says that the request ended.
+    /// The result that a kernel stored for the request; `None` if there is none yet.
     pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
         word::parse_result(self.words(key).result.load().unwrap_or(0))
     }
@@ -190,7 +191,7 @@ impl Table {
         let _ = self.result_word(key).store(word::result(status, len));
     }
 
-    /// As the GPU sees the result.
+    /// The address of the result word on the GPU.
     pub fn result_addr(&self, key: RequestKey) -> DevicePtr {
         self.words(key).result.addr()
     }

@@ -1,8 +1,8 @@
-//! Receives from anybody: the matcher.
+//! The matcher of receives from any rank.
 //!
-//! It runs on the CPU, in the background work and in calls that wait: such a receive becomes an
-//! ordinary one of the CPU's when a message under its tag has come, or is announced, from some
-//! rank. Receives under one tag match in the order in which they were posted.
+//! It runs on the CPU, in the background work and in calls that wait. A receive from any rank
+//! becomes an ordinary CPU receive when a message under its tag has arrived, or is announced, from
+//! some rank. Receives under one tag match in the order in which they were posted.
 
 use gdsync::Status;
 
@@ -16,12 +16,12 @@ use crate::request::entry::{Entry, Operation, ReceiveState};
 use crate::request::table::{RequestKey, Table};
 use crate::wire::word::WordKind;
 
-/// Receives from anybody that nothing has matched.
+/// Receives from any rank that no message has matched.
 #[derive(Debug, Default)]
 pub(crate) struct Matcher {
     /// Oldest first.
     waiting: Vec<RequestKey>,
-    /// The rank where the next search begins.
+    /// The rank at which the next search starts.
     from: u32,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Matcher {
 #[derive(Debug, Default)]
 struct Pass {
     at: usize,
-    /// Tags whose oldest receive stays: later ones do not overtake it.
+    /// Tags whose oldest receive has no match: later receives do not overtake it.
     blocked: Vec<u32>,
 }
 
@@ -48,14 +48,14 @@ impl Matcher {
         self.waiting.iter().find(same).copied()
     }
 
-    /// The tags of all.
+    /// The tags of all unmatched receives.
     pub fn tags(&self, requests: &Table) -> Vec<u32> {
         let entries = self.waiting.iter().filter_map(|key| requests.get(*key));
         entries.map(|entry| entry.tag).collect()
     }
 
-    /// The next receive of a pass for which there is a message, taken out with the tag, and the
-    /// message's rank.
+    /// Removes the next receive of a pass for which there is a message. Returns it with its tag and
+    /// the message's rank.
     fn next(
         &mut self,
         pass: &mut Pass,
@@ -84,7 +84,7 @@ impl Matcher {
         None
     }
 
-    /// Puts a receive back that could not be matched now.
+    /// Reinserts a receive that could not be matched now.
     fn put_back(&mut self, pass: &mut Pass, key: RequestKey, tag: u32) {
         self.waiting.insert(pass.at, key);
         pass.blocked.push(tag);
@@ -93,14 +93,14 @@ impl Matcher {
 }
 
 impl Engine {
-    /// Matches what can be matched. `true`: something was.
+    /// Matches receives with unexpected messages. `true`: at least one was matched.
     pub(crate) fn match_any(&self, state: &mut State) -> bool {
         let (mut matched, mut pass) = (false, Pass::default());
         while let Some((key, tag, rank)) =
             state.matcher.next(&mut pass, &state.requests, &state.peers)
         {
             match self.match_with(state, key, rank) {
-                // No room on the lane: it is tried again in the next round.
+                // The lane has no room: it is retried in the next round.
                 Err(e) if matches!(e.kind(), Kind::QueueFull | Kind::Busy) => {
                     state.matcher.put_back(&mut pass, key, tag);
                     continue;
@@ -118,7 +118,7 @@ impl Engine {
         matched
     }
 
-    /// Makes the receive one from `rank`, whose next message is there or announced.
+    /// Turns the receive into one from `rank`, whose next message has arrived or is announced.
     fn match_with(&self, state: &mut State, key: RequestKey, rank: u32) -> Result<()> {
         let (Some(entry), Some(peer)) = (state.requests.get_mut(key), state.peers.get_mut(rank))
         else {
@@ -141,7 +141,8 @@ impl Engine {
             }
         }
         common.peer = rank;
-        // Matched, it is the CPU's, who took it up when its stream was there.
+        // A matched receive belongs to the CPU; the matcher takes it only after its stream has
+        // reached it.
         common.poster.lane = 0;
         common.end.stream = common.poster.stream.take().map(|stream| stream.id());
         receive.state = ReceiveState::Posted;
@@ -151,8 +152,8 @@ impl Engine {
     }
 }
 
-/// A rank whose next message under `tag` is unexpected: there or announced, and no receive matches
-/// it. The first from `from` on.
+/// A rank whose next message under `tag` is unexpected: it has arrived or is announced, and no
+/// receive matches it. The search starts at `from`.
 pub(super) fn unexpected(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
     let size = peers.size();
     (0..size).map(|i| (from + i) % size).find(|rank| {
@@ -178,7 +179,7 @@ mod tests {
     use crate::two_sided::receive::ANYBODY;
 
     #[test]
-    fn receives_wait_in_their_order_and_one_that_is_gone_is_forgotten() {
+    fn receives_keep_their_order_and_released_ones_are_removed() {
         let (mut matcher, mut requests) = (Matcher::default(), Table::new());
         requests.reserve(&gdsync::Gpu::soft().unwrap()).unwrap();
         let mut post = |tag| {
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(matcher.first(&requests, 1), Some(keys[0]));
         matcher.remove(keys[0]);
         assert_eq!(matcher.first(&requests, 1), Some(keys[2]));
-        // There is no message: each tag is looked for once.
+        // There is no message: each tag is searched for once.
         let mut pass = Pass::default();
         assert_eq!(matcher.next(&mut pass, &requests, &Peers::new(2)), None);
         assert_eq!(pass.blocked, [2, 1]);

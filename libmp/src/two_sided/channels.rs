@@ -1,7 +1,7 @@
-//! The channels to and from one rank, by tag: how they open, wait for room, and go.
+//! The channels to and from one rank, by tag: how they open, wait for room, and retire.
 //!
-//! A channel opens on first use: each side tells the other its half, whichever comes first, and
-//! answers what it did not ask for.
+//! A channel opens on first use: each side sends the other its half, either side may start, and
+//! each answers a request that it did not expect.
 
 use std::collections::BTreeMap;
 
@@ -11,25 +11,27 @@ use crate::error::{Error, Kind, Result};
 use crate::wire::control::{Control, Shape};
 use crate::wire::record::Record;
 
-/// Channels of one direction that there may be with a peer, whichever side opened them.
+/// Maximum number of channels of one direction with a peer, opened by either side.
 const COUNTERPARTS: usize = 4096;
-/// The highest limit that a side may set for those that it opens: both together fit.
+/// The highest limit that a side may set for the channels that it opens: the channels of both sides
+/// fit.
 pub(crate) const MOST_CHANNELS: usize = COUNTERPARTS / 2;
-/// Bytes of mailboxes for tags that a peer announced and under which nothing was received from it
-/// yet; `UNUSED_TAGS` tags have one whatever its size. The peer waits with the other tags.
+/// Maximum number of bytes of mailboxes for tags that a peer announced and under which nothing was
+/// received yet. `UNUSED_TAGS` tags have a mailbox whatever its size. The peer waits with sends
+/// under the other tags.
 const UNUSED_BYTES: usize = 32 << 20;
 const UNUSED_TAGS: usize = 16;
-/// Channels that a peer is asked about at a time, whether they can go.
+/// Maximum number of channels that one request asks a peer to retire.
 const RETIRE: usize = 16;
 
 const OPEN: &str = "open channel";
 
-/// By tag.
+/// The channels of one peer, by tag.
 pub(crate) struct Channels {
     peer: u32,
     pub sends: BTreeMap<u32, SendChannel>,
     pub recvs: BTreeMap<u32, RecvChannel>,
-    /// The peer's return block, for tags whose mailbox is not made yet.
+    /// The peer's return block, for tags whose mailbox does not exist yet.
     deferred: BTreeMap<u32, Vec<Record>>,
 }
 
@@ -60,7 +62,7 @@ impl Channels {
     }
 
     /// Makes this side's half of the channel to the peer, if there is none and fewer than `limit`
-    /// are; what the peer must know goes to `out`.
+    /// exist; control messages for the peer are appended to `out`.
     pub fn send_channel(
         &mut self,
         setup: &Setup<'_>,
@@ -78,7 +80,7 @@ impl Channels {
         Ok(self.sends.get_mut(&tag).expect("it was inserted"))
     }
 
-    /// As [`Channels::send_channel`], of the channel from the peer.
+    /// As [`Channels::send_channel`], for the channel from the peer.
     pub fn recv_channel(
         &mut self,
         setup: &Setup<'_>,
@@ -104,7 +106,7 @@ impl Channels {
 
     fn admit(&self, channels: usize, limit: usize, setup: &Setup<'_>) -> Result<Shape> {
         if channels >= limit {
-            let what = "tags under which messages are under way";
+            let what = "too many tags have messages in flight";
             let error = Error::new(OPEN, Kind::QueueFull, what).with_rank(self.peer);
             return Err(error.with_limit(limit));
         }
@@ -120,8 +122,9 @@ impl Channels {
         unused.count() < places
     }
 
-    /// The peer will send under `tag`, and has named its return block. Without room for a mailbox
-    /// that is kept until one may be made, and the peer's first send under the tag waits.
+    /// Handles `Sends`: the peer will send under `tag`, and has named its return block. Without
+    /// room for a mailbox the block is kept until a mailbox may be made, and the peer's first send
+    /// under the tag waits.
     pub fn peer_sends(
         &mut self,
         setup: &Setup<'_>,
@@ -136,14 +139,14 @@ impl Channels {
         self.admit(self.recvs.len() + self.deferred.len(), COUNTERPARTS, setup)?;
         match self.deferred.insert(tag, block.to_vec()) {
             Some(known) if known != block => {
-                let what = format!("tag {tag}, announced twice");
+                let what = format!("tag {tag} was announced twice, with other memory");
                 Err(Error::new(OPEN, Kind::Protocol, what).with_rank(self.peer))
             }
             _ => Ok(()),
         }
     }
 
-    /// The peer will receive under `tag`, and has named its mailbox.
+    /// Handles `Receives`: the peer will receive under `tag`, and has named its mailbox.
     pub fn peer_receives(
         &mut self,
         setup: &Setup<'_>,
@@ -177,13 +180,13 @@ impl Channels {
         Ok(())
     }
 
-    /// Whether most places for channels are taken.
+    /// Whether more than three quarters of the channels to the peer are in use.
     pub fn is_crowded(&self, limit: usize) -> bool {
         self.sends.len() > limit / 4 * 3
     }
 
-    /// When most places for channels are taken, asks the peer about those that were not used for
-    /// longest, whether they can go.
+    /// If the channels are crowded, asks the peer whether the least recently used idle ones can be
+    /// retired.
     pub fn retire(&mut self, limit: usize, busy: &[u32], out: &mut Vec<Control>) {
         if !self.is_crowded(limit) {
             return;
@@ -208,8 +211,8 @@ impl Channels {
         }
     }
 
-    /// The peer asks whether its channel under `tag` can go, whose next message has the number
-    /// `next`; `written`: no ready word for it is in flight.
+    /// Handles `Retire`: the peer asks whether its channel under `tag` can be retired. The
+    /// channel's next message has the number `next`; `written`: no ready word for it is in flight.
     pub fn peer_retires(
         &mut self,
         tag: u32,
@@ -225,17 +228,17 @@ impl Channels {
         Control::Retired { tag, gone }
     }
 
-    /// The peer's answer.
+    /// Handles `Retired`, the peer's answer.
     pub fn retired(&mut self, tag: u32, gone: bool) -> Result<()> {
         match self.sends.get_mut(&tag).filter(|c| c.side.retiring) {
             Some(channel) if !gone => {
                 channel.side.retiring = false;
-                // Others are asked about first.
+                // Other channels are asked about first.
                 channel.side.last_use = u64::MAX;
             }
             Some(_) => _ = self.sends.remove(&tag),
             None => {
-                let what = format!("nobody asked about tag {tag}");
+                let what = format!("tag {tag} was retired without a request");
                 return Err(Error::new(OPEN, Kind::Protocol, what));
             }
         }
@@ -253,7 +256,7 @@ mod tests {
     use crate::two_sided::config::Config;
     use crate::two_sided::lanes::Lanes;
 
-    /// What the last message said to the peer names: tag, and memory.
+    /// The tag and the memory in the last control message for the peer.
     fn named(out: &mut Vec<Control>) -> (u32, Vec<Record>) {
         match out.pop() {
             Some(Control::Sends { tag, block, .. } | Control::Receives { tag, block, .. }) => {
@@ -276,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn two_sides_open_a_channel_and_the_idle_one_goes_when_it_is_asked_for() {
+    fn two_sides_open_a_channel_and_retire_it_when_it_is_idle() {
         with_setup(|setup| {
             let (mut a, mut b, mut out) = (Channels::new(1), Channels::new(0), Vec::new());
             a.send_channel(setup, 7, 1, &mut out).unwrap();
@@ -289,7 +292,7 @@ mod tests {
             assert!(a.can_send(tag) && !a.is_opening() && out.is_empty());
             let full = a.send_channel(setup, 8, 1, &mut out).err().unwrap();
             assert_eq!(full.kind(), Kind::QueueFull);
-            // Another memory under the tag is refused.
+            // Other memory under the tag is refused.
             a.recv_channel(setup, 7, 1, &mut out).unwrap();
             let (_, other) = named(&mut out);
             assert!(a.peer_receives(setup, tag, &other, &mut out).is_err());

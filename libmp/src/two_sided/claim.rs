@@ -1,5 +1,5 @@
-//! Claiming: a stream takes a message in. It stands still until the message is there; a kernel
-//! behind the wait copies it, tells the sender and ends the request.
+//! Claiming: a stream takes a message in. The stream waits for the message; a kernel after the wait
+//! copies it, acknowledges it to the sender and ends the request.
 
 use gdsync::{Status, Stream};
 
@@ -20,7 +20,7 @@ use crate::wire::word::{self, WordKind};
 const WAIT: &str = "wait on stream";
 
 impl Engine {
-    /// Has a stream take a message in: it stands still until that is there.
+    /// Makes a stream take a message in: the stream waits until the message has arrived.
     pub fn try_claim<'a>(
         &'a self,
         mut state: Guard<'a>,
@@ -36,9 +36,10 @@ impl Engine {
         let peer = state.peers.get(rank);
         let ready = peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Target::Lanes));
         if !ready {
-            // At most the time limit, once a call: when it is repeated for want of room the lane is
-            // there. Only a receive from anybody may find its rank, and so come here, while the
-            // call waits for room already; nothing is held then, and one limit more is the most.
+            // Waits at most one timeout for each call: when the call is retried for want of room,
+            // the lane is open. Only a receive from any rank can be matched, and so reach this
+            // line, while the call already waits for room. No lock is held then, and at most one
+            // more timeout is added.
             drop(state);
             (state, lane) = self.ensure(rank, &on, Target::Lanes)?;
         }
@@ -74,12 +75,12 @@ impl Engine {
         let number = common.number;
         let word = channel.word(number, common.large);
         stream.check_room(4)?;
-        // The word of a short message is one that a kernel can wait for: no flush belongs to it.
+        // A kernel can poll the word of a short message: that word needs no flush.
         let spins = !common.large && link.lane(0).is_some_and(|lane| lane.may_spin());
         let words = [result, self.error.addr().0];
         let passed = (channel.taken(number), word::threshold(number));
         match &common.poster.stream {
-            // The memory is the poster's until it has come to the receive.
+            // The posting stream may use the memory until it reaches the receive.
             Some(poster) if poster.id() != stream.id() => poster.precede(stream)?,
             _ => {}
         }
@@ -90,22 +91,22 @@ impl Engine {
             list.post(stream, None)?;
         }
         let waits = spins.then_some(passed);
-        // Words and payload are the channel's and the table's, which the state keeps; the segments
-        // are kept by the entry until the kernel has told its result.
+        // Words and payload belong to the channel and the table, which the state keeps; the entry
+        // keeps the segments until the kernel has stored its result.
         let launched = match common.segments.as_slice().len() {
             0 | 1 => {
                 let params = unpack::<1>(channel, common, receive, words, spins);
-                // SAFETY: as said above.
+                // SAFETY: the comment above names what keeps the memory alive.
                 unsafe { kernels.unpack(stream, &params, waits) }
             }
             _ => {
                 let params = unpack::<SEGMENTS>(channel, common, receive, words, spins);
-                // SAFETY: as said above.
+                // SAFETY: the comment above names what keeps the memory alive.
                 unsafe { kernels.unpack(stream, &params, waits) }
             }
         };
         let launched = match launched {
-            // Nothing of it is on the stream.
+            // Nothing was enqueued.
             Err(e) if spins => return Err(e),
             other => other,
         };
@@ -113,7 +114,7 @@ impl Engine {
         common.since = None;
         receive.state = ReceiveState::Claimed(stream.id());
         if let Err(e) = launched {
-            // The stream waits for a message that nothing would take in.
+            // The stream waits for a message that no kernel would take in.
             let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));
             if !channel.has_come(number, common.large) {
                 let _ = word.store(failed);
@@ -126,13 +127,14 @@ impl Engine {
             && let Some(lane) = link.lane(lane)
             && let Err(e) = channel.credit_on(stream, lane, run)
         {
-            tracing::debug!(target: "mp", "the library tells rank {rank} what was taken: {e}");
+            tracing::debug!(target: "mp", "the library returns the credits of rank {rank}: {e}");
         }
         Ok(())
     }
 }
 
-/// What the kernel is told of a receive: `words` are its result and the context's error.
+/// The parameters of the kernel of a receive: `words` are its result word and the context's error
+/// word.
 #[inline]
 fn unpack<const N: usize>(
     channel: &RecvChannel,

@@ -1,4 +1,4 @@
-//! Leaving the job: in good order, when nothing is under way to or from this rank, or at once.
+//! Leaving the job: orderly, when nothing is in flight to or from this rank, or at once.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::wire::control::Control;
 
 impl Engine {
-    /// Leaves in good order; see [`Context::close`](crate::Context::close).
+    /// Leaves in order; see [`Context::close`](crate::Context::close).
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
         let deadline = self.host().now() + limit;
@@ -38,13 +38,14 @@ impl Engine {
         match unanswered.first() {
             None => Ok(()),
             Some(rank) => {
-                let what = format!("no answer from rank {}", join(&unanswered));
+                let what = format!("no answer arrived from rank {}", join(&unanswered));
                 Err(Error::new(OPERATION, Kind::Timeout, what).with_rank(*rank))
             }
         }
     }
 
-    /// Asks peers whether anything is under way to this rank: all, or those that came since.
+    /// Asks peers whether a message is in flight to this rank: all peers, or those that are new
+    /// since.
     fn ask_to_leave(&self, all: bool) {
         let mut state = self.lock();
         if state.outbox.lost().is_some() {
@@ -62,7 +63,8 @@ impl Engine {
         }
     }
 
-    /// Ranks that were asked and have not answered. None without a bootstrap that brings answers.
+    /// Ranks that were asked and have not answered. Empty if the bootstrap is lost, because no
+    /// answer can arrive.
     fn unanswered(&self) -> Vec<u32> {
         let state = self.lock();
         if state.outbox.lost().is_some() {
@@ -76,7 +78,7 @@ impl Engine {
         silent.map(|peer| peer.rank).collect()
     }
 
-    /// Descriptions of what was posted and has not ended.
+    /// Names of the requests that were posted and have not ended.
     fn unfinished(&self) -> Vec<String> {
         let mut state = self.lock();
         let mut open = Vec::new();
@@ -94,8 +96,8 @@ impl Engine {
         open
     }
 
-    /// Gives everything up that is unfinished, and never waits: nobody is left who would look
-    /// after it. Streams pass.
+    /// Gives up all that is unfinished, without a wait: no handle is left. Waiting streams are
+    /// released.
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();
         for rank in 0..self.size {
@@ -114,12 +116,12 @@ impl Engine {
         let mut keys = Vec::new();
         state.requests.to_advance(&mut keys);
         for key in keys {
-            // The context is gone: no call can return it.
+            // The context is dropped: no call can return the failure.
             state.return_fault(key);
             let Some(entry) = state.requests.get(key) else {
                 continue;
             };
-            // What a stream takes in is told by the kernel that it goes on to.
+            // The kernel after the wait stores the result of a claimed receive.
             if entry.claimed_by().is_none() && entry.in_flight().is_none() {
                 self.finish(&mut state, key, Status::CLOSED, 0);
             }

@@ -1,4 +1,4 @@
-//! How an engine is set up.
+//! The settings of an engine.
 
 use std::time::Duration;
 
@@ -12,31 +12,34 @@ use crate::wire::control::Shape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Connect {
-    /// With the first message to or from them.
+    /// With the first message to or from the peer.
     #[default]
     Lazy,
-    /// All of them, before [`Builder::build`](crate::Builder::build) returns.
+    /// All peers, before [`Builder::build`](crate::Builder::build) returns.
     UpFront,
 }
 
-/// Who does what neither streams nor NICs can: open connections, notice failures, retire
-/// requests, match receives from anybody, and the work of CPU requests that nobody waits for.
+/// What drives the work that neither streams nor NICs can do: opening connections, detecting
+/// failures, retiring requests, matching receives from any rank, and advancing CPU requests without
+/// a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Progress {
-    /// A thread of the context's, about once a millisecond.
+    /// A thread of the context, about once a millisecond.
     #[default]
     Background,
-    /// The program, by [`Context::progress`](crate::Context::progress); calls that wait do it too.
+    /// The program, by [`Context::progress`](crate::Context::progress); calls that wait do the work
+    /// too.
     Manual,
 }
 
-/// What a call does that finds no room (queues full of work under way).
+/// What a call does if the queues are full of work in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Full {
-    /// Waits for room, at most twice the context's time limit after the last loss of a peer, and for
-    /// a receive from anybody that matches meanwhile once more, for the connection.
+    /// Waits for room, at most twice the context's timeout after the last loss of a peer. If a
+    /// receive from any rank matches meanwhile, the call waits at most one more timeout, for the
+    /// connection.
     #[default]
     Wait,
     /// Fails with `QueueFull`.
@@ -73,17 +76,17 @@ impl Config {
         };
         if !self.depth.is_power_of_two() || !(2..=1024).contains(&self.depth) {
             let what = format!(
-                "{} slots a channel, not a power of two from 2 on",
+                "a depth of {} slots is not a power of two from 2 on",
                 self.depth
             );
             return refuse(what, 1024);
         }
         if !(1..=1 << 20).contains(&self.eager_limit) {
-            let what = format!("an eager limit of {} bytes", self.eager_limit);
+            let what = format!("an eager limit of {} bytes is invalid", self.eager_limit);
             return refuse(what, 1 << 20);
         }
         if !(4..=MOST_CHANNELS).contains(&self.channels) {
-            let what = format!("{} tags, not from 4 on", self.channels);
+            let what = format!("{} tags are out of range, the minimum is 4", self.channels);
             return refuse(what, MOST_CHANNELS as u64);
         }
         Ok(())

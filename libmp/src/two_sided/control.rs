@@ -1,4 +1,4 @@
-//! Control messages: sending them by the bootstrap, and doing what those of peers say.
+//! Control messages: sending them through the bootstrap, and handling those of peers.
 
 use gdsync::Status;
 
@@ -9,30 +9,31 @@ use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Control;
 
-/// Control messages taken in with one lock.
+/// Number of control messages that are handled under one lock.
 const BURST: usize = 64;
 
 impl Engine {
-    /// Tells a rank that nothing else comes from this one.
+    /// Tells a rank that this rank sends nothing more.
     pub fn send_given_up(&self, state: &mut State, rank: u32) {
         state.outbox.clear(rank);
         self.send_control(state, rank, vec![Control::GivenUp]);
     }
 
-    /// Sends control messages, or keeps what the bootstrap does not take now.
+    /// Sends control messages; those that the bootstrap does not accept now are kept.
     pub fn send_control(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
         state.outbox.push(rank, messages);
         if let (_, Some(e)) = self.flush_outbox(state) {
             self.lose(state, &e);
         }
         if state.outbox.overflows(rank) {
-            tracing::warn!(target: "mp", "rank {}: rank {rank} asks and does not read", self.rank);
+            tracing::warn!(target: "mp", "rank {}: rank {rank} does not read messages", self.rank);
             let text = format!("rank {rank} does not read the control messages of this rank");
             self.give_up(state, rank, Status::BAD_RESPONSE, Cause::Other(text));
         }
     }
 
-    /// `true`: something was sent. The error is the bootstrap's, if it does not reach the others.
+    /// Returns whether a message was sent, and the bootstrap's error if it does not reach the other
+    /// ranks.
     fn flush_outbox(&self, state: &mut State) -> (bool, Option<Error>) {
         let send = |rank, message: &Control| {
             let bytes = message.encode();
@@ -43,7 +44,7 @@ impl Engine {
             self.host().ring();
         }
         for rank in sent.gone {
-            // It is given up behind its last control messages, see `progress`.
+            // The rank is given up after its last control messages are read; see `progress`.
             if let Some(peer) = state.peers.get_mut(rank) {
                 peer.pulse.gone = true;
                 state.gone_poll.hurry();
@@ -52,7 +53,7 @@ impl Engine {
         (sent.any, sent.lost)
     }
 
-    /// The bootstrap does not reach the other ranks: what is open stays so.
+    /// Handles the loss of the bootstrap: open peers and channels stay usable.
     fn lose(&self, state: &mut State, e: &Error) {
         if state.outbox.mark_lost(e) {
             tracing::warn!(
@@ -62,7 +63,7 @@ impl Engine {
                 self.rank
             );
         }
-        // What could not be asked to go stays.
+        // Channels whose retirement could not be requested stay.
         for (rank, tag) in state.outbox.take_retires() {
             if let Some(peer) = state.peers.get_mut(rank) {
                 peer.channels.unretire(tag);
@@ -70,7 +71,7 @@ impl Engine {
         }
     }
 
-    /// Takes control messages in. `true`: there was something.
+    /// Receives and handles control messages. `true`: there was one.
     pub fn receive_control(&self, state: &mut State) -> bool {
         state.outbox.try_again();
         let (mut heard, mut lost) = self.flush_outbox(state);
@@ -111,7 +112,8 @@ impl Engine {
         heard
     }
 
-    /// Takes in all control messages that have arrived, also the last ones of a rank that is gone.
+    /// Handles all control messages that have arrived, including the last ones of a rank that is
+    /// gone.
     pub fn drain_control(&self, state: &mut State) {
         for _ in 0..UNSENT {
             if !self.receive_control(state) {
@@ -128,7 +130,8 @@ impl Engine {
         };
         peer.pulse.heard = Some(self.host().now());
         let message = match Control::decode(bytes) {
-            // Also of a peer that was given up: what it refused before must not count as sent.
+            // Accepted also from a peer that was given up: a message that it refused before must
+            // not count as sent.
             Ok(message @ Control::Truncated { .. }) => message,
             _ if !peer.is_here() => return Ok(()),
             message => message?,

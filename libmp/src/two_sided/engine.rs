@@ -1,4 +1,4 @@
-//! The engine: what a rank's requests need, and the one lock over all that changes.
+//! The engine: all that a rank's requests need, and the one lock over the mutable state.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 use crate::path::{NicOptions, Paths};
 
-/// How often the background work is done.
+/// The period of the background work.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
 
-/// What a context is made of, and all that it does.
+/// The objects of a context, and its operations.
 pub(crate) struct Engine {
     pub rank: u32,
     pub size: u32,
-    /// Under which topic the contexts of this name talk.
+    /// The bootstrap topic of the contexts of this name.
     pub topic: u64,
     pub config: Config,
     pub gpu: Gpu,
@@ -44,11 +44,11 @@ impl Engine {
         const OPERATION: &str = "build context";
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         if !device.gpu().is(gpu) {
-            let what = format!("{device:?} with {gpu:?}");
+            let what = format!("{device:?} does not belong to {gpu:?}");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         if rank >= size {
-            let what = format!("rank {rank} of {size}");
+            let what = format!("rank {rank} is outside the job of {size} ranks");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         let kernels = match gpu.caps().kernels {
@@ -74,7 +74,7 @@ impl Engine {
     /// The kernels.
     ///
     /// # Errors
-    /// `Unsupported` on a GPU that runs none.
+    /// `Unsupported` on a GPU that runs no kernels.
     #[inline]
     pub fn kernels(&self, operation: &'static str) -> Result<&Kernels> {
         let what = "the GPU runs no kernels: a stream needs them to take a message in, and for one \
@@ -87,8 +87,8 @@ impl Engine {
         self.gpu.host()
     }
 
-    /// Waits as the host does. Where nobody else does the background work, it is done here once
-    /// in each period.
+    /// Waits on the host. If no thread does the background work, this call does it once in each
+    /// period.
     pub fn wait(&self, deadline: Time, condition: &mut dyn FnMut() -> bool) -> bool {
         if self.config.progress == Progress::Background {
             return self.host().wait_until(Some(deadline), condition);
@@ -110,9 +110,9 @@ impl Engine {
     }
 }
 
-/// The topic of the contexts of one name: FNV-1a, which is the same on every rank. Those that
-/// follow each other under a name have another each, so that no message of an old one is taken for
-/// one of the new.
+/// The topic of the contexts of one name: FNV-1a, which is the same on every rank. Successive
+/// contexts of one name have different topics, so a message of an old context is never taken for
+/// one of a new context.
 fn topic(name: &str, bootstrap: &dyn Bootstrap) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let mut topic = name.bytes().fold(0xcbf2_9ce4_8422_2325, step);

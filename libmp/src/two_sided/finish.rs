@@ -1,4 +1,4 @@
-//! Ends: of requests, and of peers.
+//! The end of requests, and of peers.
 
 use gdsync::Status;
 
@@ -19,7 +19,8 @@ use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
 impl Engine {
-    /// Ends a request: tells everybody, gives its memory up, and forgets it if nobody holds it.
+    /// Ends a request: stores the result, informs the peer, releases the memory, and removes the
+    /// entry if its handle is dropped.
     pub(crate) fn finish(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
         let ended = |entry: &Entry| entry.status().is_some();
         if state.requests.get(key).is_none_or(ended) {
@@ -27,7 +28,7 @@ impl Engine {
         }
         let failed = status != Status::SUCCESS && status != Status::CANCELLED;
         if failed {
-            // Before the word that streams wait for.
+            // Stored before the word that streams wait for.
             self.set_error(status);
             self.record_failure(state, key, status, len);
         }
@@ -50,15 +51,16 @@ impl Engine {
         }
         let memory = &mut state.trash.memory;
         match staging {
-            // The sender is done with it: it is told so before the receive is.
+            // The sender writes to it no more: a sender that is refused has the refusal before the
+            // receive ends.
             Some(staging) if matches!(status, Status::SUCCESS | Status::TRUNCATED) => {
                 state.staging.keep(staging, memory);
             }
-            // What may still come is refused by the NIC when the memory is gone.
+            // The NIC refuses later writes once the registration is released.
             staging => memory.extend(staging),
         }
-        // The length is 0 if the sender dropped the message before it was posted: that is no
-        // failure there.
+        // The length is 0 if the sender dropped the message before it was posted: the sender then
+        // has no failure to record.
         let known = len == 0 || knows_too_long(state, rank, tag, number);
         if receive && status == Status::TRUNCATED && !known {
             self.send_control(state, rank, vec![Control::Truncated { tag, number, len }]);
@@ -69,7 +71,7 @@ impl Engine {
         state.requests.forget(key);
     }
 
-    /// Notes the failure of a request that ends, or that had ended well.
+    /// Records the failure of a request that ends, or that had ended with success.
     fn record_failure(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
         if status == Status::ABORTED {
             return;
@@ -129,8 +131,8 @@ impl Engine {
         }
     }
 
-    /// The first failure that no call has returned, of what was enqueued on `stream`, or of
-    /// everything; `take`: this and all later ones count as returned.
+    /// The first failure that no call has returned, for `stream` or for the whole context; `take`:
+    /// this failure and all later ones count as returned.
     pub(crate) fn first_error(
         &self,
         operation: &'static str,
@@ -178,9 +180,9 @@ impl Engine {
         })
     }
 
-    /// If a message is announced that the receive has no room for, tells its sender so before the
-    /// receive ends: the sender's stream may be waiting at that send. `false`: this cannot be said
-    /// now, and the receive must not end yet.
+    /// Refuses an announced message for which the receive has no room, before the receive ends: the
+    /// sender's stream may be waiting at that send. `false`: the refusal cannot be sent now, and
+    /// the receive must not end yet.
     pub(super) fn refuse(&self, state: &mut State, key: RequestKey) -> bool {
         let Some(entry) = state.requests.get(key) else {
             return true;
@@ -200,8 +202,9 @@ impl Engine {
         };
         let next = channel.newest(number).filter(|next| *next != key);
         let next = next.and_then(|next| state.requests.get(next));
-        // A later receive that has told where it is tells that this one is over. One that a stream
-        // tells of, whenever it comes there, must not be overtaken by a word: there a message does.
+        // The ready word of a later receive in the slot implies that this receive has ended. If a
+        // stream writes that ready word, at an unknown time, no other word may overtake it: a
+        // control message carries the refusal instead.
         let later = next.filter(|next| next.large && !next.is_prepared());
         let by_control = later.is_some_and(|next| next.poster.stream.is_some());
         let refused = later.is_some()
@@ -221,7 +224,7 @@ impl Engine {
         refused
     }
 
-    /// Stores the status of the first request that failed.
+    /// Stores the status of the first failed request.
     pub(super) fn set_error(&self, status: Status) {
         if self.error.load().unwrap_or(0) == 0 {
             // Pinned memory, which the CPU reaches: it cannot fail.
@@ -229,7 +232,7 @@ impl Engine {
         }
     }
 
-    /// A receiver says that a message of ours was too long.
+    /// Handles the receiver's report that a message of this rank was too long.
     pub(crate) fn was_truncated(
         &self,
         state: &mut State,
@@ -244,7 +247,7 @@ impl Engine {
         if number >= channel.numbers.next() {
             return;
         }
-        // Numbers begin anew where a channel went and came again.
+        // Numbers restart when a channel was retired and opened again.
         let first_use = channel.side.first_use;
         self.set_error(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
@@ -252,7 +255,7 @@ impl Engine {
             !entry.is_receive() && this && entry.order >= first_use
         });
         let Some((key, entry)) = found else {
-            // The caller dropped the request, which has ended and is forgotten. A long one had
+            // The application dropped the request, which has ended and was removed. A long send had
             // failed already; a short one had succeeded.
             if len > self.config.eager_limit as u64 {
                 return;
@@ -284,7 +287,7 @@ impl Engine {
             channel.refuse(number);
         }
         if queued {
-            // It goes on with the word.
+            // The send continues with the refused word.
             return;
         }
         if let Some(entry) = state.requests.get_mut(key)
@@ -295,11 +298,12 @@ impl Engine {
             self.record_failure(state, key, Status::TRUNCATED, len);
             self.drop_fault(state, key);
         }
-        // One that has not ended learns it when it does: the word comes before its completion.
+        // A send that has not ended takes this result when it ends: the word is stored before its
+        // completion.
         state.requests.set_result(key, Status::TRUNCATED, len);
     }
 
-    /// Gives a peer up that failed a request.
+    /// Gives up the peer that caused the failure of a request.
     pub(super) fn give_up_for(
         &self,
         state: &mut State,
@@ -320,17 +324,17 @@ impl Engine {
         self.give_up(state, rank, status, cause);
     }
 
-    /// Ends a request of which only a part is on the stream: the peer would wait for the rest for
-    /// ever.
+    /// Ends a request of which only a part is enqueued on the stream: the peer would wait for the
+    /// rest forever.
     pub(super) fn fail_partly_posted(&self, state: &mut State, key: RequestKey, e: &Error) {
         state.return_fault(key);
-        let text = format!("enqueued in part only: {e}");
+        let text = format!("only a part was enqueued: {e}");
         self.give_up_for(state, key, Status::CLOSED, text);
         self.finish(state, key, Status::CLOSED, 0);
     }
 
-    /// Gives a peer up: what is in flight with it ends with an error, in the rounds that follow.
-    /// The peer is told, if it lives: it would wait for messages that will not come.
+    /// Gives a peer up: requests in flight with it end with an error, in the next rounds. A live
+    /// peer is informed, because it would wait for messages that are never sent.
     pub(crate) fn give_up(&self, state: &mut State, rank: u32, status: Status, cause: Cause) {
         let me = self.rank;
         if !state.peers.get(rank).is_some_and(Peer::is_here) {
@@ -338,7 +342,7 @@ impl Engine {
         }
         let lost = matches!(cause, Cause::Request { .. }) || self.loses(state, rank);
         if lost {
-            // Before streams pass.
+            // Stored before streams are released.
             self.set_error(status);
         }
         if lost || status != Status::REMOTE_ABORTED {
@@ -357,7 +361,7 @@ impl Engine {
         self.host().ring();
     }
 
-    /// Whether a request fails if `rank` is given up.
+    /// Whether giving up `rank` fails a request.
     fn loses(&self, state: &mut State, rank: u32) -> bool {
         let mut keys = Vec::new();
         state.requests.to_advance(&mut keys);
@@ -385,7 +389,7 @@ impl Engine {
         })
     }
 
-    /// Takes a request back that was not posted, or is a receive that nothing has matched.
+    /// Cancels a request that was not posted, or a receive that no message has matched.
     pub(crate) fn cancel(&self, state: &mut State, key: RequestKey) -> Result<()> {
         const OPERATION: &str = "cancel request";
         let entry = known(&mut state.requests, key)?;
@@ -404,10 +408,10 @@ impl Engine {
             }
         };
         if !unposted && !unknown {
-            return late("it was posted");
+            return late("already posted");
         }
         let Some(peer) = state.peers.get_mut(entry.peer) else {
-            return late("no connection");
+            return late("its peer is not connected");
         };
         let (tag, number) = (entry.tag, entry.number);
         let numbers = if entry.is_receive() {
@@ -416,7 +420,7 @@ impl Engine {
                 .as_ref()
                 .is_some_and(|c| !unposted && c.has_come(number, entry.large))
             {
-                return late("its message is there");
+                return late("its message has arrived");
             }
             channel.map(|channel| &mut channel.numbers)
         } else {
@@ -424,10 +428,10 @@ impl Engine {
             channel.map(|channel| &mut channel.numbers)
         };
         let Some(numbers) = numbers else {
-            return late("no channel");
+            return late("its channel is not open");
         };
         if !numbers.is_newest(number) {
-            return late("a later one of its tag was prepared");
+            return late("a later request of its tag is prepared");
         }
         if let Some(lane) = peer.link.lane(entry.poster.lane) {
             for put in entry.newest_puts() {
@@ -439,7 +443,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The application holds no handle any more.
+    /// Records that the application's handle is dropped.
     pub(crate) fn drop_handle(&self, state: &mut State, key: RequestKey) {
         let Some(entry) = state.requests.get_mut(key) else {
             return;
@@ -454,8 +458,8 @@ impl Engine {
         } else if let Operation::Receive(receive) = &mut entry.operation
             && receive.state == ReceiveState::Posted
         {
-            // Nobody else is going to have it taken in. The stream is told now, while its
-            // owner has it.
+            // No later call asks for its completion. The mark is enqueued now, while the stream
+            // still has a handle.
             receive.wanted = true;
             if let Some(stream) = entry.poster.stream.clone() {
                 ask_reached(&mut state.requests, key, &stream);
@@ -463,8 +467,9 @@ impl Engine {
         }
     }
 
-    /// A prepared request was dropped whose number others come behind. What matches it is told: a
-    /// message is taken and thrown away as too long, a receive ends as if its message were.
+    /// Voids a prepared request that was dropped while later requests have numbers. Its match ends
+    /// without a message: a matching message is taken and discarded as too long, and a matching
+    /// receive ends as if its message were too long.
     fn void(&self, state: &mut State, key: RequestKey) {
         let Some(entry) = state.requests.get_mut(key) else {
             return;
@@ -472,7 +477,7 @@ impl Engine {
         let peer = state.peers.get_mut(entry.peer);
         if let Some(lane) = peer.and_then(|peer| peer.link.lane(entry.poster.lane)) {
             for put in entry.newest_puts() {
-                // Those that were taken back already are gone.
+                // Puts that are already aborted return an error here.
                 let _ = lane.abort(put);
             }
         }
@@ -501,11 +506,11 @@ impl Engine {
     }
 }
 
-/// Tells the sender of message `number` that its receive has ended without it.
+/// Puts a word that refuses message `number`, whose receive has ended without it.
 fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
     check_ready_order(channel, link, number, 0)?;
     let Some(lane) = link.lane(0) else {
-        return Err(Error::new("refuse message", Kind::Closed, "no lane"));
+        return Err(Error::new("refuse message", Kind::Closed, "lane is closed"));
     };
     let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
     let mut batch = Batch::new(lane);
@@ -513,7 +518,7 @@ fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Pu
     batch.post()
 }
 
-/// Whether the word of a message says that its sender found it too long, and so has failed it.
+/// Whether the word of a message has the kind TooLong, so that its sender has already failed it.
 fn knows_too_long(state: &State, rank: u32, tag: u32, number: u64) -> bool {
     let said = state
         .receiving(rank, tag)

@@ -1,5 +1,5 @@
-//! Which lane a stream posts on: one of its own while there are some, so that a stream that waits
-//! holds up no other.
+//! The assignment of streams to lanes: each stream has its own lane while there are enough, so a
+//! waiting stream does not block another.
 
 use gdsync::Stream;
 use gdsync::gpu::WeakStream;
@@ -7,16 +7,16 @@ use gdsync::rdma::Doorbell;
 
 use crate::path::LANES;
 
-/// Who posts on a lane.
+/// The streams of a lane, and its doorbell.
 #[derive(Debug)]
 struct LaneUsers {
     doorbell: Doorbell,
-    /// One, unless there were more streams than lanes; none on the CPU's. Each with the doorbell that
-    /// it asked for.
+    /// One stream, unless there were more streams than lanes; none on the CPU's lane. Each with the
+    /// doorbell that it requested.
     streams: Vec<(WeakStream, Doorbell)>,
 }
 
-/// The lanes of a context, the same to each peer. Lane 0 is the CPU's.
+/// The lanes of a context, the same for each peer. Lane 0 belongs to the CPU.
 pub(crate) struct Lanes(Vec<LaneUsers>);
 
 impl Lanes {
@@ -32,12 +32,12 @@ impl Lanes {
         (self.0.len() - 1) as u8
     }
 
-    /// Who rings the NIC on a lane.
+    /// The doorbell of a lane.
     pub fn doorbell(&self, lane: u8) -> Option<Doorbell> {
         Some(self.0.get(usize::from(lane))?.doorbell)
     }
 
-    /// The lane of a stream, which it keeps as long as it lives.
+    /// The lane of a stream, which the stream keeps as long as it lives.
     #[inline]
     pub fn of(&self, stream: &Stream, doorbell: Doorbell) -> Option<u8> {
         let id = stream.id();
@@ -48,8 +48,9 @@ impl Lanes {
         Some(self.0.iter().position(its)? as u8)
     }
 
-    /// Gives a stream that has none a lane: one whose streams are gone and on which, by `is_free`,
-    /// nothing is posted, a new one, or if there are no more the one with the fewest streams.
+    /// Assigns a lane to a stream that has none: a lane whose streams have ended and on which, by
+    /// `is_free`, nothing is posted; otherwise a new lane; otherwise, at the limit, the lane with
+    /// the fewest streams.
     #[cold]
     pub fn assign(
         &mut self,
@@ -70,8 +71,9 @@ impl Lanes {
         let lane = match free {
             Some(lane) => lane,
             None if self.0.len() < LANES => self.add(doorbell),
-            // A queue pair's doorbell does not change; another one is better than none. Behind a
-            // request that is prepared and not posted nothing can be posted.
+            // The doorbell of a queue pair cannot change; a lane with another doorbell is the last
+            // choice. Nothing can be posted on a lane after a request that is prepared and not
+            // posted.
             None => others
                 .min_by_key(|lane| {
                     let other = with(*lane).doorbell != doorbell;
@@ -84,7 +86,7 @@ impl Lanes {
         lane
     }
 
-    /// The lanes of streams that are rung as `lane` is.
+    /// The lanes of streams with the same doorbell as `lane`.
     pub fn like(&self, lane: u8) -> impl Iterator<Item = u8> {
         let doorbell = self.doorbell(lane);
         (1..self.0.len() as u8).filter(move |other| self.doorbell(*other) == doorbell)
@@ -96,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_have_lanes_of_their_own_while_there_are_some() {
+    fn each_stream_has_its_own_lane_while_lanes_are_left() {
         let gpu = gdsync::Gpu::soft().unwrap();
         let mut lanes = Lanes::new(Doorbell::Auto);
         let mut streams: Vec<_> = (1..LANES).map(|_| gpu.stream().unwrap()).collect();
@@ -106,13 +108,13 @@ mod tests {
             assert_eq!(usize::from(lane), at + 1);
             assert_eq!(lanes.of(stream, Doorbell::Auto), Some(lane));
         }
-        // Shared: not the one where nothing can be posted.
+        // A shared lane: not the lane on which nothing can be posted.
         let more = gpu.stream().unwrap();
         assert_eq!(
             lanes.assign(&more, Doorbell::Auto, |_| true, |at| at == 1),
             2
         );
-        // One whose stream is gone, but not while its puts are under way.
+        // A lane whose stream has ended is reused, but not while its puts are in flight.
         streams.remove(4);
         let last = [gpu.stream().unwrap(), gpu.stream().unwrap()];
         assert_eq!(

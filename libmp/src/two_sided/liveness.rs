@@ -1,4 +1,4 @@
-//! Whether peers live: what the bootstrap knows of them, and what they answer when they are asked.
+//! Liveness: whether peers are alive, by the bootstrap's reports and by their answers to pings.
 
 use std::time::Duration;
 
@@ -10,38 +10,38 @@ use super::state::State;
 use crate::request::table::Table;
 use crate::wire::control::Control;
 
-/// How often the bootstrap is asked which ranks are gone: one in turn, and each that a request
-/// waits for.
+/// The period in which the bootstrap is asked which ranks are gone: one rank in turn, and each rank
+/// that a request waits for.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Whether a peer is alive, as far as known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
-    /// It has answered the last question.
+    /// The peer has answered the last ping.
     Alive,
-    /// The bootstrap says that it is gone.
+    /// The bootstrap reports that the peer is gone.
     Gone,
-    /// It was asked this long ago and has not answered.
+    /// The peer was pinged this long ago and has not answered.
     Mute(Duration),
     Unknown,
-    /// It is this rank.
+    /// The peer is this rank.
     Own,
 }
 
-/// What is known of a peer's life.
+/// The data about a peer's liveness.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
-    /// The bootstrap has said that it is gone.
+    /// The bootstrap has reported that the peer is gone.
     pub gone: bool,
-    /// When a control message of it last arrived.
+    /// The time when a control message of the peer last arrived.
     pub heard: Option<Time>,
-    /// When it was last asked whether it is alive.
+    /// The time of the last ping.
     probed: Option<Time>,
 }
 
 impl Pulse {
-    /// Whether it is alive, if a request has waited for it since `since`; it is asked after
-    /// `silence`.
+    /// Whether the peer is alive, if a request has waited for it since `since`; a ping is sent
+    /// after `silence`.
     fn life(&self, since: Option<Time>, now: Time, silence: Duration) -> Life {
         if self.gone {
             return Life::Gone;
@@ -49,7 +49,7 @@ impl Pulse {
         let Some(since) = since else {
             return Life::Unknown;
         };
-        // The answer to the latest question may be in flight.
+        // The answer to the latest ping may be in flight.
         let fresh = |heard: &Time| *heard >= since && now.since(*heard) <= 2 * silence;
         match (self.heard.filter(fresh), self.probed) {
             (Some(_), _) => Life::Alive,
@@ -58,8 +58,8 @@ impl Pulse {
         }
     }
 
-    /// Whether it is to be asked now: a request has waited for it since `since`, and it has sent no
-    /// control message for as long as `silence`.
+    /// Whether a ping is due now: a request has waited for the peer since `since`, and it has sent
+    /// no control message for `silence`.
     fn probe(&mut self, since: Time, now: Time, silence: Duration) -> bool {
         let known = [self.probed, self.heard].into_iter().flatten();
         let due = now.since(known.fold(since, Time::max)) >= silence;
@@ -70,22 +70,23 @@ impl Pulse {
     }
 }
 
-/// When the bootstrap is asked which ranks are gone.
+/// The schedule of questions to the bootstrap about ranks that are gone.
 #[derive(Default)]
 pub(crate) struct GonePoll {
     next: Time,
-    /// The rank that is asked about next, whether or not a request waits for it.
+    /// The rank whose turn is next, whether or not a request waits for it.
     at: u32,
 }
 
 impl GonePoll {
-    /// Asks in the next round.
+    /// Makes the next round ask.
     pub fn hurry(&mut self) {
         self.next = Time::ZERO;
     }
 
-    /// The ranks of which the bootstrap is to be asked now: one after the other, and each that a
-    /// request or an answer is waited for from. `true`: it is gone, as it refused a message.
+    /// The ranks about which the bootstrap is asked now: one in turn, and each from which a request
+    /// or an answer is awaited. `true`: the rank is known to be gone, because the bootstrap refused
+    /// a message to it.
     pub fn due(&mut self, peers: &Peers, requests: &Table, now: Time) -> Vec<(u32, bool)> {
         if now < self.next {
             return Vec::new();
@@ -121,13 +122,13 @@ impl Engine {
         }
     }
 
-    /// How long a peer that a request waits for may send nothing before it is asked.
+    /// The time without a control message after which an awaited peer is pinged.
     fn silence(&self) -> Duration {
         self.config.timeout.min(self.config.watchdog) / 2
     }
 
-    /// Asks a peer whether it is alive, if a request has waited for it since `since` and it has sent
-    /// no control message for some time. Its background work answers.
+    /// Pings a peer if a request has waited for it since `since` and it has sent no control message
+    /// for some time. The peer's background work answers.
     pub(super) fn probe(&self, state: &mut State, rank: u32, since: Time, now: Time) {
         let other = |peer: &&mut Peer| rank != self.rank && peer.is_here();
         if let Some(peer) = state.peers.get_mut(rank).filter(other)
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_asked_about_in_turn_and_those_that_are_gone_always() {
+    fn ranks_are_polled_in_turn_and_gone_ranks_always() {
         let mut peers = Peers::new(4);
         for rank in [0, 2, 3] {
             peers.make(rank).unwrap();
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_peer_is_asked_and_its_answer_counts_for_some_time() {
+    fn silent_peer_is_pinged_and_its_answer_counts_for_some_time() {
         let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
         let (mut pulse, silence) = (Pulse::default(), Duration::from_secs(5));
         let since = at(10);

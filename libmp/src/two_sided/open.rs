@@ -1,4 +1,4 @@
-//! Opening: the lanes to a peer and the channels under a tag, on first use or all at once.
+//! Opening of lanes to a peer and of channels under a tag, on first use or all at once.
 
 use super::engine::Engine;
 use super::lanes::Lanes;
@@ -28,11 +28,11 @@ impl Engine {
         }
     }
 
-    /// The lane of `on`, with everything open to post there.
+    /// The lane of `on`, after opening all that is needed to post on it.
     ///
     /// # Errors
-    /// `Invalid` for a rank that there is none of; `PeerFailed`; `Timeout`, naming the rank, if it
-    /// does not answer within the context's limit.
+    /// `Invalid` for a rank outside the job; `PeerFailed`; `Timeout`, naming the rank, if it does
+    /// not answer within the context's timeout.
     #[inline]
     pub fn ensure(&self, rank: u32, on: &On<'_>, target: Target) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
@@ -68,7 +68,7 @@ impl Engine {
             full = None;
             match self.begin(rank, lane, target) {
                 Ok(()) => {}
-                // Channels that are not used any more make room.
+                // Room appears when idle channels are retired.
                 Err(e) if e.kind() == Kind::QueueFull => full = Some(e),
                 Err(e) => answer = Err(e),
             }
@@ -158,7 +158,7 @@ impl Engine {
         if missing.is_empty() {
             return Ok(());
         }
-        let what = format!("no answer from rank {}", join(&missing));
+        let what = format!("no answer arrived from rank {}", join(&missing));
         Err(Error::new("connect all ranks", Kind::Missing, what).with_limit(self.size))
     }
 }

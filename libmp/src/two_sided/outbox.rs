@@ -1,11 +1,12 @@
-//! Control messages that wait for the bootstrap, and whether that reaches the other ranks.
+//! The outbox: control messages that wait for the bootstrap, and whether it reaches the other
+//! ranks.
 
 use std::mem;
 
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Control;
 
-/// Control messages that are kept for a rank that has no room for them.
+/// Maximum number of control messages that are kept for a rank that does not accept them.
 pub(super) const UNSENT: usize = 16384;
 
 /// Whether the bootstrap reaches the other ranks.
@@ -13,24 +14,24 @@ pub(super) const UNSENT: usize = 16384;
 enum Reach {
     #[default]
     Good,
-    /// It did not, and is tried again.
+    /// It did not reach them, and is retried.
     Tried,
-    /// It does not, for this reason.
+    /// It does not reach them, for this reason.
     Lost(String),
 }
 
-/// What a try to send has come to.
+/// The result of a flush.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
-    /// Something was sent.
+    /// At least one message was sent.
     pub any: bool,
-    /// Ranks that the bootstrap says are gone.
+    /// Ranks that are gone, as the bootstrap reports.
     pub gone: Vec<u32>,
-    /// Why it does not reach the others.
+    /// The error if the bootstrap does not reach the other ranks.
     pub lost: Option<Error>,
 }
 
-/// The messages, oldest first.
+/// The waiting messages, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     waiting: Vec<(u32, Control)>,
@@ -43,12 +44,12 @@ impl Outbox {
         self.waiting.extend(messages.map(|message| (rank, message)));
     }
 
-    /// Drops what waits for a rank.
+    /// Drops the messages that wait for a rank.
     pub fn clear(&mut self, rank: u32) {
         self.waiting.retain(|(to, _)| *to != rank);
     }
 
-    /// Sends what `send` takes, in the order of each rank, and keeps the rest.
+    /// Sends what `send` accepts, in order for each rank, and keeps the rest.
     pub fn flush(&mut self, mut send: impl FnMut(u32, &Control) -> Result<()>) -> Sent {
         let mut sent = Sent::default();
         let mut blocked: Vec<u32> = Vec::new();
@@ -59,7 +60,7 @@ impl Outbox {
             }
             match send(rank, &message) {
                 Ok(()) => sent.any = true,
-                // Ask and answer count only while they are new.
+                // Question and answer are useful only while they are new.
                 Err(e)
                     if e.kind() != Kind::QueueFull
                         && matches!(message, Control::Ping | Control::Pong) => {}
@@ -72,7 +73,7 @@ impl Outbox {
                     blocked.push(rank);
                     self.waiting.push((rank, message));
                     if e.kind() != Kind::QueueFull {
-                        // The error says nothing about the peer.
+                        // The error concerns the bootstrap, not the peer.
                         sent.lost = Some(e);
                     }
                 }
@@ -81,8 +82,8 @@ impl Outbox {
         sent
     }
 
-    /// Whether too many messages wait for a rank. If it is the bootstrap that is lost the oldest are
-    /// kept, and it is not the rank's fault.
+    /// Whether too many messages wait for a rank. If the bootstrap is lost, the rank is not the
+    /// cause: the oldest messages are kept, and the result is `false`.
     pub fn overflows(&mut self, rank: u32) -> bool {
         let full = self.waiting.iter().filter(|(to, _)| *to == rank).count() > UNSENT;
         if full && self.lost().is_some() {
@@ -97,7 +98,7 @@ impl Outbox {
         full
     }
 
-    /// Takes back what was to ask ranks to retire tags.
+    /// Removes the messages that ask ranks to retire tags, and returns their ranks and tags.
     pub fn take_retires(&mut self) -> Vec<(u32, u32)> {
         let mut taken = Vec::new();
         self.waiting.retain(|(rank, message)| match message {
@@ -110,7 +111,7 @@ impl Outbox {
         taken
     }
 
-    /// Why the bootstrap does not reach the others; `None`: it does, or is tried.
+    /// The reason why the bootstrap does not reach the other ranks; `None`: it does, or is retried.
     pub fn lost(&self) -> Option<&str> {
         match &self.reach {
             Reach::Lost(why) => Some(why),
@@ -118,14 +119,14 @@ impl Outbox {
         }
     }
 
-    /// The bootstrap is tried again.
+    /// Marks the bootstrap as retried.
     pub fn try_again(&mut self) {
         if self.lost().is_some() {
             self.reach = Reach::Tried;
         }
     }
 
-    /// The bootstrap does not reach the other ranks. `true`: that is new.
+    /// Marks the bootstrap as lost. `true`: it was not lost before.
     pub fn mark_lost(&mut self, why: &Error) -> bool {
         let new = self.reach == Reach::Good;
         if self.lost().is_none() {
@@ -134,7 +135,7 @@ impl Outbox {
         new
     }
 
-    /// The bootstrap was tried again and answered. `true`: before, it did not.
+    /// Marks the bootstrap as reachable if its retry had no error. `true`: it was lost before.
     pub fn mark_reached(&mut self) -> bool {
         let again = self.reach == Reach::Tried;
         if again {
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_taken_waits_in_order_and_questions_do_not() {
+    fn unsent_messages_keep_their_order_and_failed_pings_are_dropped() {
         let mut outbox = Outbox::default();
         let (up, left) = (|lane| Control::Up { lane }, Control::Left);
         outbox.push(1, vec![up(0), up(1), Control::Ping]);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_messages_are_the_fault_of_a_rank_only_while_the_bootstrap_reaches_it() {
+    fn overflow_is_the_fault_of_a_rank_only_while_the_bootstrap_reaches_it() {
         let mut outbox = Outbox::default();
         outbox.push(1, vec![Control::Pong; UNSENT]);
         outbox.push(2, vec![Control::Pong]);
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_new_once_and_so_is_its_end() {
+    fn loss_and_recovery_are_each_reported_once() {
         let mut outbox = Outbox::default();
         assert!(!outbox.mark_reached());
         assert!(outbox.mark_lost(&error(Kind::System)));

@@ -1,7 +1,7 @@
-//! Peers: one rank, as another has to do with it.
+//! Peers: the state that one rank keeps of another.
 //!
-//! Lanes open on first use: each side tells the other its end, whichever comes first, and answers
-//! what it did not ask for.
+//! Lanes open on first use: each side sends the other its end, either side may start, and each
+//! answers a request that it did not expect.
 
 use gdsync::Status;
 
@@ -16,7 +16,7 @@ use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::wire::control::{Control, Shape};
 
-/// One rank.
+/// The state of one rank.
 pub(crate) struct Peer {
     pub rank: u32,
     pub link: Link,
@@ -25,39 +25,39 @@ pub(crate) struct Peer {
     pub standing: Standing,
 }
 
-/// How a peer stands with this rank.
+/// The standing of a peer.
 pub(crate) enum Standing {
-    /// Messages go between the two.
+    /// The two ranks exchange messages.
     Here {
-        /// It is about to leave, and waits to be told that nothing is under way to it.
+        /// The peer is about to leave, and waits for the answer that nothing is in flight to it.
         leaving: bool,
-        /// Whether this side is about to leave.
+        /// The state of this side's leaving.
         closing: Closing,
     },
-    /// It was given up.
+    /// The peer was given up.
     GivenUp(Failure),
 }
 
-/// How far this side is with leaving, towards a peer.
+/// The state of this side's leaving, towards a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
-    /// It was not asked.
+    /// The peer was not asked.
     No,
-    /// The peer was asked whether anything of it is under way.
+    /// The peer was asked whether any of its messages is in flight.
     Asked,
-    /// It has answered that nothing is.
+    /// The peer has answered that none is.
     Answered,
 }
 
-/// How a peer failed.
+/// The failure of a peer.
 pub(crate) struct Failure {
     pub status: Status,
     pub cause: Cause,
 }
 
-/// Why a peer was given up.
+/// The reason for giving a peer up.
 pub(crate) enum Cause {
-    /// It failed a request.
+    /// A request with the peer failed.
     Request {
         culprit: RequestKey,
         name: Name,
@@ -65,27 +65,27 @@ pub(crate) enum Cause {
         order: u64,
         text: String,
     },
-    /// It sent what this rank does not understand.
+    /// The peer sent an invalid control message.
     Protocol(String),
-    /// Another reason, in words.
+    /// Another reason, as a text.
     Other(String),
 }
 
 impl Failure {
-    /// In words, for other requests than the culprit.
+    /// The text for requests other than the one that caused the failure.
     pub fn of_others(&self, rank: u32) -> String {
         match &self.cause {
             Cause::Request { name, text, .. } => {
                 format!("rank {rank} was given up after another request failed: {name}: {text}")
             }
             Cause::Protocol(why) => {
-                format!("rank {rank} sent what this rank does not understand: {why}")
+                format!("rank {rank} sent an invalid control message: {why}")
             }
             Cause::Other(text) => text.clone(),
         }
     }
 
-    /// What kind of error a request with the peer ends with.
+    /// The error kind with which requests with the peer end.
     pub fn kind(&self) -> Kind {
         match self.cause {
             Cause::Protocol(_) => Kind::Protocol,
@@ -94,7 +94,7 @@ impl Failure {
     }
 }
 
-/// What is to be open before something can be posted.
+/// What has to be open before a request can be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// Lanes alone.
@@ -105,7 +105,7 @@ pub(crate) enum Target {
     Recv(u32),
 }
 
-/// What peers are made with.
+/// The inputs for opening lanes and channels.
 pub(crate) struct Setup<'a> {
     pub paths: &'a Paths,
     pub config: &'a Config,
@@ -126,7 +126,7 @@ impl Peer {
         }
     }
 
-    /// How it failed, if it was given up.
+    /// The failure of a peer that was given up.
     #[inline]
     pub fn failure(&self) -> Option<&Failure> {
         match &self.standing {
@@ -135,7 +135,7 @@ impl Peer {
         }
     }
 
-    /// The status that it was given up with.
+    /// The status with which the peer was given up.
     #[inline]
     pub fn failed(&self) -> Option<Status> {
         self.failure().map(|failure| failure.status)
@@ -147,12 +147,12 @@ impl Peer {
         self.failure().is_none()
     }
 
-    /// The error of a request that cannot be: the peer was given up, or is not connected.
+    /// The error of a request that cannot be posted: the peer was given up, or is not connected.
     #[cold]
     pub fn error(&self, operation: &'static str) -> Error {
         let rank = self.rank;
         let Some(failure) = self.failure() else {
-            return super::state::closed("no connection", rank);
+            return super::state::closed("the peer is not connected", rank);
         };
         let error = match &failure.cause {
             Cause::Protocol(why) => Error::new(operation, Kind::Protocol, why.as_str()),
@@ -161,7 +161,7 @@ impl Peer {
         error.with_rank(rank)
     }
 
-    /// How far this side is with leaving.
+    /// The state of this side's leaving; `None` if the peer was given up.
     pub fn closing(&mut self) -> Option<&mut Closing> {
         match &mut self.standing {
             Standing::Here { closing, .. } => Some(closing),
@@ -169,7 +169,7 @@ impl Peer {
         }
     }
 
-    /// Whether this side waits for a control message of the peer's.
+    /// Whether this side waits for a control message of the peer.
     pub fn owes_answer(&self) -> bool {
         let asked = Closing::Asked;
         self.link.is_opening()
@@ -177,7 +177,7 @@ impl Peer {
             || self.channels.is_opening()
     }
 
-    /// Whether everything is there to post on `lane`.
+    /// Whether all that is needed to post on `lane` is open.
     #[inline]
     pub fn is_open(&self, lane: u8, target: Target) -> bool {
         self.link.is_open(0)
@@ -190,7 +190,7 @@ impl Peer {
     }
 
     /// Whether a request may use `target`: all is open, or the peer was given up but left a message
-    /// that can still be taken.
+    /// that can still be received.
     #[inline]
     pub fn can_post(&self, lane: u8, target: Target) -> bool {
         match (&self.standing, target) {
@@ -203,7 +203,7 @@ impl Peer {
         }
     }
 
-    /// Makes this side's part of what is to be open; what the peer must know goes to `out`.
+    /// Makes this side's part of `target`; control messages for the peer are appended to `out`.
     pub fn begin(
         &mut self,
         setup: &Setup<'_>,
@@ -221,7 +221,7 @@ impl Peer {
         }
     }
 
-    /// Makes this side's end of a lane; what the peer must know goes to `out`.
+    /// Makes this side's end of a lane; control messages for the peer are appended to `out`.
     fn lane(&mut self, setup: &Setup<'_>, lane: u8, out: &mut Vec<Control>) -> Result<()> {
         let doorbell = setup.lanes.doorbell(lane);
         let doorbell = doorbell.unwrap_or(setup.config.doorbell);
@@ -234,10 +234,11 @@ impl Peer {
         Ok(())
     }
 
-    /// Takes in what the peer said.
+    /// Handles a control message of the peer.
     ///
     /// # Errors
-    /// `Protocol` for what cannot be meant for this side; else what opening its counterpart refuses.
+    /// `Protocol` for a message that is not valid for this side; otherwise the error of opening
+    /// this side's part.
     pub fn handle(
         &mut self,
         setup: &Setup<'_>,
@@ -247,7 +248,8 @@ impl Peer {
         match message {
             Control::Connect { lane, ends, shape } => {
                 self.lane(setup, 0, out)?;
-                // What is said now tells the peer, too, how this side is set up.
+                // Sent before the check of the peer's settings, so that the peer can compare its
+                // settings, too.
                 self.lane(setup, *lane, out)?;
                 self.agree(setup, *shape)?;
                 self.link.connect(setup.paths, *lane, ends)?;
@@ -264,7 +266,7 @@ impl Peer {
             }
             Control::Retire { tag, next } => {
                 let link = &mut self.link;
-                // No ready word is in flight to the peer's memory.
+                // Whether no ready word is in flight to the peer's memory.
                 let mut done = |(lane, put): (u8, Put)| {
                     let lane = link.lane(lane);
                     lane.is_none_or(|lane| !lane.is_pending(put))
@@ -287,7 +289,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Writes the credits that are due, of all channels. `true`: there were some.
+    /// Writes the credits that are due, for all channels. `true`: there were some.
     pub fn write_credits(&mut self) -> bool {
         let Some(lane) = self.link.lane(0) else {
             return false;
@@ -315,8 +317,8 @@ impl Peer {
         Err(Error::new("open channel", Kind::Protocol, what).with_rank(self.rank))
     }
 
-    /// Gives the peer up: nothing of it reaches this side any more, and every stream passes that
-    /// waits for it to take messages or to be ready for them.
+    /// Gives the peer up: its operations cannot reach this side any more, and every stream is
+    /// released that waits for its credits or ready words.
     pub fn fail(&mut self, failure: Failure) {
         let status = failure.status;
         self.standing = Standing::GivenUp(failure);
@@ -327,7 +329,7 @@ impl Peer {
     }
 }
 
-/// The ranks of a job, each from when this one has to do with it.
+/// The peers of a job, each made when this rank first needs it.
 pub(crate) struct Peers(Vec<Option<Box<Peer>>>);
 
 impl Peers {
@@ -345,13 +347,13 @@ impl Peers {
         self.0.get_mut(rank as usize)?.as_deref_mut()
     }
 
-    /// The rank, made if this one has not had to do with it; `None`: the job has no such rank.
+    /// The peer of a rank, made on first use; `None`: the job does not have this rank.
     pub fn make(&mut self, rank: u32) -> Option<&mut Peer> {
         let place = self.0.get_mut(rank as usize)?;
         Some(place.get_or_insert_with(|| Box::new(Peer::new(rank))))
     }
 
-    /// Ranks of the job.
+    /// The number of ranks of the job.
     pub fn size(&self) -> u32 {
         self.0.len() as u32
     }
@@ -364,7 +366,7 @@ impl Peers {
         self.0.iter_mut().flatten().map(|peer| &mut **peer)
     }
 
-    /// Those that were not given up.
+    /// The peers that were not given up.
     pub fn here(&self) -> impl Iterator<Item = &Peer> {
         self.iter().filter(|peer| peer.is_here())
     }

@@ -1,4 +1,4 @@
-//! Posting: handing a prepared request to the CPU's lane or to its stream, and taking it back.
+//! Posting: a prepared request is posted on the CPU's lane or on its stream.
 
 use gdsync::gpu::{Lent, WeakStream};
 use gdsync::{Status, Stream};
@@ -15,7 +15,7 @@ use crate::request::table::{RequestKey, Table};
 const POST: &str = "post request";
 
 impl Engine {
-    /// Tries until there is room, if the context waits for that.
+    /// Retries `attempt` until there is room, if the context is set to wait.
     pub(crate) fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let first = attempt();
         match &first {
@@ -35,7 +35,8 @@ impl Engine {
         let mut result = None;
         loop {
             let before = lost();
-            // Whoever keeps it from having room is given up after once the limit: that is to be told.
+            // A peer that causes the lack of room is given up after one timeout; twice the timeout
+            // leaves time to report that.
             let deadline = self.host().now() + self.config.timeout.saturating_mul(2);
             let tried = self.wait(deadline, &mut || {
                 self.progress();
@@ -44,15 +45,15 @@ impl Engine {
                 result = Some(answer);
                 !full
             });
-            // A stream that passed for one that was given up may stand for the next.
+            // A stream that the loss of one peer released may wait for the next peer.
             if tried || lost() == before {
                 break;
             }
         }
-        result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, "never tried")))
+        result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, "it was never tried")))
     }
 
-    /// Opens and tries again if a channel that was open went in between, for want of use.
+    /// Repeats `attempt` if an open channel was retired in between.
     #[inline]
     pub(super) fn reopening<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         const TRIES: usize = 32;
@@ -65,8 +66,8 @@ impl Engine {
         attempt()
     }
 
-    /// Numbers a request and, if that is asked for and not done with it, posts it, with one lock
-    /// where there is room.
+    /// Numbers a request and, if `post` is set and numbering has not posted it, posts it. One lock
+    /// covers both if there is room.
     #[inline]
     pub(super) fn start(
         &self,
@@ -81,7 +82,7 @@ impl Engine {
                 && !posted
                 && let Err(e) = self.post_now(&mut state, key)
             {
-                // It was numbered just now: nobody was told of it, and nobody came behind.
+                // It has the newest number, and nothing was sent for it: it can be cancelled.
                 let _ = self.cancel(&mut state, key);
                 self.drop_handle(&mut state, key);
                 return Err(e);
@@ -106,7 +107,7 @@ impl Engine {
         let order = state.requests.next_order();
         let entry = known(&mut state.requests, key)?;
         if !entry.is_prepared() {
-            return Err(Error::new(POST, Kind::Busy, "it was posted, or has ended"));
+            return Err(Error::new(POST, Kind::Busy, "already posted, or has ended"));
         }
         entry.order = order;
         let Entry { common, operation } = entry;
@@ -132,7 +133,7 @@ impl Engine {
         let result_addr = state.requests.result_addr(key).0;
         let (common, send, channel, link) = state.outgoing(key)?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            return Err(closed("no lane", common.peer));
+            return Err(closed("the lane is not open", common.peer));
         };
         let stream = &*lent(stream)?;
         uncaptured(stream, POST)?;
@@ -177,7 +178,7 @@ impl Engine {
         });
         if let Err(e) = rest {
             for put in late.behind.iter().rev() {
-                // What the list did post is flushed.
+                // Puts of the list that were posted are flushed.
                 let _ = lane.abort(*put);
             }
             self.fail_partly_posted(state, key, &e);
@@ -189,9 +190,9 @@ impl Engine {
 
     fn stamp(&self, stream: &Stream, params: &Stamp<MOST_CHUNKS>) -> Result<()> {
         let kernels = self.kernels(POST)?;
-        // SAFETY: the words are the context's, the channel's and the caller's, whose regions the
-        // entry and the state keep until the request has ended; the work requests are prepared and
-        // posted behind this.
+        // SAFETY: the words belong to the context, the channel and the caller. Their regions are
+        // kept by the entry and the state until the request has ended. The work requests are
+        // prepared, and are posted after this kernel.
         unsafe {
             match params.chunks {
                 0 | 1 => kernels.stamp(stream, params.first()),
@@ -200,7 +201,7 @@ impl Engine {
         }
     }
 
-    /// Has a stream stand still until a request has ended.
+    /// Makes a stream wait until a request has ended.
     pub(crate) fn wait_for_result(
         &self,
         requests: &mut Table,
@@ -219,7 +220,7 @@ impl Engine {
     }
 }
 
-/// The length that a word says, for a send of the CPU's.
+/// Reads the length and offset words of a CPU send.
 fn read_length(common: &mut Common, send: &mut Outgoing) -> Result<()> {
     let Some(late) = &send.late else {
         return Ok(());
@@ -228,7 +229,7 @@ fn read_length(common: &mut Common, send: &mut Outgoing) -> Result<()> {
     let len = late.length.as_ref().map_or(Ok(room), |w| w.load())?;
     let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
     if len > room || offset > room - len {
-        let what = format!("{len} bytes at {offset} of a segment of {room}");
+        let what = format!("{len} bytes at {offset} exceed the segment of {room} bytes");
         return Err(Error::new(POST, Kind::Invalid, what).with_limit(room));
     }
     if let [one] = common.segments.as_slice() {
@@ -241,7 +242,7 @@ fn read_length(common: &mut Common, send: &mut Outgoing) -> Result<()> {
     Ok(())
 }
 
-/// Notes that a stream waits for a request, behind what makes it wait.
+/// Records that a stream waits for a request; called after the wait is enqueued.
 pub(crate) fn note_waiter(requests: &mut Table, key: RequestKey, stream: &Stream) -> Result<()> {
     let waiter = Waiter {
         stream: stream.id(),
@@ -255,7 +256,7 @@ pub(crate) fn note_waiter(requests: &mut Table, key: RequestKey, stream: &Stream
 /// The stream that a request was prepared on.
 ///
 /// # Errors
-/// `Invalid` if its application has dropped it.
+/// `Invalid` if the application has dropped its last handle.
 pub(super) fn lent(stream: &WeakStream) -> Result<Lent<'_>> {
     stream.lend().ok_or_else(|| {
         let what = format!(

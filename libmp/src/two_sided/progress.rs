@@ -14,11 +14,11 @@ use crate::request::table::RequestKey;
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
-/// Unfinished requests that are looked at with one lock.
+/// Number of unfinished requests that are advanced under one lock.
 const SLICE: usize = 128;
 
 impl Engine {
-    /// One round of everything. `true`: something was done.
+    /// Executes one round of the background work. `true`: the round did some work.
     pub(crate) fn progress(&self) -> bool {
         if self.config.progress == Progress::Manual {
             self.paths.progress();
@@ -64,14 +64,14 @@ impl Engine {
         done
     }
 
-    /// Carries out puts of this rank to itself.
+    /// Executes the CPU's puts of this rank to itself.
     fn put_to_itself(&self, state: &mut State) -> bool {
         let me = state.peers.get_mut(self.rank);
         me.is_some_and(|peer| peer.link.go_on())
     }
 
-    /// Goes on with the sends of the CPU's and the receives that the CPU takes in, without
-    /// anything else: what a call that waits does at every look.
+    /// Advances the CPU's sends and the receives that the CPU takes in, and nothing else: the work
+    /// of a waiting call at each check.
     pub(crate) fn push_all(&self) {
         let mut state = self.lock();
         self.put_to_itself(&mut state);
@@ -90,7 +90,7 @@ impl Engine {
         state.keys = keys;
     }
 
-    /// What has become of one request. `true`: something new.
+    /// Advances one request. `true`: its state changed.
     pub(crate) fn advance(&self, state: &mut State, key: RequestKey) -> bool {
         let Some(entry) = state.requests.get(key) else {
             return false;
@@ -129,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// Ends a send with its last put.
+    /// Ends a send when its last put is done.
     fn advance_in_flight(&self, state: &mut State, key: RequestKey, put: Put) -> bool {
         let Some(entry) = state.requests.get(key) else {
             return false;
@@ -145,7 +145,7 @@ impl Engine {
         let status = match lane.poll(put) {
             Ok(None) => return false,
             Ok(Some(status)) => status,
-            // So old that the queue has forgotten it.
+            // The put is so old that the queue has no state for it.
             Err(_) => reason.unwrap_or(Status::SUCCESS),
         };
         let (status, len) = match state.requests.result(key) {
@@ -168,7 +168,7 @@ impl Engine {
             return false;
         };
         if let Some(stream) = entry.poster.stream.clone() {
-            // The memory is the stream's until it has come to the receive.
+            // The stream may use the memory until it reaches the receive.
             if entry.receive().is_none_or(|receive| !receive.wanted) {
                 return !arrived(state, key) && self.end_with_peer(state, key);
             }
@@ -179,7 +179,7 @@ impl Engine {
         self.take_by_cpu(state, key) || self.end_with_peer(state, key)
     }
 
-    /// Ends a request whose peer was given up. `true`: it was.
+    /// Ends a request whose peer was given up. `true`: it was ended.
     fn end_with_peer(&self, state: &mut State, key: RequestKey) -> bool {
         let rank = state.requests.get(key).map(|entry| entry.peer);
         let failed = rank.and_then(|rank| state.given_up(rank));
@@ -189,7 +189,8 @@ impl Engine {
         failed.is_some()
     }
 
-    /// What need not be seen to in every round: failures, silence, what peers are to be told.
+    /// The work that is not needed in every round: failures, credits, mailboxes, retired channels,
+    /// answers and the watchdog.
     fn slow_round(&self, state: &mut State, now: Time) -> bool {
         let mut done = false;
         let lost = state.outbox.lost().is_some();
@@ -241,7 +242,7 @@ impl Engine {
         done
     }
 
-    /// Forgets requests that have ended, if there are many.
+    /// Removes ended requests, if there are many.
     #[inline]
     pub(super) fn sweep_if_crowded(&self, state: &mut State) {
         if state.requests.is_crowded() {
@@ -255,7 +256,7 @@ impl Engine {
         state.requests.swept();
     }
 
-    /// Ends what can end now.
+    /// Ends all requests that can end now.
     pub(super) fn advance_all(&self, state: &mut State) {
         let mut keys = std::mem::take(&mut state.keys);
         state.requests.to_advance(&mut keys);
@@ -266,7 +267,7 @@ impl Engine {
     }
 }
 
-/// Whether the message of a receive is there.
+/// Whether the message of a receive has arrived.
 pub(super) fn arrived(state: &State, key: RequestKey) -> bool {
     state.requests.get(key).is_some_and(|entry| {
         let channel = state.receiving(entry.peer, entry.tag);
@@ -274,7 +275,7 @@ pub(super) fn arrived(state: &State, key: RequestKey) -> bool {
     })
 }
 
-/// Lets the stream pass that waits for a message that will not come. `true`: it was.
+/// Releases the stream that waits for a message that will not arrive. `true`: it was released.
 fn release(state: &State, key: RequestKey, status: Status) -> bool {
     let Some(entry) = state.requests.get(key) else {
         return false;
@@ -283,7 +284,7 @@ fn release(state: &State, key: RequestKey, status: Status) -> bool {
         return false;
     };
     let (number, large) = (entry.number, entry.large);
-    // The word may still tell of the message before, or already of this one.
+    // The word may still belong to the previous message, or already to this one.
     if channel.has_come(number, large) || !channel.is_free(number) {
         return false;
     }

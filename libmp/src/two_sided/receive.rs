@@ -1,4 +1,4 @@
-//! Receives: numbering them, posting them, advertising to senders where large ones lie.
+//! Receives: numbering, posting, and advertising the memory of large ones to senders.
 
 use gdsync::Stream;
 use gdsync::gpu::{Event, WeakStream, Word64};
@@ -19,11 +19,11 @@ use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";
 
-/// The rank of a receive that has not found its message's.
+/// The rank in a receive from any rank that has no match.
 pub(crate) const ANYBODY: u32 = u32::MAX;
 
 impl Engine {
-    /// Numbers a receive, and posts it if `post` asks for that.
+    /// Numbers a receive, and posts it if `post` is set.
     #[inline]
     pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(PREPARE)?;
@@ -73,7 +73,8 @@ impl Engine {
         started
     }
 
-    /// Answers whether it is posted as well: a short one is, if `post` asks for it.
+    /// Numbers a receive. The flag in the result says whether it is posted: a short one is, if
+    /// `post` is set.
     fn number_recv(
         &self,
         state: &mut State,
@@ -84,10 +85,10 @@ impl Engine {
         post: bool,
     ) -> Result<(RequestKey, bool)> {
         self.sweep_if_crowded(state);
-        let closed = || closed("no connection", rank);
+        let closed = || closed("the peer is not connected", rank);
         let tag = common.tag;
         if let Some(key) = state.matcher.first(&state.requests, tag) {
-            let what = format!("a receive from anybody under tag {tag} comes first ({key:?})");
+            let what = format!("receive {key:?} from any rank under tag {tag} is unmatched");
             return Err(Error::new(PREPARE, Kind::Busy, what).with_rank(rank));
         }
         let peer = state.peers.get_mut(rank).ok_or_else(closed)?;
@@ -108,19 +109,19 @@ impl Engine {
             Err(error.with_rank(rank).with_limit(limit))
         };
         if unclaimed {
-            let what = format!("receives under tag {tag} that nobody waits for");
+            let what = format!("too many receives under tag {tag} have no waiter");
             return full(what, channel.shape.depth.into());
         }
         if channel.is_full() {
-            let what = format!("receives under tag {tag} whose messages were not taken");
+            let what = format!("too many receives under tag {tag} wait for their messages");
             return full(what, WINDOW);
         }
         state.requests.reserve(&self.gpu)?;
         common.peer = rank;
         common.number = number;
         common.poster.lane = lane;
-        // Nothing has to be told of a short one, nor to a peer that was given up, which may have
-        // left something in the mailbox.
+        // A short receive sends nothing to its sender. A peer that was given up is sent nothing
+        // either; it may have left a message in the mailbox.
         let silent = !common.large || !here;
         if silent && post {
             common.order = state.requests.next_order();
@@ -154,7 +155,7 @@ impl Engine {
         }
         let (rank, large) = (entry.peer, entry.large);
         if !large || state.given_up(rank).is_some() {
-            // What a peer left that was given up is in its mailbox.
+            // A message that a lost peer left is in the mailbox.
             if let Some(receive) = state.requests.receive_mut(key) {
                 receive.state = ReceiveState::Posted;
             }
@@ -165,7 +166,7 @@ impl Engine {
         check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            return Err(closed("no lane", rank));
+            return Err(closed("the lane is not open", rank));
         };
         let before = channel.numbers.previous(number);
         let free = channel.is_free(number);
@@ -174,7 +175,8 @@ impl Engine {
                 let stream = &*lent(stream)?;
                 let mut list = List::<4>::new();
                 if let Some(before) = before.filter(|_| !free) {
-                    // Taken in on another stream: the word there is still this one's.
+                    // The previous message of the slot is taken on another stream; until then the
+                    // ready word belongs to its receive.
                     list.wait_for(channel.taken(number), before, false);
                 }
                 list.put(common.puts.iter().flatten().copied());
@@ -183,7 +185,7 @@ impl Engine {
                 *channel.ready_put(number) = last.map(|put| (common.poster.lane, *put));
             }
             None if !free => {
-                let what = "the message before in this slot was not taken yet";
+                let what = "the previous message in this slot is not taken yet";
                 return Err(Error::new(PREPARE, Kind::QueueFull, what).with_rank(rank));
             }
             None => {
@@ -199,7 +201,8 @@ impl Engine {
     }
 }
 
-/// Prepares the puts that advertise to a sender where a large receive lies, and that it is ready.
+/// Prepares the puts that advertise the memory of a large receive to its sender, and its ready
+/// word.
 pub(super) fn advertise(
     batch: &mut Batch<'_>,
     channel: &RecvChannel,
@@ -210,7 +213,7 @@ pub(super) fn advertise(
         (Some(staging), _) => (staging.region().addr().0, staging),
         (None, [one]) => (one.addr(), one.memory()),
         _ => {
-            let what = "a large receive without memory";
+            let what = "a large receive has no memory";
             return Err(Error::new(PREPARE, Kind::Invalid, what));
         }
     };
@@ -221,12 +224,12 @@ pub(super) fn advertise(
     Ok(batch.first_three())
 }
 
-/// Checks that the last ready word in the slot of `number` is written, or went by `lane`, which
-/// writes the next one. A taken message does not imply that: a short one is sent without waiting
-/// for the word.
+/// Checks that the last ready word in the slot of `number` is written, or went through `lane`,
+/// which writes the next one. A taken message does not imply that: a short message is sent without
+/// a wait for the word.
 ///
 /// # Errors
-/// `QueueFull` while it is not.
+/// `QueueFull` while it is not written.
 pub(super) fn check_ready_order(
     channel: &mut RecvChannel,
     link: &mut Link,
@@ -238,15 +241,15 @@ pub(super) fn check_ready_order(
         return Ok(());
     };
     if link.lane(before).is_some_and(|lane| lane.is_pending(put)) {
-        let what = "the receive before in this slot is still being told of";
+        let what = "the ready word of the previous receive in this slot is in flight";
         return Err(Error::new(PREPARE, Kind::QueueFull, what));
     }
     *channel.ready_put(number) = None;
     Ok(())
 }
 
-/// Has a stream say that it has come to where a request was posted. The word is the request's
-/// until what is answered is done.
+/// Makes a stream store a mark when it reaches the position where a request was posted. The word
+/// belongs to the request until the returned event is done.
 pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
     stream.check_room(2)?;
     mark.store(0)?;
@@ -257,7 +260,7 @@ pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
 }
 
 /// Whether the stream that posted a receive has reached it. If no mark is enqueued yet, this
-/// enqueues one; a stream without handles has reached it when it has run everything.
+/// enqueues one; a stream without handles has reached it when it has executed all its work.
 pub(super) fn ask_reached(requests: &mut Table, key: RequestKey, stream: &WeakStream) -> bool {
     let mark = requests.mark_word(key).clone();
     let Some(receive) = requests.receive_mut(key) else {
@@ -266,7 +269,7 @@ pub(super) fn ask_reached(requests: &mut Table, key: RequestKey, stream: &WeakSt
     if receive.marked.is_none()
         && let Some(stream) = stream.lend()
     {
-        // While the stream is full or captured it is asked again, in the rounds that follow.
+        // While the stream is full or captured, the mark is retried in the next rounds.
         receive.marked = set_mark(&stream, &mark).ok();
     }
     let reached = receive.marked.is_some() && mark.load().unwrap_or(0) == 1;

@@ -1,4 +1,4 @@
-//! Sends: numbering them, and the puts that they are made of.
+//! Sends: numbering, and the puts of a send.
 
 use gdsync::{Status, Stream};
 
@@ -16,19 +16,19 @@ use crate::request::entry::{Common, Entry, Handle, Late, Operation, Outgoing, Po
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
-/// Bytes of a message of one segment; one of several takes one put.
+/// Maximum number of bytes of a message of one segment; a message of several segments uses one put.
 const MAX_MESSAGE: u64 = MOST_CHUNKS as u64 * MOST_BYTES;
 
 pub(super) const PREPARE: &str = "prepare send";
 
-/// The bytes of all segments.
+/// The total length of the segments in bytes, if they are valid.
 pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) -> Result<u64> {
     if let Some(foreign) = segments.iter().find(|s| !paths.knows(s.memory().keys())) {
-        let what = format!("{foreign:?}, registered by another context");
+        let what = format!("{foreign:?} is registered by another context");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
     if segments.len() > MOST_PIECES {
-        let what = format!("{} segments", segments.len());
+        let what = format!("{} segments are too many", segments.len());
         return Err(Error::new(operation, Kind::Invalid, what).with_limit(MOST_PIECES));
     }
     let total = segments.iter().map(|s| s.len() as u64).sum();
@@ -37,7 +37,7 @@ pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) 
         _ => MOST_BYTES,
     };
     if total > limit {
-        let what = format!("{total} bytes in {} segments", segments.len());
+        let what = format!("{total} bytes in {} segments are too many", segments.len());
         return Err(Error::new(operation, Kind::Invalid, what).with_limit(limit));
     }
     Ok(total)
@@ -51,7 +51,7 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
     pair
 }
 
-/// An eager message: payload, then stamp, which is answered.
+/// Prepares an eager message: payload, then stamp. Returns the stamp.
 #[inline]
 fn plain<const N: usize>(
     batch: &mut Batch<'_, N>,
@@ -66,7 +66,7 @@ fn plain<const N: usize>(
     put_stamp(batch, channel, number, WordKind::Eager, len)
 }
 
-/// Both words of a message, behind what was written before; answered.
+/// Prepares both words of a message, after all earlier puts. Returns the put.
 #[inline]
 fn put_stamp<const N: usize>(
     batch: &mut Batch<'_, N>,
@@ -79,7 +79,7 @@ fn put_stamp<const N: usize>(
     batch.announce(&stamp, channel.pair(number)?)
 }
 
-/// Hands an eager message to a stream.
+/// Posts an eager message on a stream.
 #[inline]
 fn post_short(
     stream: &Stream,
@@ -93,7 +93,7 @@ fn post_short(
     list.post(stream, Some(batch.lane()))
 }
 
-/// Where chunk `i` goes: behind the others.
+/// The source of chunk `i`; `None` if the message has several segments or fits one put.
 fn chunk(segments: &[Slice], len: u64, i: u64) -> Result<Option<Slice>> {
     let [one] = segments else { return Ok(None) };
     if len <= MOST_BYTES {
@@ -111,7 +111,7 @@ fn chunks(len: u64) -> u64 {
     len.div_ceil(MOST_BYTES)
 }
 
-/// The payload of a large message, to where `to` begins.
+/// Prepares the payload of a large message, written to memory that starts at `to`.
 fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: Span) -> Result<()> {
     for i in 0..chunks(len) {
         let at = to.behind(i * MOST_BYTES);
@@ -124,18 +124,19 @@ fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: Span) -> Res
 }
 
 impl Engine {
-    /// Numbers a send, and posts it if `post` asks for that; else, if a stream posts it, prepares its
+    /// Numbers a send, and posts it if `post` is set; otherwise, if a stream posts it, prepares its
     /// work requests.
     #[inline]
     pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
         let len = total(&self.paths, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
-            let what = format!("a length word for {} segments", spec.segments.len());
+            let what = format!("a length word cannot have {} segments", spec.segments.len());
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
         }
         let short = len <= self.config.eager_limit as u64;
         if !(post && short && matches!(spec.size, SizeSource::Segments)) {
-            // A short one that is posted now is checked there, before anything is enqueued.
+            // For a short send that is posted now, posting checks the stream before anything is
+            // enqueued.
             spec.on.check(PREPARE)?;
         }
         self.reopening(|| {
@@ -146,7 +147,8 @@ impl Engine {
         .map_err(|e| e.of_peer(spec.to))
     }
 
-    /// Answers whether it is posted as well: a short message on a stream is, if `post` asks for it.
+    /// Numbers a send. The flag in the result says whether it is posted: a short message on a
+    /// stream is, if `post` is set.
     fn number_send(
         &self,
         state: &mut State,
@@ -157,7 +159,7 @@ impl Engine {
     ) -> Result<(RequestKey, bool)> {
         self.sweep_if_crowded(state);
         let order = state.requests.next_order();
-        let closed = || closed("no connection", spec.to);
+        let closed = || closed("the peer is not connected", spec.to);
         let peer = state.peers.get_mut(spec.to).ok_or_else(closed)?;
         if !peer.can_post(lane, Target::Send(spec.tag)) {
             return Err(peer.error(PREPARE));
@@ -166,7 +168,7 @@ impl Engine {
         channel.side.last_use = order;
         channel.side.first_use = channel.side.first_use.min(order);
         if channel.is_full() {
-            let what = format!("messages under tag {} that were not taken", spec.tag);
+            let what = format!("too many messages under tag {} are not taken yet", spec.tag);
             return Err(Error::new(PREPARE, Kind::QueueFull, what)
                 .with_rank(spec.to)
                 .with_limit(super::channel::WINDOW));
@@ -236,7 +238,7 @@ impl Engine {
         Ok((key, posted))
     }
 
-    /// Does what the CPU can do now for a send of its own. `true`: it went on.
+    /// Advances a CPU send as far as possible now. `true`: its state changed.
     pub(super) fn push_send(&self, state: &mut State, key: RequestKey) -> bool {
         match self.try_send(state, key) {
             Ok(moved) => moved,
@@ -308,8 +310,9 @@ impl Engine {
     }
 }
 
-/// A message whose place or length the stream finds out: an announcement if it is large; behind
-/// the kernel the payload and, from memory that the kernel writes, the stamp.
+/// Prepares a message whose place or length is known only when the stream reaches it. A large
+/// message has an announcement first. The payload and the stamp, from memory that the kernel
+/// writes, follow the kernel.
 fn stamped(
     batch: &mut Batch<'_>,
     channel: &SendChannel,
@@ -324,9 +327,9 @@ fn stamped(
         let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
         announced = Some(batch.put_bytes(&announce, pair)?);
     }
-    // Of a large message the kernel puts the right place in.
+    // The kernel patches the destination of a large message.
     payload(batch, segments, len, channel.payload(number)?)?;
-    let none = || Error::new(PREPARE, Kind::System, "no memory for stamps");
+    let none = || Error::new(PREPARE, Kind::System, "the channel has no stamps");
     batch.announce_from(channel.stamp(number).ok_or_else(none)?, pair)?;
     Ok(announced)
 }
@@ -342,7 +345,7 @@ mod tests {
         let alone = crate::bootstrap::Local::ranks(1).remove(0);
         let builder = crate::Context::builder().bootstrap(alone).gpu(&gpu);
         let ctx = builder.build().unwrap();
-        // Nothing of it is touched.
+        // The memory is not accessed.
         let len = 2 * MOST_BYTES + 5;
         let memory = ctx.alloc(MemoryKind::Pinned, len as usize + 1).unwrap();
         let segments = [memory.slice(1, len as usize).unwrap()];

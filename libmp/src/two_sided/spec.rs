@@ -1,4 +1,4 @@
-//! What a send or a receive is to be: everything a caller can say.
+//! Operations: all options of a send or a receive.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use crate::error::Result;
 use crate::path::uncaptured;
 use crate::region::Slice;
 
-/// Who does the work of a request.
+/// The side that executes a request: the CPU or a stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum On<'a> {
     #[default]
     Cpu,
-    /// The doorbell, if not the context's.
+    /// The doorbell, if it differs from the context's.
     Stream(&'a Stream, Option<Doorbell>),
 }
 
@@ -34,28 +34,29 @@ impl<'a> On<'a> {
     }
 }
 
-/// How long a message is.
+/// The source of a message's length.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub enum SizeSource<'a> {
-    /// As its segments.
+    /// The total length of the segments.
     #[default]
     Segments,
-    /// As a word says when the stream gets there; a kernel may have computed it. The message has
-    /// one segment, whose length is the most it can be and decides whether it goes eagerly. A
-    /// length beyond it fails the send and, as too long, the receive.
+    /// The value of a word when the stream reaches the send; a kernel may have computed it. The
+    /// message has one segment. The segment's length is the maximum length of the message and
+    /// decides between eager and rendezvous. A longer length fails the send and, as truncated, the
+    /// receive.
     Word {
         /// Length in bytes.
         len: &'a Word64,
-        /// Where the message begins in the segment, in bytes; `None`: at its start.
+        /// The offset of the message in the segment, in bytes; `None`: 0.
         offset: Option<&'a Word64>,
     },
 }
 
-/// A message to be sent.
+/// A message to send.
 ///
-/// It borrows slices, words and stream until
-/// [`Context::post_send`](crate::Context::post_send) takes it; then the request keeps the memory:
+/// It borrows slices, words and stream until [`Context::post_send`](crate::Context::post_send)
+/// takes it; then the request keeps the memory:
 ///
 /// ```compile_fail,E0505
 /// # use mp::{Context, Request, SendOp, Slice};
@@ -76,9 +77,9 @@ pub struct SendOp<'a> {
 }
 
 impl<'a> SendOp<'a> {
-    /// The bytes of `segments` in their order, at most 30 of them, to rank `to`: 16 GiB of one
-    /// segment, 1 GiB of several. The CPU posts it
-    /// unless [`on`](SendOp::on) says otherwise.
+    /// Sends the bytes of `segments`, concatenated, to rank `to`. At most 30 segments; at most 16
+    /// GiB in one segment, 1 GiB in several. The CPU posts the send unless [`on`](SendOp::on) is
+    /// called.
     pub fn new(to: u32, tag: u32, segments: &'a [Slice]) -> SendOp<'a> {
         SendOp {
             to,
@@ -90,28 +91,28 @@ impl<'a> SendOp<'a> {
         }
     }
 
-    /// The stream posts it.
+    /// Posts on the stream.
     #[must_use]
     pub fn on(mut self, stream: &'a Stream) -> SendOp<'a> {
         self.on = On::Stream(stream, None);
         self
     }
 
-    /// The stream posts it, and a CPU thread rings the NIC for it ([`Doorbell::CpuThread`]).
+    /// Posts on the stream; a CPU thread writes the doorbell ([`Doorbell::CpuThread`]).
     #[must_use]
     pub fn by_cpu_thread(mut self, stream: &'a Stream) -> SendOp<'a> {
         self.on = On::Stream(stream, Some(Doorbell::CpuThread));
         self
     }
 
-    /// Its length is not that of its segments.
+    /// Sets the source of the message's length; default: the segments.
     #[must_use]
     pub fn size(mut self, size: SizeSource<'a>) -> SendOp<'a> {
         self.size = size;
         self
     }
 
-    /// A time limit of its own, in place of the context's.
+    /// Sets the timeout of this request; default: the context's.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> SendOp<'a> {
         self.timeout = Some(limit);
@@ -119,14 +120,14 @@ impl<'a> SendOp<'a> {
     }
 }
 
-/// Whose message a receive takes.
+/// The rank whose message a receive takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
-    /// That of one rank.
+    /// A message of this rank.
     Rank(u32),
-    /// The first that comes, of whatever rank. The CPU matches it, in the background work: such a
-    /// receive is not independent of the CPU and cannot be part of a graph.
+    /// The first message that arrives, from any rank. The CPU matches it, in the background work:
+    /// the receive depends on the CPU and cannot be part of a graph.
     Any,
 }
 
@@ -136,7 +137,7 @@ impl From<u32> for Source {
     }
 }
 
-/// A message to be received.
+/// A message to receive.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvOp<'a> {
     pub(crate) from: Source,
@@ -147,9 +148,9 @@ pub struct RecvOp<'a> {
 }
 
 impl<'a> RecvOp<'a> {
-    /// A message from `from` into `segments` in their order, at most 30 of them: 16 GiB in one
-    /// segment, 1 GiB in several. The CPU posts it
-    /// unless [`on`](RecvOp::on) says otherwise.
+    /// Receives a message from `from` into `segments`, in their order. At most 30 segments; at most
+    /// 16 GiB in one segment, 1 GiB in several. The CPU posts the receive unless [`on`](RecvOp::on)
+    /// is called.
     pub fn new(from: impl Into<Source>, tag: u32, segments: &'a [Slice]) -> RecvOp<'a> {
         RecvOp {
             from: from.into(),
@@ -160,21 +161,21 @@ impl<'a> RecvOp<'a> {
         }
     }
 
-    /// The stream posts it: the memory may be written from when the stream gets there.
+    /// Posts on the stream: the memory may be written from when the stream reaches the receive.
     #[must_use]
     pub fn on(mut self, stream: &'a Stream) -> RecvOp<'a> {
         self.on = On::Stream(stream, None);
         self
     }
 
-    /// The stream posts it, and a CPU thread rings the NIC for it ([`Doorbell::CpuThread`]).
+    /// Posts on the stream; a CPU thread writes the doorbell ([`Doorbell::CpuThread`]).
     #[must_use]
     pub fn by_cpu_thread(mut self, stream: &'a Stream) -> RecvOp<'a> {
         self.on = On::Stream(stream, Some(Doorbell::CpuThread));
         self
     }
 
-    /// A time limit of its own, in place of the context's.
+    /// Sets the timeout of this request; default: the context's.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> RecvOp<'a> {
         self.timeout = Some(limit);

@@ -1,8 +1,9 @@
-//! Staging memory: where a long message for scattered memory lands first, kept for the next one.
+//! Staging memory: the first destination of a long message for scattered memory, cached for later
+//! messages.
 //!
-//! To pin and register memory takes longer than most messages, so a program that goes on as it
-//! began makes none. What is kept is bounded in bytes and in pieces; what was used least recently
-//! goes first.
+//! Pinning and registering memory takes longer than most messages, so a program in a steady state
+//! allocates none. The cache is bounded in bytes and in pieces; the least recently used memory is
+//! released first.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,14 +13,14 @@ use crate::error::Result;
 use crate::path::Rights;
 use crate::region::Memory;
 
-/// Bytes that are kept for later.
+/// Maximum number of cached bytes.
 const IDLE_BYTES: usize = 64 << 20;
-/// Pieces that are kept for later.
+/// Maximum number of cached pieces.
 const IDLE: usize = 256;
 
-/// Bytes of the memory for a message of so many: a page or a quarter more at most, so that
-/// messages of about the same length use the same memory. What could not be kept is made to
-/// measure.
+/// The allocation size for a message of `len` bytes: at most a page or a quarter more, so that
+/// messages of about the same length use the same memory. Memory that is too large for the cache
+/// has the exact size.
 fn class(len: usize) -> usize {
     let step = (len.next_power_of_two() / 8).max(4096);
     match len.next_multiple_of(step) {
@@ -28,7 +29,7 @@ fn class(len: usize) -> usize {
     }
 }
 
-/// Memory that no message needs now.
+/// Cached memory that no message uses.
 #[derive(Default)]
 pub(crate) struct Staging {
     /// The least recently used first.
@@ -45,7 +46,7 @@ impl Staging {
         Some(memory)
     }
 
-    /// Keeps memory that nobody writes to any more. What goes for it is moved to `trash`.
+    /// Caches memory that no peer writes to any more. Memory that is evicted is moved to `trash`.
     pub fn keep(&mut self, memory: Memory, trash: &mut Vec<Memory>) {
         self.bytes += memory.len();
         self.idle.push_back(memory);
@@ -60,8 +61,7 @@ impl Staging {
 }
 
 impl Engine {
-    /// Memory that a message of `len` bytes can land in, kept or new. It is made without the
-    /// lock.
+    /// Memory for a message of `len` bytes, cached or new. It is allocated without the lock.
     ///
     /// # Errors
     /// As [`gdsync::Gpu::alloc`] and [`gdsync::rdma::Pd::register`].
@@ -73,7 +73,7 @@ impl Engine {
         Ok(Memory::new(self.paths.pinned(class(len), Rights::Write)?))
     }
 
-    /// Takes memory back that no peer was told of and no request has any more.
+    /// Returns memory to the cache that was named to no peer and that no request uses.
     #[cold]
     pub fn unstage(&self, memory: Memory) {
         if Arc::strong_count(&memory.0) == 1 {
@@ -101,7 +101,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     #[test]
-    fn a_quarter_more_at_most() {
+    fn size_class_adds_a_quarter_at_most() {
         for len in (1..200_000).chain([1 << 20, (1 << 20) + 1, 60 << 20, 64 << 20]) {
             let class = class(len);
             assert!(class >= len && class <= IDLE_BYTES);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn cached_memory_is_bounded() {
         let gpu = Gpu::soft().unwrap();
         let paths = Paths::for_test(&Device::emulated(&gpu).unwrap());
         let make = |len: usize| Memory::new(paths.pinned(len, Rights::Write).unwrap());
@@ -125,7 +125,7 @@ mod tests {
         staging.keep(b, &mut trash);
         assert!(staging.take(9000).is_none());
         assert_eq!(staging.take(5000).as_ref().map(key), Some(second));
-        // The oldest goes.
+        // The oldest memory is evicted.
         for _ in 0..IDLE {
             staging.keep(make(4096), &mut trash);
         }
@@ -133,12 +133,12 @@ mod tests {
         assert!(staging.take(5000).is_none());
         staging.keep(make(IDLE_BYTES), &mut trash);
         assert_eq!((staging.idle.len(), staging.bytes), (1, IDLE_BYTES));
-        // What is larger than all that may be kept is not.
+        // Memory larger than the whole cache is not kept.
         staging.keep(make(IDLE_BYTES + 1), &mut trash);
         assert_eq!((staging.idle.len(), staging.bytes), (0, 0));
     }
 
-    /// Contexts that are handed back live until both ranks are done.
+    /// Returned contexts live until both ranks are done.
     fn ranks(body: fn(Context) -> Option<Context>) {
         let ranks: Vec<_> = Local::ranks(2)
             .into_iter()
@@ -160,21 +160,21 @@ mod tests {
         keys
     }
 
-    /// Places for a message of `len` bytes in three pieces.
+    /// Slices for a message of `len` bytes in three pieces.
     fn pieces(memory: &Memory, len: usize) -> [Slice; 3] {
         let slice = |from, len| memory.slice(from, len).unwrap();
         [slice(0, 1), slice(len, len - 10), slice(2 * len, 9)]
     }
 
     #[test]
-    fn a_steady_state_makes_no_memory() {
+    fn steady_state_allocates_no_staging_memory() {
         ranks(|ctx| {
             let peer = 1 - ctx.rank();
             let stream = ctx.gpu().stream().unwrap();
             let memory = ctx.alloc(MemoryKind::Pinned, 1 << 18).unwrap();
             let mut kept = Vec::new();
             for round in 0..40 {
-                // Lengths of one class, by the CPU, by a stream, and longer than there is room for.
+                // Lengths of one size class: by the CPU, by a stream, and longer than the receive.
                 let len = 50_000 + 16 * round;
                 let data = memory.slice(200_000, len).unwrap();
                 let into = pieces(&memory, len);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_peer_may_write_is_not_used_again() {
+    fn memory_that_a_lost_peer_may_write_is_not_reused() {
         static POSTED: Barrier = Barrier::new(2);
         ranks(|ctx| {
             let peer = 1 - ctx.rank();
@@ -218,16 +218,16 @@ mod tests {
                 let (_, entry) = state.requests.iter().next().unwrap();
                 Arc::downgrade(&entry.receive().unwrap().staging.as_ref().unwrap().0)
             };
-            // Nobody leaves before both have looked.
+            // Both ranks check before either leaves.
             POSTED.wait();
             if ctx.rank() == 1 {
-                // It leaves without a word.
+                // The rank leaves without closing its context.
                 return None;
             }
             let e = recv.wait(LIMIT).unwrap_err();
             assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
             assert_eq!(idle(&ctx), []);
-            // Whoever let go of it, here or in the background, drops it behind the lock.
+            // The memory is dropped after the lock is released, here or in the background work.
             let host = ctx.gpu().host();
             let gone = || staging.upgrade().is_none();
             assert!(host.wait_until(Some(host.now() + LIMIT), &mut || gone()));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_without_room_gives_its_memory_back() {
+    fn receive_without_room_returns_its_staging_memory() {
         ranks(|ctx| {
             let peer = 1 - ctx.rank();
             let memory = ctx.alloc(MemoryKind::Pinned, 1 << 18).unwrap();

@@ -1,4 +1,4 @@
-//! What a context's lock guards.
+//! The state that a context's lock guards.
 
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -23,7 +23,7 @@ use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segmen
 use crate::request::fault::Faults;
 use crate::request::table::{RequestKey, Table};
 
-/// Memory of requests that ended, to be given up without the lock.
+/// Memory of ended requests, which is released without the lock.
 #[derive(Default)]
 pub(crate) struct Trash {
     pub segments: Vec<Segments>,
@@ -44,7 +44,7 @@ pub(crate) struct State {
     pub outbox: Outbox,
     pub trash: Trash,
     pub staging: Staging,
-    /// Kept from round to round.
+    /// A buffer that the rounds reuse.
     pub keys: Vec<RequestKey>,
     pub watch: Watch,
     pub next_slow_round: Time,
@@ -71,7 +71,7 @@ impl State {
         }
     }
 
-    /// The lane of a stream, which it keeps as long as it lives.
+    /// The lane of a stream, which the stream keeps as long as it lives.
     #[inline]
     pub fn lane_of(&mut self, stream: &Stream, doorbell: Doorbell) -> u8 {
         match self.lanes.of(stream, doorbell) {
@@ -104,8 +104,8 @@ impl State {
         )
     }
 
-    /// A lane to `rank` that is open, for a stream whose own `lane` cannot be: one of other streams
-    /// that the same doorbell rings.
+    /// An open lane to `rank`, for a stream whose own `lane` cannot be opened: a lane of other
+    /// streams with the same doorbell.
     pub fn open_lane_like(&self, rank: u32, lane: u8, target: Target) -> Option<u8> {
         let peer = self.peers.get(rank)?;
         self.lanes
@@ -113,7 +113,7 @@ impl State {
             .find(|other| peer.can_post(*other, target))
     }
 
-    /// A call is about to return the failure of a request.
+    /// Marks the failure of a request as returned by a call.
     pub fn return_fault(&mut self, key: RequestKey) {
         if let Some(entry) = self.requests.get_mut(key)
             && !std::mem::replace(&mut entry.end.returned, true)
@@ -132,7 +132,7 @@ impl State {
         let Entry { common, operation } = entry;
         match (operation, channels.sends.get_mut(&common.tag)) {
             (Operation::Send(send), Some(channel)) => Ok((common, send, channel, link)),
-            _ => Err(closed("no channel", common.peer)),
+            _ => Err(closed("the channel is not open", common.peer)),
         }
     }
 
@@ -145,7 +145,7 @@ impl State {
         let Entry { common, operation } = entry;
         match (operation, channels.recvs.get_mut(&common.tag)) {
             (Operation::Receive(receive), Some(channel)) => Ok((common, receive, channel, link)),
-            _ => Err(closed("no channel", common.peer)),
+            _ => Err(closed("the channel is not open", common.peer)),
         }
     }
 
@@ -153,7 +153,7 @@ impl State {
     fn request(&mut self, key: RequestKey) -> Result<(&mut Entry, &mut Peer)> {
         let entry = known(&mut self.requests, key)?;
         let peer = self.peers.get_mut(entry.peer);
-        let peer = peer.ok_or_else(|| closed("no connection", entry.peer))?;
+        let peer = peer.ok_or_else(|| closed("the peer is not connected", entry.peer))?;
         Ok((entry, peer))
     }
 
@@ -183,7 +183,7 @@ pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry>
     entry.ok_or_else(|| Error::unknown_request("look up request"))
 }
 
-/// The lock, which gives memory up only after it is given back.
+/// The lock guard; it releases memory only after the lock is released.
 pub(crate) struct Guard<'a>(Option<MutexGuard<'a, State>>);
 
 impl<'a> Guard<'a> {

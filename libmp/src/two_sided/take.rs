@@ -1,4 +1,4 @@
-//! Taking messages in by the CPU.
+//! Receiving by the CPU.
 
 use gdsync::Status;
 
@@ -12,7 +12,7 @@ use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
 impl Engine {
-    /// Takes a message in by the CPU, if it is there. `true`: it has ended.
+    /// Takes a message in by the CPU, if it has arrived. `true`: the receive has ended.
     pub(super) fn take_by_cpu(&self, state: &mut State, key: RequestKey) -> bool {
         let Ok((common, _, channel, _)) = state.incoming(key) else {
             return false;
@@ -52,7 +52,7 @@ impl Engine {
     }
 }
 
-/// Copies a message to where its receive wants it.
+/// Copies a message to the memory of its receive.
 fn take_in(
     channel: &RecvChannel,
     common: &Common,
@@ -87,7 +87,7 @@ fn take_in(
     }
 }
 
-/// Copies `len` bytes that `read` gives, by offset, into segments.
+/// Copies `len` bytes into segments; `read` returns the bytes at an offset.
 fn scatter(
     segments: &[Slice],
     len: u64,

@@ -1,5 +1,5 @@
-//! What requests wait for and why they failed, in words. Errors, the watchdog and logs say the
-//! same.
+//! Texts that describe what requests wait for and why they failed. Errors, the watchdog and logs
+//! use the same texts.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,26 +17,26 @@ use crate::error::{Error, Kind};
 use crate::request::entry::{Entry, Handle};
 use crate::request::fault::{Fault, Name, Why};
 
-/// Why a send of too many bytes failed.
+/// The reason of a failed send whose message is too long.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
-    /// Its message.
+    /// The request's message.
     Message,
-    /// This rank's CPU, to match a message that has come with a receive from any rank.
+    /// The CPU of this rank, to match an arrived message with a receive from any rank.
     Match,
-    /// Room with the receiver, which has taken this many of the last messages.
+    /// Credit from the receiver, which has taken this many of the last messages.
     Room { taken: u32 },
     /// The peer's receive.
     Receive,
-    /// This rank's CPU, to send it.
+    /// The CPU of this rank, to send the message.
     Cpu,
 }
 
 impl Entry {
-    /// Which request this is.
+    /// The name of the request, for texts.
     pub(crate) fn name(&self) -> Name {
         Name {
             receive: self.is_receive(),
@@ -70,7 +70,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// A duration as people write it: `30 s`, `2.5 s`, `250 ms`.
+/// Formats a duration with its unit: `30 s`, `2.5 s`, `250 ms`.
 pub(crate) fn time(d: Duration) -> String {
     match d.as_millis() {
         0..1000 => format!("{} ms", d.as_millis()),
@@ -79,13 +79,13 @@ pub(crate) fn time(d: Duration) -> String {
     }
 }
 
-/// Ranks as a list.
+/// Formats ranks as a list.
 pub(super) fn join(ranks: &[u32]) -> String {
     let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
     names.join(", ")
 }
 
-/// What a request waits for, if it does.
+/// What a request waits for; `None` if it waits for nothing.
 pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
     if entry.is_unmatched() {
         return Some(match unexpected(peers, entry.tag, 0) {
@@ -111,7 +111,8 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
 }
 
 impl Engine {
-    /// What a request lacks, and what to check; `within`: for how long, with a space before it.
+    /// Describes what a request waits for, and what to check; `within`: the time waited, with a
+    /// leading space.
     fn lacks(&self, state: &State, entry: &Entry, lack: Option<Lack>, within: &str) -> String {
         let (rank, depth) = (entry.peer, self.config.depth);
         let manual = match self.config.progress {
@@ -174,14 +175,14 @@ impl Engine {
         }
     }
 
-    /// What a stream waits for with a request, and what to check.
+    /// Describes what a stream waits for with a request, and what to check.
     pub(super) fn wait_text(&self, state: &State, entry: &Entry) -> Option<String> {
         let lack = lack(&state.peers, entry)?;
         let lacks = self.lacks(state, entry, Some(lack), "");
         Some(format!("{}: {lacks}", entry.name()))
     }
 
-    /// What a request lacks that has not ended within a limit.
+    /// Describes what a request waits for that has not ended within a limit.
     fn late(&self, state: &State, entry: &Entry, limit: Duration, setting: &str) -> String {
         let within = format!(" in {}{setting}", time(limit));
         self.lacks(state, entry, lack(&state.peers, entry), &within)
@@ -192,7 +193,7 @@ impl Engine {
         format!("{}: {}", entry.name(), self.late(state, entry, limit, ""))
     }
 
-    /// The text for a request whose time limit has passed.
+    /// The text for a request whose timeout has expired.
     pub(super) fn timeout_text(&self, state: &State, entry: &Entry) -> String {
         let setting = match (entry.timeout, entry.is_receive()) {
             (None, _) => " (Builder::timeout)",
@@ -203,7 +204,7 @@ impl Engine {
         self.late(state, entry, limit, setting)
     }
 
-    /// What a failure of the NIC says of a peer.
+    /// Describes what a NIC status means for a peer.
     pub(crate) fn status_text(&self, state: &State, rank: u32, status: Status) -> String {
         match status {
             Status::TRANSPORT_RETRY => format!(
@@ -226,7 +227,7 @@ impl Engine {
         }
     }
 
-    /// The words for a request that failed by itself.
+    /// The text for a request that failed itself.
     pub(super) fn own_text(
         &self,
         state: &State,
@@ -236,7 +237,7 @@ impl Engine {
     ) -> String {
         match status {
             Status::TRUNCATED if entry.handle == Handle::Void => {
-                format!("dropped before it was posted; its message of {len} bytes was thrown away")
+                format!("dropped before it was posted; its message of {len} bytes was discarded")
             }
             Status::TRUNCATED if entry.is_receive() && len > entry.len => format!(
                 "the message has {len} bytes, the receive room for {}",
@@ -251,7 +252,7 @@ impl Engine {
         }
     }
 
-    /// The words for a failure.
+    /// The text for a failure.
     pub(crate) fn fault_text(&self, state: &State, fault: &Fault) -> String {
         let name = fault.name;
         let rank = name.peer.unwrap_or(ANYBODY);
@@ -270,7 +271,7 @@ impl Engine {
         }
     }
 
-    /// The error of a failure.
+    /// The error for a failure.
     #[cold]
     pub(crate) fn fault_error(
         &self,

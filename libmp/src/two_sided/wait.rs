@@ -1,4 +1,4 @@
-//! Waiting: for requests and for streams by the CPU, and having streams wait for requests.
+//! Waiting: the CPU waits for requests and streams, and streams wait for requests.
 
 use std::time::Duration;
 
@@ -19,14 +19,15 @@ use crate::request::table::RequestKey;
 pub(crate) const WAIT: &str = "wait for request";
 
 impl Engine {
-    /// Whether a request has ended, or never will, after doing what can be done for it.
+    /// Advances a request, and returns whether it has ended, or never will because it is not
+    /// posted.
     pub fn visit_and_is_settled(&self, state: &mut State, key: RequestKey) -> bool {
         self.visit(state, key);
         let entry = state.requests.get(key);
         entry.is_none_or(|entry| entry.is_prepared() || entry.status().is_some())
     }
 
-    /// Does what can be done for a request.
+    /// Advances a request as far as possible now.
     pub fn visit(&self, state: &mut State, key: RequestKey) {
         if let Some(receive) = state.requests.receive_mut(key) {
             receive.wanted = true;
@@ -84,7 +85,8 @@ impl Engine {
         }
     }
 
-    /// The first failure of several requests, in their order; those of all count as returned.
+    /// The first failure of several requests, in their order; the failures of all count as
+    /// returned.
     pub fn first_of(&self, requests: impl Iterator<Item = RequestKey>) -> Option<Error> {
         let mut state = self.lock();
         let mut failed = requests.map(|key| self.answer(WAIT, &mut state, key));
@@ -93,13 +95,13 @@ impl Engine {
         first
     }
 
-    /// Waits, doing the background work now and then.
+    /// Waits, with a round of the background work from time to time.
     pub fn wait_until(
         &self,
         limit: Duration,
         condition: &mut dyn FnMut(&mut State) -> bool,
     ) -> bool {
-        /// Looks between two rounds of everything.
+        /// Number of checks between two rounds of the background work.
         const EVERY: u32 = 32;
         let deadline = self.host().now() + limit;
         let mut looks = 0;
@@ -117,7 +119,7 @@ impl Engine {
         })
     }
 
-    /// Has a stream wait for a request.
+    /// Makes a stream wait for a request.
     pub fn wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
         uncaptured(stream, "wait on stream")?;
         self.with_room(|| self.try_wait_on(key, stream))
@@ -128,7 +130,7 @@ impl Engine {
         let mut state = self.lock();
         let known = state.requests.get(key);
         if known.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_none()) {
-            // It may have ended by now.
+            // It may have ended since the last check.
             self.advance(&mut state, key);
         }
         let Some(entry) = state.requests.get(key) else {
@@ -158,12 +160,12 @@ impl Engine {
             (Operation::Receive(receive), _) if receive.state != ReceiveState::Unmatched => {
                 self.try_claim(state, key, stream)
             }
-            // A stream that stood at the CPU's lane would hold up everything else on it.
+            // A wait on the CPU's lane would block all other work on that lane.
             _ => self.wait_for_result(&mut state.requests, key, stream),
         }
     }
 
-    /// Waits for a stream, and returns the first failure of what was enqueued there.
+    /// Waits for a stream, and returns the first failure of its messages.
     pub(crate) fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
         const OPERATION: &str = "synchronize stream";
         let deadline = self.host().now() + limit;
@@ -179,7 +181,7 @@ impl Engine {
                 return Err(Error::new(OPERATION, Kind::Timeout, what));
             }
         }
-        // Stored before a stream passes what failed.
+        // The error word is stored before a stream passes a failed request.
         if self.error.load()? == 0 {
             return Ok(());
         }
@@ -187,7 +189,8 @@ impl Engine {
             .map_or(Ok(()), Err)
     }
 
-    /// Waits for a stream until `deadline`, or for one period where the work is done here.
+    /// Waits for a stream until `deadline`, or for one period if this call does the background
+    /// work.
     fn is_through(&self, stream: &Stream, deadline: Time) -> Result<bool> {
         let left = deadline.since(self.host().now());
         if self.config.progress == Progress::Background {

@@ -1,5 +1,5 @@
-//! The watchdog: which streams stand at which messages, for how long, and the end of those whose
-//! time is over.
+//! The watchdog: which streams wait at which messages, for how long, and the timeout of their
+//! requests.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ use super::texts::lack;
 use crate::request::entry::{Entry, ReceiveState};
 use crate::request::table::{RequestKey, Table};
 
-/// A request that a stream has waited for longer than the watchdog's limit.
+/// A request for which a stream has waited longer than the watchdog's limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stuck {
     /// This rank.
     pub rank: u32,
-    /// The rank whose message, or whose taking it, does not come.
+    /// The rank whose message or credit is missing.
     pub peer: Source,
     /// The message's tag.
     pub tag: u32,
-    /// Its number under peer and tag, from 0; 0 if nothing has matched a receive from anybody.
+    /// Its number under peer and tag, from 0; 0 for a receive from any rank that is unmatched.
     pub number: u64,
-    /// What the stream waits for, and what to check, in words.
+    /// What the stream waits for, and what to check, as a text.
     pub what: String,
     /// The stream's number.
     pub stream: u64,
-    /// For how long.
+    /// How long the stream has waited.
     pub since: Duration,
 }
 
@@ -43,16 +43,16 @@ struct Front {
     key: RequestKey,
 }
 
-/// Where streams stand.
+/// The requests at which streams wait.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    /// One for each stream, as of the last look.
+    /// One for each stream, as of the last check.
     fronts: Vec<Front>,
 }
 
 impl Watch {
-    /// Finds, for each stream, the first request that it has not passed, and notes since when it
-    /// stands there.
+    /// Finds, for each stream, the first request that it has not passed, and records since when the
+    /// stream waits there.
     fn look(&mut self, requests: &mut Table, peers: &Peers, now: Time) {
         self.fronts.clear();
         for (key, entry) in requests.iter() {
@@ -73,8 +73,8 @@ impl Watch {
 }
 
 impl Engine {
-    /// Finds who stands, names those who have stood for long, and gives those up whose time is
-    /// over.
+    /// Finds the waiting streams, reports those that have waited for long, and ends the requests
+    /// whose timeout has expired.
     pub(super) fn watch(&self, state: &mut State, now: Time) {
         state.watch.look(&mut state.requests, &state.peers, now);
         let watch = std::mem::take(&mut state.watch);
@@ -124,7 +124,7 @@ impl Engine {
             state.matcher.remove(key);
             return self.finish(state, key, Status::TIMEOUT, 0);
         }
-        // Its message is there; no stream and no call waits for it yet.
+        // Its message has arrived; no stream and no call waits for it yet.
         if entry.is_receive() && arrived(state, key) {
             return;
         }
@@ -148,7 +148,7 @@ impl Engine {
         })
     }
 
-    /// What `stream` waits for, and what to check, in words.
+    /// Describes what `stream` waits for, and what to check.
     pub(super) fn stream_text(&self, stream: u64) -> Option<String> {
         let now = self.host().now();
         let state = &mut *self.lock();
@@ -169,14 +169,14 @@ impl Engine {
     }
 }
 
-/// The streams that may stand at a request, with the order in which they were told to: the one
-/// that does its work, and those that wait for its result.
+/// The streams that may wait at a request, with the positions of their waits: the stream that
+/// executes it, and those that wait for its result.
 fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
     let sender = entry.in_flight().and(entry.poster.stream.as_ref());
     let sender = sender.map(|stream| stream.id());
     let waiters = match (entry.status(), sender) {
         (None, None) => &entry.waiters[..],
-        // Whether the stream that does the work has come to it is not known to those that wait.
+        // Whether the stream that executes a send has reached it is unknown to the other streams.
         _ => &[],
     };
     let worker = sender.or(entry.claimed_by());

@@ -1,8 +1,8 @@
-//! Control messages: what contexts tell each other by the bootstrap when a peer, a lane or a tag
-//! is used first, and when a message was too long.
+//! Control messages: what contexts send each other through the bootstrap when a peer, a lane or a
+//! tag is used first, and when a message was too long.
 //!
 //! All numbers are little-endian. A message starts with a magic and the version of its format; a
-//! reader refuses another version by name.
+//! reader refuses another version, and its error names both versions.
 
 use super::record::{self, Record};
 use crate::error::{Error, Kind, Result};
@@ -11,10 +11,10 @@ const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
 pub const VERSION: u16 = 5;
 
-/// How a channel is laid out; equal on both sides.
+/// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Slots.
+    /// Number of slots.
     pub depth: u32,
     /// Longest eager message in bytes.
     pub eager: u32,
@@ -30,70 +30,70 @@ impl Shape {
     }
 }
 
-/// One message.
+/// A control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
     /// The sender's end of a lane.
     Connect {
-        /// Which lane.
+        /// The lane.
         lane: u8,
-        /// By path.
+        /// The end, one record for each path.
         ends: Vec<Record>,
-        /// How its channels are laid out.
+        /// The layout of the sender's channels.
         shape: Shape,
     },
-    /// The sender of this has connected its end of a lane.
+    /// The sender has connected its end of a lane.
     Up {
-        /// Which lane.
+        /// The lane.
         lane: u8,
     },
-    /// The sender of this will send under a tag; here it learns what became of it.
+    /// The sender will send under a tag; the reader writes acknowledgements and ready words into
+    /// its return block.
     Sends {
-        /// Which tag.
+        /// The tag.
         tag: u32,
-        /// Its return block, by path.
+        /// Its return block, one record for each path.
         block: Vec<Record>,
         /// Its layout.
         shape: Shape,
     },
-    /// The sender of this will receive under a tag; here messages go.
+    /// The sender will receive under a tag; the reader writes messages into its mailbox.
     Receives {
-        /// Which tag.
+        /// The tag.
         tag: u32,
-        /// Its mailbox, by path.
+        /// Its mailbox, one record for each path.
         block: Vec<Record>,
         /// Its layout.
         shape: Shape,
     },
-    /// The sender of this has no use for the channel to the reader under a tag: all its messages
-    /// were taken.
+    /// The sender does not need the channel to the reader under a tag: all its messages were taken.
     Retire {
-        /// Which tag.
+        /// The tag.
         tag: u32,
-        /// The number that its next message would have.
+        /// The number of the next message of the channel.
         next: u64,
     },
-    /// The answer.
+    /// The answer to `Retire`.
     Retired {
-        /// Which tag.
+        /// The tag.
         tag: u32,
-        /// The reader's channel is no more; else a receive is posted there.
+        /// True if the reader has removed its channel; false if a receive is posted on it.
         gone: bool,
     },
-    /// The sender of this is about to leave: it asks to be told when nothing of the reader's is under
-    /// way to it.
+    /// The sender is about to leave: it asks for an answer when no message of the reader is in
+    /// flight to it.
     Leaving,
-    /// The answer.
+    /// The answer to `Leaving`.
     Left,
-    /// The sender of this has given the reader up, or is no more: nothing else comes from it.
+    /// The sender has given up the reader, or has dropped its context: it sends nothing else.
     GivenUp,
     /// A request of the sender waits for the reader: asks whether the reader is alive.
     Ping,
-    /// The answer.
+    /// The answer to `Ping`.
     Pong,
-    /// A message of the reader's was longer than the receive that took it.
+    /// A message of the reader was longer than the receive that took it.
     Truncated {
-        /// Under which tag.
+        /// The tag.
         tag: u32,
         /// Its number.
         number: u64,
@@ -103,7 +103,7 @@ pub enum Control {
 }
 
 impl Control {
-    /// The bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, small) = match self {
             Control::Connect { lane, .. } => (1, *lane),
@@ -147,14 +147,14 @@ impl Control {
         b
     }
 
-    /// Reads a message.
+    /// Decodes a message.
     ///
     /// # Errors
     /// `Protocol` for anything but one whole message of this version.
     pub fn decode(bytes: &[u8]) -> Result<Control> {
         let mut r = Reader(bytes);
         if r.take::<4>()? != MAGIC {
-            return Err(malformed("it is no control message"));
+            return Err(malformed("the bytes are no control message"));
         }
         let version = u16::from_le_bytes(r.take()?);
         if version != VERSION {
@@ -164,7 +164,7 @@ impl Control {
         }
         let [kind, small] = r.take()?;
         if small != 0 && !matches!(kind, 1 | 2 | 7) || small > 1 && kind == 7 {
-            return Err(malformed(format!("a message of kind {kind} with {small}")));
+            return Err(malformed(format!("kind {kind} cannot have {small}")));
         }
         let message = match kind {
             1 => Control::Connect {
@@ -200,16 +200,16 @@ impl Control {
             10 => Control::Left,
             11 => Control::Ping,
             12 => Control::Pong,
-            _ => return Err(malformed(format!("a message of kind {kind}"))),
+            _ => return Err(malformed(format!("unknown message kind {kind}"))),
         };
         match r.0.len() {
             0 => Ok(message),
-            more => Err(malformed(format!("{more} bytes too many"))),
+            more => Err(malformed(format!("it has {more} extra bytes"))),
         }
     }
 }
 
-/// How many, and of each the path, the length and the bytes.
+/// Encodes the number of records, and for each the path, the length and the bytes.
 fn put(b: &mut Vec<u8>, records: &[Record]) {
     b.push(records.len() as u8);
     for Record { path, bytes } in records {
@@ -245,7 +245,7 @@ impl Reader<'_> {
     fn records(&mut self) -> Result<Vec<Record>> {
         let [count] = self.take()?;
         if usize::from(count) > record::MOST {
-            return Err(malformed(format!("{count} records")));
+            return Err(malformed(format!("it has {count} records")));
         }
         let one = |_| {
             let [path, len] = self.take()?;
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_survive_the_trip_and_nothing_else_is_taken_for_one() {
+    fn control_messages_round_trip_and_other_bytes_are_refused() {
         let block = vec![Record::new(record::NIC, &[7; 48]), Record::new(9, &[])];
         let ends = vec![Record::new(record::NIC, &[3; 64]); record::MOST];
         let shape = Shape {

@@ -1,4 +1,4 @@
-//! What ranks say to each other, as bytes: words in each other's memory, and control messages.
+//! The formats that ranks exchange: words in each other's memory, and control messages.
 
 pub(crate) mod control;
 pub(crate) mod record;

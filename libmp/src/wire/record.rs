@@ -1,23 +1,24 @@
-//! How ranks name an end of a path, memory, and the place of a receive to each other.
+//! The encoding by which ranks name the end of a path, memory, and the address of a receive to each
+//! other.
 //!
-//! An end or memory is named by records, one for each path by which it can be reached; only the path
-//! knows what is in its own. A reader passes over records of paths that it does not know.
+//! An end or memory is named by records, one for each path that reaches it; only the path
+//! interprets its own record. A reader skips records of unknown paths.
 
 use crate::error::{Error, Kind, Result};
 
-/// The path by a NIC; see `path::nic`.
+/// The path through a NIC; see `path::nic`.
 pub const NIC: u8 = 1;
 /// The path of a rank to itself; see `path::local`.
 pub const LOCAL: u8 = 2;
-/// Records of one message.
+/// Maximum number of records in one message.
 pub const MOST: usize = 4;
 
-/// What names something to one path: at most 255 bytes.
+/// The name of an object on one path: at most 255 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Which path.
+    /// The path.
     pub path: u8,
-    /// What only that knows.
+    /// The bytes, which only the path interprets.
     pub bytes: Vec<u8>,
 }
 
@@ -36,30 +37,31 @@ impl Record {
     pub fn find(records: &[Record], path: u8) -> Result<&[u8]> {
         let found = records.iter().find(|record| record.path == path);
         found.map(|record| &record.bytes[..]).ok_or_else(|| {
-            let what = format!("no record for path {path}");
+            let what = format!("it has no record for path {path}");
             Error::new("read control message", Kind::Protocol, what)
         })
     }
 }
 
-/// Where a receive lies, as it tells its sender in the return block: the address (64 bits), the keys
-/// by rail (32 bits each), which of them are keys (32 bits). The other bytes of its
-/// [`Place::ROOM`] are for handles of shared memory. Kernels read the address and the first key.
+/// The address of a receive, which the receiver writes into the sender's return block: the address
+/// (64 bits), the keys by rail (32 bits each), a mask of the valid keys (32 bits). The other bytes
+/// of its [`Place::ROOM`] are for handles of shared memory. Kernels read the address and the first
+/// key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The address.
+    /// The address of the receive's memory.
     pub addr: u64,
-    /// By rail.
+    /// The remote keys, by rail.
     pub keys: [Option<u32>; 4],
 }
 
 impl Place {
-    /// Bytes that are told.
+    /// Number of bytes that are written.
     pub const LEN: usize = 28;
-    /// Bytes that there are for it.
+    /// Number of bytes that are reserved for it.
     pub const ROOM: usize = 64;
 
-    /// The bytes.
+    /// Encodes the place.
     pub fn encode(&self) -> [u8; Place::LEN] {
         let mut b = [0; Place::LEN];
         b[..8].copy_from_slice(&self.addr.to_le_bytes());
@@ -70,7 +72,7 @@ impl Place {
         b
     }
 
-    /// Reads them.
+    /// Decodes a place.
     pub fn decode(b: &[u8; Place::LEN]) -> Place {
         let word = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
         let key = |nic: usize| (b[24] >> nic & 1 == 1).then(|| word(8 + 4 * nic));
@@ -86,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_survive_the_trip() {
+    fn places_round_trip() {
         let keys = [Some(7), None, Some(0), Some(u32::MAX)];
         let place = Place {
             addr: 0x7fff_1234_5678_9abc,
@@ -94,7 +96,7 @@ mod tests {
         };
         let bytes = place.encode();
         assert_eq!(Place::decode(&bytes), place);
-        // What kernels read.
+        // The bytes that kernels read.
         assert_eq!(
             bytes[..12],
             [0xbc, 0x9a, 0x78, 0x56, 0x34, 0x12, 0xff, 0x7f, 7, 0, 0, 0]

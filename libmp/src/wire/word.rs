@@ -1,36 +1,36 @@
-//! The words by which messages move: 64 bits that a NIC writes as one.
+//! The words that announce, acknowledge and refuse messages: 64 bits that a NIC writes atomically.
 //!
-//! `number (16) | kind (4) | length (44)`. The number is that of a message, its lowest 16 bits,
-//! in the highest bits of the word: a stream that waits for a word cyclically *greater or equal*
-//! to the number alone passes for this message and none before. `device/mp_wire.hpp` has the
-//! same.
+//! `number (16) | kind (4) | length (44)`. The number is the lowest 16 bits of the message's
+//! number, in the highest bits of the word. A stream that waits for a word cyclically *greater or
+//! equal* to the number alone passes for this message and for no earlier one. `device/mp_wire.hpp`
+//! has the same layout.
 
 use gdsync::Status;
 
 /// Bits of the length.
 const LEN_BITS: u32 = 44;
-/// Longest length a word can tell.
+/// Greatest length that a word can hold.
 pub const MAX_LEN: u64 = (1 << LEN_BITS) - 1;
 
-/// What a word says.
+/// The kind of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum WordKind {
-    /// The payload lies in the slot.
+    /// The slot contains the payload.
     Eager = 1,
-    /// The payload lies in the memory of the receive.
+    /// The memory of the receive contains the payload.
     Direct = 2,
     /// The message is longer than the receive, or than its sender declared: nothing was written.
     TooLong = 3,
-    /// The sender waits for the receive, to write there.
+    /// The sender waits for the receive, to write into its memory (rendezvous).
     Announce = 4,
-    /// The receive is there, with room for so many bytes.
+    /// The receive is posted, with room for this many bytes.
     Ready = 5,
     /// The receive has ended without the message.
     Refused = 6,
     /// The message was taken.
     Taken = 7,
-    /// Written by this side's library: the peer failed; the length is a status.
+    /// Written by this side's library: the peer failed; the length field is a status.
     Failed = 15,
 }
 
@@ -47,40 +47,41 @@ impl WordKind {
     ];
 }
 
-/// A word about message `number`.
+/// Encodes a word of message `number`.
 pub fn word(number: u64, kind: WordKind, len: u64) -> u64 {
     threshold(number) | (kind as u64) << LEN_BITS | len & MAX_LEN
 }
 
-/// What a word about message `number` or a later one is cyclically not less than.
+/// The threshold of message `number`: its word and the words of later messages are cyclically not
+/// less.
 pub fn threshold(number: u64) -> u64 {
     number << 48
 }
 
-/// Whether `word` is about message `number` or a later one (of the next 32767).
+/// Whether `word` belongs to message `number` or a later one (of the next 32767).
 pub fn reached(word: u64, number: u64) -> bool {
     word.wrapping_sub(threshold(number)) as i64 >= 0
 }
 
-/// What the word is before message `first` uses it, in a ring of `depth` words.
+/// The value of a word before message `first` uses it, in a ring of `depth` words.
 pub fn before(first: u64, depth: u64) -> u64 {
     threshold(first.wrapping_sub(depth))
 }
 
-/// Takes a word apart: lowest 16 bits of the number, kind (`None`: no such kind), length.
+/// Decodes a word: lowest 16 bits of the number, kind (`None`: unknown kind), length.
 pub fn parse(word: u64) -> (u16, Option<WordKind>, u64) {
     let code = (word >> LEN_BITS & 0xf) as u8;
     let kind = WordKind::ALL.into_iter().find(|k| *k as u8 == code);
     ((word >> 48) as u16, kind, word & MAX_LEN)
 }
 
-/// How a request ended, in one word: 0 while that is not known.
+/// Encodes how a request ended, in one word; a word of 0 means that it has not ended.
 pub fn result(status: Status, len: u64) -> u64 {
     u64::from(status.0) << 48 | len & MAX_LEN
 }
 
-/// The status that a word of kind [`WordKind::Failed`] carries; one that is no failure, or no
-/// status, makes no sense.
+/// The status in a word of kind [`WordKind::Failed`]; `BAD_RESPONSE` if the value is no failure
+/// status.
 pub fn failure(len: u64) -> Status {
     match len & 0xffff {
         status @ 2..0x8000 => Status(status as u32),
@@ -88,7 +89,7 @@ pub fn failure(len: u64) -> Status {
     }
 }
 
-/// Takes a result apart.
+/// Decodes a result word; `None` if it is 0.
 pub fn parse_result(word: u64) -> Option<(Status, u64)> {
     (word != 0).then_some((Status((word >> 48) as u32), word & MAX_LEN))
 }
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_survive_the_trip_and_order_cyclically() {
+    fn words_round_trip_and_order_cyclically() {
         for number in [0, 1, 0x7fff, 0x8000, 0xffff, 0x1_0000, u64::MAX] {
             for kind in WordKind::ALL {
                 let w = word(number, kind, MAX_LEN);

@@ -1,5 +1,5 @@
-//! The kernels on a soft GPU, against memory laid out by hand: all that they touch lies in one
-//! region, and every byte of it is compared.
+//! Tests of the kernels on a soft GPU, against memory with a fixed layout: one region contains all
+//! that they access, and every byte of it is compared.
 
 mod put;
 mod stamp;
@@ -25,10 +25,10 @@ const READY: u64 = 5;
 const REFUSED: u64 = 6;
 const TAKEN: u64 = 7;
 const FAILED: u64 = 15;
-/// The greatest length that a word can say.
+/// The greatest length that a word can hold.
 const MAX_LEN: u64 = (1 << 44) - 1;
 
-/// What memory holds that nobody writes.
+/// The value of bytes that no kernel writes.
 const GUARD: u8 = 0xa5;
 /// Bytes of a bench's memory.
 const BYTES: usize = 48 << 10;
@@ -50,18 +50,18 @@ fn cases() -> ProptestConfig {
     }
 }
 
-/// A stream, its kernels, and memory with its image: what the memory should hold.
+/// A stream, its kernels, and memory with its image: the expected content of the memory.
 struct Bench {
     kernels: Kernels,
     stream: Stream,
     memory: Region,
     image: Vec<u8>,
-    // The last to go: the GPU is one of its devices.
+    // Dropped last: the GPU is one of its devices.
     sim: Sim,
 }
 
 impl Bench {
-    /// With blocks of so many threads.
+    /// A bench with blocks of this many threads.
     fn new(threads: u32) -> Bench {
         Bench::with(threads, u64::from(threads), None)
     }
@@ -83,7 +83,7 @@ impl Bench {
         bench
     }
 
-    /// Memory holds nothing but guard bytes.
+    /// Fills the image with guard bytes.
     fn clear(&mut self) {
         self.image = vec![GUARD; BYTES];
     }
@@ -104,17 +104,17 @@ impl Bench {
         self.put(at, &value.to_le_bytes());
     }
 
-    /// The memory becomes as the image says.
+    /// Copies the image to the memory.
     fn load(&self) {
         self.memory.write(0, &self.image).unwrap();
     }
 
-    /// The stream does what it was given.
+    /// Runs all enqueued work of the stream.
     fn run(&self) {
         assert!(self.stream.synchronize(Duration::from_secs(60)).unwrap());
     }
 
-    /// The stream goes on until the word at `at` is not 0, and no further.
+    /// Runs the stream until the word at `at` is not 0, and no further.
     fn run_until(&self, at: usize) {
         let mut seen = || {
             let mut bytes = [0; 8];
@@ -124,23 +124,23 @@ impl Bench {
         assert!(self.sim.host().wait_until(None, &mut seen));
     }
 
-    /// Whether the stream has done all within this time.
+    /// Whether the stream completes all work within `limit`.
     fn runs_within(&self, limit: Duration) -> bool {
         self.stream.synchronize(limit).unwrap()
     }
 
-    /// A word changes while the stream runs, in the image as well.
+    /// Stores a word while the stream runs, in the image as well.
     fn store64(&mut self, at: usize, value: u64) {
         self.put64(at, value);
         self.memory.write(at, &value.to_le_bytes()).unwrap();
     }
 
-    /// The memory is as the image says.
+    /// Checks that the memory equals the image.
     fn check(&self, what: &str) {
         self.check_but(&[], what);
     }
 
-    /// The memory is as the image says, whatever these words of 64 bits hold.
+    /// Checks that the memory equals the image, except for these 64-bit words.
     fn check_but(&self, words: &[usize], what: &str) {
         let mut got = vec![0; BYTES];
         self.memory.read(0, &mut got).unwrap();
@@ -160,7 +160,7 @@ impl Bench {
 }
 
 #[test]
-fn every_kernel_stands_in_the_module_with_its_parameter() {
+fn module_contains_every_kernel_with_its_parameter_size() {
     let ptx = IMAGE.ptx().unwrap();
     for (name, size) in [
         ("mp_unpack_1", size_of::<Unpack<1>>()),

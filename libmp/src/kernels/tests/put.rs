@@ -1,13 +1,13 @@
-//! What a rank sends to itself.
+//! Tests of the kernel that executes a rank's puts to itself.
 
 use super::*;
 
-/// Where things lie.
+/// Offsets in the bench's memory.
 const FAILED: usize = 0x00;
 const DONE: usize = 0x08;
 const WORDS: usize = 0x10;
 const WQES: usize = 0x1000;
-/// Bytes of a WQE, and of what stands before its pieces.
+/// Bytes of a WQE, and of its fields before the pieces.
 const WQE: usize = 512;
 const HEAD: usize = 32;
 const FROM: usize = 0x3000;
@@ -15,7 +15,7 @@ const INTO: usize = 0x8000;
 
 const THREADS: [u32; 3] = [1, 5, 32];
 
-/// WQE `i`: to an address, of pieces that each have an offset and a length.
+/// WQE `i`: the destination offset, and pieces that each have an offset and a length.
 fn wqe(bench: &mut Bench, i: usize, opcode: u8, to: usize, pieces: &[(usize, usize)]) {
     let at = WQES + i * WQE;
     bench.put(at, &[0xff, 0xff, 0xff, opcode]);
@@ -28,7 +28,7 @@ fn wqe(bench: &mut Bench, i: usize, opcode: u8, to: usize, pieces: &[(usize, usi
     }
 }
 
-/// Two pieces, a WQE that was silenced, words from memory; `failed`: the lane has failed.
+/// Runs two pieces, a WQE with a NOP opcode, and words from memory; `failed`: the lane has failed.
 fn run(threads: u32, weak: Option<Weak>, len: usize, failed: bool) {
     let mut bench = Bench::with(threads, u64::from(threads) + len as u64, weak);
     bench.put32(FAILED, failed.into());
@@ -54,7 +54,7 @@ fn run(threads: u32, weak: Option<Weak>, len: usize, failed: bool) {
         wqe: [addr(0), addr(1), addr(2), 0],
     };
     bench.load();
-    // SAFETY: the addresses lie in the bench's memory, which it checks.
+    // SAFETY: the addresses are within the bench's memory, which it checks.
     unsafe { bench.kernels.put(&bench.stream, &params, 0).unwrap() };
     bench.run();
     if !failed {
@@ -67,7 +67,7 @@ fn run(threads: u32, weak: Option<Weak>, len: usize, failed: bool) {
 }
 
 #[test]
-fn puts_are_carried_out_but_those_that_were_silenced() {
+fn puts_are_executed_except_nops() {
     for threads in THREADS {
         for len in [0, 1, 15, 16, 64, 777, 4000] {
             run(threads, None, len, false);
@@ -77,15 +77,15 @@ fn puts_are_carried_out_but_those_that_were_silenced() {
 }
 
 #[test]
-fn nothing_is_put_or_done_on_a_lane_that_failed() {
+fn failed_lane_executes_no_put_and_completes_none() {
     THREADS
         .iter()
         .for_each(|threads| run(*threads, None, 777, true));
 }
 
-/// Who sees the words finds the payload, whatever the memory does.
+/// A reader of the words finds the payload, whatever order the memory has.
 #[test]
-fn words_come_behind_the_payload() {
+fn words_become_visible_after_the_payload() {
     for (seed, threads) in (0..40).flat_map(|seed| THREADS.map(|threads| (seed, threads))) {
         let mut bench = Bench::with(threads, seed, Some(Weak::seeded(seed)));
         bench.put32(FAILED, 0);
@@ -115,10 +115,10 @@ fn words_come_behind_the_payload() {
     }
 }
 
-/// A lane that fails while the threads of a kernel run: either nothing announces the payload, or all
-/// of it is there.
+/// A lane that fails while the threads of a kernel run: either no word announces the payload, or
+/// the whole payload is in place.
 #[test]
-fn words_of_a_lane_that_fails_meanwhile_come_with_the_whole_payload() {
+fn words_of_a_lane_that_fails_meanwhile_announce_the_whole_payload() {
     for seed in 0..100 {
         let mut bench = Bench::with(256, seed, (seed % 2 == 0).then(|| Weak::seeded(seed)));
         bench.put32(FAILED, 0);

@@ -1,10 +1,10 @@
-//! The sender's half.
+//! Tests of the sender's kernel.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Where things lie.
+/// Offsets in the bench's memory.
 const READY_AT: usize = 0x00;
 const INFO: usize = 0x10;
 const LENGTH: usize = 0x20;
@@ -13,7 +13,7 @@ const RESULT: usize = 0x30;
 const ERROR: usize = 0x3c;
 const STAMP: usize = 0x48;
 const STAMP_CONTROL: usize = 0x80;
-/// Work requests, [`STEP`] bytes each, and where their fields are.
+/// Work requests, [`STEP`] bytes each, and the offsets of their fields.
 const REQUESTS: usize = 0x100;
 const STEP: usize = 64;
 const CONTROL: usize = 0;
@@ -30,7 +30,7 @@ const SOURCE: u64 = 0x7000_0000_1001;
 const SEQ: u32 = 0xf_fffe;
 const THREADS: [u32; 3] = [1, 5, 32];
 
-/// A send as the stream finds it.
+/// The state of a send when the stream reaches it.
 #[derive(Clone, Copy, Debug)]
 struct Send {
     ready: Option<u64>,
@@ -39,7 +39,7 @@ struct Send {
     size: u64,
     chunk: u64,
     chunks: u32,
-    /// Whether lengths and addresses are to be patched.
+    /// Whether lengths and addresses are patched.
     fields: bool,
 }
 
@@ -54,7 +54,7 @@ const PLAIN: Send = Send {
     fields: true,
 };
 
-/// How it should end: the stamp's kind, and whether it is sent.
+/// The expected end: the stamp's kind, and whether the stamp is sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ends {
     status: Status,
@@ -111,7 +111,7 @@ fn params<const N: usize>(bench: &Bench, send: &Send) -> Stamp<N> {
     }
 }
 
-/// The memory before the kernel.
+/// Sets the memory before the kernel.
 fn lay_out(bench: &mut Bench, send: &Send) {
     bench.clear();
     bench.put64(RESULT, 0);
@@ -125,7 +125,7 @@ fn lay_out(bench: &mut Bench, send: &Send) {
     bench.load();
 }
 
-/// The memory after it.
+/// The expected memory after the kernel.
 fn expect(bench: &mut Bench, send: &Send, ends: Ends) {
     let len = send.length.unwrap_or(send.size);
     let good = ends.status == Status::SUCCESS;
@@ -167,7 +167,7 @@ fn expect(bench: &mut Bench, send: &Send, ends: Ends) {
 fn run<const N: usize>(bench: &mut Bench, send: &Send, ends: Ends, what: &str) {
     lay_out(bench, send);
     let params = params::<N>(bench, send);
-    // SAFETY: all addresses lie in the bench's memory, which outlives the run; no NIC reads it.
+    // SAFETY: all addresses are within the bench's memory, which outlives the run; no NIC reads it.
     unsafe { bench.kernels.stamp(&bench.stream, &params) }.unwrap();
     bench.run();
     expect(bench, send, ends);
@@ -248,7 +248,7 @@ fn every_answer_and_length_decides_the_send() {
             let what = format!("{name}, {threads} threads");
             run::<1>(&mut bench, &send, ends, &what);
             run::<MOST_CHUNKS>(&mut bench, &send, ends, &what);
-            // Fields that are not to be changed stay.
+            // Fields that are not patched keep their values.
             let bare = Send {
                 fields: false,
                 ..send
@@ -282,9 +282,9 @@ fn the_error_word_keeps_the_first_failure_and_may_be_absent() {
     }
 }
 
-/// On a GPU whose stores become visible late and in any order, to who looks at every step.
+/// On a GPU whose stores become visible late and in any order, with a check after every step.
 #[test]
-fn the_result_comes_last() {
+fn result_becomes_visible_last() {
     let send = Send {
         ready: Some(word(u64::from(SEQ), REFUSED, 0)),
         ..PLAIN
@@ -302,7 +302,7 @@ fn the_result_comes_last() {
 }
 
 #[test]
-fn a_message_of_no_work_requests_has_its_stamp() {
+fn message_without_work_requests_has_its_stamp() {
     let mut bench = Bench::new(1);
     let empty = Send {
         size: 0,
@@ -359,7 +359,7 @@ proptest! {
         threads in 0..THREADS.len(),
     ) {
         let size = chunk * u64::from(chunks) - short % chunk;
-        // Sometimes more than there is.
+        // Sometimes more than the source has.
         let (len, offset) = (size * part.0 / 900, size * part.1 / 2000);
         let send = Send {
             ready: room.map(|room| word(u64::from(SEQ), READY, room.into())),

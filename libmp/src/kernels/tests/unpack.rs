@@ -1,10 +1,10 @@
-//! The receiver's half.
+//! Tests of the receiver's kernel.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Where things lie.
+/// Offsets in the bench's memory.
 const WORD: usize = 0x00;
 const CONSUMED: usize = 0x10;
 const RESULT: usize = 0x20;
@@ -17,7 +17,7 @@ const MEMORY: usize = 0x6000;
 const MOST: usize = 0x2800;
 
 const SEQ: u32 = 0x7_1234;
-/// Blocks of one thread, less than a warp, a warp, an odd number, as on CUDA.
+/// Block sizes: one thread, less than a warp, a warp, an odd number, the size on CUDA.
 const THREADS: [u32; 5] = [1, 7, 32, 80, 256];
 
 /// Byte `i` of the payload in the slot, and of the staged one.
@@ -29,7 +29,7 @@ fn staged(i: usize) -> u8 {
     !payload(i)
 }
 
-/// A receive into segments at these places and of these lengths, with a slot as long as given.
+/// A receive into segments with these offsets and lengths, and with a slot of this length.
 fn receive_into<const N: usize>(
     bench: &Bench,
     segments: &[(usize, usize)],
@@ -60,7 +60,7 @@ fn receive(bench: &Bench) -> Unpack<SEGMENTS> {
     receive_into(bench, &[(MEMORY + 3, 10), (MEMORY + 0x101, 30)], 64)
 }
 
-/// The image has so many bytes of a payload, from `skip` on, in those segments.
+/// Puts `len` bytes of a payload, from `skip` on, into the segments of the image.
 fn copy(bench: &mut Bench, len: usize, skip: usize, payload: fn(usize) -> u8) {
     for i in 0..len {
         let at = if i < 10 { 3 + i } else { 0x101 + i - 10 };
@@ -68,7 +68,7 @@ fn copy(bench: &mut Bench, len: usize, skip: usize, payload: fn(usize) -> u8) {
     }
 }
 
-/// Words as they are before the kernel, payloads, and guard bytes.
+/// Sets the memory before the kernel: words, payloads, and guard bytes.
 fn lay_out(bench: &mut Bench, word: u64) {
     bench.clear();
     bench.put64(WORD, word);
@@ -80,14 +80,14 @@ fn lay_out(bench: &mut Bench, word: u64) {
     }
 }
 
-/// Runs `params` and expects how it ends; what is copied stands in the image already.
+/// Runs `params` and checks how it ends; the image has the copied bytes already.
 fn expect<const N: usize>(
     bench: &mut Bench,
     params: &Unpack<N>,
     ends: (Status, u64, u64),
     what: &str,
 ) {
-    // SAFETY: all addresses lie in the bench's memory, which outlives the run; segments of the
+    // SAFETY: all addresses are within the bench's memory, which outlives the run; segments of the
     // tests are disjoint.
     unsafe { bench.kernels.unpack(&bench.stream, params, None) }.unwrap();
     bench.run();
@@ -95,7 +95,7 @@ fn expect<const N: usize>(
     bench.check(what);
 }
 
-/// The image has the words of a receive that ended so.
+/// Puts the words of a receive that ended with these values into the image.
 fn ended(bench: &mut Bench, (status, len, consumed): (Status, u64, u64), tells: bool) {
     bench.put64(CONSUMED, consumed);
     bench.put64(RESULT, result(status, len));
@@ -105,7 +105,7 @@ fn ended(bench: &mut Bench, (status, len, consumed): (Status, u64, u64), tells: 
 }
 
 #[test]
-fn every_word_ends_the_receive_as_it_says() {
+fn every_word_ends_the_receive_with_its_status() {
     use Status as S;
     let seq = u64::from(SEQ);
     let bad = (S::BAD_RESPONSE, 0, word(seq, FAILED, 8));
@@ -220,17 +220,17 @@ fn numbers_of_messages_wrap() {
     }
 }
 
-/// A word by its kind and length, and how it ends the receive: a message that fills it, and the
-/// failure of its sender.
+/// The kind and length of a word, and how it ends the receive. The cases are a message that fills
+/// the receive, and the failure of its sender.
 type Case = (u64, u64, (Status, u64, u64));
 
 const RECEIVED: Case = (EAGER, 40, (Status::SUCCESS, 40, word(SEQ as u64, TAKEN, 0)));
 const LATE: Case = (FAILED, 4, (Status::TIMEOUT, 0, word(SEQ as u64, FAILED, 4)));
 
-/// On a GPU whose stores become visible late and in any order, to who looks at every step: whoever
-/// sees one of the words finds the payload, and of a failure the result comes last.
+/// On a GPU whose stores become visible late and in any order, with a check after every step: a
+/// reader of one of the words finds the payload, and for a failure the result is stored last.
 #[test]
-fn the_payload_comes_before_the_words() {
+fn payload_becomes_visible_before_the_words() {
     let seq = u64::from(SEQ);
     for seed in 0..100 {
         for ((kind, len, ends), seen) in [(RECEIVED, RESULT), (RECEIVED, CONSUMED), (LATE, RESULT)]
@@ -253,9 +253,9 @@ fn the_payload_comes_before_the_words() {
     }
 }
 
-/// A kernel that waits stands still for as long as the word is about an earlier message.
+/// A polling kernel waits as long as the word belongs to an earlier message.
 #[test]
-fn a_kernel_that_waits_takes_the_message_when_it_is_there() {
+fn polling_kernel_takes_the_message_when_it_arrives() {
     let seq = u64::from(SEQ);
     for threads in THREADS {
         let mut bench = Bench::new(threads);
@@ -283,13 +283,13 @@ fn a_kernel_that_waits_takes_the_message_when_it_is_there() {
 
 /// One segment, copied from and to every alignment.
 #[test]
-fn bytes_go_where_they_belong_whatever_their_alignment() {
+fn bytes_are_copied_for_every_alignment() {
     for threads in [1, 32, 256] {
         let mut bench = Bench::new(threads);
         for to in [0, 1, 2, 4, 8, 15] {
             for from in 0..16 {
                 for len in [1, 3, 8, 15, 16, 17, 63, 255, 4096, 9001] {
-                    // Every second one with the few threads that fibers are quick with.
+                    // With many threads, one of three cases: fibers of many threads are slow.
                     if threads > 1 && (to + from + len) % 3 != 0 {
                         continue;
                     }
@@ -314,14 +314,14 @@ fn bytes_go_where_they_belong_whatever_their_alignment() {
 struct Shape {
     segments: Vec<(usize, usize)>,
     from: usize,
-    /// In 1/256 of what fits.
+    /// In 1/256 of the capacity.
     fill: usize,
     stage: bool,
     threads: usize,
 }
 
 fn shapes() -> impl Strategy<Value = Shape> {
-    // Short ones, and sometimes one that all threads share.
+    // Short segments, and sometimes one that all threads share.
     let len = prop_oneof![8 => 0..80_usize, 2 => 200..330_usize, 1 => Just(2100_usize)];
     let segment = (0..24_usize, len);
     let count = prop_oneof![Just(SEGMENTS), 0..=SEGMENTS];
@@ -348,7 +348,7 @@ fn a_payload_is_scattered_over_any_segments() {
     let mut runner = proptest::test_runner::TestRunner::new(cases());
     let run = |shape: Shape| {
         let bench = &mut benches[shape.threads];
-        // As many segments as there is memory for.
+        // As many segments as the memory has room for.
         let mut capacity = 0;
         let mut room = MOST - 32;
         let mut segments = shape.segments;
@@ -373,7 +373,7 @@ fn a_payload_is_scattered_over_any_segments() {
                 bench.image[at + i] = byte(shape.from + taken + i);
             }
             taken += copied;
-            // From here on, its place.
+            // From here on, the offset of the segment.
             *gap = at;
             at += *bytes;
         }
@@ -386,7 +386,7 @@ fn a_payload_is_scattered_over_any_segments() {
         expect(bench, &params, ends, "scattered");
         Ok(())
     };
-    // The runner takes a function that changes nothing it holds.
+    // The runner takes an `Fn`, and this closure changes its captures.
     let run = std::cell::RefCell::new(run);
     runner
         .run(&shapes(), |shape| (run.borrow_mut())(shape))

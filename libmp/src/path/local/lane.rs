@@ -1,5 +1,5 @@
-//! A lane of a rank to itself: the puts that are prepared or under way, and those that the CPU
-//! carries out.
+//! A lane of a rank to itself: the puts that are prepared or in flight, and those that the CPU
+//! executes.
 
 use std::collections::VecDeque;
 
@@ -13,13 +13,13 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
 use crate::mutant::{Mutant, on};
 
-/// Bytes that the CPU copies at a time, under the context's lock: in a round, and when it posts.
+/// Number of bytes that the CPU copies under the context's lock: in one round, and when it posts.
 pub(crate) const ROUND: usize = 4 << 20;
 pub(crate) const AT_ONCE: usize = 64 << 10;
 /// Bytes of the copy buffer. Each piece of device memory costs two calls of the GPU's driver.
 const BUFFER: usize = 64 << 10;
 
-/// A put that is prepared on a lane, under way, or done.
+/// A put that is prepared on a lane, in flight, or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Put {
     slot: u16,
@@ -36,19 +36,19 @@ impl Put {
     }
 }
 
-/// How far a put has come.
+/// The state of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PutState {
     /// Its WQE is free.
     Free,
     Prepared,
-    /// Posted: done when the put named here is, the last of its list.
+    /// Posted: done when the put named here, the last of its list, is done.
     Posted(Put),
-    /// The lane failed before it was done.
+    /// The lane failed before the put was done.
     Lost,
 }
 
-/// Where bytes come from.
+/// One source of a put's bytes.
 struct Source {
     region: Region,
     offset: usize,
@@ -57,39 +57,39 @@ struct Source {
 
 /// A put.
 pub(super) struct Slot {
-    /// Its number, which no other put of the lane has.
+    /// Its number, unique among the puts of the lane.
     pub serial: u64,
     pub state: PutState,
-    /// Whole words, visible only after what was put before them.
+    /// Whole words that become visible only after all earlier puts.
     pub words: bool,
-    /// Its bytes, at most.
+    /// Its length in bytes, at most.
     pub len: u64,
     to: Span,
-    /// Held until it is done, or a stream has it.
+    /// Held until the put is done or enqueued on a stream.
     from: Vec<Source>,
 }
 
 impl Slot {
-    /// Holds its memory no longer.
+    /// Releases the source memory.
     pub fn let_go(&mut self) {
         self.from.clear();
     }
 }
 
-/// A lane.
+/// A lane of a rank to itself.
 pub(crate) struct Lane {
     pub(super) local: Local,
     pub(super) wqes: Wqes,
     pub(super) slots: Vec<Slot>,
-    /// Where the next put looks for a free WQE.
+    /// The index at which the search for a free WQE starts.
     next: usize,
-    /// Puts so far.
+    /// Number of puts so far.
     count: u64,
-    /// What the CPU carries out, the oldest first.
+    /// Puts that the CPU executes, the oldest first.
     queue: VecDeque<Put>,
-    /// Bytes of the first that are copied.
+    /// Number of copied bytes of the first put.
     copied: usize,
-    /// Between memory and memory.
+    /// The buffer of copies between regions.
     buffer: Box<[u8]>,
     failed: Option<Status>,
 }
@@ -117,7 +117,7 @@ impl Lane {
         })
     }
 
-    /// Whether a posted put is done, by what the last of its list says.
+    /// Whether a posted put is done, by the word of the last put of its list.
     fn is_done(&self, last: Put) -> bool {
         let done = self.wqes.done(last.slot());
         // Pinned memory, which the CPU reaches: it cannot fail. Acquire: pairs with the release of
@@ -145,7 +145,7 @@ impl Lane {
         self.check(OPERATION)?;
         let mut places = (0..WQES).map(|i| (self.next + i) % WQES);
         places.find(|at| self.is_free(*at)).ok_or_else(|| {
-            let what = "puts of this rank to itself under way";
+            let what = "too many puts of this rank to itself are in flight";
             Error::new(OPERATION, Kind::QueueFull, what).with_limit(WQES)
         })
     }
@@ -166,7 +166,7 @@ impl Lane {
         })
     }
 
-    /// Prepares a put of pieces of memory, one behind the other.
+    /// Prepares a put of pieces of memory, concatenated.
     #[inline]
     pub fn put<'a>(
         &mut self,
@@ -191,7 +191,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Prepares a put of words of memory, each copied as a whole, behind all that was put earlier.
+    /// Prepares a put of words in memory, each copied atomically, after all earlier puts.
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         let at = self.take()?;
         self.slots[at].from.clear();
@@ -199,13 +199,13 @@ impl Lane {
         self.prepare(at, to, true)
     }
 
-    /// Prepares a put of words, captured now, behind all that was put earlier.
+    /// Prepares a put of words, copied now, after all earlier puts.
     #[inline]
     pub fn announce(&mut self, words: &[u8], to: Span) -> Result<Put> {
         self.capture(words, to, true)
     }
 
-    /// Prepares a put of a few bytes, which are captured now.
+    /// Prepares a put of a few bytes, which are copied now.
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
         self.capture(bytes, to, false)
@@ -231,13 +231,13 @@ impl Lane {
     fn known(&mut self, operation: &'static str, put: Put) -> Result<&mut Slot> {
         let slot = self.slots.get_mut(put.slot());
         let known = slot.filter(|slot| slot.serial == put.serial && slot.state != PutState::Free);
-        known.ok_or_else(|| Error::new(operation, Kind::Invalid, "no such put"))
+        known.ok_or_else(|| Error::new(operation, Kind::Invalid, "unknown put"))
     }
 
-    /// What has become of a put; `None`: it is under way.
+    /// The status of a put; `None`: it is in flight.
     ///
     /// # Errors
-    /// It was not posted, or is so old that the lane has forgotten it.
+    /// The put was not posted, or is so old that the lane has no state for it.
     pub fn poll(&mut self, put: Put) -> Result<Option<Status>> {
         const OPERATION: &str = "poll put";
         match self.known(OPERATION, put)?.state {
@@ -249,12 +249,12 @@ impl Lane {
         }
     }
 
-    /// Takes a put back that was prepared and not posted.
+    /// Aborts a put that was prepared and not posted.
     pub fn abort(&mut self, put: Put) -> Result<()> {
         const OPERATION: &str = "abort put";
         let slot = self.known(OPERATION, put)?;
         if slot.state != PutState::Prepared {
-            return Err(Error::new(OPERATION, Kind::Invalid, "it was posted"));
+            return Err(Error::new(OPERATION, Kind::Invalid, "already posted"));
         }
         slot.state = PutState::Free;
         slot.from.clear();
@@ -262,7 +262,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Has `stream` wait until a put is done.
+    /// Makes `stream` wait until a put is done.
     pub fn wait_on(&mut self, stream: &Stream, put: Put) -> Result<()> {
         let Ok(slot) = self.known("wait for put", put) else {
             return Ok(());
@@ -278,7 +278,7 @@ impl Lane {
         Ok(rdma::post_on(stream, &mut [], &list)?)
     }
 
-    /// Whether nothing that was posted is under way.
+    /// Whether nothing that was posted is in flight.
     pub fn is_quiet(&self) -> bool {
         let under_way = |slot: &Slot| match slot.state {
             PutState::Posted(last) => !self.is_done(last),
@@ -287,8 +287,8 @@ impl Lane {
         !self.slots.iter().any(under_way)
     }
 
-    /// Submissions of a stream for a late message of `puts`: as on a NIC's lane, and a kernel for
-    /// each put.
+    /// Submissions of a stream for a late message of `puts`: those of a NIC's lane, and a kernel
+    /// for each put.
     pub fn submissions(puts: usize) -> u32 {
         4 + puts as u32
     }
@@ -297,7 +297,7 @@ impl Lane {
         self.failed
     }
 
-    /// Nothing is put any more; who waits for a put goes on.
+    /// Fails the lane: no further put is executed, and waits for its puts complete.
     pub fn fail(&mut self, status: Status) {
         if self.failed.is_some() {
             return;
@@ -321,7 +321,7 @@ impl Lane {
         }
     }
 
-    /// Where kernels find the puts of a message, whose last is the stamp; see
+    /// Writes into `params` where kernels find the puts of a message, whose last is the stamp; see
     /// [`Stamp`].
     pub fn patch(
         &self,
@@ -340,7 +340,7 @@ impl Lane {
         }
     }
 
-    /// Hands a put to the CPU; [`Lane::go_on`] carries it out.
+    /// Queues a put for the CPU; [`Lane::go_on`] executes it.
     pub fn post(&mut self, put: Put) -> Result<()> {
         const OPERATION: &str = "post put";
         self.check(OPERATION)?;
@@ -352,7 +352,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Carries out at most `left` bytes of what the CPU posted. `true`: something was carried out.
+    /// Copies at most `left` bytes of the CPU's puts. Returns `true` if the queue had a put.
     pub fn go_on(&mut self, mut left: usize) -> bool {
         let any = !self.queue.is_empty();
         while left > 0
@@ -379,11 +379,11 @@ impl Lane {
         self.queue.pop_front();
         self.copied = 0;
         self.slots[put.slot()].from.clear();
-        // As in `fail`. Release: who sees it finds the bytes.
+        // As in `fail`. Release: a reader of the new value finds the bytes in place.
         let _ = self.wqes.done(put.slot()).store(put.serial);
     }
 
-    /// Copies at most `left` bytes of the first put. `true`: all of it is copied.
+    /// Copies at most `left` bytes of the first put. Returns `true` if all of it is copied.
     fn copy(&mut self, at: usize, left: &mut usize) -> Result<bool> {
         let Lane {
             local,
@@ -413,7 +413,8 @@ impl Lane {
     }
 }
 
-/// Copies as many of `n` bytes as the buffer holds, or a word. Answers how many.
+/// Copies at most `n` bytes and at most the buffer's size, or one word. Returns the number of
+/// bytes.
 fn transfer(
     from: &Source,
     at: usize,

@@ -1,4 +1,4 @@
-//! Memory as this rank names it to itself: by a key, under which its region is found again.
+//! Memory that this rank names to itself: by a key, which finds its region.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,10 +38,10 @@ impl Table {
         key
     }
 
-    /// The region in which `len` bytes from `to` lie, and where.
+    /// The region that contains the `len` bytes from `to`, and their offset in it.
     ///
     /// # Errors
-    /// `Invalid` if the memory is gone, or they do not lie there.
+    /// `Invalid` if the memory was released, or does not contain the bytes.
     pub fn find(&self, to: Span, len: u64) -> Result<(Region, usize)> {
         let regions = self.lock();
         let inside = |region: &&Region| {
@@ -51,14 +51,14 @@ impl Table {
         };
         let region = regions.by_key.get(&to.key).filter(inside);
         let region = region.ok_or_else(|| {
-            let what = format!("{len} bytes at {:#x}, which have no such key", to.addr);
+            let what = format!("the key does not cover {len} bytes at {:#x}", to.addr);
             Error::new("put", Kind::Invalid, what)
         })?;
         Ok((region.clone(), (to.addr - region.addr().0) as usize))
     }
 }
 
-/// A key in its table, until it is dropped.
+/// A key, which its table holds until the key is dropped.
 struct Key {
     table: Arc<Table>,
     key: u32,
@@ -67,12 +67,12 @@ struct Key {
 impl Drop for Key {
     fn drop(&mut self) {
         let region = self.table.lock().by_key.remove(&self.key);
-        // Behind the lock: it may be the last handle.
+        // Dropped without the lock: it may be the last handle on the region.
         drop(region);
     }
 }
 
-/// The key of some memory, made when it is needed. Clones are the same.
+/// The key of some memory, made on first use. Clones refer to the same key.
 #[derive(Clone)]
 pub(crate) struct Keys {
     table: Arc<Table>,
@@ -107,7 +107,7 @@ impl Keys {
         self.made().get_or_insert_with(make).key
     }
 
-    /// The memory, which is `region`, as its rank names it.
+    /// Encodes the memory, which is `region`, under its key.
     pub fn to_bytes(&self, region: &Region) -> [u8; Remote::LEN] {
         let mut b = [0; Remote::LEN];
         b[..8].copy_from_slice(&region.addr().0.to_le_bytes());
@@ -116,19 +116,19 @@ impl Keys {
         b
     }
 
-    /// What a receive there tells its sender.
+    /// The keys that a receive there writes to its sender.
     pub fn rkeys(&self, region: &Region) -> [Option<u32>; 4] {
         [Some(self.key(region)), None, None, None]
     }
 
-    /// Holds the memory no longer.
+    /// Removes the key, and with it the hold on the memory.
     pub fn forget(&self) {
         let key = self.made().take();
         drop(key);
     }
 }
 
-/// Bytes that are put.
+/// The source of a put.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub region: &'a Region,
@@ -136,7 +136,7 @@ pub(crate) struct Piece<'a> {
     pub len: usize,
 }
 
-/// Memory of this rank, as it has named it.
+/// Memory of this rank, decoded from its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remote {
     addr: u64,
@@ -147,10 +147,10 @@ pub(crate) struct Remote {
 impl Remote {
     const LEN: usize = 20;
 
-    /// What was named.
+    /// Decodes the name.
     ///
     /// # Errors
-    /// `Protocol` if it is not understood.
+    /// `Protocol` if the bytes are invalid.
     pub fn read(bytes: &[u8]) -> Result<Remote> {
         let word = |at: usize| {
             let bytes = bytes.get(at..at + 4)?;
@@ -160,13 +160,13 @@ impl Remote {
         match (bytes.len(), long(0), long(8), word(16)) {
             (Remote::LEN, Some(addr), Some(len), Some(key)) => Ok(Remote { addr, len, key }),
             _ => {
-                let what = format!("{} bytes that name no memory", bytes.len());
+                let what = format!("{} bytes do not name memory", bytes.len());
                 Err(Error::new("open channel", Kind::Protocol, what))
             }
         }
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -174,11 +174,11 @@ impl Remote {
     /// The `len` bytes at `offset`.
     ///
     /// # Errors
-    /// `Invalid` if they do not lie there.
+    /// `Invalid` if they exceed the memory.
     #[inline]
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         if (offset as u64).saturating_add(len as u64) > self.len {
-            let what = format!("{len} bytes at {offset}");
+            let what = format!("{len} bytes at {offset} exceed the memory");
             return Err(Error::new("address memory", Kind::Invalid, what).with_limit(self.len));
         }
         Ok(Span {
@@ -188,7 +188,7 @@ impl Remote {
     }
 }
 
-/// Where bytes are put.
+/// The destination of a put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(super) addr: u64,
@@ -196,20 +196,20 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Where a receive lies.
+    /// The destination of a rendezvous message: the memory of its receive.
     ///
     /// # Errors
     /// `Protocol` if it has no key.
     pub fn of(place: &Place) -> Result<Span> {
         let Place { addr, keys } = *place;
         let key = keys[0].ok_or_else(|| {
-            let what = "a receive whose memory has no key";
+            let what = "the memory of the receive has no key";
             Error::new("put", Kind::Protocol, what)
         })?;
         Ok(Span { addr, key })
     }
 
-    /// So many bytes behind it.
+    /// The destination that is this many bytes further.
     pub fn behind(mut self, bytes: u64) -> Span {
         self.addr = self.addr.wrapping_add(bytes);
         self

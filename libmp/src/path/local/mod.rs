@@ -1,10 +1,11 @@
-//! The path of a rank to itself: its memory is copied, by the CPU for what the CPU posts, by a
-//! kernel for what a stream posts. No NIC has to do with it.
+//! The path of a rank to itself: copies of its memory, by the CPU for puts that the CPU posts, by a
+//! kernel for puts that a stream posts. It uses no NIC.
 //!
-//! A put is a *WQE* in pinned memory, laid out as the kernels of `device/mp_put.cu` and
-//! `device/mp_stamp.cu` have it, with the fields of a NIC's work request: what a kernel completes of
-//! a late message it finds here as there. What a stream posts becomes waits, stores and launches in
-//! the stream's order; what the CPU posts it copies at once, a large put in parts.
+//! A put is a *WQE* in pinned memory, with the layout in the kernels of `device/mp_put.cu` and
+//! `device/mp_stamp.cu` and with the fields of a NIC's work request: a kernel patches the fields of
+//! a late message here as in a NIC's work request. The puts of a stream become waits, stores and
+//! launches in the stream's order. The CPU copies its puts when it posts them, a large put in
+//! parts.
 
 mod lane;
 mod memory;
@@ -24,11 +25,11 @@ use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub(crate) use stream::Item;
 
-/// What lanes of a rank to itself are made of. Clones are the same.
+/// The objects that the lanes of a rank to itself share. Clones refer to the same objects.
 #[derive(Clone, Debug)]
 pub(crate) struct Local {
     gpu: Gpu,
-    /// `None`: the GPU runs none, and streams put nothing here.
+    /// `None`: the GPU runs no kernels, and streams cannot put on this path.
     kernels: Option<Kernels>,
     table: Arc<Table>,
 }
@@ -42,7 +43,7 @@ impl Local {
         }
     }
 
-    /// Those of new memory.
+    /// Keys for new memory.
     pub fn keys(&self) -> Keys {
         Keys::new(&self.table)
     }

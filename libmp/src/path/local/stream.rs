@@ -1,5 +1,5 @@
-//! What streams do for a rank's messages to itself: lists of waits, stores and puts, of which puts
-//! become launches.
+//! Stream operations for a rank's messages to itself: lists of waits, stores and puts; a put
+//! becomes a kernel launch.
 
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{PUTS, Puts};
 use crate::path::uncaptured;
 
-/// Bytes of a put that has blocks of its own.
+/// Number of bytes from which a put has its own kernel launch.
 const LARGE: u64 = 64 << 10;
 const POST: &str = "post put";
 
@@ -38,7 +38,7 @@ impl Item {
     }
 }
 
-/// Puts that one kernel carries out.
+/// Puts that one kernel executes.
 struct Group {
     puts: [Option<Put>; PUTS],
     count: usize,
@@ -46,7 +46,7 @@ struct Group {
 
 impl Lane {
     /// Enqueues a list, whose descriptors `items` describe. If it is refused before a kernel was
-    /// launched, at most waits are enqueued; behind a launch, the lane fails.
+    /// launched, at most waits are enqueued; after a launch, the lane fails.
     pub fn post_on(
         &mut self,
         stream: &Stream,
@@ -59,7 +59,7 @@ impl Lane {
         self.check(POST)?;
         uncaptured(stream, POST)?;
         if !stream.gpu().is(&self.local.gpu) {
-            let what = format!("{stream:?} used with {:?}", self.local.gpu);
+            let what = format!("{stream:?} does not belong to {:?}", self.local.gpu);
             return Err(Error::new(POST, Kind::Gdsync(gdsync::Kind::Foreign), what));
         }
         stream.check_room(list.len() as u32)?;
@@ -98,7 +98,7 @@ impl Lane {
             };
             if let Err(e) = enqueued {
                 if launched {
-                    // The rest will not come.
+                    // The remaining operations are not enqueued.
                     self.fail(Status::LOCAL_QP_OPERATION);
                 }
                 return Err(e);
@@ -112,7 +112,7 @@ impl Lane {
         Ok(())
     }
 
-    /// The puts from the first on that one kernel can carry out.
+    /// The leading puts that one kernel can execute.
     fn group(&self, items: &[Item]) -> Group {
         let mut group = Group {
             puts: [None; PUTS],
@@ -132,7 +132,7 @@ impl Lane {
         group
     }
 
-    /// Launches one kernel; the one with the `last` put says that all are done.
+    /// Launches one kernel; the kernel with the `last` put stores that all are done.
     fn launch(&self, stream: &Stream, group: &Group, last: Put) -> Result<()> {
         let kernels = self.local.kernels.as_ref().ok_or_else(|| {
             let what = "the GPU runs no kernels: a stream needs them to send to its own rank";
@@ -157,10 +157,10 @@ impl Lane {
                 params.serial = put.serial();
             }
         }
-        // SAFETY: the WQEs are the lane's, which the context keeps; what they name lies in
-        // regions that were alive when they were prepared or, where a kernel of the stream patches
-        // the place, is told of by a receive, and memory that is given back stays accessible until
-        // what was enqueued before has run.
+        // SAFETY: the WQEs belong to the lane, which the context keeps. The memory that they name
+        // is in regions that were alive when they were prepared or, if a kernel of the stream
+        // patches the place, in the memory that a receive has named. Memory that is returned stays
+        // accessible until the operations enqueued before have run.
         unsafe { kernels.put(stream, &params, bytes) }
     }
 }

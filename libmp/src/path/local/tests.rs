@@ -1,4 +1,4 @@
-//! A lane of a rank to itself: what is put, in which order, and what becomes of a lane that fails.
+//! Tests of a lane of a rank to itself: the bytes and the order of puts, and the failure of a lane.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ struct Bench {
     lane: Lane,
     stream: gdsync::Stream,
     from: Region,
-    /// What is put lands here; the first bytes are words.
+    /// The destination of puts; the first bytes are words.
     into: Region,
     remote: Remote,
     _keys: Keys,
@@ -47,7 +47,7 @@ impl Bench {
         self.remote.span(offset, 0).unwrap()
     }
 
-    /// A payload in two pieces, and words behind it.
+    /// A payload in two pieces, then words.
     fn message(&mut self, len: usize) -> [Put; 2] {
         let to = self.to(4099);
         let pieces = [(3, len / 3), (5000, len - len / 3)];
@@ -130,7 +130,7 @@ fn a_message_arrives_by_the_cpu_and_by_a_stream() {
 }
 
 #[test]
-fn the_cpu_copies_much_in_parts_and_the_word_comes_last() {
+fn cpu_copies_a_large_put_in_parts_and_the_word_last() {
     let gpu = Gpu::soft().unwrap();
     let local = Local::new(&gpu, None);
     let region = gpu.alloc(MemoryKind::Pinned, 12 << 20).unwrap();
@@ -188,7 +188,7 @@ fn a_step_of_the_cpu_may_end_within_a_word() {
 }
 
 #[test]
-fn a_kernel_finds_place_and_length_of_a_late_put_or_silences_it() {
+fn kernel_patches_place_and_length_of_a_late_put_or_makes_it_a_nop() {
     let mut bench = Bench::new(MemoryKind::Pinned);
     let to = bench.to(0);
     let from = bench.from.clone();
@@ -224,7 +224,7 @@ fn a_kernel_finds_place_and_length_of_a_late_put_or_silences_it() {
         .lane
         .patch(puts.into_iter(), true, [true; 2], &mut params);
     assert_eq!((params.chunks, params.patch[1]), (1, Patch::default()));
-    // As the kernel does it: big-endian, in the WQE.
+    // Stores what the kernel stores: big-endian, in the WQE.
     let wqes = bench.lane.wqes.memory();
     let store = |at: u64, bytes: &[u8]| {
         let offset = (at - wqes.addr().0) as usize;
@@ -247,7 +247,7 @@ fn a_kernel_finds_place_and_length_of_a_late_put_or_silences_it() {
 }
 
 #[test]
-fn a_lane_that_fails_puts_nothing_more_and_lets_streams_pass() {
+fn failed_lane_executes_no_further_put_and_releases_streams() {
     let mut bench = Bench::new(MemoryKind::Pinned);
     let (gate, puts) = bench.gated_message();
     assert_eq!(bench.lane.poll(puts[1]).unwrap(), None);
@@ -267,18 +267,18 @@ fn a_lane_that_fails_puts_nothing_more_and_lets_streams_pass() {
 }
 
 #[test]
-fn wqes_are_used_again_when_their_puts_are_done_or_taken_back() {
+fn wqes_are_reused_when_their_puts_are_done_or_aborted() {
     let mut bench = Bench::new(MemoryKind::Pinned);
     let to = bench.to(0);
     let mut prepare = || bench.lane.put_bytes(&[1; 28], to);
     let puts: Vec<Put> = (0..WQES).map(|_| prepare().unwrap()).collect();
     assert_eq!(prepare().unwrap_err().kind(), Kind::QueueFull);
-    // Not only the newest.
+    // A put that is not the newest can be aborted, too.
     bench.lane.abort(puts[5]).unwrap();
     assert!(bench.lane.abort(puts[5]).is_err());
     let again = bench.lane.put_bytes(&[2; 8], to).unwrap();
     assert_eq!(again.slot(), puts[5].slot());
-    assert!(bench.lane.poll(puts[5]).is_err(), "it is forgotten");
+    assert!(bench.lane.poll(puts[5]).is_err(), "its WQE is reused");
     for put in [puts[0], again] {
         bench.lane.post(put).unwrap();
     }
@@ -300,7 +300,7 @@ fn a_list_with_a_put_is_refused_without_its_lane() {
 }
 
 #[test]
-fn memory_is_found_by_its_key_until_its_keys_are_gone() {
+fn memory_is_found_by_its_key_until_its_keys_are_dropped() {
     let gpu = Gpu::soft().unwrap();
     let local = Local::new(&gpu, None);
     let region = gpu.alloc(MemoryKind::Pinned, 100).unwrap();
@@ -321,7 +321,7 @@ fn memory_is_found_by_its_key_until_its_keys_are_gone() {
     assert_eq!(local.table.find(at, 10).unwrap().1, 90);
     assert!(local.table.find(at, 11).is_err());
     assert!(local.table.find(at.behind(u64::MAX - 100), 1).is_err());
-    // A put whose memory is gone fails its lane.
+    // A put to released memory fails its lane.
     let mut lane = Lane::new(&local).unwrap();
     let put = lane.put_bytes(&[1], at).unwrap();
     drop(keys);
@@ -332,13 +332,13 @@ fn memory_is_found_by_its_key_until_its_keys_are_gone() {
     assert_eq!(lane.error(), Some(Status::LOCAL_ACCESS));
 }
 
-/// `fail` says that the lane failed before it looks at the puts: a kernel that runs in between skips
-/// them, and they are not done.
+/// `fail` stores that the lane failed before it checks the puts: a kernel that runs in between
+/// skips them, and they are not done.
 #[test]
 fn a_put_that_was_skipped_ends_with_the_status_of_the_lane() {
     let mut bench = Bench::new(MemoryKind::Pinned);
     let (gate, puts) = bench.gated_message();
-    // The first thing that `fail` does.
+    // The first step of `fail`.
     let failed = bench.lane.wqes.failed();
     failed.store(Status::TIMEOUT.0).unwrap();
     gate.store(1).unwrap();

@@ -1,4 +1,4 @@
-//! WQEs: puts as kernels find them, in pinned memory. `device/mp_put.cu` has the same layout.
+//! WQEs: puts in pinned memory, for kernels. `device/mp_put.cu` has the same layout.
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32, Word64};
@@ -8,31 +8,33 @@ use crate::error::Result;
 use crate::kernels::Patch;
 use crate::path::MOST_PIECES;
 
-/// Puts of a lane that are prepared or under way at a time.
+/// Puts of a lane that are prepared or in flight at a time.
 pub(super) const WQES: usize = 256;
-/// Bytes that a put captures at most.
+/// Maximum number of bytes that a put captures.
 pub(super) const CAPTURED: usize = 64;
 
-/// Of a WQE: the opcode's word, the remote key and address, how many pieces, the pieces.
+/// Offsets in a WQE: the opcode's word, the remote key and address, the number of pieces, the
+/// pieces.
 const KEY: usize = 4;
 const ADDRESS: usize = 8;
 const PIECES: usize = 16;
 const FIRST: usize = 32;
-/// Of a piece: length, 4 bytes without use, address.
+/// Size of a piece in bytes: length, 4 unused bytes, address.
 const PIECE: usize = 16;
 /// Bytes of a WQE.
 const LEN: usize = FIRST + MOST_PIECES * PIECE;
-/// Where what is captured lies, behind the one piece that it is.
+/// Offset of the captured bytes, after the only piece of that WQE.
 const BYTES: usize = LEN - CAPTURED;
-/// Any opcode but that of a NOP, where a kernel looks for it.
+/// The opcode field: any opcode except a NOP.
 const OPCODE: [u8; 4] = [0, 0, 0, 8];
 
-/// The WQEs of a lane; behind them a word for each, and the word that says that the lane failed.
+/// The WQEs of a lane; after them a word for each WQE, and the word that stores that the lane
+/// failed.
 pub(super) struct Wqes {
     memory: Region,
-    /// By WQE: up to which serial number its puts are done.
+    /// By WQE: the serial number up to which its puts are done.
     done: Vec<Word64>,
-    /// Not 0: nothing is put any more.
+    /// Not 0: no further put is executed.
     failed: Word32,
 }
 
@@ -56,7 +58,7 @@ impl Wqes {
         &self.failed
     }
 
-    /// Where they lie.
+    /// The memory of the WQEs.
     #[cfg(test)]
     pub fn memory(&self) -> &Region {
         &self.memory
@@ -67,7 +69,7 @@ impl Wqes {
         self.memory.addr().0 + (at * LEN) as u64
     }
 
-    /// What was captured with a put.
+    /// The captured bytes of a put.
     pub fn captured(&self, at: usize, len: usize) -> Piece<'_> {
         Piece {
             region: &self.memory,
@@ -81,7 +83,7 @@ impl Wqes {
         Ok(self.memory.write(at * LEN + BYTES, bytes)?)
     }
 
-    /// Writes all of a WQE but its pieces.
+    /// Writes all fields of a WQE except its pieces.
     pub fn write(&self, at: usize, to: Span, pieces: usize) -> Result<()> {
         let mut head = [0; FIRST];
         head[..KEY].copy_from_slice(&OPCODE);
@@ -100,8 +102,8 @@ impl Wqes {
         Ok(self.memory.write(at * LEN + FIRST + index * PIECE, &b)?)
     }
 
-    /// Where a kernel finds the fields of a put of one piece that it completes: the place of a
-    /// `large` one, and where asked for length and offset.
+    /// The addresses of the fields that a kernel completes in a put of one piece: the destination
+    /// of a `large` put, and length and offset if they are late.
     pub fn patch(&self, at: usize, large: bool, [length, offset]: [bool; 2]) -> Patch {
         let field = |wanted: bool, offset: usize| match wanted {
             true => self.addr(at) + offset as u64,

@@ -1,4 +1,4 @@
-//! A lane by the NIC: a queue pair on each side, and the work requests that puts become.
+//! A lane through the NIC: a queue pair on each side, and the work requests of puts.
 
 use gdsync::rdma::{
     self, Descriptor, Doorbell, Field, Qp, QpAddress, SendRequest, Sge, Work, post_on,
@@ -11,35 +11,35 @@ use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path::WordOrder;
 use crate::wire::record::{NIC, Record};
 
-/// Bytes that a READ reads to keep a word behind its payload.
+/// Number of bytes that a READ reads to order a word after its payload.
 const LOOK: usize = 8;
 
-/// How far a lane has come.
+/// The connection state of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaneState {
-    /// This side's end is made, and told to the peer.
+    /// This side's end exists, and its address was sent to the peer.
     Made,
-    /// It is connected to the peer's.
+    /// This side's end is connected to the peer's.
     Connected,
-    /// The peer has connected its end, too.
+    /// The peer has connected its end as well.
     Open,
 }
 
-/// A put that is prepared on a queue pair, under way, or done.
+/// A put that is prepared on a queue pair, in flight, or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Put(SendRequest);
 
-/// How words to a peer are kept behind their payload: chosen once for all lanes to it.
+/// How words to a peer are ordered after their payload: chosen once for all lanes to the peer.
 #[derive(Default)]
 pub(crate) struct WordOrdering {
-    /// `None`: it is not chosen yet.
+    /// `None`: not chosen yet.
     pub order: Option<WordOrder>,
     /// As [`Lane::landing`].
     landing: Option<Keys>,
 }
 
 impl WordOrdering {
-    /// Chooses, if that is not done. `keeps_order`: the peer's NIC places WRITEs in order.
+    /// Chooses the order, once. `keeps_order`: the peer's NIC places WRITEs in order.
     fn choose(&mut self, nic: &Nic, peer: u32, keeps_order: bool) -> Result<()> {
         if self.order.is_some() {
             return Ok(());
@@ -58,18 +58,18 @@ impl WordOrdering {
 /// A queue pair to a peer.
 pub(crate) struct Lane {
     qp: Qp,
-    /// Where the READs land that keep words behind their payload; `None`: words are plain WRITEs.
+    /// Memory for the results of READs before words; `None`: words are plain WRITEs.
     landing: Option<Keys>,
     state: LaneState,
 }
 
 impl Lane {
-    /// Submissions of a stream for a late message: of its two lists and its kernel.
+    /// Submissions of a stream for a late message: its two lists and its kernel.
     pub const SUBMISSIONS: u32 = 4;
 
-    /// This side's end of lane `lane`, rung by `doorbell`, and what to tell the peer of it: the
-    /// address, and whether the NIC here places the WRITEs that it receives in the order in which
-    /// they were posted.
+    /// Makes this side's end of lane `lane`, whose doorbell `doorbell` writes. Returns the record
+    /// for the peer: the address, and whether the NIC of this side places received WRITEs in the
+    /// order in which they were posted.
     pub fn make(
         nic: &Nic,
         word_ordering: &WordOrdering,
@@ -87,7 +87,7 @@ impl Lane {
         Ok((lane, Record::new(NIC, &end)))
     }
 
-    /// Connects this side's end to the one that `peer` has named.
+    /// Connects this side's end to the end that `peer` has named.
     pub fn connect(
         &mut self,
         nic: &Nic,
@@ -99,7 +99,7 @@ impl Lane {
         let (address, keeps_order) = match end.split_last() {
             Some((&keeps @ (0 | 1), address)) => (QpAddress::from_bytes(address)?, keeps == 1),
             _ => {
-                let what = "an end of a lane that does not say how WRITEs are placed";
+                let what = "the peer's end of a lane has no WRITE order flag";
                 return Err(Error::new("open lane", Kind::Protocol, what));
             }
         };
@@ -110,7 +110,7 @@ impl Lane {
         Ok(())
     }
 
-    /// The peer has connected its end, to which this side's was before.
+    /// Opens the lane: the peer has connected its end, as this side had before.
     pub fn connected(&mut self) {
         self.state = LaneState::Open;
     }
@@ -120,45 +120,45 @@ impl Lane {
         self.state == LaneState::Open
     }
 
-    /// What has become of a put; `None`: it is under way.
+    /// The status of a put; `None`: it is in flight.
     ///
     /// # Errors
-    /// It is so old that the queue has forgotten it.
+    /// The put is so old that the queue has no state for it.
     pub fn poll(&mut self, put: Put) -> Result<Option<Status>> {
         match self.qp.poll(put.0)? {
-            // What went before it failed, and it was flushed.
+            // An earlier work request failed, and this one was flushed.
             Some(Status::FLUSHED) => Ok(Some(self.qp.error().unwrap_or(Status::FLUSHED))),
             status => Ok(status),
         }
     }
 
-    /// Takes a put back that was prepared and not posted: the newest first.
+    /// Aborts a put that was prepared and not posted; the newest must be aborted first.
     pub fn abort(&mut self, put: Put) -> Result<()> {
         Ok(self.qp.abort(put.0)?)
     }
 
-    /// Has `stream` wait until a put is done.
+    /// Makes `stream` wait until a put is done.
     pub fn wait_on(&mut self, stream: &Stream, put: Put) -> Result<()> {
         let list = [Descriptor::wait(put.0)];
         Ok(post_on(stream, &mut [&mut self.qp], &list)?)
     }
 
-    /// Whether a kernel may wait for words that arrive by this lane.
+    /// Whether a kernel may poll words that arrive through this lane.
     pub fn may_spin(&self) -> bool {
         self.qp.may_spin()
     }
 
-    /// Whether nothing that was posted is under way, on the NIC or a stream.
+    /// Whether nothing that was posted is in flight, on the NIC or a stream.
     pub fn is_quiet(&mut self) -> bool {
         self.qp.is_quiet()
     }
 
-    /// Why the queue pair is in error, if it is.
+    /// The status with which the queue pair entered the error state, if it did.
     pub fn error(&mut self) -> Option<Status> {
         self.qp.error()
     }
 
-    /// Nothing of the peer reaches this side any more.
+    /// Fails the queue pair: the peer's operations cannot reach this side any more.
     pub fn fail(&mut self, status: Status) {
         self.qp.fail(status);
     }
@@ -167,7 +167,7 @@ impl Lane {
         Ok(Put(self.qp.prepare(work)?))
     }
 
-    /// Prepares a put of pieces of memory, one behind the other.
+    /// Prepares a put of pieces of memory, concatenated.
     #[inline]
     pub fn put<'a>(
         &mut self,
@@ -188,20 +188,20 @@ impl Lane {
         self.prepare(&Work::write(&list[..count], to.0))
     }
 
-    /// Prepares a put of words of memory, each written as a whole.
+    /// Prepares a put of 64-bit words in memory, each written atomically.
     #[inline]
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         self.prepare(&Work::write(&[words.0], to.0))
     }
 
-    /// Prepares a put of a few bytes, which are captured now.
+    /// Prepares a put of a few bytes, which are copied now (inline).
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
         self.prepare(&Work::write_inline(&[bytes], to.0))
     }
 
-    /// Where WRITEs may be placed out of order: a READ of `to`, for which the words wait. A NIC
-    /// carries a READ out behind all earlier WRITEs.
+    /// If WRITEs may be placed out of order: prepares a READ of `to`, for which the words wait. A
+    /// NIC executes a READ after all earlier WRITEs.
     #[inline]
     pub fn look(&mut self, to: Span) -> Option<Result<Put>> {
         let landing = self.landing.as_ref()?;
@@ -210,13 +210,13 @@ impl Lane {
         Some(made.map(Put).map_err(Error::from))
     }
 
-    /// Prepares a put of words, captured now, behind [`Lane::look`].
+    /// Prepares a put of words, copied now, after [`Lane::look`].
     #[inline]
     pub fn announce(&mut self, words: &[u8], to: Span) -> Result<Put> {
         self.behind(Work::write_inline(&[words], to.0))
     }
 
-    /// As [`Lane::announce`], of words that are read when they are put.
+    /// As [`Lane::announce`], for words that are read when the put is executed.
     pub fn announce_from(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         self.behind(Work::write(&[words.0], to.0))
     }
@@ -229,21 +229,21 @@ impl Lane {
         }
     }
 
-    /// Hands a put to the NIC, by the CPU.
+    /// Posts a put from the CPU.
     #[inline]
     pub fn post(&mut self, put: Put) -> Result<()> {
         Ok(self.qp.post(put.0)?)
     }
 
-    /// Enqueues a list.
+    /// Enqueues a list on a stream.
     #[inline]
     pub fn post_on(&mut self, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
         Ok(rdma::post_on(stream, &mut [&mut self.qp], list)?)
     }
 
-    /// Tells a kernel, in `params`, where the work requests of a message lie that it completes. The
-    /// last of `puts` is the stamp. `large`: the kernel fills in the destination; `length`,
-    /// `offset`: these too.
+    /// Writes into `params` the addresses of the work-request fields of a message that a kernel
+    /// completes. The last of `puts` is the stamp. `large`: the kernel fills in the destination;
+    /// `length`, `offset`: it fills in these.
     pub fn patch(
         &self,
         mut puts: impl DoubleEndedIterator<Item = Put>,
@@ -252,11 +252,11 @@ impl Lane {
         params: &mut Stamp<MOST_CHUNKS>,
     ) -> Result<()> {
         let Some(stamp) = puts.next_back() else {
-            let what = "a message without puts";
+            let what = "the message has no puts";
             return Err(Error::new("patch message", Kind::Invalid, what));
         };
         if self.landing.is_some() {
-            // The READ in front of the stamp stays as it is.
+            // The READ before the stamp is not patched.
             puts.next_back();
         }
         let word32 = |put: Put, field| self.qp.field32(put.0, field).map(|word| word.addr().0);

@@ -1,4 +1,4 @@
-//! Memory as NICs know it: registrations of this rank's, keys of a peer's.
+//! Memory for NICs: registrations of this rank, keys of a peer.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use gdsync::rdma::{Mr, RemoteMemory, RemoteSpan, Sge};
 use crate::error::{Error, Result};
 use crate::wire::record::Place;
 
-/// A registration. Clones are the same.
+/// A registration. Clones refer to the same registration.
 #[derive(Clone)]
 pub(crate) struct Keys(pub(super) Mr);
 
@@ -26,36 +26,36 @@ impl Keys {
         self.0.region()
     }
 
-    /// The memory, as peers name it.
+    /// The encoded name of the memory, for peers.
     pub fn to_bytes(&self) -> [u8; RemoteMemory::LEN] {
         self.0.remote().to_bytes()
     }
 
-    /// What a peer needs to write there, by rail.
+    /// The remote keys with which a peer writes there, by rail.
     pub fn rkeys(&self) -> [Option<u32>; 4] {
         self.0.remote().rkeys
     }
 
-    /// `len` bytes at `offset`, to be put.
+    /// `len` bytes at `offset`, as the source of a put.
     #[inline]
     pub fn piece(&self, offset: usize, len: usize) -> Piece<'_> {
         Piece(self.0.sge(offset as u64, len as u32))
     }
 
-    /// The buffer that the memory was made of; see [`Mr::into_vec`].
+    /// Returns the buffer that the memory was made from; see [`Mr::into_vec`].
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Keys, Error)> {
         let taken = self.0.into_vec(limit);
         taken.map_err(|(mr, e)| (Keys(mr), e.into()))
     }
 
-    /// What names the registration.
+    /// The local key, which identifies the registration.
     #[cfg(test)]
     pub fn id(&self) -> u32 {
         self.0.lkey()
     }
 }
 
-/// Bytes that are put: some of this rank's memory.
+/// The source of a put: bytes of this rank's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'a>(pub(super) Sge<'a>);
 
@@ -64,15 +64,15 @@ pub(crate) struct Piece<'a>(pub(super) Sge<'a>);
 pub(crate) struct Remote(RemoteMemory);
 
 impl Remote {
-    /// What a peer has named.
+    /// Decodes the memory that a peer has named.
     ///
     /// # Errors
-    /// `Protocol` if it is not understood.
+    /// `Protocol` if the bytes are invalid.
     pub fn read(bytes: &[u8]) -> Result<Remote> {
         Ok(Remote(RemoteMemory::from_bytes(bytes)?))
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     pub fn len(&self) -> u64 {
         self.0.len
     }
@@ -84,19 +84,19 @@ impl Remote {
     }
 }
 
-/// Where bytes are put.
+/// The destination of a put.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span(pub(super) RemoteSpan);
 
 impl Span {
-    /// Where a receive lies.
+    /// The destination of a rendezvous message: the memory of its receive.
     pub fn of(place: &Place) -> Result<Span> {
         let Place { addr, keys: rkeys } = *place;
         let memory = RemoteMemory::default().addr(addr).len(0).rkeys(rkeys);
         Ok(Span(memory.span(0, 0)?))
     }
 
-    /// So many bytes behind it.
+    /// The destination that is this many bytes further.
     pub fn behind(mut self, bytes: u64) -> Span {
         self.0.addr = self.0.addr.wrapping_add(bytes);
         self

@@ -1,4 +1,4 @@
-//! The path by a NIC: queue pairs, work requests, registrations.
+//! The NIC path: queue pairs, work requests, memory registrations.
 
 mod lane;
 mod memory;
@@ -16,7 +16,7 @@ pub(crate) use lane::{Lane, Put, WordOrdering};
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use options::NicOptions;
 
-/// How queue pairs to peers are made.
+/// The NIC of a rank, and the settings of its queue pairs.
 #[derive(Clone, Debug)]
 pub(crate) struct Nic {
     me: u32,
@@ -29,26 +29,27 @@ pub(crate) struct Nic {
     error: Word32,
 }
 
-/// What a peer may do with registered memory.
+/// The access that a registration grants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rights {
-    /// All of it: memory of the application.
+    /// All access: memory of the application.
     All,
-    /// Write words there, and read them to keep the order.
+    /// The peer writes words, and reads them for the order of WRITEs.
     Words,
-    /// Write there.
+    /// The peer writes.
     Write,
-    /// Nothing: this rank puts from there.
+    /// The peer has no access: this rank puts from this memory.
     Source,
-    /// Nothing: this rank's NIC reads into it.
+    /// The peer has no access: this rank's NIC stores the results of READs there.
     Landing,
 }
 
 impl Nic {
-    /// The path by `device`. Queue pairs give up after `timeout`, and tell `error` of failures.
+    /// Opens the path through `device`. Queue pairs fail after `timeout`, and store failures in
+    /// `error`.
     ///
     /// # Errors
-    /// `Invalid` for options out of range; what gdsync refuses.
+    /// `Invalid` for options out of range; errors of gdsync.
     pub fn open(
         me: u32,
         device: &Device,
@@ -79,12 +80,12 @@ impl Nic {
         Ok(Keys(self.pd.register(region, access)?))
     }
 
-    /// Whether this NIC knows memory by `keys`.
+    /// Whether `keys` are a registration with this NIC.
     pub fn knows(&self, keys: &Keys) -> bool {
         keys.0.is_of(&self.pd)
     }
 
-    /// Memory that READs land in.
+    /// Memory for the results of READs.
     fn landing(&self) -> Result<Keys> {
         let region = self.device.gpu().alloc(MemoryKind::Pinned, 64)?;
         self.register(&region, Rights::Landing)
@@ -93,7 +94,7 @@ impl Nic {
     fn queue_pair(&self, lane: usize, doorbell: Doorbell) -> Result<Qp> {
         let mut config = self.queues.clone();
         if lane == 0 {
-            // What the CPU posts is little and done soon.
+            // The CPU posts few work requests, which complete soon.
             config.send_blocks = config.send_blocks.min(32);
         }
         config.timeout = Some(self.timeout);

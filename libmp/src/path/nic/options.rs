@@ -1,4 +1,4 @@
-//! Options of the path by a NIC.
+//! Options of the NIC path.
 
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::QpConfig;
@@ -6,7 +6,7 @@ use gdsync::rdma::QpConfig;
 use crate::error::{Error, Kind, Result};
 use crate::path::WordOrder;
 
-/// What only the path by a NIC has: given to [`Builder::nic`](crate::Builder::nic).
+/// Options of the NIC path, for [`Builder::nic`](crate::Builder::nic).
 #[derive(Clone, Debug)]
 pub struct NicOptions {
     pub(super) queues: QpConfig,
@@ -27,25 +27,27 @@ impl Default for NicOptions {
 }
 
 impl NicOptions {
-    /// What queue pairs are made of; the time limit and the doorbell are the context's.
+    /// Sets the sizes and memory of queue pairs; the timeout and the doorbell are set by the
+    /// context.
     #[must_use]
     pub fn queues(mut self, config: QpConfig) -> NicOptions {
         self.queues = config;
         self
     }
 
-    /// How the word that announces a message is kept behind its payload. Default: as `MP_TELL` says.
+    /// Sets how the word that announces a message is ordered after its payload. Default: from
+    /// `MP_TELL`.
     #[must_use]
     pub fn word_order(mut self, how: WordOrder) -> NicOptions {
         self.order = Some(how);
         self
     }
 
-    /// Checks the queues, and answers how words are kept behind their payload.
+    /// Checks the queue sizes, and returns how words are ordered after their payload.
     pub(crate) fn check(&self) -> Result<WordOrder> {
         if self.queues.send_blocks < 32 {
             let blocks = self.queues.send_blocks;
-            let what = format!("{blocks} blocks a queue, fewer than 32");
+            let what = format!("a queue of {blocks} blocks is too short, 32 are needed");
             return Err(Error::new("build context", Kind::Invalid, what).with_limit(32768));
         }
         self.order.map_or_else(WordOrder::from_env, Ok)

@@ -1,5 +1,5 @@
-//! Credits: telling senders which messages were taken, half the slots of a channel at a time, by
-//! the stream that took them or by the library.
+//! Credits: acknowledgements of taken messages, returned to senders in runs of half the slots of a
+//! channel, by the stream that took the messages or by the library.
 
 use gdsync::Stream;
 
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Lane, List};
 
-/// Messages that were taken by one poster and of which the sender is not told yet.
+/// A run of messages that one poster has taken and whose credits are not returned yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub lane: u8,
@@ -17,18 +17,18 @@ pub(crate) struct Run {
     pub to: u64,
 }
 
-/// The runs of one channel.
+/// The pending runs of one channel.
 #[derive(Debug, Default)]
 pub(crate) struct Credits {
-    /// The one that grows.
+    /// The run that grows.
     run: Option<Run>,
-    /// Runs that the library tells, as their poster went elsewhere.
+    /// Runs that the library returns, because another poster took the next message.
     stale: Vec<Run>,
 }
 
 impl Credits {
-    /// Counts a message as taken by a poster. Answers a run of `most` messages, of which its sender
-    /// is to be told now.
+    /// Counts a message as taken by a poster. Returns a run of `most` messages if its credits are
+    /// due now.
     pub fn count(&mut self, number: u64, lane: u8, stream: Option<u64>, most: u32) -> Option<Run> {
         let (from, to) = (number, number + 1);
         let new = Run {
@@ -48,12 +48,12 @@ impl Credits {
         (!(on(Mutant::LostCredit) && run.from % 3 == 0)).then_some(run)
     }
 
-    /// Keeps a run of which its sender could not be told.
+    /// Keeps a run whose credits could not be returned.
     pub fn keep(&mut self, run: Run) {
         self.stale.push(run);
     }
 
-    /// Takes a run out whose messages were all `taken`: its sender can be told.
+    /// Removes a run whose messages were all `taken`: its credits can be returned.
     pub fn due(&mut self, taken: impl Fn(&Run) -> bool) -> Option<Run> {
         if let Some(at) = self.stale.iter().position(&taken) {
             return Some(self.stale.remove(at));
@@ -62,21 +62,21 @@ impl Credits {
             .take_if(|run| taken(run) && !on(Mutant::LostCredit))
     }
 
-    /// Whether the sender is told of all.
+    /// Whether all credits are returned.
     pub fn is_empty(&self) -> bool {
         self.run.is_none() && self.stale.is_empty()
     }
 }
 
 impl RecvChannel {
-    /// Counts a message as taken by a poster. Answers a run that its sender is to be told of now.
+    /// Counts a message as taken by a poster. Returns a run whose credits are due now.
     #[inline]
     pub fn count(&mut self, number: u64, lane: u8, stream: Option<u64>) -> Option<Run> {
         let half = self.shape.depth / 2;
         self.side.credits.count(number, lane, stream, half)
     }
 
-    /// A run of which the sender can be told, and was not.
+    /// A run whose credits can be returned and are not.
     pub fn credit_due(&mut self) -> Option<Run> {
         let (numbers, taken) = (self.numbers, &self.taken);
         let is_taken = |n: u64| has_come(&taken[numbers.slot(n)], n);
@@ -84,7 +84,7 @@ impl RecvChannel {
         self.side.credits.due(all)
     }
 
-    /// Tells the sender what was taken, when the stream gets there. What cannot be enqueued is kept.
+    /// Enqueues the return of a run's credits on the stream. If that fails, the run is kept.
     pub fn credit_on(&mut self, stream: &Stream, lane: &mut Lane, run: Run) -> Result<()> {
         let mut batch = Batch::short(lane);
         let posted = self.put_credit(&mut batch, &run).and_then(|()| {
@@ -99,7 +99,8 @@ impl RecvChannel {
         posted
     }
 
-    /// Tells the sender what was taken, or keeps it for the next round. `true`: it was told.
+    /// Returns a run's credits by the CPU, or keeps the run for the next round. `true`: they were
+    /// returned.
     pub fn credit_by_cpu(&mut self, lane: Option<&mut Lane>, run: Run) -> bool {
         let written = lane.is_some_and(|lane| {
             let mut batch = Batch::short(lane);
@@ -111,8 +112,8 @@ impl RecvChannel {
         written
     }
 
-    /// Puts the words of a run into the sender's return block: at once, or in two pieces at the
-    /// ring's end.
+    /// Puts the words of a run into the sender's return block: in one put, or in two at the end of
+    /// the ring.
     fn put_credit(&self, batch: &mut Batch<'_, 3>, run: &Run) -> Result<()> {
         let count = (run.to - run.from) as usize;
         let slot = self.numbers.slot(run.from);
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_grows_while_its_poster_stays_and_is_told_of_when_it_is_long() {
+    fn run_grows_while_its_poster_stays_and_is_returned_when_full() {
         let mut credits = Credits::default();
         let (a, b) = ((1, Some(7)), (2, None));
         let mut count = |number, (lane, stream)| credits.count(number, lane, stream, 2);
@@ -147,7 +148,7 @@ mod tests {
             to,
         };
         assert_eq!(count(1, a), Some(run));
-        // Another poster, and a message in between, end a run that is short.
+        // Another poster, or a gap in the numbers, ends a run early.
         for (number, poster) in [(2, a), (3, b), (5, b)] {
             assert_eq!(count(number, poster), None);
         }

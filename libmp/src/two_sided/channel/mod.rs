@@ -1,11 +1,10 @@
-//! Channels: what two ranks keep in each other's memory for the messages under one tag in one
-//! direction.
+//! Channels: the memory that two ranks share for the messages under one tag in one direction.
 //!
 //! The receiver has a *mailbox*: for each slot two words, `first` and `arrival`, and room for an
-//! eager message. The sender has a *return block*: for each slot where the receive is
-//! (`place`), whether it is there (`ready`) and that its message was taken (`taken`). Message n
-//! uses slot n modulo the depth on both sides, whoever sends it and whoever takes it, so nobody
-//! has to match anything while messages move: the n-th send under a tag meets the n-th receive.
+//! eager message. The sender has a *return block*: for each slot the address of the receive
+//! (`place`), whether it is posted (`ready`) and whether its message was taken (`taken`). Message n
+//! uses slot n modulo the depth on both sides, for every poster and every taker. So messages need
+//! no matching while they move: the n-th send under a tag matches the n-th receive.
 
 mod credits;
 mod numbers;
@@ -59,7 +58,7 @@ impl Shape {
         self.taken_at(self.slots())
     }
 
-    /// The words of all slots, set to what they hold before any message.
+    /// The words of all slots, set to their values before any message.
     fn words(&self, block: &Keys, at: impl Fn(usize) -> usize) -> Result<Vec<Word64>> {
         let numbers = Numbers::new(self);
         let one = |slot: usize| -> Result<Word64> {
@@ -71,15 +70,15 @@ impl Shape {
     }
 }
 
-/// One side of a channel; `S` is what only that side has.
+/// One side of a channel; `S` has the fields of that side.
 pub(crate) struct Channel<S> {
-    /// By which the two sides reach each other.
+    /// The path between the two sides.
     pub path: Path,
     pub numbers: Numbers,
     pub shape: Shape,
-    /// Memory here that the peer writes to.
+    /// Memory of this rank that the peer writes to.
     memory: Keys,
-    /// Memory of the peer's, once it is known.
+    /// Memory of the peer, once the peer has named it.
     remote: Option<Remote>,
     /// By slot: the message was taken.
     taken: Vec<Word64>,
@@ -104,7 +103,7 @@ impl<S> Channel<S> {
         }
     }
 
-    /// The memory that the peer writes to, as it names it.
+    /// The record of the memory that the peer writes to.
     pub fn block(&self) -> Vec<Record> {
         vec![self.memory.record(self.path)]
     }
@@ -112,7 +111,7 @@ impl<S> Channel<S> {
     fn adopt(&mut self, block: &[Record], len: usize) -> Result<()> {
         let block = Remote::read(self.path, block, len)?;
         if self.remote.is_some_and(|known| known != block) {
-            let what = "a channel's memory, announced twice";
+            let what = "a channel was announced twice, with other memory";
             return Err(Error::new("open channel", Kind::Protocol, what));
         }
         self.remote = Some(block);
@@ -126,32 +125,32 @@ impl<S> Channel<S> {
         remote.span(offset, len)
     }
 
-    /// The word that says that message `number` was taken.
+    /// The word that stores that message `number` was taken.
     #[inline]
     pub fn taken(&self, number: u64) -> &Word64 {
         &self.taken[self.numbers.slot(number)]
     }
 
-    /// Whether it was.
+    /// Whether message `number` was taken.
     #[inline]
     pub fn is_taken(&self, number: u64) -> bool {
         has_come(self.taken(number), number)
     }
 
-    /// Whether so many messages are under way that no further one is numbered.
+    /// Whether the window is full, so that no further message gets a number.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.numbers.is_full(|number| self.is_taken(number))
     }
 }
 
-/// Whether `at` has come to message `number`.
+/// Whether the word `at` has reached message `number`.
 #[inline]
 pub(crate) fn has_come(at: &Word64, number: u64) -> bool {
     at.load().is_ok_and(|w| word::reached(w, number))
 }
 
-/// Lets every stream pass that waits for one of `words`.
+/// Releases every stream that waits for one of `words`.
 fn store_failure<'a>(words: impl Iterator<Item = &'a Word64>, next: u64, status: Status) {
     let failed = word::word(next, WordKind::Failed, status.0.into());
     for word in words {

@@ -1,14 +1,14 @@
-//! Numbers of messages: which is the next, which slot it uses, and how many may be under way.
+//! Message numbers: the next number, its slot, and the number of messages that may be in flight.
 //!
-//! Message n uses slot n modulo the depth on both sides, so equal numbers meet in one slot.
+//! Message n uses slot n modulo the depth on both sides, so equal numbers use the same slot.
 
 use std::ops::Range;
 
 use crate::wire::control::Shape;
 use crate::wire::word;
 
-/// Messages of one channel that may be under way: far less than the half of what the 16 bits of
-/// a word can tell apart.
+/// Number of messages of one channel that may be in flight: much less than half of the range of a
+/// word's 16 bits.
 pub(crate) const WINDOW: u64 = 8192;
 
 /// The numbers of one side of a channel.
@@ -29,29 +29,29 @@ impl Numbers {
         }
     }
 
-    /// The number that the next message has.
+    /// The number of the next message.
     #[inline]
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// The next message has its number.
+    /// Gives the next message its number.
     #[inline]
     pub fn advance(&mut self) {
         self.next += 1;
     }
 
-    /// Whether a message has a number.
+    /// Whether any message has a number.
     pub fn is_used(&self) -> bool {
         self.next != self.first
     }
 
-    /// Whether `number` is the newest, so that it can be given back.
+    /// Whether `number` is the newest, so that it can be released.
     pub fn is_newest(&self, number: u64) -> bool {
         self.next == number + 1
     }
 
-    /// Gives the newest number back.
+    /// Releases the newest number.
     pub fn give_back(&mut self) {
         self.next -= 1;
     }
@@ -59,11 +59,11 @@ impl Numbers {
     /// The slot of message `number`.
     #[inline]
     pub fn slot(&self, number: u64) -> usize {
-        // The depth is a power of two: no division.
+        // The depth is a power of two, so no division is needed.
         (number & (self.depth - 1)) as usize
     }
 
-    /// The message that used the slot before; `None` for the first in it.
+    /// The previous message in the slot; `None` for the first message in it.
     #[inline]
     pub fn previous(&self, number: u64) -> Option<u64> {
         (number - self.first >= self.depth).then(|| number - self.depth)
@@ -74,15 +74,15 @@ impl Numbers {
         end.saturating_sub(self.depth).max(self.first)..end
     }
 
-    /// Whether so many messages are under way that no further one is numbered; `taken` says of a
-    /// message whether it was taken.
+    /// Whether the window is full, so that no further message gets a number; `taken` returns
+    /// whether a message was taken.
     #[inline]
     pub fn is_full(&self, taken: impl FnOnce(u64) -> bool) -> bool {
         let oldest = self.next.checked_sub(WINDOW).filter(|n| *n >= self.first);
         oldest.is_some_and(|oldest| !taken(oldest))
     }
 
-    /// What the words of a slot hold before its first message.
+    /// The value of a slot's words before its first message.
     pub fn before(&self, slot: usize) -> u64 {
         let ahead = (slot as u64).wrapping_sub(self.first) % self.depth;
         word::before(self.first.wrapping_add(ahead), self.depth)
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!([6, 9].map(|n| numbers.previous(n)), [None; 2]);
         assert_eq!(numbers.previous(10), Some(6));
         assert_eq!([6, 8, 20].map(|n| numbers.last(n)), [6..6, 6..8, 16..20]);
-        // No word tells of a message before its first.
+        // The initial word of a slot belongs to no message of the slot.
         for n in 6..10 {
             let before = numbers.before(numbers.slot(n));
             assert!(!word::reached(before, n) && word::reached(before, n - 4));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_is_full_until_its_oldest_message_was_taken() {
+    fn window_is_full_until_its_oldest_message_is_taken() {
         let mut numbers = numbers(3);
         for _ in 0..WINDOW {
             assert!(!numbers.is_full(|_| false));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_number_is_given_back() {
+    fn only_the_newest_number_can_be_released() {
         let mut numbers = numbers(0);
         assert!(!numbers.is_used());
         numbers.advance();

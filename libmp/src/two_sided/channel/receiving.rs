@@ -1,4 +1,4 @@
-//! The receiving side of a channel: its mailbox, and what its sender is told.
+//! The receiving side of a channel: its mailbox, and the words that it writes to its sender.
 
 use gdsync::Status;
 use gdsync::gpu::Word64;
@@ -11,18 +11,18 @@ use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
-/// What only a receiver has. Its memory is the mailbox.
+/// The fields of a receiver. The channel's memory is the mailbox.
 pub(crate) struct Receiving {
-    /// By slot: the message is there, or announced.
+    /// By slot: the message has arrived, or is announced.
     first: Vec<Word64>,
-    /// By slot: the message is there.
+    /// By slot: the message has arrived.
     arrival: Vec<Word64>,
-    /// Copied into the sender's return block: which messages were taken.
+    /// The words that say which messages were taken; copied into the sender's return block.
     pub(super) taken_words: Keys,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
-    /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next one
-    /// only when that is done: words must not overtake each other.
+    /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next
+    /// one only when that put is done: words must not overtake each other.
     ready_puts: Vec<Option<(u8, Put)>>,
     pub credits: Credits,
 }
@@ -43,7 +43,7 @@ impl RecvChannel {
         Ok(Channel::of(paths.to(peer), shape, mailbox, taken, side))
     }
 
-    /// The peer's return block is known now.
+    /// Sets the peer's return block.
     pub fn open(&mut self, block: &[Record]) -> Result<()> {
         self.adopt(block, self.shape.block_len())
     }
@@ -52,8 +52,8 @@ impl RecvChannel {
         self.remote.is_some()
     }
 
-    /// The word that tells a receive that its message is there: a small one also ends when a
-    /// message is announced that it has no room for.
+    /// The word that a receive waits for: a small receive also ends when a message is announced for
+    /// which it has no room.
     #[inline]
     pub fn word(&self, number: u64, large: bool) -> &Word64 {
         match large {
@@ -62,12 +62,12 @@ impl RecvChannel {
         }
     }
 
-    /// Whether that word tells of the message.
+    /// Whether the message has arrived, by that word.
     pub fn has_come(&self, number: u64, large: bool) -> bool {
         super::has_come(self.word(number, large), number)
     }
 
-    /// What the first word of a message says, if it is about that message.
+    /// Kind and length in the first word of a message, if the word belongs to that message.
     pub fn said(&self, number: u64) -> Option<(Option<WordKind>, u64)> {
         let (low, kind, len) = word::parse(self.word(number, false).load().ok()?);
         (low == number as u16).then_some((kind, len))
@@ -85,45 +85,45 @@ impl RecvChannel {
         &mut self.side.ready_puts[self.numbers.slot(number)]
     }
 
-    /// The same of all slots that have one.
+    /// The puts that last wrote ready words, and their lanes, for all slots that have one.
     pub fn ready_puts(&self) -> impl Iterator<Item = (u8, Put)> + '_ {
         self.side.ready_puts.iter().flatten().copied()
     }
 
-    /// Where an eager message lies.
+    /// The offset of an eager message's payload in the mailbox.
     fn payload_at(&self, number: u64) -> usize {
         self.shape.payload_at(self.numbers.slot(number))
     }
 
-    /// Address of that.
+    /// The address of an eager message's payload.
     pub fn payload_addr(&self, number: u64) -> u64 {
         self.memory.region().addr().0 + self.payload_at(number) as u64
     }
 
-    /// Copies an eager message out.
+    /// Copies the payload of an eager message out.
     pub fn read_payload(&self, number: u64, offset: usize, into: &mut [u8]) -> Result<()> {
         let at = self.payload_at(number) + offset;
         Ok(self.memory.region().read(at, into)?)
     }
 
-    /// Whether the message before in the slot of `number` was taken.
+    /// Whether the previous message in the slot of `number` was taken.
     pub fn is_free(&self, number: u64) -> bool {
         let before = self.numbers.previous(number);
         before.is_none_or(|before| self.is_taken(before))
     }
 
-    /// Where the sender learns where the receive of `number` lies.
+    /// Where the receive of `number` writes its place, in the sender's memory.
     pub fn place(&self, number: u64) -> Result<Span> {
         self.span(self.numbers.slot(number) * Place::ROOM, Place::LEN)
     }
 
-    /// Where it learns that it is there.
+    /// Where the receive of `number` writes its ready word, in the sender's memory.
     pub fn ready(&self, number: u64) -> Result<Span> {
         self.span(self.shape.ready_at(self.numbers.slot(number)), 8)
     }
 
-    /// Whether every message up to `next` was taken, its sender told, and no receive waits for
-    /// another.
+    /// Whether every message up to `next` was taken, all credits are returned, and no receive waits
+    /// for another message.
     pub fn is_idle(&self, next: u64) -> bool {
         let credited = self.numbers.next() == next && self.side.credits.is_empty();
         credited && self.numbers.last(next).all(|n| self.is_taken(n))
@@ -135,11 +135,11 @@ impl RecvChannel {
         said.is_some_and(|(kind, _)| kind == Some(WordKind::Eager))
     }
 
-    /// Lets every stream pass that waits for a message, with `status`; for the end.
+    /// Releases every stream that waits for a message, with `status`; for the end of the context.
     pub fn release(&self, status: Status) {
-        // A message that has come and was not taken is lost: its receive ends with `status`. Over
-        // the word of a message without a receive the store does no harm: no stream still waits in
-        // its slot, since the message before was taken.
+        // A message that has arrived and was not taken is lost: its receive ends with `status`. A
+        // store over the word of a message without a receive is harmless: no stream waits in its
+        // slot, because the previous message was taken.
         let words = self.side.first.iter().chain(&self.side.arrival);
         store_failure(words, self.numbers.next(), status);
     }

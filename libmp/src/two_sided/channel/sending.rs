@@ -1,4 +1,4 @@
-//! The sending side of a channel: its return block, and where messages go.
+//! The sending side of a channel: its return block, and the destinations of messages.
 
 use gdsync::Status;
 use gdsync::gpu::Word64;
@@ -11,17 +11,17 @@ use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
-/// What only a sender has. Its memory is the return block.
+/// The fields of a sender. The channel's memory is the return block.
 pub(crate) struct Sending {
     /// Position of the channel's last use in the order of requests.
     pub last_use: u64,
-    /// That of its first use.
+    /// Position of the channel's first use in the order of requests.
     pub first_use: u64,
-    /// The peer was asked whether it can go.
+    /// The peer was asked whether the channel can be retired.
     pub retiring: bool,
-    /// By slot: the receive is there.
+    /// By slot: the receive is posted.
     ready: Vec<Word64>,
-    /// Stamps that kernels write and the NIC reads; made when first needed.
+    /// Stamps that kernels write and the NIC reads; allocated on first use.
     stamps: Option<Keys>,
 }
 
@@ -39,7 +39,7 @@ impl SendChannel {
         Ok(Channel::of(paths.to(peer), shape, block, taken, side))
     }
 
-    /// The peer's mailbox is known now.
+    /// Sets the peer's mailbox.
     pub fn open(&mut self, mailbox: &[Record]) -> Result<()> {
         self.adopt(mailbox, self.shape.mailbox_len())
     }
@@ -54,8 +54,8 @@ impl SendChannel {
         self.is_open() && last.all(|number| self.is_taken(number))
     }
 
-    /// The word, and the message before in this slot, that message `number` has to wait for; `None`:
-    /// its slot is free.
+    /// The word, and the previous message in this slot, for which message `number` has to wait;
+    /// `None`: its slot is free.
     pub fn blocked_by(&self, number: u64) -> Option<(&Word64, u64)> {
         let before = self.numbers.previous(number)?;
         if on(Mutant::EarlySlotReuse) {
@@ -70,17 +70,19 @@ impl SendChannel {
         last.filter(|n| self.is_taken(*n)).count() as u32
     }
 
-    /// The word that says that the receive of `number` is there.
+    /// The word that stores that the receive of `number` is posted.
     #[inline]
     pub fn ready(&self, number: u64) -> &Word64 {
         &self.side.ready[self.numbers.slot(number)]
     }
 
-    /// The word of the receive of `number`, if only short messages used its slot for so long that
-    /// its 16 bits would soon tell of the future. Who sends a short message makes it tell of that
-    /// one: its receive has nothing to say, and the next in the slot is not there before it.
+    /// The ready word of message `number`, if only short messages used its slot for so long that
+    /// the word's 16 bits would soon compare as a later number. The sender of a short message sets
+    /// the word to the number of that message: the receive of a short message writes no ready word,
+    /// and the next receive in the slot is posted after it.
     pub fn stale(&self, number: u64) -> Option<&Word64> {
-        // Once in so many messages for each slot: at most twice as old, 16 bits tell it still.
+        // The check is made once in `WINDOW` messages for each slot: the word is then at most twice
+        // as old, which 16 bits still represent.
         if number % WINDOW >= u64::from(self.shape.depth) {
             return None;
         }
@@ -90,8 +92,8 @@ impl SendChannel {
         old.then_some(ready)
     }
 
-    /// What a stream does before message `number`: it waits for room, if that is not known to be
-    /// there, and, before a `short` one, sees to it that the word of its receive does not grow old.
+    /// Enqueues what a stream does before message `number`: it waits for credit, unless the credit
+    /// is known to be there. Before a `short` message it also refreshes a stale ready word.
     #[inline]
     pub fn lead_in<'a, const N: usize>(
         &'a self,
@@ -111,18 +113,18 @@ impl SendChannel {
         Ok(())
     }
 
-    /// Where an eager message goes.
+    /// The destination of an eager message.
     pub fn payload(&self, number: u64) -> Result<Span> {
         let at = self.shape.payload_at(self.numbers.slot(number));
         self.span(at, self.shape.room())
     }
 
-    /// Where both words of a message go.
+    /// The destination of both words of a message.
     pub fn pair(&self, number: u64) -> Result<Span> {
         self.span(self.numbers.slot(number) * PAIR, PAIR)
     }
 
-    /// What the receive of `number` said, if it is there.
+    /// Kind and length in the ready word of message `number`, once the word has reached it.
     pub fn reply(&self, number: u64) -> Option<(Option<WordKind>, u64)> {
         let w = self.ready(number).load().ok()?;
         if !word::reached(w, number) {
@@ -132,25 +134,26 @@ impl SendChannel {
         match kind {
             Some(WordKind::Failed) => Some((kind, len)),
             _ if low == number as u16 => Some((kind, len)),
-            // The receive has ended, and another is there in its slot.
+            // The receive has ended, and a later one is posted in its slot.
             _ => Some((Some(WordKind::Refused), 0)),
         }
     }
 
-    /// The receive of `number` has ended without its message, and the peer's word of it may stand
-    /// behind what waits for this message: who waits for that receive goes on.
+    /// Stores a refusal of message `number`, whose receive has ended without it. The peer's own
+    /// word may be queued behind an operation that waits for this message; this store releases the
+    /// waits for that receive.
     pub fn refuse(&self, number: u64) {
         let ready = self.ready(number);
         if let Ok(now) = ready.load()
             && !word::reached(now, number)
         {
-            // The peer's own word, or one of a later receive, may come meanwhile, and stays.
-            // Pinned memory, which the CPU reaches: it cannot fail.
+            // The peer's own word, or one of a later receive, may arrive meanwhile; it is not
+            // overwritten. Pinned memory, which the CPU reaches: it cannot fail.
             let _ = ready.compare_swap(now, word::word(number, WordKind::Refused, 0));
         }
     }
 
-    /// Where the receive of `number` lies, as the peer wrote it before it said that it is there.
+    /// The memory of the receive of `number`, which the peer wrote before its ready word.
     pub fn place(&self, number: u64) -> Result<Span> {
         let mut bytes = [0; Place::LEN];
         let at = self.numbers.slot(number) * Place::ROOM;
@@ -158,14 +161,14 @@ impl SendChannel {
         Span::of(self.path, &Place::decode(&bytes))
     }
 
-    /// Address of that, for kernels.
+    /// The address of that place, for kernels.
     pub fn place_addr(&self, number: u64) -> u64 {
         self.memory.region().addr().0 + (self.numbers.slot(number) * Place::ROOM) as u64
     }
 
-    /// Makes the memory of the stamps, with the first message that needs it, as the channel's other
-    /// memory under the context's lock and before anything is posted: pinned memory belongs to a
-    /// driver context of gdsync's, which no waiting stream holds up.
+    /// Allocates the memory of the stamps, with the first message that needs it. As for the
+    /// channel's other memory, this is done under the context's lock and before anything is posted:
+    /// pinned memory belongs to a driver context of gdsync, which no waiting stream blocks.
     pub fn make_stamps(&mut self, paths: &Paths) -> Result<()> {
         if self.side.stamps.is_none() {
             let len = self.shape.slots() * PAIR;
@@ -180,14 +183,14 @@ impl SendChannel {
         Some(stamps.piece(self.numbers.slot(number) * PAIR, PAIR))
     }
 
-    /// Its address, for kernels.
+    /// The address of the stamp of `number`, for kernels.
     pub fn stamp_addr(&self, number: u64) -> u64 {
         let at = (self.numbers.slot(number) * PAIR) as u64;
         let stamps = self.side.stamps.as_ref();
         stamps.map_or(0, |stamps| stamps.region().addr().0 + at)
     }
 
-    /// Lets every stream pass that waits here, with `status`.
+    /// Releases every stream that waits in this channel, with `status`.
     pub fn release(&self, status: Status) {
         let words = self.side.ready.iter().chain(&self.taken);
         store_failure(words, self.numbers.next(), status);
@@ -199,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusing_a_message_keeps_the_ready_word_of_the_next_receive_in_its_slot() {
+    fn refusal_keeps_the_ready_word_of_the_next_receive_in_its_slot() {
         let gpu = gdsync::Gpu::soft().unwrap();
         let device = gdsync::rdma::Device::emulated(&gpu).unwrap();
         let shape = Shape {
