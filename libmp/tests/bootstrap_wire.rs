@@ -137,7 +137,7 @@ fn garbage_is_refused_in_words() {
         (&[0, 0, 0, 0][..], "an empty frame"),
         (&[255; 8], "a frame that is too long"),
         (&[1, 0, 0, 0, 77], "a frame of no known kind"),
-        (&[2, 0, 0, 0, 7, 0], "a frame with something behind it"),
+        (&[2, 0, 0, 0, 7, 0], "a frame with trailing bytes"),
         (&[2, 0, 0, 0, 10, 0], "a short frame"),
         (
             b"\x0d\0\0\0\x01GET / HTTP/1",
