@@ -30,7 +30,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, why: &str) {
 }
 
 #[test]
-fn guids_and_gids_are_the_same_bytes() {
+fn guids_and_gids_keep_their_bytes() {
     // As the library stores it: network order.
     let raw = 0x0002_c903_002f_1190_u64.to_be();
     assert_eq!(guid(Guid::from(raw)), 0x0002_c903_002f_1190);
@@ -39,7 +39,7 @@ fn guids_and_gids_are_the_same_bytes() {
 }
 
 #[test]
-fn a_way_has_a_gid_where_it_needs_one() {
+fn endpoint_has_a_gid_where_the_path_needs_one() {
     let mut far = GID;
     far[7] = 2;
     // In one subnet, whether this side has a GID or not.
@@ -58,7 +58,7 @@ fn a_way_has_a_gid_where_it_needs_one() {
 }
 
 #[test]
-fn an_endpoint_becomes_an_address() {
+fn endpoint_converts_to_an_address() {
     let near = address(&end(6, None), &here(5, GID)).unwrap();
     let port = near.port.unwrap();
     assert_eq!((near.qpn, near.psn, near.rail), (0x0012_3456, 0, 0));

@@ -9,7 +9,7 @@ use interop_tests::{example, run};
 const EXAMPLES: [&str; 2] = ["cust_send", "cudarc_send"];
 
 #[test]
-fn an_absent_library_is_said_and_is_no_panic() {
+fn absent_libcuda_is_reported_without_a_panic() {
     for name in EXAMPLES {
         let output = run(name, Path::new("/nowhere/libcuda.so.1"), &[]);
         let said = String::from_utf8_lossy(&output.stdout);
@@ -26,7 +26,7 @@ fn an_absent_library_is_said_and_is_no_panic() {
 }
 
 #[test]
-fn what_is_required_and_absent_is_a_failure() {
+fn required_but_absent_library_is_a_failure() {
     for name in EXAMPLES {
         let env = [("GDS_REQUIRE", "soft,cuda")];
         let output = run(name, Path::new("/nowhere/libcuda.so.1"), &env);
@@ -37,7 +37,7 @@ fn what_is_required_and_absent_is_a_failure() {
 }
 
 #[test]
-fn an_absent_libibverbs_is_said_and_is_no_panic() {
+fn absent_libibverbs_is_reported_without_a_panic() {
     let program = |required: Option<&str>| {
         let mut command = Command::new(example("ibverbs_send"));
         command
@@ -62,7 +62,7 @@ fn an_absent_libibverbs_is_said_and_is_no_panic() {
 }
 
 #[test]
-fn nothing_of_cuda_and_libibverbs_is_linked() {
+fn examples_do_not_link_cuda_or_libibverbs() {
     for name in [EXAMPLES[0], EXAMPLES[1], "ibverbs_send"] {
         let output = Command::new("readelf")
             .args(["--dynamic", "--wide"])

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn a_program_without_the_patch_builds_gdsync() {
+fn program_without_the_patch_builds_gdsync() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let root = root.canonicalize().unwrap();
     let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));

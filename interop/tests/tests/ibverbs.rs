@@ -22,7 +22,7 @@ fn name(device: &ibverbs::Device<'_>) -> String {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn gdsync_opens_the_nic_that_was_picked() {
+fn gdsync_opens_the_nic_that_ibverbs_selected() {
     inside!(&[("VMLX5_DEVICES", "2"), ("GDS_NIC", "mlx5_7")]);
     let gpu = Gpu::soft().unwrap();
     let nics = ibverbs::devices().unwrap();
@@ -54,7 +54,7 @@ fn messages_on_ethernet() {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn messages_by_the_proxy() {
+fn messages_with_doorbells_by_a_cpu_thread() {
     inside!(&[("VMLX5_DEVICES", "2"), ("GDS_PROVIDER", "verbs")]);
     talk(Provider::Verbs);
 }
@@ -199,7 +199,7 @@ fn completion(queue: &CompletionQueue<'_>) -> ibv_wc {
 /// The example, on each NIC.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_example_runs() {
+fn ibverbs_example_runs_on_each_nic() {
     inside!(&[("VMLX5_DEVICES", "2")]);
     for nic in ["mlx5_1", "mlx5_0"] {
         let program = interop_tests::example("ibverbs_send");
@@ -215,7 +215,7 @@ fn the_example_runs() {
 /// Of the peer's, with the maker's number: the crate's `ibv_wc` is the patch's.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_failure_is_told_to_both() {
+fn failure_is_reported_to_both_sides() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
     let nics = ibverbs::devices().unwrap();
@@ -256,13 +256,13 @@ fn is_absent(names: &str) {
 }
 
 #[test]
-fn an_absent_library_is_an_error() {
+fn missing_libibverbs_is_an_error() {
     outside!(&[("GDS_IBVERBS_LIB", "/nowhere/libibverbs.so.1")]);
     is_absent("/nowhere/libibverbs.so.1");
 }
 
 #[test]
-fn another_library_is_an_error() {
+fn other_library_instead_of_libibverbs_is_an_error() {
     outside!(&[("GDS_IBVERBS_LIB", "libc.so.6")]);
     is_absent("ibv_get_device_list");
 }
@@ -271,7 +271,7 @@ fn another_library_is_an_error() {
 /// makes of that is the crate's.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_library_is_found() {
+fn installed_libibverbs_is_found() {
     outside!(&[]);
     if let Err(e) = ibverbs::devices() {
         assert_ne!(e.raw_os_error(), Some(libc::ELIBACC), "{e}");
@@ -280,7 +280,7 @@ fn the_library_is_found() {
 }
 
 #[test]
-fn rdma_core_is_here_where_it_must_be() {
+fn required_rdma_core_is_installed() {
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     let must = required.split(',').any(|what| what == "virt");
     assert!(cfg!(rdma_core) || !must, "rdma-core is not installed");

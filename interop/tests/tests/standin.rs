@@ -73,7 +73,7 @@ fn build() -> PathBuf {
 }
 
 #[test]
-fn messages_travel_on_streams_of_cust_and_cudarc() {
+fn streams_of_cust_and_cudarc_carry_messages() {
     let library = library();
     let folder = library.parent().unwrap().to_str().unwrap();
     for name in ["cust", "cudarc"] {
@@ -102,17 +102,17 @@ fn inside(case: &str) {
 }
 
 #[test]
-fn what_cust_hands_in_lives_as_long_as_it_is_needed() {
+fn objects_of_cust_live_until_work_in_flight_has_ended() {
     inside("cust_keeps");
 }
 
 #[test]
-fn what_cudarc_hands_in_lives_as_long_as_it_is_needed() {
+fn objects_of_cudarc_live_until_work_in_flight_has_ended() {
     inside("cudarc_keeps");
 }
 
 #[test]
-fn what_can_be_no_region_or_stream_is_refused() {
+fn invalid_buffers_and_streams_are_refused() {
     inside("refusals");
 }
 
@@ -169,7 +169,7 @@ fn lives<T>(weak: &Weak<T>) -> bool {
 }
 
 #[test]
-#[ignore = "a case of what_cust_hands_in_lives_as_long_as_it_is_needed"]
+#[ignore = "a case of objects_of_cust_live_until_work_in_flight_has_ended"]
 fn cust_keeps() {
     use cust::memory::LockedBuffer;
     use cust::prelude::*;
@@ -199,7 +199,7 @@ fn cust_keeps() {
 }
 
 #[test]
-#[ignore = "a case of what_cudarc_hands_in_lives_as_long_as_it_is_needed"]
+#[ignore = "a case of objects_of_cudarc_live_until_work_in_flight_has_ended"]
 fn cudarc_keeps() {
     let context = gdsync_cudarc::open(0).unwrap();
     let gpu = gdsync_cudarc::gpu(&context).unwrap();
@@ -229,7 +229,7 @@ fn cudarc_keeps() {
 }
 
 #[test]
-#[ignore = "a case of what_can_be_no_region_or_stream_is_refused"]
+#[ignore = "a case of invalid_buffers_and_streams_are_refused"]
 fn refusals() {
     let context = gdsync_cudarc::open(0).unwrap();
     let gpu = gdsync_cudarc::gpu(&context).unwrap();

@@ -46,22 +46,22 @@ fn error_text(error: CUresult) -> String {
 }
 
 #[test]
-fn absence_is_a_result_with_a_reason() {
+fn absent_library_gives_an_error_with_a_reason() {
     run("without_the_library", "/nowhere/libcuda.so.1");
 }
 
 #[test]
-fn an_empty_path_is_not_the_program_itself() {
+fn empty_library_path_does_not_open_the_program_itself() {
     run("with_an_empty_path", "");
 }
 
 #[test]
-fn unlisted_numbers_never_reach_an_enum() {
+fn numbers_outside_an_enum_are_replaced() {
     run("with_the_odd_library", odd_library().to_str().unwrap());
 }
 
 #[test]
-#[ignore = "a case of absence_is_a_result_with_a_reason"]
+#[ignore = "a case of absent_library_gives_an_error_with_a_reason"]
 fn without_the_library() {
     let why = absent().unwrap().to_str().unwrap();
     assert!(why.starts_with("/nowhere/libcuda.so.1: "), "{why}");
@@ -73,14 +73,14 @@ fn without_the_library() {
 }
 
 #[test]
-#[ignore = "a case of an_empty_path_is_not_the_program_itself"]
+#[ignore = "a case of empty_library_path_does_not_open_the_program_itself"]
 fn with_an_empty_path() {
     let why = absent().unwrap().to_str().unwrap();
     assert!(why.contains("GDS_CUDA_LIB is empty"), "{why}");
 }
 
 #[test]
-#[ignore = "a case of unlisted_numbers_never_reach_an_enum"]
+#[ignore = "a case of numbers_outside_an_enum_are_replaced"]
 fn with_the_odd_library() {
     assert_eq!(absent(), None);
     let mut count = -1;
