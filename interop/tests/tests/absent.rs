@@ -1,5 +1,5 @@
-//! Without CUDA or libibverbs: the adapters' programs start, say so, and end well, or not, as is
-//! asked of them.
+//! Without CUDA or libibverbs: the example programs start and say so; they succeed, or fail if
+//! `GDS_REQUIRE` asks for the library.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,7 +20,7 @@ fn absent_libcuda_is_reported_without_a_panic() {
     }
     let output = run("cust_send", Path::new("/nowhere/libcuda.so.1"), &[]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    // cust's own error tells which file was tried, and why it is not there.
+    // cust's own error names the file that was tried, and the reason of the failure.
     assert!(said.contains("/nowhere/libcuda.so.1"), "{said}");
     assert!(said.contains("No such file"), "{said}");
 }

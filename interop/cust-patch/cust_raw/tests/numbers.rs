@@ -1,5 +1,5 @@
-//! Without the library, without a function, and with numbers nobody listed. The library is
-//! opened once a process, so each case runs in a process of its own: this program, once more.
+//! Calls without the library, without a function, and with numbers that the enums do not list. A
+//! process opens the library once, so each case runs in a process of its own: this program again.
 
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
@@ -9,7 +9,7 @@ use std::ptr::{null, null_mut, without_provenance_mut};
 
 use cust_raw::*;
 
-/// Runs the ignored test `case` over the given library.
+/// Runs the ignored test `case` with the given library.
 fn run(case: &str, library: &str) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", case, "--ignored", "--test-threads=1"])
@@ -38,10 +38,10 @@ fn odd_library() -> PathBuf {
 
 fn error_text(error: CUresult) -> String {
     let mut text: *const c_char = null();
-    // SAFETY: a valid place.
+    // SAFETY: a valid pointer.
     let result = unsafe { cuGetErrorString(error, &mut text) };
     assert_eq!(result, CUresult::CUDA_SUCCESS);
-    // SAFETY: a success stores a text that lives for ever.
+    // SAFETY: a successful call stores a text that lives for ever.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
 }
 
@@ -66,7 +66,7 @@ fn without_the_library() {
     let why = absent().unwrap().to_str().unwrap();
     assert!(why.starts_with("/nowhere/libcuda.so.1: "), "{why}");
     assert!(why.contains("No such file"), "{why}");
-    // SAFETY: no arguments to get wrong.
+    // SAFETY: the function takes no arguments.
     let result = unsafe { cuInit(0) };
     assert_eq!(result, CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED);
     assert_eq!(error_text(result), why);
@@ -84,7 +84,7 @@ fn with_an_empty_path() {
 fn with_the_odd_library() {
     assert_eq!(absent(), None);
     let mut count = -1;
-    // SAFETY: as the odd library reads them; handles are only compared with null.
+    // SAFETY: the arguments are as the odd library reads them; handles are only compared with null.
     unsafe {
         assert_eq!(cuInit(0), CUresult::CUDA_ERROR_UNKNOWN);
         assert_eq!(cuInit(1), CUresult::CUDA_ERROR_NO_DEVICE);
