@@ -121,7 +121,7 @@ fn eager_messages_are_received_after_their_sender_left() {
 }
 
 #[test]
-fn messages_posted_early_and_looked_at_late() {
+fn receives_posted_early_complete_after_their_sender_left() {
     for on_stream in [false, true] {
         play(SHORT, Post::Early, on_stream);
         // A stream receives a long message when it reaches the receive; until then the send is

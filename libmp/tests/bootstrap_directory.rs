@@ -113,7 +113,7 @@ fn duplicate_rank_and_different_job_size_are_refused() {
         e
     });
     assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(1)));
-    assert!(e.to_string().contains("thinks there are 3 ranks"), "{e}");
+    assert!(e.to_string().contains("expects 3 ranks"), "{e}");
     let e = Directory::join(&place.0, 2, 2, LONG).unwrap_err();
     assert_eq!(e.kind(), Kind::Invalid);
 }

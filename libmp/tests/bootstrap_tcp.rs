@@ -140,8 +140,8 @@ fn ranks_that_do_not_fit_the_job_are_refused_and_others_unaffected() {
     let no_secret = "does not know the job's secret";
     let cases: [Case; 4] = [
         (|j| j.secret = Secret::random().unwrap(), no_secret),
-        (|j| j.size = 3, "thinks there are 3 ranks, there are 2"),
-        (|j| (j.rank, j.size) = (2, 3), "thinks there are 3"),
+        (|j| j.size = 3, "expects 3 ranks, the job has 2"),
+        (|j| (j.rank, j.size) = (2, 3), "expects 3 ranks"),
         (|j| j.name = "other".into(), "a job of another name"),
     ];
     for (change, word) in cases {

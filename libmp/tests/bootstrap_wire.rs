@@ -136,7 +136,7 @@ fn error_names_the_malformed_part_of_a_frame() {
     for (bytes, text) in [
         (&[0, 0, 0, 0][..], "an empty frame"),
         (&[255; 8], "a frame that is too long"),
-        (&[1, 0, 0, 0, 77], "a frame of no known kind"),
+        (&[1, 0, 0, 0, 77], "a frame of unknown kind"),
         (&[2, 0, 0, 0, 7, 0], "a frame with trailing bytes"),
         (&[2, 0, 0, 0, 10, 0], "a short frame"),
         (
@@ -163,7 +163,7 @@ fn error_names_the_malformed_part_of_a_frame() {
     for (kind, item) in [(5, 4), (6, 8)] {
         assert!(decode(&long(kind, 4 + MAX_LISTED * item), MAX_FRAME).is_ok());
         let over = 4 + (MAX_LISTED + 1) * item;
-        assert_eq!(word(&long(kind, over)), "a list of another length");
+        assert_eq!(word(&long(kind, over)), "a list of wrong length");
     }
 }
 

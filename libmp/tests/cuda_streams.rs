@@ -233,7 +233,7 @@ const CALLS: &[(&str, Call)] = &[
         let other = rig.ranks[0].gpu().stream()?;
         waited(rig, stream, 64, Some(&other))
     }),
-    ("wait_on of a send of the CPU's", |rig, stream| {
+    ("wait_on of a send by the CPU", |rig, stream| {
         let from = rig.memory[0].slice(0, 64)?;
         let request = rig.ranks[0].isend(1, 7, &from)?;
         let waited = request.wait_on(stream);

@@ -102,7 +102,7 @@ impl Survivor<'_> {
 type Phase = (&'static str, usize, fn(&Survivor<'_>));
 
 const PHASES: &[Phase] = &[
-    ("a send of the CPU's without room", 0, |s| {
+    ("a send by the CPU without room", 0, |s| {
         for _ in 0..DEPTH {
             let sent = s.isend(SMALL);
             sent.wait(LIMIT).unwrap();
@@ -111,22 +111,22 @@ const PHASES: &[Phase] = &[
         s.loses(s.isend(SMALL));
         s.loses(s.isend(LARGE));
     }),
-    ("a send of the CPU's that was announced", 0, |s| {
+    ("a send by the CPU that was announced", 0, |s| {
         s.loses(s.isend(LARGE))
     }),
     (
-        "a stream that waits for the result of a send of the CPU's",
+        "a stream that waits for the result of a send by the CPU",
         0,
         |s| s.waits(s.isend(LARGE)),
     ),
-    ("a stream that stands at a send without room", 0, |s| {
+    ("a stream that is blocked at a send without room", 0, |s| {
         for _ in 0..DEPTH {
             s.gets(s.isend_on(SMALL), SMALL);
         }
         s.waits(s.isend_on(SMALL));
     }),
     (
-        "a stream that stands at a send that was announced",
+        "a stream that is blocked at a send that was announced",
         0,
         |s| s.waits(s.isend_on(LARGE)),
     ),
@@ -139,12 +139,12 @@ const PHASES: &[Phase] = &[
             s.loses(s.isend_on(LARGE));
         }
     }),
-    ("receives of the CPU's", 0, |s| {
+    ("receives by the CPU", 0, |s| {
         s.loses(s.irecv(SMALL));
         s.loses(s.irecv(LARGE));
     }),
     (
-        "receives of the CPU's, one of which got its message",
+        "receives by the CPU, one of which has its message",
         1,
         |s| {
             s.gets(s.irecv(SMALL), SMALL);
@@ -156,18 +156,18 @@ const PHASES: &[Phase] = &[
         let recv = RecvOp::new(VICTIM, 1, &into).on(s.stream).timeout(TIMEOUT);
         s.loses(s.ctx.post_recv(&recv).unwrap());
     }),
-    ("a stream that stands at a small receive", 0, |s| {
+    ("a stream that is blocked at a small receive", 0, |s| {
         s.waits(s.irecv_on(SMALL))
     }),
-    ("a stream that stands at a large receive", 0, |s| {
+    ("a stream that is blocked at a large receive", 0, |s| {
         s.waits(s.irecv_on(LARGE))
     }),
     (
-        "a stream that stands at a large receive of the CPU's",
+        "a stream that is blocked at a large receive by the CPU",
         0,
         |s| s.waits(s.irecv(LARGE)),
     ),
-    ("a stream that stands at the second receive", 1, |s| {
+    ("a stream that is blocked at the second receive", 1, |s| {
         for i in 0..3 {
             let recv = s.irecv_on(SMALL);
             match i {

@@ -106,7 +106,7 @@ fn tags_match_exactly_and_vectors_gather_and_scatter() {
 }
 
 #[test]
-fn too_long_messages_fail_on_both_sides() {
+fn truncated_messages_fail_on_both_sides() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
         let memory = ctx.alloc(MemoryKind::Pinned, 1 << 17).unwrap();

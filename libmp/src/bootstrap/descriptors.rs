@@ -193,7 +193,7 @@ impl Descriptors {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(e) => {
-                    let error = Error::new("receive a descriptor", Kind::System, "recvmsg");
+                    let error = Error::new("receive a descriptor", Kind::System, "recvmsg failed");
                     return Err(error.with_source(e));
                 }
             }

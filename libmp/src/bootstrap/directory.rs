@@ -120,7 +120,7 @@ impl Directory {
             };
             let path = mailbox.join(mail_name(from, number));
             let Some((topic, message)) = open(&path).map_err(failed)? else {
-                let error = Error::new(RECEIVE, Kind::Protocol, "a message of another length");
+                let error = Error::new(RECEIVE, Kind::Protocol, "a message has a wrong length");
                 return Err(error.with_rank(from));
             };
             if !state.inbox.has_room(from, message.len()) {

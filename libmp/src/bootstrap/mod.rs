@@ -151,7 +151,7 @@ fn fits(rank: u32, size: u32) -> Result<()> {
     if rank < size && size <= wire::MAX_RANKS {
         return Ok(());
     }
-    let text = format!("there are {size} ranks");
+    let text = format!("the job has {size} ranks");
     let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
     Err(error.with_limit(wire::MAX_RANKS))
 }
@@ -163,7 +163,7 @@ fn check(size: u32, to: u32, message: &[u8]) -> Result<()> {
         return Err(Error::new(SEND, Kind::Invalid, text).with_rank(to));
     }
     if message.len() > MAX_MESSAGE {
-        let text = format!("{} bytes", message.len());
+        let text = format!("the message has {} bytes", message.len());
         let error = Error::new(SEND, Kind::Invalid, text).with_rank(to);
         return Err(error.with_limit(MAX_MESSAGE));
     }
@@ -223,7 +223,7 @@ fn missing(limit: Duration, count: u32, some: &[u32]) -> Error {
     let ms = limit.as_millis();
     let error = |text| Error::new(JOIN, Kind::Missing, text).with_limit(ms);
     match some {
-        [one] if count == 1 => error("has not come in time, in ms".to_string()).with_rank(*one),
-        _ => error(format!("ranks {names} have not come in time, in ms")),
+        [one] if count == 1 => error("has not joined in time, in ms".to_string()).with_rank(*one),
+        _ => error(format!("ranks {names} have not joined in time, in ms")),
     }
 }

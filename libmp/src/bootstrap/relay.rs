@@ -172,7 +172,7 @@ impl Relay {
         let all = self.connections.iter();
         let late = all.filter(|(_, c)| late(c)).map(|(id, _)| *id);
         for id in late.collect::<Vec<_>>() {
-            self.refuse(now, id, "took too long to introduce itself");
+            self.refuse(now, id, "took too long to send its greeting");
         }
         if self.notice.is_some_and(|at| at <= now) {
             self.notice = None;
@@ -293,10 +293,7 @@ impl Relay {
     fn objection(&self, hello: &Hello) -> Option<String> {
         let (rank, size) = (hello.rank, self.slots.len());
         if hello.size as usize != size {
-            return Some(format!(
-                "thinks there are {} ranks, there are {size}",
-                hello.size
-            ));
+            return Some(format!("expects {} ranks, the job has {size}", hello.size));
         }
         if hello.name != self.name {
             return Some("belongs to a job of another name".into());

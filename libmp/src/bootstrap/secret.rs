@@ -82,7 +82,7 @@ pub(super) fn random_bytes() -> Result<[u8; 32]> {
             Ok(n) => filled += n,
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
-                let error = Error::new("draw random numbers", Kind::System, "getrandom");
+                let error = Error::new("draw random numbers", Kind::System, "getrandom failed");
                 return Err(error.with_source(e));
             }
         }

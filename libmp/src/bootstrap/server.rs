@@ -50,7 +50,7 @@ impl Server {
             return Err(error.with_limit(wire::MAX_RANKS));
         }
         let system = |e| {
-            let error = Error::new(START, Kind::System, format!("listen on {bind}"));
+            let error = Error::new(START, Kind::System, format!("cannot listen on {bind}"));
             error.with_source(e)
         };
         let listener = TcpListener::bind(bind).map_err(system)?;

@@ -112,7 +112,7 @@ impl Session {
         let size = self.hello.size;
         let known = |rank: u32| match rank < size {
             true => Ok(rank as usize),
-            false => Err(Malformed("a rank that the job has not")),
+            false => Err(Malformed("a rank that is not in the job")),
         };
         match (self.phase, frame) {
             (_, Frame::Refused { why }) => return Err(SessionError::Refused(why.into())),
@@ -129,7 +129,7 @@ impl Session {
             }
             (Phase::Answered, Frame::Hosts { first, hosts }) => {
                 if first as usize != self.hosts.len() {
-                    return Err(Malformed("hosts of other ranks").into());
+                    return Err(Malformed("hosts out of order").into());
                 }
                 self.hosts.extend(hosts);
             }
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_does_not_know_the_secret_gets_no_answer() {
+    fn store_without_the_secret_gets_no_answer() {
         let (session, heard) = challenged(&Secret::from_bytes([8; 32]));
         assert_eq!(
             (heard, session.asked()),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_must_come_in_order_and_all_before_the_start() {
+    fn hosts_must_arrive_in_order_and_all_before_the_start() {
         let wrong = |heard| {
             assert!(
                 matches!(heard, Err(SessionError::Malformed(_))),

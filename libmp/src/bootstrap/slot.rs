@@ -163,7 +163,7 @@ impl RankSlot {
         for rank in 0..size {
             match read_note(&self.path, rank) {
                 Some((note, true)) if note.size != size => {
-                    let text = format!("thinks there are {} ranks, not {size}", note.size);
+                    let text = format!("expects {} ranks, not {size}", note.size);
                     return Err(Error::new(JOIN, Kind::Protocol, text).with_rank(rank));
                 }
                 Some((note, true)) => ranks.push((note.host, note.nonce)),

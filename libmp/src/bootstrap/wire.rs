@@ -273,7 +273,7 @@ impl<'a> Bytes<'a> {
                     return Err(Malformed("a reason that is too long"));
                 }
                 let why = std::str::from_utf8(text);
-                let why = why.map_err(|_| Malformed("a reason that is no text"))?;
+                let why = why.map_err(|_| Malformed("a reason that is not UTF-8"))?;
                 Frame::Refused { why }
             }
             5 => Frame::Waiting {
@@ -297,7 +297,7 @@ impl<'a> Bytes<'a> {
                 room: self.u32()?,
             },
             10 => Frame::Gone { rank: self.u32()? },
-            _ => return Err(Malformed("a frame of no known kind")),
+            _ => return Err(Malformed("a frame of unknown kind")),
         })
     }
 
@@ -308,7 +308,7 @@ impl<'a> Bytes<'a> {
     fn list<const N: usize, T>(&mut self, read: fn([u8; N]) -> T) -> Result<Vec<T>, Malformed> {
         let (items, rest) = self.rest().as_chunks::<N>();
         if !rest.is_empty() || items.len() > MAX_LISTED {
-            return Err(Malformed("a list of another length"));
+            return Err(Malformed("a list of wrong length"));
         }
         Ok(items.iter().map(|i| read(*i)).collect())
     }
