@@ -15,7 +15,7 @@ const TIMEOUT: Duration = secs(2);
 const SLACK: Duration = millis(100);
 /// The rank that dies.
 const VICTIM: u32 = 1;
-/// The rank that goes on.
+/// The rank that survives with the other one.
 const FRIEND: u32 = 2;
 
 fn build(builder: Builder) -> Builder {

@@ -213,7 +213,7 @@ fn requests_with_dropped_handles_complete_in_every_phase() {
             let buffers: [_; 10] = array::from_fn(|i| ctx.adopt_vec(bytes(i)).unwrap());
             let at = |i: usize, len: usize| buffers[i].slice(0, len).unwrap();
             if rank.me == 0 {
-                // The application takes the memory back, or the error reports the death.
+                // Requests that are never posted: the library cancels them, or they end at the death.
                 let one = [at(0, SMALL)];
                 for prepared in [
                     ctx.prepare_send(&SendOp::new(1, 9, &one)),

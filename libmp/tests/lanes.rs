@@ -32,7 +32,7 @@ fn depend(rank: &Rank, ctx: &mp::Context, streams: [&Stream; 2]) {
     }
 }
 
-/// One short message of rank 0's on each of the streams.
+/// One short message from rank 0 on each of the streams.
 fn use_all(rank: &Rank, ctx: &mp::Context, streams: &[Stream]) {
     for stream in streams {
         if rank.me == 0 {

@@ -172,7 +172,7 @@ fn buffer_is_returned_while_streams_are_never_idle() {
         let memory = adopted(&ctx, 5, 8);
         let other = ctx.alloc(MemoryKind::Device, 4096).unwrap();
         copy(&stream, other.region(), memory.region(), 4096);
-        // When this stream is done, another stream waits.
+        // Another stream already waits when this stream becomes idle.
         let ctx = &ctx;
         std::thread::scope(|s| {
             let busy = s.spawn(move || {

@@ -70,7 +70,7 @@ fn ready_word(bursts: usize, short: usize, background: bool) {
             let r2 = ctx.irecv(0, 2, &into2.all()).unwrap();
             let s2 = ctx.isend_on(&a, 0, 2, &from2.all()).unwrap();
             s1.wait(LIMIT).unwrap();
-            // No credit is missing for the second message.
+            // Nothing blocks the second message.
             let done = ctx.synchronize(&a, Duration::from_secs(8));
             assert!(done.is_ok(), "{done:?}");
             r1.wait_on(&b).unwrap();
