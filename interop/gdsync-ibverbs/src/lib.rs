@@ -99,7 +99,7 @@ pub fn gid(bytes: [u8; 16]) -> Gid {
 }
 
 /// Sets the properties of the peer that a queue pair of `ibverbs` needs before it is built: the
-/// number of the first packet, the path MTU, the limit of outstanding READs and atomics, and the
+/// number of the first packet, the path MTU, the limit of outstanding READs and atomics, and its
 /// own GID by which the peer reaches it.
 ///
 /// The queue pair also gets the retry settings of gdsync's own queue pairs. With its default
