@@ -1,5 +1,5 @@
-//! The kernels of the examples and their parameters. The sources are in `device/`: compiled by
-//! the build script for the soft GPU, and by `./build.sh kernels` to PTX for CUDA.
+//! The kernels of the examples and their parameters. The sources are in `device/`. The build script
+//! compiles them for the software GPU, and `./build.sh kernels` compiles them to PTX for CUDA.
 
 use mp::Result;
 use mp::gdsync::Gpu;
@@ -8,7 +8,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 static KERNELS: KernelImage = mp::gdsync::kernel_image!("examples_kernels");
 
-/// Bytes of a word, which is what the kernels compute with.
+/// Bytes of a word, the unit of the kernels.
 pub const WORD: usize = size_of::<u64>();
 
 #[derive(IntoBytes, Immutable)]
@@ -19,8 +19,8 @@ struct Add {
     value: u64,
 }
 
-/// A step of the stencil over one tile. A field has `pitch` words a row; the tile begins at
-/// column 1 of row 1, in a ring of one cell.
+/// A step of the stencil over one tile. A field has `pitch` words per row; the tile begins at
+/// column 1 of row 1, and a ring of one cell surrounds it.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Step {
@@ -33,7 +33,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// A step of a tile of `width` times `height` cells.
+    /// A step of a tile of `width` by `height` cells.
     pub fn new(from: DevicePtr, to: DevicePtr, width: u32, height: u32) -> Step {
         Step {
             from: from.0,
@@ -46,23 +46,23 @@ impl Step {
     }
 }
 
-/// A copy of `cells` words, which lie `from_step` and `to_step` words apart.
+/// A copy of `cells` words with strides of `from_step` and `to_step` words.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Strip {
-    /// Where the first is.
+    /// Address of the first source word.
     pub from: u64,
-    /// Where the first goes.
+    /// Address of the first destination word.
     pub to: u64,
-    /// How far apart they are.
+    /// Source stride in words.
     pub from_step: u32,
-    /// How far apart they go.
+    /// Destination stride in words.
     pub to_step: u32,
-    /// How many there are.
+    /// Number of words.
     pub cells: u64,
 }
 
-/// Strips of one launch.
+/// Most strips of one launch.
 const STRIPS: usize = 4;
 
 #[derive(IntoBytes, Immutable)]
@@ -86,11 +86,11 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Loads them. Call it before any stream of `gpu` waits: CUDA's driver blocks loading behind
-    /// waits.
+    /// Loads the kernels. Call it before any stream of `gpu` waits: CUDA's driver blocks a load
+    /// behind waits.
     ///
     /// # Errors
-    /// Those of [`Gpu::load`].
+    /// The errors of [`Gpu::load`].
     pub fn load(gpu: &Gpu) -> Result<Kernels> {
         let module = gpu.load(&KERNELS)?;
         Ok(Kernels {
@@ -105,11 +105,11 @@ impl Kernels {
     /// Enqueues an addition to each of `count` words at `words`.
     ///
     /// # Safety
-    /// The words are memory of the stream's GPU, aligned, that stays until the stream has come
-    /// here, and nobody relies on what they hold.
+    /// The words are aligned memory of the stream's GPU. The memory stays allocated until the
+    /// stream has executed the kernel, and no code relies on its contents.
     ///
     /// # Errors
-    /// Those of a launch.
+    /// The errors of a launch.
     pub unsafe fn add(
         &self,
         stream: &Stream,
@@ -130,11 +130,11 @@ impl Kernels {
     /// Enqueues the step of the cells that have no neighbour in the halo.
     ///
     /// # Safety
-    /// Both fields are as [`Step`] says, memory of the stream's GPU that stays until the stream
-    /// has come here, and nobody relies on what `to` holds.
+    /// Both fields are as [`Step`] describes, in memory of the stream's GPU that stays allocated
+    /// until the stream has executed the kernel. No code relies on the contents of `to`.
     ///
     /// # Errors
-    /// Those of a launch.
+    /// The errors of a launch.
     pub unsafe fn interior(&self, stream: &Stream, step: &Step) -> Result<()> {
         let cells = u64::from(step.width) * u64::from(step.height);
         // SAFETY: the caller's promise.
@@ -148,7 +148,7 @@ impl Kernels {
     /// As [`Kernels::interior`].
     ///
     /// # Errors
-    /// Those of a launch.
+    /// The errors of a launch.
     pub unsafe fn boundary(&self, stream: &Stream, step: &Step) -> Result<()> {
         let cells = 2 * (u64::from(step.width) + u64::from(step.height));
         // SAFETY: the caller's promise.
@@ -159,11 +159,11 @@ impl Kernels {
     /// Enqueues copies of strips that do not overlap.
     ///
     /// # Safety
-    /// Every strip is memory of the stream's GPU, aligned, that stays until the stream has come
-    /// here, and nobody relies on what is overwritten.
+    /// Every strip is aligned memory of the stream's GPU that stays allocated until the stream has
+    /// executed the kernel. No code relies on the contents that are overwritten.
     ///
     /// # Errors
-    /// Those of a launch.
+    /// The errors of a launch.
     pub unsafe fn copy(&self, stream: &Stream, strips: &[Strip]) -> Result<()> {
         for strips in strips.chunks(STRIPS) {
             let mut copies = Move {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn add_adds_to_its_words_alone() {
+    fn add_changes_only_its_words() {
         let b = bench();
         let memory = b.memory(&[1, 2, u64::MAX, 4]);
         let at = DevicePtr(memory.addr().0 + 8);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn interior_and_boundary_are_the_rule_for_each_cell_of_the_tile_once() {
+    fn interior_and_boundary_apply_the_rule_to_each_cell_once() {
         let b = bench();
         for (width, height) in (1..6).flat_map(|w| (1..6).map(move |h| (w, h))) {
             let pitch = width as usize + 2;
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn strips_are_copied_with_their_steps() {
+    fn strips_are_copied_with_their_strides() {
         let b = bench();
         let from = b.memory(&(0..20).collect::<Vec<u64>>());
         let to = b.memory(&[99; 12]);
@@ -282,7 +282,7 @@ mod tests {
             to_step,
             cells,
         };
-        // More than go into one launch.
+        // More than the strips of one launch.
         let strips = [
             strip(3, 0, 5, 1, 3),
             strip(0, 4, 1, 3, 3),

@@ -1,10 +1,10 @@
-//! What the example programs share, and the parts of them that are tests of the library too.
+//! Shared code of the example programs, and the parts of them that are also tests of the library.
 //!
-//! The programs, from the simplest on: `sendrecv` (messages by the CPU), `sendrecv_stream`
-//! (messages in order with a stream's kernels), `ring` (each rank's kernel between a receive and
-//! a send), `pingpong` (messages of changing lengths, and a peer that falls silent), [`halo2d`] (a
-//! stencil whose halos travel while its middle is computed). Each is one rank of a job that a
-//! launcher starts, or all of them as threads:
+//! The programs, in order of complexity: `sendrecv` (messages by the CPU), `sendrecv_stream`
+//! (messages in order with a stream's kernels), `ring` (a kernel of each rank between a receive and
+//! a send), `pingpong` (messages of changing lengths, and a dead peer), [`halo2d`] (a stencil whose
+//! halo exchange overlaps with its computation). Each process is one rank of a job that a launcher
+//! starts, or runs all ranks as threads:
 //!
 //! ```text
 //! mprun -n 4 target/release/halo2d

@@ -1,4 +1,4 @@
-//! How an example becomes a rank of a job, or all of them.
+//! Starts an example as one rank of a job, or as all ranks.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,22 +9,23 @@ use mp::bootstrap::{Bootstrap, Local};
 use mp::gdsync::Gpu;
 use mp::{Builder, Context};
 
-/// Longest that a context waits for its last messages.
+/// Longest time that a context waits for its last messages.
 const CLOSE: Duration = Duration::from_secs(30);
 
-/// What every example can be told.
+/// The options that all examples have.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// soft, cuda, cuda:N or auto; of several, separated by commas, each rank takes the next
+    /// GPU: soft, cuda, cuda:N or auto; in a list separated by commas, each rank takes the next one
     #[arg(long, value_delimiter = ',', default_value = "auto", env = "GDS_GPU")]
     gpu: Vec<String>,
-    /// Run all N ranks as threads of this process; else a launcher such as mprun starts one here
+    /// Run all N ranks as threads of this process; without it, a launcher such as mprun starts the
+    /// ranks
     #[arg(long, value_name = "N")]
     ranks_as_threads: Option<u32>,
 }
 
-/// Runs `body` as a rank with a context of its own, closes that, and says on standard error what
-/// went wrong. `set` chooses what the context is made of.
+/// Runs `body` as a rank with a context of its own, closes the context, and prints errors on
+/// standard error. `set` configures the context.
 pub fn play(
     options: &Options,
     set: impl Fn(Builder) -> Builder + Sync,
@@ -79,10 +80,10 @@ fn join(
     Ok(())
 }
 
-/// Fails unless the job has so many ranks.
+/// Fails unless the job has `ranks` ranks.
 ///
 /// # Errors
-/// It has not; how to start so many.
+/// The job has another number of ranks; the error says how to start the right number.
 pub fn expect(ctx: &Context, ranks: u32) -> Result<()> {
     ensure!(
         ctx.size() == ranks,

@@ -1,5 +1,5 @@
-//! halo2d on ranks that are threads: every grid, every model, messages of both protocols, tiles of
-//! every shape, against the serial run.
+//! halo2d on ranks as threads: every grid, every model, eager and rendezvous messages, tiles of
+//! every shape, compared with the serial run.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use mp_examples::halo2d::{self, Config, Model, Outcome, STRIDED_MAX};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs `body` on so many ranks and returns what each had for a result, in their order.
+/// Runs `body` on `ranks` ranks and returns their results, in the order of the ranks.
 fn on_ranks<T: Send>(
     ranks: u32,
     set: impl Fn(Builder) -> Builder + Sync,
@@ -33,7 +33,7 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// Runs `config` on a grid and adds up what came out.
+/// Runs `config` on a grid and sums the outcomes.
 fn play(columns: u32, rows: u32, eager: usize, config: &Config) -> Outcome {
     let config = Config {
         grid: Some(Grid { columns, rows }),
@@ -51,7 +51,7 @@ fn play(columns: u32, rows: u32, eager: usize, config: &Config) -> Outcome {
     sum
 }
 
-/// Every grid gives the same field, and that is the serial one.
+/// Every grid must compute the same field as the serial run.
 fn every_grid(eager: usize, config: &Config) {
     let mut checksums = Vec::new();
     for (columns, rows) in (1..=3).flat_map(|c| (1..=3).map(move |r| (c, r))) {
@@ -111,10 +111,10 @@ fn cpu_thread_by_rendezvous() {
     every_grid(16, &config(Model::CpuThread));
 }
 
-/// Tiles of one cell, one row, one column; columns that are short enough to go from where they
-/// lie, and those that are not; halos that are half the tile.
+/// Tiles of one cell, one row, one column; columns short enough to be sent in place, and longer
+/// ones; halos as large as half the tile.
 #[test]
-fn tiles_of_every_shape() {
+fn tiles_of_every_shape_equal_the_serial_run() {
     let heights = [1, 2, 3, STRIDED_MAX, STRIDED_MAX + 1];
     for (width, height) in [1, 2, 3, 9].iter().flat_map(|w| heights.map(|h| (*w, h))) {
         for (columns, rows) in [(1, 1), (2, 1), (1, 2)] {
@@ -133,7 +133,7 @@ fn tiles_of_every_shape() {
 }
 
 #[test]
-fn memory_of_the_host() {
+fn pinned_memory_equals_the_serial_run() {
     let config = Config {
         memory: MemoryKind::Pinned,
         ..config(Model::Stream)
@@ -141,9 +141,9 @@ fn memory_of_the_host() {
     assert_eq!(play(2, 2, 64, &config).differing, 0);
 }
 
-/// In the stream model the CPU waits once a batch and once at the end.
+/// In the stream model the CPU waits once per batch and once at the end.
 #[test]
-fn waits_are_few() {
+fn cpu_waits_once_per_batch() {
     for (batch, in_flight) in [(1, 1), (2, 3), (5, 2), (7, 4)] {
         let config = Config {
             iterations: 40,
@@ -157,15 +157,16 @@ fn waits_are_few() {
     }
 }
 
-/// A rank that computes something else is noticed: by itself, and by everybody whom it reaches.
+/// A rank that computes a wrong cell is detected, by itself and by every rank that the error
+/// reaches.
 #[test]
-fn a_wrong_cell_is_seen() {
+fn wrong_cell_is_detected_by_every_rank_it_reaches() {
     let outcomes = on_ranks(
         4,
         |b| b,
         |ctx| {
             let config = Config {
-                // The serial run that rank 3 compares with has another start than the others'.
+                // The serial run that rank 3 compares with has another seed than the others'.
                 seed: 1 + u64::from(ctx.rank() == 3),
                 iterations: 3,
                 ..config(Model::Stream)
@@ -181,7 +182,7 @@ fn a_wrong_cell_is_seen() {
 }
 
 #[test]
-fn no_iterations_leave_the_start() {
+fn zero_iterations_return_the_initial_field() {
     let config = Config {
         iterations: 0,
         ..config(Model::Stream)
@@ -191,7 +192,7 @@ fn no_iterations_leave_the_start() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_grids_sizes_and_batches_are_refused() {
     let refuse = |config: &Config| {
         let kinds = on_ranks(2, |b| b, |ctx| halo2d::run(ctx, config).unwrap_err().kind());
         assert_eq!(kinds, [Kind::Invalid; 2], "{config:?}");

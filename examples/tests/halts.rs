@@ -1,10 +1,10 @@
-//! A rank of a stencil dies, or stands still, in the middle. Ranks are processes, each this
-//! program again: [`a_rank`] is what they do.
+//! A rank of a stencil dies, or is stopped, during the run. Ranks are processes, each another run
+//! of this program: [`a_rank`] is their part.
 //!
-//! In grids of two by two and three by three some ranks exchange halos with the one that halts, and
-//! others do not: their neighbours wait, and so they do. Every one that is left gets an error that
-//! names the rank that halted. In the same context they then talk in a ring, see that the lost
-//! rank stays lost, and talk again.
+//! In grids of two by two and three by three some ranks exchange halos with the rank that halts.
+//! The others wait for its neighbours. Every remaining rank gets an error that names the halted
+//! rank. In the same context they then exchange messages in a ring, check that the lost rank stays
+//! lost, and exchange messages again.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
@@ -20,24 +20,24 @@ use mp::{Context, Error, Full, Kind, Request, Slice};
 use mp_examples::halo2d::grid::Grid;
 use mp_examples::halo2d::{self, Config, Model};
 
-/// How long ranks wait for each other.
+/// The time limit of the contexts.
 const TIMEOUT: Duration = Duration::from_secs(12);
-/// How long before they ask, and then, for an answer.
+/// The time without progress before a probe, and the limit for its answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// What a busy machine may add to a timeout.
+/// The time that a busy machine may add to a timeout.
 const SLACK: Duration = Duration::from_secs(15);
-/// After which something that should have happened counts as hung. Longer than what is tested.
+/// The time after which the test reports a hang. Longer than every tested limit.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Makes [`a_rank`] one: what it computes by, on which grid, and who halts.
+/// Makes [`a_rank`] a rank; its value is the model, the grid and the rank that halts.
 const PLAYS: &str = "HALTS_RANK";
 
 const TAG_RING: u32 = 1;
 const TAG_PROBE: u32 = 2;
-/// Bytes of what survivors tell each other: a short message, and one that is written in place.
+/// Bytes of the messages between survivors: an eager message, and one that is written in place.
 const SIZES: [usize; 2] = [256, 100_000];
 
-/// What a job of the tests is.
+/// A job of the tests.
 #[derive(Clone, Copy)]
 struct Job {
     model: Model,
@@ -66,7 +66,7 @@ impl Job {
     }
 }
 
-/// Not a test: what each process of the tests does.
+/// Not a test: the part of each process of the tests.
 #[test]
 #[ignore = "a rank of the other tests"]
 fn a_rank() {
@@ -87,7 +87,7 @@ fn a_rank() {
     assert_eq!(outcome.differing, 0);
     eprintln!("ready");
 
-    // As many as nobody waits for.
+    // More than can complete: the run ends by the halt.
     let e = halo2d::run(&ctx, &config(1_000_000_000)).unwrap_err();
     say("halo", &e);
 
@@ -96,13 +96,13 @@ fn a_rank() {
     let probe = ctx.irecv(job.victim, TAG_PROBE, &into);
     let e = probe.and_then(|r| r.wait(LIMIT)).unwrap_err();
     say("probe", &e);
-    // Whoever is missed, those who are left are not.
+    // Only the halted rank is lost, not the remaining ones.
     talk(&ctx, &job.survivors());
     eprintln!("done");
-    // A send of another's may have come, and that rank not know yet: nobody leaves before all say
-    // that they are done.
+    // The send of another rank may have arrived before that rank has its completion: no rank leaves
+    // before all report that they are done.
     let _ = std::io::read_to_string(std::io::stdin());
-    // Requests that were dropped have failed.
+    // Requests whose handles were dropped have failed.
     if let Err(e) = ctx.close(LIMIT) {
         assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
     }
@@ -119,8 +119,8 @@ fn say(what: &str, e: &Error) {
     eprintln!("{what} {kind} {} {e}", e.rank().map_or(99, i64::from));
 }
 
-/// Sends messages round the ring of these ranks, by the CPU and on a stream, until each rank's has
-/// come back to it.
+/// Sends messages around the ring of these ranks, by the CPU and on a stream, until each message
+/// has returned to its rank.
 fn talk(ctx: &Context, ring: &[u32]) {
     let stream = ctx.gpu().stream().unwrap();
     let ranks = ring.len();
@@ -160,13 +160,13 @@ fn talk(ctx: &Context, ring: &[u32]) {
     }
 }
 
-/// Bytes that are a rank's.
+/// A payload that identifies its rank.
 fn payload(rank: u32, len: usize) -> Vec<u8> {
     let byte = |at: usize| (at as u32).wrapping_mul(0x9e37_79b1 ^ rank) >> 24;
     (0..len).map(|at| byte(at) as u8).collect()
 }
 
-/// A rank's process, ended with the test.
+/// The process of a rank; it is killed at the end of the test.
 struct Rank {
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,
@@ -191,8 +191,8 @@ impl Rank {
         Rank { child, lines }
     }
 
-    /// What follows `word` on the line that begins with it. Every wait of a rank is limited, so
-    /// that this ends.
+    /// The rest of the line that begins with `word`. Every wait of a rank has a time limit, so this
+    /// ends.
     fn expect(&mut self, word: &str) -> String {
         let mut said = String::new();
         for line in &mut self.lines {
@@ -208,7 +208,7 @@ impl Rank {
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Both fail only for a process that is gone. One that stands still dies, too.
+        // Both calls fail only for a process that has ended. A stopped process dies, too.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -216,7 +216,7 @@ impl Drop for Rank {
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Runs a job, halts a rank in the middle, and checks what the others say of it.
+/// Runs a job, halts a rank during the run, and checks the output of the others.
 fn survive(job: Job, halt: fn(&mut Child)) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let name = job.to_text();
@@ -259,9 +259,9 @@ fn survive(job: Job, halt: fn(&mut Child)) {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Two by two, where one rank is no neighbour of the one that halts.
+/// Two by two, where one rank is not a neighbour of the halted one.
 const OF_FOUR: (u32, u32) = (2, 3);
-/// Three by three, where four ranks are none.
+/// Three by three, where four ranks are not neighbours of it.
 const OF_NINE: (u32, u32) = (3, 4);
 
 fn one_of((side, victim): (u32, u32), models: &[Model], halt: fn(&mut Child)) {
@@ -290,21 +290,21 @@ fn freeze(victim: &mut Child) {
 }
 
 #[test]
-fn one_of_four_is_killed() {
+fn survivors_of_four_name_the_killed_rank() {
     one_of(OF_FOUR, &Model::ALL, kill);
 }
 
 #[test]
-fn one_of_four_is_frozen() {
+fn survivors_of_four_name_the_stopped_rank() {
     one_of(OF_FOUR, &Model::ALL, freeze);
 }
 
 #[test]
-fn one_of_nine_is_killed() {
+fn survivors_of_nine_name_the_killed_rank() {
     one_of(OF_NINE, &[Model::Stream], kill);
 }
 
 #[test]
-fn one_of_nine_is_frozen() {
+fn survivors_of_nine_name_the_stopped_rank() {
     one_of(OF_NINE, &[Model::Stream], freeze);
 }

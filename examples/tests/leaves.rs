@@ -1,5 +1,5 @@
-//! A rank leaves in good order as soon as its sends are done, while others take the messages late:
-//! they get all of them, and no error.
+//! A rank leaves normally as soon as its sends are done, while others receive the messages late:
+//! they receive all of them, without an error.
 
 use std::sync::Barrier;
 use std::thread;
@@ -12,18 +12,19 @@ use mp::{Context, Slice};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const TAG: u32 = 1;
-/// Messages to each receiver; fewer than a channel has slots, so that sends end without receives.
+/// Messages to each receiver; fewer than a channel has slots, so that sends complete without
+/// receives.
 const MESSAGES: usize = 12;
-/// Bytes of a message that waits in a mailbox, and of one that goes to where it is wanted.
+/// Bytes of a message that waits in a mailbox, and of one that is written directly to its receive.
 const SHORT: usize = 300;
 const LONG: usize = 50_000;
 
 /// When receivers post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Post {
-    /// Once the sender is gone.
+    /// After the sender has left.
     Late,
-    /// Before it sends, and look when it is gone.
+    /// Before it sends; they are waited for after it has left.
     Early,
 }
 
@@ -38,8 +39,8 @@ fn filled(ctx: &Context, message: usize, len: usize) -> Slice {
     memory.all()
 }
 
-/// Rank 0 sends to the others and leaves; these take its messages by the CPU or on a stream, when
-/// it is gone, and then exchange some themselves.
+/// Rank 0 sends to the others and leaves. The others receive its messages by the CPU or on a stream
+/// after it has left, and then exchange messages with each other.
 fn play(len: usize, post: Post, on_stream: bool) {
     let gone = Barrier::new(3);
     let posted = Barrier::new(3);
@@ -75,7 +76,7 @@ fn play(len: usize, post: Post, on_stream: bool) {
         }
         posted.wait();
         gone.wait();
-        // The context notices that the peer is gone.
+        // The context detects that the peer has left.
         thread::sleep(Duration::from_millis(20));
         if post == Post::Late {
             receives.extend((0..MESSAGES).map(receive));
@@ -113,17 +114,18 @@ fn play(len: usize, post: Post, on_stream: bool) {
 }
 
 #[test]
-fn short_messages_taken_late() {
+fn eager_messages_are_received_after_their_sender_left() {
     for on_stream in [false, true] {
         play(SHORT, Post::Late, on_stream);
     }
 }
 
 #[test]
-fn messages_posted_early_and_looked_at_late() {
+fn receives_posted_early_complete_after_their_sender_left() {
     for on_stream in [false, true] {
         play(SHORT, Post::Early, on_stream);
-        // A stream takes a long one in when it comes to it; until then the sender stands.
+        // A stream receives a long message when it reaches the receive; until then the send is
+        // blocked.
         play(LONG, Post::Early, on_stream);
     }
 }

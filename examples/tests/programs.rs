@@ -1,5 +1,5 @@
 //! The programs as users run them: by mprun as processes, and as threads of one process. One test
-//! at a time: each starts processes that want the processors.
+//! at a time: each test starts processes that use all processors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ const PINGPONG: &str = env!("CARGO_BIN_EXE_pingpong");
 const RING: &str = env!("CARGO_BIN_EXE_ring");
 const HALO2D: &str = env!("CARGO_BIN_EXE_halo2d");
 
-/// What 100 iterations of a field of 64x48 cells come to, from seed 1.
+/// The checksum of 100 iterations of a field of 64x48 cells with seed 1.
 const CHECKSUM: &str = "checksum 0x3781b767bfbfbc76";
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -22,7 +22,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// mprun lies beside the examples, and is built if it does not.
+/// The mprun next to the examples; it is built if it is absent.
 fn mprun() -> PathBuf {
     static BUILT: Once = Once::new();
     let folder = Path::new(HALO2D).parent().unwrap();
@@ -71,7 +71,7 @@ fn text(output: &Output) -> String {
     format!("{}\n{out}{err}", output.status)
 }
 
-/// It ended well, and its last line, which is the only one, has these words.
+/// Checks that the program succeeded, and that its only line contains these words.
 fn well(output: &Output, words: &[&str]) {
     assert!(output.status.success(), "{}", text(output));
     let out = String::from_utf8_lossy(&output.stdout);
@@ -81,7 +81,7 @@ fn well(output: &Output, words: &[&str]) {
     }
 }
 
-/// It failed and says this.
+/// Checks that the program failed with these words.
 fn fails(output: &Output, words: &str) {
     assert!(!output.status.success(), "{}", text(output));
     assert!(
@@ -107,7 +107,7 @@ fn sendrecv_stream() {
     }
 }
 
-/// Eager messages and such as wait for their receive.
+/// Eager and rendezvous messages.
 #[test]
 fn pingpong() {
     let launched = launch(2, &[PINGPONG, "--rounds", "30"]);
@@ -127,7 +127,7 @@ fn ring() {
         well(&launch(ranks, &[RING]), &[&token]);
         well(&threads(RING, ranks, &[]), &[&token]);
     }
-    // More laps than messages that may be under way.
+    // More laps than messages that may be in flight.
     let laps = ["--laps", "300"];
     well(&threads(RING, 3, &laps), &["the token is 1800 "]);
 }
@@ -155,9 +155,10 @@ fn halo2d_on_threads() {
     well(&output, &["grid 3x3", "0 of 3072", CHECKSUM]);
 }
 
-/// Every rank's exit status says that something differs, and the one line how much.
+/// Every rank's exit status reports a difference, and the one line reports the number of differing
+/// cells.
 #[test]
-fn a_difference_is_a_failure() {
+fn differing_cells_fail_every_rank() {
     let script = format!("exec {HALO2D} --seed $MP_RANK --iters 2");
     let output = launch(2, &["sh", "-c", &script]);
     fails(&output, "of this rank's cells differ");
@@ -168,7 +169,7 @@ fn a_difference_is_a_failure() {
 
 /// With `GDS_TRACE=1` each rank prints its trace; each line begins with the rank.
 #[test]
-fn traces_are_shown_on_standard_error_with_the_rank_in_each_line() {
+fn trace_lines_on_standard_error_begin_with_the_rank() {
     let mut command = Command::new(mprun());
     command.args(["-n", "2", "--timeout", "120", SENDRECV_STREAM]);
     let output = run(command.args(["--rounds", "2"]).env("GDS_TRACE", "1"));
@@ -187,9 +188,9 @@ fn traces_are_shown_on_standard_error_with_the_rank_in_each_line() {
     assert!(labelled, "{err}");
 }
 
-/// With `GDS_TRACE=PATH` each rank has a file of its own; if it cannot be opened, an error names it.
+/// With `GDS_TRACE=PATH` each rank has its own file; if a file cannot be opened, an error names it.
 #[test]
-fn each_rank_has_a_trace_file() {
+fn each_rank_writes_its_own_trace_file() {
     let path = std::env::temp_dir().join(format!("mp-trace-{}", std::process::id()));
     let launch = |path: &Path| {
         let mut command = Command::new(mprun());
@@ -201,7 +202,7 @@ fn each_rank_has_a_trace_file() {
         let own = PathBuf::from(format!("{}.rank{rank}", path.display()));
         let trace = fs::read_to_string(&own).unwrap();
         fs::remove_file(&own).unwrap();
-        // Whole submissions: each line is a head, or indented.
+        // Complete submissions: each line is a head or is indented.
         let whole = |l: &str| l.starts_with("stream ") || l.starts_with("  ");
         assert!(
             trace.lines().count() > 1 && trace.lines().all(whole),
@@ -217,7 +218,7 @@ fn each_rank_has_a_trace_file() {
 
 /// An unknown value of `GDS_LOG` is an error of every program.
 #[test]
-fn what_is_no_level_of_the_log_is_refused() {
+fn unknown_log_level_is_refused() {
     let mut command = Command::new(SENDRECV);
     let output = run(command
         .args(["--ranks-as-threads", "2"])
@@ -226,7 +227,7 @@ fn what_is_no_level_of_the_log_is_refused() {
 }
 
 #[test]
-fn wrong_numbers_of_ranks_are_refused() {
+fn wrong_number_of_ranks_is_refused() {
     fails(&launch(3, &[SENDRECV]), "start it by mprun -n 2");
     fails(
         &run(&mut Command::new(SENDRECV_STREAM)),
@@ -248,19 +249,19 @@ fn threads(program: &str, ranks: u32, options: &[&str]) -> Output {
     run(command.args(options))
 }
 
-/// Ends a process that a failed test would leave.
+/// Ends a process that a failed test would leave behind.
 struct Rank(Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Both fail only for a process that is gone.
+        // Both calls fail only for a process that has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Ranks of a program that meet in a folder of their own, which run until they are killed; after
-/// two seconds all do.
+/// Starts ranks of a program that meet in a private folder and run until they are killed; all run
+/// two seconds later.
 fn running(
     program: &str,
     arguments: &[&str],
@@ -289,9 +290,9 @@ fn running(
     (ranks, folder)
 }
 
-/// A peer that dies in mid-run is an error that names it and says how it failed.
+/// A peer that dies during the run causes an error that names it and the kind of failure.
 #[test]
-fn a_killed_peer_is_told_of() {
+fn error_names_a_killed_peer() {
     let _alone = alone();
     let arguments = ["--until-it-fails", "--timeout", "120"];
     let (mut ranks, folder) = running(PINGPONG, &arguments, 2, |command| {
@@ -307,12 +308,12 @@ fn a_killed_peer_is_told_of() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// In a row of three, all are neighbours: the two that are left end, and say who is gone. One of
-/// them may hear first that the other has ended, for that reason.
+/// In a row of three, all ranks are neighbours: the two remaining ranks end, and name the dead
+/// rank. One of them may first detect that the other has ended for this reason.
 #[test]
-fn a_killed_rank_ends_the_others_and_is_named() {
+fn killed_rank_ends_the_others_with_an_error_that_names_it() {
     let _alone = alone();
-    // As many iterations as nobody waits for.
+    // More iterations than can complete.
     let arguments = ["--iters", "1000000000", "--size", "96x16"];
     let (mut ranks, folder) = running(HALO2D, &arguments, 3, |command| {
         command.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -321,7 +322,8 @@ fn a_killed_rank_ends_the_others_and_is_named() {
     for survivor in [2, 0] {
         let mut rank = ranks.remove(survivor);
         let stderr = rank.0.stderr.take().unwrap();
-        // Ends when the process does, which the limits of a start and of messages see to.
+        // The output ends when the process ends, which is bounded by the time limits of the start
+        // and of messages.
         let said = std::io::read_to_string(stderr).unwrap();
         assert!(!rank.0.wait().unwrap().success());
         assert!(said.contains("rank 1"), "rank {survivor}: {said}");

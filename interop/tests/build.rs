@@ -1,4 +1,4 @@
-//! Tells the tests whether this machine has libibverbs, and a provider for the virtual NIC.
+//! Checks whether this machine has libibverbs, and a provider for the virtual NIC, for the tests.
 
 use std::path::Path;
 
@@ -14,8 +14,8 @@ fn main() {
         ];
         let mut paths = folders.iter().map(|folder| Path::new(folder).join(name));
         let found = paths.find(|path| path.exists());
-        // Cargo treats a missing file as changed each time, so this names what an installation of a
-        // library writes instead.
+        // Cargo treats a missing file as changed each time, so this names a file that the
+        // installation of a library changes.
         let seen = found.clone().unwrap_or("/etc/ld.so.cache".into());
         println!("cargo::rerun-if-changed={}", seen.display());
         found.is_some()

@@ -1,12 +1,13 @@
-//! Where the tests of this workspace find what cargo built beside them, and their libraries.
+//! Locates the examples that cargo built, and the libraries of the tests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// An example of this workspace. Cargo builds it when it tests the whole workspace.
+/// The path of an example of this workspace. Cargo builds the example when it tests the whole
+/// workspace.
 ///
 /// # Panics
-/// It is not there.
+/// If the example is absent.
 pub fn example(name: &str) -> PathBuf {
     let here = std::env::current_exe().expect("a test has a file");
     let profile = here.ancestors().nth(2).expect("profile/deps/test");
@@ -19,10 +20,10 @@ pub fn example(name: &str) -> PathBuf {
     path
 }
 
-/// What an example says and ends with when `library` is its libcuda.
+/// Runs an example with `library` as its libcuda; returns its output and exit status.
 ///
 /// # Panics
-/// It cannot be started.
+/// If the example cannot be started.
 pub fn run(name: &str, library: &Path, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(example(name));
     command

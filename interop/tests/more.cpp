@@ -1,4 +1,4 @@
-// Functions of libcuda that cust and cudarc call and gdsync does not, over the stand-in's own.
+// Functions of libcuda that cust and cudarc call and gdsync does not; they call the stand-in's own.
 #include <cstddef>
 #include <sched.h>
 
@@ -34,12 +34,12 @@ API int cuStreamCreateWithPriority(void** stream, unsigned flags, int) {
 
 API int cuDevicePrimaryCtxSetFlags_v2(int, unsigned) { return 0; }
 
-// Called before there is any other stream.
+// Called before any other stream exists.
 API int cuCtxSynchronize() { return cuStreamSynchronize(nullptr); }
 
 API int cuMemAllocHost_v2(void** at, size_t len) { return cuMemHostAlloc(at, len, 0); }
 
-// What is synchronous runs on the default stream and is waited for.
+// A synchronous call runs on the default stream, and the call waits for it.
 namespace {
 int waited(int result) { return result != 0 ? result : cuStreamSynchronize(nullptr); }
 }  // namespace

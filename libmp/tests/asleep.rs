@@ -1,5 +1,5 @@
-//! Messages on streams move while the threads that enqueued them sleep, and no thread works for
-//! that but the software device's and, now and then, the watcher.
+//! Messages on streams progress while the threads that enqueued them sleep. Only the software
+//! device's thread and, now and then, the watcher do work for that.
 
 mod common;
 
@@ -16,15 +16,15 @@ use mp::{Full, Progress};
 
 const MESSAGES: usize = 200;
 const NAP: Duration = Duration::from_millis(100);
-/// Naps after which what has not moved counts as hung.
+/// After this many naps without progress, the test reports a hang.
 const NAPS: usize = 600;
 
 fn word(rank: u32, i: usize) -> u64 {
     (u64::from(rank) << 32 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// The threads that have nothing to do: not the software device's, nor the watcher's, nor the
-/// ranks' own, which sleep and look; nor those of a GPU's driver, nor the test harness's.
+/// The threads that must be idle: all except the threads of the software device, the watcher, a
+/// GPU's driver and the test harness, and the threads of the ranks, which sleep and poll.
 fn others() -> Vec<ThreadTime> {
     let mut all = thread_times().unwrap();
     let busy = ["gds-device", "gds-watch", "rank0", "rank1"];
@@ -34,12 +34,12 @@ fn others() -> Vec<ThreadTime> {
 }
 
 #[test]
-fn messages_move_while_everybody_sleeps() {
-    // With manual progress the library has no thread at all that could help.
+fn messages_progress_while_all_host_threads_sleep() {
+    // With manual progress the library has no thread that could do the work.
     for progress in [Progress::Background, Progress::Manual] {
         let together = Arc::new(Barrier::new(2));
         let before = Arc::new(Mutex::new(Vec::new()));
-        // So that nothing here waits for room.
+        // Enough room that no send waits for a credit.
         let qp = QpConfig::default().send_blocks(4096).recv_entries(4096);
         let nic = mp::NicOptions::default().queues(qp);
         let build = move |b: mp::Builder| b.progress(progress).full(Full::Fail).nic(nic.clone());
@@ -55,7 +55,7 @@ fn messages_move_while_everybody_sleeps() {
                 ctx.wait_all_on(&stream, &both).unwrap();
                 both
             };
-            // The first message under a tag needs the CPUs of both.
+            // The first message under a tag needs the CPUs of both ranks.
             for request in exchange(0) {
                 request.wait(LIMIT).unwrap();
             }
@@ -66,7 +66,8 @@ fn messages_move_while_everybody_sleeps() {
             }
             together.wait();
 
-            // Until this opens the stream does nothing: what is enqueued has no help from the CPU.
+            // Until the gate opens, the stream executes nothing: the CPU helps with none of the
+            // enqueued work.
             let gate = Gate::new(ctx.gpu());
             gate.hold(&stream);
             let requests: Vec<_> = (0..MESSAGES).map(exchange).collect();
@@ -80,7 +81,7 @@ fn messages_move_while_everybody_sleeps() {
             }
             together.wait();
 
-            // From here on, no call into mp.
+            // From here on, no thread calls mp.
             gate.open();
             let mut naps = 0;
             loop {
@@ -89,7 +90,7 @@ fn messages_move_while_everybody_sleeps() {
                 if stream.is_idle().unwrap() {
                     break;
                 }
-                assert!(naps < NAPS, "the stream stands");
+                assert!(naps < NAPS, "the stream makes no progress");
             }
             for (i, got) in words.iter().enumerate() {
                 assert_eq!(got.load().unwrap(), word(peer, i), "message {i}");
@@ -103,7 +104,7 @@ fn messages_move_while_everybody_sleeps() {
             together.wait();
 
             for request in requests.iter().flatten() {
-                let done = request.test().unwrap().expect("it has ended");
+                let done = request.test().unwrap().expect("the request has ended");
                 assert_eq!((done.source(), done.len), (peer, 8));
             }
             assert_eq!(ctx.error(), None);

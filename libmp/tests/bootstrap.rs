@@ -1,5 +1,5 @@
-//! What every kind of bootstrap does, among ranks of one process: order, topics, room, descriptors,
-//! and what a rank that left leaves behind.
+//! The behaviour of every kind of bootstrap, among ranks of one process: order, topics, room,
+//! descriptors, and files after a rank has left.
 
 #[path = "common/jobs.rs"]
 mod jobs;
@@ -22,7 +22,8 @@ fn shared(ranks: impl IntoIterator<Item = impl Bootstrap + 'static>) -> Ranks {
     ranks.into_iter().map(share).collect()
 }
 
-/// Runs the test with a job of each kind. What was sent by a `prompt` one has arrived.
+/// Runs the test with a job of each kind. With a `prompt` kind, a message has arrived when `send`
+/// returns.
 fn each(name: &str, size: u32, test: impl Fn(Ranks, bool)) {
     println!("local");
     test(Local::ranks(size), true);
@@ -35,7 +36,7 @@ fn each(name: &str, size: u32, test: impl Fn(Ranks, bool)) {
     test(shared(job.all()), false);
 }
 
-/// Sends the same until that is refused; returns how often it was not, and why it is.
+/// Repeats `send` until it fails; returns the number of successes and the error.
 fn fill(mut send: impl FnMut() -> mp::Result<()>) -> (usize, Error) {
     let mut held = 0;
     loop {
@@ -47,7 +48,7 @@ fn fill(mut send: impl FnMut() -> mp::Result<()>) -> (usize, Error) {
 }
 
 #[test]
-fn messages_pass_and_topics_stay_apart() {
+fn messages_arrive_in_order_under_their_topics() {
     each("pass", 3, |ranks, prompt| {
         for (i, rank) in ranks.iter().enumerate() {
             assert_eq!((rank.rank(), rank.size()), (i as u32, 3));
@@ -55,7 +56,7 @@ fn messages_pass_and_topics_stay_apart() {
             assert_eq!(rank.host(0), rank.host(2));
             assert!(rank.host(0).is_some() && rank.host(3).is_none());
         }
-        // Several contexts are several topics; each keeps its order whatever the others do.
+        // Several contexts use several topics; each topic keeps its own order.
         for i in 0..100_u8 {
             for topic in 0..4 {
                 ranks[0].send(1, topic, &[topic as u8, i]).unwrap();
@@ -93,12 +94,12 @@ fn messages_pass_and_topics_stay_apart() {
 }
 
 #[test]
-fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
+fn send_fails_with_queue_full_until_the_receiver_receives() {
     each("full", 3, |ranks, prompt| {
         let block = vec![3; MAX_MESSAGE];
         let (held, full) = fill(|| ranks[0].send(1, 0, &block));
         assert_eq!((full.kind(), full.rank()), (Kind::QueueFull, Some(1)));
-        // Others are not concerned.
+        // Other pairs of ranks are not affected.
         ranks[0].send(2, 0, b"round it").unwrap();
         ranks[2].send(1, 1, b"past it").unwrap();
         ranks[2].send(1, 0, b"beside it").unwrap();
@@ -112,7 +113,7 @@ fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
             true => again().unwrap(),
             false => until(again),
         }
-        // A topic that is forgotten holds nothing up.
+        // Messages under a forgotten topic occupy no room.
         ranks[1].forget(0);
         for _ in 0..3 * held {
             until(|| {
@@ -152,7 +153,7 @@ fn ranks_exchange_with_all_others() {
 }
 
 #[test]
-fn threads_as_ranks_pass_a_token_around() {
+fn threads_as_ranks_pass_a_token_in_a_ring() {
     let word = |(_, message): (u32, Vec<u8>)| u64::from_le_bytes(message.try_into().unwrap());
     each("token", 8, |ranks, _| {
         std::thread::scope(|s| {
@@ -176,7 +177,7 @@ fn threads_as_ranks_pass_a_token_around() {
 }
 
 #[test]
-fn a_rank_that_left_is_gone_and_what_it_sent_arrives() {
+fn messages_of_a_rank_that_left_are_received() {
     each("gone", 4, |mut ranks, prompt| {
         ranks[3].send(0, 7, b"last words").unwrap();
         assert!(!ranks[0].gone(3) && !ranks[0].gone(0) && !ranks[0].gone(9));
@@ -196,7 +197,7 @@ fn a_rank_that_left_is_gone_and_what_it_sent_arrives() {
 }
 
 #[test]
-fn descriptors_pass_and_belong_to_topics() {
+fn descriptors_arrive_under_their_topics() {
     each("fds", 2, |ranks, _| {
         let (read, write) = std::io::pipe().unwrap();
         ranks[0].send_fd(1, 3, write.as_fd()).unwrap();
@@ -205,7 +206,7 @@ fn descriptors_pass_and_belong_to_topics() {
         let (from, fd) = until(|| ranks[1].receive_fd(3).unwrap());
         assert_eq!(from, 0);
         File::from(fd).write_all(b"through the other rank").unwrap();
-        // Both writing ends are closed: reading ends.
+        // Both write ends are closed, so the read ends reach the end of file.
         let mut text = String::new();
         let mut read = File::from(OwnedFd::from(read));
         read.read_to_string(&mut text).unwrap();
@@ -229,7 +230,7 @@ fn descriptors_pass_and_belong_to_topics() {
 }
 
 #[test]
-fn a_time_limit_may_be_longer_than_the_clock_can_tell() {
+fn join_accepts_a_limit_beyond_the_range_of_the_clock() {
     let (place, job) = (Place::new("long"), Job::new(1));
     for limit in [Duration::MAX, Duration::from_secs(u64::MAX / 2)] {
         let rank = Directory::join(&place.0, 0, 1, limit).unwrap();

@@ -14,7 +14,7 @@ use mp::Kind;
 use mp::bootstrap::{Bootstrap, Directory, MAX_MESSAGE, WINDOW};
 
 #[test]
-fn the_directory_is_of_the_user_alone() {
+fn directory_is_created_for_this_user_only() {
     let place = Place::new("mode");
     let rank = all(&place.0, 1);
     let mode = fs::metadata(&place.0).unwrap().permissions().mode();
@@ -22,7 +22,7 @@ fn the_directory_is_of_the_user_alone() {
     drop(rank);
 }
 
-/// A rank that asks for one topic fetches messages of others too.
+/// A rank that receives one topic also fetches messages of other topics.
 #[test]
 fn messages_of_other_topics_are_kept_up_to_the_window_of_each_sender() {
     let place = Place::new("window");
@@ -30,7 +30,8 @@ fn messages_of_other_topics_are_kept_up_to_the_window_of_each_sender() {
     let block = vec![3; MAX_MESSAGE];
     let most = WINDOW as usize / MAX_MESSAGE;
     for to in 0..2 {
-        // Messages to itself stay in the inbox, those to another rank in that rank's mail as well.
+        // Messages to itself wait in the inbox; messages to another rank also wait in that rank's
+        // mailbox.
         let mut sent = 0;
         while ranks[0].send(to, 0, &block).is_ok() {
             sent += 1;
@@ -42,7 +43,7 @@ fn messages_of_other_topics_are_kept_up_to_the_window_of_each_sender() {
 }
 
 #[test]
-fn missing_ranks_are_named() {
+fn error_names_missing_ranks() {
     let place = Place::new("missing");
     let give_up = |rank, size| {
         let e = Directory::join(&place.0, rank, size, Duration::from_millis(200)).unwrap_err();
@@ -52,7 +53,8 @@ fn missing_ranks_are_named() {
     assert_eq!(give_up(1, 2).rank(), Some(0));
     assert_eq!(place.names(), [""; 0]);
     std::thread::scope(|s| {
-        // Such a rank waits longer than the one that gives up, which sees that it has joined.
+        // This rank waits longer than the rank that times out, so that the latter sees it as
+        // joined.
         let come = |rank: u32| {
             let path = &place.0;
             let joining = s.spawn(move || Directory::join(path, rank, 4, LONG));
@@ -66,7 +68,7 @@ fn missing_ranks_are_named() {
         let zero = come(0);
         let e = give_up(1, 4);
         assert_eq!(e.rank(), Some(3), "{e}");
-        // With all ranks the job starts.
+        // The job starts once all ranks have joined.
         for joining in [zero, come(1), two, come(3)] {
             joining.join().unwrap().unwrap();
         }
@@ -75,7 +77,7 @@ fn missing_ranks_are_named() {
 }
 
 #[test]
-fn a_late_rank_is_waited_for() {
+fn join_waits_for_a_late_rank() {
     let place = Place::new("late");
     for late in 0..2 {
         let join = |rank| Directory::join(&place.0, rank, 2, LONG).unwrap();
@@ -92,13 +94,13 @@ fn a_late_rank_is_waited_for() {
 }
 
 #[test]
-fn a_second_rank_and_another_size_are_refused() {
+fn duplicate_rank_and_different_job_size_are_refused() {
     let place = Place::new("second");
     let ranks = all(&place.0, 2);
     let e = Directory::join(&place.0, 1, 2, LONG).unwrap_err();
     assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(1)));
     assert!(e.to_string().contains("second rank 1"), "{e}");
-    // The job goes on.
+    // The job continues.
     ranks[0].send(1, 0, b"still").unwrap();
     assert!(ranks[1].receive(0).unwrap().is_some());
     drop(ranks);
@@ -111,13 +113,13 @@ fn a_second_rank_and_another_size_are_refused() {
         e
     });
     assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(1)));
-    assert!(e.to_string().contains("thinks there are 3 ranks"), "{e}");
+    assert!(e.to_string().contains("expects 3 ranks"), "{e}");
     let e = Directory::join(&place.0, 2, 2, LONG).unwrap_err();
     assert_eq!(e.kind(), Kind::Invalid);
 }
 
 #[test]
-fn a_directory_of_others_too_is_refused() {
+fn directory_writable_by_others_is_refused() {
     let place = Place::new("open");
     fs::create_dir(&place.0).unwrap();
     fs::set_permissions(&place.0, fs::Permissions::from_mode(0o777)).unwrap();
@@ -134,9 +136,9 @@ fn a_directory_of_others_too_is_refused() {
 }
 
 #[test]
-fn what_dead_ranks_left_is_not_taken_for_the_job() {
+fn files_of_dead_ranks_are_not_used_by_a_new_job() {
     let place = Place::new("stale");
-    // A whole job whose processes were killed: its files as they were, without locks.
+    // All processes of a job were killed: its files remain, without locks.
     {
         let ranks = all(&place.0, 2);
         ranks[0].send(1, 0, b"of the old job").unwrap();
@@ -170,7 +172,7 @@ fn rank_0_removes_a_job_note_of_unknown_format() {
     });
 }
 
-/// Copies what lies in a directory into another one, which is made if it is not there.
+/// Copies the files of a directory into another one, which is created if it is absent.
 fn copy_all(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     let mut cp = Command::new("cp");
@@ -179,7 +181,7 @@ fn copy_all(from: &Path, to: &Path) {
 }
 
 #[test]
-fn garbage_in_the_mail_is_an_error_and_strange_names_are_ignored() {
+fn malformed_mail_is_an_error_and_unknown_names_are_ignored() {
     let place = Place::new("garbage");
     let ranks = all(&place.0, 2);
     let names = place.names();
@@ -189,7 +191,7 @@ fn garbage_in_the_mail_is_an_error_and_strange_names_are_ignored() {
         fs::write(mailbox.join(name), "nonsense").unwrap();
     }
     assert_eq!(ranks[1].receive(0).unwrap(), None);
-    // While a message is missing, no later one is taken.
+    // While a message is missing, no later message of its sender is received.
     let next = |text: &str| [&[0; 8], text.as_bytes()].concat();
     fs::write(mailbox.join("0.1"), next("second")).unwrap();
     assert_eq!(ranks[1].receive(0).unwrap(), None);

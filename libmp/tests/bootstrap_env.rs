@@ -1,4 +1,4 @@
-//! Who a process is according to the variables of its launcher, and where it goes.
+//! The rank and the meeting place of a process, by the variables of its launcher.
 
 use std::path::Path;
 use std::time::Duration;
@@ -60,11 +60,11 @@ const PMI: &str = "PMI_RANK=5 PMI_SIZE=6 PMI_FD=9 MPI_LOCALNRANKS=6";
 const SLURM: &str = "SLURM_PROCID=6 SLURM_NTASKS=7 SLURM_JOB_ID=8 SLURM_STEP_ID=0 SLURM_NNODES=1";
 
 #[test]
-fn launchers_are_asked_in_order() {
+fn launchers_are_tried_in_order() {
     let all = [EXPLICIT, TORCHRUN, OMPI, PMIX, PMI, SLURM];
     let names = ["MP_RANK", "torchrun", "Open MPI", "PMIx", "PMI", "SLURM"];
     for (i, name) in names.into_iter().enumerate() {
-        // Alone, and with all that come after it.
+        // Alone, and with the variables of all later launchers.
         for vars in [all[i].to_owned(), all[i..].join(" ")] {
             let rank = i as u32 + 1;
             assert_eq!(who(&(vars + " MP_JOB=x")), (rank, rank + 1, name));
@@ -72,16 +72,16 @@ fn launchers_are_asked_in_order() {
     }
     assert_eq!(who(""), (0, 1, "nothing"));
     assert!(matches!(plan("").unwrap().rendezvous, Rendezvous::Alone));
-    // Empty is unset.
+    // An empty variable counts as unset.
     assert_eq!(who("MP_RANK= RANK="), (0, 1, "nothing"));
-    // RANK alone is anybody's; and the script of a SLURM job is no task of it.
+    // Any program may set RANK alone; and the batch script of a SLURM job is not one of its tasks.
     assert_eq!(who("RANK=3"), (0, 1, "nothing"));
     let script = "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=8";
     assert_eq!(who(script), (0, 1, "nothing"));
 }
 
 #[test]
-fn ranks_of_one_host_meet_where_their_launcher_says() {
+fn ranks_of_one_host_meet_in_a_directory_named_by_the_launcher() {
     for vars in [TORCHRUN, OMPI, PMIX, PMI, SLURM] {
         let other = vars
             .replace("RANK=", "RANK=0")
@@ -93,13 +93,13 @@ fn ranks_of_one_host_meet_where_their_launcher_says() {
     assert_ne!(here(SLURM), here(&SLURM.replace("STEP_ID=0", "STEP_ID=1")));
     let restarted = format!("{TORCHRUN} TORCHELASTIC_RESTART_COUNT=1");
     assert_ne!(here(TORCHRUN), here(&restarted));
-    // PMI says no name: the parent process, which all ranks share, gives one.
+    // PMI gives no name: the parent process, which all ranks share, supplies one.
     assert!(here(PMI).contains(&format!(".{}.", std::os::unix::process::parent_id())));
     assert!(here(&format!("{PMI} MP_JOB=mine")).ends_with(".mine"));
     assert!(here(&format!("{EXPLICIT} MP_JOB=mine")).ends_with(".mine"));
-    // A master on loopback is one host, whoever set the variables.
+    // A master on loopback means one host, for every launcher.
     here("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1");
-    // One rank needs no place at all.
+    // One rank needs no meeting place.
     for vars in ["MP_RANK=0 MP_SIZE=1", "PMI_RANK=0 PMI_SIZE=1"] {
         assert!(matches!(plan(vars).unwrap().rendezvous, Rendezvous::Alone));
     }
@@ -124,7 +124,7 @@ fn several_hosts_need_a_store() {
     assert_eq!(path, Path::new("/shared/job"));
 }
 
-/// The address, and where rank 0 listens.
+/// The address, and the address on which rank 0 listens.
 fn store(vars: &str) -> (String, Option<String>) {
     match understood(vars).rendezvous {
         Rendezvous::Store { address, bind, .. } => (address, bind.map(|bind| bind.to_string())),
@@ -133,7 +133,7 @@ fn store(vars: &str) -> (String, Option<String>) {
 }
 
 #[test]
-fn a_store_is_hosted_on_loopback_unless_told() {
+fn store_listens_on_loopback_by_default() {
     let tcp = |at: &str, more: &str| format!("{EXPLICIT} {SECRET} MP_STORE=tcp://{at} {more}");
     for (at, more, address, bind) in [
         ("127.0.0.1:7000", "", "127.0.0.1:7000", "127.0.0.1:7000"),
@@ -148,9 +148,10 @@ fn a_store_is_hosted_on_loopback_unless_told() {
         let at_store = (address.to_owned(), Some(bind.to_owned()));
         assert_eq!(store(&tcp(at, more)), at_store);
     }
-    // Somebody else hosts it.
+    // Another process hosts the store.
     assert_eq!(store(&tcp("node7:7000", "MP_SERVE=0")).1, None);
-    // Rank 0 would listen where nobody calls; other ranks need not know.
+    // Rank 0 would listen on loopback, where other hosts cannot connect; other ranks do not need
+    // the address.
     let zero = |text: String| text.replace("MP_RANK=1", "MP_RANK=0");
     invalid(&zero(tcp("node7:7000", "")), &["MP_BIND"]);
     store(&tcp("node7:7000", ""));
@@ -159,18 +160,19 @@ fn a_store_is_hosted_on_loopback_unless_told() {
     let spread = TORCHRUN.replace("127.0.0.1", "10.0.0.7");
     let spread = spread.replace("LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=1");
     invalid(&spread, &["MP_SECRET"]);
-    // Without the number of ranks of a host, the master's address tells whether all share one.
+    // Without the number of ranks per host, the master's address shows whether all ranks share a
+    // host.
     let unsaid = |vars: &str| vars.replace("LOCAL_WORLD_SIZE", "UNKNOWN");
     here(&unsaid(TORCHRUN));
     invalid(&unsaid(&spread), &["MP_SECRET"]);
-    // Torch's own store has the port itself.
+    // Torch's own store uses MASTER_PORT itself.
     assert_eq!(store(&format!("{spread} {SECRET}")).0, "10.0.0.7:29501");
     let v6 = spread.replace("10.0.0.7", "fd00::7");
     assert_eq!(store(&format!("{v6} {SECRET}")).0, "[fd00::7]:29501");
 }
 
 #[test]
-fn what_is_not_understood_is_named() {
+fn error_names_the_invalid_variable() {
     invalid("MP_RANK=x MP_SIZE=2", &["MP_RANK=\"x\"", "number"]);
     invalid("MP_RANK=1", &["MP_RANK is set", "MP_SIZE"]);
     invalid("MP_SIZE=2", &["MP_SIZE is set", "MP_RANK"]);
@@ -197,7 +199,7 @@ fn what_is_not_understood_is_named() {
 }
 
 #[test]
-fn a_secret_is_never_shown() {
+fn secret_is_not_printed() {
     let plan = plan(&format!("{EXPLICIT} {SECRET} MP_STORE=tcp://[::1]:7000"));
     let shown = format!("{:?}", plan.unwrap());
     assert!(!shown.contains("0123456789"), "{shown}");

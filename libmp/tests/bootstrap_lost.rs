@@ -1,5 +1,5 @@
-//! Contexts whose bootstrap no longer reaches the other ranks, and how often contexts ask a
-//! bootstrap which ranks are gone.
+//! Contexts whose bootstrap has lost the other ranks, and how often contexts ask a bootstrap which
+//! ranks are gone.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -12,21 +12,21 @@ use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Error, Kind, Result, Source};
 use sim::{LIMIT, Rank, SMALL, millis, play, recv, secs, send, slice, talk};
 
-/// The store that the ranks share, and how often each asked which ranks are gone.
+/// The store that the ranks share, and how often each rank asked which ranks are gone.
 #[derive(Clone, Debug, Default)]
 struct Store {
     dead: Arc<AtomicBool>,
     looks: Arc<[AtomicU64; 4]>,
     /// A bit for each rank that is gone.
     gone: Arc<AtomicU64>,
-    /// While it is closed, a call of `gone` does not return.
+    /// A call of `gone` does not return while this gate is closed.
     gate: Arc<Gate>,
 }
 
 #[derive(Debug, Default)]
 struct Gate {
     closed: AtomicBool,
-    /// A call of `gone` waits before it.
+    /// A call of `gone` has reached the gate.
     reached: AtomicBool,
 }
 
@@ -64,7 +64,7 @@ impl Store {
     }
 }
 
-/// As `Tcp`: without the store, what has arrived is received, and everything else is an error.
+/// As `Tcp`: without the store, messages that have arrived are received; all other operations fail.
 #[derive(Debug)]
 struct AtStore {
     inner: Arc<dyn Bootstrap>,
@@ -112,7 +112,7 @@ impl Bootstrap for AtStore {
     }
 }
 
-/// The store dies once all ranks are here.
+/// Stops the store once all ranks have reached this point.
 fn lose(rank: &Rank, store: &Store) {
     rank.barrier();
     store.die();
@@ -120,7 +120,7 @@ fn lose(rank: &Rank, store: &Store) {
 }
 
 #[test]
-fn open_peers_and_tags_stay_usable_and_close_ends_in_order() {
+fn open_peers_and_tags_stay_usable_without_the_store_and_close_succeeds() {
     let store = Store::default();
     let run = play(1, 3, move |rank| {
         let ctx = store.open(rank, |b| b);
@@ -130,7 +130,7 @@ fn open_peers_and_tags_stay_usable_and_close_ends_in_order() {
         }
         lose(rank, &store);
         if rank.me < 2 {
-            // The receiver cannot tell the sender that the message was too long.
+            // The receiver cannot report the truncation to the sender.
             let (short, long) = (slice(&ctx, SMALL), slice(&ctx, 2 * SMALL));
             let recv = ctx.irecv(rank.peer(), 1, &short).unwrap();
             let send = ctx.isend(rank.peer(), 1, &long).unwrap();
@@ -140,7 +140,7 @@ fn open_peers_and_tags_stay_usable_and_close_ends_in_order() {
             talk(&ctx, rank.peer(), 2);
         }
         rank.barrier();
-        // Long enough for a warning in each round to be seen.
+        // Long enough to show a warning that is repeated in each round.
         rank.pass(secs(2));
         ctx.close(LIMIT).unwrap();
         rank.barrier();
@@ -158,7 +158,7 @@ fn open_peers_and_tags_stay_usable_and_close_ends_in_order() {
 }
 
 #[test]
-fn new_peers_and_tags_are_refused_at_once_with_the_cause() {
+fn new_peers_and_tags_are_refused_at_once_without_the_store() {
     let store = Store::default();
     play(1, 3, move |rank| {
         let ctx = store.open(rank, |b| b);
@@ -190,7 +190,7 @@ fn new_peers_and_tags_are_refused_at_once_with_the_cause() {
 }
 
 #[test]
-fn all_ranks_are_not_waited_for_without_a_bootstrap() {
+fn build_with_connect_up_front_fails_at_once_without_the_store() {
     let store = Store::default();
     play(1, 2, move |rank| {
         store.die();
@@ -205,16 +205,16 @@ fn all_ranks_are_not_waited_for_without_a_bootstrap() {
     });
 }
 
-/// Channels of tags that were used once are retired when most places are taken.
+/// Channels of tags that were used once are retired when most channels are in use.
 #[test]
-fn tags_stay_open_when_nobody_can_be_asked_to_retire_them() {
+fn tags_stay_open_when_the_store_cannot_deliver_their_retirement() {
     const TAGS: u32 = 4;
     let store = Store::default();
     let run = play(1, 2, move |rank| {
         let ctx = store.open(rank, |b| b.channels(TAGS as usize));
         let (small, peer) = (slice(&ctx, SMALL), rank.peer());
         (0..TAGS).for_each(|tag| send(&ctx, peer, tag, SMALL));
-        // None of them is idle before it is received.
+        // A tag is idle only after its message is received.
         lose(rank, &store);
         (0..TAGS).for_each(|tag| recv(&ctx, peer, tag, SMALL));
         rank.pass(millis(100));
@@ -230,9 +230,9 @@ fn tags_stay_open_when_nobody_can_be_asked_to_retire_them() {
     assert_eq!(run.warnings.all().len(), 2, "{:#?}", run.warnings.all());
 }
 
-/// As with a file system that is full for a while.
+/// The bootstrap fails for a while, as with a full file system.
 #[test]
-fn what_could_not_be_said_is_said_when_the_way_is_back() {
+fn control_messages_are_retried_when_the_store_recovers() {
     let store = Store::default();
     play(1, 2, move |rank| {
         let ctx = store.open(rank, |b| b);
@@ -247,11 +247,11 @@ fn what_could_not_be_said_is_said_when_the_way_is_back() {
         rank.barrier();
         assert_eq!(ctx.error().is_some(), rank.me == 0);
         store.revive();
-        rank.until("no news of the message that was too long", || {
+        rank.until("the sender got no report of the truncation", || {
             ctx.error() == Some(gdsync::Status::TRUNCATED)
         });
         talk(&ctx, rank.peer(), 3);
-        // The receiver has taken its failure; the sender's request was dropped before it failed.
+        // The receiver has returned its failure; the sender's request was dropped before it failed.
         let closed = ctx.close(LIMIT).map_err(|e| e.kind());
         assert_eq!(closed, [Ok(()), Err(Kind::Truncated)][rank.me as usize]);
         rank.barrier();
@@ -259,7 +259,7 @@ fn what_could_not_be_said_is_said_when_the_way_is_back() {
 }
 
 #[test]
-fn an_idle_context_looks_for_gone_ranks_ten_times_a_second() {
+fn idle_context_polls_for_gone_ranks_ten_times_a_second() {
     const SECONDS: u64 = 10;
     let store = Store::default();
     play(1, 4, move |rank| {
@@ -271,7 +271,7 @@ fn an_idle_context_looks_for_gone_ranks_ten_times_a_second() {
         rank.pass(secs(SECONDS));
         let looks = store.looks(rank.me) - before;
         assert!(looks <= 10 * SECONDS + 1, "{looks} looks");
-        // Each of the others had its turn.
+        // Each of the other ranks was polled in turn.
         assert!(looks >= 3, "{looks} looks");
         rank.barrier();
     });
@@ -292,7 +292,7 @@ fn on_threads(store: &Store) -> Vec<Context> {
 }
 
 #[test]
-fn a_rank_that_is_gone_is_found_whether_or_not_something_waits_for_it() {
+fn gone_rank_is_detected_with_and_without_a_waiting_request() {
     for waits in [true, false] {
         let store = Store::default();
         let run = play(1, 4, move |rank| {
@@ -301,7 +301,7 @@ fn a_rank_that_is_gone_is_found_whether_or_not_something_waits_for_it() {
             if rank.me == 0 {
                 let recv = waits.then(|| ctx.irecv(3, 1, &small).unwrap());
                 rank.pass(secs(1));
-                // What the bootstrap says is all that is known of it.
+                // Only the bootstrap reports the death.
                 store.gone.store(1 << 3, Ordering::Relaxed);
                 rank.pass(millis(if waits { 150 } else { 350 }));
                 let found = rank.host.now();
@@ -322,7 +322,7 @@ fn a_rank_that_is_gone_is_found_whether_or_not_something_waits_for_it() {
 }
 
 #[test]
-fn receives_from_anybody_match_without_a_bootstrap() {
+fn receives_from_any_rank_match_without_the_store() {
     let store = Store::default();
     play(1, 2, move |rank| {
         let ctx = store.open(rank, |b| b);
@@ -336,19 +336,20 @@ fn receives_from_anybody_match_without_a_bootstrap() {
     });
 }
 
-/// What `call` answers while a look for gone ranks does not return: it waits for none.
+/// Returns what `call` returns while a poll for gone ranks is blocked: it must not wait for the
+/// poll.
 fn meanwhile<T: Send + 'static>(store: &Store, call: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, answer) = std::sync::mpsc::channel();
     let caller = std::thread::spawn(move || done.send(call()).unwrap());
     let answered = answer.recv_timeout(secs(10));
     store.gate.closed.store(false, Ordering::Relaxed);
     caller.join().unwrap();
-    answered.expect("a call waited for the look")
+    answered.expect("a call waited for the poll")
 }
 
-/// On real threads: the bootstrap stands for a file system that does not answer.
+/// On real threads: the bootstrap imitates a file system that does not answer.
 #[test]
-fn a_look_for_gone_ranks_that_takes_long_holds_up_no_call() {
+fn slow_poll_for_gone_ranks_blocks_no_call() {
     let store = Store::default();
     let ranks = on_threads(&store);
     store.gate.closed.store(true, Ordering::Relaxed);
@@ -362,9 +363,9 @@ fn a_look_for_gone_ranks_that_takes_long_holds_up_no_call() {
     assert_eq!(stuck, 0);
 }
 
-/// The text of an error says whether the peer lives: that is no reason to hold up other calls.
+/// The text of an error says whether the peer is alive; this check must not block other calls.
 #[test]
-fn a_look_for_the_text_of_an_error_holds_up_no_call() {
+fn liveness_check_for_an_error_text_blocks_no_call() {
     let store = Store::default();
     let ranks = on_threads(&store);
     let ctx = ranks[0].clone();

@@ -1,5 +1,5 @@
-//! Ranks as processes that find each other by what their launcher left in the environment. A
-//! rank is this very program, called with a part to play.
+//! Ranks as processes that join by the variables of their launcher. A rank is this test program
+//! itself, started with the name of a part.
 
 #[path = "common/jobs.rs"]
 mod jobs;
@@ -74,7 +74,7 @@ fn play(part: &str) {
     }
 }
 
-/// Tells the right neighbour who it is, by a message and through a pipe passed along.
+/// Sends its rank to the right neighbour, in a message and through a pipe whose end it passes.
 fn ring(rank: &dyn Bootstrap) {
     let (me, size) = (rank.rank(), rank.size());
     let (right, left) = ((me + 1) % size, (me + size - 1) % size);
@@ -90,7 +90,7 @@ fn ring(rank: &dyn Bootstrap) {
     let mut text = Vec::new();
     read.read_to_end(&mut text).unwrap();
     assert_eq!(text, left.to_le_bytes());
-    // Nobody leaves before all are done: what is on its way to who leaves is lost.
+    // No rank leaves before all are done: messages in flight to a rank that leaves are lost.
     for other in 0..size {
         rank.send(other, 2, b"done").unwrap();
     }
@@ -100,7 +100,7 @@ fn ring(rank: &dyn Bootstrap) {
     println!("rank {me} of {size} is done with {left}");
 }
 
-/// Rank 1 is killed; the others see that, and go on.
+/// Rank 1 is killed; the others detect its death and continue.
 fn die(rank: &dyn Bootstrap) {
     if rank.rank() == 1 {
         std::thread::sleep(Duration::from_millis(50));
@@ -132,7 +132,7 @@ fn own() -> PathBuf {
     std::env::current_exe().unwrap()
 }
 
-/// So many ranks, with these variables and no others that say who they are.
+/// Starts this number of ranks, with these variables and no others that set a rank.
 fn start(part: &str, size: u32, [rank, of]: [&str; 2], more: &[(&str, &str)]) -> Vec<Child> {
     let start = |me: u32| {
         let mut command = Command::new(own());
@@ -149,7 +149,7 @@ fn start(part: &str, size: u32, [rank, of]: [&str; 2], more: &[(&str, &str)]) ->
 
 const EXPLICIT: [&str; 2] = ["MP_RANK", "MP_SIZE"];
 
-/// What ranks print, all having succeeded.
+/// The output of ranks that have all succeeded.
 fn outputs(ranks: Vec<Child>) -> Vec<String> {
     let outputs = ranks.into_iter().map(|r| r.wait_with_output().unwrap());
     let text = |o: Output| {
@@ -170,7 +170,7 @@ fn expect_ring(ranks: Vec<Child>) {
 fn launchers() {
     let folder = folder("runtime");
     let place = ("XDG_RUNTIME_DIR", folder.0.to_str().unwrap());
-    // Names of rank and size, and what else each launcher says.
+    // The names of the variables for rank and size, and the other variables of each launcher.
     let launchers = [
         (EXPLICIT, Some(("MP_JOB", "test"))),
         (["RANK", "WORLD_SIZE"], Some(("LOCAL_WORLD_SIZE", "3"))),
@@ -189,7 +189,7 @@ fn launchers() {
     }
 }
 
-/// A port that is free now, and the one behind it.
+/// A port that is free now, and the next one.
 fn free_port() -> u16 {
     until(|| {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
@@ -207,7 +207,7 @@ fn at_store(part: &str, store: &str) -> Vec<Child> {
 fn hosted() {
     let port = free_port().to_string();
     expect_ring(at_store("ring", &format!("tcp://127.0.0.1:{port}")));
-    // As if on several hosts.
+    // As if the ranks were on several hosts.
     let spread = [
         ("LOCAL_WORLD_SIZE", "1"),
         ("MASTER_ADDR", "127.0.0.1"),
@@ -244,7 +244,7 @@ fn killed() {
         assert_eq!(outputs(ranks), said);
     };
     survive(in_folder("die", &folder));
-    // And what it left does not stand in the next job's way.
+    // The files that the job left do not block the next job.
     survive(in_folder("die", &folder));
     expect_ring(in_folder("ring", &folder));
 
@@ -261,7 +261,7 @@ fn by_mpirun() {
     let mut command = Command::new("mpirun");
     command.args(["--oversubscribe", "-n", "4"]);
     command.arg(own()).arg("as:ring");
-    // Root may not use it otherwise; nobody else minds.
+    // Without these variables mpirun refuses to run as root; for other users they have no effect.
     command
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");

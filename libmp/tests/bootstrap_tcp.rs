@@ -1,4 +1,5 @@
-//! Ranks that meet at a store over TCP, all in this process: who may come, and who is missing.
+//! Ranks that meet at a store over TCP, all in this process: authentication, refusals, missing
+//! ranks.
 
 #[path = "common/jobs.rs"]
 mod jobs;
@@ -13,7 +14,7 @@ use mp::bootstrap::tcp::{Join, Server};
 use mp::bootstrap::{Bootstrap, MAX_MESSAGE, Secret, Tcp, wire};
 
 #[test]
-fn a_receive_returns_room_to_the_sender_at_once() {
+fn receive_returns_credit_to_the_sender_at_once() {
     let job = Job::new(2);
     let ranks = job.all();
     let block = vec![3; MAX_MESSAGE];
@@ -21,7 +22,8 @@ fn a_receive_returns_room_to_the_sender_at_once() {
     while ranks[0].send(1, 0, &block[..MAX_MESSAGE - 1024]).is_ok() {
         held += 1;
     }
-    // When this last message has arrived, all have: the receives below do not read the socket.
+    // When this last message has arrived, all have arrived: the receives below do not read the
+    // socket.
     ranks[0].send(1, 1, b"last").unwrap();
     next(&ranks[1], 1);
     for _ in 0..held {
@@ -37,7 +39,7 @@ fn free_address() -> SocketAddr {
 }
 
 #[test]
-fn a_late_rank_and_a_late_store_are_waited_for() {
+fn join_waits_for_a_late_rank_and_a_late_store() {
     let (secret, address) = (Secret::random().unwrap(), free_address());
     let join = |rank| Join::new(address.to_string(), (rank, 2), &secret, LONG);
     std::thread::scope(|s| {
@@ -52,8 +54,8 @@ fn a_late_rank_and_a_late_store_are_waited_for() {
     });
 }
 
-/// Joins with longer and longer limits until the error is `right`: within a short one, the store
-/// may not answer.
+/// Joins with increasing limits until the error is `right`: within a short limit, the store may not
+/// answer.
 fn give_up(join: &Join, right: impl Fn(&mp::Error) -> bool) {
     let mut limit = Duration::from_millis(100);
     loop {
@@ -70,7 +72,7 @@ fn give_up(join: &Join, right: impl Fn(&mp::Error) -> bool) {
 }
 
 #[test]
-fn missing_ranks_are_named() {
+fn error_names_missing_ranks() {
     let job = Job::new(5);
     let missing = |e: &mp::Error| match e.kind() {
         Kind::Missing => true,
@@ -87,9 +89,9 @@ fn missing_ranks_are_named() {
         let named = |e: &mp::Error| e.to_string().contains("ranks 0, 2, 4 have not");
         give_up(&job.join(3), |e| missing(e) && named(e));
         let [zero, four] = [0, 4].map(come);
-        // Only one of five is missing.
+        // One of five ranks is missing.
         give_up(&job.join(2), |e| missing(e) && e.rank() == Some(3));
-        // With all ranks the job starts.
+        // The job starts once all ranks have joined.
         for joining in [zero, one, come(2), come(3), four] {
             joining.join().unwrap();
         }
@@ -97,7 +99,7 @@ fn missing_ranks_are_named() {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_said_so() {
+fn join_without_a_store_fails_with_the_reason() {
     let (secret, address) = (Secret::random().unwrap(), free_address());
     let limit = Duration::from_millis(100);
     let join = |store: String| Join::new(store, (0, 1), &secret, limit);
@@ -106,12 +108,12 @@ fn a_store_that_is_not_there_is_said_so() {
     assert!(e.to_string().contains(&address.to_string()), "{e}");
     let e = Tcp::join(&join("no port in here".into())).unwrap_err();
     assert_eq!(e.kind(), Kind::Absent);
-    // Something listens, and says nothing.
+    // A listener that never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = silent.local_addr().unwrap().to_string();
     let e = Tcp::join(&join(store)).unwrap_err();
     assert_eq!((e.kind(), e.limit_value()), (Kind::Absent, Some(100)));
-    // Something listens, and says something else.
+    // A listener of another protocol.
     let e = std::thread::scope(|s| {
         s.spawn(|| {
             let (mut stream, _) = silent.accept().unwrap();
@@ -126,7 +128,7 @@ fn a_store_that_is_not_there_is_said_so() {
 }
 
 #[test]
-fn who_does_not_belong_is_refused_and_harms_nobody() {
+fn ranks_that_do_not_fit_the_job_are_refused_and_others_unaffected() {
     let job = Job::new(2);
     let right = job.join(1);
     let wrong = |change: fn(&mut Join)| {
@@ -138,8 +140,8 @@ fn who_does_not_belong_is_refused_and_harms_nobody() {
     let no_secret = "does not know the job's secret";
     let cases: [Case; 4] = [
         (|j| j.secret = Secret::random().unwrap(), no_secret),
-        (|j| j.size = 3, "thinks there are 3 ranks, there are 2"),
-        (|j| (j.rank, j.size) = (2, 3), "thinks there are 3"),
+        (|j| j.size = 3, "expects 3 ranks, the job has 2"),
+        (|j| (j.rank, j.size) = (2, 3), "expects 3 ranks"),
         (|j| j.name = "other".into(), "a job of another name"),
     ];
     for (change, word) in cases {
@@ -171,7 +173,7 @@ fn who_does_not_belong_is_refused_and_harms_nobody() {
 }
 
 #[test]
-fn strangers_get_nothing_and_stop_nobody() {
+fn unauthenticated_connections_are_refused_and_block_no_rank() {
     let job = Job::new(2);
     let ranks = std::thread::scope(|s| {
         let waiting = s.spawn(|| job.all());
@@ -185,7 +187,7 @@ fn strangers_get_nothing_and_stop_nobody() {
             let len = rng.usize(..2000);
             let mut bytes: Vec<_> = (0..len).map(|_| rng.u8(..)).collect();
             if i % 2 == 0 {
-                // The length of a frame that fits, so that it looks at the rest.
+                // A valid frame length, so that the store parses the rest.
                 bytes.splice(0..bytes.len().min(4), [40, 0, 0, 0]);
                 bytes.resize(bytes.len().max(100), 0);
             }
@@ -194,7 +196,7 @@ fn strangers_get_nothing_and_stop_nobody() {
                 assert!(closed.contains(&e.kind()), "{e}");
             }
             if i % 4 == 0 {
-                // It is told why and closed.
+                // The store sends the reason and closes the connection.
                 let mut answer = Vec::new();
                 let end = stream.read_to_end(&mut answer);
                 match wire::decode(&answer, wire::MAX_FRAME) {
@@ -212,7 +214,7 @@ fn strangers_get_nothing_and_stop_nobody() {
 }
 
 #[test]
-fn silent_connections_keep_no_rank_from_joining() {
+fn silent_connections_do_not_prevent_joining() {
     let job = Job::new(2);
     let connect = |_| TcpStream::connect(job.server.address()).unwrap();
     let silent: Vec<TcpStream> = (0..300).map(connect).collect();
@@ -223,7 +225,7 @@ fn silent_connections_keep_no_rank_from_joining() {
 }
 
 #[test]
-fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
+fn connection_that_ends_before_the_start_is_retried() {
     let secret = Secret::random().unwrap();
     let fake = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = fake.local_addr().unwrap();
@@ -238,7 +240,7 @@ fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
         let _server = until(|| Server::start(address, &secret, "", 1).ok());
         assert_eq!(joining.join().unwrap().unwrap().size(), 1);
     });
-    // In the end it says what happened.
+    // The last error has the cause.
     let fake = TcpListener::bind("127.0.0.1:0").unwrap();
     fake.set_nonblocking(true).unwrap();
     join.store = fake.local_addr().unwrap().to_string();
@@ -246,7 +248,7 @@ fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
         let joining = s.spawn(|| {
             give_up(&join, |e| match e.kind() {
                 Kind::System => e.to_string().contains("broke"),
-                // The last connection was not made, or did not end, within the limit.
+                // The last connection was not established, or did not end, within the limit.
                 Kind::Absent => false,
                 _ => panic!("{e}"),
             });
@@ -260,7 +262,7 @@ fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
 }
 
 #[test]
-fn another_version_is_told_so() {
+fn other_protocol_version_is_refused_with_the_reason() {
     let job = Job::new(2);
     let mut stream = TcpStream::connect(job.server.address()).unwrap();
     let mut hello = Vec::new();
@@ -274,7 +276,7 @@ fn another_version_is_told_so() {
 }
 
 #[test]
-fn without_the_store_there_is_an_error_and_what_arrived_remains() {
+fn arrived_messages_are_received_after_the_store_is_lost() {
     let job = Job::new(2);
     let ranks = job.all();
     ranks[0].send(1, 4, b"in time").unwrap();
@@ -289,7 +291,7 @@ fn without_the_store_there_is_an_error_and_what_arrived_remains() {
 }
 
 #[test]
-fn a_store_of_no_ranks_or_an_address_in_use_is_refused() {
+fn store_without_ranks_and_address_in_use_are_refused() {
     let secret = Secret::random().unwrap();
     let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
     let e = Server::start(anywhere, &secret, "", 0).unwrap_err();

@@ -1,4 +1,4 @@
-//! The protocol between ranks and the store without sockets: frames, garbage, order, room.
+//! The protocol between ranks and the store without sockets: frames, malformed input, order, room.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -55,7 +55,7 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// Frames, some with bytes changed, cut or put between.
+/// Frames, some with bytes changed, removed or inserted.
 fn garbage() -> impl Strategy<Value = Vec<u8>> {
     let pieces = prop_oneof![
         4 => frames(),
@@ -77,7 +77,7 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn frames_come_back_whole_and_never_early(bytes in frames()) {
+    fn frames_decode_only_when_complete(bytes in frames()) {
         let (frame, len) = decode(&bytes, MAX_FRAME).unwrap().expect("a whole frame");
         prop_assert_eq!(len, bytes.len());
         prop_assert_eq!(&coded(frame), &bytes);
@@ -90,14 +90,14 @@ proptest! {
     }
 
     #[test]
-    fn garbage_harms_nobody_else(bytes in garbage()) {
+    fn malformed_input_does_not_affect_other_ranks(bytes in garbage()) {
         fuzz::store(&bytes);
         fuzz::session(&bytes);
         fuzz::descriptor(&bytes);
         fuzz::notes(&bytes);
     }
 
-    /// Whatever is sent arrives, in order between two ranks and one topic, however turns fall.
+    /// Every message arrives, in order between two ranks in one topic, under any schedule.
     #[test]
     fn order_is_kept(steps in prop::collection::vec((0..3_u32, 0..3_u32, 0..2_u64, 0..3_u8), 1..200)) {
         let mut world = World::started(3);
@@ -131,13 +131,13 @@ proptest! {
 }
 
 #[test]
-fn garbage_is_refused_in_words() {
+fn error_names_the_malformed_part_of_a_frame() {
     let word = |e: &[u8]| decode(e, MAX_FRAME).unwrap_err().to_string();
     for (bytes, text) in [
         (&[0, 0, 0, 0][..], "an empty frame"),
         (&[255; 8], "a frame that is too long"),
-        (&[1, 0, 0, 0, 77], "a frame of no known kind"),
-        (&[2, 0, 0, 0, 7, 0], "a frame with something behind it"),
+        (&[1, 0, 0, 0, 77], "a frame of unknown kind"),
+        (&[2, 0, 0, 0, 7, 0], "a frame with trailing bytes"),
         (&[2, 0, 0, 0, 10, 0], "a short frame"),
         (
             b"\x0d\0\0\0\x01GET / HTTP/1",
@@ -146,11 +146,11 @@ fn garbage_is_refused_in_words() {
     ] {
         assert_eq!(word(bytes), text);
     }
-    // A reason is cut between two characters.
+    // The reason is cut inside a two-byte character.
     let why = &("x".to_owned() + &"\u{e9}".repeat(200));
     let bytes = coded(Frame::Refused { why });
     assert!(decode(&bytes, MAX_FRAME).unwrap().is_some());
-    // Frames that are short enough, with a message or a list that is not.
+    // Frames of valid length whose message or list is too long.
     let long = |kind, len: usize| {
         let head = [&(len as u32 + 1).to_le_bytes()[..], &[kind]].concat();
         [head, vec![0; len]].concat()
@@ -163,12 +163,12 @@ fn garbage_is_refused_in_words() {
     for (kind, item) in [(5, 4), (6, 8)] {
         assert!(decode(&long(kind, 4 + MAX_LISTED * item), MAX_FRAME).is_ok());
         let over = 4 + (MAX_LISTED + 1) * item;
-        assert_eq!(word(&long(kind, over)), "a list of another length");
+        assert_eq!(word(&long(kind, over)), "a list of wrong length");
     }
 }
 
 #[test]
-fn a_slow_rank_stalls_its_senders_only_towards_itself() {
+fn slow_receiver_blocks_only_messages_to_itself() {
     let mut world = World::started(3);
     let block = vec![1; MAX_MESSAGE];
     let mut held = 0;
@@ -182,7 +182,7 @@ fn a_slow_rank_stalls_its_senders_only_towards_itself() {
     for _ in 0..2 {
         world.turn();
     }
-    // Room comes back as messages are received.
+    // Room becomes free as messages are received.
     let mut got = 0;
     while let Some((from, _)) = world.take(1, 0) {
         got += usize::from(from == 0);
@@ -193,7 +193,7 @@ fn a_slow_rank_stalls_its_senders_only_towards_itself() {
 }
 
 #[test]
-fn a_rank_that_sends_more_than_the_window_is_cut_off() {
+fn rank_that_exceeds_the_window_is_disconnected() {
     let mut world = World::started(3);
     let (peer, topic, bytes) = (1, 0, &vec![0; MAX_MESSAGE]);
     let frame = coded(Frame::Message { peer, topic, bytes });
@@ -206,7 +206,7 @@ fn a_rank_that_sends_more_than_the_window_is_cut_off() {
 }
 
 #[test]
-fn a_closed_connection_is_told_to_all() {
+fn closed_connection_is_announced_to_all_ranks() {
     let mut world = World::started(4);
     assert!((0..4).all(|r| world.has_started(r)));
     world.send(3, 0, 5, b"last words");
@@ -215,7 +215,7 @@ fn a_closed_connection_is_told_to_all() {
     world.turn();
     assert!((0..3).all(|r| world.gone(r, 3)));
     assert_eq!(world.take(0, 5), Some((3, b"last words".to_vec())));
-    // What is sent to it is dropped, and nothing else is.
+    // A message to the closed rank is dropped, and no other message is.
     assert!(world.send(0, 3, 0, b"?") && world.send(0, 1, 0, b"!"));
     world.turn();
     assert!(world.take(1, 0).is_some());

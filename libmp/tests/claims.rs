@@ -1,5 +1,5 @@
-//! Streams that are to take a message in and have no way to the peer yet: the call opens it, and
-//! waits for that as long as it may, once.
+//! Streams that receive a message without a connection to the peer: the call opens the connection,
+//! and waits for it once, up to its time limit.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -10,14 +10,14 @@ use mp::{Builder, Context, Full, Kind};
 use sim::{LIMIT, Rank, SMALL, millis, peer_failed, play, recv, secs, slice};
 
 const T: Duration = secs(4);
-/// Rounds of the background work take their time.
+/// Slack for rounds of the background work.
 const SLACK: Duration = millis(20);
 
 fn build(builder: Builder) -> Builder {
     builder.timeout(T).depth(4)
 }
 
-/// Rank 1: sends the message by which both know each other, and does nothing from then on.
+/// Rank 1: sends the message that connects both ranks, then stops all work.
 fn sends_and_stops(rank: &Rank) -> Context {
     let ctx = rank.open_manual(build);
     let first = ctx.isend(0, 1, &slice(&ctx, SMALL)).unwrap();
@@ -35,7 +35,7 @@ fn receives(rank: &Rank, full: Full) -> Context {
 }
 
 #[test]
-fn a_silent_rank_is_waited_for_once_and_named() {
+fn silent_rank_is_waited_for_once_and_named() {
     for full in [Full::Wait, Full::Fail] {
         play(1, 2, move |rank| {
             if rank.me == 1 {
@@ -52,7 +52,7 @@ fn a_silent_rank_is_waited_for_once_and_named() {
             let took = rank.host.now().since(before);
             assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)), "{e}");
             assert!((T..T + SLACK).contains(&took), "{took:?}");
-            // Nothing is lost: it is possible once the peer answers.
+            // The call has no lasting effect: it succeeds once the peer answers.
             rank.barrier();
             recv.wait_on(&stream).unwrap();
             assert!(stream.synchronize(LIMIT).unwrap());
@@ -64,7 +64,7 @@ fn a_silent_rank_is_waited_for_once_and_named() {
 }
 
 #[test]
-fn a_rank_that_dies_meanwhile_is_not_waited_for() {
+fn rank_that_dies_during_the_wait_is_not_waited_for() {
     play(2, 2, |rank| {
         if rank.me == 1 {
             let ctx = sends_and_stops(rank);

@@ -1,5 +1,5 @@
-//! Streams of the application on CUDA, by a stand-in for libcuda: what the library keeps of a
-//! stream after the application has dropped its handles and destroyed it.
+//! Streams of the application on CUDA, by a stand-in for libcuda: the state that the library keeps
+//! of a stream after the application has dropped its handles and destroyed it.
 
 #[path = "../../libgdsync/tests/common/application.rs"]
 mod application;
@@ -19,10 +19,10 @@ use mp::{Context, Memory, Progress, Request, SendOp, Source};
 use standin::{Control, Variant, inside};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// More than is sent eagerly.
+/// More than the eager limit.
 const LARGE: usize = 64 << 10;
 
-/// Two ranks on one GPU whose background work is done by the test.
+/// Two ranks on one GPU; the test does their background work.
 struct Rig {
     ranks: [Context; 2],
     memory: [Memory; 2],
@@ -74,8 +74,8 @@ impl Rig {
         )
     }
 
-    /// What the contract of `Gpu::cuda_stream` asks for: synchronise, drop all, destroy; then the
-    /// background work goes on.
+    /// Follows the contract of `Gpu::cuda_stream`: synchronise, drop all handles, destroy; then the
+    /// background work continues.
     fn finish(&self, raw: CUstream, stream: Stream, requests: Vec<Request>) {
         let done = self.with_progress(|| stream.synchronize(LIMIT).unwrap());
         assert!(done);
@@ -90,11 +90,11 @@ impl Rig {
     }
 }
 
-/// What is enqueued on a stream of rank 0.
+/// Work that is enqueued on a stream of rank 0.
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Send(usize),
-    /// Whether the stream waits for it, or the request is dropped.
+    /// Source, length, and whether the stream waits for the receive (else the request is dropped).
     Receive(Source, usize, bool),
     PreparedSend,
 }
@@ -111,7 +111,7 @@ const WORK: [Work; 9] = [
     Work::PreparedSend,
 ];
 
-/// Enqueues it, with what rank 1 has to do for it; returns the requests.
+/// Enqueues the work, and the matching work of rank 1; returns the requests.
 fn enqueue(rig: &Rig, stream: &Stream, work: Work) -> Vec<Request> {
     let [a, b] = &rig.ranks;
     let slices = |len| [0, 1].map(|rank| rig.memory[rank].slice(0, len).unwrap());
@@ -139,7 +139,7 @@ fn enqueue(rig: &Rig, stream: &Stream, work: Work) -> Vec<Request> {
 }
 
 #[test]
-fn a_destroyed_stream_is_never_named_to_the_driver() {
+fn destroyed_stream_is_never_passed_to_the_driver() {
     inside!(Variant::default());
     let control = Control::open();
     let mut wrong = Vec::new();
@@ -156,7 +156,7 @@ fn a_destroyed_stream_is_never_named_to_the_driver() {
     assert_eq!(wrong, [""; 0]);
 }
 
-/// A call that enqueues on a stream, by rank 0; `Ok` if it was taken.
+/// A call of rank 0 that enqueues on a stream; `Ok` if it succeeded.
 type Call = fn(&Rig, &Stream) -> mp::Result<()>;
 
 fn on_stream(rig: &Rig, stream: &Stream, len: usize) -> mp::Result<()> {
@@ -169,7 +169,7 @@ fn received(rig: &Rig, stream: &Stream, from: Source, len: usize) -> mp::Result<
     rig.ranks[0].irecv_on(stream, from, 8, &into).map(drop)
 }
 
-/// Waits on `stream` for a receive that the CPU, or another stream, posted.
+/// Waits on `stream` for a receive that the CPU or another stream posted.
 fn waited(rig: &Rig, stream: &Stream, len: usize, poster: Option<&Stream>) -> mp::Result<()> {
     let into = rig.memory[0].slice(0, len)?;
     let request = match poster {
@@ -180,7 +180,7 @@ fn waited(rig: &Rig, stream: &Stream, len: usize, poster: Option<&Stream>) -> mp
     request.cancel().ok();
     let data = rig.memory[1].slice(0, len)?;
     if request.test().is_ok() {
-        // Not cancelled: its message comes.
+        // Not cancelled: its message arrives.
         let send = rig.ranks[1].isend(0, 9, &data)?;
         request.wait(LIMIT)?;
         send.wait(LIMIT)?;
@@ -220,7 +220,7 @@ const CALLS: &[(&str, Call)] = &[
     ("irecv_on, long", |rig, stream| {
         received(rig, stream, Source::Rank(1), LARGE)
     }),
-    ("irecv_on from anybody", |rig, stream| {
+    ("irecv_on from any rank", |rig, stream| {
         received(rig, stream, Source::Any, 64)
     }),
     ("wait_on of a short receive", |rig, stream| {
@@ -233,7 +233,7 @@ const CALLS: &[(&str, Call)] = &[
         let other = rig.ranks[0].gpu().stream()?;
         waited(rig, stream, 64, Some(&other))
     }),
-    ("wait_on of a send of the CPU's", |rig, stream| {
+    ("wait_on of a send by the CPU", |rig, stream| {
         let from = rig.memory[0].slice(0, 64)?;
         let request = rig.ranks[0].isend(1, 7, &from)?;
         let waited = request.wait_on(stream);
@@ -248,15 +248,15 @@ const CALLS: &[(&str, Call)] = &[
     }),
 ];
 
-/// Every call of messages on a stream that is being captured, short and long, is refused; nothing
-/// goes into the graph, and the peers are as before.
+/// Every call of messages on a stream that is being captured, short and long, is refused. Nothing
+/// is added to the graph, and the peers are unchanged.
 #[test]
 fn captured_streams_are_refused() {
     inside!(Variant::default());
     let rig = Rig::new();
     let (raw, stream) = rig.stream();
     let cuda = driver();
-    // All is open and warm.
+    // All connections are open and used.
     drop(enqueue(&rig, &stream, Work::Send(64)));
     let mut wrong = Vec::new();
     for (what, call) in CALLS {
@@ -264,12 +264,12 @@ fn captured_streams_are_refused() {
         let began = unsafe { cuda.cuStreamBeginCapture_v2.unwrap()(raw, 2) };
         assert!(began.is_success());
         match rig.with_progress(|| call(&rig, &stream)) {
-            Ok(()) => wrong.push(format!("{what} was taken")),
+            Ok(()) => wrong.push(format!("{what} was not refused")),
             Err(e) if e.kind() != mp::Kind::Unsupported => wrong.push(format!("{what}: {e:?}")),
             Err(_) => {}
         }
         let mut graph: *mut u64 = std::ptr::null_mut();
-        // SAFETY: the capture begun above; a graph of the stand-in is the count of what it holds.
+        // SAFETY: the capture begun above; a graph of the stand-in is the number of its commands.
         let held = unsafe {
             ok(cuda.cuStreamEndCapture.unwrap()(
                 raw,

@@ -1,6 +1,6 @@
 //! Programs that deadlock by construction, those of `docs/deadlocks.md`: the watchdog names what
-//! each stream waits for, the time limit ends it with typed errors, and the same program written
-//! right runs without an alarm.
+//! each stream waits for, the time limit ends the wait with typed errors, and the corrected program
+//! runs without an alarm.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -13,13 +13,13 @@ use mp::{Builder, Context, Kind, Memory, Request, Slice, Source};
 use sim::{LARGE, LIMIT, Rank, SMALL, millis, peer_failed, play, recv_on, secs};
 
 const WATCHDOG: Duration = secs(1);
-/// When the ranks look at what is stuck.
+/// When the ranks read the watchdog's alarms.
 const LOOK: Duration = secs(2);
 const TIMEOUT: Duration = secs(5);
-/// Rounds of the background work and of streams take their time.
+/// Slack for rounds of the background work and of streams.
 const SLACK: Duration = millis(20);
 
-/// How a program is written.
+/// The variant of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Written {
     Wrong,
@@ -31,8 +31,8 @@ fn build(builder: Builder) -> Builder {
     builder.watchdog(WATCHDOG).timeout(TIMEOUT).depth(4)
 }
 
-/// Plays the program of this number wrong, which raises an alarm for each of so many streams,
-/// and right.
+/// Runs the deadlocking variant of this program, which must raise `alarms` alarms, and the
+/// corrected one.
 fn program(number: u32, ranks: u32, alarms: usize, body: fn(&Rank, Written)) {
     gds_sim::seeds(3, |seed| -> Result<(), String> {
         let run = play(seed, ranks, move |rank| body(rank, Wrong));
@@ -51,7 +51,8 @@ fn program(number: u32, ranks: u32, alarms: usize, body: fn(&Rank, Written)) {
     });
 }
 
-/// `docs/deadlocks.md` says of the program what was said of it here, about a stream of `rank`.
+/// Checks that section `number` of `docs/deadlocks.md` contains the alarms of the streams of
+/// `rank`.
 fn stands_in_the_page(number: u32, rank: u32, alarms: &[String]) -> Result<(), String> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/deadlocks.md");
     let page = std::fs::read_to_string(page).map_err(|e| e.to_string())?;
@@ -76,7 +77,7 @@ fn stands_in_the_page(number: u32, rank: u32, alarms: &[String]) -> Result<(), S
     }
 }
 
-/// What a stream is expected to wait for.
+/// The expected wait of a stream.
 struct Wait<'a> {
     stream: &'a Stream,
     peer: Source,
@@ -110,7 +111,7 @@ fn to_receive(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
     }
 }
 
-/// A stream that waits for room for a short message.
+/// A stream that waits for a credit for a short message.
 fn to_take(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
     Wait {
         what: format!(
@@ -147,7 +148,7 @@ fn named_now(rank: &Rank, ctx: &Context, expected: &[Wait<'_>]) {
     }
 }
 
-/// The streams pass after the time limit, and the requests end with an error that names a rank.
+/// After the time limit the streams continue, and the requests end with an error that names a rank.
 fn given_up(rank: &Rank, ctx: &Context, streams: &[&Stream], requests: &[(&Request, u32)]) {
     let before = rank.host.now();
     for stream in streams {
@@ -164,7 +165,7 @@ fn given_up(rank: &Rank, ctx: &Context, streams: &[&Stream], requests: &[(&Reque
     rank.barrier();
 }
 
-/// Everything ends well.
+/// All requests end with success.
 fn done(rank: &Rank, ctx: &Context, streams: &[&Stream], requests: &[Request]) {
     for stream in streams {
         assert!(stream.synchronize(LIMIT).unwrap(), "{stream:?}");
@@ -184,7 +185,7 @@ fn buffers<const N: usize>(ctx: &Context, len: usize) -> (Memory, [Slice; N]) {
     (memory, slices)
 }
 
-/// 1: both ranks wait for the other's message before they send theirs.
+/// 1: both ranks wait for the other's message before they send their own.
 #[test]
 fn wait_before_send_on_one_stream() {
     program(1, 2, 2, |rank, written| {
@@ -205,7 +206,7 @@ fn wait_before_send_on_one_stream() {
     });
 }
 
-/// 2: one rank sends A then B, the other takes B before it is ready for A.
+/// 2: one rank sends A then B; the other receives B before it is ready for A.
 #[test]
 fn crossed_order_on_two_ranks() {
     program(2, 2, 2, |rank, written| {
@@ -235,7 +236,7 @@ fn crossed_order_on_two_ranks() {
     });
 }
 
-/// 3: more streams wait than the GPU has channels for, and what would release them is enqueued
+/// 3: more streams wait than the GPU has channels, and the work that would release them is enqueued
 /// last.
 #[test]
 fn more_waiting_streams_than_channels() {
@@ -244,14 +245,14 @@ fn more_waiting_streams_than_channels() {
         let (ctx, peer) = (rank.open(build), rank.peer());
         let (_memory, slices) = buffers::<9>(&ctx, SMALL);
         if rank.me == 1 {
-            // Answers.
+            // Answers the peer's messages.
             let stream = ctx.gpu().stream().unwrap();
             let mut all = vec![recv_on(&ctx, &stream, peer, 100, &slices[8])];
             for tag in 0..N {
                 all.push(ctx.isend_on(&stream, peer, tag, &slices[0]).unwrap());
             }
             if written == Wrong {
-                // Stands in its turn, as it should: the other goes on in time.
+                // The stream waits for its turn, as intended: the other rank continues in time.
                 all.iter().for_each(|r| assert!(r.wait(LIMIT).is_ok()));
                 return rank.barrier();
             }
@@ -265,7 +266,8 @@ fn more_waiting_streams_than_channels() {
         };
         let mut all = Vec::from(array::from_fn::<_, { N as usize }, _>(receive));
         if written == Right {
-            // What releases the others goes first, and one stream waits for all of them.
+            // The work that releases the others is enqueued first, and one stream waits for all of
+            // them.
             all.push(ctx.isend_on(&last, peer, 100, &slices[8]).unwrap());
             ctx.wait_all_on(&last, &all).unwrap();
             let streams: Vec<_> = streams.iter().chain([&last]).collect();
@@ -282,7 +284,7 @@ fn more_waiting_streams_than_channels() {
         assert!(text.contains("7 streams wait already"), "{text}");
         let wait = |tag| to_send(&streams[tag], peer, tag as u32, 0);
         named(rank, &ctx, &array::from_fn::<_, 7, _>(wait));
-        // It came before the standstill: what releases them still gets through.
+        // The error came before the deadlock: the send that releases the streams still executes.
         all.push(ctx.isend_on(&last, peer, 100, &slices[8]).unwrap());
         for stream in &streams {
             assert!(stream.synchronize(LIMIT).unwrap());
@@ -293,7 +295,7 @@ fn more_waiting_streams_than_channels() {
     });
 }
 
-/// 4: a ring in which everybody sends much before anybody receives.
+/// 4: a ring in which every rank sends large messages before any rank receives.
 #[test]
 fn a_ring_that_sends_before_it_receives() {
     program(4, 4, 4, |rank, written| {
@@ -329,7 +331,7 @@ fn a_receive_without_a_sender() {
         let (_memory, [data]) = buffers(&ctx, SMALL);
         if rank.me == 0 {
             let send = ctx.isend_on(&stream, peer, 1, &data).unwrap();
-            // Eager: it has ended, whoever takes it.
+            // Eager: the send has ended without a receive.
             assert_eq!(send.wait(LIMIT).unwrap().len, SMALL as u64);
             return rank.barrier();
         }
@@ -343,7 +345,7 @@ fn a_receive_without_a_sender() {
     });
 }
 
-/// 6: more small messages than there is room for, to a rank that first waits for the one behind
+/// 6: more small messages than there are credits, to a rank that first waits for the message behind
 /// them.
 #[test]
 fn more_eager_messages_than_room() {
@@ -361,7 +363,7 @@ fn more_eager_messages_than_room() {
                 return done(rank, &ctx, &[&stream], &all);
             }
             named(rank, &ctx, &[to_take(&stream, peer, 1, 4)]);
-            // What had room has ended.
+            // The sends that had a credit have ended.
             for sent in all.drain(..4) {
                 sent.wait(LIMIT).unwrap();
             }
@@ -377,7 +379,7 @@ fn more_eager_messages_than_room() {
             return done(rank, &ctx, &[&stream], &all);
         }
         named(rank, &ctx, &[to_send(&stream, peer, 2, 0)]);
-        // What had come is still received.
+        // Messages that have arrived are still received.
         given_up(rank, &ctx, &[&stream], &[(&all[0], peer), (&all[5], peer)]);
         for taken in &all[1..5] {
             taken.wait(LIMIT).unwrap();
@@ -385,7 +387,7 @@ fn more_eager_messages_than_room() {
     });
 }
 
-/// 7: the CPU waits for a stream that waits for what the CPU would send next.
+/// 7: the CPU waits for a stream that waits for a message that the CPU sends afterwards.
 #[test]
 fn synchronising_before_the_send() {
     program(7, 2, 1, |rank, written| {
@@ -393,7 +395,7 @@ fn synchronising_before_the_send() {
         let stream = ctx.gpu().stream().unwrap();
         let (_memory, [data, into]) = buffers(&ctx, SMALL);
         if rank.me == 1 {
-            // Answers what it gets.
+            // Answers each message.
             let question = ctx.irecv(peer, 1, &into).unwrap();
             if written == Wrong {
                 let e = question.wait(LOOK).unwrap_err();
@@ -418,9 +420,10 @@ fn synchronising_before_the_send() {
     });
 }
 
-/// 8: a stream waits for a receive from anybody, and nobody does the background work.
+/// 8: with manual progress, a stream waits for a receive from any rank, and no thread calls
+/// `progress`.
 #[test]
-fn nobody_calls_progress() {
+fn manual_progress_without_a_call_of_progress() {
     program(8, 2, 0, |rank, written| {
         let ctx = rank.open_manual(build);
         let stream = ctx.gpu().stream().unwrap();
@@ -433,7 +436,7 @@ fn nobody_calls_progress() {
             }
             return;
         }
-        // Waiting calls do the work.
+        // Calls that wait do the background work.
         let first = ctx.irecv(Source::Any, 1, &data).unwrap();
         assert_eq!(first.wait(LIMIT).unwrap().source(), 1);
         let second = ctx.irecv(Source::Any, 1, &data).unwrap();

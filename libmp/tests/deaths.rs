@@ -1,5 +1,5 @@
-//! Ranks die by the hundred, one after the other, each in the middle of messages; what survives
-//! them says who died, goes on talking, and leaves nothing behind.
+//! Hundreds of ranks die, one after the other, each with messages in flight. The surviving ranks
+//! report which rank died, continue to exchange messages, and leak no resources.
 
 #[path = "common/heap.rs"]
 mod heap;
@@ -16,17 +16,17 @@ use mp::{Context, Kind, Memory, RecvOp, Request, SendOp, Slice, Source};
 #[global_allocator]
 static HEAP: Counting = Counting;
 
-/// After which something that should have happened counts as hung.
+/// The time after which the test reports a hang.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Rounds between two looks at what is held.
+/// Rounds between two samples of the resources in use.
 const EVERY: u32 = 50;
-/// The look that the others are compared with.
+/// The sample that is the baseline.
 const FIRST: usize = 4;
 const DEPTH: u32 = 2;
 const SMALL: usize = 8;
 const EAGER: usize = 64;
 const LARGE: usize = 200;
-/// What any look may find more than the first one: less than one allocation a death.
+/// The most that a sample may exceed the baseline: less than one allocation per death.
 const BOUND: Held = Held {
     bytes: 1 << 14,
     blocks: 64,
@@ -49,11 +49,11 @@ impl Rank {
         self.memory.slice(SMALL, LARGE).unwrap()
     }
 
-    /// Requests with `peer` that cannot end well if it dies, in all the states that there are.
+    /// Requests with `peer` that fail if it dies, in all states of a request.
     fn entangle(&self, peer: u32) -> Vec<Request> {
         let ctx = &self.ctx;
         let [small, large] = [[self.small()], [self.large()]];
-        // One posts in the order of preparing.
+        // One stream posts in the order in which its requests were prepared.
         let [late, spare] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
         let mut all = vec![
             // Prepared.
@@ -61,7 +61,7 @@ impl Rank {
             ctx.prepare_recv(&RecvOp::new(peer, 2, &large).on(&late))
                 .unwrap(),
         ];
-        // Queued, behind as many as there is room for; announced.
+        // Queued, behind as many as there are credits; announced.
         for _ in 0..DEPTH {
             drop(ctx.isend(peer, 3, &small[0]).unwrap());
         }
@@ -71,7 +71,7 @@ impl Rank {
         let recv = RecvOp::new(peer, 5, &small).timeout(LIMIT);
         all.push(ctx.post_recv(&recv).unwrap());
         all.push(ctx.irecv_on(&spare, peer, 6, &large[0]).unwrap());
-        // What the stream stands at.
+        // The request that the stream executes now.
         let recv = ctx.irecv_on(&self.stream, peer, 7, &small[0]).unwrap();
         recv.wait_on(&self.stream).unwrap();
         let send = ctx.isend_on(&self.stream, peer, 8, &large[0]).unwrap();
@@ -80,7 +80,7 @@ impl Rank {
         all
     }
 
-    /// A message to `other`, by the CPU and on streams.
+    /// Sends messages to `other`, by the CPU and on streams.
     fn talk(&self, other: &Rank) {
         let [me, peer] = [self.ctx.rank(), other.ctx.rank()];
         self.memory.write(0, &[me as u8 + 1; SMALL]).unwrap();
@@ -101,7 +101,7 @@ impl Rank {
     }
 }
 
-/// One death. The GPU is one for all, or each has its own.
+/// One death. The ranks share one GPU, or each has its own.
 fn round(number: u32) {
     let victim = number % 3;
     let shared = number.is_multiple_of(2).then(|| Gpu::soft().unwrap());
@@ -128,7 +128,7 @@ fn round(number: u32) {
     let lost: Vec<_> = alive.iter().map(|r| r.entangle(victim)).collect();
     let mut own = dead.entangle(a.ctx.rank());
     own.extend([anybody(&dead, 20), anybody(&dead, 22)]);
-    // Its handles go first, or its context.
+    // Its handles are dropped first, or its context.
     let Rank { ctx, stream, .. } = dead;
     if number % 4 < 2 {
         drop(own);
@@ -138,14 +138,14 @@ fn round(number: u32) {
         drop(own);
     }
     if number % 5 < 3 {
-        // It leaves the job, too.
+        // It also leaves the job.
         jobs[victim as usize].take();
     }
     assert!(stream.synchronize(LIMIT).unwrap(), "of the one that died");
     for (rank, requests) in alive.iter().zip(&lost) {
         assert!(rank.stream.synchronize(LIMIT).unwrap(), "not released");
         for request in requests {
-            // A message might be there: a receive is told no earlier than when it is waited for.
+            // A message might have arrived: a receive reports the death only once it is waited for.
             let posted = match format!("{request:?}").ends_with("Prepared") {
                 true => request.post(),
                 false => Ok(()),
@@ -156,7 +156,7 @@ fn round(number: u32) {
         }
         assert!(rank.ctx.error().is_some());
     }
-    // One whose message comes after all; the other one is dropped with its context.
+    // A request whose message arrives later; the other one is dropped with its context.
     drop(b.ctx.isend(a.ctx.rank(), 20, &b.small()).unwrap());
     assert_eq!(any.wait(LIMIT).unwrap().source(), b.ctx.rank());
     a.talk(b);
@@ -165,7 +165,7 @@ fn round(number: u32) {
 }
 
 #[test]
-fn deaths_leave_nothing_behind() {
+fn deaths_of_ranks_leak_no_resources() {
     let (start, rounds) = (Instant::now(), times("GDS_DEATHS", 350) as u32);
     assert!(rounds >= (FIRST as u32 + 1) * EVERY, "too few to compare");
     let mut looks = Vec::with_capacity((rounds / EVERY) as usize);

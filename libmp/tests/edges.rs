@@ -1,5 +1,5 @@
-//! The limits of a channel: rings and windows that are full, messages one byte too long, receives
-//! behind others in a slot or tag, and what is left of a lost rank.
+//! The limits of a channel: full rings and windows, messages one byte too long, receives behind
+//! others in a slot or tag, and requests with a lost rank.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -12,24 +12,24 @@ use sim::{Death, LARGE, LIMIT, Rank, SMALL, millis, pair, peer_failed, play};
 use sim::{recv, recv_on, secs, send, slice};
 
 const DEPTH: u32 = 2;
-/// As the library's limit of messages that are not taken: words hold 16 bits of a number.
+/// The library's limit of messages that are not received: words contain 16 bits of a number.
 const WINDOW: u64 = 8192;
 
 fn build(builder: Builder) -> Builder {
     builder.timeout(secs(5))
 }
 
-/// With few slots, and time for the other rank to come.
+/// Few slots, and enough time for the other rank to start.
 fn slots(builder: Builder) -> Builder {
     builder.depth(DEPTH).timeout(secs(20))
 }
 
-/// With few channels, which tags take in turn.
+/// Few channels, which tags use in turn.
 fn channels(builder: Builder) -> Builder {
     builder.channels(4).timeout(secs(50))
 }
 
-/// Posts until that is refused, which names the limit.
+/// Posts until the call is refused; the error must contain the limit.
 fn refused_at(limit: u64, mut post: impl FnMut() -> mp::Result<Request>) -> Vec<Request> {
     let mut posted = Vec::new();
     let e = loop {
@@ -77,7 +77,7 @@ fn receives_are_refused_while_the_ring_is_full_of_pending_ones() {
     });
 }
 
-/// A receive that a stream waits for leaves its place in the ring to the next one.
+/// A receive that a stream waits for frees its place in the ring for the next one.
 #[test]
 fn receives_on_a_stream_are_refused_while_a_window_of_messages_is_not_taken() {
     play(1, 2, |rank| {
@@ -159,7 +159,7 @@ fn receive_whose_message_has_arrived_cannot_be_cancelled() {
     });
 }
 
-/// The next slot still holds the word of the message that used it before.
+/// The next slot still contains the word of its previous message.
 #[test]
 fn receive_from_a_lost_rank_is_refused_when_its_messages_are_taken() {
     play(1, 2, |rank| {
@@ -207,7 +207,7 @@ fn rank_that_leaves_after_its_messages_arrived_sets_no_error() {
             return Death::Leaves.end(rank, ctx, 2);
         }
         let stream = ctx.gpu().stream().unwrap();
-        // The message is taken in only when the receive is waited for.
+        // The message is received only when the receive is waited for.
         let recv = ctx.irecv_on(&stream, 1, 1, &slice(&ctx, SMALL)).unwrap();
         rank.barrier();
         rank.pass(secs(1));
@@ -239,7 +239,7 @@ fn tag_of_a_pending_receive_is_not_retired() {
     });
 }
 
-/// Rank 0's error of a receive with this limit.
+/// Rank 0's error of a receive with this time limit.
 fn timed_out(ctx: &Context, seconds: u64) -> String {
     let segments = [slice(ctx, SMALL)];
     let recv = RecvOp::new(1, 1, &segments).timeout(secs(seconds));
@@ -249,7 +249,7 @@ fn timed_out(ctx: &Context, seconds: u64) -> String {
 
 /// A message that arrived before the wait began does not prove that its sender is alive.
 #[test]
-fn rank_not_heard_since_the_wait_began_is_not_reported_alive() {
+fn rank_without_a_message_since_the_wait_began_is_not_reported_alive() {
     pair(slots, |rank, ctx| {
         if rank.me == 1 {
             return send(ctx, 0, 1, SMALL);
@@ -268,7 +268,7 @@ fn old_answer_does_not_report_a_rank_alive() {
         if rank.me == 1 {
             send(&ctx, 0, 1, SMALL);
             rank.barrier();
-            // Rank 0 asks after a second, and this rank answers.
+            // Rank 0 probes after a second, and this rank answers.
             rank.pass(millis(1500));
             return Death::Freezes.end(rank, ctx, 2);
         }
@@ -280,8 +280,8 @@ fn old_answer_does_not_report_a_rank_alive() {
     });
 }
 
-/// A ready word that is written before the slot's previous message is taken would overwrite the one
-/// that the sender still has to read.
+/// A ready word that is written before the slot's previous message is received would overwrite the
+/// word that the sender still has to read.
 #[test]
 fn receives_of_one_slot_on_two_streams_write_ready_words_in_order() {
     const COUNT: usize = 2 * DEPTH as usize;
@@ -312,7 +312,7 @@ fn receives_of_one_slot_on_two_streams_write_ready_words_in_order() {
     });
 }
 
-/// The sender finds the ready word of the slot's next receive in place of its own receive's.
+/// The sender finds the ready word of the slot's next receive instead of that of its own receive.
 #[test]
 fn message_whose_receive_has_ended_is_not_written_to_the_next_receive() {
     play(1, 2, |rank| {
@@ -327,7 +327,7 @@ fn message_whose_receive_has_ended_is_not_written_to_the_next_receive() {
             rank.progress_until(&ctx, "the end", || !matches!(send.test(), Ok(None)));
             assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
             rank.barrier();
-            // The ready word of the next receive is kept.
+            // The ready word of the next receive remains.
             for len in [SMALL, LARGE] {
                 let send = ctx.isend(0, 1, &slice(&ctx, len)).unwrap();
                 rank.progress_until(&ctx, "the next", || send.test().unwrap().is_some());
@@ -356,7 +356,7 @@ fn message_whose_receive_has_ended_is_not_written_to_the_next_receive() {
     });
 }
 
-/// Numbers start anew when a retired tag is used again.
+/// Message numbers restart when a retired tag is used again.
 #[test]
 fn refusal_under_a_reopened_tag_does_not_end_an_old_request() {
     const TAGS: u32 = 8;
@@ -381,7 +381,7 @@ fn refusal_under_a_reopened_tag_does_not_end_an_old_request() {
     });
 }
 
-/// The receive ends when the slot's word may already be that of the next message.
+/// The receive ends when the slot's word may already belong to the next message.
 #[test]
 fn send_dropped_before_it_was_posted_sets_no_error_at_its_rank() {
     play(1, 2, |rank| {
@@ -417,8 +417,8 @@ fn send_dropped_before_it_was_posted_sets_no_error_at_its_rank() {
     });
 }
 
-/// A long send that is refused has failed; when its receive ends, the receiver reports once more
-/// that the message was too long.
+/// A long send that is refused has failed; when its receive ends, the receiver reports the
+/// truncation again.
 #[test]
 fn error_of_a_refused_and_dropped_long_send_is_returned_once() {
     pair(channels, |rank, ctx| {
@@ -464,8 +464,8 @@ fn stream_that_is_late_for_an_arrived_message_causes_no_warning() {
     });
 }
 
-/// Has rank 1 refuse more messages of rank 0 than one round takes in, while rank 0 does not
-/// listen, and leave. Rank 0 then finds that it is gone, and that all were refused.
+/// Rank 1 refuses more messages of rank 0 than one round processes, while rank 0 does not poll, and
+/// leaves. Rank 0 then finds that rank 1 is gone, and that all messages were refused.
 fn refuses_and_leaves(finds: fn(&Rank, &Context, &[Request])) {
     const REFUSED: usize = 200;
     let build = |b: Builder| build(b).depth(256);
@@ -503,21 +503,21 @@ fn is_gone(rank: &Rank, ctx: &Context) {
 }
 
 #[test]
-fn all_refusals_of_a_rank_that_left_are_heard() {
+fn all_refusals_of_a_rank_that_left_are_received() {
     refuses_and_leaves(|rank, ctx, _| is_gone(rank, ctx));
 }
 
-/// The bootstrap tells that it is gone when something is to be said to it.
+/// The bootstrap reports the rank as gone when a control message is sent to it.
 #[test]
-fn refusals_of_a_rank_that_left_are_heard_before_it_is_found_gone() {
+fn refusals_of_a_rank_that_left_are_received_before_it_is_found_gone() {
     refuses_and_leaves(|_, ctx, _| {
         peer_failed(&ctx.isend(1, 2, &slice(ctx, 1)).unwrap_err(), 1);
     });
 }
 
-/// The NIC finds that it is gone before the bootstrap is asked.
+/// The NIC reports the rank as gone before the bootstrap is asked.
 #[test]
-fn refusals_of_a_rank_that_the_nic_found_gone_are_heard() {
+fn refusals_of_a_rank_that_the_nic_found_gone_are_received() {
     refuses_and_leaves(|rank, ctx, sends| {
         let last = ctx.isend(1, 1, &slice(ctx, SMALL)).unwrap();
         rank.pass(secs(4));
@@ -529,9 +529,9 @@ fn refusals_of_a_rank_that_the_nic_found_gone_are_heard() {
     });
 }
 
-/// A stream may come to it later: the time limit is for the message.
+/// The stream may reach the receive later: the time limit applies to the message.
 #[test]
-fn receive_with_a_limit_whose_message_has_arrived_does_not_give_its_sender_up() {
+fn timeout_of_a_receive_with_arrived_message_does_not_fail_its_sender() {
     pair(build, |rank, ctx| {
         if rank.me == 1 {
             send(ctx, 0, 1, SMALL);

@@ -54,7 +54,7 @@ fn a_failure_is_returned_once() {
         if rank.me == 1 {
             send_and_drop(ctx, 1..5);
             rank.barrier();
-            // The receiver's word of a short message comes when the send has ended.
+            // The receiver reports on a short message after the send has ended.
             let e = ctx.close(LIMIT).unwrap_err();
             assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(0)), "{e}");
             assert_eq!((e.tag(), e.number()), (Some(1), Some(0)));
@@ -69,14 +69,14 @@ fn a_failure_is_returned_once() {
         let short = slice(ctx, 1);
         let on = |stream, tag| recv_on(ctx, stream, 1, tag, &short);
         let recvs = [on(&a, 1), on(&b, 2), on(&b, 3), on(&a, 4)];
-        // By the request.
+        // The request returns the failure.
         let e = recvs[3].wait(LIMIT).unwrap_err();
         assert_eq!(
             e.to_string(),
             "wait for request: receive from rank 1, tag 4, message 0: the message has 8 bytes, \
              the receive room for 1"
         );
-        // By its stream, which knows nothing of another.
+        // The stream returns the failure; it has no other failed request.
         let e = ctx.synchronize(&a, LIMIT).unwrap_err();
         assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(1)));
         assert_eq!(e.tag(), Some(1));
@@ -87,7 +87,7 @@ fn a_failure_is_returned_once() {
         let others = "(1 other request failed as well)";
         assert!(e.to_string().contains(others), "{e}");
         ctx.close(LIMIT).unwrap();
-        // The handles still answer, and the word stays.
+        // The handles still return the failure, and the context's error stays set.
         assert!(recvs.iter().all(|recv| recv.test().is_err()));
         assert_eq!(ctx.error(), Some(Status::TRUNCATED));
         drop(recvs);
@@ -187,7 +187,7 @@ fn timeout_of_long_send_says_that_no_receive_was_posted() {
             e.to_string(),
             format!("synchronize stream: {text} (1 other request failed as well)")
         );
-        // The other one failed for no reason of its own.
+        // The other request failed only as a consequence.
         let e = behind.wait(LIMIT).unwrap_err();
         let given_up = "rank 1 was given up after another request failed:";
         assert_eq!(
@@ -207,7 +207,7 @@ fn timeout_of_short_send_says_how_many_messages_were_taken() {
         pair(limited, move |rank, ctx| {
             let data = slice(ctx, SMALL);
             if rank.me == 1 {
-                // All but the first.
+                // All but the first send.
                 let segments = [data];
                 let first = ctx.prepare_recv(&RecvOp::new(0, 1, &segments)).unwrap();
                 (0..taken).for_each(|_| recv(ctx, 0, 1, SMALL));
@@ -330,7 +330,7 @@ fn send_to_a_nic_that_does_not_answer_says_that_retries_are_exhausted() {
 }
 
 #[test]
-fn connection_that_nobody_answers_says_what_to_check() {
+fn unanswered_connection_says_what_to_check() {
     play(1, 2, |rank| {
         if rank.me == 0 {
             let ctx = rank.open(limited);
@@ -347,8 +347,8 @@ fn connection_that_nobody_answers_says_what_to_check() {
     });
 }
 
-/// A request of rank 0 that fails as its receive is too short, what rank 1 does for that, and the
-/// call that returns the failure.
+/// A request of rank 0 that fails because its receive is too short, the part of rank 1 in it, and
+/// the call that returns the failure.
 type Unnamed = (fn(&Context), fn(&Rank, &Context) -> Error);
 
 fn sends(ctx: &Context) {
@@ -356,25 +356,25 @@ fn sends(ctx: &Context) {
 }
 
 const UNNAMED: [Unnamed; 3] = [
-    // One that was tested before it was posted, by `close`.
+    // A send that was tested before it was posted; `close` returns the failure.
     (sends, |rank, ctx| {
         let segments = [slice(ctx, 1)];
         let recv = ctx.prepare_recv(&RecvOp::new(1, 1, &segments)).unwrap();
         assert_eq!(recv.test().unwrap_err().kind(), Kind::NoSuchRequest);
         recv.post().unwrap();
         drop(recv);
-        rank.until("it did not end", || ctx.error().is_some());
+        rank.until("the request did not end", || ctx.error().is_some());
         ctx.close(LIMIT).expect_err("the failure is not returned")
     }),
-    // A receive from any rank, by `synchronize`.
+    // A receive from any rank; `synchronize` returns the failure.
     (sends, |rank, ctx| {
         let stream = ctx.gpu().stream().unwrap();
         let any = ctx.irecv_on(&stream, Source::Any, 1, &slice(ctx, 1));
         let _recv: Request = any.unwrap();
-        rank.until("it did not end", || ctx.error().is_some());
+        rank.until("the request did not end", || ctx.error().is_some());
         ctx.synchronize(&stream, LIMIT).expect_err("it failed")
     }),
-    // A send that another stream posted, by `synchronize` of the one that waits.
+    // A send that another stream posted; `synchronize` of the waiting stream returns the failure.
     (
         |ctx| {
             let recv = ctx.irecv(0, 1, &slice(ctx, SMALL)).unwrap();
@@ -414,7 +414,7 @@ fn fail(rank: &Rank, ctx: &Context, stream: &Stream, tags: Range<u32>) {
     rank.pass(millis(100));
 }
 
-/// A stream's failures may take all places for those of dropped requests.
+/// The failures of a stream may use all places for failures of dropped requests.
 #[test]
 fn close_returns_failures_that_were_counted_only() {
     pair(with_tags, |rank, ctx| {
@@ -436,7 +436,7 @@ fn close_returns_failures_that_were_counted_only() {
     });
 }
 
-/// Past the failures that are kept, each stream still has its own.
+/// Beyond the failures that are kept, each stream keeps one of its own.
 #[test]
 fn synchronize_returns_failures_of_its_stream_that_were_counted_only() {
     pair(with_tags, |rank, ctx| {
@@ -458,7 +458,7 @@ fn synchronize_returns_failures_of_its_stream_that_were_counted_only() {
     });
 }
 
-/// More streams than failures are counted apart for.
+/// More streams than there are separate counts of failures.
 #[test]
 fn synchronize_returns_a_counted_failure_of_each_of_many_streams() {
     const STREAMS: u32 = 70;

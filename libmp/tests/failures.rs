@@ -1,6 +1,6 @@
-//! A rank dies while another has requests with it, in every phase of a request: what had come is
-//! received, the rest ends with an error that names the rank, streams pass, and a third rank
-//! goes on talking.
+//! A rank dies while another rank has requests with it, in every phase of a request. Messages that
+//! have arrived are received. All other requests end with an error that names the rank. Streams
+//! continue, and a third rank continues to exchange messages.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -19,23 +19,23 @@ const TIMEOUT: Duration = secs(2);
 const DEPTH: usize = 4;
 /// The rank that dies.
 const VICTIM: u32 = 1;
-/// The rank that goes on.
+/// The rank that survives with the other one.
 const FRIEND: u32 = 2;
 
 fn build(builder: Builder) -> Builder {
     builder.timeout(TIMEOUT).depth(DEPTH as u32)
 }
 
-/// What the surviving rank has to do with the one that dies.
+/// The surviving rank's requests with the rank that dies.
 struct Survivor<'a> {
     ctx: &'a Context,
     stream: &'a Stream,
     memory: Memory,
-    /// Streams post by a CPU thread.
+    /// A CPU thread posts for the streams.
     by_cpu_thread: bool,
-    /// What cannot end well.
+    /// Requests that must fail.
     lost: RefCell<Vec<Request>>,
-    /// What had come, with its length.
+    /// Receives whose message has arrived, with its length.
     fine: RefCell<Vec<(Request, u64)>>,
     /// Kernels behind stream waits, by their place in `lost`.
     saw: RefCell<Vec<(usize, Witness)>>,
@@ -54,7 +54,8 @@ impl Survivor<'_> {
         self.fine.borrow_mut().push((request, len as u64));
     }
 
-    /// Has the stream wait for a request that is lost, and a kernel look at it.
+    /// Enqueues a stream wait for a request that must fail, and a kernel that reads the request's
+    /// result.
     fn waits(&self, request: Request) {
         request.wait_on(self.stream).unwrap();
         let seen = Witness::launch(self.stream, self.ctx, &request);
@@ -77,7 +78,7 @@ impl Survivor<'_> {
         self.ctx.post_send(&send).unwrap()
     }
 
-    /// A receive of the CPU's has no limit but its own.
+    /// A receive by the CPU has only its own time limit.
     fn irecv(&self, len: usize) -> Request {
         let into = [self.slice(len)];
         self.ctx
@@ -96,12 +97,12 @@ impl Survivor<'_> {
     }
 }
 
-/// A phase of requests: what the survivor does before the other dies, and how many small messages
-/// the other sends before.
+/// A phase of requests: what the survivor does before the other rank dies, and the number of small
+/// messages that the other rank sends before.
 type Phase = (&'static str, usize, fn(&Survivor<'_>));
 
 const PHASES: &[Phase] = &[
-    ("a send of the CPU's without room", 0, |s| {
+    ("a send by the CPU without room", 0, |s| {
         for _ in 0..DEPTH {
             let sent = s.isend(SMALL);
             sent.wait(LIMIT).unwrap();
@@ -110,22 +111,22 @@ const PHASES: &[Phase] = &[
         s.loses(s.isend(SMALL));
         s.loses(s.isend(LARGE));
     }),
-    ("a send of the CPU's that was announced", 0, |s| {
+    ("a send by the CPU that was announced", 0, |s| {
         s.loses(s.isend(LARGE))
     }),
     (
-        "a stream that waits for the result of a send of the CPU's",
+        "a stream that waits for the result of a send by the CPU",
         0,
         |s| s.waits(s.isend(LARGE)),
     ),
-    ("a stream that stands at a send without room", 0, |s| {
+    ("a stream that is blocked at a send without room", 0, |s| {
         for _ in 0..DEPTH {
             s.gets(s.isend_on(SMALL), SMALL);
         }
         s.waits(s.isend_on(SMALL));
     }),
     (
-        "a stream that stands at a send that was announced",
+        "a stream that is blocked at a send that was announced",
         0,
         |s| s.waits(s.isend_on(LARGE)),
     ),
@@ -138,12 +139,12 @@ const PHASES: &[Phase] = &[
             s.loses(s.isend_on(LARGE));
         }
     }),
-    ("receives of the CPU's", 0, |s| {
+    ("receives by the CPU", 0, |s| {
         s.loses(s.irecv(SMALL));
         s.loses(s.irecv(LARGE));
     }),
     (
-        "receives of the CPU's, one of which got its message",
+        "receives by the CPU, one of which has its message",
         1,
         |s| {
             s.gets(s.irecv(SMALL), SMALL);
@@ -155,18 +156,18 @@ const PHASES: &[Phase] = &[
         let recv = RecvOp::new(VICTIM, 1, &into).on(s.stream).timeout(TIMEOUT);
         s.loses(s.ctx.post_recv(&recv).unwrap());
     }),
-    ("a stream that stands at a small receive", 0, |s| {
+    ("a stream that is blocked at a small receive", 0, |s| {
         s.waits(s.irecv_on(SMALL))
     }),
-    ("a stream that stands at a large receive", 0, |s| {
+    ("a stream that is blocked at a large receive", 0, |s| {
         s.waits(s.irecv_on(LARGE))
     }),
     (
-        "a stream that stands at a large receive of the CPU's",
+        "a stream that is blocked at a large receive by the CPU",
         0,
         |s| s.waits(s.irecv(LARGE)),
     ),
-    ("a stream that stands at the second receive", 1, |s| {
+    ("a stream that is blocked at the second receive", 1, |s| {
         for i in 0..3 {
             let recv = s.irecv_on(SMALL);
             match i {
@@ -199,7 +200,7 @@ const PHASES: &[Phase] = &[
 ];
 
 #[test]
-fn whatever_phase_a_request_is_in() {
+fn death_of_a_peer_ends_requests_in_every_phase() {
     let mut seed = 0;
     let mut failed = Vec::new();
     let by_stream = Death::ALL.map(|death| (death, false));
@@ -214,7 +215,7 @@ fn whatever_phase_a_request_is_in() {
                     _ => &[],
                 };
                 assert_eq!(run.report.unfinished, dead);
-                assert_eq!(run.warnings.alarms(), [""; 0], "the watchdog has 10 s");
+                assert_eq!(run.warnings.alarms(), [""; 0], "watchdog limit: 10 s");
             };
             if catch_unwind(AssertUnwindSafe(run)).is_err() {
                 failed.push(format!(
@@ -262,7 +263,8 @@ fn survives(rank: &Rank, ctx: &Context, make: fn(&Survivor<'_>), by_cpu_thread: 
         saw: RefCell::default(),
     };
     talk(ctx, FRIEND, 7);
-    // Prepared before, to be posted after; a stream posts in the order of preparing.
+    // Prepared before the death, to be posted after it; a stream posts in the order in which its
+    // requests were prepared.
     let spare = ctx.gpu().stream().unwrap();
     let data = [survivor.slice(SMALL)];
     let large = [survivor.slice(LARGE)];
@@ -301,19 +303,19 @@ fn survives(rank: &Rank, ctx: &Context, make: fn(&Survivor<'_>), by_cpu_thread: 
     }
     assert!(ctx.error().is_some());
     assert!(ctx.stuck().is_empty());
-    // The same stream serves others.
+    // The same stream continues with other ranks.
     rank.barrier();
     let end = ctx.isend(VICTIM, 1, &survivor.slice(SMALL)).unwrap_err();
     assert_eq!(end.rank(), Some(VICTIM), "{end}");
     talk_on(ctx, FRIEND, 7, &stream);
-    // A receive from anybody is not the dead one's.
+    // The death does not end a receive from any rank.
     assert_eq!(any.wait(LIMIT).unwrap().source(), FRIEND);
     talk_on(ctx, ctx.rank(), 7, &stream);
     ctx.close(LIMIT).unwrap();
     rank.barrier();
 }
 
-/// What is used after the death.
+/// Uses the dead rank after its death.
 fn late(ctx: &Context, survivor: &Survivor<'_>, prepared: &[Request]) -> Status {
     let memory = survivor.slice(SMALL);
     let all = [
@@ -324,7 +326,7 @@ fn late(ctx: &Context, survivor: &Survivor<'_>, prepared: &[Request]) -> Status 
         ctx.irecv_on(survivor.stream, VICTIM, 61, &memory),
     ];
     let mut errors: Vec<_> = all.into_iter().map(|r| r.unwrap_err()).collect();
-    // A message might be there: a receive is told no earlier than that it is not.
+    // A message might have arrived: a receive reports the death only once it is waited for.
     let mut post = |r: &Request| r.post().and_then(|()| r.wait(LIMIT)).unwrap_err();
     errors.extend(prepared.iter().map(&mut post));
     let mut reasons = errors.iter().map(|e| {

@@ -1,5 +1,5 @@
-//! After a death: what the rank had sent is received by whoever asks, and calls that have to do
-//! with it, first uses and waiting ones too, end with its name.
+//! After a death: messages that the rank had sent are received; calls that need the rank, its first
+//! use and blocked calls included, end with an error that names it.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -15,7 +15,7 @@ const TIMEOUT: Duration = secs(2);
 const SLACK: Duration = millis(100);
 /// The rank that dies.
 const VICTIM: u32 = 1;
-/// The rank that goes on.
+/// The rank that survives with the other one.
 const FRIEND: u32 = 2;
 
 fn build(builder: Builder) -> Builder {
@@ -30,14 +30,14 @@ fn names_the_victim(e: &mp::Error) {
 }
 
 #[test]
-fn what_had_come_is_received_by_whoever_asks() {
+fn arrived_messages_of_a_dead_rank_are_received() {
     for death in Death::ALL {
         play(3, 2, move |rank| {
             let ctx = rank.open(build);
             let slice = slice(&ctx, SMALL);
             let into = slice.memory();
             let stream = ctx.gpu().stream().unwrap();
-            // A stream's first use of a rank needs that rank's answer.
+            // The first use of a rank by a stream needs an answer of that rank.
             let recv = ctx.irecv_on(&stream, rank.peer(), 2, &slice);
             let sent = ctx.isend_on(&stream, rank.peer(), 2, &slice);
             sent.unwrap().wait(LIMIT).unwrap();
@@ -85,7 +85,7 @@ fn what_had_come_is_received_by_whoever_asks() {
 }
 
 #[test]
-fn the_first_use_of_a_rank_that_is_dead_names_it() {
+fn first_use_of_a_dead_rank_fails_and_names_it() {
     for death in Death::ALL {
         for sends in [false, true] {
             play(4, 3, move |rank| {
@@ -112,7 +112,7 @@ fn the_first_use_of_a_rank_that_is_dead_names_it() {
                 let took = rank.host.now().since(before);
                 assert!(took < TIMEOUT + SLACK, "{death:?}: {took:?}");
                 if death == Death::Leaves {
-                    assert!(took < SLACK, "who has left is known: {took:?}");
+                    assert!(took < SLACK, "the departure is already known: {took:?}");
                 }
                 recv(&ctx, FRIEND, 1, SMALL);
                 rank.come();
@@ -122,9 +122,9 @@ fn the_first_use_of_a_rank_that_is_dead_names_it() {
     }
 }
 
-/// Calls that stand when the rank dies: for room in a queue, for a message, for the end.
+/// Calls that are blocked when the rank dies: for room in a queue, for a message, for the end.
 #[test]
-fn calls_that_wait_are_told() {
+fn blocked_calls_end_when_the_peer_dies() {
     for death in Death::ALL {
         for how in 0..3 {
             play(5, 2, move |rank| {
@@ -156,7 +156,7 @@ fn calls_that_wait_are_told() {
                     peer_failed(&request.wait(LIMIT).unwrap_err(), VICTIM);
                 }
                 if how == 0 {
-                    // Requests that were dropped.
+                    // Requests whose handles were dropped.
                     names_the_victim(&ctx.close(LIMIT).unwrap_err());
                 }
                 ctx.close(LIMIT).unwrap();
@@ -166,9 +166,9 @@ fn calls_that_wait_are_told() {
     }
 }
 
-/// A receive from anybody does not meet what a rank only announced that died.
+/// A receive from any rank does not match an announced message of a dead rank.
 #[test]
-fn an_announcement_of_the_dead_is_no_message() {
+fn announced_message_of_a_dead_rank_matches_no_receive() {
     for death in [Death::Leaves, Death::Closes] {
         play(6, 3, move |rank| {
             let ctx = rank.open(build);

@@ -1,5 +1,5 @@
-//! Time limits, of contexts and of requests: when they count, what they end, what they leave
-//! alone. Requests whose handles are dropped, and contexts that are closed too early.
+//! Time limits of contexts and of requests: when they start, which requests they end, and which
+//! they do not affect. Requests whose handles are dropped, and contexts that are closed too early.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -13,14 +13,14 @@ use sim::gate::Gate;
 use sim::{LARGE, LIMIT, SMALL, Witness, millis, pair, play};
 use sim::{recv, recv_on, secs, send, slice};
 
-/// Rounds of the background work and of streams take their time.
+/// Slack for rounds of the background work and of streams.
 const SLACK: Duration = millis(20);
 
 fn limit(limit: Duration) -> impl Fn(Builder) -> Builder + Clone {
     move |builder| builder.timeout(limit).depth(4)
 }
 
-/// A request that is never answered, of a stream or of the CPU.
+/// A request that is never matched, of a stream or of the CPU.
 fn unanswered(ctx: &Context, stream: Option<&Stream>, receives: bool, own: Option<u64>) -> Request {
     let one = [slice(ctx, LARGE)];
     let (mut send, mut recv) = (SendOp::new(1, 1, &one), RecvOp::new(1, 1, &one));
@@ -41,12 +41,12 @@ fn unanswered(ctx: &Context, stream: Option<&Stream>, receives: bool, own: Optio
 }
 
 #[test]
-fn a_request_may_have_a_limit_of_its_own() {
+fn request_timeout_overrides_that_of_the_context() {
     for (on_stream, receives) in [(true, true), (true, false), (false, false), (false, true)] {
-        // The context's, a shorter and a longer one.
+        // The context's limit, a shorter and a longer one.
         for (own, expected) in [(None, 4), (Some(1), 1), (Some(6), 6)] {
             if own.is_none() && receives && !on_stream {
-                // Who waits on the CPU says how long.
+                // A wait by the CPU has its own limit.
                 continue;
             }
             pair(limit(secs(4)), move |rank, ctx| {
@@ -56,7 +56,7 @@ fn a_request_may_have_a_limit_of_its_own() {
                 let stream = ctx.gpu().stream().unwrap();
                 let before = rank.host.now();
                 let request = unanswered(ctx, on_stream.then_some(&stream), receives, own);
-                // To wait less long has no consequence.
+                // A wait with a shorter limit times out without consequence.
                 let e = request.wait(millis(500)).unwrap_err();
                 assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)), "{e}");
                 let e = request.wait(LIMIT).unwrap_err();
@@ -75,7 +75,7 @@ fn a_request_may_have_a_limit_of_its_own() {
 }
 
 #[test]
-fn nothing_ends_before_its_limit() {
+fn requests_do_not_end_before_their_timeout() {
     pair(limit(secs(1)), |rank, ctx| {
         if rank.me == 1 {
             rank.pass(secs(3));
@@ -94,7 +94,7 @@ fn nothing_ends_before_its_limit() {
         first.wait_on(&stream).unwrap();
         let second = ctx.post_send(&SendOp::new(1, 2, &one).on(&stream).timeout(secs(5)));
         let second = second.unwrap();
-        // No limit, as only the CPU waits.
+        // No limit, because only the CPU waits.
         let third = ctx.irecv(1, 3, &slice).unwrap();
         let fourth = ctx.irecv(Source::Any, 4, &slice).unwrap();
         mp::wait_all(&[first, second, third, fourth], LIMIT).unwrap();
@@ -104,7 +104,7 @@ fn nothing_ends_before_its_limit() {
 }
 
 #[test]
-fn a_receive_from_anybody_ends_alone() {
+fn timeout_of_a_receive_from_any_rank_ends_only_that_receive() {
     pair(limit(secs(2)), |rank, ctx| {
         if rank.me == 1 {
             rank.barrier();
@@ -114,7 +114,7 @@ fn a_receive_from_anybody_ends_alone() {
         let slice = slice(ctx, SMALL);
         let one = [slice.clone()];
         let before = rank.host.now();
-        // Its own limit, that of the context as a stream waits, and none.
+        // Its own limit, that of the context because a stream waits, and none.
         let own = ctx.post_recv(&RecvOp::new(Source::Any, 2, &one).timeout(secs(1)));
         let own = own.unwrap();
         let waited = recv_on(ctx, &stream, Source::Any, 3, &slice);
@@ -131,7 +131,7 @@ fn a_receive_from_anybody_ends_alone() {
         assert_eq!(saw.seen(), (Status::TIMEOUT, Status::TIMEOUT, 0));
         assert!(other.synchronize(SLACK).unwrap());
         assert!(free.wait(LIMIT).is_err());
-        // Nobody was given up.
+        // No rank was treated as failed.
         let again = ctx.irecv(Source::Any, 1, &slice).unwrap();
         rank.barrier();
         assert_eq!(again.wait(LIMIT).unwrap().source(), 1);
@@ -139,10 +139,10 @@ fn a_receive_from_anybody_ends_alone() {
     });
 }
 
-/// A stream that has far more enqueued than fits into the limit is late with none of it, and one
-/// that is busy with something else is not late with what has come.
+/// A stream whose enqueued work takes far longer than the limit exceeds the limit for none of it. A
+/// stream that is busy with other work does not exceed the limit for messages that have arrived.
 #[test]
-fn the_limit_counts_from_where_a_stream_stands() {
+fn timeout_starts_when_the_stream_reaches_the_request() {
     let build = |b: Builder| limit(secs(2))(b).watchdog(millis(1500));
     let run = pair(build, |rank, ctx| {
         if rank.me == 1 {
@@ -170,7 +170,7 @@ fn the_limit_counts_from_where_a_stream_stands() {
 }
 
 #[test]
-fn closing_names_what_is_unfinished() {
+fn close_names_unfinished_requests() {
     pair(limit(secs(10)), |rank, ctx| {
         if rank.me == 1 {
             rank.barrier();
@@ -181,7 +181,7 @@ fn closing_names_what_is_unfinished() {
         let (small, large) = (slice(ctx, SMALL), slice(ctx, LARGE));
         let claimed = recv_on(ctx, &stream, 1, 3, &small);
         let sent = ctx.isend(1, 4, &large).unwrap();
-        // Nobody waits for this.
+        // No call waits for this request.
         let posted = ctx.irecv(1, 5, &small).unwrap();
         let e = ctx.close(secs(1)).unwrap_err();
         assert_eq!(e.kind(), Kind::Timeout);
@@ -201,9 +201,9 @@ fn closing_names_what_is_unfinished() {
     });
 }
 
-/// Messages move as if handles were held, and what they use is given back.
+/// Messages progress as with held handles, and their memory is returned.
 #[test]
-fn handles_are_dropped_in_every_phase() {
+fn requests_with_dropped_handles_complete_in_every_phase() {
     for dies in [false, true] {
         play(7, 2, move |rank| {
             let ctx = rank.open(limit(secs(2)));
@@ -213,7 +213,7 @@ fn handles_are_dropped_in_every_phase() {
             let buffers: [_; 10] = array::from_fn(|i| ctx.adopt_vec(bytes(i)).unwrap());
             let at = |i: usize, len: usize| buffers[i].slice(0, len).unwrap();
             if rank.me == 0 {
-                // Taken back, or to be told of the death.
+                // Requests that are never posted: the library cancels them, or they end at the death.
                 let one = [at(0, SMALL)];
                 for prepared in [
                     ctx.prepare_send(&SendOp::new(1, 9, &one)),
@@ -261,7 +261,7 @@ fn handles_are_dropped_in_every_phase() {
             }
             rank.pass(secs(3));
             for (i, buffer) in buffers.into_iter().enumerate() {
-                // The death of a rank concerns no receive from anybody.
+                // The death of a rank does not affect receives from any rank.
                 let waits = dies && i == 9;
                 let bytes = match buffer.into_vec(Duration::ZERO) {
                     Ok(bytes) => bytes,
@@ -285,9 +285,9 @@ fn handles_are_dropped_in_every_phase() {
     }
 }
 
-/// A stream that comes late to the wait for a result finds it, whatever became of the handle.
+/// A stream that is late for the wait for a result finds it, even if the handle was dropped.
 #[test]
-fn a_result_is_kept_for_a_stream_that_comes_late() {
+fn result_is_kept_for_a_late_stream() {
     pair(limit(secs(5)), |rank, ctx| {
         if rank.me == 1 {
             rank.barrier();
@@ -301,18 +301,18 @@ fn a_result_is_kept_for_a_stream_that_comes_late() {
         rank.barrier();
         any.wait(LIMIT).unwrap();
         drop(any);
-        // Whatever has its place now does not end.
+        // The next request in the same place does not end.
         let receive = |tag| ctx.irecv(Source::Any, tag, &slice).unwrap();
         let others: Vec<_> = (100..700).map(receive).collect();
         gate.open();
-        assert!(stream.synchronize(secs(1)).unwrap(), "it waits for another");
+        assert!(stream.synchronize(secs(1)).unwrap(), "waits for another");
         drop(others);
     });
 }
 
-/// A mailbox has 2 MiB: a peer that announces tags has a few of them, and waits for more.
+/// A mailbox has 2 MiB: a peer that announces tags gets a few mailboxes, and waits for more.
 #[test]
-fn tags_that_nothing_is_received_under_pin_bounded_memory() {
+fn tags_without_receives_pin_bounded_memory() {
     const PLACES: u32 = 16;
     let build = |b: Builder| b.timeout(secs(5)).depth(16).eager_limit(128 << 10);
     pair(build, |rank, ctx| {

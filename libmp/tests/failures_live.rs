@@ -1,5 +1,5 @@
-//! Deaths on real threads, at any moment of an exchange: the survivors learn whose it was, their
-//! streams pass, and they go on with each other.
+//! Deaths on real threads, at any moment of an exchange: the surviving ranks get errors that name
+//! the dead rank, their streams continue, and they continue to exchange messages with each other.
 
 mod common;
 
@@ -16,18 +16,18 @@ use mp::{Bootstrap, Connect, Context, Kind, Result};
 const ROUNDS: u64 = 25;
 /// The rank that dies.
 const VICTIM: u32 = 1;
-/// As long as nobody has to wait for it, it does not matter.
+/// No request waits for this limit, so its length does not matter.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn open(bootstrap: Arc<dyn Bootstrap>) -> Context {
     let builder = Context::builder().bootstrap(bootstrap).gpu(&gpu());
-    // All know each other: who was never used tells nobody of its end.
+    // All ranks connect first: a rank announces its end only to ranks that it is connected to.
     let builder = builder.connect(Connect::UpFront);
     builder.timeout(TIMEOUT).depth(4).build().unwrap()
 }
 
-/// Exchanges messages with a rank on a stream, so many times. An error leaves what is under way,
-/// and so does `stop`.
+/// Exchanges `times` messages with a rank on a stream. An error, or `stop`, leaves requests in
+/// flight.
 fn exchange(ctx: &Context, with: u32, tag: u32, times: usize, stop: &AtomicBool) -> Result<()> {
     let stream = ctx.gpu().stream()?;
     let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16)?;
@@ -51,7 +51,7 @@ fn exchange(ctx: &Context, with: u32, tag: u32, times: usize, stop: &AtomicBool)
 }
 
 #[test]
-fn ranks_die_at_any_moment() {
+fn survivors_continue_after_deaths_at_any_moment() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     for round in 0..ROUNDS {
@@ -73,7 +73,7 @@ fn ranks_die_at_any_moment() {
             })
         });
         let threads: Vec<_> = threads.collect();
-        // Half of them stay in the job.
+        // Half of the dying ranks stay in the job.
         let keep = leaves.then_some(keep);
         for thread in threads {
             thread.join().unwrap();
@@ -105,7 +105,7 @@ fn survives(ctx: &Context, friend: u32) {
     });
     assert!(ctx.stuck().is_empty());
     exchange(ctx, friend, 3, 20, &go).unwrap();
-    // Requests that were dropped may have failed.
+    // Requests whose handles were dropped may have failed.
     if let Err(e) = ctx.close(LIMIT) {
         assert_eq!(e.rank(), Some(VICTIM), "{e:?}");
     }

@@ -1,5 +1,5 @@
-//! Ranks that do not fit together, messages that make no sense, and jobs of unusual shapes: many
-//! ranks, many streams, several contexts, nobody in the background.
+//! Ranks with different setups, malformed control messages, and unusual jobs: many ranks, many
+//! streams, several contexts, manual progress.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -22,7 +22,7 @@ fn build(builder: Builder) -> Builder {
 }
 
 #[test]
-fn another_setup_is_named_on_both_sides() {
+fn different_setup_is_reported_on_both_sides() {
     type Setup = fn(Builder) -> Builder;
     let setups: [(Setup, [&str; 2]); 2] = [
         (|b| b.eager_limit(1024), ["4 and 4096", "4 and 1024"]),
@@ -63,7 +63,7 @@ fn another_setup_is_named_on_both_sides() {
     }
 }
 
-/// Ranks 0 and 2, which fit together, still do.
+/// Ranks 0 and 2 have equal setups and still exchange messages.
 fn others_talk(rank: &Rank, ctx: &Context) {
     rank.barrier();
     if rank.me != 1 {
@@ -72,7 +72,7 @@ fn others_talk(rank: &Rank, ctx: &Context) {
     rank.barrier();
 }
 
-/// A peer keeps 4096 channels of a direction: half of them may be opened by each side.
+/// A peer keeps 4096 channels per direction: each side may open half of them.
 #[test]
 fn more_tags_than_a_peer_keeps_are_refused() {
     const MOST: usize = 2048;
@@ -91,7 +91,7 @@ fn more_tags_than_a_peer_keeps_are_refused() {
     });
 }
 
-/// The error blames this rank's resources, not the peer's message.
+/// The error names this rank's resources, not the peer's message.
 #[test]
 fn a_rank_without_memory_for_a_lane_reports_its_own_failure() {
     play(1, 2, |rank| {
@@ -124,10 +124,10 @@ fn a_rank_without_memory_for_a_lane_reports_its_own_failure() {
     });
 }
 
-/// What a bootstrap does to a message.
+/// A change that a bootstrap makes to a message.
 type Fault = fn(&mut fastrand::Rng, &[u8]) -> Vec<Vec<u8>>;
 
-/// A bootstrap whose messages to rank 0 arrive as a fault makes them, after the first few.
+/// A bootstrap that applies a fault to each message to rank 0, after the first few.
 #[derive(Debug)]
 struct Corrupt {
     inner: Arc<dyn Bootstrap>,
@@ -136,7 +136,7 @@ struct Corrupt {
 }
 
 impl Corrupt {
-    /// The bootstrap of a rank; only that of rank 1 is corrupt.
+    /// The bootstrap of a rank; only that of rank 1 applies faults.
     fn of(rank: &Rank, rng: fastrand::Rng, good: usize, fault: Fault) -> Arc<dyn Bootstrap> {
         let (inner, state) = (rank.bootstrap(), Mutex::new((rng, good)));
         match rank.me {
@@ -186,14 +186,14 @@ impl Bootstrap for Corrupt {
     }
 }
 
-/// The message with bits of a byte changed.
+/// The message with some bits of one byte inverted.
 fn flipped(message: &[u8], at: usize, bits: u8) -> Vec<u8> {
     let mut bytes = message.to_vec();
     bytes[at] ^= bits;
     bytes
 }
 
-/// Faults that cannot be overlooked: each makes rank 0 give the sender up.
+/// Faults that rank 0 always detects: it then treats the sender as failed.
 const FAULTS: &[(&str, Fault)] = &[
     ("noise", |rng, message| {
         vec![message.iter().map(|_| rng.u8(..)).collect()]
@@ -221,7 +221,7 @@ const FAULTS: &[(&str, Fault)] = &[
 ];
 
 #[test]
-fn messages_without_sense_give_up_their_sender_and_nobody_else() {
+fn malformed_control_messages_fail_only_their_sender() {
     for (what, fault) in FAULTS {
         for good in [0, 1, 2] {
             let run = play(good as u64, 3, move |rank| {
@@ -231,7 +231,7 @@ fn messages_without_sense_give_up_their_sender_and_nobody_else() {
                 let slice = slice(&ctx, SMALL);
                 if rank.me != 2 {
                     let with = rank.peer();
-                    // It may connect before, and fail after.
+                    // It may connect before the fault, and fail after it.
                     let request = match rank.me {
                         0 => ctx.irecv(with, 1, &slice),
                         _ => ctx.isend(with, 1, &slice),
@@ -259,9 +259,9 @@ fn messages_without_sense_give_up_their_sender_and_nobody_else() {
     }
 }
 
-/// Any change of a message is survived, whatever it does.
+/// Rank 0 survives any change of a message.
 #[test]
-fn flipped_bits_are_survived() {
+fn flipped_bits_in_control_messages_are_survived() {
     gds_sim::seeds(40, |seed| -> std::result::Result<(), String> {
         play(seed, 3, move |rank| {
             let mut rng = fastrand::Rng::with_seed(seed);
@@ -273,7 +273,7 @@ fn flipped_bits_are_survived() {
             let bootstrap = Corrupt::of(rank, rng, good, flip);
             let ctx = rank.open(|b| build(b).timeout(secs(1)).bootstrap(bootstrap));
             if rank.me != 2 {
-                // It works, or fails with the rank's name.
+                // The exchange succeeds, or fails with the rank's name.
                 let with = rank.peer();
                 let attempt = || -> Result<()> {
                     for into in [&slice(&ctx, SMALL), &slice(&ctx, LARGE)] {
@@ -294,14 +294,14 @@ fn flipped_bits_are_survived() {
 }
 
 #[test]
-fn the_program_does_the_background_work() {
+fn calls_of_progress_do_the_background_work() {
     for death in [false, true] {
         play(1, 2, move |rank| {
             let ctx = rank.open_manual(build);
             let stream = ctx.gpu().stream().unwrap();
             talk_on(&ctx, rank.peer(), 1, &stream);
             let (small, large) = (slice(&ctx, SMALL), slice(&ctx, LARGE));
-            // By hand alone.
+            // With manual progress only.
             let recv = ctx.irecv(Source::Any, 2, &large).unwrap();
             let send = ctx.isend(rank.peer(), 2, &large).unwrap();
             drop(ctx.irecv_on(&stream, rank.peer(), 3, &small).unwrap());
@@ -329,7 +329,7 @@ fn the_program_does_the_background_work() {
 }
 
 #[test]
-fn there_may_be_160_ranks() {
+fn job_of_160_ranks_exchanges_messages() {
     const N: u32 = 160;
     /// Ranks that share a GPU and a NIC.
     const TOGETHER: u32 = 20;
@@ -358,7 +358,7 @@ fn there_may_be_160_ranks() {
             u32::from_le_bytes(got)
         };
         assert_eq!(got(), before);
-        // All to one, who asks for nobody in particular.
+        // All send to one rank, which receives from any rank.
         if rank.me == 0 {
             let mut seen = vec![0; N as usize];
             for _ in 1..N {
@@ -380,13 +380,13 @@ fn there_may_be_160_ranks() {
 
 /// More answers to announcements than a queue has room for at once.
 #[test]
-fn many_receives_from_anybody_match_at_once() {
+fn many_receives_from_any_rank_match_at_once() {
     const MANY: usize = 60;
     play(1, 3, |rank| {
         let ctx = rank.open(|b| build(b).depth(64));
         let slice = slice(&ctx, LARGE);
         if rank.me == 0 {
-            // All of them are announced by now.
+            // All messages are announced by now.
             rank.barrier();
             rank.pass(millis(20));
             let all = [(); 2 * MANY].map(|()| ctx.irecv(Source::Any, 1, &slice).unwrap());
@@ -407,7 +407,7 @@ fn many_receives_from_anybody_match_at_once() {
 }
 
 #[test]
-fn contexts_of_other_names_are_strangers() {
+fn contexts_of_different_names_are_independent() {
     play(1, 2, |rank| {
         let place = rank.place(SoftOptions::default(), true);
         let one = rank.open_at(&place, |b| build(b).name("one"));
@@ -415,7 +415,7 @@ fn contexts_of_other_names_are_strangers() {
         talk(&one, rank.peer(), 1);
         talk(&two, rank.peer(), 1);
         rank.barrier();
-        // The end of one is not the other's.
+        // The end of one context does not end the other.
         let stream = one.gpu().stream().unwrap();
         let small = slice(&one, SMALL);
         if rank.me == 1 {
@@ -437,7 +437,7 @@ fn contexts_of_other_names_are_strangers() {
 }
 
 #[test]
-fn a_name_may_be_used_again() {
+fn context_name_can_be_reused() {
     play(1, 2, |rank| {
         for round in 0..3 {
             let ctx = rank.open(build);
@@ -451,7 +451,7 @@ fn a_name_may_be_used_again() {
 }
 
 #[test]
-fn more_streams_than_lanes() {
+fn more_streams_than_lanes_exchange_messages() {
     const STREAMS: usize = 20;
     const ROUNDS: usize = 6;
     let run = play(1, 2, |rank| {

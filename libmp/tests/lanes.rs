@@ -1,5 +1,5 @@
-//! Which queue pair a stream posts on: a new one while there are some, then one whose stream is
-//! gone, and if all are in use the one with the fewest streams.
+//! The queue pair on which a stream posts: a new one while the limit permits, then one whose stream
+//! was dropped, and if all are in use the one with the fewest streams.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -8,7 +8,7 @@ use gdsync::Stream;
 use mp::{Builder, SendOp};
 use sim::{LIMIT, Rank, pair, play, recv, secs, send, slice};
 
-/// More than is sent eagerly: the send holds its stream until its receive is there.
+/// More than the eager limit: the send blocks its stream until the receive is posted.
 const LARGE: usize = 64 << 10;
 const SMALL: usize = 64;
 const STREAMS: usize = 7;
@@ -17,8 +17,8 @@ fn build(builder: Builder) -> Builder {
     builder.timeout(secs(5))
 }
 
-/// Two streams of which the first stands at a send whose receive the peer posts only when the
-/// second one's message is there: they must not share a queue pair.
+/// Two streams. The first is blocked at a send whose receive the peer posts only after the second
+/// stream's message has arrived: the two must not share a queue pair.
 fn depend(rank: &Rank, ctx: &mp::Context, streams: [&Stream; 2]) {
     if rank.me == 0 {
         let [first, second] = streams;
@@ -32,7 +32,7 @@ fn depend(rank: &Rank, ctx: &mp::Context, streams: [&Stream; 2]) {
     }
 }
 
-/// One short message of rank 0's on each of the streams.
+/// One short message from rank 0 on each of the streams.
 fn use_all(rank: &Rank, ctx: &mp::Context, streams: &[Stream]) {
     for stream in streams {
         if rank.me == 0 {
@@ -48,7 +48,8 @@ fn streams(ctx: &mp::Context, count: usize) -> Vec<Stream> {
     (0..count).map(|_| ctx.gpu().stream().unwrap()).collect()
 }
 
-/// A stream whose number is `alike` modulo the streams that have queue pairs of their own.
+/// A stream whose number equals that of `other` modulo the number of streams with their own queue
+/// pair.
 fn alike(ctx: &mp::Context, other: &Stream) -> Stream {
     loop {
         let stream = ctx.gpu().stream().unwrap();
@@ -59,7 +60,7 @@ fn alike(ctx: &mp::Context, other: &Stream) -> Stream {
 }
 
 #[test]
-fn queue_pairs_of_streams_that_are_gone_are_given_to_others() {
+fn queue_pairs_of_dropped_streams_are_reused() {
     for seed in 0..4 {
         play(seed, 2, |rank| {
             let ctx = rank.open(build);
@@ -86,14 +87,14 @@ fn streams_that_share_a_queue_pair_share_the_least_used() {
         let first = ctx.gpu().stream().unwrap();
         let second = alike(ctx, &first);
         depend(rank, ctx, [&first, &second]);
-        // Nor does a stream change its queue pair while it lives.
+        // A stream does not change its queue pair while it lives.
         depend(rank, ctx, [&alive[0], &alive[6]]);
         rank.barrier();
         ctx.close(LIMIT).unwrap();
     });
 }
 
-/// A stream that stands at a send keeps its queue pair, whether or not a handle on it is held.
+/// A stream that is blocked at a send keeps its queue pair, with or without a handle on the stream.
 #[test]
 fn a_stream_without_handles_that_has_work_keeps_its_queue_pair() {
     for seed in 0..4 {
@@ -123,11 +124,11 @@ fn a_stream_without_handles_that_has_work_keeps_its_queue_pair() {
     }
 }
 
-/// A receive that has room for more than is sent eagerly tells its sender by the stream's queue
-/// pair. A short message that it receives is acknowledged by the CPU's queue pair, and the sender
-/// may give the tag's memory back before the stream's queue pair has written there.
+/// A receive longer than the eager limit writes its ready word on the stream's queue pair. The
+/// acknowledgement of a short message that it receives goes over the CPU's queue pair. The sender
+/// may then free the tag's memory before the stream's queue pair has written there.
 #[test]
-fn tag_is_not_retired_while_a_receive_is_told_on_another_queue_pair() {
+fn tag_is_not_retired_while_a_ready_word_is_pending_on_another_queue_pair() {
     for seed in 0..16 {
         play(seed, 2, move |rank| {
             let faults = vmlx5::fabric::faults::Faults {
@@ -154,7 +155,8 @@ fn tag_is_not_retired_while_a_receive_is_told_on_another_queue_pair() {
     }
 }
 
-/// Nothing can be posted behind a request that is prepared, and one whose stream is gone never is.
+/// No request can be posted behind a prepared request, and a prepared request of a dropped stream
+/// is never posted.
 #[test]
 fn a_queue_pair_with_a_request_that_is_not_posted_is_taken_last() {
     pair(build, |rank, ctx| {

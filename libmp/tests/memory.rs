@@ -1,5 +1,5 @@
-//! Memory that the application hands over: it is freed when no handle, no registration and no
-//! stream can reach it, given back no earlier, and refused where there is none.
+//! Memory that the application hands over: it is freed once no handle, registration or stream can
+//! reach it; it is not returned earlier; an address without memory is refused.
 
 mod common;
 
@@ -15,11 +15,11 @@ use mp::{Context, Kind, Memory};
 
 const SHORT: Duration = Duration::from_millis(50);
 
-/// The size of no other allocation of this process: one for each test and buffer.
+/// An allocation size that is unique in this process: one for each test and buffer.
 const SIZE: usize = 1_234_567;
 const SIZES: usize = 8;
 
-/// How many buffers of each size are allocated. Relaxed: only the value counts.
+/// The number of buffers of each size that are allocated. Relaxed: only the value counts.
 static LIVE: [AtomicI64; SIZES] = [const { AtomicI64::new(0) }; SIZES];
 
 /// Counts the buffers that the tests hand over.
@@ -31,11 +31,11 @@ fn counted(layout: Layout, change: i64) {
     }
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         counted(layout, 1);
-        // SAFETY: the caller's promise is the one asked for.
+        // SAFETY: the caller's promise is the one that the allocator needs.
         unsafe { System.alloc(layout) }
     }
 
@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Watched {
 #[global_allocator]
 static HEAP: Watched = Watched;
 
-/// What the buffers of `seed` hold, in an allocation of another size than theirs.
+/// The contents of the buffers of `seed`, in an allocation of another size.
 fn bytes(seed: usize) -> Vec<u8> {
     pattern(0, seed, SIZE + SIZES)
 }
@@ -66,7 +66,7 @@ fn lives(n: usize) -> bool {
     LIVE[n].load(Relaxed) == 1
 }
 
-/// Waits until the buffer is freed, a bounded time after its last use.
+/// Waits until the buffer is freed; the time after its last use is bounded.
 fn freed(n: usize) {
     let deadline = Instant::now() + LIMIT;
     while LIVE[n].load(Relaxed) != 0 {
@@ -147,7 +147,7 @@ fn copies_behind_a_wait_keep_the_buffers_that_they_name() {
 }
 
 #[test]
-fn a_buffer_that_a_stream_still_writes_is_not_given_back() {
+fn buffer_that_a_stream_still_writes_is_not_returned() {
     ranks(1, |ctx| {
         let (stream, gate) = held(&ctx);
         let memory = adopted(&ctx, 4, 7);
@@ -166,13 +166,13 @@ fn a_buffer_that_a_stream_still_writes_is_not_given_back() {
 }
 
 #[test]
-fn a_buffer_is_given_back_behind_the_work_of_streams_that_never_rest() {
+fn buffer_is_returned_while_streams_are_never_idle() {
     ranks(1, |ctx| {
         let (stream, gate) = held(&ctx);
         let memory = adopted(&ctx, 5, 8);
         let other = ctx.alloc(MemoryKind::Device, 4096).unwrap();
         copy(&stream, other.region(), memory.region(), 4096);
-        // Another stream waits by the time that this one is through.
+        // Another stream already waits when this stream becomes idle.
         let ctx = &ctx;
         std::thread::scope(|s| {
             let busy = s.spawn(move || {
@@ -190,7 +190,7 @@ fn a_buffer_is_given_back_behind_the_work_of_streams_that_never_rest() {
 }
 
 #[test]
-fn a_buffer_that_a_handle_reaches_is_not_given_back() {
+fn buffer_that_a_handle_reaches_is_not_returned() {
     ranks(1, |ctx| {
         let memory = adopted(&ctx, 6, 9);
         let pd = ctx.device().alloc_pd().unwrap();
@@ -211,7 +211,7 @@ fn a_buffer_that_a_handle_reaches_is_not_given_back() {
 }
 
 #[test]
-fn addresses_without_memory_are_refused() {
+fn unmapped_addresses_are_refused() {
     ranks(1, |ctx| {
         // A page between two others, unmapped.
         let at = hole();
@@ -225,12 +225,12 @@ fn addresses_without_memory_are_refused() {
             (usize::MAX - 63, 64),
             (usize::MAX - 63, 128),
         ] {
-            // SAFETY: refused, because there is no memory.
+            // SAFETY: the call is refused, because there is no memory.
             let slice = unsafe { ctx.slice_at(DevicePtr(at as u64), len) };
             let e = slice.map(|_| ()).expect_err("no memory is there");
             assert_eq!(e.kind(), Kind::Invalid, "{len} bytes at {at:#x}: {e}");
         }
-        // SAFETY: pages that are never unmapped, which nobody else uses.
+        // SAFETY: the pages are never unmapped, and no other code uses them.
         unsafe { ctx.slice_at(DevicePtr(at as u64), PAGE) }.unwrap();
         // SAFETY: as above.
         unsafe { ctx.slice_at(DevicePtr((at + 2 * PAGE) as u64), PAGE) }.unwrap();
@@ -238,7 +238,7 @@ fn addresses_without_memory_are_refused() {
 }
 
 #[test]
-fn more_memory_than_there_is_is_refused() {
+fn allocation_beyond_the_available_memory_is_refused() {
     ranks(1, |ctx| {
         for kind in [MemoryKind::Device, MemoryKind::Pinned] {
             for len in [32 << 40, usize::MAX - PAGE, usize::MAX] {
@@ -253,9 +253,9 @@ fn more_memory_than_there_is_is_refused() {
 
 const PAGE: usize = 4096;
 
-/// Three pages, of which the one in the middle is not mapped.
+/// Three pages; the one in the middle is not mapped.
 fn hole() -> usize {
-    // SAFETY: new pages, of which one is given back at once; the system chooses where.
+    // SAFETY: new pages, one of which is unmapped at once; the system chooses their address.
     unsafe {
         let (prot, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,

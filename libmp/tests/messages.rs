@@ -52,7 +52,7 @@ fn messages_of_all_sizes_arrive() {
 }
 
 #[test]
-fn many_laps_keep_their_order_without_a_cpu_wait() {
+fn many_laps_stay_in_order_without_a_cpu_wait() {
     ranks(2, |ctx| {
         const N: usize = 1000;
         let peer = 1 - ctx.rank();
@@ -106,7 +106,7 @@ fn tags_match_exactly_and_vectors_gather_and_scatter() {
 }
 
 #[test]
-fn too_long_messages_fail_on_both_sides() {
+fn truncated_messages_fail_on_both_sides() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
         let memory = ctx.alloc(MemoryKind::Pinned, 1 << 17).unwrap();
@@ -133,14 +133,14 @@ fn too_long_messages_fail_on_both_sides() {
                 assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(peer)), "{e}");
                 match send.wait(LIMIT) {
                     Err(e) => assert_eq!(e.kind(), Kind::Truncated, "{e}"),
-                    Ok(_) => assert!(sent <= 4096, "a large sender knows"),
+                    Ok(_) => assert!(sent <= 4096, "a large send succeeded"),
                 }
-                // An eager sender learns of it later.
+                // An eager sender gets the error later.
                 fails(&send);
                 assert!(ctx.error().is_some());
             }
         }
-        // The peer is still there.
+        // The peer is still alive.
         let recv = ctx.irecv(peer, 99, &memory.slice(0, 8).unwrap()).unwrap();
         let send = ctx.isend(peer, 99, &memory.slice(8, 8).unwrap()).unwrap();
         mp::wait_all(&[send, recv], LIMIT).unwrap();
@@ -151,13 +151,13 @@ fn too_long_messages_fail_on_both_sides() {
 fn fails(request: &Request) {
     let deadline = Instant::now() + LIMIT;
     while request.test().is_ok() {
-        assert!(Instant::now() < deadline, "it is told");
+        assert!(Instant::now() < deadline, "the request did not fail");
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn anybody_may_be_received_from() {
+fn receives_from_any_rank_report_sender_and_length() {
     ranks(4, |ctx| {
         let memory = ctx.alloc(MemoryKind::Pinned, 1 << 20).unwrap();
         let stream = ctx.gpu().stream().unwrap();
@@ -195,7 +195,7 @@ fn anybody_may_be_received_from() {
 }
 
 #[test]
-fn lengths_come_from_words() {
+fn message_lengths_are_read_from_words() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
         let stream = ctx.gpu().stream().unwrap();
@@ -217,7 +217,7 @@ fn lengths_come_from_words() {
                 let send = SendOp::new(peer, 2, &data).size(size).on(&stream);
                 let send = ctx.post_send(&send).unwrap();
                 recv.wait_on(&stream).unwrap();
-                // One that has failed already is refused here.
+                // A request that has failed already is refused here.
                 if at.is_some() {
                     send.wait_on(&stream).unwrap();
                 }
@@ -231,7 +231,7 @@ fn lengths_come_from_words() {
                 let got = read(&memory, most, bytes as usize);
                 assert_eq!(got, pattern(peer, n, most)[at as usize..][..bytes as usize]);
             }
-            // Longer than declared: both sides fail, and go on.
+            // Longer than declared: both sides fail, and later messages succeed.
             let (received, sent) = exchange(most as u64 + 1, None);
             assert_eq!(received.unwrap_err().kind(), Kind::Truncated);
             let e = sent.unwrap_err();
@@ -240,9 +240,10 @@ fn lengths_come_from_words() {
     });
 }
 
-/// The word of the receive that is next in the slot comes only behind what waits for the sender.
+/// The ready word of the next receive in the slot is written only after the work that waits for the
+/// sender.
 #[test]
-fn a_sender_learns_that_there_is_no_room_though_the_next_receive_of_the_slot_stands_behind_it() {
+fn sender_gets_truncated_error_while_the_next_receive_of_the_slot_is_blocked() {
     let build = |builder: Builder| builder.depth(2);
     ranks_with(2, build, |ctx| {
         const LONG: usize = 9000;
@@ -268,7 +269,8 @@ fn a_sender_learns_that_there_is_no_room_though_the_next_receive_of_the_slot_sta
             let second = ctx.irecv_on(&a, peer, 1, &small(1)).unwrap();
             let other = ctx.irecv_on(&a, peer, 2, &small(2)).unwrap();
             other.wait_on(&a).unwrap();
-            // This stream stands behind the other, which waits for what comes behind the message.
+            // Stream b waits behind stream a, which waits for a message that was sent after the
+            // truncated one.
             short.wait_on(&b).unwrap();
             second.wait_on(&b).unwrap();
             let third = ctx.irecv_on(&b, peer, 1, &long(2)).unwrap();
@@ -318,7 +320,7 @@ fn unmatched_requests_are_cancelled_and_others_are_not() {
 }
 
 #[test]
-fn there_may_be_any_number_of_tags() {
+fn number_of_tags_is_unlimited() {
     let build = |builder: Builder| builder.channels(8);
     ranks_with(2, build, |ctx| {
         let peer = 1 - ctx.rank();
@@ -327,7 +329,7 @@ fn there_may_be_any_number_of_tags() {
         for tag in 0..100 {
             memory.write(0, &pattern(ctx.rank(), tag, 8)).unwrap();
             let (data, into) = (memory.slice(0, 8).unwrap(), memory.slice(8, 8).unwrap());
-            // Old tags come back, and begin anew.
+            // Earlier tags are used again, and their numbers restart.
             for tag in [tag as u32, tag as u32 % 7 + 1000] {
                 let recv = ctx.irecv_on(&stream, peer, tag, &into).unwrap();
                 let send = ctx.isend_on(&stream, peer, tag, &data).unwrap();
@@ -342,26 +344,26 @@ fn there_may_be_any_number_of_tags() {
 }
 
 #[test]
-fn buffers_and_bare_addresses_carry_messages() {
+fn buffers_and_raw_addresses_carry_messages() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
         let memory = ctx.adopt_vec(pattern(ctx.rank(), 0, 5000)).unwrap();
         let mut into = vec![0u8; 6000];
         let at = gdsync::gpu::DevicePtr(into.as_mut_ptr() as u64 + 500);
-        // SAFETY: `into` lives to the end, and nobody uses it before the message is there.
+        // SAFETY: `into` lives until the end, and no code uses it before the message has arrived.
         let slice = unsafe { ctx.slice_at(at, 5000) }.unwrap();
         let recv = ctx.irecv(peer, 1, &slice).unwrap();
         let send = ctx.isend(peer, 1, &memory.all()).unwrap();
         mp::wait_all(&[send, recv], LIMIT).unwrap();
         assert_eq!(into[500..5500], pattern(peer, 0, 5000));
         assert!(into[..500].iter().chain(&into[5500..]).all(|b| *b == 0));
-        // Known memory is found again, whoever asks for which part of it.
+        // The context finds registered memory again, for any part of it.
         let inner = gdsync::gpu::DevicePtr(memory.region().addr().0 + 10);
-        // SAFETY: it lies in memory that a handle is held on.
+        // SAFETY: the address is in memory on which a handle is held.
         let again = unsafe { ctx.slice_at(inner, 100) }.unwrap();
         assert_eq!((again.offset(), again.len()), (10, 100));
         drop((again, slice));
-        // The buffer comes back once nothing is in flight any more.
+        // The buffer is returned once no request uses it.
         let buffer = memory.into_vec(LIMIT).unwrap();
         assert_eq!(buffer, pattern(ctx.rank(), 0, 5000));
         let mut got = [0; 3];
@@ -374,9 +376,9 @@ fn buffers_and_bare_addresses_carry_messages() {
     });
 }
 
-/// A stream that comes late to its wait finds the word of its own request there.
+/// A stream that is late for its wait finds the word of its own request.
 #[test]
-fn words_are_a_requests_as_long_as_a_stream_needs_them() {
+fn words_of_a_request_stay_valid_until_the_stream_has_read_them() {
     ranks(1, |ctx| {
         let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
         let (first, late) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
@@ -390,7 +392,7 @@ fn words_are_a_requests_as_long_as_a_stream_needs_them() {
         assert!(first.synchronize(LIMIT).unwrap());
         recv.wait(LIMIT).unwrap();
         drop(recv);
-        // Others that are never done take the places of those that are.
+        // Requests that are never done take the places of those that are done.
         let receive = |tag| ctx.irecv(Source::Any, tag, &into).unwrap();
         let open: Vec<_> = (2..600).map(receive).collect();
         gate.open();
@@ -399,9 +401,9 @@ fn words_are_a_requests_as_long_as_a_stream_needs_them() {
     });
 }
 
-/// The answers of receives that have nothing to say do not grow so old that they seem new.
+/// The answers of receives that report nothing do not become so old that they look new.
 #[test]
-fn a_long_message_comes_behind_any_number_of_short_ones() {
+fn long_message_is_received_after_any_number_of_short_ones() {
     let build = |builder: Builder| builder.eager_limit(64).depth(64);
     for on_stream in [false, true] {
         ranks_with(2, build, move |ctx| {
@@ -438,7 +440,7 @@ fn a_long_message_comes_behind_any_number_of_short_ones() {
 }
 
 #[test]
-fn a_number_that_was_dropped_is_told_to_its_match() {
+fn dropped_message_number_is_reported_to_its_match() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
         let stream = ctx.gpu().stream().unwrap();
@@ -451,7 +453,7 @@ fn a_number_that_was_dropped_is_told_to_its_match() {
                 let [dropped, next] = [(); 2].map(|()| ctx.prepare_send(&send).unwrap());
                 drop(dropped);
                 next.post().unwrap();
-                // The other way round: a receive that is dropped takes its message along.
+                // In the other direction: a receive that is dropped consumes its message.
                 let recv = RecvOp::new(peer, tag, &into).on(&stream);
                 let [dropped, second] = [(); 2].map(|()| ctx.prepare_recv(&recv).unwrap());
                 drop(dropped);
@@ -488,14 +490,14 @@ fn memory_of_another_context_is_refused_at_once() {
 }
 
 #[test]
-fn time_limits_may_be_as_long_as_durations_get() {
+fn timeouts_up_to_the_longest_duration_are_accepted() {
     const MANY: usize = 10;
     let build = |b: Builder| b.timeout(Duration::MAX).watchdog(Duration::MAX).depth(2);
     ranks_with(2, build, |ctx| {
         let peer = 1 - ctx.rank();
         let memory = ctx.alloc(MemoryKind::Pinned, 64 * MANY).unwrap();
         let slices = (0..MANY).map(|i| memory.slice(64 * i, 64).unwrap());
-        // More receives than there are slots: they wait for room.
+        // More receives than there are slots: they wait for a slot.
         let requests: Vec<_> = slices
             .map(|slice| match ctx.rank() {
                 0 => ctx.isend(peer, 1, &slice).unwrap(),

@@ -1,6 +1,6 @@
 //! The end of a context and its GPU behind a kernel that never ends: it takes bounded time, and
-//! what is still used is named and kept. The only test here: the kernel has the software devices'
-//! thread.
+//! resources that are still in use are named and kept. This file has one test only, because the
+//! kernel occupies the thread of the software devices.
 
 #[path = "common/alarm.rs"]
 mod alarm;
@@ -15,12 +15,12 @@ use gdsync::gpu::{Dims, Kernel, MemoryKind};
 use mp::Context;
 use mp::bootstrap::Local;
 
-/// Far more than the library waits.
+/// Far longer than the library waits.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// 1: the kernel runs; 2: it may end.
+/// 1: the kernel runs; 2: the kernel may end.
 static STATE: AtomicU32 = AtomicU32::new(0);
-/// What the kernel writes to, again and again.
+/// The address that the kernel writes to repeatedly.
 static PLACE: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 unsafe extern "C" fn gives_no_way(_: *const c_void) {
@@ -43,9 +43,9 @@ fn a_context_behind_a_kernel_that_never_ends_is_dropped_in_bounded_time() {
     let stream = gpu.stream().unwrap();
     let memory = ctx.alloc(MemoryKind::Pinned, 4096).unwrap();
     PLACE.store(memory.region().addr().0 as usize, Ordering::Release);
-    // SAFETY: it takes no parameters.
+    // SAFETY: the kernel takes no parameters.
     let kernel = unsafe { softgpu::Kernel::new("gives_no_way", gives_no_way, 0) };
-    // SAFETY: it writes to memory of the GPU's that is given back behind it.
+    // SAFETY: the kernel writes to memory of the GPU that is freed after it.
     unsafe { stream.launch(&Kernel::soft(kernel), Dims::linear(1, 1), &[]) }.unwrap();
     let start = Instant::now();
     while STATE.load(Ordering::Acquire) != 1 {
@@ -63,7 +63,7 @@ fn a_context_behind_a_kernel_that_never_ends_is_dropped_in_bounded_time() {
     });
     let in_time = is_dropped.recv_timeout(LIMIT);
     let all = warnings.all();
-    // The kernel has gone on to write to what was given back.
+    // The kernel has continued to write to memory that the application has freed.
     STATE.store(2, Ordering::Release);
     in_time.expect("the drop hangs");
     let named = |line: &&String| line.contains(&name) && line.contains("gives_no_way");

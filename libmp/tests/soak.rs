@@ -1,5 +1,5 @@
-//! Requests that only streams wait for, by the hundred thousand, with no wait of the CPU and every
-//! handle dropped at once: memory does not grow.
+//! Hundreds of thousands of requests that only streams wait for, without a wait of the CPU and with
+//! every handle dropped at once: memory use does not grow.
 
 #[path = "common/heap.rs"]
 mod heap;
@@ -17,12 +17,12 @@ static HEAP: Counting = Counting;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const EAGER: usize = 64;
-/// Every so many messages one is longer than the eager limit.
+/// One message of this many is longer than the eager limit.
 const LONG: u64 = 8;
 const SLOT: usize = 128;
 const SLOTS: u64 = 64;
-/// What the end may hold more than the beginning: queues of streams that double once or twice when
-/// the CPU runs further ahead, and much less than a block, or two bytes, a request.
+/// The most that the last sample may exceed the first: queues of streams that double once or twice
+/// when the CPU runs further ahead, and much less than one block, or two bytes, per request.
 const BOUND: Held = Held {
     bytes: 1 << 19,
     blocks: 64,
@@ -87,11 +87,11 @@ fn requests_that_only_streams_wait_for_need_bounded_memory() {
         })
         .collect();
     let [a, b] = &sides[..] else { unreachable!() };
-    // A turn is four requests: a message each way.
+    // A turn is four requests: one message in each direction.
     let requests = times("GDS_SOAK", 300_000);
     let turns = requests.div_ceil(4).max(20 * SLOTS);
     let every = turns.div_ceil(1000);
-    // What is under way comes and goes: the least that was held in a tenth of the time counts.
+    // Memory in flight varies: the minimum of each tenth of the run counts.
     let mut tenths: [Option<Held>; 10] = [None; 10];
     let start = Instant::now();
     for i in 0..turns {
@@ -119,9 +119,9 @@ fn requests_that_only_streams_wait_for_need_bounded_memory() {
         }
     }
     println!("{} requests in {took:?}: {tenths:#?}", 4 * turns);
-    let early = tenths[1].expect("it was looked");
+    let early = tenths[1].expect("a sample was taken");
     for later in &tenths[2..] {
-        let grew = later.expect("it was looked").since(early);
+        let grew = later.expect("a sample was taken").since(early);
         assert!(grew.within(BOUND), "it grew by {grew:?} from {early:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Messages of a rank to itself, by `path/local`: what is refused, what other streams hold, memory
-//! that is given back, and puts of the CPU that no request waits for.
+//! Messages of a rank to itself, by `path/local`: refusals, waits of other streams, memory that is
+//! returned, and puts of the CPU without a waiting request.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn stream_of_another_gpu_is_refused() {
     );
 }
 
-/// A receive of the CPU that is posted behind a long message of the CPU: no request waits for its
+/// A receive by the CPU that is posted behind a long message of the CPU: no request waits for its
 /// ready word.
 fn ready_word(bursts: usize, short: usize, background: bool) {
     let progress = if background {
@@ -49,7 +49,7 @@ fn ready_word(bursts: usize, short: usize, background: bool) {
             let [from, into] = [0, 1].map(|_| ctx.alloc(MemoryKind::Pinned, len).unwrap());
             let small = 64 << 10;
             let [from2, into2] = [0, 1].map(|_| ctx.alloc(MemoryKind::Pinned, small).unwrap());
-            // All is open.
+            // All connections are open.
             for tag in [1, 2] {
                 let r = ctx
                     .irecv_on(&b, 0, tag, &into2.slice(0, 8).unwrap())
@@ -61,7 +61,7 @@ fn ready_word(bursts: usize, short: usize, background: bool) {
             }
             let r1 = ctx.irecv_on(&b, 0, 1, &into.all()).unwrap();
             ctx.synchronize(&b, LIMIT).unwrap();
-            // Credits of before are written.
+            // The earlier credits are written.
             let start = Instant::now();
             while start.elapsed() < Duration::from_millis(20) {
                 ctx.progress();
@@ -70,7 +70,7 @@ fn ready_word(bursts: usize, short: usize, background: bool) {
             let r2 = ctx.irecv(0, 2, &into2.all()).unwrap();
             let s2 = ctx.isend_on(&a, 0, 2, &from2.all()).unwrap();
             s1.wait(LIMIT).unwrap();
-            // Nothing is in the way of the second message.
+            // Nothing blocks the second message.
             let done = ctx.synchronize(&a, Duration::from_secs(8));
             assert!(done.is_ok(), "{done:?}");
             r1.wait_on(&b).unwrap();
@@ -152,7 +152,7 @@ fn messages_of_all_lengths_and_posters_arrive() {
     );
 }
 
-/// A context that is dropped with messages to itself open: streams pass, nothing is left.
+/// A context is dropped with open messages to itself: streams continue, and nothing remains.
 #[test]
 fn streams_pass_when_the_context_is_dropped_with_messages_open() {
     for len in [64usize, 64 << 10, 24 << 20] {
@@ -196,7 +196,7 @@ fn streams_pass_when_the_context_is_dropped_with_messages_open() {
     }
 }
 
-/// Buffers cannot be taken back while messages by streams are open.
+/// A buffer cannot be taken back while messages by streams are open.
 #[test]
 fn buffers_are_given_back_when_streams_have_passed() {
     ranks_with(
@@ -290,7 +290,7 @@ fn prepared_messages_are_posted_in_any_order_or_dropped() {
                         continue;
                     };
                     if next(6) == 0 {
-                        // Another behind it, so that it cannot be taken back.
+                        // Another request behind it, so that it cannot be cancelled.
                         let source = from.slice(0, 5).unwrap();
                         let behind = ctx.isend(0, at as u32, &source).unwrap();
                         drop(send);

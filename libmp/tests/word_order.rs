@@ -1,4 +1,5 @@
-//! What keeps a message's word behind its payload: how it is chosen for each peer, shown and forced.
+//! The ordering of a message's completion word after its payload: how it is selected for each peer,
+//! shown and forced.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -12,7 +13,7 @@ use vmlx5::fabric::faults::Faults;
 
 const SIZES: [usize; 4] = [0, 8, 3000, 20_000];
 
-/// A context whose NIC places so many pieces of WRITEs late.
+/// A context whose NIC delays this share of the pieces of WRITEs.
 fn open(rank: &Rank, ooo: f64, tell: WordOrder) -> Context {
     let faults = Faults {
         seed: rank.me.into(),
@@ -20,14 +21,14 @@ fn open(rank: &Rank, ooo: f64, tell: WordOrder) -> Context {
         ..Faults::default()
     };
     let place = rank.place_with(SoftOptions::default(), true, faults);
-    // Numbers that soon need a 17th bit, and few slots, which are soon used again.
+    // Message numbers that soon need a 17th bit, and few slots, which are soon reused.
     let nic = mp::NicOptions::default().word_order(tell);
     let build = |b: mp::Builder| b.depth(4).start((1 << 16) - 5).nic(nic);
     rank.open_at(&place, build)
 }
 
-/// Messages in both directions, by the CPU and on a stream, of known and of late lengths. Answers
-/// how many had wrong bytes, or another length.
+/// Messages in both directions, by the CPU and on a stream, with lengths that are known early and
+/// late. Returns the number of messages with wrong bytes or a wrong length.
 fn talk(ctx: &Context) -> usize {
     let with = 1 - ctx.rank();
     let stream = ctx.gpu().stream().unwrap();
@@ -74,7 +75,7 @@ fn talk(ctx: &Context) -> usize {
     wrong
 }
 
-/// Runs two ranks whose NICs place the share `ooo` of the pieces late, and checks their choices.
+/// Runs two ranks whose NICs delay the share `ooo` of the pieces, and checks the selected orders.
 fn told(seed: u64, ooo: [f64; 2], tell: WordOrder, expected: [WordOrder; 2]) {
     play(seed, 2, move |rank| {
         let ctx = open(rank, ooo[rank.me as usize], tell);
@@ -91,28 +92,28 @@ fn told(seed: u64, ooo: [f64; 2], tell: WordOrder, expected: [WordOrder; 2]) {
 }
 
 #[test]
-fn a_peer_that_keeps_order_is_told_by_a_plain_write() {
+fn ordered_peer_is_notified_by_a_plain_write() {
     told(1, [0.0, 0.0], Auto, [Plain; 2]);
 }
 
 #[test]
-fn a_peer_that_places_out_of_order_is_told_behind_a_read() {
+fn out_of_order_peer_is_notified_after_a_read() {
     (0..10).for_each(|seed| told(seed, [0.5, 0.5], Auto, [BehindRead; 2]));
 }
 
-/// Each rank decides by the other's NIC.
+/// Each rank selects by the NIC of the other.
 #[test]
-fn ranks_may_tell_each_other_differently() {
+fn each_rank_selects_the_order_by_the_nic_of_its_peer() {
     (0..10).for_each(|seed| told(seed, [0.0, 0.5], Auto, [BehindRead, Plain]));
 }
 
 #[test]
-fn what_is_forced_goes_before_what_is_known() {
+fn forced_word_order_overrides_the_detected_one() {
     told(1, [0.0, 0.0], BehindRead, [BehindRead; 2]);
 }
 
 #[test]
-fn a_rank_that_tells_itself_needs_no_nic() {
+fn messages_to_itself_have_no_word_order() {
     for ooo in [0.0, 0.9] {
         play(3, 1, move |rank| {
             let ctx = open(rank, ooo, Auto);

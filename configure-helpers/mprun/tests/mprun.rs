@@ -498,7 +498,7 @@ fn a_rank_that_never_comes_is_named_by_the_others() {
     let output = run(&mut sh(&options, &script));
     assert_eq!(output.status.code(), Some(101));
     let text = err(&output);
-    assert!(text.contains("rank 1: has not come in time"), "{text}");
+    assert!(text.contains("rank 1: has not joined in time"), "{text}");
 }
 
 fn wrong_arguments_are_refused() {

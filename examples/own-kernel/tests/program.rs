@@ -9,7 +9,7 @@ fn read(path: &str) -> String {
 }
 
 #[test]
-fn page_shows_the_files_of_the_package() {
+fn kernels_page_contains_the_files_of_the_package() {
     let page = read("../../docs/kernels.md");
     for (language, file) in [
         ("cpp", "device/scale.cu"),

@@ -1,7 +1,7 @@
 //! A 2-D stencil on a grid of ranks, compared cell by cell with a serial run.
 //!
-//! Teaches: how the exchange of halos hides behind the computation, with no CPU in between. The
-//! program is the library's [`mp_examples::halo2d`], which says how; this is its command line.
+//! Shows how streams overlap a halo exchange with computation, without the CPU. The program is
+//! [`mp_examples::halo2d`], which explains the method; this is its command line.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use mp_examples::ranks::{self, Options};
 struct Cli {
     #[command(flatten)]
     ranks: Options,
-    /// Columns and rows of ranks, such as 3x2 [default: as square as their number allows]
+    /// Columns and rows of ranks, for example 3x2 [default: the grid nearest to a square]
     #[arg(long)]
     grid: Option<Grid>,
     /// Cells of the whole field
     #[arg(long, default_value = "64x48")]
     size: Size,
-    /// Iterations
+    /// Number of iterations
     #[arg(long, default_value_t = 100)]
     iters: u64,
     /// Iterations that are enqueued between two waits of the CPU
@@ -32,16 +32,16 @@ struct Cli {
     /// Batches that are enqueued before the CPU waits for the oldest
     #[arg(long, default_value_t = 4)]
     batches_in_flight: usize,
-    /// Who posts messages: cpu, stream or cpu-thread
+    /// Side that posts messages: cpu, stream or cpu-thread
     #[arg(long, value_enum, default_value_t = Model::Stream)]
     model: Model,
-    /// Longest message that is sent before its receive is there, in bytes
+    /// Eager limit: longest message that is sent before its receive is posted, in bytes
     #[arg(long, default_value_t = 4096)]
     eager: usize,
-    /// What the field holds at the start
+    /// Seed of the field's initial cells
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Longest wait, in seconds
+    /// Longest wait of the CPU, in seconds
     #[arg(long, default_value_t = 30)]
     limit: u64,
 }
@@ -51,7 +51,7 @@ fn main() -> std::process::ExitCode {
     let limit = Duration::from_secs(cli.limit);
     let set = |b: mp::Builder| {
         let b = b.eager_limit(cli.eager).timeout(limit);
-        // Who waits for room answers others itself.
+        // A rank that waits for room must answer the other ranks itself.
         b.full(Full::Fail)
     };
     ranks::play(&cli.ranks, set, |ctx| play(ctx, &cli, limit))
@@ -87,7 +87,7 @@ fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
             all.cells,
         );
     }
-    // A launcher ends all ranks when one fails: none does before the line is printed.
+    // A launcher ends all ranks when one fails: no rank fails before rank 0 has printed this line.
     all.sum(ctx, limit)?;
     ensure!(
         all.differing == 0,

@@ -1,9 +1,9 @@
-//! Two ranks, messages of changing lengths there and back, and what is seen of a peer that falls
-//! silent.
+//! Two ranks exchange messages of changing lengths; the program also shows the error of a dead
+//! peer.
 //!
-//! Teaches: nothing has to be asked for to learn of a dead peer. Whoever has something under way
-//! to it, or waits for something from it, gets an error that names the rank and says how it
-//! failed, at the latest when the time limit of the context is over.
+//! Shows that a program needs no call to detect a dead peer. A request with the peer, and a wait
+//! for a message from it, return an error that names the rank and the kind of failure, at the
+//! latest when the time limit of the context has passed.
 
 use std::time::{Duration, Instant};
 
@@ -18,22 +18,22 @@ use mp_examples::ranks::{self, Options};
 struct Cli {
     #[command(flatten)]
     ranks: Options,
-    /// How often a message goes there and back
+    /// Number of round trips
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
-    /// The longest message, in bytes; every length up to it has its turn, if rounds suffice
+    /// Longest message, in bytes; with enough rounds, every length up to it occurs
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
     longest: u32,
-    /// After how many seconds at most a failure of the peer shall be known
+    /// Time limit for the detection of a failed peer, in seconds
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
-    /// Go on until the peer is gone: it has to be an error that says so, within that time
+    /// Run until the peer fails: the error must name it and arrive within the time limit
     #[arg(long)]
     until_it_fails: bool,
 }
 
 const TAG: u32 = 1;
-/// Lengths of one round and the next differ by this much, so that short ones follow long ones.
+/// Difference of the lengths of two consecutive rounds, in bytes: short messages follow long ones.
 const STRIDE: u64 = 7919;
 
 fn main() -> std::process::ExitCode {
@@ -41,7 +41,7 @@ fn main() -> std::process::ExitCode {
     let limit = Duration::from_secs(cli.timeout);
     ranks::play(
         &cli.ranks,
-        // The context notices a little later than its own limit says.
+        // The context detects the failure a little later than its time limit.
         |b| b.timeout(limit * 3 / 4),
         |ctx| {
             ranks::expect(ctx, 2)?;
@@ -54,7 +54,7 @@ fn main() -> std::process::ExitCode {
     )
 }
 
-/// What a rank plays with.
+/// The state of a rank in the exchange.
 struct Table<'c> {
     ctx: &'c Context,
     stream: Stream,
@@ -64,7 +64,7 @@ struct Table<'c> {
     limit: Duration,
     rounds: u64,
     bytes: u64,
-    /// When the last message had come.
+    /// When the last message arrived.
     last: Instant,
 }
 
@@ -83,7 +83,7 @@ impl Table<'_> {
         })
     }
 
-    /// One message there and one back.
+    /// Exchanges one message in each direction.
     fn round(&mut self) -> Result<()> {
         if self.ctx.rank() == 0 {
             self.send()?;
@@ -100,7 +100,7 @@ impl Table<'_> {
         (1 + self.rounds * STRIDE % self.longest) as usize
     }
 
-    /// What rank `from` sends in this round.
+    /// The message that rank `from` sends in this round.
     fn message(&self, from: u32) -> Vec<u8> {
         let first = self.rounds * 31 + u64::from(from) * 7;
         (0..self.len() as u64)
@@ -114,7 +114,7 @@ impl Table<'_> {
         self.leaving.write(0, &message)?;
         let data = self.leaving.slice(0, message.len())?;
         let sent = self.ctx.isend_on(&self.stream, peer, TAG, &data)?;
-        // Longer than the context's: that one shall speak.
+        // Longer than the limit of the context, whose error must come first.
         sent.wait(2 * self.limit)?;
         Ok(())
     }
@@ -130,7 +130,7 @@ impl Table<'_> {
         let done = received.wait(2 * self.limit)?;
         ensure!(
             done.len == right.len() as u64,
-            "round {}: {} bytes came, {} were sent",
+            "round {}: {} bytes arrived, {} were sent",
             self.rounds,
             done.len,
             right.len()
@@ -172,11 +172,11 @@ fn outlive(table: &mut Table<'_>, ctx: &Context, limit: Duration) -> Result<()> 
         _ => return Err(error),
     };
     let Kind::PeerFailed(status) = known.kind() else {
-        return Err(error).context("no failure of the peer's");
+        return Err(error).context("the error is not a failure of the peer");
     };
     ensure!(
         silent <= limit,
-        "told after {silent:.1?}, where the limit is {limit:?}: {known}"
+        "the error came after {silent:.1?}; the limit is {limit:?}: {known}"
     );
     println!(
         "pingpong: after {} rounds, every byte of which was right, rank {peer} is gone: \

@@ -1,8 +1,8 @@
-//! Any number of ranks in a ring: a token goes round, and every rank's kernel adds to it between
-//! the receive and the send.
+//! Any number of ranks in a ring: a token passes around the ring, and a kernel of each rank adds to
+//! it between the receive and the send.
 //!
-//! Teaches: the order of one stream is all that a chain of dependences over many GPUs needs. No
-//! CPU looks at the token on its way, nor tells anybody that it has come.
+//! Shows that the order of one stream per rank is enough for a chain of dependences over many GPUs.
+//! No CPU reads the token on its way or announces its arrival.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use mp::gdsync::gpu::MemoryKind;
 use mp_examples::kernels::{Kernels, WORD};
 use mp_examples::ranks::{self, Options};
 
-/// Ranks pass a token round a ring on their streams; each adds its number and one to it.
+/// Ranks pass a token around a ring on their streams; each adds its number plus one.
 #[derive(Parser)]
 struct Cli {
     #[command(flatten)]
     ranks: Options,
-    /// How often the token goes round
+    /// Number of laps of the token
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     laps: u64,
 }
@@ -37,16 +37,16 @@ fn play(ctx: &Context, laps: u64) -> Result<()> {
     let mine = u64::from(me) + 1;
 
     let kernels = Kernels::load(ctx.gpu())?;
-    let memory = ctx.alloc(MemoryKind::Device, WORD)?; // zero
+    let memory = ctx.alloc(MemoryKind::Device, WORD)?; // zeroed
     let stream = ctx.gpu().stream()?;
     for lap in 0..laps {
-        // Rank 0 has the token at the start, and at the end.
+        // Rank 0 has the token at the start and at the end.
         if me != 0 || lap != 0 {
             ctx.irecv_on(&stream, before, TOKEN, &memory.all())?
                 .wait_on(&stream)?;
         }
-        // SAFETY: the word lives until the stream has been synchronised, and messages use it
-        // before and behind the kernel in the stream's order.
+        // SAFETY: the word lives until the stream has been synchronised, and messages use it before
+        // and after the kernel in the stream's order.
         unsafe { kernels.add(&stream, memory.region().addr(), 1, mine)? };
         ctx.isend_on(&stream, after, TOKEN, &memory.all())?
             .wait_on(&stream)?;
@@ -57,7 +57,7 @@ fn play(ctx: &Context, laps: u64) -> Result<()> {
     }
     ctx.synchronize(&stream, LIMIT)?;
 
-    // What the word holds: the laps that the token has completed, and this lap's ranks so far.
+    // The expected word: the laps that the token has completed, and the ranks of this lap so far.
     let mut bytes = [0; WORD];
     memory.read(0, &mut bytes)?;
     let token = u64::from_ne_bytes(bytes);

@@ -1,9 +1,8 @@
-//! Two ranks and their streams: kernels and messages in one order, and a CPU that has nothing to
-//! do with it.
+//! Two ranks and their streams: kernels and messages in one order, without the CPU.
 //!
-//! Teaches: a message posted on a stream is sent when the stream comes to it, and the stream goes
-//! on behind a receive when the message is there. So the kernels before and after need no other
-//! synchronisation, and everything can be enqueued before anything has happened.
+//! Shows that a stream sends a message when it reaches the send, and continues after a receive when
+//! the message has arrived. Kernels before and after need no other synchronisation, and the program
+//! can enqueue everything before the first operation executes.
 
 use std::time::{Duration, Instant};
 
@@ -14,22 +13,22 @@ use mp::gdsync::gpu::MemoryKind;
 use mp_examples::kernels::{Kernels, WORD};
 use mp_examples::ranks::{self, Options};
 
-/// Two ranks pass an array to and fro on their streams, each adding to it by a kernel.
+/// Two ranks pass an array back and forth on their streams; a kernel of each adds to it.
 #[derive(Parser)]
 struct Cli {
     #[command(flatten)]
     ranks: Options,
-    /// How often the array goes there and back; all of it is enqueued before any wait
+    /// Number of round trips of the array; all are enqueued before any wait
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// Words of the array, of 8 bytes each
+    /// Words of the array, 8 bytes each
     #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u64).range(1..))]
     words: u64,
 }
 
 const LIMIT: Duration = Duration::from_secs(60);
 const TAG: u32 = 1;
-/// What rank 0 adds, and what rank 1 adds.
+/// The numbers that rank 0 and rank 1 add.
 const ADDED: [u64; 2] = [1, 1000];
 
 fn main() -> std::process::ExitCode {
@@ -47,15 +46,15 @@ fn play(ctx: &Context, cli: &Cli) -> Result<()> {
 
     let add = || {
         // SAFETY: the array lives until the stream has been synchronised, and the stream's order
-        // keeps kernels and messages from using it at once.
+        // keeps kernels and messages from using it at the same time.
         unsafe { kernels.add(&stream, array, cli.words, ADDED[me as usize]) }
     };
     let receive = || {
         ctx.irecv_on(&stream, peer, TAG, &memory.all())?
             .wait_on(&stream)
     };
-    // The wait keeps the next kernel or receive from changing what is still being sent. The
-    // request itself is dropped: the stream knows all that is needed.
+    // The wait keeps the next kernel or receive from overwriting data that is still being sent. The
+    // request itself can be dropped: the stream holds all that it needs.
     let send = || {
         ctx.isend_on(&stream, peer, TAG, &memory.all())?
             .wait_on(&stream)

@@ -1,14 +1,14 @@
-//! Who is still there: how the ranks of a run find out together that one of them is lost.
+//! Detection of lost ranks: how the ranks of a run agree that one of them is lost.
 //!
-//! A rank that is lost stops its neighbours, these stop theirs, and soon everybody waits for
-//! somebody who lives. So whoever has waited for long calls the roll: it asks all others, and who
-//! does not answer is lost. Whoever has lost a rank, in this way or by an error of the context,
-//! tells all others, and with that how many iterations it has begun. Each rank has a receive from
-//! anybody for such notes, at which it looks whenever it waits.
+//! A lost rank blocks its neighbours, and these block theirs; soon every rank waits for a living
+//! one. A rank that has waited for a long time therefore probes all others, and treats those that
+//! do not answer as lost. A rank that has lost another, in this way or by an error of the context,
+//! notifies all others. The notification contains the number of iterations that it has begun. Each
+//! rank has a receive from any rank for these notes and polls it during every wait.
 //!
-//! Those that are left go on to the same iteration, the last that any of them has begun, without
-//! the lost one's halos. Then nothing is under way between them, their streams are idle, and the
-//! context can be used on. The error that they return names the rank that was lost.
+//! The remaining ranks continue to the same iteration, the last that any of them has begun, without
+//! the halos of the lost rank. Then no message is in flight between them, their streams are idle,
+//! and the context remains usable. The error that they return names the lost rank.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,24 +19,24 @@ use mp::{Context, Error, Kind, Memory, RecvOp, Request, Result, SendOp, Source};
 
 use super::Config;
 
-/// Tags: of notes, and of the messages by which all ranks meet at the start and at the end.
+/// Tags of notes, and of the messages by which all ranks meet at the start and at the end.
 const TAG_NOTE: u32 = 20;
 const TAG_MEET: u32 = 21;
-/// How much longer than an answer the last rank may take to come to the run: some may have waited
-/// for the context to find out that another does not.
+/// The time limit for the last rank to start, as a multiple of the limit for an answer: some ranks
+/// may first have waited for the context to detect that another does not answer.
 const START: u32 = 8;
-/// Between two looks at notes.
+/// The interval between two polls for notes.
 const PERIOD: Duration = Duration::from_millis(2);
 const OPERATION: &str = "run halo2d";
 
-/// What ranks tell each other.
+/// A note between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Note {
-    /// Are you there?
+    /// A probe: the receiver must answer.
     Ask,
-    /// I am.
+    /// The answer to a probe.
     Here,
-    /// `rank` is lost; the teller has begun so many iterations.
+    /// `rank` is lost; the sender has begun `begun` iterations.
     Lost { rank: u32, begun: u64 },
 }
 
@@ -73,15 +73,15 @@ impl Note {
     }
 }
 
-/// What one rank knows of another.
+/// The state of another rank, as one rank sees it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Other {
     lost: bool,
-    /// There is a way for its messages.
+    /// The connection for its messages is open.
     open: bool,
-    /// It has told whom it has lost.
+    /// It has named its lost rank.
     heard: bool,
-    /// Since when it owes an answer.
+    /// When the unanswered probe was sent.
     asked: Option<Duration>,
 }
 
@@ -93,16 +93,16 @@ pub struct Crew<'a> {
     limit: Duration,
     answer_limit: Duration,
     others: Vec<Other>,
-    /// The next note, from anybody, and where it goes.
+    /// The pending receive of the next note, from any rank, and its memory.
     note: Request,
     mail: Memory,
-    /// Notes for which there was no room.
+    /// Notes that are queued because there was no room.
     outbox: Vec<(u32, Note)>,
-    /// All have met for the first time: whoever is asked answers.
+    /// All ranks have met for the first time, so each answers probes.
     met: bool,
-    /// Since when nothing was waited for, or the roll was not called.
+    /// When the current wait, or its last probe, began.
     calm: Duration,
-    /// Iterations that were begun here, and the most that others told of.
+    /// Iterations begun here, and the maximum in the notes of other ranks.
     begun: u64,
     told: u64,
     first: Option<Error>,
@@ -110,13 +110,13 @@ pub struct Crew<'a> {
 
 impl Drop for Crew<'_> {
     fn drop(&mut self) {
-        // One that has matched ends by itself.
+        // A receive that has matched ends by itself.
         let _ = self.note.cancel();
     }
 }
 
 impl<'a> Crew<'a> {
-    /// The ranks of the context, of which none is known to be lost.
+    /// The ranks of the context; none is known to be lost yet.
     ///
     /// # Errors
     /// Those of allocating, and of a receive.
@@ -141,7 +141,7 @@ impl<'a> Crew<'a> {
         })
     }
 
-    /// Notes that an iteration is begun, so that there are so many now.
+    /// Records that `begun` iterations have begun.
     pub fn begins(&mut self, begun: u64) {
         self.begun = begun;
     }
@@ -159,12 +159,12 @@ impl<'a> Crew<'a> {
     /// The error that names the rank that was lost first.
     ///
     /// # Errors
-    /// That one, if a rank is lost.
+    /// That error, if a rank is lost.
     pub fn complete(&mut self) -> Result<()> {
         self.first.take().map_or(Ok(()), Err)
     }
 
-    /// The other ranks that are left.
+    /// The other ranks that are not lost.
     fn left(&self) -> Vec<u32> {
         let me = self.ctx.rank();
         let ranks = 0..self.ctx.size();
@@ -173,10 +173,10 @@ impl<'a> Crew<'a> {
             .collect()
     }
 
-    /// Takes an error in: one that says of another rank that it is lost is told to the others.
+    /// Handles an error. If it says that another rank is lost, the remaining ranks are notified.
     ///
     /// # Errors
-    /// Any other.
+    /// Any other error.
     fn loses(&mut self, e: Error) -> Result<()> {
         let lost = matches!(
             e.kind(),
@@ -196,8 +196,8 @@ impl<'a> Crew<'a> {
         let open = other.open;
         self.first.get_or_insert(e);
         if open {
-            // Streams may stand at its messages: a receive whose time is over at once makes the
-            // context give it up, too.
+            // Streams may be blocked at its messages: a receive with an immediate timeout makes the
+            // context treat the rank as failed, too.
             let empty = [self.mail.slice(0, 0)?];
             let end = RecvOp::new(rank, TAG_MEET, &empty).timeout(PERIOD);
             drop(self.ctx.post_recv(&end));
@@ -208,7 +208,7 @@ impl<'a> Crew<'a> {
         Ok(())
     }
 
-    /// Takes in what others told, and answers.
+    /// Handles received notes, and sends answers.
     ///
     /// # Errors
     /// Those of receives; of sends, those that name no other rank.
@@ -248,10 +248,10 @@ impl<'a> Crew<'a> {
             Note::Lost { rank, begun } => {
                 other.heard = true;
                 self.told = self.told.max(begun);
-                // Who is taken for lost itself learns that from the context.
+                // A rank that others treat as lost gets the error from the context.
                 if rank != self.ctx.rank() {
                     let kind = Kind::PeerFailed(Status::REMOTE_ABORTED);
-                    let what = format!("it is lost, says rank {from}");
+                    let what = format!("rank {from} reports it as lost");
                     self.loses(Error::new(OPERATION, kind, what).with_rank(rank))?;
                 }
             }
@@ -262,12 +262,12 @@ impl<'a> Crew<'a> {
     fn tell(&self, to: u32, note: Note) -> Result<()> {
         let memory = self.ctx.alloc(MemoryKind::Pinned, Note::BYTES)?;
         memory.write(0, &note.to_bytes())?;
-        // It has its memory until it has gone.
+        // The request keeps its memory until it has ended.
         drop(self.ctx.isend(to, TAG_NOTE, &memory.all())?);
         Ok(())
     }
 
-    /// What is to be done while something does not end: listen, and call the roll.
+    /// Does the work of a wait: handles notes, and probes the other ranks.
     fn stalls(&mut self) -> Result<()> {
         self.listen()?;
         if !self.met {
@@ -295,8 +295,8 @@ impl<'a> Crew<'a> {
         self.listen()
     }
 
-    /// Waits until a condition holds, which answers who is waited for; ranks for which that takes
-    /// longer than the limit are lost.
+    /// Waits until `open` returns `None`. `open` returns an error that names the awaited rank; if
+    /// the wait exceeds the limit, that rank is lost.
     fn until(&mut self, mut open: impl FnMut(&mut Self) -> Result<Option<Error>>) -> Result<()> {
         self.calm = (self.clock)();
         let mut start = self.calm;
@@ -313,10 +313,10 @@ impl<'a> Crew<'a> {
         Ok(())
     }
 
-    /// Waits until all of `requests` have ended, those of lost ranks in whatever way.
+    /// Waits until all of `requests` have ended; those of lost ranks may have failed.
     ///
     /// # Errors
-    /// That of one that failed and names no other rank.
+    /// The error of a failed request, if it names no other rank.
     pub fn wait(&mut self, requests: &[Request]) -> Result<()> {
         self.until(|crew| {
             let mut late = None;
@@ -333,7 +333,7 @@ impl<'a> Crew<'a> {
         })
     }
 
-    /// Waits until a stream is done.
+    /// Waits until a stream has executed all its work.
     ///
     /// # Errors
     /// Those of the stream; `Timeout`.
@@ -346,10 +346,10 @@ impl<'a> Crew<'a> {
         })
     }
 
-    /// Does what may find no room, when there is some. `None`: the rank concerned is lost.
+    /// Retries `attempt` while a queue is full. `None`: the rank of the request is lost.
     ///
     /// # Errors
-    /// Those that name no other rank; `QueueFull` after the limit.
+    /// Errors that name no other rank; `QueueFull` after the limit.
     pub fn post<T>(&mut self, mut attempt: impl FnMut() -> Result<T>) -> Result<Option<T>> {
         let full = |e: &Error| e.kind() == Kind::QueueFull;
         let mut answer = attempt();
@@ -372,11 +372,11 @@ impl<'a> Crew<'a> {
         }
     }
 
-    /// Waits until all ranks that are left have come to the same call. Nothing that one has told
-    /// another is under way then.
+    /// Waits until all remaining ranks have reached the same call. After it, no note is in flight
+    /// between them.
     ///
     /// # Errors
-    /// Those that name no other rank.
+    /// Errors that name no other rank.
     pub fn meet(&mut self) -> Result<()> {
         let mut requests = Vec::new();
         for rank in self.left() {
@@ -387,7 +387,7 @@ impl<'a> Crew<'a> {
         self.settle()
     }
 
-    /// Posts the messages by which this rank and another one meet. `None`: it is lost.
+    /// Posts the messages by which this rank and another one meet. `None`: the other rank is lost.
     fn greet(&mut self, rank: u32) -> Result<Option<[Request; 2]>> {
         let (ctx, met) = (self.ctx, self.met);
         let segments = [self.mail.slice(0, 0)?];
@@ -400,7 +400,7 @@ impl<'a> Crew<'a> {
         };
         self.others[rank as usize].open = true;
         if !met {
-            // Opens the way for notes: later the rank may not answer.
+            // Opens the connection for notes: later the rank may not answer.
             let segments = [self.mail.all()];
             let note = SendOp::new(rank, TAG_NOTE, &segments);
             if self.post(|| ctx.prepare_send(&note))?.is_none() {
@@ -412,7 +412,8 @@ impl<'a> Crew<'a> {
         Ok(send.map(|send| [recv, send]))
     }
 
-    /// Waits until no rank owes an answer, nor, if a rank is lost, word of it.
+    /// Waits until no probe is unanswered and, if a rank is lost, until each remaining rank has
+    /// named its lost rank.
     fn settle(&mut self) -> Result<()> {
         self.until(|crew| {
             crew.listen()?;
@@ -424,17 +425,21 @@ impl<'a> Crew<'a> {
             let Some(rank) = rank else {
                 return Ok(None);
             };
-            // Its end is looked at by `listen`.
+            // `listen` handles the completion.
             let _ = crew.note.wait(PERIOD);
-            let late = Error::new(OPERATION, Kind::Timeout, "it does not say whom it has lost");
+            let late = Error::new(
+                OPERATION,
+                Kind::Timeout,
+                "it does not say which rank it has lost",
+            );
             Ok(Some(late.with_rank(rank)))
         })
     }
 
-    /// After a loss: how many iterations those that are left have to do.
+    /// The number of iterations that the remaining ranks must complete after a loss.
     ///
     /// # Errors
-    /// Those that name no other rank.
+    /// Errors that name no other rank.
     pub fn last(&mut self) -> Result<u64> {
         self.settle()?;
         Ok(self.told.max(self.begun))
@@ -446,7 +451,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_are_read_as_they_were_written() {
+    fn notes_between_ranks_round_trip() {
         let lost = Note::Lost {
             rank: 7,
             begun: u64::MAX - 3,

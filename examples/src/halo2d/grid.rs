@@ -1,10 +1,10 @@
-//! The decomposition: a grid of ranks over a field whose edges meet, and each rank's tile.
+//! The decomposition: a grid of ranks over a periodic field, and the tile of each rank.
 
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// A way that a message travels; also its tag.
+/// The direction in which a message travels; also its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// Towards row 0.
@@ -18,10 +18,10 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// All four.
+    /// All four directions.
     pub const ALL: [Direction; 4] = [Self::North, Self::South, Self::West, Self::East];
 
-    /// The way back.
+    /// The opposite direction.
     pub fn opposite(self) -> Direction {
         match self {
             Direction::North => Direction::South,
@@ -31,8 +31,8 @@ impl Direction {
         }
     }
 
-    /// The tag of messages that travel this way. Where two neighbours are the same rank, it
-    /// tells their messages apart.
+    /// The tag of messages in this direction. If two neighbours are the same rank, it distinguishes
+    /// their messages.
     pub fn tag(self) -> u32 {
         self as u32
     }
@@ -48,7 +48,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// The grid of `ranks` ranks that is nearest to a square, no higher than wide.
+    /// The grid of `ranks` ranks that is nearest to a square, not higher than wide.
     pub fn of(ranks: u32) -> Grid {
         let ranks = ranks.max(1);
         let fits = |rows: &u32| ranks.is_multiple_of(*rows) && rows * rows <= ranks;
@@ -59,13 +59,13 @@ impl Grid {
         }
     }
 
-    /// How many ranks it has; `None` if nobody could count them.
+    /// The number of ranks; `None` if it exceeds 32 bits.
     pub fn ranks(self) -> Option<u32> {
         self.columns.checked_mul(self.rows)
     }
 
-    /// Who is next to `rank`. The edges of the field meet, so somebody always is, and it may be
-    /// the rank itself.
+    /// The neighbour of `rank`. The field is periodic, so there always is one; it may be the rank
+    /// itself.
     pub fn neighbour(self, rank: u32, direction: Direction) -> u32 {
         let Grid { columns, rows } = self;
         let (x, y) = (rank % columns, rank / columns);
@@ -78,8 +78,8 @@ impl Grid {
         y * columns + x
     }
 
-    /// The part of a field of so many `cells` that `rank` owns. Sizes differ by one where the
-    /// field does not divide evenly.
+    /// The part of a field of `cells` that `rank` owns. Widths and heights differ by one cell if
+    /// the field does not divide evenly.
     pub fn tile(self, rank: u32, cells: Size) -> Tile {
         Tile {
             columns: part(rank % self.columns, self.columns, cells.width),
@@ -88,13 +88,13 @@ impl Grid {
     }
 }
 
-/// The `index`-th of `parts` stretches of `cells` cells.
+/// The `index`-th of `parts` parts of `cells` cells.
 fn part(index: u32, parts: u32, cells: u32) -> Range<u32> {
     let end = |i: u32| (u64::from(cells) * u64::from(i) / u64::from(parts)) as u32;
     end(index)..end(index + 1)
 }
 
-/// Two numbers with an `x` between them.
+/// Parses two numbers with an `x` between them.
 fn pair(text: &str) -> Option<(u32, u32)> {
     let (a, b) = text.split_once('x')?;
     let number = |t: &str| t.parse().ok().filter(|n| *n > 0);
@@ -105,8 +105,8 @@ impl FromStr for Grid {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Grid, String> {
-        let (columns, rows) =
-            pair(text).ok_or_else(|| format!("{text:?} is no grid such as 3x2, columns first"))?;
+        let (columns, rows) = pair(text)
+            .ok_or_else(|| format!("{text:?} is not a grid; write columns and rows as in 3x2"))?;
         Ok(Grid { columns, rows })
     }
 }
@@ -130,8 +130,8 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Size, String> {
-        let (width, height) =
-            pair(text).ok_or_else(|| format!("{text:?} is no size such as 64x48, width first"))?;
+        let (width, height) = pair(text)
+            .ok_or_else(|| format!("{text:?} is not a size; write width and height as in 64x48"))?;
         Ok(Size { width, height })
     }
 }
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_stand_as_square_as_they_can() {
+    fn grid_of_ranks_is_nearest_to_a_square() {
         let grids = [1, 2, 3, 4, 5, 6, 8, 9, 12].map(|ranks| Grid::of(ranks).to_string());
         assert_eq!(
             grids,
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_cover_the_field_once() {
+    fn every_cell_belongs_to_one_tile() {
         for (columns, rows) in (1..=4).flat_map(|c| (1..=4).map(move |r| (c, r))) {
             let grid = Grid { columns, rows };
             for (width, height) in [(4, 4), (5, 4), (7, 13), (64, 33)] {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_own_what_lies_beyond_the_edge() {
+    fn neighbours_own_the_cells_beyond_the_edge() {
         let cells = Size {
             width: 11,
             height: 10,
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn grids_and_sizes_are_read_as_they_are_written() {
+    fn text_of_grids_and_sizes_round_trips() {
         let grid: Grid = "3x2".parse().unwrap();
         assert_eq!((grid.columns, grid.rows), (3, 2));
         let size: Size = "64x48".parse().unwrap();

@@ -1,4 +1,4 @@
-//! The iterations: what is enqueued on the two streams, and when the CPU waits.
+//! The iterations: the work on the two streams, and the waits of the CPU.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::tile::{Phase, TileMemory};
 use super::{Config, Model, serial};
 use crate::kernels::Kernels;
 
-/// One rank's run.
+/// The run of one rank.
 pub struct Run<'a> {
     ctx: &'a Context,
     config: &'a Config,
@@ -22,22 +22,22 @@ pub struct Run<'a> {
     memory: TileMemory,
     phases: [Phase; 2],
     kernels: Kernels,
-    /// Computes the middle of the tile.
+    /// Computes the interior of the tile.
     inner: Stream,
-    /// Exchanges, and computes along the edge.
+    /// Exchanges halos, and computes the cells along the edge.
     edge: Stream,
-    /// Behind the last iteration's interior and boundary kernels.
+    /// Recorded after the interior and boundary kernels of the last iteration.
     computed: Option<[Event; 2]>,
-    /// The last iteration's sends, which still read the past field's edge.
+    /// The sends of the last iteration, which still read the edge of the past field.
     sends: Vec<Request>,
     waits: u64,
 }
 
 impl<'a> Run<'a> {
-    /// A tile at the start.
+    /// Creates a run with a tile in its initial state.
     ///
     /// # Errors
-    /// Those of allocating memory and loading kernels.
+    /// The errors of allocations and of loading kernels.
     pub fn new(ctx: &'a Context, config: &'a Config, tile: &Tile) -> Result<Run<'a>> {
         let gpu = ctx.gpu();
         let kernels = Kernels::load(gpu)?;
@@ -60,20 +60,20 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Runs all iterations. Returns the tile's cells, the time taken, and how often the CPU
-    /// waited.
+    /// Runs all iterations. Returns the tile's cells, the elapsed time, and the number of waits of
+    /// the CPU.
     ///
     /// # Errors
-    /// The loss of a rank; what else a message failed of; `Timeout` if a stream did not end.
+    /// The loss of a rank; other errors of messages; `Timeout` if a stream did not end.
     pub fn play(mut self) -> Result<(Vec<u64>, Duration, u64)> {
         let result = self.iterate_all();
-        // Kernels know the memory by its address: it goes when they are done with it.
+        // Kernels use the memory by its address: it is freed when they have ended.
         let limit = self.config.limit;
         let idle = [&self.inner, &self.edge].map(|stream| stream.synchronize(limit));
         if !matches!(idle, [Ok(true), Ok(true)]) {
             std::mem::forget(self.memory.all());
         }
-        // What went wrong behind a loss is of that.
+        // An error after a loss is a consequence of the loss.
         let elapsed = result.or_else(|e| self.crew.complete().and(Err(e)))?;
         let cells = self.memory.read((self.config.iterations % 2) as usize)?;
         Ok((cells, elapsed, self.waits))
@@ -90,7 +90,7 @@ impl<'a> Run<'a> {
             if k % batch == 0 {
                 self.crew.listen()?;
                 if in_flight.len() == self.config.batches_in_flight {
-                    // A batch is as good as done when its last halos have come.
+                    // A batch counts as done when its last halos have arrived.
                     let oldest: Vec<Request> = in_flight.pop_front().unwrap_or_default();
                     self.wait(&oldest)?;
                     if self.crew.has_lost() {
@@ -103,7 +103,7 @@ impl<'a> Run<'a> {
             if k % batch == 0 {
                 in_flight.push_back(receives);
             }
-            // Other requests are dropped: the streams wait for them, and nobody else need.
+            // Other requests are dropped: the streams wait for them, and the CPU does not need to.
         }
         let sends = std::mem::take(&mut self.sends);
         self.wait(&sends)?;
@@ -115,7 +115,7 @@ impl<'a> Run<'a> {
         Ok(elapsed)
     }
 
-    /// How many iterations there are to do: fewer, once a rank is lost.
+    /// The number of iterations to run: fewer, once a rank is lost.
     fn iterations(&mut self) -> Result<u64> {
         match self.crew.has_lost() {
             false => Ok(self.config.iterations),
@@ -131,8 +131,9 @@ impl<'a> Run<'a> {
         if let Some([_, boundary]) = &self.computed {
             self.inner.wait_event(boundary)?;
         }
-        // SAFETY: the kernels touch the tile's memory, which `play` keeps until both streams are
-        // done, and in it what the events and messages have made free; as do those below.
+        // SAFETY: the kernels access the tile's memory, which `play` keeps until both streams are
+        // done. They access only parts that events and messages have released; the same holds for
+        // the kernels below.
         unsafe { self.kernels.interior(&self.inner, &step)? };
         let interior = self.inner.record()?;
 
@@ -148,7 +149,8 @@ impl<'a> Run<'a> {
         // SAFETY: as above.
         unsafe { self.kernels.copy(&self.edge, &self.phases[past].unpack)? };
 
-        // The future's edge was the past's an iteration ago: its sends must have left.
+        // The edge of the future field was that of the past field one iteration ago: its sends must
+        // have completed.
         let before = std::mem::replace(&mut self.sends, sends);
         self.hold(&before)?;
         if let Some([interior, _]) = &self.computed {
@@ -160,7 +162,7 @@ impl<'a> Run<'a> {
         Ok(receives)
     }
 
-    /// Posts the requests of all directions; those with lost ranks are left out.
+    /// Posts the requests of all directions, except those with lost ranks.
     fn each_way(
         &mut self,
         post: impl Fn(&mut Self, usize, Direction) -> Result<Option<Request>>,
@@ -170,7 +172,7 @@ impl<'a> Run<'a> {
         posted.into_iter().flatten().collect()
     }
 
-    /// Posts the send that travels this way.
+    /// Posts the send in this direction.
     fn send(&mut self, past: usize, way: Direction) -> Result<Option<Request>> {
         let to = self.grid.neighbour(self.ctx.rank(), way);
         if self.crew.is_lost(to) {
@@ -185,7 +187,7 @@ impl<'a> Run<'a> {
         self.crew.post(|| self.ctx.post_send(&send))
     }
 
-    /// Posts the receive of what travels this way.
+    /// Posts the receive of the message that travels in this direction.
     fn receive(&mut self, past: usize, way: Direction) -> Result<Option<Request>> {
         let from = self.grid.neighbour(self.ctx.rank(), way.opposite());
         if self.crew.is_lost(from) {
@@ -200,7 +202,7 @@ impl<'a> Run<'a> {
         self.crew.post(|| self.ctx.post_recv(&recv))
     }
 
-    /// Goes on, on the edge's stream, when all of `requests` are done.
+    /// Makes the edge stream wait until all of `requests` are done.
     fn hold(&mut self, requests: &[Request]) -> Result<()> {
         match self.config.model {
             Model::Cpu => self.wait(requests),
@@ -211,7 +213,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Lets the CPU wait until all of `requests` are done.
+    /// Makes the CPU wait until all of `requests` are done.
     fn wait(&mut self, requests: &[Request]) -> Result<()> {
         self.waits += 1;
         self.crew.wait(requests)

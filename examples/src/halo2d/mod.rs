@@ -1,27 +1,26 @@
-//! A stencil on a grid of ranks, its halos exchanged on streams.
+//! A stencil on a grid of ranks, with the halo exchange on streams.
 //!
-//! A field of integers is cut into tiles, one a rank, and its edges are joined. In each iteration
-//! every cell becomes what [`serial::rule`] makes of it and its four neighbours; two fields take
-//! turns at being the past and the future. The cells in the middle of a tile need no neighbour:
-//! they are computed on one stream, while another packs, sends, receives, unpacks, and then
-//! computes the cells along the edge. Events between the two say who may go on:
+//! A periodic field of integers is divided into one tile per rank. In each iteration every cell
+//! becomes a function, [`serial::rule`], of itself and its four neighbours. Two fields alternate as
+//! the past and the future. The cells in the interior of a tile need no neighbour rank: one stream
+//! computes them, while another packs, sends, receives, unpacks, and then computes the cells along
+//! the edge. Events order the two streams:
 //!
 //! ```text
 //! inner   ─ interior k ────────────┬─ (edge k) interior k+1 ──────────────┬─
 //! edge    ─ pack, send, receive, unpack k ─ (inner k-1) boundary k ─┬─ pack, ... k+1 ─
 //! ```
 //!
-//! In the stream model the CPU only enqueues. It waits once a batch of iterations, for a batch
+//! In the stream model the CPU only enqueues. It waits once per batch of iterations, for a batch
 //! several before the one that it enqueues next, so that the streams always have work.
 //!
-//! Each of the four messages of an iteration moves another way, to show that there are several:
-//! rows lie together and go from field to field as they are. The column that goes east is sent
-//! from where it lies, cell by cell (up to [`STRIDED_MAX`]), and received into a buffer, from
-//! which a kernel unpacks it. The column that goes west is packed by a kernel and received to
-//! where it belongs, cell by cell.
+//! The four messages of an iteration use different layouts as a demonstration. Rows are contiguous
+//! and go from field to field in place. The column that travels east is sent in place, cell by cell
+//! (up to [`STRIDED_MAX`] cells), and received into a buffer, from which a kernel unpacks it. A
+//! kernel packs the column that travels west, and it is received in place, cell by cell.
 //!
-//! If a rank is lost, all others end with an error that names it, whether they are its neighbours
-//! or not, and the context is theirs to go on with: `crew` says how.
+//! If a rank is lost, all other ranks, neighbours or not, end with an error that names it, and
+//! their context remains usable: `crew` describes how.
 
 mod crew;
 pub mod grid;
@@ -39,23 +38,23 @@ use grid::{Grid, Size, Tile};
 use iterate::Run;
 use serial::Field;
 
-/// Cells of a column that is sent or received from where it lies; longer ones go by a buffer.
+/// Longest column, in cells, that is sent or received in place; longer ones use a buffer.
 pub const STRIDED_MAX: u32 = 24;
 
-/// Who posts the messages.
+/// The side that posts the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Model {
     /// The CPU, which waits for each iteration's packing and messages.
     Cpu,
     /// The stream, in order with its kernels.
     Stream,
-    /// The stream, for which a CPU thread rings the NIC.
+    /// The stream, with a CPU thread that writes the doorbell.
     #[value(alias = "proxy")]
     CpuThread,
 }
 
 impl Model {
-    /// All of them.
+    /// All models.
     pub const ALL: [Model; 3] = [Model::Cpu, Model::Stream, Model::CpuThread];
 }
 
@@ -69,31 +68,32 @@ impl fmt::Display for Model {
     }
 }
 
-/// What is computed, and how. All ranks have the same.
+/// The parameters of a run. They are the same in all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// How the ranks stand; `None`: [`Grid::of`] their number.
+    /// The grid of ranks; `None`: [`Grid::of`] their number.
     pub grid: Option<Grid>,
-    /// Cells of the whole field.
+    /// Size of the whole field in cells.
     pub size: Size,
-    /// Steps.
+    /// Number of iterations.
     pub iterations: u64,
-    /// Iterations that are enqueued with no wait between them.
+    /// Iterations that are enqueued without a wait between them.
     pub batch: u64,
-    /// Batches that are enqueued before the CPU waits for the oldest of them.
+    /// Batches that are enqueued before the CPU waits for the oldest one.
     pub batches_in_flight: usize,
-    /// Who posts.
+    /// The side that posts.
     pub model: Model,
-    /// Where the fields and buffers lie.
+    /// The kind of memory of fields and buffers.
     pub memory: MemoryKind,
-    /// What the field holds at the start.
+    /// The seed of the field's initial cells.
     pub seed: u64,
-    /// Longest that the CPU waits at a time.
+    /// Longest single wait of the CPU.
     pub limit: Duration,
-    /// After which time without progress a rank asks the others whether they are there, and how
-    /// long they may take to answer; who does not is lost. Less than a third of the context's
-    /// time limit, so that a silent rank is found before those that wait for it are taken for
-    /// silent, too. Eight times as long may pass until the last rank begins. A context that waits for room ([`mp::Full::Wait`]) does not answer meanwhile.
+    /// The time without progress after which a rank probes the other ranks, and the time limit for
+    /// their answers; a rank that does not answer is lost. It must be less than a third of the
+    /// context's time limit: a silent rank is then found before the ranks that wait for it are
+    /// treated as silent, too. The last rank may start up to eight times as long after the others.
+    /// A context that waits for room ([`mp::Full::Wait`]) does not answer during the wait.
     pub answer_limit: Duration,
 }
 
@@ -117,29 +117,29 @@ impl Default for Config {
     }
 }
 
-/// What came out: of one rank, or of all ([`Outcome::sum`]).
+/// The result of one rank, or of all ranks ([`Outcome::sum`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Cells computed.
     pub cells: u64,
-    /// Cells that are not what the serial run has there.
+    /// Cells that differ from the serial run.
     pub differing: u64,
-    /// Sum of [`serial::checksum`] over the cells: the same whatever the grid.
+    /// Sum of [`serial::checksum`] over the cells; it does not depend on the grid.
     pub checksum: u64,
-    /// How often the CPU waited between the first iteration and the last one's end.
+    /// Waits of the CPU between the first iteration and the end of the last one.
     pub waits: u64,
-    /// Time that the iterations took, by the clock of the GPU's driver.
+    /// Elapsed time of the iterations, by the clock of the GPU's driver.
     pub elapsed: Duration,
 }
 
 /// Computes this rank's tile and compares every cell with a serial run of the whole field.
 ///
 /// # Errors
-/// `Invalid` if the grid is not one of the context's ranks, has more columns or rows than the
-/// field, or a batch is empty; `Timeout` if a stream did not end within the limit. `PeerFailed` or
-/// `Timeout`, naming a rank, if that one is lost: the other ranks' errors name it as well, and
-/// nothing of the run is under way between them any more. What the context says if a message
-/// failed otherwise.
+/// `Invalid` if the grid does not have the context's number of ranks, has more columns or rows than
+/// the field, or if a batch is empty; `Timeout` if a stream did not end within the limit.
+/// `PeerFailed` or `Timeout`, naming a rank, if that rank is lost: the errors of the other ranks
+/// name it as well, and no message of the run remains in flight between them. Other errors of the
+/// context if a message failed otherwise.
 pub fn run(ctx: &Context, config: &Config) -> Result<Outcome> {
     let tile = config.tile(ctx)?;
     let (cells, elapsed, waits) = Run::new(ctx, config, &tile)?.play()?;
@@ -172,10 +172,12 @@ impl Config {
             ));
         }
         if self.batch == 0 || self.batches_in_flight == 0 {
-            return invalid("batches of no iterations, or none of them".to_owned());
+            return invalid(
+                "a batch needs at least one iteration, and one batch must be in flight".to_owned(),
+            );
         }
         let tile = grid.tile(ctx.rank(), self.size);
-        // Kernels count cells by 32 bits.
+        // Kernels use 32-bit numbers of cells.
         if u64::from(tile.width()) * u64::from(tile.height()) > u64::from(i32::MAX as u32) {
             return invalid(format!("a tile of {}x{}", tile.width(), tile.height()));
         }
@@ -187,18 +189,18 @@ impl Config {
     }
 }
 
-/// Tags of the messages by which outcomes are summed.
+/// Tag of the messages by which outcomes are summed.
 const TAG_OUTCOME: u32 = 10;
 const TAG_SUM: u32 = 11;
 
 impl Outcome {
     const BYTES: usize = 5 * 8;
 
-    /// Adds up what all ranks found; every rank gets the sum. Time is that of the slowest, and
-    /// waits are those of the one that waited most.
+    /// Sums the outcomes of all ranks; every rank gets the sum. Time and waits are the maximum over
+    /// the ranks.
     ///
     /// # Errors
-    /// What the context says if a message failed.
+    /// The context's error if a message failed.
     pub fn sum(self, ctx: &Context, limit: Duration) -> Result<Outcome> {
         let memory = ctx.alloc(MemoryKind::Pinned, 2 * Outcome::BYTES)?;
         let (out, into) = (
@@ -216,7 +218,7 @@ impl Outcome {
             Ok::<_, Error>(Outcome::from_bytes(&bytes))
         };
         if ctx.rank() != 0 {
-            // Posted before rank 0 can have anything to send.
+            // Posted before rank 0 can send.
             let sum = ctx.irecv(0, TAG_SUM, &into)?;
             send(0, TAG_OUTCOME, &self)?;
             return take(sum);

@@ -1,12 +1,12 @@
-//! The same computation by one thread over one array: what every parallel run must equal.
+//! The same computation by one thread over one array: the reference for every parallel run.
 //!
-//! Cells are 64-bit integers. What a cell becomes is, for each of the five cells that it is made
-//! of, a bijection of that cell: one wrong cell makes every cell wrong that it reaches, and
-//! nothing rounds, so equality is equality of bits.
+//! Cells are 64-bit integers. The new value of a cell is a bijection of each of its five inputs:
+//! one wrong cell makes every cell that depends on it wrong. There is no rounding, so results must
+//! be equal bit by bit.
 
 use super::grid::{Size, Tile};
 
-/// What a cell becomes; `rule` in `device/halo2d.cu` is the same.
+/// The new value of a cell; `rule` in `device/halo2d.cu` is the same.
 pub fn rule(centre: u64, north: u64, south: u64, west: u64, east: u64) -> u64 {
     let mut x = centre
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -19,7 +19,7 @@ pub fn rule(centre: u64, north: u64, south: u64, west: u64, east: u64) -> u64 {
     x ^ (x >> 32)
 }
 
-/// A bijection without pattern.
+/// A bijection that mixes all bits.
 fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,18 +27,18 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// What the cell in this column and row holds at the start.
+/// The initial value of the cell in this column and row.
 pub fn initial(seed: u64, column: u32, row: u32) -> u64 {
     mix(mix(seed) ^ u64::from(row) << 32 ^ u64::from(column))
 }
 
-/// What a cell adds to the checksum of a field, which is their sum: it depends on where the cell
-/// lies in the field, and not on who owns it.
+/// The contribution of a cell to the checksum of a field, which is the sum over all cells. It
+/// depends on the position of the cell in the field, and not on the rank that owns it.
 pub fn checksum(column: u32, row: u32, cell: u64) -> u64 {
     mix(cell ^ mix(u64::from(row) << 32 ^ u64::from(column)))
 }
 
-/// A whole field, its edges joined.
+/// A whole periodic field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     size: Size,
@@ -47,7 +47,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// A field at the start.
+    /// The initial field.
     pub fn new(size: Size, seed: u64) -> Field {
         let cell = |(row, column)| initial(seed, column, row);
         let places = (0..size.height).flat_map(|row| (0..size.width).map(move |x| (row, x)));
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// The same, said otherwise: a cell is what the rule makes of the past of five cells.
+    /// The same rule as a recursion: a cell is a function of five cells of the past.
     fn cell(past: &mut HashMap<(i64, i64, u64), u64>, size: Size, x: i64, y: i64, t: u64) -> u64 {
         let (x, y) = (
             x.rem_euclid(i64::from(size.width)),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_steps_are_the_recursion() {
+    fn steps_equal_the_recursive_definition() {
         let sizes = [(7, 5), (1, 1), (1, 4), (4, 1), (2, 2), (3, 8)];
         for size in sizes.map(|(width, height)| Size { width, height }) {
             let mut past = HashMap::new();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_bit_spreads_to_every_cell_it_reaches() {
+    fn one_wrong_bit_changes_every_dependent_cell() {
         for at in [0, 17, 34] {
             let mut right = Field::new(SIZE, 1);
             let mut wrong = right.clone();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_told_apart() {
+    fn rule_distinguishes_its_neighbours() {
         let all = [
             [1, 2, 3, 4, 5],
             [1, 3, 2, 4, 5],
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_knows_where_a_cell_lies() {
+    fn checksum_depends_on_the_position_of_a_cell() {
         assert_ne!(checksum(1, 2, 7), checksum(2, 1, 7));
         assert_ne!(checksum(1, 2, 7), checksum(1, 2, 8));
         assert_ne!(initial(1, 2, 3), initial(1, 3, 2));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_a_rectangle() {
+    fn cut_returns_a_rectangle() {
         let field = Field::new(SIZE, 4);
         assert_eq!(field.cut(&whole(SIZE)), field.cells);
         let tile = Tile {

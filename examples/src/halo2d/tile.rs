@@ -1,5 +1,5 @@
-//! A tile's memory: two fields with their halos, the buffers beside them, and what an iteration
-//! sends, receives, packs and unpacks, worked out once.
+//! The memory of a tile: two fields with their halos, the buffers, and the transfers of an
+//! iteration, computed once.
 
 use mp::gdsync::gpu::MemoryKind;
 use mp::{Context, Memory, Result, Slice};
@@ -8,20 +8,20 @@ use super::STRIDED_MAX;
 use super::grid::{Direction, Tile};
 use crate::kernels::{Step, Strip, WORD};
 
-/// What no cell is meant to be: a halo that nothing has reached would show.
+/// A byte pattern that no cell has: it reveals a halo that was not received.
 const POISON: u8 = 0xa5;
 
-/// What one iteration does, when the one field is the past and the other the future.
+/// The work of one iteration, with one field as the past and the other as the future.
 pub struct Phase {
-    /// What the kernels compute.
+    /// The parameters of the kernels.
     pub step: Step,
-    /// Columns into buffers, before sends.
+    /// Copies of columns into buffers, before the sends.
     pub pack: Vec<Strip>,
-    /// What is sent, by direction: pieces of memory, one after the other.
+    /// The data of each send, by direction: pieces of memory, in order.
     pub sends: [Vec<Slice>; 4],
-    /// Where it is received, by the direction it travels.
+    /// The memory of each receive, by the direction in which its message travels.
     pub receives: [Vec<Slice>; 4],
-    /// Buffers into columns, after receives.
+    /// Copies of buffers into columns, after the receives.
     pub unpack: Vec<Strip>,
 }
 
@@ -30,19 +30,19 @@ pub struct TileMemory {
     width: u32,
     height: u32,
     fields: [Memory; 2],
-    /// For each field a buffer of two columns: one on its way out, one on its way in.
+    /// For each field, a buffer of two columns: one to send, one to receive.
     buffers: [Memory; 2],
 }
 
 impl TileMemory {
-    /// Memory for a tile, full of poison.
+    /// Allocates memory for a tile, and fills it with [`POISON`].
     ///
     /// # Errors
-    /// Those of allocating.
+    /// The errors of allocations.
     pub fn new(ctx: &Context, kind: MemoryKind, tile: &Tile) -> Result<TileMemory> {
         let (width, height) = (tile.width(), tile.height());
         let field = (width as usize + 2) * (height as usize + 2) * WORD;
-        // Each in and out may have a buffer: a long column has one both ways.
+        // Each column, sent and received, may have a buffer: a long column has one at both ends.
         let buffer = 4 * height as usize * WORD;
         let alloc = |len: usize| {
             let memory = ctx.alloc(kind, len)?;
@@ -57,14 +57,15 @@ impl TileMemory {
         })
     }
 
-    /// All of it, for whoever has to keep it.
+    /// All memory, for a caller that must keep it.
     pub fn all(&self) -> [Memory; 4] {
         let [u, v] = self.fields.clone();
         let [a, b] = self.buffers.clone();
         [u, v, a, b]
     }
 
-    /// Where the cell in this column and row of a field lies; those of the tile count from 1.
+    /// The offset in bytes of the cell in this column and row of a field; cells of the tile count
+    /// from 1.
     fn offset(&self, column: u32, row: u32) -> usize {
         (row as usize * (self.width as usize + 2) + column as usize) * WORD
     }
@@ -72,7 +73,7 @@ impl TileMemory {
     /// Writes the tile's cells, row by row, into field `index`.
     ///
     /// # Errors
-    /// Those of writing.
+    /// The errors of writes.
     pub fn write(&self, index: usize, cells: &[u64]) -> Result<()> {
         let mut bytes = vec![0; self.width as usize * WORD];
         for (row, cells) in (1..).zip(cells.chunks(self.width as usize)) {
@@ -87,7 +88,7 @@ impl TileMemory {
     /// Reads the tile's cells, row by row, from field `index`.
     ///
     /// # Errors
-    /// Those of reading.
+    /// The errors of reads.
     pub fn read(&self, index: usize) -> Result<Vec<u64>> {
         let mut cells = Vec::new();
         let mut bytes = vec![0; self.width as usize * WORD];
@@ -99,10 +100,10 @@ impl TileMemory {
         Ok(cells)
     }
 
-    /// What an iteration does that makes field `1 - past` of field `past`.
+    /// The work of an iteration that computes field `1 - past` from field `past`.
     ///
     /// # Errors
-    /// None that could be met: every piece lies in its memory.
+    /// None in practice: every piece is inside its memory.
     pub fn phase(&self, past: usize) -> Result<Phase> {
         let (width, height) = (self.width, self.height);
         let strided = height <= STRIDED_MAX;
@@ -120,7 +121,7 @@ impl TileMemory {
         let mut phase = Phase {
             step: Step::new(from, to, width, height),
             pack: Vec::new(),
-            // North, south: rows go from field to field.
+            // North and south: rows go from field to field.
             sends: [row(1)?, row(height)?, Vec::new(), Vec::new()],
             receives: [row(height + 1)?, row(0)?, Vec::new(), Vec::new()],
             unpack: Vec::new(),
@@ -138,13 +139,13 @@ impl TileMemory {
         Ok(phase)
     }
 
-    /// The `index`-th buffer of a field, which has room for one column.
+    /// The `index`-th buffer of a field, with room for one column.
     fn buffer(&self, past: usize, index: usize) -> Result<Slice> {
         let len = self.height as usize * WORD;
         self.buffers[past].slice(index * len, len)
     }
 
-    /// Adds to `copies` that column `x` of a field goes into a buffer, and returns the buffer.
+    /// Adds a copy of column `x` of a field into a buffer to `copies`, and returns the buffer.
     fn pack(&self, past: usize, copies: &mut Vec<Strip>, x: u32, index: usize) -> Result<Slice> {
         let buffer = self.buffer(past, index)?;
         copies.push(Strip {
@@ -157,7 +158,7 @@ impl TileMemory {
         Ok(buffer)
     }
 
-    /// Adds to `copies` that a buffer goes into column `x` of a field, and returns the buffer.
+    /// Adds a copy of a buffer into column `x` of a field to `copies`, and returns the buffer.
     fn unpack(&self, past: usize, copies: &mut Vec<Strip>, x: u32, index: usize) -> Result<Slice> {
         let buffer = self.buffer(past, index)?;
         copies.push(Strip {

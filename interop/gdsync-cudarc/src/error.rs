@@ -1,36 +1,36 @@
-//! What may go wrong on the way from `cudarc` to gdsync.
+//! Errors between `cudarc` and gdsync.
 
 use cudarc::driver::DriverError;
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of CUDA, as `cudarc` knows it, or of gdsync.
+/// An error of CUDA, as `cudarc` reports it, or of gdsync.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no libcuda where `cudarc` looks for one.
+    /// `cudarc` does not find a libcuda.
     #[error("no libcuda is found on this machine's library path")]
     Absent,
-    /// GPUs are counted in 32 bits.
-    #[error("no GPU can have the number {0}")]
+    /// The GPU's number exceeds 32 bits.
+    #[error("the GPU number {0} exceeds 32 bits")]
     NoSuchGpu(usize),
-    /// Only a primary context can be held on to.
+    /// The context is not a primary context: only that kind can be retained.
     #[error("not a primary context: gpu_of takes one, if the caller keeps it alive")]
     NotPrimary,
-    /// CUDA refused.
+    /// A CUDA call failed.
     #[error("{operation}: {source}")]
     Cuda {
-        /// What was attempted.
+        /// The operation that failed.
         operation: &'static str,
-        /// What CUDA said.
+        /// The error of CUDA.
         source: DriverError,
     },
-    /// gdsync refused.
+    /// A gdsync call failed.
     #[error(transparent)]
     Gdsync(#[from] gdsync::Error),
-    /// A buffer of 0 bytes, which can be no region.
-    #[error("a buffer of 0 bytes is no region")]
+    /// The buffer has 0 bytes, so it cannot be a region.
+    #[error("a buffer of 0 bytes cannot be a region")]
     Empty,
 }
 

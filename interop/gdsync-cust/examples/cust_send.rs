@@ -1,7 +1,8 @@
-//! A program made with `cust` sends a message on its own stream: the GPU fills the buffer, posts
-//! the send, and waits for what arrives, in the order in which the program enqueued it.
+//! A program that uses `cust` sends a message on its own stream: the GPU fills the buffer, posts
+//! the send, and waits for the received message, in the order in which the program enqueued the
+//! operations.
 //!
-//! Needs a GPU; without one it says so and ends well, unless `GDS_REQUIRE` lists `cuda`.
+//! The program needs a GPU. Without one it says so and succeeds, unless `GDS_REQUIRE` lists `cuda`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,16 +26,17 @@ fn main() -> Result<()> {
         gpu => gpu?,
     };
 
-    // The application's own objects. What is handed in is shared, so that it stays as long as
-    // anything in flight needs it.
+    // The application's own objects. They are passed as shared references, so they live as long as
+    // operations in flight use them.
     let stream = Arc::new(Stream::new(StreamFlags::NON_BLOCKING, None)?);
     let mut from = DeviceBuffer::<u8>::zeroed(LEN)?;
     let to = Arc::new(DeviceBuffer::<u8>::zeroed(LEN)?);
-    // SAFETY: the buffer stays, and is touched by nothing but this stream until that has run.
+    // SAFETY: the buffer lives, and only this stream accesses it until the stream has executed
+    // this.
     unsafe { from.set_8_async(0x5a, &stream) }?;
     let from = Arc::new(from);
 
-    // A virtual NIC, and two queue pairs connected to each other.
+    // A virtual NIC, and two connected queue pairs.
     let pd = Device::emulated(&gpu)?.alloc_pd()?;
     let (mut a, mut b) = (
         pd.create_qp(&QpConfig::default())?,
@@ -45,7 +47,7 @@ fn main() -> Result<()> {
     let source = pd.register(&gdsync_cust::region(&gpu, from)?, Access::ALL)?;
     let target = pd.register(&gdsync_cust::region(&gpu, to.clone())?, Access::ALL)?;
 
-    // Behind the fill: send, wait for its completion, wait for what arrived at the other end.
+    // After the fill: send, wait for its completion, wait for the message at the other end.
     let on = gdsync_cust::stream(&gpu, stream.clone())?;
     let receive = b.prepare_receive(&[target.sge(0, LEN as u32)])?;
     b.post_receive(receive)?;
@@ -53,7 +55,7 @@ fn main() -> Result<()> {
     a.post_on(&on, &[Descriptor::Send(send), Descriptor::wait(send)])?;
     b.post_on(&on, &[Descriptor::wait_flushed(receive)])?;
 
-    ensure!(on.synchronize(LIMIT)?, "the stream stands still");
+    ensure!(on.synchronize(LIMIT)?, "the stream did not finish in time");
     ensure!(b.received(receive)?.len == LEN as u32, "a short message");
     let mut bytes = [0; LEN];
     to.copy_to(&mut bytes)?;
@@ -65,7 +67,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Without a GPU there is nothing to show, which is a failure only where one is required.
+/// Without a GPU the program shows nothing; this is a failure only if a GPU is required.
 fn not_run(why: &str) -> Result<()> {
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     if required.split(',').any(|what| what.trim() == "cuda") {

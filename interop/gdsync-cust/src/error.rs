@@ -1,27 +1,27 @@
-//! What may go wrong on the way from `cust` to gdsync.
+//! Errors between `cust` and gdsync.
 
 use cust::error::{CudaError, CudaResult};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of CUDA, as `cust` knows it, or of gdsync.
+/// An error of CUDA, as `cust` reports it, or of gdsync.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// CUDA refused.
+    /// A CUDA call failed.
     #[error("{operation}: {source}")]
     Cuda {
-        /// What was attempted.
+        /// The operation that failed.
         operation: &'static str,
-        /// What CUDA said.
+        /// The error of CUDA.
         source: CudaError,
     },
-    /// gdsync refused.
+    /// A gdsync call failed.
     #[error(transparent)]
     Gdsync(#[from] gdsync::Error),
-    /// A buffer of 0 bytes, which can be no region.
-    #[error("a buffer of 0 bytes is no region")]
+    /// The buffer has 0 bytes, so it cannot be a region.
+    #[error("a buffer of 0 bytes cannot be a region")]
     Empty,
 }
 

@@ -1,8 +1,9 @@
-//! A program made with `ibverbs` picks a NIC and sends by it; a GPU's stream waits for the message,
-//! by gdsync on the same NIC, and answers into memory that `ibverbs` registered.
+//! A program that uses `ibverbs` selects a NIC and sends through it. A GPU's stream waits for the
+//! message, by gdsync on the same NIC, and answers into memory that `ibverbs` registered.
 //!
-//! Takes a NIC's name, or uses the first one. Needs a NIC; without one it says so and ends well,
-//! unless `GDS_REQUIRE` lists `rdma`. Without a GPU the stream is a software GPU's.
+//! The argument is the name of a NIC; the default is the first one. Without a NIC the program says
+//! so and succeeds, unless `GDS_REQUIRE` lists `rdma`. Without a GPU the stream is that of a
+//! software GPU.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ fn main() -> Result<()> {
         (wanted, _) => wanted.is_none(),
     };
     let Some(nic) = nics.iter().find(named) else {
-        return not_run("no RDMA: there is no such NIC");
+        return not_run("no RDMA: the NIC does not exist");
     };
 
     // The application's own objects.
@@ -35,7 +36,7 @@ fn main() -> Result<()> {
     let mut memory = domain.allocate::<u8>(2 * LEN)?;
     memory[..LEN].fill(0x5a);
 
-    // The same NIC for streams.
+    // The same NIC, opened for streams.
     let gpu = Gpu::from_env()?;
     let device = match gdsync_ibverbs::open(&gpu, &nic) {
         Err(gdsync_ibverbs::Error::Gdsync(e)) if e.kind() == Kind::Absent => {
@@ -47,7 +48,7 @@ fn main() -> Result<()> {
     let region = gpu.alloc(MemoryKind::Pinned, LEN)?;
     let landing = pd.register(&region, Access::ALL)?;
 
-    // A queue pair of each, connected to each other.
+    // A queue pair of each library, connected to each other.
     let mut ours = pd.create_qp(&QpConfig::default())?;
     let mut builder = domain.create_qp(&queue, &queue, ibv_qp_type::IBV_QPT_RC);
     builder.allow_remote_rw();
@@ -57,7 +58,7 @@ fn main() -> Result<()> {
     ours.connect(&gdsync_ibverbs::address(&here, &ours.address())?)?;
     let mut theirs = prepared.handshake(gdsync_ibverbs::endpoint(&ours.address(), &here)?)?;
 
-    // The stream takes a message and writes it back, whenever it comes.
+    // The stream receives a message and writes it back, at any later time.
     let stream = gpu.stream()?;
     let receive = ours.prepare_receive(&[landing.sge(0, LEN as u32)])?;
     let list = [landing.sge(0, LEN as u32)];
@@ -72,10 +73,13 @@ fn main() -> Result<()> {
             Descriptor::wait(answer),
         ],
     )?;
-    // SAFETY: the memory stays, and its first half is not touched until the send is done.
+    // SAFETY: the memory lives, and its first half is not accessed until the send has completed.
     unsafe { theirs.post_send(&mut memory, ..LEN, 1) }?;
     ensure!(completion(&queue)?.is_valid(), "the send failed");
-    ensure!(stream.synchronize(LIMIT)?, "the stream stands still");
+    ensure!(
+        stream.synchronize(LIMIT)?,
+        "the stream did not finish in time"
+    );
     ensure!(ours.received(receive)?.len == LEN as u32, "a short message");
     ensure!(memory.iter().all(|b| *b == 0x5a), "other data arrived");
     println!(
@@ -86,7 +90,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The next completion of a queue.
+/// Polls for the next completion of a queue.
 fn completion(queue: &CompletionQueue<'_>) -> Result<ibv_wc> {
     let mut room = [ibv_wc::default()];
     let start = Instant::now();
@@ -98,7 +102,7 @@ fn completion(queue: &CompletionQueue<'_>) -> Result<ibv_wc> {
     None.context("no completion")
 }
 
-/// Without a NIC there is nothing to show, which is a failure only where one is required.
+/// Without a NIC the program shows nothing; this is a failure only if a NIC is required.
 fn not_run(why: &str) -> Result<()> {
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     if required.split(',').any(|what| what.trim() == "rdma") {

@@ -1,5 +1,5 @@
-//! What a program made with [`ibverbs`] and one made with [`gdsync`] have to tell each other: which
-//! NIC it is, where a queue pair can be reached, what memory may be written.
+//! Converts between programs that use [`ibverbs`] and [`gdsync`]: the identity of a NIC, the
+//! address of a queue pair, and remote memory.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,20 +25,20 @@
 //! # }
 //! ```
 //!
-//! # What is shared, and what not
-//! Numbers are: GUIDs, GIDs, LIDs, numbers of queue pairs and packets, keys. Objects are not.
-//! `ibverbs` 0.9 shows none of its handles and knows neither WRITE nor READ, so gdsync opens the
-//! NIC by itself, which costs a second context in the kernel and nothing later.
+//! # What the libraries share
+//! The libraries share numbers: GUIDs, GIDs, LIDs, numbers of queue pairs and packets, keys. They
+//! do not share objects. `ibverbs` 0.9 does not expose its handles and has neither WRITE nor READ,
+//! so gdsync opens the NIC by itself. This costs a second context in the kernel, and nothing later.
 //!
-//! # What `ibverbs` 0.9 leaves open
-//! It uses the first port of a NIC, sends its packets from number 0, and tells nobody its port's
-//! largest packet. Paths are of the lesser one of both ports: where gdsync's is the greater, say so
-//! to both sides, by `set_path_mtu` of the builder behind [`set_peer`], and in
-//! [`PortAddress::mtu`] of what [`address`] answers.
+//! # Limits of `ibverbs` 0.9
+//! `ibverbs` uses the first port of a NIC, starts its packet sequence numbers at 0, and does not
+//! expose the MTU of its port. The path MTU must be the lesser of both ports' MTUs. If gdsync's
+//! port has the greater one, set the lesser on both sides: by `set_path_mtu` of the builder after
+//! [`set_peer`], and in [`PortAddress::mtu`] of the result of [`address`].
 //!
 //! # Building
-//! `ibverbs` builds without cmake, libclang and libibverbs where the workspace has the patch of
-//! `interop/ibverbs-patch`; nothing here needs it.
+//! `ibverbs` builds without cmake, libclang and libibverbs if the workspace has the patch of
+//! `interop/ibverbs-patch`; this crate does not need the patch.
 
 mod error;
 
@@ -48,39 +48,40 @@ use ibverbs::{Context, Gid, Guid, MemoryRegion, QueuePairBuilder, QueuePairEndpo
 
 pub use error::{Error, Result};
 
-/// The port that `ibverbs` uses of every NIC.
+/// The port of a NIC that `ibverbs` always uses.
 pub const PORT: u8 = 1;
 
-/// READs and atomics that a queue pair of gdsync keeps outstanding and answers.
+/// Outstanding READs and atomics that a queue pair of gdsync sends and answers.
 const READS: u8 = 16;
-/// A silent peer is asked again after 0.13 s, six times; seven is for ever to some devices.
+/// The ACK timeout: a request is retransmitted after 0.13 s without an answer, six times; some
+/// devices treat seven as unlimited.
 const TIMEOUT: u8 = 15;
 const RETRIES: u8 = 6;
-/// For ever.
+/// The RNR retry count that means unlimited.
 const RNR_RETRIES: u8 = 7;
 
-/// Names a NIC of `ibverbs` to gdsync: by its GUID, and the port that `ibverbs` uses.
+/// Names a NIC of `ibverbs` to gdsync: by its GUID and the port that `ibverbs` uses.
 ///
 /// # Errors
-/// [`Error::NoGuid`] if it has none.
+/// [`Error::NoGuid`] if the NIC has no GUID.
 pub fn nic(device: &ibverbs::Device<'_>) -> Result<NicChoice> {
     let guid = device.guid().map_err(Error::NoGuid)?;
     Ok(NicChoice::guid(self::guid(guid)).port(PORT))
 }
 
-/// Opens the same NIC and port with gdsync, by the provider that suits it best or that
-/// `GDS_PROVIDER` names. `GDS_NIC` is not asked.
+/// Opens the same NIC and port with gdsync, by the most suitable provider or the one that
+/// `GDS_PROVIDER` names. `GDS_NIC` has no effect.
 ///
 /// # Errors
-/// As [`nic`]; what gdsync says: [`rdma::Device::open_with`].
+/// As [`nic`]; the errors of [`rdma::Device::open_with`].
 pub fn open(gpu: &Gpu, device: &ibverbs::Device<'_>) -> Result<rdma::Device> {
     let options = DeviceOptions::default().nic(nic(device)?);
     Ok(rdma::Device::open_with(gpu, &options)?)
 }
 
-/// A GUID in the host's order, as [`NicChoice::guid`] and [`QpAddress::node`] have it.
+/// A GUID in host byte order, as [`NicChoice::guid`] and [`QpAddress::node`] contain it.
 pub fn guid(guid: Guid) -> u64 {
-    // `ibverbs` takes the number in network order for one in the host's, both ways.
+    // `ibverbs` treats the number in network byte order as one in the host's, in both directions.
     u64::from_be(guid.into())
 }
 
@@ -92,22 +93,22 @@ pub fn gid_bytes(gid: Gid) -> [u8; 16] {
     bytes
 }
 
-/// A GID of these bytes.
+/// The GID with these bytes.
 pub fn gid(bytes: [u8; 16]) -> Gid {
     ibverbs_sys::ibv_gid { raw: bytes }.into()
 }
 
-/// Tells a queue pair of `ibverbs` that is to be built what it has to know before about its peer:
-/// the number of the first packet, the path's largest packet, how many READs and atomics may be
-/// outstanding, and by which GID of its own it is reached.
+/// Sets the properties of the peer that a queue pair of `ibverbs` needs before it is built: the
+/// number of the first packet, the path MTU, the limit of outstanding READs and atomics, and its
+/// own GID by which the peer reaches it.
 ///
-/// It gets the retry settings of gdsync's own queue pairs as well: with its own it would fail after
-/// less than a millisecond without an answer, or where a stream has not reached a receive for 15 ms.
-/// What the program sets afterwards takes precedence.
+/// The queue pair also gets the retry settings of gdsync's own queue pairs. With its default
+/// settings it would fail after less than a millisecond without an answer, or if a stream has not
+/// reached a receive for 15 ms. Settings that the program makes afterwards take precedence.
 ///
 /// # Errors
-/// [`Error::Peer`] if `there` is on a virtual NIC that is linked into its process, has a largest
-/// packet that verbs do not number, or takes a GID of a kind that the port does not have.
+/// [`Error::Peer`] if `there` is on a virtual NIC that is linked into its process, has an MTU that
+/// verbs do not define, or needs a kind of GID that the port does not have.
 pub fn set_peer(
     builder: &mut QueuePairBuilder<'_>,
     context: &Context,
@@ -115,13 +116,15 @@ pub fn set_peer(
 ) -> Result<()> {
     let port = port(there)?;
     if !(1..=5).contains(&port.mtu) {
-        return Err(Error::Peer("its largest packet has a number beyond 1 to 5"));
+        return Err(Error::Peer("the number of its MTU is outside 1 to 5"));
     }
-    // On Ethernet there is nothing else. In an InfiniBand subnet it is not needed, and for a peer
-    // in another one it has to be there.
+    // Ethernet needs a GID. In one InfiniBand subnet a GID is optional; for a peer in another
+    // subnet it is required.
     match own_gid(context, port) {
         Some(index) => drop(builder.set_gid_index(index)),
-        None if port.lid == 0 => return Err(Error::Peer("it is on Ethernet, and no GID here is")),
+        None if port.lid == 0 => {
+            return Err(Error::Peer("it is on Ethernet, and no GID of this port is"));
+        }
         None => {}
     }
     builder
@@ -135,8 +138,8 @@ pub fn set_peer(
     Ok(())
 }
 
-/// Which of the GIDs of `ibverbs`'s port reaches `there`: on Ethernet one of RoCE v2, if possible
-/// of the same kind of address; on InfiniBand the first.
+/// The GID of `ibverbs`'s port that reaches `there`: on Ethernet one of RoCE v2, if possible of the
+/// same kind of address; on InfiniBand the first.
 fn own_gid(context: &Context, there: &PortAddress) -> Option<u32> {
     let own = |entry: &&ibverbs::GidEntry| {
         let ethernet = entry.gid_type != ibverbs_sys::IBV_GID_TYPE_IB;
@@ -148,7 +151,7 @@ fn own_gid(context: &Context, there: &PortAddress) -> Option<u32> {
     };
     let all = context.gid_table().iter().enumerate();
     let mut all = all.filter(|(place, entry)| {
-        // `ibverbs` takes a place in this list for the place in the port's table.
+        // `ibverbs` uses the index in this list as the index in the port's table.
         own(entry) && entry.gid_index == *place as u32
     });
     let alike = |gid: Gid| kind_of(gid_bytes(gid)) == kind_of(there.gid);
@@ -157,7 +160,7 @@ fn own_gid(context: &Context, there: &PortAddress) -> Option<u32> {
     best.map(|(_, entry)| entry.gid_index)
 }
 
-/// An address of IPv4, one that is bound to the link, or another one.
+/// The kind of an address: IPv4, link-local, or another one.
 fn kind_of(gid: [u8; 16]) -> u8 {
     match gid {
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, ..] => 4,
@@ -166,13 +169,14 @@ fn kind_of(gid: [u8; 16]) -> u8 {
     }
 }
 
-/// What [`PreparedQueuePair::handshake`](ibverbs::PreparedQueuePair::handshake) takes for a queue
-/// pair of gdsync's, on the side of the queue pair whose endpoint is `here`. There is a GID in it
-/// if the way there needs one: on Ethernet, or to another InfiniBand subnet.
+/// The endpoint of a queue pair of gdsync for
+/// [`PreparedQueuePair::handshake`](ibverbs::PreparedQueuePair::handshake), on the side of the
+/// queue pair whose endpoint is `here`. It contains a GID if the path needs one: on Ethernet, or to
+/// another InfiniBand subnet.
 ///
 /// # Errors
-/// [`Error::Peer`] if `there` is on a virtual NIC that is linked into its process, or if the way
-/// needs a GID and `here` has none, which [`set_peer`] sees to.
+/// [`Error::Peer`] if `there` is on a virtual NIC that is linked into its process, or if the path
+/// needs a GID and `here` has none; [`set_peer`] sets it.
 pub fn endpoint(there: &QpAddress, here: &QueuePairEndpoint) -> Result<QueuePairEndpoint> {
     let port = port(there)?;
     let routed = match (port.lid, here.gid) {
@@ -188,9 +192,9 @@ pub fn endpoint(there: &QpAddress, here: &QueuePairEndpoint) -> Result<QueuePair
     })
 }
 
-/// What [`rdma::Qp::connect`] takes for a queue pair of `ibverbs`, on the side of the queue pair of
-/// gdsync whose address is `here`. An endpoint without GID is in the same InfiniBand subnet. The
-/// largest packet is that of `here`.
+/// The address of a queue pair of `ibverbs` for [`rdma::Qp::connect`], on the side of the queue
+/// pair of gdsync whose address is `here`. An endpoint without GID is in the same InfiniBand
+/// subnet. The MTU is that of `here`.
 ///
 /// # Errors
 /// [`Error::Peer`] if `here` is on a virtual NIC that is linked into this process, or on Ethernet
@@ -211,9 +215,9 @@ pub fn address(there: &QueuePairEndpoint, here: &QpAddress) -> Result<QpAddress>
         .port(PortAddress::default().lid(there.lid).mtu(own.mtu).gid(gid)))
 }
 
-/// Memory that `ibverbs` registered, as peers that use gdsync name it, for WRITEs and READs. Its
-/// queue pair has to allow them (`allow_remote_rw`). Whoever hands this out keeps the memory
-/// registered, and looks at it only where nothing may be written.
+/// Memory that `ibverbs` registered, as remote memory for WRITEs and READs of peers that use
+/// gdsync. Its queue pair must allow them (`allow_remote_rw`). The caller must keep the memory
+/// registered, and must read it only while no peer may write to it.
 pub fn memory<T>(memory: &MemoryRegion<T>) -> RemoteMemory {
     RemoteMemory::default()
         .addr(memory.as_ptr() as u64)

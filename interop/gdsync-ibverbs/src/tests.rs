@@ -1,4 +1,4 @@
-//! What is said on one side is understood on the other.
+//! Addresses of one library convert to those of the other.
 
 use super::*;
 
@@ -30,8 +30,8 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, why: &str) {
 }
 
 #[test]
-fn guids_and_gids_are_the_same_bytes() {
-    // As the library stores it: network order.
+fn guids_and_gids_keep_their_bytes() {
+    // The library stores it in network byte order.
     let raw = 0x0002_c903_002f_1190_u64.to_be();
     assert_eq!(guid(Guid::from(raw)), 0x0002_c903_002f_1190);
     assert_eq!(gid_bytes(gid(GID)), GID);
@@ -39,15 +39,15 @@ fn guids_and_gids_are_the_same_bytes() {
 }
 
 #[test]
-fn a_way_has_a_gid_where_it_needs_one() {
+fn endpoint_has_a_gid_where_the_path_needs_one() {
     let mut far = GID;
     far[7] = 2;
-    // In one subnet, whether this side has a GID or not.
+    // In one subnet, with and without a GID on this side.
     for own in [None, Some(GID)] {
         let there = endpoint(&here(5, GID), &end(6, own)).unwrap();
         assert_eq!((there.num, there.lid, there.gid), (0x00ab_cdef, 5, None));
     }
-    // To another one, and on Ethernet.
+    // To another subnet, and on Ethernet.
     for (lid, there) in [(5, far), (0, GID)] {
         let found = endpoint(&here(lid, there), &end(lid, Some(GID))).unwrap();
         assert_eq!((found.lid, found.gid), (lid, Some(gid(there))));
@@ -58,7 +58,7 @@ fn a_way_has_a_gid_where_it_needs_one() {
 }
 
 #[test]
-fn an_endpoint_becomes_an_address() {
+fn endpoint_converts_to_an_address() {
     let near = address(&end(6, None), &here(5, GID)).unwrap();
     let port = near.port.unwrap();
     assert_eq!((near.qpn, near.psn, near.rail), (0x0012_3456, 0, 0));

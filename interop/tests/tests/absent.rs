@@ -1,5 +1,5 @@
-//! Without CUDA or libibverbs: the adapters' programs start, say so, and end well, or not, as is
-//! asked of them.
+//! Without CUDA or libibverbs: the example programs start and say so; they succeed, or fail if
+//! `GDS_REQUIRE` asks for the library.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use interop_tests::{example, run};
 const EXAMPLES: [&str; 2] = ["cust_send", "cudarc_send"];
 
 #[test]
-fn an_absent_library_is_said_and_is_no_panic() {
+fn absent_libcuda_is_reported_without_a_panic() {
     for name in EXAMPLES {
         let output = run(name, Path::new("/nowhere/libcuda.so.1"), &[]);
         let said = String::from_utf8_lossy(&output.stdout);
@@ -20,13 +20,13 @@ fn an_absent_library_is_said_and_is_no_panic() {
     }
     let output = run("cust_send", Path::new("/nowhere/libcuda.so.1"), &[]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    // cust's own error tells which file was tried, and why it is not there.
+    // cust's own error names the file that was tried, and the reason of the failure.
     assert!(said.contains("/nowhere/libcuda.so.1"), "{said}");
     assert!(said.contains("No such file"), "{said}");
 }
 
 #[test]
-fn what_is_required_and_absent_is_a_failure() {
+fn required_but_absent_library_is_a_failure() {
     for name in EXAMPLES {
         let env = [("GDS_REQUIRE", "soft,cuda")];
         let output = run(name, Path::new("/nowhere/libcuda.so.1"), &env);
@@ -37,7 +37,7 @@ fn what_is_required_and_absent_is_a_failure() {
 }
 
 #[test]
-fn an_absent_libibverbs_is_said_and_is_no_panic() {
+fn absent_libibverbs_is_reported_without_a_panic() {
     let program = |required: Option<&str>| {
         let mut command = Command::new(example("ibverbs_send"));
         command
@@ -62,7 +62,7 @@ fn an_absent_libibverbs_is_said_and_is_no_panic() {
 }
 
 #[test]
-fn nothing_of_cuda_and_libibverbs_is_linked() {
+fn examples_do_not_link_cuda_or_libibverbs() {
     for name in [EXAMPLES[0], EXAMPLES[1], "ibverbs_send"] {
         let output = Command::new("readelf")
             .args(["--dynamic", "--wide"])

@@ -1,15 +1,15 @@
-//! A program elsewhere that uses gdsync and knows nothing of the patch still builds.
+//! A program in another workspace that uses gdsync, without the patch, builds.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn a_program_without_the_patch_builds_gdsync() {
+fn program_without_the_patch_builds_gdsync() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let root = root.canonicalize().unwrap();
     let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    // Outside of both workspaces, for good: a [workspace] of its own ends cargo's search upwards.
+    // Outside of both workspaces: a [workspace] of its own ends cargo's search upwards.
     let program = tmp.join("downstream");
     fs::create_dir_all(program.join("src")).unwrap();
     let manifest = format!(
@@ -23,7 +23,8 @@ fn a_program_without_the_patch_builds_gdsync() {
         "fn main() -> gdsync::Result<()> {\n    println!(\"{}\", gdsync::Gpu::soft()?.name());\n    Ok(())\n}\n",
     )
     .unwrap();
-    // The versions that this workspace uses are at hand; cargo drops what is not needed.
+    // The versions that this workspace uses are available offline; cargo drops packages that are
+    // not needed.
     fs::copy(root.join("interop/Cargo.lock"), program.join("Cargo.lock")).unwrap();
 
     let target = tmp.parent().expect("the target folder");
@@ -48,7 +49,7 @@ fn a_program_without_the_patch_builds_gdsync() {
     ] {
         assert!(
             !lock.contains(&format!("name = \"{name}\"")),
-            "{name} came along"
+            "{name} is among its dependencies"
         );
     }
 }

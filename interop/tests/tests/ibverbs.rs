@@ -1,4 +1,4 @@
-//! Programs of `ibverbs`, by the patch, and gdsync on one virtual NIC or on two.
+//! Programs of `ibverbs`, built with the patch, and gdsync on one or two virtual NICs.
 
 #[path = "../../../libgdsync/tests/virtual_nic/mod.rs"]
 mod virtual_nic;
@@ -12,7 +12,7 @@ use gdsync::{Gpu, Kind, Status};
 use ibverbs::{CompletionQueue, Context, ProtectionDomain, QueuePair, ibv_qp_type, ibv_wc};
 use virtual_nic::{inside, outside};
 
-/// Ends what hangs.
+/// The time limit after which the test reports a hang.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn name(device: &ibverbs::Device<'_>) -> String {
@@ -22,7 +22,7 @@ fn name(device: &ibverbs::Device<'_>) -> String {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn gdsync_opens_the_nic_that_was_picked() {
+fn gdsync_opens_the_nic_that_ibverbs_selected() {
     inside!(&[("VMLX5_DEVICES", "2"), ("GDS_NIC", "mlx5_7")]);
     let gpu = Gpu::soft().unwrap();
     let nics = ibverbs::devices().unwrap();
@@ -54,12 +54,12 @@ fn messages_on_ethernet() {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn messages_by_the_proxy() {
+fn messages_with_doorbells_by_a_cpu_thread() {
     inside!(&[("VMLX5_DEVICES", "2"), ("GDS_PROVIDER", "verbs")]);
     talk(Provider::Verbs);
 }
 
-/// Longer than a packet, and than a completion entry has room for.
+/// Longer than a packet, and than the inline data of a completion entry.
 const LEN: usize = 10_000;
 
 fn pattern(round: usize) -> Vec<u8> {
@@ -68,8 +68,8 @@ fn pattern(round: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A program of `ibverbs`, and streams of gdsync's on its NIC and on the other one, send to each
-/// other, and the streams write and read the program's memory.
+/// A program of `ibverbs` and streams of gdsync, on its NIC and on the other one, send messages to
+/// each other. The streams write and read the program's memory.
 fn talk(provider: Provider) {
     let gpu = Gpu::soft().unwrap();
     let nics = ibverbs::devices().unwrap();
@@ -127,7 +127,7 @@ fn exchange(
 ) {
     const LONG: u32 = LEN as u32;
     let bytes = pattern(round);
-    // Four pieces: what it sends, what it receives, what is written, what is read.
+    // Four parts: memory to send, to receive into, to be written, and to be read.
     let mut theirs_memory = domain.allocate::<u8>(4 * LEN).unwrap();
     theirs_memory[..LEN].copy_from_slice(&bytes);
     theirs_memory[3 * LEN..].copy_from_slice(&bytes);
@@ -135,7 +135,7 @@ fn exchange(
     assert_eq!(remote.len, 4 * LEN as u64);
     let span = |piece: u64| remote.span(piece * LEN as u64, LEN as u64).unwrap();
 
-    // The stream takes a message, sends it back, writes it, and reads what it was made from.
+    // The stream receives a message, sends it back, writes it, and reads its source.
     let receive = ours.prepare_receive(&[memory.sge(0, LONG)]).unwrap();
     let first = [memory.sge(0, LONG)];
     let send = ours.prepare(&Work::send(&first)).unwrap();
@@ -155,8 +155,8 @@ fn exchange(
     ];
     ours.post_on(&stream, &list).unwrap();
 
-    // SAFETY: the memory stays until both completions are here, and the piece that is sent and
-    // the one that is received into are not touched before.
+    // SAFETY: the memory lives until both completions have arrived; until then the parts that are
+    // sent and received into are not accessed.
     unsafe {
         theirs
             .post_receive(&mut theirs_memory, LEN..2 * LEN, 2)
@@ -169,7 +169,10 @@ fn exchange(
         assert_eq!((done.wr_id(), done.error()), (i as u64 + 1, None));
     }
     assert_eq!(done[1].len(), LEN);
-    assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
+    assert!(
+        stream.synchronize(LIMIT).unwrap(),
+        "the stream did not finish"
+    );
     assert_eq!(ours.poll(read).unwrap(), Some(Status::SUCCESS));
     assert_eq!(ours.received(receive).unwrap().len, LONG);
     for piece in 0..4 {
@@ -183,7 +186,7 @@ fn exchange(
     assert!(got[..LEN] == bytes && got[LEN..] == bytes);
 }
 
-/// The next completion.
+/// Polls for the next completion.
 fn completion(queue: &CompletionQueue<'_>) -> ibv_wc {
     let mut room = [ibv_wc::default()];
     let start = Instant::now();
@@ -196,10 +199,10 @@ fn completion(queue: &CompletionQueue<'_>) -> ibv_wc {
     panic!("no completion");
 }
 
-/// The example, on each NIC.
+/// Runs the example on each NIC.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_example_runs() {
+fn ibverbs_example_runs_on_each_nic() {
     inside!(&[("VMLX5_DEVICES", "2")]);
     for nic in ["mlx5_1", "mlx5_0"] {
         let program = interop_tests::example("ibverbs_send");
@@ -212,10 +215,11 @@ fn the_example_runs() {
     }
 }
 
-/// Of the peer's, with the maker's number: the crate's `ibv_wc` is the patch's.
+/// The sender's completion has the peer's failure and the manufacturer's syndrome, which shows that
+/// `ibverbs` uses the patch's `ibv_wc`.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_failure_is_told_to_both() {
+fn failure_is_reported_to_both_sides() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
     let nics = ibverbs::devices().unwrap();
@@ -244,7 +248,7 @@ fn a_failure_is_told_to_both() {
     assert_eq!(e.kind(), Kind::Failed(Status::LOCAL_LENGTH));
 }
 
-/// That there is no usable library, for a reason that names this.
+/// Checks that there is no usable library, for a reason that contains `names`.
 #[track_caller]
 fn is_absent(names: &str) {
     let Err(e) = ibverbs::devices() else {
@@ -256,22 +260,22 @@ fn is_absent(names: &str) {
 }
 
 #[test]
-fn an_absent_library_is_an_error() {
+fn missing_libibverbs_is_an_error() {
     outside!(&[("GDS_IBVERBS_LIB", "/nowhere/libibverbs.so.1")]);
     is_absent("/nowhere/libibverbs.so.1");
 }
 
 #[test]
-fn another_library_is_an_error() {
+fn other_library_instead_of_libibverbs_is_an_error() {
     outside!(&[("GDS_IBVERBS_LIB", "libc.so.6")]);
     is_absent("ibv_get_device_list");
 }
 
-/// The library of the machine, which has no RDMA in its kernel, or has and no NIC: what the crate
-/// makes of that is the crate's.
+/// The library of the machine, whose kernel may have no RDMA, or RDMA without a NIC: the crate
+/// reports either case by itself.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_library_is_found() {
+fn installed_libibverbs_is_found() {
     outside!(&[]);
     if let Err(e) = ibverbs::devices() {
         assert_ne!(e.raw_os_error(), Some(libc::ELIBACC), "{e}");
@@ -280,7 +284,7 @@ fn the_library_is_found() {
 }
 
 #[test]
-fn rdma_core_is_here_where_it_must_be() {
+fn required_rdma_core_is_installed() {
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     let must = required.split(',').any(|what| what == "virt");
     assert!(cfg!(rdma_core) || !must, "rdma-core is not installed");

@@ -1,7 +1,7 @@
-//! The adapters over a stand-in for libcuda: gdsync's own, and a few functions more.
+//! The adapters over a stand-in for libcuda: gdsync's own stand-in, with a few more functions.
 //!
-//! A process has one libcuda, so what calls it here runs in a process of its own: the examples,
-//! or this program once more for an ignored test.
+//! A process has one libcuda, so its callers here run in processes of their own: the examples, or
+//! this program again for an ignored test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +25,7 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The stand-in with what `more.cpp` adds, compiled once.
+/// The stand-in with the functions of `more.cpp`, compiled once.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(build)
@@ -50,9 +50,9 @@ fn build() -> PathBuf {
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
     let mut command = Command::new(compiler);
     command.args(["-std=c++17", "-shared", "-fPIC", "-O0", "-pthread"]);
-    // Fibers jump from stack to stack, which the fortified longjmp takes for an error.
+    // Fibers switch between stacks, which the fortified longjmp reports as an error.
     command.arg("-U_FORTIFY_SOURCE");
-    // It has a thread that never ends, so it is never unloaded.
+    // The library has a thread that never ends, so it is never unloaded.
     command.args([
         "-Wl,-Bsymbolic",
         "-Wl,-z,nodelete",
@@ -65,7 +65,7 @@ fn build() -> PathBuf {
         .arg("-o")
         .arg(&library);
     assert!(command.status().expect("a C++ compiler").success());
-    // cudarc looks for this name first.
+    // cudarc looks for this file name first.
     let plain = out.join("libcuda.so");
     let _ = std::fs::remove_file(&plain);
     std::os::unix::fs::symlink("libcuda.so.1", &plain).unwrap();
@@ -73,7 +73,7 @@ fn build() -> PathBuf {
 }
 
 #[test]
-fn messages_travel_on_streams_of_cust_and_cudarc() {
+fn streams_of_cust_and_cudarc_carry_messages() {
     let library = library();
     let folder = library.parent().unwrap().to_str().unwrap();
     for name in ["cust", "cudarc"] {
@@ -102,17 +102,17 @@ fn inside(case: &str) {
 }
 
 #[test]
-fn what_cust_hands_in_lives_as_long_as_it_is_needed() {
+fn objects_of_cust_live_until_work_in_flight_has_ended() {
     inside("cust_keeps");
 }
 
 #[test]
-fn what_cudarc_hands_in_lives_as_long_as_it_is_needed() {
+fn objects_of_cudarc_live_until_work_in_flight_has_ended() {
     inside("cudarc_keeps");
 }
 
 #[test]
-fn what_can_be_no_region_or_stream_is_refused() {
+fn invalid_buffers_and_streams_are_refused() {
     inside("refusals");
 }
 
@@ -125,8 +125,8 @@ fn pair(gpu: &Gpu) -> (gdsync::rdma::Pd, Qp, Qp) {
     (pd, a, b)
 }
 
-/// Sends 64 bytes from one region to another behind a gate, with every handle of the caller's
-/// gone before the gate opens; `alive` tells whether the program's objects still are.
+/// Sends 64 bytes from one region to another behind a gate. All handles of the caller are dropped
+/// before the gate opens; `alive` reports whether the program's objects still exist.
 fn send_behind_a_gate(
     gpu: &Gpu,
     stream: gdsync::Stream,
@@ -169,7 +169,7 @@ fn lives<T>(weak: &Weak<T>) -> bool {
 }
 
 #[test]
-#[ignore = "a case of what_cust_hands_in_lives_as_long_as_it_is_needed"]
+#[ignore = "a case of objects_of_cust_live_until_work_in_flight_has_ended"]
 fn cust_keeps() {
     use cust::memory::LockedBuffer;
     use cust::prelude::*;
@@ -199,7 +199,7 @@ fn cust_keeps() {
 }
 
 #[test]
-#[ignore = "a case of what_cudarc_hands_in_lives_as_long_as_it_is_needed"]
+#[ignore = "a case of objects_of_cudarc_live_until_work_in_flight_has_ended"]
 fn cudarc_keeps() {
     let context = gdsync_cudarc::open(0).unwrap();
     let gpu = gdsync_cudarc::gpu(&context).unwrap();
@@ -220,7 +220,7 @@ fn cudarc_keeps() {
         [lives(&weak.0), lives(&weak.1), lives(&weak.2)]
     });
 
-    // SAFETY: any bytes are a number.
+    // SAFETY: any bytes are a valid number.
     let mut host = unsafe { context.alloc_pinned::<u32>(4) }.unwrap();
     host.as_mut_slice().unwrap().fill(0x0102_0304);
     let host = gdsync_cudarc::pinned(&gpu, host).unwrap();
@@ -229,7 +229,7 @@ fn cudarc_keeps() {
 }
 
 #[test]
-#[ignore = "a case of what_can_be_no_region_or_stream_is_refused"]
+#[ignore = "a case of invalid_buffers_and_streams_are_refused"]
 fn refusals() {
     let context = gdsync_cudarc::open(0).unwrap();
     let gpu = gdsync_cudarc::gpu(&context).unwrap();
@@ -243,7 +243,7 @@ fn refusals() {
     );
     assert!(gdsync_cudarc::open(99).is_err());
 
-    // SAFETY: nothing to be uninitialised.
+    // SAFETY: the buffer has no uninitialised elements.
     let empty = unsafe { cust::memory::DeviceBuffer::<u32>::uninitialized(0) }.unwrap();
     let empty = gdsync_cust::region(&gpu, Arc::new(empty)).unwrap_err();
     assert!(matches!(empty, gdsync_cust::Error::Empty), "{empty}");

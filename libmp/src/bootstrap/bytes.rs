@@ -1,11 +1,11 @@
-//! Reads what other processes wrote, from the front; numbers are little-endian.
+//! Parser for bytes from other processes, front to back; integers are little-endian.
 
-/// Bytes that are not what they should be.
+/// The bytes are malformed; the text says in what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub &'static str);
 
-/// What is left to be read, and what to say if that is too short.
+/// The unread bytes, and the error text if they are too short.
 pub(super) struct Bytes<'a>(pub &'a [u8], pub &'static str);
 
 impl<'a> Bytes<'a> {
@@ -27,7 +27,7 @@ impl<'a> Bytes<'a> {
         std::mem::take(&mut self.0)
     }
 
-    /// Refuses bytes that were not read.
+    /// Fails if unread bytes remain.
     pub fn end(&self, what: &'static str) -> Result<(), Malformed> {
         match self.0 {
             [] => Ok(()),

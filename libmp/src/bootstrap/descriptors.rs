@@ -1,8 +1,8 @@
-//! Descriptors between the ranks of one host: datagrams on Unix sockets, each with one
-//! descriptor and a proof that its sender belongs to the job.
+//! Passing of file descriptors between the ranks of one host: datagrams on Unix sockets, each with
+//! one descriptor and a proof that its sender belongs to the job.
 //!
-//! A socket's name is abstract, so it is gone with its process, and is derived from the job's
-//! secret, so that nobody can take it beforehand.
+//! A socket's name is abstract: it disappears with its process. It is derived from the job's
+//! secret, so that no process outside the job can bind it first.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,15 +23,15 @@ use crate::error::{Error, Kind, Result};
 
 const PASS: &str = "pass a descriptor";
 
-/// What a datagram says: {magic, sender, topic, proof}.
+/// Length of a datagram in bytes: {magic, sender, topic, proof}.
 const LEN: usize = 8 + 4 + 8 + 32;
 
 const MAGIC: [u8; 8] = *b"mp-fd\0\0\x01";
 
-/// Most datagrams that one call looks at.
+/// Most datagrams that one call reads.
 const MAX_DATAGRAMS: usize = 64;
 
-/// The words beside a descriptor.
+/// The data beside a descriptor in a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Note {
     from: u32,
@@ -65,32 +65,32 @@ impl Note {
         }
         let (from, topic) = (bytes.u32()?, bytes.u64()?);
         let proof = Proof::from_bytes(bytes.array()?);
-        bytes.end("a datagram with something behind it")?;
+        bytes.end("a datagram with trailing bytes")?;
         Ok((Note { from, topic }, proof))
     }
 }
 
-/// Whether a datagram's bytes could be a note.
+/// Whether the bytes of a datagram decode as a note.
 pub(super) fn is_note(bytes: &[u8]) -> bool {
     Note::decode(bytes).is_ok()
 }
 
-/// A rank's socket for descriptors.
+/// The socket on which a rank sends and receives descriptors.
 #[derive(Debug)]
 pub(super) struct Descriptors {
     socket: OwnedFd,
     secret: Secret,
     job: u64,
     rank: u32,
-    /// What has arrived.
+    /// Descriptors that have arrived.
     inbox: Mutex<Inbox>,
 }
 
 impl Descriptors {
-    /// The socket of `rank`, for those who know the secret.
+    /// Opens the socket of `rank`, whose name only holders of the secret can derive.
     ///
     /// # Errors
-    /// `Protocol` if another process has it, `System` if it cannot be had.
+    /// `Protocol` if another process has bound the name, `System` if the socket cannot be opened.
     pub fn open(secret: &Secret, job: u64, rank: u32) -> Result<Descriptors> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
@@ -102,7 +102,7 @@ impl Descriptors {
             let (kind, text) = match e {
                 Errno::ADDRINUSE => (
                     Kind::Protocol,
-                    format!("there is a second rank {rank} here"),
+                    format!("a second rank {rank} runs on this host"),
                 ),
                 _ => (Kind::System, "bind".into()),
             };
@@ -118,11 +118,10 @@ impl Descriptors {
         })
     }
 
-    /// Sends a copy of a descriptor to the rank of this host whose socket was opened with
-    /// `secret`.
+    /// Sends a copy of a descriptor to the rank of this host that opened its socket with `secret`.
     ///
     /// # Errors
-    /// `PeerFailed` if it is gone, `QueueFull` if it does not receive, `System`.
+    /// `PeerFailed` if the rank is gone, `QueueFull` if it does not receive, `System` otherwise.
     pub fn send(&self, secret: &Secret, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
         let from = self.rank;
         let note = Note { from, topic };
@@ -142,7 +141,7 @@ impl Descriptors {
         }
     }
 
-    /// Sends a datagram with descriptors, at most 16.
+    /// Sends a datagram with at most 16 descriptors.
     fn say(
         &self,
         to: &SocketAddrUnix,
@@ -160,12 +159,12 @@ impl Descriptors {
         lock(&self.inbox)
     }
 
-    /// Drops what has arrived under `topic` and what will arrive.
+    /// Drops the descriptors that have arrived under `topic` and those that arrive later.
     pub fn forget(&self, topic: u64) {
         self.inbox().forget(topic);
     }
 
-    /// The next descriptor under `topic`, in a job of `size` ranks.
+    /// Takes the next descriptor under `topic`, in a job of `size` ranks.
     ///
     /// # Errors
     /// `System` if the socket is unusable.
@@ -178,8 +177,8 @@ impl Descriptors {
         Ok(inbox.take_fd(topic))
     }
 
-    /// Puts what has arrived into the inbox, as long as there is room. What does not come from a
-    /// rank of the job is dropped.
+    /// Moves arrived datagrams into the inbox while it has room. Drops datagrams that do not come
+    /// from a rank of the job.
     fn receive(&self, size: u32, inbox: &mut Inbox) -> Result<()> {
         for _ in 0..MAX_DATAGRAMS {
             if !inbox.has_room_for_fd() {
@@ -187,13 +186,14 @@ impl Descriptors {
             }
             match self.next() {
                 Ok(Some((note, fd))) if note.from < size => {
-                    // Comes back, and is closed, only if nobody wants it.
+                    // The inbox returns the descriptor if its topic is forgotten; the drop closes
+                    // it.
                     drop(inbox.push_fd(note.from, note.topic, fd));
                 }
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(e) => {
-                    let error = Error::new("receive a descriptor", Kind::System, "recvmsg");
+                    let error = Error::new("receive a descriptor", Kind::System, "recvmsg failed");
                     return Err(error.with_source(e));
                 }
             }
@@ -201,7 +201,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// The next datagram; none if it is not of this job, or brings no descriptor.
+    /// The next datagram. None if it is not of this job or contains no descriptor.
     fn next(&self) -> rustix::io::Result<Option<(Note, OwnedFd)>> {
         let mut bytes = [0; LEN + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ranks_of_the_job_are_heard() {
+    fn descriptors_from_outside_the_job_are_dropped() {
         let (ours, theirs) = (Secret::random().unwrap(), Secret::random().unwrap());
         let a = Descriptors::open(&ours, 7, 0).unwrap();
         let b = Descriptors::open(&ours, 7, 1).unwrap();
@@ -250,7 +250,7 @@ mod tests {
         a.send(&ours, 1, 5, file.as_fd()).unwrap();
         assert_eq!(received(&b, 5), Some(0));
 
-        // Somebody who found the socket, but does not know the secret, and other nonsense.
+        // A sender without the secret, and malformed datagrams.
         let to = address(&ours, 7, 1).unwrap();
         let note = Note { from: 0, topic: 5 };
         let stranger = note.encode(note.proof(&theirs, 7, 1));
@@ -268,12 +268,12 @@ mod tests {
         for bytes in cases {
             a.say(&to, bytes, &[file.as_fd()]).unwrap();
         }
-        // Too many descriptors, and a rank that is not of the job.
+        // Too many descriptors, and a sender that is not a rank of the job.
         a.say(&to, &right, &[file.as_fd(); 16]).unwrap();
         let of_none = Note { from: 2, topic: 5 };
         let of_none = of_none.encode(of_none.proof(&ours, 7, 1));
         a.say(&to, &of_none, &[file.as_fd()]).unwrap();
-        // One that says the right thing and brings nothing.
+        // A valid datagram without a descriptor.
         rustix::net::sendto(&a.socket, &right, SendFlags::empty(), &to).unwrap();
         assert_eq!(received(&b, 5), None);
         assert_eq!(received(&b, 5), None);
@@ -286,10 +286,10 @@ mod tests {
         assert!(matches!(e.kind(), Kind::PeerFailed(_)));
     }
 
-    /// Every user of the host can read the socket's name and send to it. Such datagrams are
-    /// dropped when they are read; until then they take room in the queue.
+    /// Every user of the host can read the socket's name and send to it. The socket's queue holds
+    /// foreign datagrams until the rank reads and drops them.
     #[test]
-    fn strangers_that_fill_the_socket_are_cleared_away() {
+    fn foreign_datagrams_are_drained_from_the_socket() {
         let (ours, theirs) = (Secret::random().unwrap(), Secret::random().unwrap());
         let a = Descriptors::open(&ours, 7, 0).unwrap();
         let b = Descriptors::open(&ours, 7, 1).unwrap();

@@ -1,10 +1,11 @@
-//! Ranks that meet in a directory: no network, no thread, one user.
+//! Ranks that meet in a directory, without a network and without a thread; all belong to one user.
 //!
-//! What lies in it, each put there whole by a rename:
-//! - `rank-R`: rank R's note, locked as long as its process lives; so a death is seen by the lock.
-//! - `job`: written by rank 0 when all have come. It names the note of each, so that what earlier
-//!   jobs left behind is never taken for ours.
-//! - `to-R-..`: rank R's mail, a file each message, named by sender and number.
+//! The directory contains these entries; a rename puts each there complete:
+//! - `rank-R`: rank R's note. The process of rank R holds a lock on it, so other ranks detect its
+//!   death by the released lock.
+//! - `job`: rank 0 writes it when all ranks have joined. It names the note of each rank, so that
+//!   files of earlier jobs are never used.
+//! - `to-R-..`: rank R's mailbox, one file per message, named by sender and number.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -27,10 +28,10 @@ use crate::error::{Error, Kind, Result};
 
 /// One rank of a job whose ranks share a directory.
 ///
-/// It must belong to the user and be writable by nobody else: that is what guards the job. It
-/// may be on several hosts if its file system has locks. A look for messages lists the rank's
-/// mail, so this suits jobs of some dozen ranks. Dropping it makes the rank gone and removes its
-/// files.
+/// The directory must belong to the user, and other users must not be able to write to it: this
+/// protects the job. It may be shared by several hosts if its file system has locks. A poll for
+/// messages lists the rank's mailbox, so this suits jobs of some dozen ranks. When the value is
+/// dropped, the rank is gone and its files are removed.
 #[derive(Debug)]
 pub struct Directory {
     slot: RankSlot,
@@ -41,36 +42,36 @@ pub struct Directory {
 #[derive(Debug)]
 struct State {
     inbox: Inbox,
-    /// By rank.
+    /// Indexed by rank.
     peers: Vec<Peer>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Peer {
-    /// The number of the next message to it.
+    /// The number of the next message to this peer.
     sending: u64,
-    /// The number of the next message from it.
+    /// The number of the next message from this peer.
     receiving: u64,
-    /// Number and room of what it may not have fetched yet.
+    /// Number and room of each message that the peer may not have fetched yet.
     in_flight: VecDeque<(u64, u32)>,
-    /// The room of all that.
+    /// The sum of that room, in bytes.
     in_flight_room: u32,
-    /// Seen to be gone.
+    /// Whether the peer was found gone.
     gone: bool,
 }
 
 impl Directory {
-    /// Comes to the directory, which is made if it is not there, and waits for the other ranks.
+    /// Joins in the directory, creates it if it is absent, and waits for the other ranks.
     ///
     /// # Errors
-    /// `Missing` if ranks have not come within `limit`, with their numbers; `Invalid` for a
-    /// directory that is not the user's alone, or a rank that the job has not; `Protocol` if
-    /// another process is this rank, or another rank thinks of another size; `System`.
+    /// `Missing` if ranks have not joined within `limit`, with their numbers; `Invalid` if other
+    /// users can write to the directory, or if the job has no rank `rank`; `Protocol` if another
+    /// process is this rank, or if another rank has another job size; `System`.
     pub fn join(path: &Path, rank: u32, size: u32, limit: Duration) -> Result<Directory> {
         Directory::join_in(path, rank, size, limit, false)
     }
 
-    /// As [`join`](Directory::join); a `temporary` directory is removed by the last to leave.
+    /// As [`join`](Directory::join). The last rank that leaves removes a `temporary` directory.
     pub(super) fn join_in(
         path: &Path,
         rank: u32,
@@ -97,7 +98,8 @@ impl Directory {
         lock(&self.state)
     }
 
-    /// Takes what lies in this rank's mail, in the order of each sender, as far as there is room.
+    /// Moves messages from this rank's mailbox to the inbox, in the order of each sender, while
+    /// there is room.
     fn fetch(&self, state: &mut State) -> Result<()> {
         let mailbox = self.slot.mailbox();
         let failed = |e| {
@@ -111,14 +113,14 @@ impl Directory {
         }
         mail.sort_unstable_by_key(|(from, number)| (*number, *from));
         for (from, number) in mail {
-            // A listing may show a message and miss an earlier one: the next listing has both.
+            // A listing may show a message and miss an earlier one; the next listing shows both.
             let peer = state.peers.get_mut(from as usize);
             let Some(peer) = peer.filter(|p| p.receiving == number) else {
                 continue;
             };
             let path = mailbox.join(mail_name(from, number));
             let Some((topic, message)) = open(&path).map_err(failed)? else {
-                let error = Error::new(RECEIVE, Kind::Protocol, "a message of another length");
+                let error = Error::new(RECEIVE, Kind::Protocol, "a message has a wrong length");
                 return Err(error.with_rank(from));
             };
             if !state.inbox.has_room(from, message.len()) {
@@ -131,7 +133,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Whether a message of `len` bytes to `to` has room, after a look at what it fetched.
+    /// Whether a message of `len` bytes to `to` has room. Checks first what the peer has fetched.
     fn has_room(&self, peer: &mut Peer, to: u32, len: usize) -> bool {
         let mailbox = self.slot.mailbox_of(to, &self.job.ranks[to as usize].1);
         while peer.in_flight_room + room(len) > WINDOW {
@@ -148,7 +150,7 @@ impl Directory {
     }
 }
 
-/// Topic and bytes of the message in a file; none if it is none.
+/// Topic and bytes of the message in a file. None if the file is not a message.
 fn open(path: &Path) -> std::io::Result<Option<(u64, Vec<u8>)>> {
     let mut bytes = Vec::new();
     let longest = (8 + MAX_MESSAGE + 1) as u64;
@@ -195,7 +197,7 @@ impl Bootstrap for Directory {
         let bytes = [&topic.to_le_bytes(), message].concat();
         match put(&mailbox, &mail_name(from, peer.sending), &bytes) {
             Ok(()) => {}
-            // It left between the look and now.
+            // The rank left after the check above.
             Err(e) if e.kind() == ErrorKind::NotFound => return Err(gone(to)),
             Err(e) => {
                 let text = mailbox.display().to_string();
@@ -238,7 +240,7 @@ impl Bootstrap for Directory {
         if self.state().peers[rank as usize].gone {
             return true;
         }
-        // The file system may be slow: without the lock.
+        // The lock on the state is not held here, because the file system may be slow.
         let gone = !self.slot.lives(rank, nonce);
         if gone {
             self.state().peers[rank as usize].gone = true;

@@ -1,10 +1,10 @@
-//! Who this process is according to its launcher, from the environment.
+//! The rank and the job of this process, from the environment variables of its launcher.
 //!
-//! In this order, the first that names a rank: explicit (`MP_RANK`), torchrun (`RANK` and
-//! `WORLD_SIZE`), Open MPI and PMIx, PMI, SLURM. None of them: a job of one rank. Where ranks
-//! meet is `MP_STORE` (`tcp://host:port` or `file:///directory`); without it ranks of one host
-//! meet in a private directory whose name their launcher's job gives, and ranks that torchrun
-//! started on several hosts at a store of rank 0.
+//! The first of these launchers that names a rank counts: explicit (`MP_RANK`), torchrun (`RANK`
+//! and `WORLD_SIZE`), Open MPI and PMIx, PMI, SLURM. Without any, the job has one rank. `MP_STORE`
+//! (`tcp://host:port` or `file:///directory`) says where the ranks meet. Without it, ranks of one
+//! host meet in a private directory, named by the launcher's job. Ranks that torchrun started on
+//! several hosts then meet at a store of rank 0.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -23,57 +23,59 @@ use crate::error::{Error, Kind, Result};
 
 const READ: &str = "read the environment";
 
-/// How long to wait for the other ranks if nothing is said.
+/// The default time limit for the other ranks to join.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How long a process that hosts the store waits at its end for the others to leave.
+/// How long a process that hosts the store waits at its exit for the other ranks to leave.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What an environment says about this rank.
+/// Rank, job and meeting place that an environment describes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
-    /// This rank.
+    /// This rank's number, from 0.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub size: u32,
-    /// Who says so: `MP_RANK`, `torchrun`, `Open MPI`, `PMIx`, `PMI`, `SLURM` or `nothing`.
+    /// The launcher that set the rank: `MP_RANK`, `torchrun`, `Open MPI`, `PMIx`, `PMI`, `SLURM` or
+    /// `nothing`.
     pub launcher: &'static str,
     /// Where the ranks meet.
     pub rendezvous: Rendezvous,
-    /// The job's name, as far as it has one.
+    /// The job's name; empty if it has none.
     pub name: String,
-    /// How long to wait for the other ranks.
+    /// The time limit for the other ranks to join.
     pub limit: Duration,
 }
 
-/// Where ranks meet.
+/// The place where the ranks meet.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rendezvous {
-    /// Nowhere: there is one.
+    /// No place: the job has one rank.
     Alone,
-    /// At a store.
+    /// At a store over TCP.
     Store {
-        /// Its host and port.
+        /// The host and port of the store.
         address: String,
         /// The job's secret.
         secret: Secret,
-        /// Where rank 0 is to listen, as it hosts the store; none if somebody else does.
+        /// The address on which this process, as rank 0, hosts the store. None if another process
+        /// hosts it.
         bind: Option<SocketAddr>,
     },
     /// In a directory.
     Directory(PathBuf),
-    /// On this host, in a private directory that this names.
+    /// On this host, in a private directory with a name derived from this one.
     OneHost(String),
 }
 
 impl Plan {
-    /// What the variables that `get` gives say.
+    /// Reads the plan from variables; `get` returns the value of a variable.
     ///
     /// # Errors
-    /// `Invalid` for a variable that is not understood, with its name; `Unsupported` if there is
-    /// no way for the ranks to meet, with what to set.
+    /// `Invalid` for a variable with an invalid value, with its name; `Unsupported` if the ranks
+    /// have no place to meet, with the variables to set.
     pub fn from_vars(get: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         let vars = Vars(get);
         let who = vars.identity()?;
@@ -102,7 +104,7 @@ impl Plan {
         })
     }
 
-    /// Goes there and waits for the other ranks.
+    /// Joins the job and waits for the other ranks.
     ///
     /// # Errors
     /// As [`Tcp::join`] and [`Directory::join`].
@@ -137,26 +139,26 @@ impl Plan {
     }
 }
 
-/// Who a launcher says that this process is.
+/// Rank and job of this process, as its launcher sets them.
 struct Identity {
     rank: u32,
     size: u32,
     launcher: &'static str,
-    /// What its launcher calls the job.
+    /// The launcher's name or number of the job.
     job: String,
-    /// Whether all ranks are on this host; none if it is not said.
+    /// Whether all ranks are on this host. None if the launcher does not say.
     one_host: Option<bool>,
 }
 
 struct Vars<'a>(Get<'a>);
 
 impl Vars<'_> {
-    /// A variable that is set to something.
+    /// The value of a variable that is set and not empty.
     fn text(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|text| !text.is_empty())
     }
 
-    /// The first of these that is set, as a number.
+    /// The first of these variables that is set, as a number.
     fn number(&self, names: &[&str]) -> Result<Option<u32>> {
         for name in names {
             if let Some(text) = self.text(name) {
@@ -167,7 +169,7 @@ impl Vars<'_> {
         Ok(None)
     }
 
-    /// A number that goes with `with`, which is set.
+    /// The number that must be set because `with` is set.
     fn needed(&self, names: &[&str], with: &str) -> Result<u32> {
         self.number(names)?.ok_or_else(|| {
             let text = format!("{with} is set and {} is not", names.join(" or "));
@@ -183,7 +185,7 @@ impl Vars<'_> {
         for launcher in &LAUNCHERS {
             let rank = self.number(&[launcher.rank])?;
             if launcher.name == "torchrun" {
-                // What is no number is refused, whether or not a rank is set.
+                // A value that is not a number is refused, whether or not a rank is set.
                 self.number(launcher.with)?;
             }
             let Some(rank) = rank.filter(|_| self.first(launcher.with).is_some()) else {
@@ -241,7 +243,7 @@ impl Vars<'_> {
         match (who.launcher, who.one_host) {
             ("torchrun", Some(false) | None) => {
                 let host = self.text("MASTER_ADDR").unwrap_or_default();
-                // Torch's own store has the port itself.
+                // Torch's own store uses MASTER_PORT itself.
                 let port = self.needed(&["MASTER_PORT"], "MASTER_ADDR")? + 1;
                 let address = match host.contains(':') {
                     true => format!("[{host}]:{port}"),
@@ -289,7 +291,7 @@ impl Vars<'_> {
             Some("0") => None,
             None | Some("1") => {
                 let address = match self.text("MP_BIND") {
-                    // Rank 0 would listen where nobody calls.
+                    // Rank 0 would listen on loopback, where ranks of other hosts cannot connect.
                     None if rank == 0 && !is_loopback(host) => {
                         let text = format!(
                             "rank 0 hosts the store at {address} and listens on loopback unless \
@@ -314,7 +316,7 @@ impl Vars<'_> {
     }
 }
 
-/// Whether a host's name or address is this host's own, heard by nobody else.
+/// Whether a host's name or address is loopback, which only this host can reach.
 fn is_loopback(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || bare.parse::<IpAddr>().is_ok_and(|a| a.is_loopback())
@@ -331,11 +333,12 @@ fn unsupported(text: &str) -> Error {
     Error::new(READ, Kind::Unsupported, text)
 }
 
-/// This process as a rank of the job that its launcher started.
+/// Returns the bootstrap of the job that the launcher of this process started.
 ///
-/// It joins once: every call gives the same, and what was joined is left when the process ends
-/// normally. If rank 0 hosts the store, its process then waits up to two seconds for the others;
-/// who lives longer cannot reach ranks that it has not connected to yet.
+/// The process joins once: every call returns the same bootstrap. The process leaves the job when
+/// it ends normally. If rank 0 hosts the store, its process then waits up to two seconds for the
+/// other ranks. A rank that runs longer than that cannot reach ranks that it has not connected to
+/// yet.
 ///
 /// # Errors
 /// As [`Plan::from_vars`] and [`Plan::join`].
@@ -357,17 +360,17 @@ pub fn from_env() -> Result<Arc<dyn Bootstrap>> {
 /// The thread of the store that this process hosts.
 static HOSTED: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
-/// What this process has joined.
+/// The bootstrap of the job that this process has joined.
 static JOINED: Mutex<Option<Arc<dyn Bootstrap>>> = Mutex::new(None);
 
-/// The process that has joined: a copy of it that `fork` made must not leave in its stead.
-/// Relaxed: stored before the thread that joins registers what loads it.
+/// The process that has joined: a forked copy of it must not leave the job.
+/// Relaxed: the value is stored before the thread that joins registers the function that loads it.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-/// Leaves the job, so that others know and no files remain.
+/// Leaves the job at exit, so that other ranks see it and no files remain.
 extern "C" fn leave() {
     let ours = PROCESS.load(Ordering::Relaxed) == getpid().as_raw_pid();
-    // If somebody is joining just now, the process ends all the same.
+    // If another thread is joining at this moment, the process ends without leaving.
     if ours && let Ok(mut joined) = JOINED.try_lock() {
         let left = joined.take();
         drop(joined);
@@ -376,7 +379,8 @@ extern "C" fn leave() {
     }
 }
 
-/// Lets the others, who need the store that this process hosts, leave too, for a while.
+/// Waits up to [`LINGER`] for the other ranks, which need the store that this process hosts to
+/// leave.
 fn linger() {
     if let Ok(hosted) = HOSTED.try_lock()
         && let Some(thread) = hosted.as_ref()

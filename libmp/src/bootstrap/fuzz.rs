@@ -1,5 +1,5 @@
-//! Entries for tests and fuzzers: the pure parts of the protocol, linked in memory, and what
-//! parses bytes of other processes.
+//! Entry points for tests and fuzzers: the pure parts of the protocol, connected in memory, and the
+//! parsers of bytes from other processes.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::relay::{Id, Relay};
 use super::session::Session;
 use super::wire::Hello;
 
-/// Where all connections come from.
+/// The address of all connections.
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A store and its ranks in memory. Bytes move when [`turn`](World::turn) is called.
+/// A store and its ranks in memory. Only [`turn`](World::turn) moves bytes.
 pub struct World {
     relay: Relay,
     ranks: Vec<(Id, Session)>,
@@ -20,7 +20,7 @@ pub struct World {
 }
 
 impl World {
-    /// A store that all of `size` ranks have come to.
+    /// A store that all of `size` ranks have joined.
     pub fn started(size: u32) -> World {
         let secret = Secret::from_bytes([7; 32]);
         let mut world = World {
@@ -39,7 +39,7 @@ impl World {
         world
     }
 
-    /// Carries all bytes that are under way to where they go.
+    /// Delivers all pending bytes.
     pub fn turn(&mut self) {
         self.now += Duration::from_millis(1);
         for (id, session) in &mut self.ranks {
@@ -52,7 +52,7 @@ impl World {
             let Some(output) = self.relay.output(*id) else {
                 continue;
             };
-            // A session that fails hears nothing more; its owner closes the connection.
+            // A failed session reads no more input; its owner closes the connection.
             if session.input(output.pending()).is_err() {
                 self.relay.closed(self.now, *id);
             } else {
@@ -64,7 +64,8 @@ impl World {
         }
     }
 
-    /// Bytes reach the store as if from a rank, and no rank, if there is none of this number.
+    /// Passes bytes to the store on the connection of `rank`, or on a connection without a rank if
+    /// the job has no rank of this number.
     pub fn say(&mut self, rank: u32, bytes: &[u8]) {
         let id = match self.ranks.get(rank as usize) {
             Some((id, _)) => *id,
@@ -73,7 +74,8 @@ impl World {
         self.relay.input(self.now, id, bytes);
     }
 
-    /// Bytes reach a rank as if from the store. False if it gives up on that.
+    /// Passes bytes to a rank on its connection to the store. False if the session of the rank
+    /// fails.
     pub fn hear(&mut self, rank: u32, bytes: &[u8]) -> bool {
         match self.ranks.get_mut(rank as usize) {
             Some((_, session)) => session.input(bytes).is_ok(),
@@ -88,28 +90,29 @@ impl World {
         }
     }
 
-    /// Sends. False if the way is full.
+    /// Queues a message. False if the window is full.
     pub fn send(&mut self, from: u32, to: u32, topic: u64, bytes: &[u8]) -> bool {
         self.ranks[from as usize].1.send(to, topic, bytes)
     }
 
-    /// Receives.
+    /// Takes the next message.
     pub fn take(&mut self, rank: u32, topic: u64) -> Option<(u32, Vec<u8>)> {
         self.ranks[rank as usize].1.take(topic)
     }
 
-    /// Whether a rank knows all to have come.
+    /// Whether a rank has received the start of the job.
     pub fn has_started(&self, rank: u32) -> bool {
         self.ranks[rank as usize].1.started()
     }
 
-    /// Whether a rank knows another to be gone.
+    /// Whether a rank has received that another rank is gone.
     pub fn gone(&self, rank: u32, other: u32) -> bool {
         self.ranks[rank as usize].1.gone(other)
     }
 }
 
-/// What a store makes of bytes of a stranger and of a rank: it goes on serving the others.
+/// Passes bytes to a store from an unknown connection and from a rank; the store must continue to
+/// serve the other ranks.
 pub fn store(bytes: &[u8]) {
     let mut world = World::started(3);
     world.say(u32::MAX, bytes);
@@ -121,21 +124,21 @@ pub fn store(bytes: &[u8]) {
     assert!(heard.any(|(from, text)| (from, text.as_slice()) == (1, b"still here")));
 }
 
-/// What a rank makes of bytes of a store.
+/// Passes bytes to the session of a rank.
 pub fn session(bytes: &[u8]) {
     let mut world = World::started(2);
     world.hear(0, bytes);
     let mut session = Session::new(Secret::from_bytes([7; 32]), Hello::plain(0, 2));
-    // Whatever it is, it is no more than refused.
+    // The session returns at most an error.
     let _ = session.input(bytes);
 }
 
-/// What a rank makes of a datagram that brings a descriptor.
+/// Decodes the bytes of a datagram that carries a descriptor.
 pub fn descriptor(bytes: &[u8]) -> bool {
     super::descriptors::is_note(bytes)
 }
 
-/// What ranks make of what lies in a shared directory.
+/// Decodes the bytes of files in a shared directory.
 pub fn notes(bytes: &[u8]) {
     if let Ok(note) = super::notes::RankNote::decode(bytes) {
         assert_eq!(note.encode(), bytes);

@@ -1,9 +1,9 @@
-//! Which host this is, as a number.
+//! The number of this host.
 
 use super::secret::number_of;
 
-/// The number of this host: equal for processes that can reach each other's abstract sockets,
-/// which is one boot of one machine and one network namespace of it.
+/// The number of this host. It is equal for processes that can reach each other's abstract sockets:
+/// those in one network namespace in one boot of one machine.
 pub(super) fn host() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let net = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();

@@ -1,20 +1,20 @@
-//! What has arrived and nobody has asked for yet: messages and descriptors, by topic.
+//! Messages and descriptors that have arrived and were not yet received, by topic.
 //!
-//! Room is kept for each sender apart, so that one who talks much is refused and no other is.
-//! A message takes its room until it is received or its topic forgotten.
+//! Each sender has its own room, so that one sender's messages cannot use up the room of another. A
+//! message occupies its room until the rank receives it or forgets its topic.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use super::WINDOW;
 
-/// What a message takes up beside its bytes.
+/// Room of a message in addition to its payload, in bytes.
 const OVERHEAD: u32 = 64;
 
-/// Most descriptors that wait in an inbox.
+/// Most descriptors in an inbox.
 const MAX_FDS: usize = 256;
 
-/// Most topics that are remembered as forgotten.
+/// Most topics whose forgetting is remembered.
 const MAX_FORGOTTEN: usize = 4096;
 
 /// The room that a message of `len` bytes takes in its sender's window.
@@ -29,7 +29,7 @@ pub(super) struct Inbox {
     topics: HashMap<u64, VecDeque<(u32, Vec<u8>)>>,
     fds: HashMap<u64, VecDeque<(u32, OwnedFd)>>,
     fd_count: usize,
-    /// Room that is used, by sender.
+    /// Room in use, in bytes, by sender.
     used: HashMap<u32, u32>,
     /// Topics whose messages are dropped, the newest last.
     forgotten: VecDeque<u64>,
@@ -42,7 +42,8 @@ impl Inbox {
         used.saturating_add(room(len)) <= WINDOW
     }
 
-    /// Keeps a message. False if nobody wants it: its room is free again.
+    /// Adds a message. False if its topic is forgotten: the message is dropped and its room is
+    /// free.
     pub fn push(&mut self, from: u32, topic: u64, message: Vec<u8>) -> bool {
         if self.forgotten.contains(&topic) {
             return false;
@@ -65,7 +66,8 @@ impl Inbox {
         Some((from, message))
     }
 
-    /// Keeps a descriptor. It comes back if there is no room or nobody wants it.
+    /// Adds a descriptor. Returns the descriptor as the error if there is no room or its topic is
+    /// forgotten.
     pub fn push_fd(&mut self, from: u32, topic: u64, fd: OwnedFd) -> Result<(), OwnedFd> {
         if self.fd_count == MAX_FDS || self.forgotten.contains(&topic) {
             return Err(fd);
@@ -86,13 +88,13 @@ impl Inbox {
         taken
     }
 
-    /// Whether more descriptors have room.
+    /// Whether the inbox has room for another descriptor.
     pub fn has_room_for_fd(&self) -> bool {
         self.fd_count < MAX_FDS
     }
 
-    /// Drops what came under `topic`, and what will come. Gives the room that each sender of
-    /// a dropped message gets back.
+    /// Drops the messages that have arrived under `topic` and those that arrive later. Returns each
+    /// sender of a dropped message with the room to return to it.
     pub fn forget(&mut self, topic: u64) -> Vec<(u32, u32)> {
         if !self.forgotten.contains(&topic) {
             self.forgotten.push_back(topic);
@@ -129,7 +131,7 @@ mod tests {
     use crate::bootstrap::MAX_MESSAGE;
 
     #[test]
-    fn keeps_topics_apart_and_senders_in_order() {
+    fn topics_are_separate_and_each_sender_stays_in_order() {
         let mut inbox = Inbox::default();
         for (from, topic, text) in [(1, 7, "a"), (2, 7, "b"), (1, 8, "c"), (1, 7, "d")] {
             assert!(inbox.push(from, topic, text.into()));
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_senders_room_is_its_own_and_comes_back() {
+    fn each_sender_has_its_own_room() {
         let mut inbox = Inbox::default();
         let mut sent = 0;
         while inbox.has_room(1, MAX_MESSAGE) {
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_were_taken_leave_room_for_others() {
+    fn taken_descriptors_free_room_for_others() {
         let mut inbox = Inbox::default();
         let null = std::fs::File::open("/dev/null").unwrap();
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! The private directory in which ranks of one host meet when nothing names another.
+//! The private directory in which ranks of one host meet by default.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use super::secret::number_of;
 use super::slot::{any_rank_lives, private};
 use crate::error::{Error, Kind, Result};
 
-/// What was not touched for so long, and has nobody in it, is left over.
+/// A job directory without a living rank is removed if it was not modified for this long.
 const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);
 
 /// The private directory of the job of this name on this host.
 ///
 /// # Errors
-/// `Absent` if it cannot be anywhere; `Invalid` if another user has it.
+/// `Absent` if no suitable place exists; `Invalid` if the directory belongs to another user.
 pub(super) fn path_of(name: &str) -> Result<PathBuf> {
     let above = runtime()?;
     remove_left_over(&above);
@@ -24,9 +24,9 @@ pub(super) fn path_of(name: &str) -> Result<PathBuf> {
     Ok(above.join(format!("mp-{job:016x}")))
 }
 
-/// A directory of this user alone that does not outlive the machine's run.
+/// A directory that belongs to this user alone and does not survive a reboot.
 fn runtime() -> Result<PathBuf> {
-    // The ranks of a job have the same environment in this.
+    // All ranks of a job have the same value of this variable.
     if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR")
         && Path::new(&path).is_dir()
         && private(Path::new(&path)).is_ok()
@@ -39,7 +39,7 @@ fn runtime() -> Result<PathBuf> {
         let path = above.join(format!("mp-{user}"));
         match private(&path) {
             Ok(()) => return Ok(path),
-            // Others must not choose the directory by taking the better one.
+            // Fails here: another user must not redirect the job by taking the preferred directory.
             Err(e) if e.kind() == Kind::Invalid => return Err(e),
             Err(e) => why = Some(e),
         }
@@ -61,25 +61,26 @@ fn remove_left_over(above: &Path) {
         let changed = entry.metadata().and_then(|data| data.modified());
         let old = changed.is_ok_and(|t| t.elapsed().is_ok_and(|age| age > LEFT_OVER));
         if ours && old && !any_rank_lives(&entry.path()) {
-            // Another rank may be removing it too.
+            // Another rank may be removing it at the same time; both outcomes are fine.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// A name that processes of the same parent share: its number and when it started.
+/// A name that processes of the same parent share: the parent's process number and start time.
 pub(super) fn name_of_parent() -> String {
     let parent = Pid::as_raw(rustix::process::getppid());
     let stat = fs::read_to_string(format!("/proc/{parent}/stat")).unwrap_or_default();
-    // The program's name, in brackets, may hold anything; the start is the 20th field behind it.
+    // The program's name, in brackets, may contain any character; the start time is the 20th field
+    // after it.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let started = fields.split_whitespace().nth(19).unwrap_or_default();
     format!("parent.{parent}.{started}")
 }
 
-/// Has `leave` called when this process ends normally.
+/// Registers `leave`, to be called when this process ends normally.
 pub(super) fn at_exit(leave: extern "C" fn()) {
     // SAFETY: `leave` takes nothing, returns nothing and may be called at any time once.
-    // That it could not be registered is no harm: what it removes is removed later.
+    // A failed registration is harmless: a later rank removes the files.
     let _ = unsafe { libc::atexit(leave) };
 }

@@ -1,4 +1,4 @@
-//! The ranks of one process: threads, or fibers of a simulation, with a queue each.
+//! Ranks of one process: threads, or fibers of a simulation, with an inbox each.
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,30 +9,30 @@ use super::inbox::Inbox;
 use super::{Bootstrap, check, duplicate, full, gone, lock, too_many};
 use crate::error::Result;
 
-/// One rank of a job whose ranks all live in this process.
+/// One rank of a job whose ranks all are in this process.
 ///
-/// It starts no thread, never waits and reads no clock: what arrives depends only on the order
-/// of the calls. Dropping it makes the rank gone.
+/// It starts no thread, never waits and reads no clock: what arrives depends only on the order of
+/// the calls. When the value is dropped, the rank is gone.
 pub struct Local {
     rank: u32,
     job: u64,
-    /// By rank; none once the rank is gone.
+    /// Indexed by rank. None once the rank is gone.
     inboxes: Arc<[Mutex<Option<Inbox>>]>,
 }
 
 fn next_job() -> u64 {
-    /// The last job's number. Relaxed: only has to be another one each time.
+    /// The number of the last job. Relaxed: the numbers only need to differ.
     static JOBS: AtomicU64 = AtomicU64::new(0);
     1 + JOBS.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Local {
-    /// The ranks of a new job, in order of their numbers.
+    /// Creates the ranks of a new job, in the order of their numbers.
     pub fn ranks(size: u32) -> Vec<Arc<dyn Bootstrap>> {
         Local::ranks_of(next_job(), size)
     }
 
-    /// The ranks of job `job`, for programs that shall see the same numbers in every run.
+    /// Creates the ranks of job `job`, for programs that need the same numbers in every run.
     pub fn ranks_of(job: u64, size: u32) -> Vec<Arc<dyn Bootstrap>> {
         let inboxes = (0..size).map(|_| Mutex::new(Some(Inbox::default())));
         let inboxes = inboxes.collect::<Arc<[_]>>();
@@ -104,7 +104,7 @@ impl Bootstrap for Local {
         if !inbox.has_room_for_fd() {
             return Err(too_many(to));
         }
-        // Comes back, and is closed, only if nobody wants it.
+        // The inbox returns the descriptor if its topic is forgotten; the drop closes it.
         drop(inbox.push_fd(self.rank, topic, fd));
         Ok(())
     }
@@ -117,7 +117,7 @@ impl Bootstrap for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        // What nobody received is dropped after the lock is given back.
+        // Unreceived messages are dropped after the lock is released.
         let left = self.inbox(self.rank).take();
         drop(left);
     }

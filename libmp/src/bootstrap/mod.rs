@@ -1,14 +1,14 @@
-//! How ranks find each other: rank, size, and control messages between ranks, before and beside the
-//! messages that paths carry.
+//! The bootstrap: rank, size, and control messages between ranks, before and beside the messages
+//! that paths carry.
 //!
-//! A [`Bootstrap`] gives a rank its number and carries *control messages*: short, reliable, in
-//! order between two ranks, sorted by topic. Contexts use it to exchange addresses when a peer
-//! or a tag is used first; payload never goes this way.
+//! A [`Bootstrap`] gives a rank its number and carries *control messages*: short, reliable, ordered
+//! between two ranks, separated by topic. Contexts use them to exchange addresses at the first use
+//! of a peer or a tag. Payload never uses them.
 //!
-//! [`Local`] ranks are threads or fibers of one process; [`Tcp`] ranks meet at a store that
-//! `mprun` or rank 0 hosts; [`Directory`] ranks meet in a directory and need no network.
-//! [`from_env`] chooses by what the launcher left in the environment. Secrets guard who takes
-//! part; they do not encrypt: use networks that you trust.
+//! [`Local`] ranks are threads or fibers of one process. [`Tcp`] ranks meet at a store that `mprun`
+//! or rank 0 hosts. [`Directory`] ranks meet in a directory and need no network. [`from_env`]
+//! selects one by the variables that the launcher sets. A secret authenticates the ranks of a job;
+//! nothing is encrypted: use networks that you trust.
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -46,95 +46,98 @@ pub use local::Local;
 pub use secret::Secret;
 pub use tcp::Tcp;
 
-/// Longest control message in bytes.
+/// Most bytes of one control message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 
-/// How much one rank may have under way to another: the bytes of its messages and a little for
-/// each, until they are received.
+/// Most bytes that one rank may have in flight to another: its messages and an overhead for each,
+/// until the other rank receives them.
 pub const WINDOW: u32 = 1 << 20;
 
 /// A job as one of its ranks sees it.
 ///
-/// After the start nothing is collective. `send` and `receive` never block for longer than a
-/// local copy or a system call that does not wait: contexts call them from their thread.
+/// After the start nothing is collective. `send` and `receive` block at most for a local copy or
+/// for a system call that does not wait, because contexts call them from their background thread.
 pub trait Bootstrap: Send + Sync + fmt::Debug {
-    /// This rank, 0 to `size` - 1.
+    /// The number of this rank, 0 to `size` - 1.
     fn rank(&self) -> u32;
 
-    /// How many ranks the job has.
+    /// The number of ranks in the job.
     fn size(&self) -> u32;
 
-    /// A number that all ranks of the job share and other jobs do not.
+    /// The number of the job: equal in all its ranks, different in other jobs.
     fn job(&self) -> u64;
 
-    /// Hands a message for `to` over. It arrives if both ranks live, in the order of the calls.
+    /// Sends a message to `to`. It arrives if both ranks live. Messages to one rank arrive in the
+    /// order of the calls.
     ///
     /// # Errors
-    /// `Invalid` for a rank that the job has not or a message longer than [`MAX_MESSAGE`];
-    /// `QueueFull` while `to` has too much of this rank that it did not receive ([`WINDOW`]);
-    /// `PeerFailed` if `to` is known to be gone: the context gives it up. `System` if the
-    /// bootstrap cannot deliver: the context keeps the message and tries again.
+    /// `Invalid` if the job has no rank `to`, or for a message longer than [`MAX_MESSAGE`].
+    /// `QueueFull` while `to` has not received this rank's messages and they fill the [`WINDOW`].
+    /// `PeerFailed` if `to` is known to be gone: the context then treats it as failed. `System` if
+    /// the bootstrap cannot deliver: the context keeps the message and retries.
     fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()>;
 
-    /// The next message under `topic`, with its sender, if one has arrived. Messages under topics
-    /// that nobody asks for are kept, up to a bound: their senders are told that the way is full.
-    /// What a rank sent before it was gone is still received.
+    /// The next message under `topic`, with its sender, if one has arrived. Messages under other
+    /// topics are kept up to [`WINDOW`] bytes per sender; a sender beyond that gets `QueueFull`.
+    /// Messages that a rank sent before it was gone are still received.
     ///
     /// # Errors
-    /// `System` if the way to the others is gone; `Protocol` if something arrived that cannot be
-    /// understood.
+    /// `System` if the connection to the other ranks is lost; `Protocol` if received bytes are
+    /// malformed.
     fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>>;
 
-    /// Drops what has arrived under `topic` and what will arrive: nobody is going to ask for it.
+    /// Drops the messages that have arrived under `topic` and those that arrive later.
     fn forget(&self, topic: u64) {
         let _ = topic;
     }
 
-    /// Whether `topic` was forgotten: a context whose name was used before takes another one.
+    /// Whether `topic` was forgotten. A context whose name was used before then takes another
+    /// topic.
     fn is_forgotten(&self, topic: u64) -> bool {
         let _ = topic;
         false
     }
 
-    /// Whether `rank` is known to have left the job or died. A rank that is gone stays so. This may
-    /// read a file: ten times a second a context calls this, without its lock, for one rank in
+    /// Whether `rank` is known to have left the job or died. A rank that is gone stays gone. This
+    /// may read a file. A context calls it ten times a second, without its lock, for one rank in
     /// turn and for each rank that a request waits for.
     fn gone(&self, rank: u32) -> bool {
         let _ = rank;
         false
     }
 
-    /// The host that a rank is on: ranks of equal numbers can open each other's sockets and pass
-    /// descriptors. None if it is not known, or there is no such rank.
+    /// The number of the host of a rank: ranks of equal numbers can open each other's sockets and
+    /// pass descriptors. None if it is not known, or if the job has no rank `rank`.
     fn host(&self, rank: u32) -> Option<u64> {
         let _ = rank;
         None
     }
 
-    /// Hands a copy of a descriptor to a rank of the same host. Topics of descriptors are apart
-    /// from those of messages, and neither overtakes or waits for the other.
+    /// Sends a copy of a descriptor to a rank of the same host. Descriptors and messages have
+    /// separate topics and separate orders: neither overtakes nor waits for the other.
     ///
     /// # Errors
-    /// As [`send`](Bootstrap::send); `Unsupported` if the rank is on another host, or this
-    /// bootstrap passes none.
+    /// As [`send`](Bootstrap::send); `Unsupported` if the rank is on another host, or if this
+    /// bootstrap does not pass descriptors.
     fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
         let _ = (topic, fd);
-        let text = "this bootstrap passes no descriptors";
+        let text = "this bootstrap does not pass descriptors";
         Err(Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(to))
     }
 
     /// The next descriptor under `topic`, with its sender, if one has arrived.
     ///
     /// # Errors
-    /// As [`receive`](Bootstrap::receive); `Unsupported` if this bootstrap passes none.
+    /// As [`receive`](Bootstrap::receive); `Unsupported` if this bootstrap does not pass
+    /// descriptors.
     fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
         let _ = topic;
-        let text = "this bootstrap passes no descriptors";
+        let text = "this bootstrap does not pass descriptors";
         Err(Error::new("receive a descriptor", Kind::Unsupported, text))
     }
 }
 
-/// Takes a lock. What it guards holds whatever panicked meanwhile.
+/// Takes a lock. A panic of another holder leaves the guarded value consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -143,24 +146,24 @@ const JOIN: &str = "join the job";
 const SEND: &str = "send a control message";
 const RECEIVE: &str = "receive a control message";
 
-/// Refuses a rank that a job of this size has not, and a job that is too large.
+/// Fails if a job of this size has no rank `rank`, or if the job is too large.
 fn fits(rank: u32, size: u32) -> Result<()> {
     if rank < size && size <= wire::MAX_RANKS {
         return Ok(());
     }
-    let text = format!("there are {size} ranks");
+    let text = format!("the job has {size} ranks");
     let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
     Err(error.with_limit(wire::MAX_RANKS))
 }
 
-/// Refuses ranks that the job has not and messages that are too long.
+/// Fails if the job has no rank `to`, or if the message is too long.
 fn check(size: u32, to: u32, message: &[u8]) -> Result<()> {
     if to >= size {
         let text = format!("the job has {size} ranks");
         return Err(Error::new(SEND, Kind::Invalid, text).with_rank(to));
     }
     if message.len() > MAX_MESSAGE {
-        let text = format!("{} bytes", message.len());
+        let text = format!("the message has {} bytes", message.len());
         let error = Error::new(SEND, Kind::Invalid, text).with_rank(to);
         return Err(error.with_limit(MAX_MESSAGE));
     }
@@ -175,25 +178,30 @@ fn gone(rank: u32) -> Error {
 
 #[cold]
 fn full(rank: u32) -> Error {
-    let text = "does not receive what it is sent";
+    let text = "does not receive its control messages";
     let error = Error::new(SEND, Kind::QueueFull, text).with_rank(rank);
     error.with_limit(WINDOW)
 }
 
 #[cold]
 fn too_many(rank: u32) -> Error {
-    let text = "does not receive the descriptors it is sent";
+    let text = "does not receive its descriptors";
     Error::new("pass a descriptor", Kind::QueueFull, text).with_rank(rank)
 }
 
-/// A descriptor of our own for what `fd` names.
+/// Duplicates the descriptor `fd`.
 fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     fd.try_clone_to_owned().map_err(|e| {
-        Error::new("pass a descriptor", Kind::System, "it cannot be copied").with_source(e)
+        Error::new(
+            "pass a descriptor",
+            Kind::System,
+            "the descriptor cannot be duplicated",
+        )
+        .with_source(e)
     })
 }
 
-/// Refuses ranks to which `from` cannot pass a descriptor.
+/// Fails if `from` cannot pass a descriptor to `to`.
 fn check_host(from: &impl Bootstrap, to: u32) -> Result<()> {
     check(from.size(), to, &[])?;
     if from.host(to) == from.host(from.rank()) {
@@ -203,7 +211,7 @@ fn check_host(from: &impl Bootstrap, to: u32) -> Result<()> {
     Err(Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(to))
 }
 
-/// `count` ranks, the first of which are `some`, have not come within `limit`.
+/// The error if `count` ranks, the first of which are `some`, have not joined within `limit`.
 #[cold]
 fn missing(limit: Duration, count: u32, some: &[u32]) -> Error {
     const SHOWN: usize = 20;
@@ -215,7 +223,7 @@ fn missing(limit: Duration, count: u32, some: &[u32]) -> Error {
     let ms = limit.as_millis();
     let error = |text| Error::new(JOIN, Kind::Missing, text).with_limit(ms);
     match some {
-        [one] if count == 1 => error("has not come in time, in ms".to_string()).with_rank(*one),
-        _ => error(format!("ranks {names} have not come in time, in ms")),
+        [one] if count == 1 => error("has not joined in time, in ms".to_string()).with_rank(*one),
+        _ => error(format!("ranks {names} have not joined in time, in ms")),
     }
 }

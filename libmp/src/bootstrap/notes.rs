@@ -1,4 +1,4 @@
-//! What lies in a shared directory, as bytes and names. Pure: no file, no clock.
+//! The files in a shared directory, as bytes and names. Pure: no file, no clock.
 
 use super::bytes::{Bytes, Malformed};
 use super::secret::Nonce;
@@ -12,21 +12,22 @@ const SHORT: &str = "a short note";
 /// Bytes of a rank's note.
 pub(super) const RANK_NOTE: usize = 8 + 4 + 4 + 8 + 32;
 
-/// Who came.
+/// The note of a rank that has joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RankNote {
-    /// Which rank.
+    /// The rank's number.
     pub rank: u32,
-    /// How many there are in its opinion.
+    /// The job size that the rank expects.
     pub size: u32,
     /// The number of its host.
     pub host: u64,
-    /// Fresh: tells it from ranks of other jobs. Known to the user's processes alone.
+    /// A fresh random number that distinguishes it from ranks of other jobs. Only processes of the
+    /// user can read it.
     pub nonce: Nonce,
 }
 
 impl RankNote {
-    /// Its bytes.
+    /// Encodes the note.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(RANK_NOTE);
         bytes.extend(RANK_MAGIC);
@@ -37,10 +38,10 @@ impl RankNote {
         bytes
     }
 
-    /// The note that bytes are.
+    /// Decodes a note.
     ///
     /// # Errors
-    /// They are none.
+    /// The bytes are malformed.
     pub fn decode(bytes: &[u8]) -> Result<RankNote, Malformed> {
         let mut bytes = Bytes(bytes, SHORT);
         if bytes.array()? != RANK_MAGIC {
@@ -52,7 +53,7 @@ impl RankNote {
             host: bytes.u64()?,
             nonce: bytes.array()?,
         };
-        bytes.end("a note with something behind it")?;
+        bytes.end("a note with trailing bytes")?;
         Ok(note)
     }
 }
@@ -60,17 +61,17 @@ impl RankNote {
 /// Host and nonce of a rank.
 pub(super) type Member = (u64, Nonce);
 
-/// Who belongs to the job.
+/// The number and the members of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JobNote {
     /// The job's number.
     pub job: u64,
-    /// By rank.
+    /// Indexed by rank.
     pub ranks: Vec<Member>,
 }
 
 impl JobNote {
-    /// Its bytes.
+    /// Encodes the note.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(JOB_MAGIC);
@@ -82,10 +83,10 @@ impl JobNote {
         bytes
     }
 
-    /// The note that bytes are.
+    /// Decodes a note.
     ///
     /// # Errors
-    /// They are none.
+    /// The bytes are malformed.
     pub fn decode(bytes: &[u8]) -> Result<JobNote, Malformed> {
         let mut bytes = Bytes(bytes, SHORT);
         if bytes.array()? != JOB_MAGIC {
@@ -103,23 +104,23 @@ impl JobNote {
     }
 }
 
-/// The name of a rank's note.
+/// The file name of a rank's note.
 pub(super) fn note_name(rank: u32) -> String {
     format!("rank-{rank}")
 }
 
-/// The name of the directory of a rank's mail.
+/// The directory name of a rank's mailbox.
 pub(super) fn mailbox_name(rank: u32, nonce: &Nonce) -> String {
     let mark = nonce[..8].iter().map(|b| format!("{b:02x}"));
     format!("to-{rank}-{}", mark.collect::<String>())
 }
 
-/// The name of the `number`-th message of a sender.
+/// The file name of the `number`-th message of a sender.
 pub(super) fn mail_name(from: u32, number: u64) -> String {
     format!("{from}.{number}")
 }
 
-/// Sender and number of a message's name; none if it is no such name.
+/// Sender and number in the file name of a message. None if the name has another form.
 pub(super) fn parse_mail_name(name: &str) -> Option<(u32, u64)> {
     let (from, number) = name.split_once('.')?;
     let parsed = (from.parse().ok()?, number.parse().ok()?);
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_come_back_and_cut_ones_do_not() {
+    fn notes_round_trip_and_truncated_notes_fail() {
         let rank = RankNote {
             rank: 3,
             size: 9,
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_mail_are_exact() {
+    fn mail_names_are_parsed_exactly() {
         assert_eq!(parse_mail_name(&mail_name(7, 12)), Some((7, 12)));
         for name in [
             "", ".", "7", ".7.12", "7.12.1", "+7.12", "07.1", "7.-1", "x.1",

@@ -1,10 +1,10 @@
-//! Bytes on their way out of a socket that does not wait.
+//! Pending output of a non-blocking socket.
 
 use std::io::{ErrorKind, Write};
 
 use super::wire::{Frame, MAX_FRAME};
 
-/// Bytes on their way out.
+/// Bytes that are not yet written.
 #[derive(Debug, Default)]
 pub(super) struct Output {
     bytes: Vec<u8>,
@@ -17,18 +17,18 @@ impl Output {
         frame.encode(&mut self.bytes);
     }
 
-    /// What is to be written.
+    /// The bytes that are not yet written.
     pub fn pending(&self) -> &[u8] {
         &self.bytes[self.written..]
     }
 
-    /// The first `n` bytes of it are written.
+    /// Removes the first `n` bytes, which are written.
     pub fn wrote(&mut self, n: usize) {
         self.written += n;
         if self.written == self.bytes.len() {
             self.bytes.clear();
             self.written = 0;
-            // A burst shall not hold its memory for ever.
+            // Releases the memory of a burst.
             self.bytes.shrink_to(MAX_FRAME);
         } else if self.written > self.bytes.len() / 2 {
             self.bytes.drain(..self.written);
@@ -36,10 +36,10 @@ impl Output {
         }
     }
 
-    /// Writes what `to` takes. False if some is left.
+    /// Writes as much as `to` accepts. False if bytes remain.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection is lost.
     pub fn flush(&mut self, to: &mut impl Write) -> std::io::Result<bool> {
         while !self.pending().is_empty() {
             match to.write(self.pending()) {

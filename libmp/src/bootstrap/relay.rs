@@ -1,10 +1,10 @@
-//! The store's side of the protocol: who has come, who may talk, what goes to whom. Pure: bytes
-//! and times go in, bytes come out; sockets are elsewhere.
+//! The store's side of the protocol: joining, authentication, routing of messages. Pure: bytes and
+//! times are its input, bytes are its output; the sockets are in another module.
 //!
-//! What is held for a rank is bounded by the windows of its senders, what is held of a connection
-//! that has not proved that it knows the secret by the length of a greeting. Such connections
-//! cannot keep a rank out: each has a time limit, and where there are too many, a new one replaces
-//! the oldest of the network address that has most of them.
+//! The windows of the senders bound the bytes that are held for a rank. The length of a greeting
+//! bounds the bytes that are held of a connection that has not proved that it has the secret.
+//! Unproved connections cannot keep a rank from joining: each has a time limit, and if there are
+//! too many, a new one replaces the oldest of the network address with the most of them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,16 +16,16 @@ use super::secret::{Nonce, Proof};
 use super::wire::{self, Frame, Hello, MAX_FRAME, MAX_GREETING, MAX_LISTED, Malformed, VERSION};
 use super::{Secret, WINDOW};
 
-/// How long a connection may take to prove that it knows the secret.
+/// The time limit for a connection to prove that it has the secret.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
 
-/// How often ranks that wait get a notice of those that are missing.
+/// The interval between two notices of missing ranks to the ranks that wait.
 const NOTICE: Duration = Duration::from_millis(100);
 
-/// Most connections beside those of the ranks, which have not proved that they know the secret.
+/// Most connections that have not proved that they have the secret.
 const MAX_UNPROVED: usize = 64;
 
-/// A connection's name.
+/// The number of a connection.
 pub(super) type Id = u64;
 
 /// The state of a job's store.
@@ -37,9 +37,9 @@ pub(super) struct Relay {
     started: bool,
     connections: BTreeMap<Id, Connection>,
     next: Id,
-    /// Room of messages in flight, by sender and receiver.
+    /// Room of messages in flight, in bytes, by sender and receiver.
     inflight: HashMap<(u32, u32), u32>,
-    /// When ranks that wait get the next notice of those that are missing.
+    /// When the waiting ranks get the next notice of missing ranks.
     notice: Option<Duration>,
 }
 
@@ -59,17 +59,18 @@ struct Connection {
 
 #[derive(Clone, Copy)]
 enum Phase {
-    /// Has said nothing yet. Its nonce-to-be, and until when it may speak.
+    /// Connected, without a complete greeting yet. Holds the nonce for the challenge and the
+    /// deadline.
     Connected { nonce: Nonce, until: Duration },
-    /// Was asked for this proof.
+    /// Challenged: must answer with this proof.
     Asked {
         hello: Hello,
         proof: Proof,
         until: Duration,
     },
-    /// Is a rank.
+    /// The connection of a rank that has joined.
     Joined(u32),
-    /// Is closed when its output is written, or then.
+    /// Being closed, when its output is written or at this time.
     Leaving { until: Duration },
 }
 
@@ -89,8 +90,8 @@ impl Relay {
         }
     }
 
-    /// Takes a new connection from an address. Returns its number and, if there are too many, the
-    /// number of the one to drop.
+    /// Adds a new connection from an address. Returns its number and, if there are too many, the
+    /// number of the connection to drop.
     pub fn connect(&mut self, now: Duration, from: IpAddr, nonce: Nonce) -> (Id, Option<Id>) {
         let dropped = self.oldest_unproved();
         if let Some(id) = dropped {
@@ -108,7 +109,7 @@ impl Relay {
         (self.next, dropped)
     }
 
-    /// The connection to drop before another one is taken, if there is no room.
+    /// The connection to drop before another one is added, if there are too many.
     fn oldest_unproved(&self) -> Option<Id> {
         let mut origins: HashMap<IpAddr, (usize, Id)> = HashMap::new();
         let all = self.connections.iter();
@@ -123,7 +124,7 @@ impl Relay {
             .map(|(_, oldest)| oldest)
     }
 
-    /// Bytes have come.
+    /// Handles input of a connection.
     pub fn input(&mut self, now: Duration, id: Id, bytes: &[u8]) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -155,13 +156,14 @@ impl Relay {
         }
     }
 
-    /// The connection is no more.
+    /// Handles the end of a connection.
     pub fn closed(&mut self, now: Duration, id: Id) {
         self.leave(now, id);
         self.connections.remove(&id);
     }
 
-    /// Time has passed: connections that took too long are refused, ranks that wait get a notice.
+    /// Handles the passage of time: refuses connections beyond their time limit, and sends notices
+    /// to waiting ranks.
     pub fn tick(&mut self, now: Duration) {
         let late = |c: &Connection| match c.phase {
             Phase::Connected { until, .. } | Phase::Asked { until, .. } => until <= now,
@@ -170,7 +172,7 @@ impl Relay {
         let all = self.connections.iter();
         let late = all.filter(|(_, c)| late(c)).map(|(id, _)| *id);
         for id in late.collect::<Vec<_>>() {
-            self.refuse(now, id, "took too long to introduce itself");
+            self.refuse(now, id, "took too long to send its greeting");
         }
         if self.notice.is_some_and(|at| at <= now) {
             self.notice = None;
@@ -194,30 +196,30 @@ impl Relay {
         limits.chain(self.notice).min()
     }
 
-    /// Which ranks have not come.
+    /// The ranks that have not joined.
     pub fn missing(&self) -> Vec<u32> {
         let slots = self.slots.iter().enumerate();
         let missing = slots.filter(|(_, s)| matches!(s, Slot::Missing));
         missing.map(|(rank, _)| rank as u32).collect()
     }
 
-    /// Whether all have come and all have left.
+    /// Whether all ranks have joined and left.
     pub fn over(&self) -> bool {
         self.started && self.slots.iter().all(|s| matches!(s, Slot::Gone))
     }
 
-    /// Whether bytes wait to be written.
+    /// Whether output is pending.
     pub fn writes(&self, id: Id) -> bool {
         let output = self.connections.get(&id).map(|c| c.output.pending());
         output.is_some_and(|bytes| !bytes.is_empty())
     }
 
-    /// Where bytes wait to be written.
+    /// The pending output of a connection.
     pub fn output(&mut self, id: Id) -> Option<&mut Output> {
         self.connections.get_mut(&id).map(|c| &mut c.output)
     }
 
-    /// Whether the connection is to be closed now.
+    /// Whether the connection must be closed now.
     pub fn finished(&self, now: Duration, id: Id) -> bool {
         match self.connections.get(&id) {
             None => true,
@@ -252,12 +254,12 @@ impl Relay {
             }
             (Phase::Connected { .. }, Frame::Foreign { version }) => {
                 let why = format!("speaks version {version}, the store version {VERSION}");
-                // Its own version of a greeting, so that it can tell.
+                // The store's own greeting tells the rank both versions.
                 self.send(id, &Frame::Foreign { version: VERSION });
                 self.refuse(now, id, &why);
                 Ok(())
             }
-            // Comparing takes the same time wherever they differ.
+            // The comparison is constant-time.
             (Phase::Asked { hello, proof, .. }, Frame::Answer { proof: theirs }) => {
                 if theirs != proof {
                     self.refuse(now, id, "does not know the job's secret");
@@ -273,13 +275,13 @@ impl Relay {
             }
             (Phase::Joined(by), Frame::Credit { peer, room }) if self.started => {
                 let Some(Slot::Joined { id, .. }) = self.slots.get(peer as usize).copied() else {
-                    // It has left, and what it sent was forgotten.
+                    // The sender has left, and its counts of messages in flight are removed.
                     return Ok(());
                 };
                 let in_flight = self.inflight.entry((peer, by)).or_default();
                 *in_flight = in_flight
                     .checked_sub(room)
-                    .ok_or(Malformed("received what nobody sent"))?;
+                    .ok_or(Malformed("credit for more than was sent"))?;
                 self.send(id, &Frame::Credit { peer: by, room });
                 Ok(())
             }
@@ -287,14 +289,11 @@ impl Relay {
         }
     }
 
-    /// What speaks against a rank that knows the secret.
+    /// The reason to refuse a rank that has proved the secret, if there is one.
     fn objection(&self, hello: &Hello) -> Option<String> {
         let (rank, size) = (hello.rank, self.slots.len());
         if hello.size as usize != size {
-            return Some(format!(
-                "thinks there are {} ranks, there are {size}",
-                hello.size
-            ));
+            return Some(format!("expects {} ranks, the job has {size}", hello.size));
         }
         if hello.name != self.name {
             return Some("belongs to a job of another name".into());
@@ -302,7 +301,7 @@ impl Relay {
         match self.slots.get(rank as usize) {
             None => Some(format!("is rank {rank} of {size}")),
             Some(Slot::Joined { .. }) => Some(format!("is a second rank {rank}")),
-            Some(Slot::Gone) => Some(format!("comes again: rank {rank} has left")),
+            Some(Slot::Gone) => Some(format!("cannot join again: rank {rank} has left")),
             Some(Slot::Missing) => None,
         }
     }
@@ -329,7 +328,9 @@ impl Relay {
 
     fn forward(&mut self, from: u32, to: u32, topic: u64, bytes: &[u8]) -> Result<(), Malformed> {
         match self.slots.get(to as usize).copied() {
-            None | Some(Slot::Missing) => Err(Malformed("a message for nobody")),
+            None | Some(Slot::Missing) => {
+                Err(Malformed("a message for a rank that has not joined"))
+            }
             Some(Slot::Gone) => Ok(()),
             Some(Slot::Joined { id, .. }) => {
                 let in_flight = self.inflight.entry((from, to)).or_default();
@@ -344,13 +345,13 @@ impl Relay {
         }
     }
 
-    /// Says why, and closes.
+    /// Sends the reason and closes the connection.
     fn refuse(&mut self, now: Duration, id: Id, why: &str) {
         self.send(id, &Frame::Refused { why });
         self.leave(now, id);
     }
 
-    /// The connection's slot, if it has one, is empty from now on.
+    /// Starts to close the connection. Its rank, if any, is then gone, or missing before the start.
     fn leave(&mut self, now: Duration, id: Id) {
         let until = now + GREETING_LIMIT;
         let Some(connection) = self.connections.get_mut(&id) else {
@@ -393,7 +394,7 @@ impl Relay {
     }
 }
 
-/// What counts as one origin: an IPv4 address, or the /64 network of an IPv6 address.
+/// The origin of a connection: an IPv4 address, or the /64 network of an IPv6 address.
 fn origin(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
@@ -405,7 +406,7 @@ fn origin(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    /// The store of a job of so many ranks.
+    /// The store of a job of `size` ranks.
     fn relay(size: u32) -> Relay {
         Relay::new(Secret::from_bytes([1; 32]), 0, 1, size)
     }
@@ -419,7 +420,7 @@ mod tests {
             "fd00::1".parse().unwrap(),
         ];
         let mut connect = |from: IpAddr| relay.connect(Duration::ZERO, from, [0; 32]);
-        // A flood of one address leaves room for others, and theirs stay.
+        // A flood from one address leaves room for other addresses, and their connections stay.
         let mut flood = Vec::new();
         for _ in 0..MAX_UNPROVED + 2 {
             let (id, dropped) = connect(addresses[0]);
@@ -428,7 +429,7 @@ mod tests {
         }
         let (rank, dropped) = connect(addresses[1]);
         assert_eq!(dropped, Some(flood.remove(0)));
-        // One that has many addresses of one network under IPv6 has one origin.
+        // Many IPv6 addresses of one network count as one origin.
         for i in 0..10 * MAX_UNPROVED as u16 {
             let from = match i % 2 {
                 0 => addresses[0],

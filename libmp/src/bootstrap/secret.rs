@@ -1,4 +1,4 @@
-//! The secret of a job: who knows it belongs to the job, and nobody says it aloud.
+//! The secret of a job: it authenticates the processes of the job and is never sent.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::error::{Error, Kind, Result};
 
-/// A fresh random number that makes every proof another one.
+/// A fresh random number that makes every proof different.
 pub(super) type Nonce = [u8; 32];
 
-/// A keyed digest. Comparing two takes the same time wherever they differ.
+/// A keyed digest. Its comparison is constant-time.
 pub(super) type Proof = blake3::Hash;
 
-/// What the ranks of a job share and others do not know.
+/// The key that only the ranks of a job share.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// The shortest text that [`from_text`](Secret::from_text) takes, in bytes.
+    /// The minimum length of a text for [`from_text`](Secret::from_text), in bytes.
     pub const SHORTEST: usize = 16;
 
-    /// A secret that nobody knows.
+    /// A new random secret.
     ///
     /// # Errors
     /// `System` if the system has no random numbers.
@@ -28,8 +28,8 @@ impl Secret {
         random_bytes().map(Secret)
     }
 
-    /// The secret that a text stands for, as in `MP_SECRET`: equal texts, equal secrets. The text
-    /// should be random; one that can be guessed guards nothing.
+    /// Derives the secret from a text, as in `MP_SECRET`: equal texts give equal secrets. The text
+    /// must be random; a text that can be guessed protects nothing.
     ///
     /// # Errors
     /// `Invalid` for a text of less than 16 bytes.
@@ -51,8 +51,8 @@ impl Secret {
         Secret(bytes)
     }
 
-    /// A digest that only those who know the secret can make. `what` says what it proves; parts
-    /// are told apart by their lengths.
+    /// A digest that only holders of the secret can compute. `what` names its purpose; the lengths
+    /// of the parts are included, so that different divisions give different digests.
     pub(super) fn proof(&self, what: &str, parts: &[&[u8]]) -> Proof {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         for part in [&[what.as_bytes()], parts].concat() {
@@ -77,12 +77,12 @@ pub(super) fn random_bytes() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
     let mut filled = 0;
     while filled < bytes.len() {
-        // Requests of at most 256 bytes are not cut short, but may be interrupted before.
+        // A request of at most 256 bytes is not cut short, but may be interrupted before it starts.
         match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
             Ok(n) => filled += n,
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
-                let error = Error::new("draw random numbers", Kind::System, "getrandom");
+                let error = Error::new("draw random numbers", Kind::System, "getrandom failed");
                 return Err(error.with_source(e));
             }
         }
@@ -99,7 +99,7 @@ pub(super) fn random_number() -> Result<u64> {
     Ok(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 
-/// The number that a text has everywhere.
+/// The 64-bit digest of a text, equal on every host.
 pub(super) fn number_of(what: &str, parts: &[&[u8]]) -> u64 {
     let digest = Secret([0; 32]).proof(what, parts);
     let [a, b, c, d, e, f, g, h, ..] = *digest.as_bytes();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_make_secrets() {
+    fn equal_texts_give_equal_secrets() {
         let text = "0123456789abcdef";
         let (a, b) = (Secret::from_text(text), Secret::from_text(text));
         assert_eq!(a.unwrap().0, b.unwrap().0);

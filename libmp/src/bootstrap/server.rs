@@ -1,4 +1,4 @@
-//! The store's sockets and its one thread.
+//! The store's sockets and its thread.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -16,40 +16,41 @@ use crate::error::{Error, Kind, Result};
 
 const START: &str = "start the store";
 
-/// Most bytes that are read from one connection before the others have their turn.
+/// Most bytes that are read from one connection before the next connection is served.
 const MAX_READ: usize = 1 << 18;
 
-/// How long nobody is let in after that failed for want of descriptors.
+/// How long the store accepts no connection after an accept failed for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Says on its thread's socket that nobody is going to stop it.
+/// The byte on the thread's socket that releases the thread: it then runs until all ranks have
+/// left.
 const RELEASED: u8 = 1;
 
-/// The store of a job: ranks meet at it and it passes their control messages on.
+/// The store of a job: ranks meet at it, and it forwards their control messages.
 ///
-/// It has one thread. Dropping it ends the job: the ranks lose their way to each other.
+/// It has one thread. When the value is dropped, the ranks lose their connection to each other.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     job: u64,
-    /// Closing it stops the thread, unless it was released by it.
+    /// Closing this socket stops the thread, unless [`RELEASED`] was written to it.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Listens on `bind` (port 0: any) for the `size` ranks of the job called `name`.
+    /// Listens on `bind` (port 0: any free port) for the `size` ranks of the job named `name`.
     ///
     /// # Errors
-    /// `Invalid` for a job of no ranks, or of more than 65536; `System` if the address cannot be
-    /// had or the system refuses.
+    /// `Invalid` for a job of no ranks, or of more than 65536; `System` if the address is not
+    /// available or the system refuses.
     pub fn start(bind: SocketAddr, secret: &Secret, name: &str, size: u32) -> Result<Server> {
         if size == 0 || size > wire::MAX_RANKS {
             let error = Error::new(START, Kind::Invalid, format!("{size} ranks"));
             return Err(error.with_limit(wire::MAX_RANKS));
         }
         let system = |e| {
-            let error = Error::new(START, Kind::System, format!("listen on {bind}"));
+            let error = Error::new(START, Kind::System, format!("cannot listen on {bind}"));
             error.with_source(e)
         };
         let listener = TcpListener::bind(bind).map_err(system)?;
@@ -83,7 +84,7 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address on which the store listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -93,10 +94,11 @@ impl Server {
         self.job
     }
 
-    /// Lets it run on until all ranks have left, or the process ends. Gives its thread.
+    /// Detaches the store: it runs until all ranks have left, or the process ends. Returns its
+    /// thread.
     pub(super) fn release(mut self) -> Option<JoinHandle<()>> {
         if let Some(mut stop) = self.stop.take() {
-            // If the thread has ended, nobody is left to be told.
+            // If the thread has ended, the write fails and has no effect.
             let _ = stop.write(&[RELEASED]);
         }
         self.thread.take()
@@ -107,13 +109,14 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // It does not panic; if it did, there is nothing left to end.
+            // The thread does not panic; if it did, there is nothing left to end.
             let _ = thread.join();
         }
     }
 }
 
-/// Sets what every connection of this protocol has: no delay, and notice of a dead host.
+/// Sets the options of every connection of this protocol: no delay, and keep-alive probes for a
+/// dead host.
 pub(super) fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;
@@ -128,12 +131,12 @@ pub(super) fn prepare(stream: &TcpStream) -> std::io::Result<()> {
 /// The thread's state.
 struct StoreThread {
     listener: TcpListener,
-    /// None once it was released.
+    /// None once the store is released.
     stopped: Option<UnixStream>,
     relay: Relay,
     streams: BTreeMap<Id, TcpStream>,
     begun: Instant,
-    /// Until when nobody is let in.
+    /// No connection is accepted before this time.
     pause: Option<Duration>,
 }
 
@@ -153,7 +156,8 @@ impl StoreThread {
             ended.retain(|id| self.read(*id));
             let now = self.begun.elapsed();
             self.relay.tick(now);
-            // What those said who leave goes out before they hear that they may.
+            // The last messages of ranks that leave are written before their connections are
+            // closed.
             self.write(now);
             let ended = ended.into_iter().map(|id| {
                 self.relay.closed(now, id);
@@ -236,7 +240,7 @@ impl StoreThread {
         }
     }
 
-    /// Takes what a connection has to say. True if that was all, for good.
+    /// Reads the input of a connection. True if the connection has ended.
     fn read(&mut self, id: Id) -> bool {
         let now = self.begun.elapsed();
         let Some(stream) = self.streams.get_mut(&id) else {
@@ -259,7 +263,7 @@ impl StoreThread {
     }
 
     fn write(&mut self, now: Duration) {
-        // What one loses by being closed, others may be told: again until nobody is.
+        // A closed connection may produce output for others: repeat until no connection is closed.
         loop {
             let mut closed = Vec::new();
             for (id, stream) in &mut self.streams {

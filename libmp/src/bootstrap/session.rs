@@ -1,5 +1,5 @@
-//! A rank's side of the protocol with the store. Pure: bytes go in, bytes come out; the socket is
-//! elsewhere.
+//! A rank's side of the protocol with the store. Pure: bytes are its input, bytes are its output;
+//! the socket is in another module.
 
 use super::inbox::{Inbox, room};
 use super::output::Output;
@@ -7,23 +7,23 @@ use super::secret::Nonce;
 use super::wire::{self, Frame, Hello, MAX_FRAME, Malformed};
 use super::{Secret, WINDOW};
 
-/// So much room is given back to a sender at a time.
+/// The room that is returned to a sender in one credit, in bytes.
 const CREDIT: u32 = WINDOW / 4;
 
-/// Why a session ended before its time.
+/// The reason for which a session ended early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SessionError {
-    /// The store will not have this rank.
+    /// The store refuses this rank.
     #[error("refused by the store: it {0}")]
     Refused(String),
-    /// The store speaks another version.
+    /// The store has another version of the protocol.
     #[error("the store speaks version {0} of the protocol, this rank {v}", v = wire::VERSION)]
     Foreign(u32),
-    /// Whoever answered does not know the secret.
-    #[error("what answers does not know the job's secret")]
+    /// The process that answered does not have the secret.
+    #[error("the process that answers does not know the job's secret")]
     WrongSecret,
-    /// Something that cannot be understood.
-    #[error("the store said what cannot be understood: {0}")]
+    /// The bytes from the store are malformed.
+    #[error("the store sent malformed bytes: {0}")]
     Malformed(&'static str),
 }
 
@@ -33,20 +33,20 @@ impl From<Malformed> for SessionError {
     }
 }
 
-/// How far a session has come.
+/// The progress of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Has introduced itself.
+    /// The greeting is queued.
     Greeted,
-    /// The store has proved that it knows the secret and asks for the same.
+    /// The store has proved the secret and challenges this rank.
     Asked(Nonce),
-    /// Waits for the other ranks.
+    /// The rank has proved the secret and waits for the other ranks.
     Answered,
-    /// All have come.
+    /// All ranks have joined.
     Started,
 }
 
-/// A rank's state.
+/// The state of a rank's session with the store.
 #[derive(Debug)]
 pub(super) struct Session {
     secret: Secret,
@@ -54,23 +54,23 @@ pub(super) struct Session {
     job: u64,
     phase: Phase,
     input: Vec<u8>,
-    /// What is to be written to the store.
+    /// Bytes to write to the store.
     pub output: Output,
-    /// How many ranks had not come when last heard, and the first of them.
+    /// The number of missing ranks in the last notice, and the first of them.
     missing: (u32, Vec<u32>),
-    /// By rank, as far as known.
+    /// Indexed by rank, as far as received.
     hosts: Vec<u64>,
     inbox: Inbox,
-    /// By rank: whether it has left.
+    /// Indexed by rank: whether it has left.
     gone: Vec<bool>,
-    /// By receiver: room that is taken by what is under way.
+    /// Indexed by receiver: room of the messages in flight, in bytes.
     sent: Vec<u32>,
-    /// By sender: room that was not given back yet.
+    /// Indexed by sender: room that is not returned yet, in bytes.
     uncredited: Vec<u32>,
 }
 
 impl Session {
-    /// A session that begins by introducing itself.
+    /// A session that begins with a greeting.
     pub fn new(secret: Secret, hello: Hello) -> Session {
         let mut output = Output::default();
         output.push(&Frame::Hello(hello));
@@ -91,10 +91,10 @@ impl Session {
         }
     }
 
-    /// Bytes have come from the store.
+    /// Handles bytes from the store.
     ///
     /// # Errors
-    /// The session is over.
+    /// The session has ended.
     pub fn input(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
         let mut input = std::mem::take(&mut self.input);
         input.extend(bytes);
@@ -112,7 +112,7 @@ impl Session {
         let size = self.hello.size;
         let known = |rank: u32| match rank < size {
             true => Ok(rank as usize),
-            false => Err(Malformed("a rank that the job has not")),
+            false => Err(Malformed("a rank that is not in the job")),
         };
         match (self.phase, frame) {
             (_, Frame::Refused { why }) => return Err(SessionError::Refused(why.into())),
@@ -129,7 +129,7 @@ impl Session {
             }
             (Phase::Answered, Frame::Hosts { first, hosts }) => {
                 if first as usize != self.hosts.len() {
-                    return Err(Malformed("hosts of other ranks").into());
+                    return Err(Malformed("hosts out of order").into());
                 }
                 self.hosts.extend(hosts);
             }
@@ -151,7 +151,7 @@ impl Session {
             (Phase::Started, Frame::Credit { peer, room }) => {
                 let sent = &mut self.sent[known(peer)?];
                 let left = sent.checked_sub(room);
-                *sent = left.ok_or(Malformed("received what was not sent"))?;
+                *sent = left.ok_or(Malformed("credit for more than was sent"))?;
             }
             (Phase::Started, Frame::Gone { rank }) => self.gone[known(rank)?] = true,
             _ => return Err(Malformed("out of turn").into()),
@@ -159,17 +159,17 @@ impl Session {
         Ok(())
     }
 
-    /// The job's number, once the store has proved that it knows the secret.
+    /// The job's number, once the store has proved that it has the secret.
     pub fn asked(&self) -> Option<u64> {
         matches!(self.phase, Phase::Asked(_)).then_some(self.job)
     }
 
-    /// The job's number. Zero before the store was heard.
+    /// The job's number. Zero before the challenge of the store arrives.
     pub fn job(&self) -> u64 {
         self.job
     }
 
-    /// Proves to the store, which has asked, that this rank knows the secret.
+    /// Answers the challenge of the store: proves that this rank has the secret.
     pub fn answer(&mut self) {
         if let Phase::Asked(nonce) = self.phase {
             let proof = self.hello.proof(&self.secret, "rank", self.job, &nonce);
@@ -178,17 +178,18 @@ impl Session {
         }
     }
 
-    /// Whether all ranks have come.
+    /// Whether all ranks have joined.
     pub fn started(&self) -> bool {
         self.phase == Phase::Started
     }
 
-    /// How many ranks had not come when last heard, and the first of them. Zero: not known.
+    /// The number of missing ranks in the last notice, and the first of them. Zero if it is not
+    /// known.
     pub fn missing(&self) -> (u32, &[u32]) {
         (self.missing.0, &self.missing.1)
     }
 
-    /// By rank.
+    /// Host numbers, indexed by rank.
     pub fn hosts(&self) -> &[u64] {
         &self.hosts
     }
@@ -198,7 +199,7 @@ impl Session {
         self.gone.get(rank as usize) == Some(&true)
     }
 
-    /// Queues a message. False if the way to `to` is full.
+    /// Queues a message. False if the window of `to` is full.
     pub fn send(&mut self, to: u32, topic: u64, bytes: &[u8]) -> bool {
         if to == self.hello.rank {
             let fits = self.inbox.has_room(to, bytes.len());
@@ -217,19 +218,19 @@ impl Session {
         true
     }
 
-    /// Whether there is something to be written.
+    /// Whether bytes wait to be written.
     pub fn has_output(&self) -> bool {
         !self.output.pending().is_empty()
     }
 
-    /// The next message under `topic`.
+    /// Takes the next message under `topic`.
     pub fn take(&mut self, topic: u64) -> Option<(u32, Vec<u8>)> {
         let (from, message) = self.inbox.take(topic)?;
         self.give_back(from as usize, room(message.len()));
         Some((from, message))
     }
 
-    /// Drops what came and will come under `topic`.
+    /// Drops the messages that have arrived under `topic` and those that arrive later.
     pub fn forget(&mut self, topic: u64) {
         for (from, room) in self.inbox.forget(topic) {
             self.give_back(from as usize, room);
@@ -266,7 +267,7 @@ mod tests {
         session.input(&bytes)
     }
 
-    /// A session whose store knows `secret`.
+    /// A session whose store has the secret `secret`.
     fn challenged(secret: &Secret) -> (Session, Result<(), SessionError>) {
         let hello = Hello::plain(0, SIZE);
         let (job, nonce) = (5, [2; 32]);
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_does_not_know_the_secret_gets_no_answer() {
+    fn store_without_the_secret_gets_no_answer() {
         let (session, heard) = challenged(&Secret::from_bytes([8; 32]));
         assert_eq!(
             (heard, session.asked()),
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_must_come_in_order_and_all_before_the_start() {
+    fn hosts_must_arrive_in_order_and_all_before_the_start() {
         let wrong = |heard| {
             assert!(
                 matches!(heard, Err(SessionError::Malformed(_))),

@@ -1,4 +1,4 @@
-//! A rank's slot in a shared directory: taking it, waiting for the others, giving it up.
+//! A rank's slot in a shared directory: how a rank takes it, waits for the others, and releases it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -17,7 +17,7 @@ use super::wire::MAX_RANKS;
 use super::{JOIN, Secret, missing};
 use crate::error::{Error, Kind, Result};
 
-/// The longest pause between two looks at the directory while waiting for the start.
+/// The longest interval between two polls of the directory during the wait for the start.
 const PAUSE: Duration = Duration::from_millis(10);
 
 const JOB: &str = "job";
@@ -25,39 +25,39 @@ const JOB: &str = "job";
 /// Bytes of the longest job note.
 const MAX_JOB: u64 = 16 + 40 * MAX_RANKS as u64;
 
-/// A rank's files. Dropping it removes them.
+/// A rank's files. They are removed when the value is dropped.
 #[derive(Debug)]
 pub(super) struct RankSlot {
     path: PathBuf,
     note: RankNote,
     descriptors: Descriptors,
-    /// Locked: the rank lives. Held, never read.
+    /// The lock shows that the rank lives. It is held, never read.
     _lock: File,
-    /// Whether the directory goes with its last rank.
+    /// Whether the last rank removes the directory.
     temporary: bool,
 }
 
-/// Makes a directory that belongs to the user alone, or sees that it does.
+/// Creates a directory that only this user can write to, or checks an existing one.
 ///
 /// # Errors
-/// `Invalid` if it belongs to others too, `System`.
+/// `Invalid` if another user owns it or can write to it, `System`.
 pub(super) fn private(path: &Path) -> Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(system(path, e)),
         _ => {}
     }
-    // Not through a link that somebody else could turn.
+    // A symbolic link is refused, because its owner could redirect it.
     let data = fs::symlink_metadata(path).map_err(|e| system(path, e))?;
     let ours = data.uid() == rustix::process::geteuid().as_raw();
     if data.is_dir() && ours && data.mode() & 0o022 == 0 {
         return Ok(());
     }
     let shown = path.display();
-    let text = format!("{shown} must be a directory of this user that nobody else can write to");
+    let text = format!("{shown} must be a directory of this user, not writable for others");
     Err(Error::new(JOIN, Kind::Invalid, text))
 }
 
-/// Puts a whole file into a directory under a name that was not taken.
+/// Puts a complete file into a directory: writes it under a hidden name, then renames it.
 pub(super) fn put(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let hidden = directory.join(format!(".{name}"));
     let mut file = fresh(&hidden)?;
@@ -65,7 +65,7 @@ pub(super) fn put(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result
     fs::rename(&hidden, directory.join(name))
 }
 
-/// A new file for this user's eyes.
+/// Creates a file that only the user can read.
 fn fresh(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
@@ -79,7 +79,7 @@ fn system(path: &Path, e: impl Into<std::io::Error>) -> Error {
 }
 
 impl RankSlot {
-    /// Takes the slot of `rank`, over what a dead process left.
+    /// Takes the slot of `rank`, and replaces the files of a dead process.
     ///
     /// # Errors
     /// `Protocol` if another process has it, `System`.
@@ -96,7 +96,7 @@ impl RankSlot {
             nonce: random_bytes()?,
         };
         let failed = |e: std::io::Error| system(path, e);
-        // Before its note is seen: its mail and its socket are there, the note locked.
+        // Mailbox and socket exist and the note is locked before other ranks see the note.
         let mailbox = mailbox_name(rank, &note.nonce);
         let made = DirBuilder::new().mode(0o700).create(path.join(&mailbox));
         made.map_err(failed)?;
@@ -119,7 +119,7 @@ impl RankSlot {
         })
     }
 
-    /// Waits until all ranks have come.
+    /// Waits until all ranks have joined.
     ///
     /// # Errors
     /// `Missing`, `Protocol`, `System`.
@@ -128,7 +128,8 @@ impl RankSlot {
         let mut pause = Duration::from_millis(1);
         loop {
             if !read_note(&self.path, rank).is_some_and(|(note, _)| note == self.note) {
-                // Two came at once, and the other one's note is there.
+                // Two processes took the slot at the same time, and the note of the other one is in
+                // place.
                 return Err(duplicate_rank(rank));
             }
             if rank == 0 {
@@ -144,7 +145,8 @@ impl RankSlot {
             }
             if Instant::now() >= end {
                 return Err(match &self.gather()?.1[..] {
-                    // Rank 0 is here and has not said so: it was too slow, or comes just now.
+                    // Rank 0 has joined and has not written the job note: it was too slow, or is
+                    // writing it now.
                     [] => missing(limit, 1, &[0]),
                     some => missing(limit, some.len() as u32, some),
                 });
@@ -154,14 +156,14 @@ impl RankSlot {
         }
     }
 
-    /// The ranks that have come, and the numbers of those that have not.
+    /// The ranks that have joined, and the numbers of those that have not.
     fn gather(&self) -> Result<(Vec<Member>, Vec<u32>)> {
         let size = self.note.size;
         let (mut ranks, mut missing) = (Vec::new(), Vec::new());
         for rank in 0..size {
             match read_note(&self.path, rank) {
                 Some((note, true)) if note.size != size => {
-                    let text = format!("thinks there are {} ranks, not {size}", note.size);
+                    let text = format!("expects {} ranks, not {size}", note.size);
                     return Err(Error::new(JOIN, Kind::Protocol, text).with_rank(rank));
                 }
                 Some((note, true)) => ranks.push((note.host, note.nonce)),
@@ -171,7 +173,7 @@ impl RankSlot {
         Ok((ranks, missing))
     }
 
-    /// The job's note, if it is of this job.
+    /// The job's note, if it names this rank's note.
     fn job(&self) -> Result<Option<JobNote>> {
         let path = self.path.join(JOB);
         let mut bytes = Vec::new();
@@ -189,8 +191,9 @@ impl RankSlot {
         Ok((ours && note.ranks.len() == self.note.size as usize).then_some(note))
     }
 
-    /// Removes what earlier processes of this rank left. Only once the job has started: until
-    /// then it could be another's who came at the same time.
+    /// Removes the files of earlier processes of this rank. The caller calls it only once the job
+    /// has started: before then, a file could belong to a process that took the slot at the same
+    /// time.
     pub fn clean(&self) -> Result<()> {
         let failed = |e: std::io::Error| system(&self.path, e);
         let rank = self.note.rank;
@@ -200,7 +203,7 @@ impl RankSlot {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            // What is gone already is as well.
+            // A file that is already gone needs no removal.
             if name.starts_with(&mail) && name != ours {
                 let _ = fs::remove_dir_all(entry.path());
             } else if name.starts_with(&notes) {
@@ -210,22 +213,22 @@ impl RankSlot {
         Ok(())
     }
 
-    /// This rank.
+    /// The number of this rank.
     pub fn rank(&self) -> u32 {
         self.note.rank
     }
 
-    /// Its socket for descriptors.
+    /// The socket for descriptors of this rank.
     pub fn descriptors(&self) -> &Descriptors {
         &self.descriptors
     }
 
-    /// Where its mail lies.
+    /// The path of this rank's mailbox.
     pub fn mailbox(&self) -> PathBuf {
         self.mailbox_of(self.note.rank, &self.note.nonce)
     }
 
-    /// Where another rank's mail lies.
+    /// The path of another rank's mailbox.
     pub fn mailbox_of(&self, rank: u32, nonce: &Nonce) -> PathBuf {
         self.path.join(mailbox_name(rank, nonce))
     }
@@ -238,7 +241,7 @@ impl RankSlot {
 
 impl Drop for RankSlot {
     fn drop(&mut self) {
-        // What cannot be removed is removed by the next that takes this slot.
+        // The next process that takes this slot removes what cannot be removed here.
         let _ = fs::remove_dir_all(self.mailbox());
         let RankNote { rank, nonce, .. } = self.note;
         if read_note(&self.path, rank).is_some_and(|(note, _)| note.nonce == nonce) {
@@ -254,7 +257,7 @@ impl Drop for RankSlot {
     }
 }
 
-/// Whether any rank whose note lies in the directory lives.
+/// Whether any rank with a note in the directory lives.
 pub(super) fn any_rank_lives(path: &Path) -> bool {
     let lives = |entry: std::io::Result<fs::DirEntry>| {
         let name = entry.ok()?.file_name();
@@ -264,7 +267,7 @@ pub(super) fn any_rank_lives(path: &Path) -> bool {
     fs::read_dir(path).is_ok_and(|mut entries| entries.any(|e| lives(e).is_some()))
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 fn remove(path: &Path) -> std::io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
@@ -272,7 +275,7 @@ fn remove(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// A rank's note, and whether its process lives. None if there is none.
+/// A rank's note, and whether its process lives. None if there is no note.
 fn read_note(path: &Path, rank: u32) -> Option<(RankNote, bool)> {
     let file = File::open(path.join(note_name(rank))).ok()?;
     let locked = match flock(&file, FlockOperation::NonBlockingLockShared) {
@@ -289,7 +292,7 @@ fn read_note(path: &Path, rank: u32) -> Option<(RankNote, bool)> {
 
 #[cold]
 fn duplicate_rank(rank: u32) -> Error {
-    let text = format!("there is a second rank {rank}");
+    let text = format!("another process is a second rank {rank}");
     Error::new(JOIN, Kind::Protocol, text).with_rank(rank)
 }
 

@@ -1,4 +1,4 @@
-//! Ranks that meet at a store, over TCP: across hosts, or on one.
+//! Ranks that meet at a store over TCP, on one or several hosts.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
@@ -21,29 +21,29 @@ use crate::error::{Error, Kind, Result};
 /// Most bytes that one call reads.
 const MAX_READ: usize = 1 << 18;
 
-/// How long a rank that leaves takes at most to get rid of what it said last.
+/// The time limit for a rank that leaves to send its pending output.
 const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
-/// How a rank comes to a store.
+/// The parameters with which a rank joins at a store.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Join {
     /// Host and port of the store.
     pub store: String,
-    /// This rank.
+    /// The number of this rank.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub size: u32,
     /// The job's secret.
     pub secret: Secret,
     /// The job's name; may be empty.
     pub name: String,
-    /// How long to wait for the store and the other ranks.
+    /// The time limit for the store to answer and the other ranks to join.
     pub limit: Duration,
 }
 
 impl Join {
-    /// Rank `rank` of `size` at `store`, in a job without a name, waiting at most `limit`.
+    /// Rank `rank` of `size` at `store`, in a job without a name, with the time limit `limit`.
     pub fn new(
         store: impl Into<String>,
         (rank, size): (u32, u32),
@@ -60,7 +60,7 @@ impl Join {
         }
     }
 
-    /// Gives the job a name.
+    /// Sets the job's name.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Join {
         self.name = name.into();
@@ -70,11 +70,11 @@ impl Join {
 
 /// One rank of a job whose store is reached over TCP.
 ///
-/// The store passes messages on. It has no thread: `send` and `receive` read and write its socket
-/// without waiting, and what the socket does not take at once goes with a later call. When the
-/// store is gone, messages that had arrived are still received, and then errors of kind `System`;
-/// what goes over NICs does not need it. Dropping it makes the rank gone, and takes at most half
-/// a second if the store does not answer.
+/// The store forwards messages. This type has no thread: `send` and `receive` read and write its
+/// socket without waiting, and a later call writes what the socket does not accept at once. After
+/// the store is lost, messages that have arrived are still received; then calls return errors of
+/// kind `System`. Communication over NICs does not need the store. When the value is dropped, the
+/// rank is gone; the drop takes at most half a second if the store does not answer.
 #[derive(Debug)]
 pub struct Tcp {
     rank: u32,
@@ -89,20 +89,21 @@ pub struct Tcp {
 struct State {
     stream: TcpStream,
     session: Session,
-    /// Why there is no way to the store any more.
+    /// The reason for which the connection to the store is lost.
     lost: Option<(Kind, String)>,
 }
 
 impl Tcp {
-    /// Joins at the store and waits until all ranks have joined. The store drops the oldest
-    /// connection if too many have not proved that they know the secret; a connection that ends
-    /// before the start is made again until the limit is over.
+    /// Joins at the store and waits until all ranks have joined. If too many connections have not
+    /// proved that they have the secret, the store drops the oldest. A connection that ends before
+    /// the start is retried until the limit has passed.
     ///
     /// # Errors
-    /// `Missing` if ranks have not come in time, with their numbers; `Absent` if the store could
-    /// not be reached in time; `Protocol` if it refuses this rank (another secret, version, size
-    /// or name; a second process of the same rank), or is not the job's store; `Invalid` for a
-    /// rank that the job has not; `System`, also if the last connection ended before the start.
+    /// `Missing` if ranks have not joined in time, with their numbers; `Absent` if the store could
+    /// not be reached in time; `Protocol` if the store refuses this rank (another secret, version,
+    /// size or name; a second process of the same rank), or is not the job's store; `Invalid` if
+    /// the job has no rank `rank`; `System` for other failures, and if the last connection ended
+    /// before the start.
     pub fn join(join: &Join) -> Result<Tcp> {
         let Join { rank, size, .. } = *join;
         fits(rank, size)?;
@@ -121,8 +122,8 @@ impl Tcp {
         }
     }
 
-    /// Tries once to join. The inner error is that of a connection which fails, or ends before the
-    /// job has started: the caller may try again.
+    /// Tries once to join. The inner error is that of a connection that fails or ends before the
+    /// job has started: the caller may retry.
     fn attempt(join: &Join, end: Instant) -> Result<Result<Tcp>> {
         let Join { rank, size, .. } = *join;
         let mut stream = match connect(join, end) {
@@ -144,7 +145,7 @@ impl Tcp {
                 descriptors = Some(Descriptors::open(&join.secret, job, rank)?);
                 session.answer();
             }
-            // A greeting fits into a socket that was never written to.
+            // A greeting fits into the buffer of a socket that was never written to.
             if let Err(e) = session.output.flush(&mut stream) {
                 return Ok(Err(broken(join, e)));
             }
@@ -167,7 +168,7 @@ impl Tcp {
         stream.set_nonblocking(true).map_err(|e| broken(join, e))?;
         let (job, descriptors) = match (session.job(), descriptors) {
             (job, Some(descriptors)) => (job, descriptors),
-            // It has started, so it was asked.
+            // The job has started, so the store has sent its challenge.
             _ => return Err(refused(join, SessionError::Malformed("out of turn"))),
         };
         Ok(Ok(Tcp {
@@ -190,7 +191,7 @@ impl Tcp {
 }
 
 impl State {
-    /// Reads and writes what can be without waiting.
+    /// Reads and writes as much as is possible without waiting.
     fn pump(&mut self) {
         if self.lost.is_none()
             && let Err(lost) = self.exchange()
@@ -210,7 +211,7 @@ impl State {
                     let heard = self.session.input(&bytes[..n]);
                     heard.map_err(|e| (Kind::Protocol, e.to_string()))?;
                     taken += n;
-                    // Less than asked for: there is no more.
+                    // A short read means that no more bytes have arrived.
                     if n < bytes.len() {
                         break;
                     }
@@ -248,7 +249,8 @@ impl Bootstrap for Tcp {
     fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()> {
         check(self.size(), to, message)?;
         let mut state = self.state();
-        // What the store says first: who is gone, and who has room again.
+        // First the input from the store: ranks that are gone, and ranks that have returned
+        // credits.
         state.pump();
         if state.session.gone(to) {
             return Err(gone(to));
@@ -268,7 +270,8 @@ impl Bootstrap for Tcp {
             state.pump();
             message = state.session.take(topic);
         }
-        // Room given back: its sender may be waiting for it, and this rank not come again soon.
+        // Write the credits now: a sender may wait for them, and the next call of this rank may be
+        // late.
         if state.session.has_output() {
             state.pump();
         }
@@ -316,14 +319,14 @@ impl Drop for Tcp {
         let state = self.state.get_mut();
         let state = state.unwrap_or_else(PoisonError::into_inner);
         if state.lost.is_none() {
-            // What cannot be said in time is not said.
+            // Output that cannot be sent in time is dropped.
             let _ = close(state);
         }
     }
 }
 
-/// Writes what is left and waits until the store has read it: closing a socket on which unread
-/// bytes lie would throw away what the other end has not read.
+/// Writes the pending output and waits until the store has read it: closing a socket with unread
+/// input discards output that the other end has not read.
 fn close(state: &mut State) -> std::io::Result<()> {
     let State {
         stream, session, ..
@@ -340,7 +343,7 @@ fn close(state: &mut State) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A connection to the store, at the first of its addresses that answers.
+/// Connects to the store, at the first of its addresses that answers.
 fn connect(join: &Join, end: Instant) -> std::io::Result<TcpStream> {
     let mut why = std::io::Error::from(ErrorKind::AddrNotAvailable);
     for address in join.store.to_socket_addrs()? {
@@ -356,7 +359,7 @@ fn connect(join: &Join, end: Instant) -> std::io::Result<TcpStream> {
     Err(why)
 }
 
-/// An error of this rank, within its limit.
+/// An error of this rank, with the rank and the time limit.
 #[cold]
 fn failed(join: &Join, kind: Kind, text: String) -> Error {
     let error = Error::new(JOIN, kind, text).with_rank(join.rank);

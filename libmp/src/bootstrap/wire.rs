@@ -1,7 +1,8 @@
-//! What ranks and the store say to each other, as bytes. Pure: no socket, no clock.
+//! The frames between ranks and the store, as bytes. Pure: no socket, no clock.
 //!
-//! A frame is its length (4 bytes, of what follows), its kind (1 byte) and its body; all numbers
-//! little-endian. Greetings begin with a magic and the version, the same in every version.
+//! A frame is its length (4 bytes, of the bytes that follow), its kind (1 byte) and its body. All
+//! numbers are little-endian. Greetings begin with a magic number and the version; this beginning
+//! is the same in every version.
 
 use super::bytes::Bytes;
 pub use super::bytes::Malformed;
@@ -11,101 +12,101 @@ use crate::bootstrap::secret::{Nonce, Proof};
 /// The version of these frames.
 pub const VERSION: u32 = 1;
 
-/// Most ranks that a job may have.
+/// Most ranks of a job.
 pub const MAX_RANKS: u32 = 1 << 16;
 
-/// The longest frame, its length word included.
+/// Most bytes of a frame, including its length word.
 pub const MAX_FRAME: usize = MAX_MESSAGE + 64;
 
-/// The longest frame before both sides have proved that they know the secret.
+/// Most bytes of a frame before both sides have proved that they have the secret.
 pub const MAX_GREETING: usize = 256;
 
-/// Most ranks that one frame lists.
+/// Most ranks in the list of one frame.
 pub const MAX_LISTED: usize = 4096;
 
 const MAX_TEXT: usize = 200;
 
 const MAGIC: [u8; 8] = *b"mp-store";
 
-/// Who comes.
+/// The greeting of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Which rank.
+    /// The rank's number.
     pub rank: u32,
-    /// How many there are in its opinion.
+    /// The job size that the rank expects.
     pub size: u32,
-    /// The number of the job's name.
+    /// The digest of the job's name.
     pub name: u64,
-    /// The number of its host.
+    /// The number of the rank's host.
     pub host: u64,
-    /// Fresh.
+    /// A fresh random number.
     pub nonce: Nonce,
 }
 
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// A rank introduces itself.
+    /// Rank to store: greeting.
     Hello(Hello),
-    /// The store proves that it knows the secret, and asks for the same.
+    /// Store to rank: proves that the store has the secret, and challenges the rank.
     Challenge {
         /// The job's number.
         job: u64,
-        /// Fresh.
+        /// A fresh random number.
         nonce: Nonce,
-        /// Over both nonces and the hello.
+        /// Proof over both nonces and the hello.
         proof: Proof,
     },
-    /// A rank proves that it knows the secret.
+    /// Rank to store: proves that the rank has the secret.
     Answer {
-        /// Over both nonces and the hello.
+        /// Proof over both nonces and the hello.
         proof: Proof,
     },
-    /// A greeting of another version.
+    /// A greeting of another version of the protocol.
     Foreign {
-        /// Which.
+        /// The other version.
         version: u32,
     },
-    /// The store will not have this rank.
+    /// Store to rank: the store refuses the rank.
     Refused {
-        /// Why, in words.
+        /// The reason, as text.
         why: &'a str,
     },
-    /// The store waits for ranks.
+    /// Store to rank: other ranks have not joined yet.
     Waiting {
-        /// How many have not come.
+        /// The number of missing ranks.
         count: u32,
-        /// The first of them.
+        /// The first of the missing ranks.
         missing: Vec<u32>,
     },
-    /// The hosts of ranks, `first` and the following.
+    /// Store to rank: the hosts of consecutive ranks.
     Hosts {
         /// The first rank.
         first: u32,
-        /// By rank.
+        /// Host numbers, beginning with that of rank `first`.
         hosts: Vec<u64>,
     },
-    /// All have come.
+    /// Store to rank: all ranks have joined.
     Start,
-    /// A message.
+    /// A control message.
     Message {
-        /// To the store: for whom. From the store: from whom.
+        /// To the store: the receiver. From the store: the sender.
         peer: u32,
-        /// Its topic.
+        /// The message's topic.
         topic: u64,
-        /// Its bytes.
+        /// The message's bytes.
         bytes: &'a [u8],
     },
-    /// Messages were received: so much of the window is free again.
+    /// Messages were received: room in the window is free again.
     Credit {
-        /// To the store: whose messages. From the store: who received.
+        /// To the store: the sender of the messages. From the store: their receiver.
         peer: u32,
-        /// How much.
+        /// The room, in bytes.
         room: u32,
     },
-    /// A rank has left or died.
+    /// Store to rank: another rank has left or died.
     Gone {
-        /// Which.
+        /// That rank's number.
         rank: u32,
     },
 }
@@ -178,7 +179,7 @@ impl Frame<'_> {
     }
 }
 
-/// The first frame in `bytes` and how long it is; none if it is not all there yet.
+/// Decodes the first frame in `bytes`. Returns the frame and its length; None if it is incomplete.
 ///
 /// # Errors
 /// The bytes do not begin with a frame of at most `limit` bytes.
@@ -198,7 +199,7 @@ pub fn decode(bytes: &[u8], limit: usize) -> Result<Option<(Frame<'_>, usize)>, 
     };
     let mut body = Bytes(&frame[1..], "a short frame");
     let decoded = body.frame(frame[0])?;
-    body.end("a frame with something behind it")?;
+    body.end("a frame with trailing bytes")?;
     Ok(Some((decoded, 4 + len)))
 }
 
@@ -216,7 +217,7 @@ impl Hello {
         out.extend(self.nonce);
     }
 
-    /// Of a job without a name on one host: for tests and fuzzers.
+    /// The greeting of a rank in a job without a name on one host: for tests and fuzzers.
     pub(super) fn plain(rank: u32, size: u32) -> Hello {
         let nonce = [rank as u8; 32];
         let (name, host) = (0, 0);
@@ -229,7 +230,7 @@ impl Hello {
         }
     }
 
-    /// What one side, `who`, says to prove that it knows the secret.
+    /// The proof by one side ("rank" or "store") that it has the secret.
     pub(super) fn proof(&self, secret: &Secret, who: &str, job: u64, theirs: &Nonce) -> Proof {
         let mut bytes = Vec::new();
         self.encode(&mut bytes);
@@ -239,7 +240,7 @@ impl Hello {
 }
 
 impl<'a> Bytes<'a> {
-    /// The frame of this kind whose body this is.
+    /// Decodes the body of a frame of this kind.
     fn frame(&mut self, kind: u8) -> Result<Frame<'a>, Malformed> {
         Ok(match kind {
             1 | 2 => {
@@ -272,7 +273,7 @@ impl<'a> Bytes<'a> {
                     return Err(Malformed("a reason that is too long"));
                 }
                 let why = std::str::from_utf8(text);
-                let why = why.map_err(|_| Malformed("a reason that is no text"))?;
+                let why = why.map_err(|_| Malformed("a reason that is not UTF-8"))?;
                 Frame::Refused { why }
             }
             5 => Frame::Waiting {
@@ -296,7 +297,7 @@ impl<'a> Bytes<'a> {
                 room: self.u32()?,
             },
             10 => Frame::Gone { rank: self.u32()? },
-            _ => return Err(Malformed("a frame of no known kind")),
+            _ => return Err(Malformed("a frame of unknown kind")),
         })
     }
 
@@ -307,7 +308,7 @@ impl<'a> Bytes<'a> {
     fn list<const N: usize, T>(&mut self, read: fn([u8; N]) -> T) -> Result<Vec<T>, Malformed> {
         let (items, rest) = self.rest().as_chunks::<N>();
         if !rest.is_empty() || items.len() > MAX_LISTED {
-            return Err(Malformed("a list of another length"));
+            return Err(Malformed("a list of wrong length"));
         }
         Ok(items.iter().map(|i| read(*i)).collect())
     }

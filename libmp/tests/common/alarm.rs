@@ -1,4 +1,4 @@
-//! What the library warns of, kept for tests: the watchdog names nothing without a cause.
+//! Collects the library's warnings for tests: the watchdog must not raise an alarm without a cause.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ mod listen;
 
 use listen::Told;
 
-/// The warnings of the library, in their order.
+/// The warnings of the library, in order.
 #[derive(Clone)]
 pub struct Warnings(Told);
 
@@ -27,14 +27,14 @@ impl Warnings {
         lines.filter_map(text).collect()
     }
 
-    /// Those of the watchdog.
+    /// The alarms of the watchdog.
     pub fn alarms(&self) -> Vec<String> {
         let mut all = self.all();
         all.retain(|line| line.contains("has waited for"));
         all
     }
 
-    /// Has these hear what is told.
+    /// A dispatcher that collects warnings here.
     pub fn dispatch(&self) -> Dispatch {
         Dispatch::new(self.0.clone())
     }

@@ -1,22 +1,22 @@
-//! An allocator that counts what is allocated and not yet freed, and a count of open files: what
-//! must not grow however long a program runs.
+//! An allocator that counts live allocations, and a count of open files: resources whose use must
+//! not grow with the run time of a program.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-/// Bytes that live. Relaxed, as the other: only the value counts, it orders nothing.
+/// Live bytes. Relaxed, as the other: only the value counts, it orders nothing.
 static BYTES: AtomicI64 = AtomicI64::new(0);
-/// Allocations that live.
+/// Live allocations.
 static BLOCKS: AtomicI64 = AtomicI64::new(0);
 
 pub struct Counting;
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size() as i64, Relaxed);
         BLOCKS.fetch_add(1, Relaxed);
-        // SAFETY: the caller's promise is the one asked for.
+        // SAFETY: the caller's promise is the one that the allocator needs.
         unsafe { System.alloc(layout) }
     }
 
@@ -41,13 +41,13 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What this process holds.
+/// The resources of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     pub bytes: i64,
     pub blocks: i64,
     pub files: i64,
-    /// Mappings: memory of GPUs and queues is not of the heap.
+    /// Mappings: memory of GPUs and queues is not on the heap.
     pub maps: i64,
 }
 
@@ -73,28 +73,28 @@ impl Held {
         }
     }
 
-    /// The least of each.
+    /// The minimum of each.
     pub fn least(self, other: Held) -> Held {
         self.with(other, i64::min)
     }
 
-    /// What it grew by since.
+    /// The growth since `before`.
     pub fn since(self, before: Held) -> Held {
         self.with(before, |now, before| now - before)
     }
 
-    /// Whether it is no more than `limit` in any respect.
+    /// Whether no value exceeds `limit`.
     pub fn within(self, limit: Held) -> bool {
         self.least(limit) == self
     }
 }
 
-/// How many times a test does what it does: the variable's number, else few.
+/// The number of repetitions of a test: the variable's value, or else `few`.
 pub fn times(variable: &str, few: u64) -> u64 {
     match std::env::var(variable) {
         Ok(text) => text
             .parse()
-            .unwrap_or_else(|_| panic!("{variable}: a number")),
+            .unwrap_or_else(|_| panic!("{variable} must be a number")),
         Err(_) => few,
     }
 }

@@ -9,10 +9,10 @@ use mp::Result;
 use mp::bootstrap::tcp::{Join, Server};
 use mp::bootstrap::{Bootstrap, Directory, Secret, Tcp};
 
-/// Far longer than anything here takes.
+/// Far longer than any operation in these tests takes.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// Waits until there is an answer.
+/// Polls until there is a result.
 pub fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LONG;
     loop {
@@ -24,12 +24,12 @@ pub fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// What a rank receives, once it does.
+/// The next message that a rank receives.
 pub fn next(rank: &dyn Bootstrap, topic: u64) -> (u32, Vec<u8>) {
     until(|| rank.receive(topic).unwrap())
 }
 
-/// What each of these calls answers, all made at once.
+/// The results of these calls, made concurrently.
 pub fn together<T: Send>(calls: impl IntoIterator<Item = impl FnOnce() -> T + Send>) -> Vec<T> {
     std::thread::scope(|s| {
         let threads: Vec<_> = calls.into_iter().map(|call| s.spawn(call)).collect();
@@ -37,7 +37,7 @@ pub fn together<T: Send>(calls: impl IntoIterator<Item = impl FnOnce() -> T + Se
     })
 }
 
-/// A store, and what ranks need to join it.
+/// A store, and the parameters with which ranks join it.
 pub struct Job {
     pub server: Server,
     pub secret: Secret,
@@ -67,7 +67,7 @@ impl Job {
     }
 }
 
-/// A name in the file system that is of this test alone; removed at the end.
+/// A path in the file system that only this test uses; removed at the end.
 pub struct Place(pub PathBuf);
 
 impl Place {

@@ -1,4 +1,4 @@
-//! What several tests need: ranks as threads, payloads that tell who sent what.
+//! Fixtures of several tests: ranks as threads, payloads that identify sender and message.
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod alarm;
@@ -11,21 +11,21 @@ use gdsync::Gpu;
 use mp::bootstrap::Local;
 use mp::{Builder, Context, Memory};
 
-/// After which something that should have happened counts as hung.
+/// The time after which the test reports a hang.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// The GPU that `GDS_GPU` names; a soft one of the rank's own if it is not set.
+/// The GPU that `GDS_GPU` names; by default a software GPU for each rank.
 pub fn gpu() -> Gpu {
     let name = std::env::var("GDS_GPU").unwrap_or_else(|_| "soft".to_owned());
     Gpu::open(&name).unwrap()
 }
 
-/// Runs `body` as each of so many ranks, threads of this process with a GPU each.
+/// Runs `body` as each of `size` ranks, which are threads of this process with a GPU each.
 pub fn ranks(size: u32, body: impl Fn(Context) + Send + Sync + 'static) {
     ranks_with(size, |builder| builder, body);
 }
 
-/// As [`ranks`], with contexts built as `build` says.
+/// As [`ranks`], with contexts built by `build`.
 pub fn ranks_with(
     size: u32,
     build: impl Fn(Builder) -> Builder,
@@ -45,7 +45,7 @@ pub fn ranks_with(
                 .name(format!("rank{}", ctx.rank()))
                 .spawn(move || {
                     body(ctx.clone());
-                    // Tests of failures leave what cannot end.
+                    // Tests of failures leave requests that cannot end.
                     let _ = ctx.close(Duration::from_secs(5));
                 })
                 .unwrap()
@@ -54,10 +54,10 @@ pub fn ranks_with(
     for thread in threads {
         thread.join().unwrap();
     }
-    assert_eq!(warnings.alarms(), [""; 0], "named without a cause");
+    assert_eq!(warnings.alarms(), [""; 0], "an alarm without a cause");
 }
 
-/// The bytes of message `i` of `rank`.
+/// The payload of message `i` of `rank`.
 pub fn pattern(rank: u32, i: usize, len: usize) -> Vec<u8> {
     let seed = (u64::from(rank) << 32 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..len as u64)
@@ -65,7 +65,7 @@ pub fn pattern(rank: u32, i: usize, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// What memory holds.
+/// The contents of memory.
 pub fn read(memory: &Memory, at: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     memory.read(at, &mut bytes).unwrap();

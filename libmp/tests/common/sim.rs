@@ -1,5 +1,5 @@
-//! Ranks under the simulation: one thread, a virtual clock, time limits that are exact. What the
-//! library warns of is kept.
+//! Ranks under the simulation: one thread, a virtual clock, exact time limits. The library's
+//! warnings are kept.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::cell::{Cell, RefCell};
@@ -28,7 +28,7 @@ pub mod gate;
 
 pub use alarm::Warnings;
 
-/// Virtual time after which something that should have happened counts as hung.
+/// The virtual time after which the test reports a hang.
 pub const LIMIT: Duration = Duration::from_secs(100);
 
 pub const fn secs(n: u64) -> Duration {
@@ -44,16 +44,16 @@ pub struct Rank {
     pub me: u32,
     pub ranks: u32,
     pub host: Arc<dyn Host>,
-    /// To freeze machines and ranks.
+    /// Freezes machines and ranks.
     pub control: SimControl,
     pub warnings: Warnings,
     hub: Hub,
-    /// NICs that were opened; they are numbered in that order.
+    /// The number of NICs opened so far; NICs are numbered in this order.
     nodes: Rc<Cell<u64>>,
-    /// What the last context was opened on: its node, and the names of NIC and GPU.
+    /// Where the last context was opened: its node, and the names of NIC and GPU.
     place: RefCell<(u64, String, String)>,
     bootstrap: RefCell<Option<Arc<dyn Bootstrap>>>,
-    /// How many barriers each rank has come to.
+    /// The number of barriers that each rank has reached.
     arrived: Rc<RefCell<Vec<u64>>>,
 }
 
@@ -65,28 +65,28 @@ pub struct Place {
 }
 
 impl Rank {
-    /// The other one of two.
+    /// The other rank of two.
     pub fn peer(&self) -> u32 {
         1 - self.me
     }
 
-    /// The next rank, and the one before.
+    /// The next rank, and the previous one.
     pub fn neighbours(&self) -> (u32, u32) {
         let n = self.ranks;
         ((self.me + 1) % n, (self.me + n - 1) % n)
     }
 
-    /// This rank's part in the job.
+    /// This rank's bootstrap.
     pub fn bootstrap(&self) -> Arc<dyn Bootstrap> {
-        Arc::clone(self.bootstrap.borrow().as_ref().expect("it has not left"))
+        Arc::clone(self.bootstrap.borrow().as_ref().expect("the rank left"))
     }
 
-    /// Leaves the job, once its contexts are gone too.
+    /// Leaves the job; the caller has dropped its contexts.
     pub fn leave(&self) {
         self.bootstrap.borrow_mut().take();
     }
 
-    /// A GPU and a NIC; `watched`: gdsync looks after the NIC by itself.
+    /// A GPU and a NIC; `watched`: gdsync monitors the NIC by itself.
     pub fn place(&self, options: SoftOptions, watched: bool) -> Place {
         self.place_with(options, watched, Faults::default())
     }
@@ -110,12 +110,12 @@ impl Rank {
         }
     }
 
-    /// A context on GPU and NIC of its own.
+    /// A context on a GPU and a NIC of its own.
     pub fn open(&self, build: impl FnOnce(Builder) -> Builder) -> Context {
         self.open_at(&self.place(SoftOptions::default(), true), build)
     }
 
-    /// As [`Rank::open`], with nobody who does the background work.
+    /// As [`Rank::open`], with manual progress.
     pub fn open_manual(&self, build: impl FnOnce(Builder) -> Builder) -> Context {
         let place = self.place(SoftOptions::default(), false);
         self.open_at(&place, |b| build(b).progress(Progress::Manual))
@@ -130,21 +130,21 @@ impl Rank {
         build(builder).build().unwrap()
     }
 
-    /// Waits until all ranks are here.
+    /// Waits until all ranks have reached this barrier.
     pub fn barrier(&self) {
         let mine = self.come();
-        self.until("another rank did not come", || {
+        self.until("another rank did not reach the barrier", || {
             self.arrived.borrow().iter().all(|a| *a >= mine)
         });
     }
 
-    /// Comes to the barrier for the last time, for one that dies: the others do not wait for it.
+    /// Passes all later barriers, for a rank that dies: the others do not wait for it.
     pub fn never_mind(&self) {
         self.arrived.borrow_mut()[self.me as usize] = u64::MAX;
         self.host.ring();
     }
 
-    /// Comes to a barrier without waiting; answers to which.
+    /// Reaches the next barrier without waiting; returns its number.
     pub fn come(&self) -> u64 {
         let mut arrived = self.arrived.borrow_mut();
         arrived[self.me as usize] += 1;
@@ -152,7 +152,7 @@ impl Rank {
         arrived[self.me as usize]
     }
 
-    /// Whether another rank has come to so many barriers.
+    /// Whether another rank has reached this many barriers.
     pub fn has_come(&self, rank: u32, barriers: u64) -> bool {
         self.arrived.borrow()[rank as usize] >= barriers
     }
@@ -177,19 +177,19 @@ impl Rank {
         }
     }
 
-    /// Lets virtual time pass.
+    /// Waits for this virtual time.
     pub fn pass(&self, time: Duration) {
         let deadline = self.host.now() + time;
         self.host.wait_until(Some(deadline), &mut || false);
     }
 
-    /// Cuts the NIC off for good: its peers see their links lost.
+    /// Disconnects the NIC for good: its peers see their links lost.
     fn cut(&self) {
         assert!(self.hub.kill(NodeId(self.place.borrow().0)));
         self.host.ring();
     }
 
-    /// Stops rank and machines for ever, as if the process were stopped: nobody is told.
+    /// Stops rank and machines for ever, as if the process were stopped: no peer is notified.
     fn freeze(&self) {
         let (_, nic, gpu) = self.place.take();
         let me = self.me;
@@ -202,9 +202,9 @@ impl Rank {
         ] {
             self.control.kill(&name);
         }
-        // The next turn is another's.
+        // The scheduler runs another rank next.
         self.pass(secs(1));
-        unreachable!("a frozen rank goes on");
+        unreachable!("a frozen rank runs again");
     }
 }
 
@@ -215,16 +215,16 @@ pub enum Death {
     Leaves,
     /// Its context is dropped; it stays in the job.
     Closes,
-    /// Its NIC is cut off.
+    /// Its NIC is disconnected.
     IsCut,
-    /// Rank and machines stand still.
+    /// Rank and machines execute nothing any more.
     Freezes,
 }
 
 impl Death {
     pub const ALL: [Death; 4] = [Death::Leaves, Death::Closes, Death::IsCut, Death::Freezes];
 
-    /// The end of the rank that dies; rank 0, which survives, comes to so many barriers.
+    /// Ends the rank that dies; rank 0, which survives, reaches `barriers` barriers.
     pub fn end(self, rank: &Rank, ctx: Context, barriers: u64) {
         rank.never_mind();
         match self {
@@ -239,16 +239,16 @@ impl Death {
     }
 }
 
-/// What a simulation came to.
+/// The result of a simulation.
 pub struct Run {
     pub report: SimReport,
     pub warnings: Warnings,
 }
 
-/// Runs `body` as each of so many ranks, under the schedule that `seed` draws.
+/// Runs `body` as each of `ranks` ranks, under the schedule drawn from `seed`.
 ///
 /// # Panics
-/// If a rank does, or if nobody can go on; the seed is named.
+/// If a rank panics, or if no rank can continue; the message contains the seed.
 pub fn play(seed: u64, ranks: u32, body: impl Fn(&Rank) + Clone + 'static) -> Run {
     let config = SimConfig {
         max_turns: 100_000_000,
@@ -286,7 +286,7 @@ pub fn play(seed: u64, ranks: u32, body: impl Fn(&Rank) + Clone + 'static) -> Ru
     Run { report, warnings }
 }
 
-/// Runs `body` as each of two ranks, with a context as `build` says; both end together.
+/// Runs `body` as each of two ranks, with a context built by `build`; both end together.
 pub fn pair(
     build: impl Fn(Builder) -> Builder + Clone + 'static,
     body: impl Fn(&Rank, &Context) + Clone + 'static,
@@ -298,22 +298,22 @@ pub fn pair(
     })
 }
 
-/// Bytes of a message that is taken at once, and of one that waits for its receive.
+/// Bytes of an eager message, and of a message that waits for its receive.
 pub const SMALL: usize = 8;
 pub const LARGE: usize = 10_000;
 
-/// Memory of its own.
+/// A slice of newly allocated memory.
 pub fn slice(ctx: &Context, len: usize) -> Slice {
     ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
 }
 
-/// A message to another rank, by the CPU, which has ended well.
+/// Sends a message to another rank by the CPU, and waits for its success.
 pub fn send(ctx: &Context, to: u32, tag: u32, len: usize) {
     let sent = ctx.isend(to, tag, &slice(ctx, len)).unwrap();
     sent.wait(LIMIT).unwrap();
 }
 
-/// A message from another rank, by the CPU, which has come.
+/// Receives a message from another rank by the CPU, and waits for it.
 pub fn recv(ctx: &Context, from: impl Into<Source>, tag: u32, len: usize) {
     let recv = ctx.irecv(from, tag, &slice(ctx, len)).unwrap();
     recv.wait(LIMIT).unwrap();
@@ -332,19 +332,19 @@ pub fn recv_on(
     recv
 }
 
-/// The error of a request that failed with its peer.
+/// Checks the error of a request that failed with its peer.
 #[track_caller]
 pub fn peer_failed(e: &mp::Error, rank: u32) {
     assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
     assert_eq!(e.rank(), Some(rank), "{e}");
 }
 
-/// As [`talk_on`], on a stream of its own.
+/// As [`talk_on`], on a new stream.
 pub fn talk(ctx: &Context, with: u32, tag: u32) {
     talk_on(ctx, with, tag, &ctx.gpu().stream().unwrap());
 }
 
-/// Messages each way under `tag`, small and large, on a stream and by the CPU.
+/// Exchanges messages in both directions under `tag`, small and large, on a stream and by the CPU.
 pub fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
     for len in [SMALL, LARGE] {
         let (data, into) = (slice(ctx, len), slice(ctx, len));
@@ -366,7 +366,7 @@ pub fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
     }
 }
 
-/// What a kernel behind the wait for a request saw of its end.
+/// The result of a request as a kernel behind the stream's wait read it.
 pub struct Witness(Region);
 
 #[repr(C)]
@@ -390,20 +390,21 @@ unsafe extern "C" fn look(params: *const c_void) {
 }
 
 impl Witness {
-    /// Has `stream` look at the words of a request, which is held until it has.
+    /// Enqueues a kernel that reads the words of a request on `stream`; the request is held until
+    /// the kernel has run.
     pub fn launch(stream: &Stream, ctx: &Context, request: &Request) -> Witness {
         let saw = stream.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
         let args = [ctx.error_word(), request.result_word(), saw.addr()];
         let args: Vec<u8> = args.iter().flat_map(|a| a.0.to_ne_bytes()).collect();
-        // SAFETY: as C++ would define it: it keeps the rules for kernels.
+        // SAFETY: the kernel is defined as C++ would define it: it keeps the rules for kernels.
         let kernel = unsafe { softgpu::Kernel::new("look", look, size_of::<Look>()) };
-        // SAFETY: the context's word and the request's live as long as their handles, the other
-        // one as long as this.
+        // SAFETY: the words of the context and of the request live as long as their handles, the
+        // other word as long as this.
         unsafe { stream.launch(&Kernel::soft(kernel), Dims::linear(1, 1), &args) }.unwrap();
         Witness(saw)
     }
 
-    /// The error word, the request's status and length; the stream has run the kernel.
+    /// The error word, and the request's status and length; waits until the kernel has run.
     pub fn seen(&self) -> (Status, Status, u64) {
         let word = |i: usize| self.0.word64(8 * i).unwrap().load().unwrap();
         assert_eq!(word(0), 1, "the kernel did not run");

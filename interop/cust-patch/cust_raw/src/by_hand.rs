@@ -1,5 +1,5 @@
-//! Functions that need more than a call: error texts, which must exist when the library does
-//! not, and descriptors, in which the library hands out enums.
+//! Functions that are more than a call: error texts, which must exist without the library, and
+//! descriptors, in which the library returns enums.
 
 #![allow(non_snake_case, missing_docs, clippy::missing_safety_doc)]
 
@@ -9,12 +9,12 @@ use std::ptr::addr_of_mut;
 use crate::driver::{absent, look};
 use crate::generated::*;
 
-/// The functions as the library has them.
+/// The library's functions, with its own signatures.
 #[allow(missing_docs)]
 mod raw {
     use super::*;
 
-    // The descriptors of textures and surfaces stay behind their pointers.
+    // The descriptors of textures and surfaces are only passed as pointers.
     driver! {
         fn cuGetErrorString(error: c_int, text: *mut *const c_char,);
         fn cuGetErrorName(error: c_int, text: *mut *const c_char,);
@@ -26,8 +26,8 @@ mod raw {
     }
 }
 
-/// Stores the library's text for `error`, or one of ours where it has none: a caller that wants
-/// to print an error always gets something to print.
+/// Stores the library's text for `error`, or a text of this crate if the library has none: a caller
+/// that prints an error always gets a text.
 ///
 /// # Safety
 /// `to` is null or valid.
@@ -50,7 +50,7 @@ unsafe fn text(
         };
         found = absent().unwrap_or(ours).as_ptr();
     }
-    // SAFETY: valid by the caller's promise.
+    // SAFETY: the pointer is valid by the caller's promise.
     unsafe { to.write(found) };
     CUresult::CUDA_SUCCESS
 }
@@ -72,7 +72,7 @@ pub unsafe fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) -> CUres
     unsafe { text(raw::cuGetErrorName, error, pStr, c"CUDA_ERROR_UNKNOWN") }
 }
 
-/// Defines functions that fill a descriptor with enums in the named places.
+/// Defines functions that fill a descriptor with enums in the named fields.
 macro_rules! descriptor {
     ($($name:ident($to:ident: *mut $Desc:ty, $object:ident: $Object:ty) {$($place:expr),*})*) => {$(
         pub unsafe fn $name($to: *mut $Desc, $object: $Object) -> CUresult {
@@ -81,7 +81,7 @@ macro_rules! descriptor {
             if result != CUresult::CUDA_SUCCESS {
                 return result;
             }
-            // SAFETY: a success has filled the descriptor; no place is read as an enum.
+            // SAFETY: a successful call has filled the descriptor; no field is read as an enum.
             $(let result = unsafe { look(result, addr_of_mut!($place)) };)*
             result
         }
@@ -100,16 +100,16 @@ descriptor! {
     }
 }
 
-/// Looks at the enums of a resource's descriptor: its type, and the format where it has one.
+/// Checks the enums of a resource descriptor: its type, and the format if it has one.
 ///
 /// # Safety
-/// If `result` is a success, `to` is valid and has been filled.
+/// If `result` is a success, `to` is valid and filled.
 unsafe fn look_at_resource(result: CUresult, to: *mut CUDA_RESOURCE_DESC) -> CUresult {
     if result != CUresult::CUDA_SUCCESS {
         return result;
     }
-    // SAFETY: filled; the type is looked at as a number before it is read as an enum, and which
-    // member of the union is filled is what the type says.
+    // SAFETY: the descriptor is filled; the type is checked as a number before it is read as an
+    // enum, and the type selects the member of the union that is filled.
     unsafe {
         let result = look(result, addr_of_mut!((*to).resType));
         match addr_of_mut!((*to).resType).read() {
@@ -129,7 +129,7 @@ pub unsafe fn cuTexObjectGetResourceDesc(
     pResDesc: *mut CUDA_RESOURCE_DESC,
     texObject: CUtexObject,
 ) -> CUresult {
-    // SAFETY: the caller's promise; a success has filled the descriptor.
+    // SAFETY: the caller's promise; a successful call has filled the descriptor.
     unsafe {
         look_at_resource(
             raw::cuTexObjectGetResourceDesc(pResDesc, texObject),
@@ -142,7 +142,7 @@ pub unsafe fn cuSurfObjectGetResourceDesc(
     pResDesc: *mut CUDA_RESOURCE_DESC,
     surfObject: CUsurfObject,
 ) -> CUresult {
-    // SAFETY: the caller's promise; a success has filled the descriptor.
+    // SAFETY: the caller's promise; a successful call has filled the descriptor.
     unsafe {
         look_at_resource(
             raw::cuSurfObjectGetResourceDesc(pResDesc, surfObject),

@@ -1,5 +1,5 @@
-//! Without the library, without a function, and with numbers nobody listed. The library is
-//! opened once a process, so each case runs in a process of its own: this program, once more.
+//! Calls without the library, without a function, and with numbers that the enums do not list. A
+//! process opens the library once, so each case runs in a process of its own: this program again.
 
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
@@ -9,7 +9,7 @@ use std::ptr::{null, null_mut, without_provenance_mut};
 
 use cust_raw::*;
 
-/// Runs the ignored test `case` over the given library.
+/// Runs the ignored test `case` with the given library.
 fn run(case: &str, library: &str) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", case, "--ignored", "--test-threads=1"])
@@ -38,53 +38,53 @@ fn odd_library() -> PathBuf {
 
 fn error_text(error: CUresult) -> String {
     let mut text: *const c_char = null();
-    // SAFETY: a valid place.
+    // SAFETY: a valid pointer.
     let result = unsafe { cuGetErrorString(error, &mut text) };
     assert_eq!(result, CUresult::CUDA_SUCCESS);
-    // SAFETY: a success stores a text that lives for ever.
+    // SAFETY: a successful call stores a text that lives for ever.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
 }
 
 #[test]
-fn absence_is_a_result_with_a_reason() {
+fn absent_library_gives_an_error_with_a_reason() {
     run("without_the_library", "/nowhere/libcuda.so.1");
 }
 
 #[test]
-fn an_empty_path_is_not_the_program_itself() {
+fn empty_library_path_does_not_open_the_program_itself() {
     run("with_an_empty_path", "");
 }
 
 #[test]
-fn unlisted_numbers_never_reach_an_enum() {
+fn numbers_outside_an_enum_are_replaced() {
     run("with_the_odd_library", odd_library().to_str().unwrap());
 }
 
 #[test]
-#[ignore = "a case of absence_is_a_result_with_a_reason"]
+#[ignore = "a case of absent_library_gives_an_error_with_a_reason"]
 fn without_the_library() {
     let why = absent().unwrap().to_str().unwrap();
     assert!(why.starts_with("/nowhere/libcuda.so.1: "), "{why}");
     assert!(why.contains("No such file"), "{why}");
-    // SAFETY: no arguments to get wrong.
+    // SAFETY: the function takes no arguments.
     let result = unsafe { cuInit(0) };
     assert_eq!(result, CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED);
     assert_eq!(error_text(result), why);
 }
 
 #[test]
-#[ignore = "a case of an_empty_path_is_not_the_program_itself"]
+#[ignore = "a case of empty_library_path_does_not_open_the_program_itself"]
 fn with_an_empty_path() {
     let why = absent().unwrap().to_str().unwrap();
     assert!(why.contains("GDS_CUDA_LIB is empty"), "{why}");
 }
 
 #[test]
-#[ignore = "a case of unlisted_numbers_never_reach_an_enum"]
+#[ignore = "a case of numbers_outside_an_enum_are_replaced"]
 fn with_the_odd_library() {
     assert_eq!(absent(), None);
     let mut count = -1;
-    // SAFETY: as the odd library reads them; handles are only compared with null.
+    // SAFETY: the arguments are as the odd library reads them; handles are only compared with null.
     unsafe {
         assert_eq!(cuInit(0), CUresult::CUDA_ERROR_UNKNOWN);
         assert_eq!(cuInit(1), CUresult::CUDA_ERROR_NO_DEVICE);

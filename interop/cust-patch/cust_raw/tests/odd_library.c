@@ -1,4 +1,4 @@
-/* A libcuda that returns, and hands out, numbers that CUDA 11.4 did not know. */
+/* A libcuda that returns and stores numbers that CUDA 11.4 does not define. */
 #include <stddef.h>
 
 int cuInit(unsigned flags) { return flags == 0 ? 912 : 100; }

@@ -1,5 +1,6 @@
-//! What build scripts of `cust` 0.3 ask for, without a CUDA installation: libcuda is opened at
-//! run time by the `cust_raw` beside this crate, so there is nothing to find and nothing to link.
+//! The interface that build scripts of `cust` 0.3 use, without a CUDA installation. The `cust_raw`
+//! next to this crate opens libcuda at run time, so there is nothing to find and nothing to link.
 
-/// Would print where to find libcuda for the linker. Nothing is linked, so nothing is printed.
+/// Prints nothing. The published version prints the linker's path of libcuda; here nothing is
+/// linked.
 pub fn include_cuda() {}

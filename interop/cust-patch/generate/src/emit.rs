@@ -1,15 +1,16 @@
 //! The text of the generated sources.
 //!
-//! A C library may hand out numbers that a closed Rust enum does not list, and holding one would
-//! be undefined behaviour. So results come back as integers; an enum behind a pointer is
-//! looked at as a number before anybody can read it; and what cannot be looked at is left out.
+//! A C library may return numbers that a closed Rust enum does not list, and a value with an
+//! unlisted number is undefined behaviour. Results are therefore returned as integers. An enum
+//! behind a pointer is checked as a number before Rust code can read it. Functions whose enums
+//! cannot be checked are left out.
 
 use std::fmt::Write;
 
 use crate::items::{Function, Items};
 
-/// Left out: they hand out structures or call-back arguments that hold enums, and cust 0.3.2
-/// has no use for them.
+/// Left out: they return structures or call-back arguments that contain enums, and cust 0.3.2 does
+/// not use them.
 const OMITTED: [&str; 8] = [
     "cuCtxGetExecAffinity",
     "cuGraphKernelNodeGetAttribute",
@@ -21,7 +22,7 @@ const OMITTED: [&str; 8] = [
     "cuTexObjectGetTextureDesc",
 ];
 
-/// Written by hand beside the generated sources, for the same reason or for a better text.
+/// Written by hand next to the generated sources, for the same reason or for a better text.
 const BY_HAND: [&str; 7] = [
     "cuArray3DGetDescriptor_v2",
     "cuArrayGetDescriptor_v2",
@@ -32,8 +33,8 @@ const BY_HAND: [&str; 7] = [
     "cuTexObjectGetResourceViewDesc",
 ];
 
-/// Pointers to structures that hold enums, which the driver only reads (or, in
-/// cuGraphAddMemAllocNode, of which it writes an address).
+/// Pointers to structures with enums that the driver only reads (in cuGraphAddMemAllocNode it also
+/// writes an address, but no enum).
 const READ: [(&str, &str); 4] = [
     ("cuCtxCreate_v3", "paramsArray"),
     ("cuMemMapArrayAsync", "mapInfoList"),
@@ -53,7 +54,7 @@ fn head(what: &str) -> String {
     )
 }
 
-/// Types and constants, the layouts asserted, and the numbers that each enum lists.
+/// Types and constants, assertions of the layouts, and the numbers that each enum lists.
 pub fn types(items: &Items) -> Result<String, String> {
     let mut out = head("The driver API's types and constants.");
     for text in items
@@ -86,7 +87,7 @@ fn zeroed_unlisted(items: &Items, text: &str) -> bool {
     enums.iter().any(|e| !items.enums[*e].numbers.contains(&0))
 }
 
-/// The functions, each with the pointers behind which an enum is handed out.
+/// The functions, each with the pointer arguments through which it returns an enum.
 pub fn functions(items: &Items) -> Result<String, String> {
     let mut out = head("The driver API's functions, each found in libcuda on its first call.");
     out.push_str("use super::types::*;\n\ndriver! {\n");
@@ -109,7 +110,7 @@ pub fn functions(items: &Items) -> Result<String, String> {
     Ok(out)
 }
 
-/// The arguments through which `function` hands out an enum.
+/// The arguments through which `function` returns an enum.
 fn handed_out<'a>(items: &Items, function: &'a Function) -> Result<Vec<&'a str>, String> {
     let mut found = Vec::new();
     for (arg, ty) in &function.args {
@@ -122,11 +123,17 @@ fn handed_out<'a>(items: &Items, function: &'a Function) -> Result<Vec<&'a str>,
                 found.push(arg.as_str());
             }
         } else if !known && !items.enums_in(pointee).is_empty() {
-            return Err(format!("{}: {arg}: what may it hold?", function.name));
+            return Err(format!(
+                "{}: {arg}: it is not known which enums it may contain",
+                function.name
+            ));
         }
     }
     if function.args.iter().any(|(_, ty)| ty == "CUstreamCallback") {
-        return Err(format!("{}: hands a CUresult to Rust", function.name));
+        return Err(format!(
+            "{}: passes a CUresult to a callback",
+            function.name
+        ));
     }
     Ok(found)
 }

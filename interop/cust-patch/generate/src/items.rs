@@ -1,5 +1,5 @@
-//! The published bindings as a list of items. They are bindgen's output through rustfmt, so an
-//! item ends with the first line at depth zero that closes it; no parser of Rust is needed.
+//! The published bindings as a list of items. They are the output of bindgen and rustfmt, so an
+//! item ends with the first line at depth zero that closes it, and no parser of Rust is needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,28 +10,29 @@ pub struct Function {
     pub args: Vec<(String, String)>,
 }
 
-/// An enum in C's sense: its numbers.
+/// A C enum: its numbers.
 pub struct Enum {
     pub name: String,
     pub numbers: Vec<i64>,
 }
 
-/// What the bindings hold.
+/// The contents of the bindings.
 #[derive(Default)]
 pub struct Items {
-    /// Types, aliases, constants and implementations, as they are written.
+    /// Types, aliases, constants and implementations, as source text.
     pub kept: Vec<String>,
     pub functions: Vec<Function>,
     pub enums: BTreeMap<String, Enum>,
-    /// Structures: the type of each field. (Unions hold no value of a certain type.)
+    /// Structures: the type of each field. Unions are absent, because their value has no certain
+    /// type.
     pub structs: BTreeMap<String, Vec<String>>,
-    /// Alias to what it names.
+    /// Aliases and the names that they stand for.
     pub aliases: BTreeMap<String, String>,
     /// Type, size, alignment.
     pub layouts: Vec<(String, u64, u64)>,
 }
 
-/// Cuts `source` into items.
+/// Splits `source` into items.
 pub fn split(source: &str) -> Result<Items, String> {
     let mut items = Items::default();
     let (mut text, mut depth) = (String::new(), 0i32);
@@ -56,7 +57,7 @@ fn count(line: &str, of: &str) -> i32 {
     line.chars().filter(|c| of.contains(*c)).count() as i32
 }
 
-/// What lies between the first `from` and the next `to`.
+/// The text between the first `from` and the next `to`.
 fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<&'a str> {
     let rest = &text[text.find(from)? + from.len()..];
     Some(&rest[..rest.find(to)?])
@@ -64,7 +65,7 @@ fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<&'a str> {
 
 impl Items {
     fn add(&mut self, text: String) -> Result<(), String> {
-        let bad = || format!("not understood: {text}");
+        let bad = || format!("cannot parse: {text}");
         let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
         if flat.starts_with("#[test]") {
             let name = between(&flat, "size_of::<", ">").ok_or_else(bad)?;
@@ -112,7 +113,7 @@ impl Items {
         Ok(())
     }
 
-    /// What a name stands for, through all aliases.
+    /// The type that a name stands for, through all aliases.
     pub fn resolve<'a>(&'a self, mut name: &'a str) -> &'a str {
         while let Some(of) = self.aliases.get(name) {
             name = of;
@@ -125,7 +126,7 @@ impl Items {
         self.enums.get(self.resolve(name))
     }
 
-    /// The enums that a value of structure `name` holds.
+    /// The enums that a value of structure `name` contains.
     pub fn enums_in(&self, name: &str) -> BTreeSet<&str> {
         let fields = self.structs.get(self.resolve(name)).into_iter().flatten();
         let mut found = BTreeSet::new();

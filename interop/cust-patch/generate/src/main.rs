@@ -1,5 +1,5 @@
-//! `generate-cust-raw [--check]`: makes `cust_raw/src/generated/{types,functions}.rs` from the
-//! published cust_raw 0.11.3, or, with `--check`, says whether they are what it would make.
+//! `generate-cust-raw [--check]`: generates `cust_raw/src/generated/{types,functions}.rs` from the
+//! published cust_raw 0.11.3. With `--check` it reports whether these files are up to date.
 
 mod emit;
 mod items;
@@ -28,7 +28,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         if !check {
             fs::write(&path, text)?;
         } else if fs::read_to_string(&path)? != text {
-            return Err(format!("{name} is not what the generator makes; run it").into());
+            return Err(
+                format!("{name} differs from the generator's output; run the generator").into(),
+            );
         }
     }
     Ok(())
@@ -49,7 +51,7 @@ fn published(here: &Path) -> Result<PathBuf, Box<dyn Error>> {
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into());
     }
-    // The one path in the document that ends so: found without a parser of JSON.
+    // The only path in the document with this ending, so no JSON parser is needed.
     let json = String::from_utf8(output.stdout)?;
     let end = json
         .find("cust_raw-0.11.3/Cargo.toml\"")

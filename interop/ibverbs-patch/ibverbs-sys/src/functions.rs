@@ -1,4 +1,4 @@
-//! The functions, and what they answer without a library.
+//! The functions, and their results without a library.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -65,30 +65,30 @@ gdsync_sys::dl_api! {
     }
 }
 
-/// Why there is no library, or none that has what is needed; `None` if there is one.
+/// The reason for which the library is absent or lacks functions; `None` if it is usable.
 pub fn absent() -> Option<&'static LoadError> {
     Table::get().err()
 }
 
-/// Leaves `errno` as `number`, which it answers.
+/// Sets `errno` to `number`, and returns it.
 fn leave(number: c_int) -> c_int {
-    // SAFETY: the calling thread's own.
+    // SAFETY: `errno` of the calling thread.
     unsafe { *libc::__errno_location() = number };
     number
 }
 
-/// The answer of a function that hands out a pointer, without a library.
+/// The result of a function that returns a pointer, without a library.
 fn none<T>() -> *mut T {
     leave(libc::ELIBACC);
     null_mut()
 }
 
-/// The answer of a function that answers with an `errno`, without a library.
+/// The result of a function that returns an `errno`, without a library.
 fn refusal() -> c_int {
     leave(libc::ELIBACC)
 }
 
-/// Defines functions of the table, each with its answer without a library.
+/// Defines functions of the table, each with its result without a library.
 macro_rules! functions {
     ($(
         $(#[$meta:meta])*
@@ -97,7 +97,7 @@ macro_rules! functions {
         $(#[$meta])*
         ///
         /// # Safety
-        /// As its manual page has it: pointers are valid, objects alive.
+        /// As on the manual page: pointers are valid, objects alive.
         pub unsafe fn $name($($arg: $ty),*) $(-> $ret)? {
             match Table::get() {
                 // SAFETY: the caller keeps the function's rules.
@@ -109,32 +109,32 @@ macro_rules! functions {
 }
 
 functions! {
-    /// The devices that are present; null and `errno` if there is no telling.
+    /// Lists the devices that are present; null and `errno` on failure.
     fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device, else none();
     /// Frees a list, not the devices that are open.
     fn ibv_free_device_list(list: *mut *mut ibv_device), else ();
     /// A device's name.
     fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char, else none();
-    /// A device's GUID, big-endian; 0 if there is no telling.
+    /// A device's GUID, big-endian; 0 if it is not known.
     fn ibv_get_device_guid(device: *mut ibv_device) -> __be64, else {
         leave(libc::ELIBACC);
         0
     };
-    /// Opens a device; null and `errno` if it cannot be.
+    /// Opens a device; null and `errno` on failure.
     fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context, else none();
-    /// Closes a device on which nothing is left.
+    /// Closes a device without remaining objects.
     fn ibv_close_device(context: *mut ibv_context) -> c_int, else refusal();
-    /// A port as programs of old know it: the beginning of an [`ibv_port_attr`].
+    /// Queries a port for programs of old library versions: the beginning of an [`ibv_port_attr`].
     fn ibv_query_port(
         context: *mut ibv_context,
         port: u8,
         attr: *mut _compat_ibv_port_attr,
     ) -> c_int, else refusal();
-    /// Makes a protection domain; null and `errno` if it cannot.
+    /// Creates a protection domain; null and `errno` on failure.
     fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd, else none();
-    /// Ends a protection domain.
+    /// Destroys a protection domain.
     fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int, else refusal();
-    /// Registers memory; null and `errno` if it cannot.
+    /// Registers memory; null and `errno` on failure.
     fn ibv_reg_mr(
         pd: *mut ibv_pd,
         addr: *mut c_void,
@@ -143,7 +143,7 @@ functions! {
     ) -> *mut ibv_mr, else none();
     /// Ends a registration.
     fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, else refusal();
-    /// Makes a completion queue; null and `errno` if it cannot.
+    /// Creates a completion queue; null and `errno` on failure.
     fn ibv_create_cq(
         context: *mut ibv_context,
         cqe: c_int,
@@ -151,18 +151,18 @@ functions! {
         channel: *mut ibv_comp_channel,
         comp_vector: c_int,
     ) -> *mut ibv_cq, else none();
-    /// Ends a completion queue.
+    /// Destroys a completion queue.
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int, else refusal();
-    /// Makes a queue pair; null and `errno` if it cannot.
+    /// Creates a queue pair; null and `errno` on failure.
     fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp, else none();
-    /// Sets a queue pair.
+    /// Modifies the attributes of a queue pair.
     fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int,
         else refusal();
-    /// Ends a queue pair.
+    /// Destroys a queue pair.
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int, else refusal();
 }
 
-/// The kernel's number of a device; -1 if there is none, or no library that tells.
+/// The kernel's index of a device; -1 if it has none, or if the library does not report it.
 ///
 /// # Safety
 /// As [`ibv_get_device_name`].
@@ -174,10 +174,10 @@ pub unsafe fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
     }
 }
 
-/// The GIDs of all ports of a device: how many there are, or the negative of an `errno`.
+/// The GIDs of all ports of a device: returns their number, or a negative `errno`.
 ///
 /// # Safety
-/// As [`ibv_query_port`]; there is room for `max_entries` entries of `entry_size` bytes.
+/// As [`ibv_query_port`]; the memory has room for `max_entries` entries of `entry_size` bytes.
 pub unsafe fn _ibv_query_gid_table(
     context: *mut ibv_context,
     entries: *mut ibv_gid_entry,

@@ -1,21 +1,21 @@
-//! The numbers of libibverbs: enums of C, which a library may add to, as integers.
+//! The numbers of libibverbs: C enums as integers, because a newer library may add values.
 
 use std::ffi::c_uint;
 use std::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign};
 
-/// A number in network order.
+/// A number in network byte order.
 pub type __be64 = u64;
 
-/// What kind of GID an entry is.
+/// The kind of a GID entry.
 pub type ibv_gid_type = c_uint;
 pub use gdsync_sys::verbs::consts::{IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2};
 
-/// Enums of C: a module for each, with its type and its numbers.
+/// C enums: a module for each, with its type and its numbers.
 macro_rules! enums {
     ($($(#[$meta:meta])* $name:ident { $($(#[$of:meta])* $number:ident = $value:expr,)* })*) => { $(
         $(#[$meta])*
         pub mod $name {
-            /// Its numbers, and those of newer libraries.
+            /// The numbers of this enum, and those of newer libraries.
             pub type Type = std::ffi::c_int;
             $($(#[$of])* pub const $number: Type = $value;)*
         }
@@ -23,14 +23,14 @@ macro_rules! enums {
 }
 
 enums! {
-    /// How a port is.
+    /// The state of a port.
     ibv_port_state {
         /// Set up.
         IBV_PORT_ARMED = 3,
         /// Carries data.
         IBV_PORT_ACTIVE = 4,
     }
-    /// What kind of queue pair.
+    /// The type of a queue pair.
     ibv_qp_type {
         /// A reliable connection.
         IBV_QPT_RC = 2,
@@ -44,7 +44,7 @@ enums! {
         IBV_QPT_XRC_SEND = 9,
         /// Its receiving end.
         IBV_QPT_XRC_RECV = 10,
-        /// The maker's own.
+        /// Specific to the manufacturer.
         IBV_QPT_DRIVER = 255,
     }
     /// The states of a queue pair.
@@ -56,12 +56,12 @@ enums! {
         /// It receives and sends.
         IBV_QPS_RTS = 3,
     }
-    /// What a send asks for.
+    /// The operation of a send request.
     ibv_wr_opcode {
-        /// Sends.
+        /// A send.
         IBV_WR_SEND = 2,
     }
-    /// What was done.
+    /// The operation that completed.
     ibv_wc_opcode {
         /// A send.
         IBV_WC_SEND = 0,
@@ -71,72 +71,72 @@ enums! {
         IBV_WC_RDMA_READ = 2,
         /// A compare-and-swap.
         IBV_WC_COMP_SWAP = 3,
-        /// An addition.
+        /// A fetch-and-add.
         IBV_WC_FETCH_ADD = 4,
         /// A memory window was bound.
         IBV_WC_BIND_MW = 5,
         /// A key was invalidated.
         IBV_WC_LOCAL_INV = 6,
-        /// A send in segments.
+        /// A send with segmentation offload.
         IBV_WC_TSO = 7,
-        /// A write of a word at once.
+        /// An atomic write of a word.
         IBV_WC_ATOMIC_WRITE = 9,
-        /// A receive was filled by a send. The bit that all receives have.
+        /// A receive completed by a send. All receives have this bit.
         IBV_WC_RECV = 128,
-        /// A receive was taken by a write with immediate data.
+        /// A receive consumed by a write with immediate data.
         IBV_WC_RECV_RDMA_WITH_IMM = 129,
         /// A tag was added.
         IBV_WC_TM_ADD = 130,
         /// A tag was taken away.
         IBV_WC_TM_DEL = 131,
-        /// Tags are in step.
+        /// Tag matching is synchronised.
         IBV_WC_TM_SYNC = 132,
-        /// A receive by a tag.
+        /// A receive matched by a tag.
         IBV_WC_TM_RECV = 133,
         /// A receive without a tag.
         IBV_WC_TM_NO_TAG = 134,
-        /// The maker's own.
+        /// Specific to the manufacturer.
         IBV_WC_DRIVER1 = 135,
-        /// The maker's own.
+        /// Specific to the manufacturer.
         IBV_WC_DRIVER2 = 136,
-        /// The maker's own.
+        /// Specific to the manufacturer.
         IBV_WC_DRIVER3 = 137,
     }
-    /// How a request ended.
+    /// The status of a completed request.
     ibv_wc_status {
-        /// Done.
+        /// Success.
         IBV_WC_SUCCESS = 0,
-        /// The message does not fit.
+        /// The message does not fit into the memory of the request.
         IBV_WC_LOC_LEN_ERR = 1,
-        /// The request makes no sense.
+        /// The request is invalid.
         IBV_WC_LOC_QP_OP_ERR = 2,
         /// Unused.
         IBV_WC_LOC_EEC_OP_ERR = 3,
         /// A local key is wrong or does not cover the memory.
         IBV_WC_LOC_PROT_ERR = 4,
-        /// The queue pair went into error before.
+        /// The request was flushed, because the queue pair was in the error state.
         IBV_WC_WR_FLUSH_ERR = 5,
-        /// A memory window cannot be bound so.
+        /// The memory window cannot be bound.
         IBV_WC_MW_BIND_ERR = 6,
-        /// The peer answered what it may not.
+        /// The peer sent an invalid response.
         IBV_WC_BAD_RESP_ERR = 7,
-        /// A peer's write with immediate data was not allowed here.
+        /// A peer's write with immediate data was not allowed by the local memory.
         IBV_WC_LOC_ACCESS_ERR = 8,
-        /// The peer does not take such a request.
+        /// The peer does not support the request.
         IBV_WC_REM_INV_REQ_ERR = 9,
-        /// The peer's key is wrong or does not allow it.
+        /// The peer's key is wrong or does not allow the access.
         IBV_WC_REM_ACCESS_ERR = 10,
         /// The peer failed.
         IBV_WC_REM_OP_ERR = 11,
-        /// The peer does not answer.
+        /// The retries are exhausted: the peer does not answer.
         IBV_WC_RETRY_EXC_ERR = 12,
-        /// The peer has no receive.
+        /// The RNR retries are exhausted: the peer has no receive.
         IBV_WC_RNR_RETRY_EXC_ERR = 13,
         /// Unused.
         IBV_WC_LOC_RDD_VIOL_ERR = 14,
         /// Unused.
         IBV_WC_REM_INV_RD_REQ_ERR = 15,
-        /// The peer gave up.
+        /// The peer aborted the operation.
         IBV_WC_REM_ABORT_ERR = 16,
         /// Unused.
         IBV_WC_INV_EECN_ERR = 17,
@@ -144,13 +144,13 @@ enums! {
         IBV_WC_INV_EEC_STATE_ERR = 18,
         /// The device failed.
         IBV_WC_FATAL_ERR = 19,
-        /// No answer in time.
+        /// The response timed out.
         IBV_WC_RESP_TIMEOUT_ERR = 20,
-        /// Anything else.
+        /// Another error.
         IBV_WC_GENERAL_ERR = 21,
-        /// A tag could not be matched.
+        /// A tag matching error.
         IBV_WC_TM_ERR = 22,
-        /// The rest of a message by tag is left to the program.
+        /// The program must complete the rest of a message with tag matching.
         IBV_WC_TM_RNDV_INCOMPLETE = 23,
     }
 }
@@ -162,7 +162,7 @@ macro_rules! bits {
         #[repr(transparent)]
         #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq, Default)]
         pub struct $name(
-            /// Its bits, and those of newer libraries.
+            /// The bits of this set, and those of newer libraries.
             pub c_uint,
         );
 
@@ -201,9 +201,9 @@ macro_rules! bits {
 }
 
 bits! {
-    /// What may be done with memory, or by a queue pair's peer.
+    /// The accesses that memory, or a queue pair, allows.
     ibv_access_flags {
-        /// Receives and answers may write.
+        /// Local receives and responses may write.
         IBV_ACCESS_LOCAL_WRITE = 1 << 0,
         /// Peers may write.
         IBV_ACCESS_REMOTE_WRITE = 1 << 1,
@@ -213,21 +213,21 @@ bits! {
         IBV_ACCESS_REMOTE_ATOMIC = 1 << 3,
         /// Memory windows may be bound to it.
         IBV_ACCESS_MW_BIND = 1 << 4,
-        /// Addresses count from 0.
+        /// Addresses begin at 0.
         IBV_ACCESS_ZERO_BASED = 1 << 5,
-        /// Pages are brought in when they are used.
+        /// On-demand paging: pages are made resident when they are used.
         IBV_ACCESS_ON_DEMAND = 1 << 6,
-        /// It has huge pages.
+        /// The memory has huge pages.
         IBV_ACCESS_HUGETLB = 1 << 7,
-        /// Its writes may overtake others.
+        /// Relaxed ordering: its writes may overtake others.
         IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
     }
-    /// How a send is done.
+    /// Options of a send.
     ibv_send_flags {
-        /// Raises a completion.
+        /// The request produces a completion.
         IBV_SEND_SIGNALED = 1 << 1,
     }
-    /// What of an [`ibv_qp_attr`](crate::ibv_qp_attr) is set.
+    /// The fields of an [`ibv_qp_attr`](crate::ibv_qp_attr) that are set.
     ibv_qp_attr_mask {
         /// `qp_state`.
         IBV_QP_STATE = 1 << 0,

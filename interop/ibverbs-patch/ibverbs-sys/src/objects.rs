@@ -1,5 +1,5 @@
-//! The structures, as the header lays them out: those of `gdsync-sys`, and where `ibverbs` names a
-//! field otherwise, or an enum of C is signed there, one of the same layout.
+//! The structures in the layout of the header. Most are those of `gdsync-sys`; a structure of the
+//! same layout replaces one in which `ibverbs` uses another field name or a signed C enum.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -10,17 +10,17 @@ pub use gdsync_sys::verbs::types::{
     ibv_pd, ibv_port_attr, ibv_qp_attr, ibv_qp_cap, ibv_recv_wr, ibv_sge, ibv_srq, ibv_wc,
 };
 
-/// What [`ibv_query_port`] writes: the beginning of an [`ibv_port_attr`].
+/// The part of an [`ibv_port_attr`] that [`ibv_query_port`] writes: its beginning.
 #[repr(C)]
 #[derive(Debug)]
 pub struct _compat_ibv_port_attr {
     _opaque: [u8; 0],
 }
 
-/// An opened device: its beginning, which is all that is read.
+/// An open device: the beginning of the structure, which is the only part that is read.
 #[repr(C)]
 pub struct ibv_context {
-    /// What was opened.
+    /// The device.
     pub device: *mut ibv_device,
     /// The provider's functions.
     pub ops: ibv_context_ops,
@@ -30,11 +30,11 @@ pub struct ibv_context {
 #[repr(C)]
 pub struct ibv_context_ops {
     _before_poll_cq: [*mut c_void; 11],
-    /// Takes completions off a queue: how many there were, negative for an error.
+    /// Polls a completion queue: returns the number of completions, negative for an error.
     pub poll_cq:
         Option<unsafe extern "C" fn(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int>,
     _before_post_send: [*mut c_void; 13],
-    /// Posts sends; the first one refused is left in `bad`.
+    /// Posts sends; stores the first refused one in `bad`.
     pub post_send: Option<
         unsafe extern "C" fn(
             qp: *mut ibv_qp,
@@ -42,7 +42,7 @@ pub struct ibv_context_ops {
             bad: *mut *mut ibv_send_wr,
         ) -> c_int,
     >,
-    /// Posts receives; the first one refused is left in `bad`.
+    /// Posts receives; stores the first refused one in `bad`.
     pub post_recv: Option<
         unsafe extern "C" fn(
             qp: *mut ibv_qp,
@@ -53,95 +53,95 @@ pub struct ibv_context_ops {
     _others: [*mut c_void; 5],
 }
 
-/// A completion queue: its beginning, which is all that is read.
+/// A completion queue: the beginning of the structure, which is the only part that is read.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_cq {
     /// Its device.
     pub context: *mut ibv_context,
-    /// Its channel.
+    /// Its completion channel.
     pub channel: *mut ibv_comp_channel,
-    /// The program's own.
+    /// A value of the program.
     pub cq_context: *mut c_void,
     /// The kernel's handle.
     pub handle: u32,
-    /// Its entries, less one.
+    /// The number of its entries, less one.
     pub cqe: c_int,
 }
 
-/// A queue pair: its beginning, which is all that is read.
+/// A queue pair: the beginning of the structure, which is the only part that is read.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_qp {
     /// Its device.
     pub context: *mut ibv_context,
-    /// The program's own.
+    /// A value of the program.
     pub qp_context: *mut c_void,
     /// Its protection domain.
     pub pd: *mut ibv_pd,
-    /// Where its sends complete.
+    /// The completion queue of its sends.
     pub send_cq: *mut ibv_cq,
-    /// Where its receives complete.
+    /// The completion queue of its receives.
     pub recv_cq: *mut ibv_cq,
-    /// Where its receives come from, if not from its own queue.
+    /// The shared receive queue, if it has one.
     pub srq: *mut ibv_srq,
     /// The kernel's handle.
     pub handle: u32,
     /// Its number.
     pub qp_num: u32,
-    /// Its state, as far as the library knows.
+    /// The state that the library last set.
     pub state: ibv_qp_state::Type,
-    /// What kind it is.
+    /// Its type.
     pub qp_type: ibv_qp_type::Type,
 }
 
-/// How a queue pair is made.
+/// The attributes with which a queue pair is created.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_qp_init_attr {
-    /// The program's own.
+    /// A value of the program.
     pub qp_context: *mut c_void,
-    /// Where its sends complete.
+    /// The completion queue of its sends.
     pub send_cq: *mut ibv_cq,
-    /// Where its receives complete.
+    /// The completion queue of its receives.
     pub recv_cq: *mut ibv_cq,
-    /// Where its receives come from, or null.
+    /// The shared receive queue, or null.
     pub srq: *mut ibv_srq,
-    /// Its sizes; those it has, which may be more, afterwards.
+    /// The requested sizes; after the call, the actual ones, which may be larger.
     pub cap: ibv_qp_cap,
-    /// What kind it is.
+    /// Its type.
     pub qp_type: ibv_qp_type::Type,
-    /// Whether every send raises a completion.
+    /// Whether every send produces a completion.
     pub sq_sig_all: c_int,
 }
 
-/// A request of a send queue. What only other requests than SEND need has no names here.
+/// A request of a send queue. Fields that only other requests than SEND use have no names here.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_send_wr {
-    /// The program's own, which the completion carries.
+    /// A value of the program, which the completion contains.
     pub wr_id: u64,
     /// The next request, or null.
     pub next: *mut ibv_send_wr,
-    /// Its data.
+    /// The scatter/gather list.
     pub sg_list: *mut ibv_sge,
-    /// How many pieces that has.
+    /// The number of its entries.
     pub num_sge: c_int,
-    /// What is asked for.
+    /// The operation.
     pub opcode: ibv_wr_opcode::Type,
-    /// How it is done: [`ibv_send_flags`].
+    /// Options: [`ibv_send_flags`].
     pub send_flags: c_uint,
     /// Immediate data in network order, or the key to invalidate.
     pub __bindgen_anon_1: u32,
-    /// Where at the peer.
+    /// The target at the peer.
     pub wr: [u64; 4],
-    /// Of extended connections.
+    /// Used by extended connections.
     pub qp_type: u32,
-    /// Of memory windows and segments.
+    /// Used by memory windows and segmentation.
     pub __bindgen_anon_2: [u64; 6],
 }
 
-/// Asserts that a structure lies as `gdsync-sys` has it, whose tests compare with the header.
+/// Asserts that a structure has the layout of `gdsync-sys`, whose tests compare it with the header.
 macro_rules! lies_as_there {
     ($($kind:ident { $($field:ident $(= $there:ident)?),* $(,)? })*) => { $(
         const _: () = {
@@ -167,7 +167,7 @@ lies_as_there! {
         wr, qp_type, __bindgen_anon_2 = _others }
 }
 
-// Its beginning alone.
+// Only the beginning is compared.
 const _: () = {
     use gdsync_sys::verbs::types::ibv_context as There;
     assert!(std::mem::offset_of!(ibv_context, device) == std::mem::offset_of!(There, device));
