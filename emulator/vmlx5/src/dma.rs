@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_span_is_the_limit() {
+    fn access_outside_the_span_is_refused() {
         let m = HostMemory::new(100);
         let fault = m.write(97, &[0; 4]).unwrap_err();
         assert_eq!((fault.offset, fault.len, fault.limit), (97, 4, 100));

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_not_reused_soon() {
+    fn numbers_are_not_reused_soon_after_removal() {
         let mut t = Table::new(Object::Qp, 2);
         let a = t.insert(|n| n).unwrap();
         assert_eq!(t.remove(a), Ok((0, a)));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_space_is_used_up_before_a_number_comes_again() {
+    fn all_numbers_are_used_before_one_is_reused() {
         let mut t = Table::within(Object::Qp, 0x3000, 2);
         let numbers: Vec<u32> = (0..6)
             .map(|_| {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_24_bits_and_no_zero_generation() {
+    fn numbers_have_24_bits_and_a_nonzero_generation() {
         let mut t = Table::new(Object::Cq, 20);
         for _ in 0..100 {
             let n = t.insert(|n| n).unwrap();
