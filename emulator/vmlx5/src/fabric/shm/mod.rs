@@ -241,7 +241,9 @@ impl ShmFabric {
                     continue;
                 }
                 Ok(Heard::Nothing) => self.refuse(LinkError::Greeting("none arrived in time")),
-                Ok(Heard::Closed) => self.refuse(LinkError::Greeting("the caller left without one")),
+                Ok(Heard::Closed) => {
+                    self.refuse(LinkError::Greeting("the caller left without one"))
+                }
                 Err(why) => self.refuse(why),
                 Ok(Heard::Greeting(say, fds)) => {
                     let caller = self.callers.swap_remove(i);
