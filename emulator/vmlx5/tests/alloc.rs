@@ -67,7 +67,7 @@ impl Resolve for Here {
 }
 
 #[test]
-fn nothing_is_allocated_per_datagram() {
+fn datagrams_allocate_nothing() {
     let mut world = World::new(1);
     let resolver = Here(world.nics[0].node());
     world.nics[0].set_resolver(Arc::new(resolver));
@@ -98,7 +98,7 @@ fn nothing_is_allocated_per_datagram() {
 }
 
 #[test]
-fn nothing_is_allocated_per_message() {
+fn messages_allocate_nothing() {
     for (nics, events) in [(1, false), (2, false), (2, true)] {
         let mut world = World::new(nics);
         let config = EndConfig::default().changed(|c| c.events = events);
@@ -147,7 +147,7 @@ fn nothing_is_allocated_per_message() {
 
 /// Nor with shared receives, payloads in completion entries and keys that are invalidated.
 #[test]
-fn nothing_is_allocated_on_a_shared_queue() {
+fn shared_receives_allocate_nothing() {
     let mut world = World::new(2);
     let mut queue = SharedQueue::new(&mut world.nics[1], 3);
     let scatter = Scatter {

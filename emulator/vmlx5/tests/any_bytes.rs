@@ -31,17 +31,17 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn entries_of_any_bytes(bytes in acts()) {
+    fn random_entries_keep_all_rules(bytes in acts()) {
         hostile::wqe::run(&bytes);
     }
 
     #[test]
-    fn doorbells_of_any_value(bytes in acts()) {
+    fn random_doorbells_keep_all_rules(bytes in acts()) {
         hostile::doorbell::run(&bytes);
     }
 
     #[test]
-    fn frames_of_any_bytes(bytes in acts()) {
+    fn random_frames_keep_all_rules(bytes in acts()) {
         nic::run(&bytes);
     }
 }

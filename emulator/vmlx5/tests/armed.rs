@@ -36,7 +36,7 @@ fn watched() -> EndConfig {
 }
 
 #[test]
-fn an_armed_queue_tells_once_of_what_is_new() {
+fn armed_queue_raises_one_event_for_new_entries() {
     let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
     let go = |world: &mut World, a: &mut End| {
         a.run(world, &write(b.remote(0), &[a.sge(0, 8)]));
@@ -70,7 +70,7 @@ fn an_armed_queue_tells_once_of_what_is_new() {
 }
 
 #[test]
-fn a_request_is_seen_with_the_register_or_with_the_next_entry() {
+fn event_request_takes_effect_at_the_register_or_the_next_entry() {
     let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
     a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     arm(&a, &a.send, 0, false, false);
@@ -88,7 +88,7 @@ fn a_request_is_seen_with_the_register_or_with_the_next_entry() {
 }
 
 #[test]
-fn events_come_in_the_order_of_entries() {
+fn completion_events_keep_the_order_of_entries() {
     for turned in [false, true] {
         let mut world = World::new(1);
         let shared = world.end(0, watched());
@@ -124,7 +124,7 @@ fn events_come_in_the_order_of_entries() {
 }
 
 #[test]
-fn solicited_entries_and_errors_alone() {
+fn solicited_request_reports_only_solicited_entries_and_errors() {
     let (mut world, mut a, mut b) = World::joined(watched(), watched());
     let cqn = b.recv.cqn;
     let plain = |a: &End| [a.sge(0, 8)];
@@ -156,7 +156,7 @@ fn solicited_entries_and_errors_alone() {
 }
 
 #[test]
-fn numbers_wrap_and_queues_come_and_go() {
+fn armed_queues_survive_wraps_creation_and_removal() {
     let config = watched().changed(|c| c.cq_start = 0xff_fffe);
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for i in 0..6 {

@@ -12,7 +12,7 @@ use vmlx5::*;
 const REQ: CqeOpcode = CqeOpcode::REQ;
 
 #[test]
-fn a_message_without_receive_waits_and_blocks_nobody_else() {
+fn message_without_receive_blocks_only_its_connection() {
     for seed in 0..50 {
         let (mut world, mut a, mut b) = World::late(seed);
         let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
@@ -58,7 +58,7 @@ fn a_message_without_receive_waits_and_blocks_nobody_else() {
 }
 
 #[test]
-fn a_fence_waits_for_reads_and_atomics() {
+fn fence_waits_for_reads_and_atomics() {
     let (mut overtaken, rounds) = (0, 100);
     for seed in 0..rounds {
         for fence in [false, true] {
@@ -86,7 +86,7 @@ fn a_fence_waits_for_reads_and_atomics() {
 }
 
 #[test]
-fn reads_and_atomics_keep_their_order() {
+fn reads_and_atomics_keep_order() {
     for seed in 0..50 {
         let (mut world, mut a, b) = World::late(seed);
         let at = b.remote(0);
@@ -109,7 +109,7 @@ fn reads_and_atomics_keep_their_order() {
 }
 
 #[test]
-fn two_ends_add_to_one_word() {
+fn atomics_of_two_ends_add_to_one_word() {
     let mut world = World::scheduled(3, 9);
     let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
     let mut c = world.end(1, EndConfig::default());
@@ -132,7 +132,7 @@ fn two_ends_add_to_one_word() {
 }
 
 #[test]
-fn sends_before_the_other_end_is_ready_wait_for_it() {
+fn sends_wait_until_the_other_end_is_ready() {
     for seed in 0..50 {
         let mut world = World::scheduled(2, seed);
         let mut a = world.end(0, EndConfig::default());
@@ -161,7 +161,7 @@ fn sends_before_the_other_end_is_ready_wait_for_it() {
 }
 
 #[test]
-fn reset_forgets_and_reconnects() {
+fn reset_drops_work_and_allows_reconnection() {
     for seed in 0..30 {
         let (mut world, mut a, mut b) = World::late(seed);
         let mut psn = 100;
@@ -208,7 +208,7 @@ fn reset_forgets_and_reconnects() {
 }
 
 #[test]
-fn the_other_end_is_destroyed() {
+fn work_fails_after_the_other_end_is_destroyed() {
     let (mut world, mut a, b) = World::connected();
     let waiting = a.run(&mut world, &send(&[]));
     world.nics[1].destroy_qp(b.qpn).unwrap();
@@ -225,7 +225,7 @@ fn the_other_end_is_destroyed() {
 }
 
 #[test]
-fn a_killed_peer_ends_what_is_outstanding() {
+fn killed_peer_fails_outstanding_work() {
     let mut world = World::new(3);
     let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
     let bystander = world.end(1, EndConfig::default());
@@ -248,7 +248,7 @@ fn a_killed_peer_ends_what_is_outstanding() {
 }
 
 #[test]
-fn a_silent_peer_says_nothing_until_it_wakes() {
+fn silent_peer_answers_after_it_resumes() {
     for scheduled in [false, true] {
         let mut world = if scheduled {
             World::scheduled(2, 1)
@@ -268,7 +268,7 @@ fn a_silent_peer_says_nothing_until_it_wakes() {
 }
 
 #[test]
-fn a_full_fabric_holds_back_and_goes_on() {
+fn full_fabric_stalls_and_resumes() {
     let (mut world, mut a, b) = World::connected();
     let node = world.silence(&b);
     a.put(0, &pattern(8, 1 << 20));
@@ -285,7 +285,7 @@ fn a_full_fabric_holds_back_and_goes_on() {
 }
 
 #[test]
-fn a_node_that_does_not_exist() {
+fn unknown_node_fails_work_with_a_reason() {
     let mut world = World::new(1);
     let mut a = world.end(0, EndConfig::default());
     world.init(&a);

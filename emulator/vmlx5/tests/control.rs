@@ -62,7 +62,7 @@ fn transitions() {
 }
 
 #[test]
-fn refused_control_operations() {
+fn invalid_control_operations_are_refused() {
     let mut world = World::new(1);
     let a = world.end(0, EndConfig::default());
     let nic = &mut world.nics[0];
@@ -271,7 +271,7 @@ fn refused_control_operations() {
 }
 
 #[test]
-fn objects_are_limited() {
+fn objects_above_the_limit_are_refused() {
     let hub = fabric::hub::Hub::new(Default::default());
     let config = NicConfig {
         log_max_pd: 1,
@@ -303,7 +303,7 @@ fn objects_are_limited() {
 }
 
 #[test]
-fn a_queue_pair_without_receive_queue() {
+fn queue_pair_without_receive_queue_refuses_sends() {
     let (mut world, a, _b) = World::connected();
     let mut c = world.end(0, EndConfig::default());
     let uar = a.uar;
@@ -333,7 +333,7 @@ fn a_queue_pair_without_receive_queue() {
 }
 
 #[test]
-fn a_name_for_traces() {
+fn nic_has_its_name_in_traces() {
     let world = World::new(1);
     assert_eq!(world.nics[0].name(), "nic0");
     assert_eq!(world.links.name(), "hub.links");

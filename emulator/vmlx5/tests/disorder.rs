@@ -55,7 +55,7 @@ fn whole(a: &End, b: &End) -> bool {
 }
 
 #[test]
-fn a_later_write_may_be_seen_before_an_earlier_one() {
+fn later_write_may_be_visible_before_an_earlier_one() {
     let (mut early, mut displaced) = (0, 0);
     for seed in 0..40 {
         let (mut world, mut a, b) = world(seed);
@@ -73,7 +73,7 @@ fn a_later_write_may_be_seen_before_an_earlier_one() {
 }
 
 #[test]
-fn an_atomic_and_a_write_fenced_by_a_read_are_seen_behind_earlier_writes() {
+fn atomic_and_read_fenced_write_are_visible_after_earlier_writes() {
     for seed in 0..100 {
         let (mut world, mut a, b) = world(seed);
         a.post(&write(b.remote(DATA), &[a.sge(DATA, LEN as u32)]));
@@ -93,7 +93,7 @@ fn an_atomic_and_a_write_fenced_by_a_read_are_seen_behind_earlier_writes() {
 }
 
 #[test]
-fn a_completed_receive_is_seen_behind_earlier_writes() {
+fn completed_receive_is_visible_after_earlier_writes() {
     for seed in 0..100 {
         let (mut world, mut a, mut b) = world(seed);
         b.post_recv(&[b.sge(WORD, 64)]);
@@ -105,7 +105,7 @@ fn a_completed_receive_is_seen_behind_earlier_writes() {
 }
 
 #[test]
-fn a_write_is_complete_when_it_is_placed() {
+fn write_completes_after_it_is_placed() {
     for seed in 0..100 {
         let (mut world, mut a, b) = world(seed);
         a.post(&write(b.remote(DATA), &[a.sge(DATA, LEN as u32)]));
@@ -117,7 +117,7 @@ fn a_write_is_complete_when_it_is_placed() {
 /// Lost and doubled frames as well: each atomic counts once, and a READ finds what was written
 /// before it.
 #[test]
-fn atomics_that_are_asked_for_again_are_carried_out_once() {
+fn repeated_atomics_are_executed_once() {
     for seed in 0..40 {
         let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7));
         let (mut world, mut a, b) = World::joined(config.clone(), config);

@@ -365,7 +365,7 @@ const NOT_HERE: [(Syndrome, &str); 4] = [
 ];
 
 #[test]
-fn every_syndrome_from_its_causes() {
+fn every_cause_raises_its_syndrome() {
     let cases = [local_bytes(), entries(), requests(), receives(), silence()];
     let mut raised: HashSet<u8> = NOT_HERE.iter().map(|(why, _)| why.0).collect();
     raised.insert(Syndrome::WR_FLUSH.0);
@@ -381,14 +381,14 @@ fn every_syndrome_from_its_causes() {
 }
 
 #[test]
-fn the_last_bytes_of_a_region() {
+fn last_bytes_of_a_region_are_accessible() {
     let (mut world, mut a, b) = World::connected();
     let last = a.config.data as u64 - 8;
     a.completes(&mut world, &write(b.remote(0), &[a.sge(last, 8)]));
 }
 
 #[test]
-fn what_a_message_does_not_reach_is_not_looked_at() {
+fn pieces_beyond_the_message_are_not_checked() {
     let (mut world, mut a, mut b) = World::connected();
     let bad = b.sge(0, 8).changed(|s| s.lkey = 0x4242);
     let r = b.post_recv(&[b.sge(100, 8), bad]);
@@ -397,7 +397,7 @@ fn what_a_message_does_not_reach_is_not_looked_at() {
 }
 
 #[test]
-fn deregistered_while_in_flight() {
+fn deregistration_in_flight_fails_the_message() {
     // The region goes away between the frames of a message.
     let (mut world, mut a, b) = World::connected();
     a.put(0, &[1; 1 << 20]);
@@ -412,7 +412,7 @@ fn deregistered_while_in_flight() {
 }
 
 #[test]
-fn rung_short_of_the_entry() {
+fn doorbell_short_of_the_entry_is_an_error() {
     let (mut world, mut a, b) = World::connected();
     let pieces: Vec<Sge> = (0..6).map(|i| a.sge(i * 8, 8)).collect();
     a.prepare(&write(b.remote(0), &pieces));
@@ -424,7 +424,7 @@ fn rung_short_of_the_entry() {
 }
 
 #[test]
-fn a_write_of_nothing_needs_no_key() {
+fn empty_write_needs_no_key() {
     let (mut world, mut a, b) = World::connected();
     let nowhere = Remote { addr: 1, rkey: 1 };
     a.completes(&mut world, &write(nowhere, &[]));
@@ -432,7 +432,7 @@ fn a_write_of_nothing_needs_no_key() {
 }
 
 #[test]
-fn what_was_done_before_the_error_is_reported_as_done() {
+fn work_before_the_error_completes() {
     // Frames are late: good work is under way when the bad entry is found.
     for seed in 0..20 {
         let (mut world, mut a, b) = World::late(seed);
@@ -460,7 +460,7 @@ fn what_was_done_before_the_error_is_reported_as_done() {
 }
 
 #[test]
-fn error_by_request_flushes_everything_in_order() {
+fn modify_to_err_flushes_all_work_in_order() {
     let (mut world, mut a, mut b) = World::connected();
     let receives: Vec<u16> = (0..5).map(|_| a.post_recv(&[])).collect();
     // No receive there: it stays outstanding, and so does all behind it.

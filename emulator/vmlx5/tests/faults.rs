@@ -58,13 +58,13 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_printed_reads_as_the_same(faults in any_faults()) {
+    fn printed_faults_parse_to_the_same_faults(faults in any_faults()) {
         let text = faults.to_string();
         prop_assert_eq!(text.parse::<Faults>(), Ok(faults), "{}", text);
     }
 
     #[test]
-    fn any_text_reads_or_names_one_of_its_words(text in "[a-z0-9=.:, ]{0,40}|(loss=|down=1:|delay=|,|1s|\\.\\.|0\\.5){0,8}") {
+    fn any_text_parses_or_names_its_invalid_word(text in "[a-z0-9=.:, ]{0,40}|(loss=|down=1:|delay=|,|1s|\\.\\.|0\\.5){0,8}") {
         if let Err(error) = text.parse::<Faults>() {
             let words: Vec<&str> = text.split(',').map(str::trim).collect();
             prop_assert!(words.contains(&error.word.as_str()), "{}", error);
@@ -73,7 +73,7 @@ proptest! {
 }
 
 #[test]
-fn words_and_what_is_wrong_with_them() {
+fn invalid_words_are_refused_with_their_reason() {
     let text = "loss=0.01, dup=0.02,reorder=1,ooo=0.5,delay=20us..2ms,seed=7,die=3s,fatal=4s,deaf=1s..2s,\
                 deaf=5s..6s,down=2:10ms..1s";
     let faults: Faults = text.parse().unwrap();
@@ -122,7 +122,7 @@ fn words_and_what_is_wrong_with_them() {
 
 /// Two windows that overlap are one, retries carry work over it, and all of it is told.
 #[test]
-fn a_port_is_down_by_plan() {
+fn port_is_down_in_the_planned_periods() {
     let (mut world, mut a, b) = World::connected();
     let start = Duration::from_nanos(world.now);
     let port_down = vec![

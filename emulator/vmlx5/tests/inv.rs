@@ -21,7 +21,7 @@ fn region(world: &mut World, nic: usize, pd: PdId) -> (Arc<HostMemory>, MrKeys) 
 }
 
 #[test]
-fn the_key_is_gone_when_the_message_is_there() {
+fn invalidated_key_fails_after_the_message() {
     for len in [0, 5, 100_000] {
         let (mut world, mut a, mut b) = World::connected();
         let (mem, keys) = region(&mut world, 1, b.pd);
@@ -63,7 +63,7 @@ fn the_key_is_gone_when_the_message_is_there() {
 }
 
 #[test]
-fn the_key_works_until_the_last_byte_came() {
+fn key_is_valid_until_the_last_byte() {
     let (mut world, mut a, mut b) = World::connected();
     // Of the very region that it is received into.
     let rkey = b.keys.rkey;
@@ -77,7 +77,7 @@ fn the_key_works_until_the_last_byte_came() {
 
 /// A message that comes again invalidates nothing again: not the key that follows.
 #[test]
-fn on_a_bad_wire_each_key_goes_once() {
+fn unreliable_wire_invalidates_each_key_once() {
     for seed in 0..20 {
         println!("seed {seed}");
         let mut world = World::new(2);

@@ -45,7 +45,7 @@ proptest! {
     #![proptest_config(cases(24))]
 
     #[test]
-    fn random_work_over_bad_wires(
+    fn random_work_completes_over_unreliable_wires(
         seed: u64,
         strict: bool,
         loss in 0.0..0.05,
@@ -96,7 +96,7 @@ proptest! {
 }
 
 #[test]
-fn a_fence_holds_over_bad_wires() {
+fn fence_holds_over_unreliable_wires() {
     for seed in 0..60 {
         let (mut world, mut a, b) = World::joined(patient(), patient());
         b.put(0, &vec![1; 200_000]);
@@ -113,7 +113,7 @@ fn a_fence_holds_over_bad_wires() {
 }
 
 #[test]
-fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
+fn faults_have_their_rates_and_repeat_for_a_seed() {
     let run = |seed| {
         let config = patient().changed(|c| (c.log_sq, c.log_cq) = (9, 9));
         let (mut world, mut a, b) = World::joined(config.clone(), config);
@@ -154,7 +154,7 @@ fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
 }
 
 #[test]
-fn deaf_for_a_while_and_dead_for_good() {
+fn deaf_period_is_retried_and_death_fails_work() {
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 3));
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     let at = |us: u64| Time::from_nanos(us * 1000);

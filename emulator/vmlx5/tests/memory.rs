@@ -82,7 +82,7 @@ fn watched() -> EndConfig {
 }
 
 #[test]
-fn payload_then_its_last_word_then_entry_then_its_last_dword() {
+fn payload_last_word_entry_and_last_dword_are_written_in_order() {
     for (at, len) in [
         (0, 1),
         (0, 8),
@@ -119,7 +119,7 @@ fn payload_then_its_last_word_then_entry_then_its_last_dword() {
 }
 
 #[test]
-fn every_kind_of_message_ends_with_its_last_word() {
+fn every_message_writes_its_last_word_last() {
     let mut world = World::new(1);
     let (mut a, mut b) = world.pair(watched(), watched());
     let (there, big, word) = (b.remote(0), [a.sge(0, 100)], [a.sge(0, 8)]);
@@ -168,7 +168,7 @@ fn lose(end: &End, offset: u64, len: u64) {
 }
 
 #[test]
-fn local_payload_goes_away() {
+fn removed_local_payload_fails_work() {
     for op in 0..3 {
         let (mut world, mut a, mut b) = pair();
         lose(&a, a.data_at + 40_000, 1);
@@ -186,7 +186,7 @@ fn local_payload_goes_away() {
 }
 
 #[test]
-fn remote_payload_goes_away() {
+fn removed_remote_payload_fails_work() {
     for op in 0..4 {
         let (mut world, mut a, mut b) = pair();
         lose(&a, a.data_at + 40_000, 8);
@@ -214,7 +214,7 @@ fn remote_payload_goes_away() {
 }
 
 #[test]
-fn rings_and_records_go_away() {
+fn removed_rings_and_records_fail_queues() {
     // The send ring: the entry cannot be read.
     let (mut world, mut a, _b) = pair();
     lose(&a, a.sq_at, 64);

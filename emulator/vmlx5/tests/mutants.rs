@@ -102,7 +102,7 @@ fn killer() -> Option<(&'static str, u64)> {
 }
 
 #[test]
-fn every_mutant_is_noticed() {
+fn every_mutant_is_detected() {
     assert_eq!(killer(), None, "the scenarios fail without a mutant");
     let hook = std::panic::take_hook();
     let mut alive = Vec::new();

@@ -85,7 +85,7 @@ fn every_size() {
 }
 
 #[test]
-fn immediate_and_solicited() {
+fn immediate_data_and_solicited_bit_arrive() {
     each(|mut world, mut a, mut b| {
         let wqe = SendWqe {
             opcode: SendOpcode::SEND_IMM,
@@ -110,7 +110,7 @@ fn immediate_and_solicited() {
 }
 
 #[test]
-fn gathered_and_scattered() {
+fn pieces_are_gathered_and_scattered() {
     each(|mut world, mut a, mut b| {
         a.put(0, &pattern(9, 200_000));
         let from = [

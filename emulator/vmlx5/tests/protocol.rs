@@ -12,7 +12,7 @@ use rig::*;
 use vmlx5::*;
 
 #[test]
-fn a_message_that_was_taken_after_all_ends_the_wait() {
+fn late_acknowledgement_ends_the_rnr_wait() {
     // It turned a message away, then got a second copy of it that was under way already.
     let mut fake = Fake::new();
     let s = fake.post_write();
@@ -25,7 +25,7 @@ fn a_message_that_was_taken_after_all_ends_the_wait() {
 }
 
 #[test]
-fn the_wait_for_a_receiver_ends_with_its_time_or_with_a_hint() {
+fn rnr_wait_ends_with_its_timeout_or_a_hint() {
     for hinted in [false, true] {
         let mut fake = Fake::new();
         let posted = [fake.post_write(), fake.post_write()];
@@ -50,7 +50,7 @@ fn the_wait_for_a_receiver_ends_with_its_time_or_with_a_hint() {
 }
 
 #[test]
-fn who_is_not_ready_acknowledges_nothing() {
+fn not_ready_nak_acknowledges_nothing() {
     let mut fake = Fake::new();
     fake.post_write();
     fake.post_write();
@@ -65,7 +65,7 @@ fn who_is_not_ready_acknowledges_nothing() {
 }
 
 #[test]
-fn it_goes_back_to_where_it_was_told() {
+fn sequence_nak_resends_from_its_packet() {
     let mut fake = Fake::new();
     let posted = [
         fake.post_write(),
@@ -88,7 +88,7 @@ fn it_goes_back_to_where_it_was_told() {
 }
 
 #[test]
-fn an_answer_may_overtake_the_going_back() {
+fn acknowledgement_stops_the_retransmission() {
     // Everything is acknowledged while it is being sent again.
     let mut fake = Fake::new();
     let posted = [fake.post_write(), fake.end.post(&nop()), fake.post_write()];
@@ -103,7 +103,7 @@ fn an_answer_may_overtake_the_going_back() {
 }
 
 #[test]
-fn a_long_message_goes_on_within() {
+fn long_message_resumes_within() {
     let mut fake = Fake::new();
     let (to, list) = (fake.end.remote(0), [fake.end.sge(0, 100_000)]);
     let s = fake.end.post(&write(to, &list));
@@ -128,7 +128,7 @@ fn a_long_message_goes_on_within() {
 }
 
 #[test]
-fn a_refusal_carries_its_reason_and_says_what_was_done() {
+fn nak_reports_its_reason_and_acknowledges_earlier_packets() {
     for (code, why) in [
         (nak::INVALID, Syndrome::REMOTE_INVAL_REQ),
         (nak::ACCESS, Syndrome::REMOTE_ACCESS),
@@ -148,7 +148,7 @@ fn a_refusal_carries_its_reason_and_says_what_was_done() {
 }
 
 #[test]
-fn answers_that_fit_no_request() {
+fn answers_without_a_request_are_refused() {
     type Answer = fn(&mut Fake);
     let wrong: [Answer; 6] = [
         // Another length, another place, another message, another kind.
@@ -181,7 +181,7 @@ fn answers_that_fit_no_request() {
 }
 
 #[test]
-fn an_answer_to_what_came_later_tells_that_a_read_was_lost() {
+fn later_answer_reveals_a_lost_read() {
     type Answer = fn(&mut Fake) -> Vec<(FrameHeader, Vec<u8>)>;
     let later: [Answer; 4] = [
         |f| f.tell(Kind::Ack, 2, |_| {}),
@@ -207,7 +207,7 @@ fn an_answer_to_what_came_later_tells_that_a_read_was_lost() {
 }
 
 #[test]
-fn a_read_asks_for_what_is_missing() {
+fn retried_read_requests_missing_bytes() {
     let mut fake = Fake::new();
     let s = fake.post_read(20_000);
     let after = fake.post_write();
@@ -233,7 +233,7 @@ fn a_read_asks_for_what_is_missing() {
 }
 
 #[test]
-fn late_words_change_nothing() {
+fn late_answers_have_no_effect() {
     let mut fake = Fake::new();
     let s = fake.post_write();
     fake.listen();

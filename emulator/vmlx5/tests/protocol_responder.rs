@@ -12,7 +12,7 @@ use vmlx5::fabric::{Fabric, LinkError, LinkState};
 use vmlx5::*;
 
 #[test]
-fn copies_of_messages_are_received_once() {
+fn duplicate_messages_are_received_once() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     fake.end.post_recv(&[fake.end.sge(5000, 5000)]);
@@ -42,7 +42,7 @@ fn copies_of_messages_are_received_once() {
 }
 
 #[test]
-fn what_is_new_in_a_copy_is_taken() {
+fn new_packets_of_a_duplicate_are_accepted() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     fake.tell(Kind::Send, 1, |h| part(h, false, 1));
@@ -52,7 +52,7 @@ fn what_is_new_in_a_copy_is_taken() {
 }
 
 #[test]
-fn a_gap_is_reported_once() {
+fn gap_is_reported_by_one_nak() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     fake.tell(Kind::Send, 1, |h| part(h, false, 1));
@@ -77,7 +77,7 @@ fn a_gap_is_reported_once() {
 }
 
 #[test]
-fn frames_that_do_not_go_on_are_refused() {
+fn frames_that_do_not_continue_the_message_are_refused() {
     type Spoil = fn(&mut FrameHeader);
     // Another kind, another length, another place, the beginning of another; other packets.
     let spoils: [(Kind, Spoil); 6] = [
@@ -108,7 +108,7 @@ fn frames_that_do_not_go_on_are_refused() {
 }
 
 #[test]
-fn a_message_turned_away_is_dropped_to_its_end() {
+fn message_without_receive_is_dropped_to_its_end() {
     let mut fake = Fake::new();
     for _ in 0..2 {
         let said = fake.answers(Kind::Send, 1, |h| part(h, false, 1), &[(Kind::Nak, 1)]);
@@ -124,7 +124,7 @@ fn a_message_turned_away_is_dropped_to_its_end() {
 }
 
 #[test]
-fn a_write_with_immediate_waits_at_its_end() {
+fn write_with_immediate_needs_its_receive_at_the_end() {
     let mut fake = Fake::new();
     let (va, rkey) = (fake.end.addr(0), fake.end.keys.rkey);
     let imm = |second, value| {
@@ -146,7 +146,7 @@ fn a_write_with_immediate_waits_at_its_end() {
 }
 
 #[test]
-fn reads_and_atomics_that_come_again() {
+fn repeated_reads_are_executed_again_and_atomics_once() {
     let mut fake = Fake::new();
     let (va, rkey) = (fake.end.addr(0), fake.end.keys.rkey);
     let at = |total: u32| {
@@ -186,7 +186,7 @@ fn reads_and_atomics_that_come_again() {
 }
 
 #[test]
-fn nobody_answers_strangers() {
+fn frames_of_unknown_queue_pairs_are_dropped() {
     let mut fake = Fake::new();
     let before = fake.world.nics[0].stats().frames_dropped;
     fake.answers(Kind::Read, 1, |h| h.src_qpn = 99.into(), &[]);
@@ -196,7 +196,7 @@ fn nobody_answers_strangers() {
 }
 
 #[test]
-fn who_is_not_connected_yet_puts_off_or_is_silent() {
+fn unconnected_queue_pair_sends_rnr_nak_or_nothing_if_strict() {
     for strict in [false, true] {
         let mut world = World::new(0);
         let config = NicConfig::default().changed(|n| n.strict = strict);
@@ -229,7 +229,7 @@ fn who_is_not_connected_yet_puts_off_or_is_silent() {
 }
 
 #[test]
-fn a_frame_that_no_nic_sends_closes_the_link() {
+fn invalid_frame_closes_the_link() {
     type Spoil = fn(&mut FrameHeader);
     let spoils: [Spoil; 16] = [
         |h| h.kind = 0,
@@ -280,7 +280,7 @@ fn a_frame_that_no_nic_sends_closes_the_link() {
 }
 
 #[test]
-fn one_acknowledgement_for_many_messages() {
+fn one_acknowledgement_covers_many_messages() {
     let mut fake = Fake::new();
     for psn in 1..20 {
         fake.put(Kind::Write, psn, |h| h.flags = FIRST | LAST);
@@ -290,7 +290,7 @@ fn one_acknowledgement_for_many_messages() {
 }
 
 #[test]
-fn a_loss_before_does_not_hit_the_connection_made_after() {
+fn link_loss_does_not_affect_a_later_connection() {
     let mut world = World::new(1);
     let end = world.end(0, EndConfig::default());
     let to = rtr(Path::to(vmlx5::fabric::NodeId(2), Qpn(FAKE)), 1, 1, 12);

@@ -41,7 +41,7 @@ fn time_to_entry(world: &mut World, a: &mut End) -> Duration {
 }
 
 #[test]
-fn a_silent_peer_is_given_up_in_exactly_its_time() {
+fn silent_peer_times_out_after_the_exact_time() {
     for (timeout, retry_cnt) in [(1, 0), (8, 0), (8, 1), (12, 7), (14, 3), (31, 7)] {
         let config =
             EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (timeout, retry_cnt));
@@ -64,7 +64,7 @@ fn a_silent_peer_is_given_up_in_exactly_its_time() {
 }
 
 #[test]
-fn without_a_timeout_it_waits_for_ever() {
+fn without_a_timeout_the_wait_has_no_end() {
     let (mut world, mut a, b) = World::joined(
         EndConfig::default().changed(|c| c.timeout = 0),
         EndConfig::default(),
@@ -79,7 +79,7 @@ fn without_a_timeout_it_waits_for_ever() {
 }
 
 #[test]
-fn an_idle_connection_has_no_clock() {
+fn idle_connection_has_no_timeout() {
     let (mut world, mut a, b) = World::connected();
     let node = world.node(&b);
     a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
@@ -90,7 +90,7 @@ fn an_idle_connection_has_no_clock() {
 }
 
 #[test]
-fn a_full_fabric_does_not_stop_the_clock() {
+fn full_fabric_does_not_stop_the_timeout() {
     let (mut world, mut a, b) = World::connected();
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     world.silence(&b);
@@ -107,7 +107,7 @@ fn a_full_fabric_does_not_stop_the_clock() {
 }
 
 #[test]
-fn progress_gives_all_retries_back() {
+fn progress_resets_the_retry_count() {
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 2));
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     let node = world.node(&b);
@@ -127,7 +127,7 @@ fn progress_gives_all_retries_back() {
 }
 
 #[test]
-fn long_messages_are_progress_all_the_way() {
+fn packets_of_long_messages_count_as_progress() {
     // Each step delivers one frame, so that the whole takes longer than all retries together.
     let mut world = World::scheduled(2, 5);
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (3, 0));
@@ -150,7 +150,7 @@ fn long_messages_are_progress_all_the_way() {
 }
 
 #[test]
-fn a_receiver_that_is_never_ready_is_given_up() {
+fn receiver_that_is_never_ready_exhausts_the_rnr_retries() {
     for strict in [false, true] {
         for (rnr_retry, timer) in [(1, 0), (3, 1), (6, 31)] {
             let mut world = World::built(2, |c| c.strict = strict);
@@ -169,7 +169,7 @@ fn a_receiver_that_is_never_ready_is_given_up() {
 }
 
 #[test]
-fn seven_retries_are_without_end_and_a_receive_ends_them() {
+fn rnr_retry_seven_has_no_limit_and_a_receive_ends_it() {
     for strict in [false, true] {
         let mut world = World::built(2, |c| c.strict = strict);
         let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
@@ -195,7 +195,7 @@ fn seven_retries_are_without_end_and_a_receive_ends_them() {
 }
 
 #[test]
-fn strict_nics_connect_in_any_order_by_their_retries() {
+fn retries_connect_strict_nics_in_any_order() {
     let mut world = World::built(2, |c| c.strict = true);
     let mut a = world.end(0, EndConfig::default());
     let b = world.end(1, EndConfig::default());
@@ -213,7 +213,7 @@ fn strict_nics_connect_in_any_order_by_their_retries() {
 }
 
 #[test]
-fn many_clocks_at_once() {
+fn many_timeouts_run_at_once() {
     let mut world = World::new(2);
     let mut ends = Vec::new();
     for i in 0..40 {

@@ -22,7 +22,7 @@ fn near_wrap() -> EndConfig {
 }
 
 #[test]
-fn laps_of_every_ring() {
+fn entries_survive_laps_of_every_ring() {
     // Entries of 1 to 7 blocks in a ring of 8: every way to lie across its end.
     for cq_start in [0, 0x00ff_fff5, u32::MAX - 20] {
         let config = near_wrap().changed(|c| c.cq_start = cq_start);
@@ -46,7 +46,7 @@ fn laps_of_every_ring() {
 }
 
 #[test]
-fn a_full_ring_rung_once() {
+fn one_doorbell_announces_a_full_ring() {
     let (mut world, mut a, b) = World::joined(near_wrap(), near_wrap());
     for lap in 0..30 {
         for i in 0..8 {
@@ -62,7 +62,7 @@ fn a_full_ring_rung_once() {
 }
 
 #[test]
-fn nothing_happens_without_both_record_and_doorbell() {
+fn work_needs_both_record_and_doorbell() {
     let (mut world, mut a, b) = World::connected();
     let (to, sges) = (b.remote(0), [a.sge(8, 8)]);
     a.put64(8, 77);
@@ -90,7 +90,7 @@ fn nothing_happens_without_both_record_and_doorbell() {
 }
 
 #[test]
-fn a_doorbell_in_two_halves() {
+fn doorbell_of_two_halves_counts() {
     let (mut world, mut a, b) = World::connected();
     let register = BF_OFFSET as u64;
     for halves in [[0, 1], [1, 0]] {
@@ -111,7 +111,7 @@ fn a_doorbell_in_two_halves() {
 }
 
 #[test]
-fn a_shared_page_serves_all_its_queue_pairs() {
+fn shared_page_serves_all_its_queue_pairs() {
     let mut world = World::new(1);
     let (mut a, _b) = world.pair(EndConfig::default(), EndConfig::default());
     let shared = EndConfig::default().changed(|c| c.uar = Some(a.uar));
@@ -128,7 +128,7 @@ fn a_shared_page_serves_all_its_queue_pairs() {
 }
 
 #[test]
-fn overrun_of_a_queue_that_minds() {
+fn overrun_fails_the_completion_queue() {
     let config = EndConfig::default().changed(|c| c.log_cq = 3);
     let (mut world, mut a, mut b) = World::joined(config, EndConfig::default());
     for _ in 0..9 {
@@ -172,7 +172,7 @@ fn no_overrun_while_the_consumer_keeps_up() {
 }
 
 #[test]
-fn a_queue_that_ignores_overruns_writes_on() {
+fn queue_that_ignores_overruns_overwrites_entries() {
     let config = EndConfig::default().changed(|c| (c.log_cq, c.ignore_overrun) = (2, true));
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for _ in 0..11 {
@@ -190,7 +190,7 @@ fn a_queue_that_ignores_overruns_writes_on() {
 }
 
 #[test]
-fn a_cq_of_one_entry() {
+fn cq_of_one_entry_works() {
     let config = EndConfig::default().changed(|c| c.log_cq = 0);
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for i in 0..10 {
@@ -201,7 +201,7 @@ fn a_cq_of_one_entry() {
 }
 
 #[test]
-fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
+fn receive_list_that_fills_its_slot_needs_no_end_mark() {
     let mut world = World::new(2);
     for stride in [16, 32, 512] {
         let config = EndConfig::default().changed(|c| c.stride = stride);
@@ -224,7 +224,7 @@ fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
 }
 
 #[test]
-fn more_work_than_may_be_outstanding() {
+fn work_beyond_the_outstanding_limit_completes_in_order() {
     // A ring of 4096 blocks rung at once: more than is fetched ahead.
     let config = EndConfig::default().changed(|c| (c.log_sq, c.log_cq) = (12, 13));
     let mut world = World::scheduled(2, 11);

@@ -61,7 +61,7 @@ fn until(world: &mut World, mut done: impl FnMut(&mut World) -> bool) {
 }
 
 #[test]
-fn a_peer_that_goes_away() {
+fn work_fails_after_the_peer_goes_away() {
     let mut world = world();
     let (mut a, b) = ends(&mut world);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
@@ -77,7 +77,7 @@ fn a_peer_that_goes_away() {
 }
 
 #[test]
-fn another_version_shows_at_the_queue_pair() {
+fn version_mismatch_is_visible_at_the_queue_pair() {
     let of = |version| fabric(ShmConfig::default().changed(|s| s.version = version));
     let mut world = World::on(vec![of(1), of(2)]);
     let (mut a, b) = ends(&mut world);

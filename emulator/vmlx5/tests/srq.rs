@@ -43,7 +43,7 @@ fn one(log: u8) -> (World, SharedQueue, End, End) {
 }
 
 #[test]
-fn receives_go_in_the_order_of_the_list() {
+fn receives_follow_the_order_of_the_list() {
     let (mut world, mut queue) = shared(3);
     let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
     let post = |queue: &mut SharedQueue, at: u64| queue.post(&[queue.sge(at, 100)]);
@@ -105,7 +105,7 @@ fn receives_go_in_the_order_of_the_list() {
 
 /// Messages of all sizes from many, over more receives than the record counts.
 #[test]
-fn many_share_one_queue_through_the_wrap_of_its_count() {
+fn shared_queue_serves_many_across_the_wrap() {
     for seed in 0..4_u64 {
         println!("seed {seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -179,7 +179,7 @@ fn done_slot(posted: &VecDeque<u16>, places: &[u64; 16]) -> u64 {
 }
 
 #[test]
-fn an_empty_queue_makes_senders_wait() {
+fn empty_shared_queue_makes_senders_wait() {
     let strict = |config: &mut NicConfig| config.strict = true;
     let mut world = World::built(2, strict);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
@@ -204,7 +204,7 @@ fn an_empty_queue_makes_senders_wait() {
 }
 
 #[test]
-fn who_waits_is_told_of_the_next_receive() {
+fn posted_receive_sends_a_hint_to_the_waiting_sender() {
     let (mut world, mut queue) = shared(2);
     let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
     for (a, _) in &mut both {
@@ -225,7 +225,7 @@ fn who_waits_is_told_of_the_next_receive() {
 }
 
 #[test]
-fn a_write_with_immediate_takes_one_too() {
+fn write_with_immediate_takes_a_shared_receive() {
     let (mut world, mut queue, mut a, mut b) = one(2);
     let entry = queue.post(&[]);
     a.put(0, b"immediate");
@@ -245,7 +245,7 @@ fn a_write_with_immediate_takes_one_too() {
 }
 
 #[test]
-fn a_limit_is_told_once() {
+fn limit_event_is_raised_once() {
     let (mut world, mut queue, mut a, _b) = one(3);
     let (srqn, owner) = (queue.srqn, 5);
     let limit = Event::SrqLimit { srqn, owner };
@@ -292,7 +292,7 @@ fn a_limit_is_told_once() {
 }
 
 #[test]
-fn a_receive_that_is_at_fault() {
+fn faulty_shared_receive_fails_its_message() {
     type Bad = fn(&SharedQueue) -> Vec<Sge>;
     let cases: [(Bad, Syndrome, u8, Syndrome); 4] = [
         (
@@ -339,7 +339,7 @@ fn a_receive_that_is_at_fault() {
 }
 
 #[test]
-fn a_queue_in_error_ends_those_that_take_from_it() {
+fn failed_shared_queue_fails_its_queue_pairs() {
     type Break = fn(&mut SharedQueue);
     let cases: [(Break, u8); 3] = [
         (|q| q.count(5), vendor::RECORD),
@@ -384,7 +384,7 @@ fn take_first_part(world: &mut World, queue: &SharedQueue, a: &mut End) {
 }
 
 #[test]
-fn a_receive_that_was_taken_is_flushed() {
+fn taken_shared_receive_is_flushed() {
     let (mut world, mut queue) = shared(2);
     let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
     for _ in 0..3 {
@@ -407,7 +407,7 @@ fn a_receive_that_was_taken_is_flushed() {
 }
 
 #[test]
-fn the_last_receive_is_told_once_a_life() {
+fn last_receive_event_is_raised_once_per_life() {
     let (mut world, mut queue, a, mut b) = one(2);
     queue.post(&[queue.sge(0, 8)]);
     let (qpn, owner) = (b.qpn, 9);
@@ -433,7 +433,7 @@ fn the_last_receive_is_told_once_a_life() {
 }
 
 #[test]
-fn an_unreliable_message_that_broke_off_leaves_its_receive_to_the_next() {
+fn broken_unreliable_message_leaves_its_receive_to_the_next() {
     let (mut world, mut queue) = shared(2);
     let config = EndConfig::default().changed(|c| c.service = Service::Uc);
     let (mut a, mut b) = pairs(&mut world, &queue, 1, &config).remove(0);
@@ -513,7 +513,7 @@ fn control() {
 }
 
 #[test]
-fn a_queue_of_its_own_or_a_shared_one() {
+fn own_and_shared_receive_queues_exclude_each_other() {
     let mut world = World::new(1);
     let queue = SharedQueue::new(&mut world.nics[0], 2);
     let a = world.end(0, EndConfig::default());

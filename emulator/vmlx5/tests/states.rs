@@ -23,7 +23,7 @@ fn drained(end: &End) -> Event {
 }
 
 #[test]
-fn what_was_begun_is_finished_and_nothing_else_is_begun() {
+fn drain_finishes_begun_work_only() {
     let (mut world, mut a, mut b) = world();
     let begun = [
         a.post(&write(b.remote(0), &[a.sge(0, 100_000)])),
@@ -57,7 +57,7 @@ fn what_was_begun_is_finished_and_nothing_else_is_begun() {
 }
 
 #[test]
-fn a_queue_at_rest_is_drained_at_once_each_time() {
+fn idle_queue_drains_immediately_each_time() {
     let (mut world, mut a, b) = world();
     for _ in 0..3 {
         world.modify(&a, Modify::Sqd);
@@ -74,7 +74,7 @@ fn a_queue_at_rest_is_drained_at_once_each_time() {
 }
 
 #[test]
-fn a_drain_that_fails_ends_in_error() {
+fn failed_drain_ends_in_error() {
     let (mut world, mut a, b) = world();
     world.silence(&b);
     let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
@@ -87,7 +87,7 @@ fn a_drain_that_fails_ends_in_error() {
 }
 
 #[test]
-fn rights_change_while_it_runs() {
+fn access_rights_change_in_rts() {
     let (mut world, mut a, b) = world();
     a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     let only = |access| Modify::Attr(AttrChange::default().changed(|a| a.access = Some(access)));
@@ -100,7 +100,7 @@ fn rights_change_while_it_runs() {
 }
 
 #[test]
-fn clocks_and_limits_change_at_rest() {
+fn timeouts_and_limits_change_after_the_drain() {
     let (mut world, mut a, b) = world();
     let change = AttrChange {
         timeout: Some(5),
@@ -140,7 +140,7 @@ fn clocks_and_limits_change_at_rest() {
 }
 
 #[test]
-fn a_port_that_is_down_is_silence_both_ways() {
+fn port_down_stops_traffic_both_ways() {
     for side in [0, 1] {
         let (mut world, mut a, b) = world();
         assert_eq!(world.nics[side].port(1), Ok(true));
@@ -170,7 +170,7 @@ fn a_port_that_is_down_is_silence_both_ways() {
 }
 
 #[test]
-fn each_queue_pair_has_its_port() {
+fn queue_pairs_use_their_own_ports() {
     let mut world = World::built(2, |c| c.ports = 2);
     let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
     let (mut c, d) = (

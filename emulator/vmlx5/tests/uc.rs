@@ -20,7 +20,7 @@ fn world() -> (World, End, End) {
 }
 
 #[test]
-fn a_message_completes_when_it_is_sent() {
+fn unreliable_message_completes_when_it_is_sent() {
     let (mut world, mut a, b) = world();
     let node = world.silence(&b);
     a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
@@ -37,7 +37,7 @@ fn a_message_completes_when_it_is_sent() {
 }
 
 #[test]
-fn a_message_without_receive_is_lost_whole() {
+fn unreliable_message_without_receive_is_lost_whole() {
     let (mut world, mut a, mut b) = world();
     a.put(0, &pattern(2, 100_000));
     a.completes(&mut world, &send(&[a.sge(0, 100_000)]));
@@ -50,7 +50,7 @@ fn a_message_without_receive_is_lost_whole() {
 }
 
 #[test]
-fn over_a_bad_wire_messages_arrive_whole_or_not_at_all() {
+fn unreliable_messages_arrive_whole_or_not_at_all() {
     let mut lost = 0;
     for seed in 0..40 {
         let (mut world, mut a, mut b) = world();
@@ -77,7 +77,7 @@ fn over_a_bad_wire_messages_arrive_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_send_that_fails_stops_sends_alone() {
+fn unreliable_send_error_stops_only_sends() {
     let (mut world, mut a, mut b) = world();
     let lkey = a.keys.lkey ^ 1;
     let bad = a.post(&write(
@@ -102,7 +102,7 @@ fn a_send_that_fails_stops_sends_alone() {
 }
 
 #[test]
-fn services_do_not_meet() {
+fn frames_of_another_service_are_dropped() {
     for (x, y) in [(Service::Uc, Service::Rc), (Service::Rc, Service::Uc)] {
         let with = |service| EndConfig { service, ..uc() };
         let (mut world, mut a, b) = World::joined(with(x), with(y));

@@ -93,7 +93,7 @@ fn datagram<'a>(av: AvSeg, sges: &'a [Sge]) -> SendWqe<'a> {
 }
 
 #[test]
-fn a_datagram_leaves_room_before_it_and_says_where_it_came_from() {
+fn datagram_reserves_header_room_and_names_its_source() {
     let (mut world, mut a, mut b) = world();
     a.put(0, &pattern(1, 4096));
     b.put(0, &[0xee; 40]);
@@ -134,7 +134,7 @@ fn a_datagram_leaves_room_before_it_and_says_where_it_came_from() {
 }
 
 #[test]
-fn a_header_fills_the_room_if_there_is_one() {
+fn header_fills_the_reserved_room() {
     let (mut world, mut a, mut b) = world();
     a.put(0, b"eight by");
     // Of five bytes with immediate data there are three of padding and four of that.
@@ -182,7 +182,7 @@ fn a_header_fills_the_room_if_there_is_one() {
 }
 
 #[test]
-fn one_queue_pair_talks_to_many_and_hears_many() {
+fn one_queue_pair_exchanges_datagrams_with_many() {
     let mut world = World::new(3);
     let all: [End; 50] = ends(&mut world);
     let [mut hub, mut others @ ..] = all;
@@ -211,7 +211,7 @@ fn one_queue_pair_talks_to_many_and_hears_many() {
 }
 
 #[test]
-fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
+fn wrong_queue_key_drops_the_datagram() {
     let (mut world, mut a, mut b) = world();
     b.post_recv(&[b.sge(0, 48)]);
     let mut with = |world: &mut World, qkey: u32| {
@@ -228,7 +228,7 @@ fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
 }
 
 #[test]
-fn a_key_changes_while_it_runs() {
+fn queue_key_changes_in_rts() {
     let (mut world, mut a, mut b) = world();
     let qkey = |qkey| Modify::Attr(AttrChange::default().changed(|a| a.qkey = Some(qkey)));
     b.post_recv(&[b.sge(0, 48)]);
@@ -242,7 +242,7 @@ fn a_key_changes_while_it_runs() {
 }
 
 #[test]
-fn partitions_do_not_hear_each_other() {
+fn datagrams_do_not_cross_partitions() {
     // Two limited members, other partitions, and those that may.
     for (x, y, heard) in [
         (0xffff, 0xffff, true),
@@ -263,7 +263,7 @@ fn partitions_do_not_hear_each_other() {
 }
 
 #[test]
-fn without_a_receive_or_a_receiver_it_is_lost() {
+fn datagram_without_receive_or_receiver_is_dropped() {
     let (mut world, mut a, mut b) = world();
     let lost = [
         a.post(&datagram(to(&b), &[a.sge(0, 8)])),
@@ -294,7 +294,7 @@ fn without_a_receive_or_a_receiver_it_is_lost() {
 }
 
 #[test]
-fn a_queue_pair_without_a_resolver_talks_to_nobody() {
+fn datagrams_without_a_resolver_are_dropped() {
     let mut world = World::new(2);
     let [mut a, mut b] = [0, 1].map(|nic| world.end(nic, ud()));
     for end in [&a, &b] {
@@ -306,7 +306,7 @@ fn a_queue_pair_without_a_resolver_talks_to_nobody() {
 }
 
 #[test]
-fn what_is_wrong_with_a_send_stops_sends_alone() {
+fn datagram_send_error_stops_only_sends() {
     let (mut world, mut a, mut b) = world();
     let there = b.remote(0);
     let (length, operation) = (Syndrome::LOCAL_LENGTH, Syndrome::LOCAL_QP_OP);
@@ -348,7 +348,7 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
 }
 
 #[test]
-fn a_receive_without_the_room_is_the_receivers_error() {
+fn receive_without_header_room_is_the_receivers_error() {
     let (mut world, mut a, mut b) = world();
     let r = b.post_recv(&[b.sge(0, 47)]);
     let next = b.post_recv(&[b.sge(0, 48)]);
@@ -360,7 +360,7 @@ fn a_receive_without_the_room_is_the_receivers_error() {
 }
 
 #[test]
-fn an_event_is_asked_for_across_the_wire() {
+fn solicited_bit_crosses_the_wire() {
     let (mut world, mut a, mut b) = world();
     b.post_recv(&[b.sge(0, 48)]);
     let flags = WqeFlags::default().changed(|w| w.solicited = true);
@@ -374,7 +374,7 @@ fn an_event_is_asked_for_across_the_wire() {
 }
 
 #[test]
-fn a_bad_wire_loses_doubles_and_turns_around() {
+fn unreliable_wire_loses_duplicates_and_reorders_datagrams() {
     let (mut lost, mut twice, mut overtaken) = (0, 0, 0);
     for seed in 0..40 {
         let (mut world, mut a, mut b) = world();
@@ -407,7 +407,7 @@ fn a_bad_wire_loses_doubles_and_turns_around() {
 }
 
 #[test]
-fn who_stands_still_does_not_stop_what_goes_elsewhere() {
+fn stalled_receiver_does_not_block_other_destinations() {
     let mut world = World::new(3);
     let [mut a, b, mut c] = ends(&mut world);
     let node = world.silence(&b);
@@ -440,7 +440,7 @@ fn who_stands_still_does_not_stop_what_goes_elsewhere() {
 }
 
 #[test]
-fn ports_that_are_down_neither_send_nor_hear() {
+fn port_down_stops_datagrams_both_ways() {
     for down in [0, 1] {
         let (mut world, mut a, mut b) = world();
         world.nics[down].set_port(1, false).unwrap();
@@ -455,7 +455,7 @@ fn ports_that_are_down_neither_send_nor_hear() {
 }
 
 #[test]
-fn a_queue_pair_hears_its_own_port() {
+fn queue_pair_receives_datagrams_of_its_port() {
     let mut world = World::built(2, |config| config.ports = 2);
     resolve(&mut world);
     let [mut a, mut b] = [0, 1].map(|nic| world.end(nic, ud()));
@@ -474,7 +474,7 @@ fn a_queue_pair_hears_its_own_port() {
 }
 
 #[test]
-fn ways_of_connections_are_none_of_datagrams() {
+fn connection_transitions_are_refused_for_datagrams() {
     let mut world = World::new(1);
     let [end, rc] = [ud(), EndConfig::default()].map(|config| world.end(0, config));
     let refused = |world: &mut World, end: &End, change| {
@@ -506,7 +506,7 @@ fn ways_of_connections_are_none_of_datagrams() {
 }
 
 #[test]
-fn random_frames_harm_nobody() {
+fn random_frames_do_not_disturb_other_queue_pairs() {
     for seed in 0..64 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::new(2);
@@ -561,7 +561,7 @@ fn random_frames_harm_nobody() {
 }
 
 #[test]
-fn connections_do_not_hear_datagrams() {
+fn connections_ignore_datagrams() {
     let mut world = World::new(2);
     let [mut a, _] = ends(&mut world);
     let rc = EndConfig::default();
