@@ -1,4 +1,4 @@
-//! Held messages, order, reconnection, lost and silent peers.
+//! Messages without a receive, order, reconnection, lost and silent peers.
 
 mod rig;
 
@@ -31,12 +31,12 @@ fn message_without_receive_blocks_only_its_connection() {
             a.post(&with_imm),
         ];
         world.settle();
-        assert!(a.send.poll().is_none(), "order holds everything behind it");
+        assert!(a.send.poll().is_none(), "later work waits for the message");
         assert_eq!(b.get(300_000, 50_000), vec![0; 50_000]);
         assert!(world.nics[1].query_qp(b.qpn).unwrap().starved);
         d.post_recv(&[]);
         c.completes(&mut world, &send(&[]));
-        // The first receive lets all but the last through.
+        // The first receive lets all work except the last message complete.
         b.post_recv(&[b.sge(0, 100_000)]);
         world.settle();
         assert_eq!(b.get(0, 100_000), a.get(0, 100_000));
@@ -47,7 +47,7 @@ fn message_without_receive_blocks_only_its_connection() {
         );
         let done: Vec<u16> = a.send.drain().iter().map(|c| c.wqe_counter.get()).collect();
         assert_eq!(done, [first, after[0], after[1], after[2]]);
-        // All but its last frame is written by now; nobody is told.
+        // All of the message except its last frame is written; no completion reports it yet.
         assert_eq!(b.recv.drain().len(), 1);
         b.post_recv(&[]);
         world.settle();
@@ -115,7 +115,7 @@ fn atomics_of_two_ends_add_to_one_word() {
     let mut c = world.end(1, EndConfig::default());
     let d = world.end(2, EndConfig::default());
     world.connect(&c, &d);
-    // The word belongs to b's region; d has a region of its own over the same memory.
+    // The word belongs to b's region; d has another region over the same memory.
     let keys = register(&mut world.nics[2], d.pd, &b.mem, b.data_at, 8);
     let mut at = b.remote(0);
     for _ in 0..50 {
@@ -166,7 +166,7 @@ fn reset_drops_work_and_allows_reconnection() {
         let (mut world, mut a, mut b) = World::late(seed);
         let mut psn = 100;
         for round in 0..5 {
-            // Work under way, some of it without a receive, when both ends are reset.
+            // Both ends are reset with work in progress, some of it without a receive.
             b.post_recv(&[b.sge(0, 8)]);
             a.post(&write(b.remote(0), &[a.sge(0, 100_000)]));
             a.post(&read(b.remote(0), &[a.sge(0, 100_000)]));
@@ -184,7 +184,7 @@ fn reset_drops_work_and_allows_reconnection() {
                 (info.state, info.sq_rung, info.sq_done),
                 (QpState::Reset, 0, 0)
             );
-            // Fresh numbers tell a connection from the one before.
+            // New packet numbers distinguish a connection from the former one.
             psn += 1000;
             for (x, y, tx, rx) in [(&b, &a, psn, psn + 1), (&a, &b, psn + 1, psn)] {
                 world.init(x);
@@ -214,11 +214,11 @@ fn work_fails_after_the_other_end_is_destroyed() {
     world.nics[1].destroy_qp(b.qpn).unwrap();
     world.outlast();
     a.send_failed(waiting, Syndrome::TRANSPORT_RETRY);
-    // And one that sends only afterwards.
+    // The same for an end that sends only after the destruction.
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     world.nics[1].destroy_qp(d.qpn).unwrap();
     world.settle();
-    assert_eq!(world.state(&c), QpState::Rts, "an idle end learns nothing");
+    assert_eq!(world.state(&c), QpState::Rts, "an idle end gets no error");
     let s = c.post(&write(d.remote(0), &[c.sge(0, 8)]));
     world.outlast();
     c.send_failed(s, Syndrome::TRANSPORT_RETRY);

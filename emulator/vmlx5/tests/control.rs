@@ -1,4 +1,4 @@
-//! Control operations: states, limits, and what is refused.
+//! Control operations: states, limits, and refusals.
 
 mod rig;
 
@@ -10,7 +10,7 @@ use rig::*;
 use vmlx5::*;
 
 #[test]
-fn transitions() {
+fn only_valid_transitions_are_accepted() {
     let mut world = World::new(1);
     let a = world.end(0, EndConfig::default());
     let node = world.node(&a);
@@ -25,7 +25,7 @@ fn transitions() {
         Modify::Resume,
         Modify::Attr(AttrChange::default()),
     ];
-    // From each state (reached by the first `n` of RESET, INIT, RTR, RTS, SQD; 5 is ERR).
+    // From each state (the first `n` transitions of RESET, INIT, RTR, RTS, SQD; 5 is ERR).
     let allowed = [
         [true, true, false, false, false, false, false, false],
         [true, true, true, false, false, true, false, true],
@@ -187,7 +187,7 @@ fn invalid_control_operations_are_refused() {
     let unknown = |object, number| NicError::Unknown { object, number };
     assert_eq!(refused(&|q| q.send_cq = Cqn(1)), unknown(Object::Cq, 1));
     let qpn = nic.create_qp(qp).unwrap();
-    // In use; then free, once.
+    // The objects are in use; then each can be removed once.
     let users = |object, number| NicError::InUse {
         object,
         number,
@@ -267,7 +267,7 @@ fn invalid_control_operations_are_refused() {
     nic.dereg_mr(a.keys.lkey).unwrap();
     nic.dealloc_pd(a.pd).unwrap();
     assert!(nic.dealloc_pd(a.pd).is_err());
-    assert!(nic.reg_mr(mr).is_err(), "its domain is gone");
+    assert!(nic.reg_mr(mr).is_err(), "its domain was removed");
 }
 
 #[test]

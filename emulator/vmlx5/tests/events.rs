@@ -1,4 +1,4 @@
-//! Asynchronous events: each from its cause, once, in order, with its owner.
+//! Asynchronous events: each from its cause, once, in order, with its owner value.
 
 mod rig;
 
@@ -23,7 +23,7 @@ fn communication_established_is_reported_once() {
     let (qpn, owner) = (b.qpn, 9);
     assert_eq!(world.events(1), [Event::CommEst { qpn, owner }]);
     assert_eq!(world.events(0), []);
-    // In RTS nobody needs to be told.
+    // In RTS the first packet raises no event.
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     c.run(&mut world, &write(d.remote(0), &[c.sge(0, 8)]));
     assert_eq!(world.events(1), []);

@@ -115,12 +115,13 @@ fn invalid_words_are_refused_with_their_reason() {
         assert_eq!((error.word.as_str(), error.why), (word, why));
         assert!(error.to_string().contains(word), "{error}");
     }
-    // A seed that nobody named is drawn anew each time.
+    // Without a seed in the text, each parse draws a new one.
     let seeds = ["", "loss=0"].map(|text| text.parse::<Faults>().unwrap().seed);
     assert_ne!(seeds[0], seeds[1]);
 }
 
-/// Two windows that overlap are one, retries carry work over it, and all of it is told.
+/// Two overlapping windows count as one, retries carry work across it, and events report all
+/// changes.
 #[test]
 fn port_is_down_in_the_planned_periods() {
     let (mut world, mut a, b) = World::connected();
@@ -128,7 +129,7 @@ fn port_is_down_in_the_planned_periods() {
     let port_down = vec![
         (1, at(start + 10 * MS)..at(start + 40 * MS)),
         (1, at(start + 30 * MS)..at(start + 60 * MS)),
-        // A port that is not there.
+        // This port does not exist.
         (2, at(start)..at(start + 90 * MS)),
     ];
     world.nics[1].set_faults(Faults {
@@ -145,7 +146,7 @@ fn port_is_down_in_the_planned_periods() {
     world.pass(45 * MS);
     assert_eq!((told(&mut world), world.nics[1].port(1)), (None, Ok(false)));
     assert!(a.send.poll().is_none());
-    // Its retries are 67 ms apart, so the next one is after the port is up.
+    // The retries are 67 ms apart, so the next one is after the port is up.
     world.pass(5 * MS);
     assert_eq!(told(&mut world), Some(Event::Port { port: 1, up: true }));
     world.pass(70 * MS);

@@ -1,5 +1,5 @@
-//! Frame by frame, what a requester makes of its answers: a port of the hub that is no NIC plays
-//! the other end.
+//! The requester's handling of answers, frame by frame: a port of the hub without a NIC acts as the
+//! other end.
 
 mod fake;
 mod rig;
@@ -13,7 +13,7 @@ use vmlx5::*;
 
 #[test]
 fn late_acknowledgement_ends_the_rnr_wait() {
-    // It turned a message away, then got a second copy of it that was under way already.
+    // The other end refused a message, then received a second copy that was in flight already.
     let mut fake = Fake::new();
     let s = fake.post_write();
     assert_eq!(kinds(&fake.listen()), [(Kind::Write, 1)]);
@@ -41,7 +41,7 @@ fn rnr_wait_ends_with_its_timeout_or_a_hint() {
             false => fake.after(Duration::from_nanos(1000)),
         };
         assert_eq!(kinds(&said), sent);
-        // Nobody waits: a hint means nothing.
+        // The wait is over: a hint has no effect.
         fake.answers(Kind::Hint, 1, |_| {}, &[]);
         fake.tell(Kind::Ack, 2, |_| {});
         fake.done(posted[0]);
@@ -55,7 +55,7 @@ fn not_ready_nak_acknowledges_nothing() {
     fake.post_write();
     fake.post_write();
     fake.listen();
-    // The one for the first message was lost.
+    // The acknowledgement of the first message was lost.
     fake.tell(Kind::Nak, 2, |h| {
         (h.code, h.vendor) = (nak::RNR | 12, vendor::NOT_READY);
     });
@@ -77,7 +77,7 @@ fn sequence_nak_resends_from_its_packet() {
     assert_eq!(kinds(&fake.listen()), sent);
     assert_eq!(kinds(&fake.nak(2, nak::PSN)), sent[1..]);
     fake.done(posted[0]);
-    // The same loss, reported once more, is the same loss.
+    // A second report of the same loss has no effect.
     assert!(fake.nak(2, nak::PSN).is_empty());
     fake.tell(Kind::ReadData, 2, data(8, 5));
     fake.tell(Kind::Ack, 3, |_| {});
@@ -89,7 +89,7 @@ fn sequence_nak_resends_from_its_packet() {
 
 #[test]
 fn acknowledgement_stops_the_retransmission() {
-    // Everything is acknowledged while it is being sent again.
+    // The other end acknowledges all packets during the retransmission.
     let mut fake = Fake::new();
     let posted = [fake.post_write(), fake.end.post(&nop()), fake.post_write()];
     fake.listen();
@@ -115,7 +115,7 @@ fn long_message_resumes_within() {
     let said = fake.nak(17, nak::PSN);
     assert_eq!(kinds(&said), [(Kind::Write, 17), (Kind::Write, 25)]);
     assert_eq!(said[0].0.offset.get(), 65536);
-    // In packets smaller than a frame, too.
+    // The same with packets smaller than a frame.
     let said = fake.nak(19, nak::PSN);
     assert_eq!(kinds(&said), [(Kind::Write, 19)]);
     let (h, _) = &said[0];
@@ -151,7 +151,7 @@ fn nak_reports_its_reason_and_acknowledges_earlier_packets() {
 fn answers_without_a_request_are_refused() {
     type Answer = fn(&mut Fake);
     let wrong: [Answer; 6] = [
-        // Another length, another place, another message, another kind.
+        // Another length, another offset, another message, another kind.
         |f| drop(f.tell(Kind::ReadData, 1, data(8, 0))),
         |f| {
             f.tell(Kind::ReadData, 1, |h| {
@@ -161,7 +161,7 @@ fn answers_without_a_request_are_refused() {
         |f| drop(f.tell(Kind::ReadData, 2, data(16, 0))),
         |f| drop(f.tell(Kind::AtomicData, 1, |_| {})),
         |f| drop(f.tell(Kind::AtomicData, 2, |_| {})),
-        // Other packets.
+        // Another MTU.
         |f| {
             f.tell(Kind::ReadData, 1, |h| {
                 data(16, 0)(h);
@@ -211,7 +211,7 @@ fn retried_read_requests_missing_bytes() {
     let mut fake = Fake::new();
     let s = fake.post_read(20_000);
     let after = fake.post_write();
-    // Five packets are its answer's.
+    // Five packets belong to its answer.
     assert_eq!(kinds(&fake.listen()), [(Kind::Read, 1), (Kind::Write, 6)]);
     fake.tell(Kind::ReadData, 1, |h| {
         (h.len, h.total, h.code) = (8192.into(), 20_000.into(), 1);

@@ -1,5 +1,5 @@
-//! Frame by frame, what a responder makes of its requests, and what it does with frames of
-//! strangers: a port of the hub that is no NIC plays the other end.
+//! The responder's handling of requests and of frames from unknown sources, frame by frame: a port
+//! of the hub without a NIC acts as the other end.
 
 mod fake;
 mod rig;
@@ -19,7 +19,8 @@ fn duplicate_messages_are_received_once() {
     fake.answers(Kind::Send, 1, |h| part(h, false, 1), &[]);
     fake.answers(Kind::Send, 1, |h| part(h, false, 2), &[]);
     fake.answers(Kind::Send, 2, |h| part(h, true, 3), &[(Kind::Ack, 2)]);
-    // Once more, in the same pieces and as one: acknowledged at its end, and nothing else.
+    // Duplicates, in the same pieces and as one frame: acknowledged at the end, without another
+    // effect.
     fake.answers(Kind::Send, 1, |h| part(h, false, 7), &[]);
     fake.answers(
         Kind::Send,
@@ -56,7 +57,7 @@ fn gap_is_reported_by_one_nak() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     fake.tell(Kind::Send, 1, |h| part(h, false, 1));
-    // The second packet is missing; then all after it as well.
+    // The second packet is missing; then all packets after it are refused as well.
     let said = fake.answers(
         Kind::Write,
         3,
@@ -79,7 +80,7 @@ fn gap_is_reported_by_one_nak() {
 #[test]
 fn frames_that_do_not_continue_the_message_are_refused() {
     type Spoil = fn(&mut FrameHeader);
-    // Another kind, another length, another place, the beginning of another; other packets.
+    // Another kind, another length, another offset, the start of another message; other packets.
     let spoils: [(Kind, Spoil); 6] = [
         (Kind::Write, |h| part(h, true, 1)),
         (Kind::Send, |h| {
@@ -102,7 +103,7 @@ fn frames_that_do_not_continue_the_message_are_refused() {
         let said = fake.answers(kind, 2, spoil, &[(Kind::Nak, 2)]);
         assert_eq!(said[0].0.code, nak::INVALID);
         assert_eq!(fake.world.state(&fake.end), QpState::Err);
-        // From now on it is silent.
+        // From now on the queue pair does not answer.
         fake.answers(Kind::Read, 2, |_| {}, &[]);
     }
 }
@@ -164,22 +165,23 @@ fn repeated_reads_are_executed_again_and_atomics_once() {
         let before = 65 + 5 * u64::from(psn);
         assert_eq!(found(fake.tell(Kind::FetchAdd, psn, at(8))), (psn, before));
     }
-    // Carried out once, however often it comes; two are kept, since no more can be asked for.
+    // Executed once for any number of duplicates. The responder keeps two results, since the
+    // requester can repeat no more.
     for psn in [3, 2, 3] {
         let before = 65 + 5 * u64::from(psn);
         assert_eq!(found(fake.tell(Kind::FetchAdd, psn, at(8))), (psn, before));
     }
     fake.answers(Kind::FetchAdd, 1, at(8), &[]);
     assert_eq!(fake.end.get64(0), 85);
-    // A read is carried out again, and may ask for its end only.
+    // A duplicate READ is executed again, and may request only the end of the bytes.
     fake.answers(Kind::Read, 4, at(8200), &[(Kind::ReadData, 4)]);
     fake.end.put64(0, 1);
     let said = fake.answers(Kind::Read, 5, at(4104), &[(Kind::ReadData, 5)]);
     assert_eq!((said[0].0.count.get(), said[0].1[0]), (2, 1));
-    // One that reaches past what was asked for did not come before.
+    // A READ that exceeds the original range is no duplicate.
     fake.answers(Kind::Read, 6, at(8200), &[]);
     fake.answers(Kind::Read, 7, at(8), &[(Kind::ReadData, 7)]);
-    // Its key is gone by now.
+    // Its key is invalid by now.
     fake.world.nics[0].dereg_mr(rkey).unwrap();
     let said = fake.tell(Kind::Read, 4, at(8200));
     assert_eq!(said[0].0.code, nak::ACCESS);
@@ -212,7 +214,7 @@ fn unconnected_queue_pair_sends_rnr_nak_or_nothing_if_strict() {
             port,
             nic,
         };
-        // Once for a message, not for each of its frames.
+        // One NAK per message, not one per frame.
         let said = [
             fake.tell(Kind::Send, 1, |h| part(h, false, 0)),
             fake.tell(Kind::Send, 2, |h| part(h, true, 0)),
@@ -237,11 +239,12 @@ fn invalid_frame_closes_the_link() {
         |h| h.dst_qpn = (1 << 24).into(),
         |h| h.psn = u32::MAX.into(),
         |h| h.total = u32::MAX.into(),
-        // Not first, and begins at 0; last, and does not end the message; nothing of something.
+        // No FIRST at offset 0; LAST before the end of the message; no payload of a nonempty
+        // message.
         |h| (h.len, h.total, h.flags) = (4.into(), 4.into(), LAST),
         |h| (h.len, h.total, h.flags) = (4.into(), 8.into(), FIRST | LAST),
         |h| (h.total, h.flags) = (8.into(), FIRST),
-        // Packets that are not full, that begin amid one, too few, too many, of no size.
+        // Packets that are not full, a start inside a packet, too few packets, too many, or none.
         |h| (h.len, h.total, h.flags) = (8.into(), 16.into(), FIRST),
         |h| (h.len, h.offset, h.total, h.flags) = (8.into(), 8.into(), 16.into(), LAST),
         |h| {
@@ -294,7 +297,7 @@ fn link_loss_does_not_affect_a_later_connection() {
     let mut world = World::new(1);
     let end = world.end(0, EndConfig::default());
     let to = rtr(Path::to(vmlx5::fabric::NodeId(2), Qpn(FAKE)), 1, 1, 12);
-    // There is no such node; then there is.
+    // The node does not exist at first; then it does.
     world.init(&end);
     world.modify(&end, to);
     let mut port = world.hub.port();

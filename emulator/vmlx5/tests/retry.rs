@@ -1,5 +1,5 @@
-//! Clocks, in virtual time: silent peers, receivers that are not ready, and what progress does
-//! to the counts of retries. Times are exact to the nanosecond.
+//! Timeouts in virtual time: silent peers, receivers that are not ready, and the effect of progress
+//! on the counts of retries. Times are exact to the nanosecond.
 
 mod rig;
 
@@ -13,19 +13,19 @@ use vmlx5::*;
 const REQ: CqeOpcode = CqeOpcode::REQ;
 const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 
-/// The smallest time that a step takes.
+/// The smallest step of time.
 const STEP: Duration = Duration::from_nanos(100);
 
-/// Waits until an entry is there; returns how long that took from the step that sent.
+/// Waits for a completion; returns the time since the step that sent.
 fn time_to_entry(world: &mut World, a: &mut End) -> Duration {
     world.step();
     let sent = world.now;
     world.settle();
     loop {
-        let deadline = world.deadline.expect("a clock runs").as_nanos();
+        let deadline = world.deadline.expect("a timeout runs").as_nanos();
         world.now = deadline - STEP.as_nanos() as u64;
         world.step();
-        // An entry that the clock makes is there at once, one that an answer makes in the
+        // A completion caused by a timeout is there immediately, one caused by an answer in the
         // next step.
         for _ in 0..2 {
             if a.send.poll().is_some() {
@@ -58,7 +58,7 @@ fn silent_peer_times_out_after_the_exact_time() {
         );
         a.send_failed(after, Syndrome::WR_FLUSH);
         let tries = world.nics[0].stats().frames_sent;
-        // The hint of its connection, and the write.
+        // The frames are the hint of its connection, and the write.
         assert_eq!(tries, 2 + u64::from(retry_cnt));
     }
 }
@@ -98,7 +98,7 @@ fn full_fabric_does_not_stop_the_timeout() {
         a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)]));
     }
     world.settle();
-    // Nothing of this one was ever sent.
+    // This message was never sent, not even in part.
     let index = c.post(&write(d.remote(0), &[c.sge(0, 40_000)]));
     world.outlast();
     let error = c.send.poll().unwrap();
@@ -115,7 +115,7 @@ fn progress_resets_the_retry_count() {
     for round in 0..10 {
         world.hub.silence(node, true);
         let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        // Two retries are used up; it wakes just before the last has run out.
+        // Two retries are used; the peer resumes shortly before the last one expires.
         world.pass(once * 3 - 10 * STEP);
         assert_eq!(a.send.poll(), None, "round {round}");
         world.hub.silence(node, false);
@@ -123,12 +123,12 @@ fn progress_resets_the_retry_count() {
         a.sent(s);
     }
     let dropped: u64 = world.nics.iter().map(|n| n.stats().frames_dropped).sum();
-    assert_eq!(dropped, 0, "copies are received, not dropped");
+    assert_eq!(dropped, 0, "duplicates are received, not dropped");
 }
 
 #[test]
 fn packets_of_long_messages_count_as_progress() {
-    // Each step delivers one frame, so that the whole takes longer than all retries together.
+    // Each step delivers one frame, so that the message takes longer than all retries together.
     let mut world = World::scheduled(2, 5);
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (3, 0));
     let (mut a, b) = world.pair(config, EndConfig::default());
@@ -159,11 +159,11 @@ fn receiver_that_is_never_ready_exhausts_the_rnr_retries() {
                 world.pair(EndConfig::default().changed(|c| c.rnr_retry = rnr_retry), b);
             let index = a.post(&send(&[a.sge(0, 8)]));
             let took = time_to_entry(&mut world, &mut a);
-            // Each time the NAK is there in the next step.
+            // The NAK arrives in the step after each attempt.
             let retries = u32::from(rnr_retry);
             assert_eq!(took, (rnr_delay(timer) + STEP) * retries + STEP);
             assert_eq!(a.send_failed(index, Syndrome::RNR_RETRY), vendor::RNR);
-            assert_eq!(world.state(&b), QpState::Rts, "nothing is wrong with it");
+            assert_eq!(world.state(&b), QpState::Rts, "the receiver has no error");
         }
     }
 }
@@ -184,7 +184,7 @@ fn rnr_retry_seven_has_no_limit_and_a_receive_ends_it() {
         );
         let r = b.post_recv(&[b.sge(0, 8)]);
         world.settle();
-        // A hint is what a device does not have.
+        // Devices do not send hints.
         assert_eq!(a.send.poll().is_none(), strict);
         if strict {
             world.pass(rnr_delay(12));
@@ -207,7 +207,7 @@ fn retries_connect_strict_nics_in_any_order() {
     world.init(&b);
     world.rtr(&b, &a, 9);
     world.settle();
-    assert!(a.send.poll().is_none(), "nobody told it");
+    assert!(a.send.poll().is_none(), "a strict NIC gets no hint");
     world.pass(ack_timeout(14).unwrap());
     a.sent(s);
 }
@@ -227,7 +227,7 @@ fn many_timeouts_run_at_once() {
         a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     }
     world.settle();
-    // One is destroyed, one reset, while their clocks run.
+    // One queue pair is destroyed, one reset, while their timeouts run.
     let (gone, _) = ends.swap_remove(7);
     world.nics[0].destroy_qp(gone.qpn).unwrap();
     let (back, _) = ends.swap_remove(3);

@@ -23,7 +23,7 @@ fn near_wrap() -> EndConfig {
 
 #[test]
 fn entries_survive_laps_of_every_ring() {
-    // Entries of 1 to 7 blocks in a ring of 8: every way to lie across its end.
+    // Entries of 1 to 7 blocks in a ring of 8: every position across the end of the ring.
     for cq_start in [0, 0x00ff_fff5, u32::MAX - 20] {
         let config = near_wrap().changed(|c| c.cq_start = cq_start);
         let (mut world, mut a, mut b) = World::joined(config.clone(), config);
@@ -39,7 +39,7 @@ fn entries_survive_laps_of_every_ring() {
             a.sent(s);
             b.received(r);
         }
-        // Some 90 laps of the send ring, and over its index's wrap.
+        // About 90 laps of the send ring, across the wrap of its index.
         assert!((400..1000).contains(&a.sq));
         assert_eq!(a.send.next, cq_start.wrapping_add(200));
     }
@@ -106,7 +106,7 @@ fn doorbell_of_two_halves_counts() {
         }
         assert_eq!(b.get64(0), a.get64(8));
         assert_eq!(a.send.drain().len(), 1);
-        assert_eq!(a.mem.load64(register).unwrap(), 0, "picked up");
+        assert_eq!(a.mem.load64(register).unwrap(), 0, "taken");
     }
 }
 
@@ -116,13 +116,13 @@ fn shared_page_serves_all_its_queue_pairs() {
     let (mut a, _b) = world.pair(EndConfig::default(), EndConfig::default());
     let shared = EndConfig::default().changed(|c| c.uar = Some(a.uar));
     let (mut c, _d) = world.pair(shared, EndConfig::default());
-    // A doorbell that a neighbour's overwrote before the NIC looked is not lost: the records
-    // are what counts.
+    // A doorbell that another queue pair overwrote before the NIC read it is not lost: the records
+    // announce the work.
     c.prepare(&nop());
     c.store_record();
     a.run(&mut world, &nop());
     assert_eq!((a.send.drain().len(), c.send.drain().len()), (1, 1));
-    // The page that `c` did not get is not polled.
+    // The NIC does not poll the page that `c` is not bound to.
     c.run(&mut world, &nop());
     assert_eq!(c.send.drain().len(), 0);
 }
@@ -138,7 +138,7 @@ fn overrun_fails_the_completion_queue() {
     assert_eq!(info.failure, Some(CqFailure::Overrun));
     assert_eq!(info.producer, 8);
     assert_eq!(world.state(&a), QpState::Err);
-    // The queue tells of it, and so does the queue pair, once.
+    // The completion queue reports the failure, and so does the queue pair, once.
     let (cq, qpn) = (a.send.cqn, a.qpn);
     let told = world.events(0);
     assert_eq!(told.len(), 2);
@@ -146,10 +146,10 @@ fn overrun_fails_the_completion_queue() {
     assert!(told.contains(&Event::QpFatal { qpn, owner: 9 }));
     world.modify(&a, Modify::Error);
     world.settle();
-    assert_eq!(world.events(0), [], "it knows");
-    // What was completed is intact.
+    assert_eq!(world.events(0), [], "no second event");
+    // The completed entries are intact.
     assert_eq!(a.send.drain().len(), 8);
-    // The other end learns when it asks.
+    // The other end detects the failure at its next request.
     let (to, sges) = (a.remote(0), [b.sge(0, 8)]);
     b.post(&write(to, &sges));
     world.outlast();
@@ -225,7 +225,7 @@ fn receive_list_that_fills_its_slot_needs_no_end_mark() {
 
 #[test]
 fn work_beyond_the_outstanding_limit_completes_in_order() {
-    // A ring of 4096 blocks rung at once: more than is fetched ahead.
+    // One doorbell for a ring of 4096 blocks: more than the NIC fetches ahead.
     let config = EndConfig::default().changed(|c| (c.log_sq, c.log_cq) = (12, 13));
     let mut world = World::scheduled(2, 11);
     let (mut a, b) = world.pair(config, EndConfig::default());

@@ -1,4 +1,5 @@
-//! Small payloads in completion entries: there if asked for, else in memory, never in both.
+//! Small payloads in completion entries (inline scatter): there if requested, otherwise in memory,
+//! never in both.
 
 mod rig;
 
@@ -23,7 +24,7 @@ fn config(service: Service, requester: bool, responder: bool) -> EndConfig {
     }
 }
 
-/// The bytes of payload in an entry that says that they are there.
+/// The payload in an entry that is marked as containing it.
 fn held(cqe: &Cqe64) -> Option<Vec<u8>> {
     let bytes = cqe.to_bytes();
     let len = cqe.byte_cnt.get() as usize;
@@ -131,7 +132,7 @@ fn small_reads_and_atomics_are_scattered_inline() {
                 a.put(0, &vec![UNTOUCHED; len]);
                 let flags = WqeFlags::default().changed(|w| w.signaled = signaled);
                 let first = len.min(1) as u32;
-                // NOPs have no packets of their own: the entry after takes theirs.
+                // A NOP has no packets: the next entry gets its packet numbers.
                 a.prepare(&nop());
                 let index = a.prepare(&SendWqe {
                     flags,
@@ -170,7 +171,7 @@ fn small_reads_and_atomics_are_scattered_inline() {
     }
 }
 
-/// Through loss, duplication and reorder, each entry has the bytes of its own operation.
+/// With loss, duplication and reordering, each entry has the bytes of its own operation.
 #[test]
 fn inline_scatter_matches_its_operation_on_an_unreliable_wire() {
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! The send queue drained and gone on with, attributes changed, ports up and down.
+//! The drain of the send queue and its resumption, changes of attributes, ports up and down.
 
 mod rig;
 
@@ -36,14 +36,14 @@ fn drain_finishes_begun_work_only() {
     assert_eq!((info.state, info.draining), (QpState::Sqd, true));
     a.sent(begun[0]);
     assert_eq!((a.send.poll(), world.nics[0].next_event()), (None, None));
-    // It still receives and answers.
+    // The queue pair still receives and answers.
     let r = a.post_recv(&[a.sge(0, 8)]);
     let s = b.post(&send(&[]));
     let back = b.run(&mut world, &read(a.remote(0), &[b.sge(64, 8)]));
     a.received(r);
     b.sent(s);
     b.sent(back);
-    // And sends again what has to be sent again.
+    // The queue pair still retransmits.
     b.post_recv(&[b.sge(0, 8)]);
     world.pass(rnr_delay(12));
     a.sent(begun[1]);
@@ -64,7 +64,7 @@ fn idle_queue_drains_immediately_each_time() {
         world.settle();
         assert_eq!(world.nics[0].next_event(), Some(drained(&a)));
         assert_eq!(world.nics[0].next_event(), None);
-        // A doorbell rung now is heard.
+        // A doorbell during the drain counts after it.
         let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
         assert_eq!(a.send.poll(), None);
         world.modify(&a, Modify::Resume);
@@ -83,7 +83,7 @@ fn failed_drain_ends_in_error() {
     world.outlast();
     a.send_failed(s, Syndrome::TRANSPORT_RETRY);
     a.send_failed(later, Syndrome::WR_FLUSH);
-    assert_eq!(world.nics[0].next_event(), None, "it was never drained");
+    assert_eq!(world.nics[0].next_event(), None, "the drain did not finish");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn timeouts_and_limits_change_after_the_drain() {
     assert_eq!(a.send.poll(), None);
     world.pass(Duration::from_nanos(1000));
     a.send_failed(s, Syndrome::TRANSPORT_RETRY);
-    // Reads are not allowed any more, on another one.
+    // On another queue pair, reads and atomics fail after the change (`max_rd_atomic` is 0).
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     world.modify(&c, Modify::Sqd);
     world.modify(&c, Modify::Attr(change));
@@ -156,7 +156,7 @@ fn port_down_stops_traffic_both_ways() {
         assert_eq!(world.nics[side].port(1), Ok(false));
         world.nics[side].set_port(1, true).unwrap();
         assert_eq!(world.nics[side].next_event(), event(true));
-        // Retries carry on.
+        // The retries succeed.
         world.pass(ack_timeout(14).unwrap());
         a.sent(s);
         world.nics[side].set_port(1, false).unwrap();

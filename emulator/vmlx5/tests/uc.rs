@@ -1,4 +1,4 @@
-//! Unreliable connections: messages arrive whole or not at all, and nobody is told.
+//! Unreliable connections: messages arrive whole or not at all, without a report of losses.
 
 mod rig;
 
@@ -24,7 +24,7 @@ fn unreliable_message_completes_when_it_is_sent() {
     let (mut world, mut a, b) = world();
     let node = world.silence(&b);
     a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
-    // A fabric without room holds it back.
+    // A fabric without room delays the message.
     let posted: Vec<u16> = (0..3)
         .map(|_| a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)])))
         .collect();
@@ -90,11 +90,11 @@ fn unreliable_send_error_stops_only_sends() {
     assert_eq!(world.state(&a), QpState::Sqe);
     let late = a.run(&mut world, &nop());
     a.send_failed(late, Syndrome::WR_FLUSH);
-    // It still receives.
+    // The queue pair still receives.
     let r = a.post_recv(&[a.sge(0, 8)]);
     b.run(&mut world, &send(&[b.sge(0, 8)]));
     a.received(r);
-    // And can be told to send again.
+    // A transition to RTS enables sends again.
     world.modify(&a, Modify::Resume);
     a.put64(0, 5);
     a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));

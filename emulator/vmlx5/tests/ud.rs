@@ -1,4 +1,4 @@
-//! Datagrams: to whom an entry names, with a header before them, and lost without a word.
+//! Datagrams: destinations from entries, the header in front of payloads, and silent loss.
 
 mod rig;
 
@@ -17,7 +17,7 @@ const REQ: CqeOpcode = CqeOpcode::REQ;
 const RECEIVED: CqeOpcode = CqeOpcode::RESP_SEND;
 /// The queue key that the rig gives.
 const QKEY: u32 = 0x11;
-/// Bytes in front of what is received.
+/// Bytes reserved in front of a received payload.
 const ROOM: u32 = 40;
 
 /// NIC `i` has LID `i + 1`; a GID, if there is one, starts with the kind of its header.
@@ -60,7 +60,7 @@ fn ready(world: &mut World, end: &End) {
     world.modify(end, Modify::UdRts { sq_psn: 0xff_fffe });
 }
 
-/// One end ready on each NIC, and all know whose the addresses are.
+/// One ready end on each NIC; all NICs resolve all addresses.
 fn ends<const N: usize>(world: &mut World) -> [End; N] {
     resolve(world);
     let nics = world.nics.len();
@@ -126,9 +126,9 @@ fn datagram_reserves_header_room_and_names_its_source() {
         assert_eq!(cqe.source(), from);
         assert_eq!(b.get(40, len as usize), a.get(0, len as usize));
     }
-    // Without a header its room is left alone.
+    // Without a header, the first 40 bytes remain unchanged.
     assert_eq!(b.get(0, 40), [0xee; 40]);
-    // Nobody answers, and no clock runs.
+    // No acknowledgement arrives, and no timeout runs.
     assert_eq!(world.nics[1].stats().frames_sent, 0);
     assert_eq!(world.deadline, None);
 }
@@ -137,7 +137,7 @@ fn datagram_reserves_header_room_and_names_its_source() {
 fn header_fills_the_reserved_room() {
     let (mut world, mut a, mut b) = world();
     a.put(0, b"eight by");
-    // Of five bytes with immediate data there are three of padding and four of that.
+    // Five bytes with immediate data have three bytes of padding and four bytes of immediate data.
     for (kind, next, header, len) in [(0, 0x1b, 0, 8), (1, 17, 8, 8), (0, 0x1b, 4, 5)] {
         b.put(0, &[0; 48]);
         b.post_recv(&[b.sge(0, 10), b.sge(10, 38)]);
@@ -154,7 +154,7 @@ fn header_fills_the_reserved_room() {
         let cqe = b.recv.poll().unwrap();
         assert_eq!((cqe.byte_cnt.get(), cqe.source().grh), (40 + len, true));
         let got = b.get(0, 48);
-        // Version, class, flow; what follows: 12 + 8 + 4 bytes around the payload.
+        // Version, class, flow; the payload length: 12 + 8 + 4 bytes around the payload.
         assert_eq!(got[..4], [0x6a, 0xb5, 0x43, 0x21]);
         assert_eq!(got[4..8], [0, 32 + header, next, 0xcd]);
         assert_eq!(
@@ -164,7 +164,7 @@ fn header_fills_the_reserved_room() {
         let len = len as usize;
         assert_eq!(got[40..40 + len], b"eight by"[..len]);
     }
-    // IPv4: in the last 20 bytes.
+    // An IPv4 header fills the last 20 bytes.
     b.post_recv(&[b.sge(0, 48)]);
     let mut av = to(&b);
     av.hop_limit = 64;
@@ -194,7 +194,7 @@ fn one_queue_pair_exchanges_datagrams_with_many() {
             hub.run(&mut world, &datagram(to(end), &[hub.sge(0, 8)]));
             hub.sent(hub.sq - 2);
             assert_eq!((end.recv.drain().len(), end.get64(40)), (1, word));
-            // And back.
+            // A datagram in the other direction.
             end.put64(100, !word);
             hub.post_recv(&[hub.sge(8, 48)]);
             end.run(&mut world, &datagram(to(&hub), &[end.sge(100, 8)]));
@@ -202,7 +202,7 @@ fn one_queue_pair_exchanges_datagrams_with_many() {
             assert_eq!((heard.source().qpn, hub.get64(48)), (end.qpn.0, !word));
         }
     }
-    // To itself as well.
+    // A datagram to the same queue pair.
     let r = hub.post_recv(&[hub.sge(200, 48)]);
     hub.put64(0, 77);
     hub.run(&mut world, &datagram(to(&hub), &[hub.sge(0, 8)]));
@@ -223,7 +223,7 @@ fn wrong_queue_key_drops_the_datagram() {
     assert_eq!(with(&mut world, QKEY ^ 1), 0);
     assert_eq!(world.nics[1].stats().frames_dropped, 1);
     assert_eq!(with(&mut world, 0), 0);
-    // With its highest bit the sender's own is taken.
+    // With the highest bit set, the NIC uses the sender's own queue key.
     assert_eq!(with(&mut world, 0xffff_ffff), 1);
 }
 
@@ -243,7 +243,7 @@ fn queue_key_changes_in_rts() {
 
 #[test]
 fn datagrams_do_not_cross_partitions() {
-    // Two limited members, other partitions, and those that may.
+    // Two limited members, other partitions, and members that may communicate.
     for (x, y, heard) in [
         (0xffff, 0xffff, true),
         (0x7fff, 0xffff, true),
@@ -274,13 +274,13 @@ fn datagram_without_receive_or_receiver_is_dropped() {
     for index in lost {
         a.sent(index);
     }
-    // The next one comes, and only that.
+    // Only the next datagram arrives.
     let r = b.post_recv(&[b.sge(0, 48)]);
     world.settle();
     assert_eq!(b.recv.poll(), None);
     a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     b.received(r);
-    // Before RTR it hears nothing.
+    // Before RTR the queue pair receives nothing.
     let mut late = world.end(1, ud());
     world.init(&late);
     late.post_recv(&[late.sge(0, 48)]);
@@ -289,7 +289,7 @@ fn datagram_without_receive_or_receiver_is_dropped() {
     world.modify(&late, Modify::UdRtr);
     a.run(&mut world, &datagram(to(&late), &[a.sge(0, 8)]));
     assert!(late.recv.poll().is_some());
-    assert_eq!(world.nics[0].stats().frames_dropped, 1, "nobody's address");
+    assert_eq!(world.nics[0].stats().frames_dropped, 1, "unknown address");
     assert_eq!(world.nics[1].stats().frames_dropped, 3);
 }
 
@@ -328,7 +328,7 @@ fn datagram_send_error_stops_only_sends() {
             operation,
             vendor::WQE_OPCODE,
         ),
-        // No address vector: what is there instead is none.
+        // The entry has other bytes instead of an address vector.
         (send(&word), operation, vendor::WQE_FORMAT),
     ] {
         let bad = a.post(&wqe);
@@ -336,7 +336,7 @@ fn datagram_send_error_stops_only_sends() {
         assert_eq!(a.send_failed(bad, why), vendor);
         a.send_failed(after, Syndrome::WR_FLUSH);
         assert_eq!(world.state(&a), QpState::Sqe);
-        // It still receives, and can be told to send again.
+        // The queue pair still receives, and a transition to RTS enables sends again.
         let r = a.post_recv(&[a.sge(100, 48)]);
         b.run(&mut world, &datagram(to(&a), &[b.sge(0, 8)]));
         a.received(r);
@@ -400,7 +400,7 @@ fn unreliable_wire_loses_duplicates_and_reorders_datagrams() {
         twice += times.iter().filter(|&&n| n == 2).count();
         assert!(times.iter().all(|&n| n <= 2), "seed {seed}: {times:?}");
     }
-    // Of 480.
+    // Out of 480.
     assert!((10..45).contains(&lost), "{lost}");
     assert!((10..45).contains(&twice), "{twice}");
     assert!((5..120).contains(&overtaken), "{overtaken}");
@@ -411,7 +411,7 @@ fn stalled_receiver_does_not_block_other_destinations() {
     let mut world = World::new(3);
     let [mut a, b, mut c] = ends(&mut world);
     let node = world.silence(&b);
-    // As many as the link holds, and one that waits for room.
+    // As many datagrams as the link holds, and one that waits for room.
     let mut sent = 0;
     while world.deadline.is_none() {
         a.run(&mut world, &datagram(to(&b), &[a.sge(0, 4096)]));
@@ -430,7 +430,7 @@ fn stalled_receiver_does_not_block_other_destinations() {
     c.received(r);
     assert_eq!(world.nics[0].stats().frames_dropped, 2);
     assert_eq!(world.deadline, None);
-    // Once it goes on, so do datagrams there.
+    // When the receiver resumes, it gets datagrams again.
     world.hub.silence(node, false);
     world.settle();
     let mut b = b;
@@ -494,7 +494,7 @@ fn connection_transitions_are_refused_for_datagrams() {
     let why = world.nics[0].modify_qp(end.qpn, wide);
     assert!(matches!(why, Err(NicError::Limit { .. })), "{why:?}");
     world.modify(&end, Modify::UdRts { sq_psn: 0 });
-    // Drained at once, and back.
+    // The drain finishes immediately, and the queue pair resumes.
     world.modify(&end, Modify::Sqd);
     world.settle();
     assert!(matches!(
@@ -511,7 +511,7 @@ fn random_frames_do_not_disturb_other_queue_pairs() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::new(2);
         let [mut a, mut b] = ends(&mut world);
-        // A port of the hub that is no NIC.
+        // A port of the hub without a NIC.
         let mut port = world.hub.port();
         let nic = world.nics[1].node();
         for _ in 0..100 {
@@ -536,7 +536,7 @@ fn random_frames_do_not_disturb_other_queue_pairs() {
                 service: 2,
                 ..FrameHeader::default()
             };
-            // Where it was turned away it calls again.
+            // The port connects again after its link was closed.
             let to = port.connect(nic).unwrap();
             let _ = port.send(to, &header, &mut |room| {
                 room.fill(7);
@@ -550,7 +550,7 @@ fn random_frames_do_not_disturb_other_queue_pairs() {
                 ready(&mut world, &b);
             }
         }
-        // Room for whatever is left of receives that are too small.
+        // Room for the remains of receives that are too small.
         world.reset(&mut b);
         ready(&mut world, &b);
         let r = b.post_recv(&[b.sge(0, 48)]);
