@@ -31,9 +31,9 @@ pub struct NicConfig {
     pub loopback_bytes: usize,
     /// Number of ports, at most 32; not a logarithm. All ports lead to the same fabric.
     pub ports: u8,
-    /// Behaves as a device does: a queue pair that is not ready to receive does not answer, and
-    /// only timeouts end a wait. Otherwise the NIC tells requesters to wait for a queue pair that
-    /// is not connected yet, and sends them a hint when the queue pair, or a receive, is ready.
+    /// Behaves as a device does: a queue pair before RTR does not answer, and only timeouts end a
+    /// wait. Otherwise the NIC sends an RNR NAK to requesters of a queue pair that is not connected
+    /// yet, and sends them a hint when the queue pair, or a receive, is ready.
     pub strict: bool,
     /// The numbers that its queue pairs may have; `None`: all numbers of 24 bits.
     pub qpn: Option<QpnSpace>,

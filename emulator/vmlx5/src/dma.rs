@@ -118,7 +118,7 @@ impl HostMemory {
         self.base().as_ptr() as u64
     }
 
-    /// Stores an aligned 64-bit word with release ordering, as a CPU rings a doorbell.
+    /// Stores an aligned 64-bit word with release ordering, as a CPU writes a doorbell.
     ///
     /// # Errors
     /// The word is not inside the buffer or is misaligned.
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn words() {
+    fn word_operations_return_the_old_value() {
         let m = HostMemory::new(64);
         m.store64(8, 5).unwrap();
         assert_eq!(m.fetch_add64(8, u64::MAX).unwrap(), 5);

@@ -181,7 +181,7 @@ impl Core {
         Ok(())
     }
 
-    /// Answers a request to a queue pair that is not ready yet.
+    /// Answers a request to a queue pair before RTR with an RNR NAK.
     fn put_off(&mut self, peer: PeerId, frame: &Frame) {
         self.dropped += 1;
         if frame.kind.is_request() && (!frame.kind.carries() || frame.is(FIRST)) {

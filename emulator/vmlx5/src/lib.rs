@@ -85,9 +85,9 @@
 //!   receive from it goes into ERR.
 //! - Packets have the size of the path's MTU and are numbered. One frame carries up to 32 KiB of
 //!   packets.
-//! - A NIC that is not [`strict`](NicConfig::strict) tells requesters to wait for a queue pair that
-//!   is not connected yet, as for one without a receive, and sends a hint when the wait is over. A
-//!   strict NIC sends no hint; timeouts end the wait.
+//! - A NIC that is not [`strict`](NicConfig::strict) sends an RNR NAK to requesters of a queue pair
+//!   that is not connected yet, as of one without a receive, and sends a hint when the wait is
+//!   over. A strict NIC sends neither before RTR, and no hint later; timeouts end the wait.
 //! - An armed completion queue raises one event for entries that its consumer did not take and that
 //!   no event reported before. A queue that is armed again before the consumer takes the entries
 //!   waits for further entries.

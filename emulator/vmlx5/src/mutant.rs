@@ -1,5 +1,5 @@
-//! Committed mutants: each breaks one rule of the transport on purpose, so that the tests can
-//! show that they notice. Without the feature `mutants` every question is the constant *no*.
+//! Committed mutants: each breaks one rule of the transport on purpose, so that the tests can show
+//! that they detect it. Without the feature `mutants`, every mutant is off at compile time.
 
 gds_step::mutants! {
     /// A responder that misses a packet sends no NAK.

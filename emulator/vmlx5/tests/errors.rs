@@ -210,7 +210,7 @@ fn requests() -> Vec<Case> {
         ));
     }
     cases.push(case(
-        "the key of a region that is gone, though its bytes are registered again",
+        "the key of a removed region, though its bytes are registered again",
         |world, a, b| {
             let nic = &mut world.nics[1];
             let stale = b.keys.rkey;
@@ -356,7 +356,7 @@ const NOT_HERE: [(Syndrome, &str); 4] = [
     ),
     (
         Syndrome::LOCAL_ACCESS,
-        "devices of this kind tell the responder's own keys as LOCAL_PROT and refuse remote ones by NAK, with an event and no entry",
+        "these devices report the responder's own keys as LOCAL_PROT and refuse remote ones by NAK, with an event and no entry",
     ),
     (
         Syndrome::REMOTE_ABORTED,

@@ -427,7 +427,7 @@ fn last_receive_event_is_raised_once_per_life() {
         world.rts(&b, 1);
     }
     assert_eq!(world.nics[1].query_srq(queue.srqn).unwrap().taken, 0);
-    // A queue pair with its own receive queue raises no such event.
+    // A queue pair with its own receive queue does not raise this event.
     world.modify(&a, Modify::Error);
     world.settle();
     assert_eq!(world.events(0), []);

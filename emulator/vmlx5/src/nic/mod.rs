@@ -454,7 +454,6 @@ impl Nic {
     ///
     /// # Errors
     /// The port does not exist.
-    /// There is no such port.
     pub fn set_port(&mut self, port: u8, up: bool) -> Result<(), NicError> {
         if self.port(port)? != up {
             let bit = 1 << (port - 1);

@@ -214,7 +214,7 @@ impl Scene {
         let mut told = 0;
         while let Some(event) = nic.next_event() {
             told += 1;
-            assert!(told < 100, "events without end");
+            assert!(told < 100, "the events do not end");
             if let Event::CqError { cq, .. } = event {
                 let failed = nic.query_cq(cq).expect("is there").failure;
                 assert_eq!(failed, Some(CqFailure::Overrun));

@@ -194,7 +194,7 @@ pub fn random_work(seed: u64, mut world: World, config: EndConfig) -> World {
         .map(|w| (w.a.get(0, w.a.config.data), w.b.get(0, w.b.config.data)))
         .collect();
     for turn in 0.. {
-        assert!(turn < 100_000, "seed {seed} does not come to its end");
+        assert!(turn < 100_000, "seed {seed} does not finish");
         let i = rng.usize(..workers.len());
         let w = &mut workers[i];
         if rng.u8(..3) == 0 {

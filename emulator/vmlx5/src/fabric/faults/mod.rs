@@ -1,5 +1,5 @@
 //! An unreliable wire, with faults drawn from a seed: frames of a NIC are lost, duplicated, delayed
-//! or reordered, a NIC stops to answer, and its ports go down.
+//! or reordered, a NIC stops sending and receiving, and its ports go down.
 //!
 //! The faults apply between the NIC and its fabric, so they affect loopback frames too. Held frames
 //! are copies. A NIC without faults has no object of this module.
