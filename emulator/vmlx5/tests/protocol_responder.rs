@@ -57,7 +57,7 @@ fn gap_is_reported_by_one_nak() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     fake.tell(Kind::Send, 1, |h| part(h, false, 1));
-    // The second packet is missing; then all packets after it are refused as well.
+    // The second packet is missing: one NAK reports it, and later packets get no further NAK.
     let said = fake.answers(
         Kind::Write,
         3,

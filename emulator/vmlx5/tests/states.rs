@@ -64,7 +64,7 @@ fn idle_queue_drains_immediately_each_time() {
         world.settle();
         assert_eq!(world.nics[0].next_event(), Some(drained(&a)));
         assert_eq!(world.nics[0].next_event(), None);
-        // A doorbell during the drain counts after it.
+        // A doorbell in SQD takes effect after the resumption.
         let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
         assert_eq!(a.send.poll(), None);
         world.modify(&a, Modify::Resume);

@@ -236,7 +236,7 @@ pub fn run(data: &[u8]) {
     scene.step();
     scene.world.settle();
     scene.look();
-    // In ERR the NIC flushes all work that the record announces, which ends.
+    // In ERR the NIC flushes all announced work, so none stays outstanding.
     let _ = scene.world.nics[0].modify_qp(scene.a.qpn, Modify::Error);
     scene.world.settle();
     scene.look();
