@@ -1,9 +1,10 @@
-//! Completion events: when a consumer that asked for one is told.
+//! Completion events: when an armed completion queue raises one.
 //!
-//! The consumer asks in the second word of the doorbell record: a sequence number, whether only
-//! solicited entries count, and how many entries it took. Then it rings the completion register
-//! of its page. The word is read after an entry was written and after that register was rung, so
-//! whichever comes last finds the other. A word is answered once, and an entry told of once.
+//! The consumer arms the queue in the second word of the doorbell record: a sequence number,
+//! whether only solicited entries count, and how many entries the consumer took. Then the consumer
+//! writes the completion register of its page. The NIC reads the word after it writes an entry and
+//! after a write of that register, so the later of the two finds the earlier one. Each word raises
+//! at most one event, and an event reports each entry at most once.
 
 use std::sync::Arc;
 
@@ -12,32 +13,32 @@ use mlx5_prm::doorbell;
 use crate::dma::Dma;
 use crate::object::UarId;
 
-/// The word of a queue that was never armed: no request looks like it.
+/// The word of a queue that was never armed: no valid request has this value.
 const NEVER: u32 = !0;
 const SOLICITED_ONLY: u32 = 1 << 24;
-/// Entries are numbered by 24 bits there.
+/// The word holds the low 24 bits of an entry's number.
 const NUMBER: u32 = 0xff_ffff;
 
 pub(crate) struct Arm {
-    /// The page whose register is rung.
+    /// The page whose completion register the consumer writes.
     pub uar: UarId,
     mem: Arc<dyn Dma>,
-    /// Where the word is.
+    /// The offset of the word.
     offset: u64,
-    /// The word answered last.
+    /// The last word that raised an event.
     answered: u32,
-    /// Number of the first entry that no event told of.
+    /// Number of the first entry that no event reported.
     untold: u32,
-    /// Number of the last entry that is solicited, or an error.
+    /// Number of the last entry that is solicited or an error.
     pub solicited: Option<u32>,
-    /// An event is in the queue.
+    /// The event queue contains an event of this completion queue.
     pub telling: bool,
 }
 
 impl Arm {
     pub fn new(uar: UarId, mem: &Arc<dyn Dma>, record: u64, start: u32) -> Arm {
         let offset = record + doorbell::ARM as u64;
-        // Memory that refuses this is never armed.
+        // A queue whose memory refuses the access is never armed.
         let _ = mem.store32(offset, NEVER);
         Arm {
             uar,
@@ -50,8 +51,8 @@ impl Arm {
         }
     }
 
-    /// True if the queue, whose next entry has the number `producer`, is armed and has what was
-    /// asked for. Then it is not armed any more.
+    /// Returns true if the queue is armed and the request is met; `producer` is the number of its
+    /// next entry. The queue is then no longer armed.
     pub fn fires(&mut self, producer: u32) -> bool {
         let Ok(word) = self.mem.load32(self.offset) else {
             return false;
@@ -61,7 +62,8 @@ impl Arm {
             return false;
         }
         let after = |number: u32| producer.wrapping_sub(number) & NUMBER;
-        // A consumer ahead of the producer makes no sense; it waits until it is passed.
+        // A consumer ahead of the producer is invalid; it counts no entry until the producer passes
+        // it.
         let untaken = match after(word & NUMBER) {
             n if n > NUMBER / 2 => 0,
             n => n,

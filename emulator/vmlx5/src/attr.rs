@@ -1,4 +1,4 @@
-//! What queue pairs are made of and how they are changed: the attributes of control operations.
+//! The attributes of control operations on queue pairs: creation and changes of state.
 
 use std::sync::Arc;
 
@@ -10,28 +10,28 @@ use crate::object::{Cqn, PdId, QpState, Qpn, Srqn, UarId};
 /// The send queue of a queue pair to create.
 #[derive(Clone)]
 pub struct SqAttr {
-    /// The memory of its ring.
+    /// The memory of the ring.
     pub mem: Arc<dyn Dma>,
-    /// Where in it the ring begins: a multiple of 64.
+    /// Offset of the ring in this memory: a multiple of 64.
     pub offset: u64,
-    /// It has 2 to this power basic blocks of 64 bytes.
+    /// Logarithm of the number of basic blocks of 64 bytes.
     pub log_blocks: u8,
 }
 
 /// The receive queue of a queue pair to create.
 #[derive(Clone)]
 pub struct RqAttr {
-    /// The memory of its ring.
+    /// The memory of the ring.
     pub mem: Arc<dyn Dma>,
-    /// Where in it the ring begins: a multiple of 16.
+    /// Offset of the ring in this memory: a multiple of 16.
     pub offset: u64,
-    /// It has 2 to this power entries.
+    /// Logarithm of the number of entries.
     pub log_entries: u8,
     /// Bytes of an entry: a power of two, 16 to 512.
     pub stride: u32,
 }
 
-/// The kind of transport.
+/// The transport of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -39,62 +39,63 @@ pub enum Service {
     /// Reliable connection.
     #[default]
     Rc = 0,
-    /// Unreliable connection: sends and writes only, which complete when they are sent; what is
-    /// lost is lost, whole messages at a time.
+    /// Unreliable connection: sends and writes only. A request completes when its message is sent.
+    /// A lost packet loses its whole message.
     Uc = 1,
-    /// Unreliable datagrams: sends only, of one packet of 4096 bytes at most, each to whom its
-    /// entry names (see [`Resolve`](crate::Resolve)). A send completes when it was sent; what is
-    /// lost, or finds no receive, is lost. In front of what is received there is room of 40 bytes
-    /// for the header by which it came.
+    /// Unreliable datagrams: sends only, one packet of at most 4096 bytes each. The entry names the
+    /// destination (see [`Resolve`](crate::Resolve)). A send completes when its datagram is sent. A
+    /// datagram that is lost on the way, or finds no receive, is dropped. The first 40 bytes of
+    /// each receive are reserved for the header of the datagram.
     Ud = 2,
 }
 
-/// Which payloads of at most 32 bytes lie in the completion entry, and not in the buffers.
+/// Which payloads of at most 32 bytes the NIC writes into the completion entry instead of the
+/// buffers (inline scatter).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scatter {
-    /// What signaled reads and atomics bring; of reliable connections alone.
+    /// The results of signaled reads and atomics; only on reliable connections.
     pub requester: bool,
-    /// What sends bring.
+    /// The payloads of received sends.
     pub responder: bool,
 }
 
-/// A queue pair to create, in state RESET.
+/// The attributes of a queue pair to create; it starts in state RESET.
 #[derive(Clone)]
 pub struct QpAttr {
-    /// Its protection domain: its regions must belong to the same.
+    /// The protection domain. Its regions must belong to the same domain.
     pub pd: PdId,
-    /// The page its doorbell is rung on.
+    /// The page of its doorbell.
     pub uar: UarId,
-    /// Where its sends complete.
+    /// The completion queue of its sends.
     pub send_cq: Cqn,
-    /// Where its receives complete.
+    /// The completion queue of its receives.
     pub recv_cq: Cqn,
     /// Its send queue.
     pub sq: SqAttr,
-    /// Its receive queue, unless it only ever writes, reads and is written to.
+    /// Its receive queue; `None` if it only writes, reads, and is the target of writes and reads.
     pub rq: Option<RqAttr>,
-    /// The queue that it takes its receives from, instead of one of its own.
+    /// The shared receive queue that it takes receives from, instead of its own receive queue.
     pub srq: Option<Srqn>,
     /// The memory of its doorbell record (8 bytes, aligned): see [`mlx5_prm::doorbell`].
     pub record: (Arc<dyn Dma>, u64),
-    /// What its completion entries carry as the user's index.
+    /// The user index in its completion entries.
     pub uidx: u32,
-    /// Index of the first send basic block: 0, or a number near a wrap to test it. The
+    /// Index of the first send basic block: 0, or a number near a wrap to test the wrap. The
     /// doorbell record must start there too, also after RESET.
     pub sq_start: u16,
     /// Index of the first receive: as `sq_start`.
     pub rq_start: u16,
-    /// What its events carry; means nothing to the NIC.
+    /// The owner value in its events; the NIC does not interpret it.
     pub owner: u64,
-    /// How it talks to its peer.
+    /// Its transport.
     pub service: Service,
-    /// What lies in completion entries.
+    /// Which payloads its completion entries contain.
     pub scatter: Scatter,
 }
 
 impl QpAttr {
-    /// A reliable connection with a send queue alone that completes into `cq`, its record at
-    /// an offset of a memory; all counts start at 0.
+    /// A reliable connection without a receive queue. Sends complete into `cq`. The doorbell record
+    /// is at an offset of a memory. All counts start at 0.
     pub fn new(pd: PdId, uar: UarId, cq: Cqn, sq: SqAttr, record: (Arc<dyn Dma>, u64)) -> QpAttr {
         QpAttr {
             pd,
@@ -115,7 +116,7 @@ impl QpAttr {
     }
 }
 
-/// The bytes of one packet: what a message is cut into.
+/// The path MTU: the bytes of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Mtu {
@@ -132,7 +133,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// The MTU that verbs number so: 1 for 256 bytes to 5 for 4096.
+    /// The MTU for a number of verbs: 1 is 256 bytes, 5 is 4096 bytes.
     pub const fn from_verbs(number: u8) -> Option<Mtu> {
         Some(match number {
             1 => Mtu::B256,
@@ -144,27 +145,27 @@ impl Mtu {
         })
     }
 
-    /// Its logarithm.
+    /// The logarithm of the MTU in bytes.
     pub(crate) const fn log(self) -> u8 {
         self as u8
     }
 }
 
-/// The way to the other end of a connection.
+/// The path to the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// The NIC at the other end; may be this one.
+    /// The NIC at the other end; may be this NIC.
     pub remote: NodeId,
     /// The queue pair at the other end.
     pub remote_qpn: Qpn,
-    /// What messages are cut into; the same at both ends.
+    /// The packet size; the same at both ends.
     pub mtu: Mtu,
-    /// The port it leaves by, from 1.
+    /// The port that it sends from, counted from 1.
     pub port: u8,
 }
 
 impl Path {
-    /// The way to a queue pair, in packets of 4096 bytes, from port 1.
+    /// The path to a queue pair, in packets of 4096 bytes, from port 1.
     pub const fn to(remote: NodeId, remote_qpn: Qpn) -> Path {
         Path {
             remote,
@@ -175,73 +176,74 @@ impl Path {
     }
 }
 
-/// A change of state, with what it needs.
+/// A change of state, with its attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Modify {
-    /// To RESET, from any state: outstanding work vanishes without completions, the indices
-    /// go back to their start.
+    /// To RESET, from any state: outstanding work is dropped without completions, and the indices
+    /// return to their start values.
     Reset,
-    /// RESET to INIT, or anew in INIT.
+    /// RESET to INIT, or INIT to INIT.
     Init {
-        /// What the remote end may do: of the `REMOTE_` rights.
+        /// The access that the remote end gets: some of the `REMOTE_` rights.
         access: Access,
-        /// What a datagram must carry; means nothing on a connection.
+        /// The queue key that a datagram must carry; unused on a connection.
         qkey: u32,
-        /// The port, from 1.
+        /// The port, counted from 1.
         port: u8,
     },
     /// INIT to RTR.
     Rtr {
-        /// The way to the other end.
+        /// The path to the other end.
         path: Path,
-        /// Number of the first packet it sends: its `sq_psn`. Fresh numbers keep packets of a
-        /// former connection out. 24 bits.
+        /// Number of the first packet from the other end: the other end's `sq_psn`, 24 bits. A new
+        /// number rejects packets of a former connection.
         rq_psn: u32,
-        /// Reads and atomics that may wait here for their answer: at least what the other
-        /// end keeps outstanding.
+        /// How many reads and atomics of the other end may wait here for their answers: at least
+        /// the number that the other end keeps outstanding.
         max_dest_rd_atomic: u8,
-        /// When the other end shall come again after it found no receive: 0 to 31, see
-        /// [`rnr_delay`](crate::rnr_delay).
+        /// The wait that the other end observes before it retries a message without a receive (the
+        /// RNR timer): 0 to 31, see [`rnr_delay`](crate::rnr_delay).
         min_rnr_timer: u8,
     },
-    /// INIT to RTR, without a connection.
+    /// INIT to RTR, of a queue pair without a connection.
     UdRtr,
-    /// RTR to RTS, without a connection.
+    /// RTR to RTS, of a queue pair without a connection.
     UdRts {
-        /// Number of the first packet sent, 24 bits. Nobody looks at it.
+        /// Number of the first packet sent, 24 bits. No receiver checks it.
         sq_psn: u32,
     },
     /// RTR to RTS.
     Rts {
         /// Number of the first packet sent: the other end's `rq_psn`. 24 bits.
         sq_psn: u32,
-        /// Reads and atomics kept outstanding.
+        /// The most reads and atomics outstanding.
         max_rd_atomic: u8,
-        /// How long an answer may take before all is sent again: 4.096 us times 2 to this
-        /// power, at most 31; 0 is without end. See [`ack_timeout`](crate::ack_timeout).
+        /// The timeout of an answer before the NIC retransmits: 4.096 us times 2 to this power, at
+        /// most 31. 0 disables the timeout. See [`ack_timeout`](crate::ack_timeout).
         timeout: u8,
-        /// How often that may happen in a row, without progress, before work fails: 0 to 7.
+        /// How many timeouts in a row, without progress, the NIC retries before work fails: 0 to 7.
         retry_cnt: u8,
-        /// How often in a row the other end may have no receive: 0 to 6, or 7 for any number.
+        /// How many times in a row the NIC retries while the other end has no receive: 0 to 6, or 7
+        /// for no limit.
         rnr_retry: u8,
     },
-    /// RTS to SQD: what was begun is finished, and then an event says so.
+    /// RTS to SQD (drain): the NIC finishes work that was begun, then reports an event.
     Sqd,
-    /// SQD or SQE to RTS: work goes on.
+    /// SQD or SQE to RTS: the send queue resumes.
     Resume,
-    /// Changes attributes in a state between INIT and SQE, and stays there.
+    /// Changes attributes in a state between INIT and SQE; the state remains.
     Attr(AttrChange),
     /// To ERR, from any state but RESET: outstanding work is flushed.
     Error,
 }
 
-/// Attributes to change; those that are `None` stay. The first three may change in all states
-/// from INIT on but ERR; the others in SQD alone, once nothing is outstanding.
+/// Attributes to change; those that are `None` remain. The first three may change in all states
+/// from INIT on except ERR. The others may change in SQD alone, after the drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttrChange {
-    /// What the remote end may do.
+    /// The access that the remote end gets.
     pub access: Option<Access>,
-    /// What a datagram must carry.
+    /// The queue key that a datagram must carry.
     pub qkey: Option<u32>,
     /// As in [`Modify::Rtr`].
     pub min_rnr_timer: Option<u8>,
@@ -258,7 +260,7 @@ pub struct AttrChange {
 }
 
 impl AttrChange {
-    /// True if it changes what may change in SQD alone.
+    /// Returns true if it changes an attribute that may change in SQD alone.
     pub(crate) fn needs_rest(&self) -> bool {
         let rest = AttrChange {
             access: None,
@@ -271,7 +273,7 @@ impl AttrChange {
 }
 
 impl Modify {
-    /// The state it leads to; RTS for a change of attributes, which leads nowhere.
+    /// The target state; RTS for a change of attributes, which has no target state.
     pub fn target(&self) -> QpState {
         match self {
             Modify::Sqd => QpState::Sqd,
@@ -285,25 +287,25 @@ impl Modify {
     }
 }
 
-/// How a queue pair stands. Send indices count basic blocks.
+/// The status of a queue pair. Send indices count basic blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpInfo {
     /// Its state.
     pub state: QpState,
-    /// The send index up to which the doorbell was rung.
+    /// The send index that the last doorbell announced.
     pub sq_rung: u16,
-    /// The send index up to which entries were fetched.
+    /// The send index up to which the NIC fetched entries.
     pub sq_next: u16,
-    /// The send index up to which entries are done.
+    /// The send index up to which entries are complete.
     pub sq_done: u16,
-    /// Entries begun that are not done.
+    /// Number of entries that are begun and not complete.
     pub outstanding: usize,
-    /// True in SQD as long as there are such entries.
+    /// True in SQD while the drain is in progress.
     pub draining: bool,
-    /// The receive index up to which receives were used; 0 if they are of a shared queue.
+    /// The receive index up to which receives are used; 0 with a shared receive queue.
     pub rq_next: u16,
-    /// True while a message waits for a receive that is not posted.
+    /// True while a message waits for a receive (RNR).
     pub starved: bool,
-    /// The other end, once known.
+    /// The other end, after RTR.
     pub remote: Option<(NodeId, Qpn)>,
 }

@@ -1,9 +1,10 @@
-//! How a NIC is made.
+//! The configuration of a NIC.
 
-/// How a NIC is made: its name and its limits, as powers of two unless said otherwise.
+/// The configuration of a NIC: its name and its limits. A limit is a logarithm to base 2 unless its
+/// line says otherwise.
 #[derive(Clone, Debug)]
 pub struct NicConfig {
-    /// Its name in traces: `nic0`.
+    /// The name of the NIC in traces: `nic0`.
     pub name: String,
     /// Most protection domains.
     pub log_max_pd: u8,
@@ -23,31 +24,32 @@ pub struct NicConfig {
     pub max_log_sq: u8,
     /// Most entries of a receive queue, shared or not, at most 2^15.
     pub max_log_rq: u8,
-    /// Most reads and atomics outstanding per queue pair and direction; a plain number.
+    /// Most reads and atomics outstanding per queue pair and direction; not a logarithm.
     pub max_rd_atomic: u8,
-    /// Bytes of the ring for queue pairs that talk to this same NIC; a plain number.
+    /// Bytes of the loopback ring, for queue pairs of this NIC that are connected to each other;
+    /// not a logarithm.
     pub loopback_bytes: usize,
-    /// How many ports it has, at most 32; a plain number. All lead to the same fabric.
+    /// Number of ports, at most 32; not a logarithm. All ports lead to the same fabric.
     pub ports: u8,
-    /// As a device does it: silence to whom is not ready to receive, and nothing but clocks
-    /// ends a wait. Else the NIC tells requesters to wait for queue pairs that are not
-    /// connected yet, and tells them when they, or a receive, are there.
+    /// Behaves as a device does: a queue pair before RTR does not answer, and only timeouts end a
+    /// wait. Otherwise the NIC sends an RNR NAK to requesters of a queue pair that is not connected
+    /// yet, and sends them a hint when the queue pair, or a receive, is ready.
     pub strict: bool,
-    /// The numbers that its queue pairs may have; `None`: all of 24 bits.
+    /// The numbers that its queue pairs may have; `None`: all numbers of 24 bits.
     pub qpn: Option<QpnSpace>,
-    /// The partition key that datagrams carry, and must match to be received: the low 15 bits
-    /// the same, the highest set in one of the two at least. Connections carry none.
+    /// The partition key of datagrams. A datagram is received if the low 15 bits of both keys are
+    /// equal and the highest bit is set in at least one of them. Connections carry no partition
+    /// key.
     pub pkey: u16,
 }
 
-/// The numbers of one NIC's queue pairs among those of others that pass for the same device:
-/// `base` and those after it, 2 to the power of `bits` of them. As long as there are numbers
-/// that were never given, these are given.
+/// The range of queue pair numbers of one NIC, if several NICs appear as one device: 2 to the power
+/// of `bits` numbers from `base` on. The NIC assigns unused numbers before it reuses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpnSpace {
     /// The first number; a multiple of 2 to the power of `bits`, not zero.
     pub base: u32,
-    /// How many bits count the queue pairs.
+    /// Logarithm of the number of queue pair numbers.
     pub bits: u8,
 }
 

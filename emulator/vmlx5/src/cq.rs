@@ -10,32 +10,34 @@ use crate::dma::Dma;
 use crate::error::{NicError, Object};
 use crate::object::UarId;
 
-/// A completion queue to create. Its owner presets the entries (see [`mlx5_prm::cqe`]); the
-/// NIC writes nothing but completions.
+/// The attributes of a completion queue to create. Its owner presets the entries (see
+/// [`mlx5_prm::cqe`]); the NIC writes only completions.
 #[derive(Clone)]
 pub struct CqAttr {
     /// The memory of its entries, 64 bytes each.
     pub mem: Arc<dyn Dma>,
-    /// Where in it the entries begin: a multiple of 64.
+    /// Offset of the entries in this memory: a multiple of 64.
     pub offset: u64,
-    /// Their number is 2 to this power.
+    /// Logarithm of the number of entries.
     pub log_entries: u8,
-    /// Its doorbell record (8 bytes, aligned), where the consumer says how far it is. May be
-    /// missing if overruns are ignored.
+    /// Its doorbell record (8 bytes, aligned), where the consumer writes its consumer index. `None`
+    /// is allowed if overruns are ignored.
     pub record: Option<(Arc<dyn Dma>, u64)>,
-    /// Write on, whether or not the consumer took the former entry.
+    /// Ignores overruns: the NIC writes an entry whether or not the consumer took the former one.
     pub ignore_overrun: bool,
-    /// The number of the first entry: 0, or a number near a wrap to test it. The consumer must
-    /// start there too.
+    /// The number of the first entry: 0, or a number near a wrap to test the wrap. The consumer
+    /// must start there too.
     pub start: u32,
-    /// What its events carry; means nothing to the NIC.
+    /// The owner value in its events; the NIC does not interpret it.
     pub owner: u64,
-    /// Its consumer asks for [`Event::Completion`](crate::Event::Completion)s in the second word
-    /// of the record, and tells so by the completion register of this page, at 0x20. The NIC
-    /// presets that word to ones, which ask for nothing. Needs a record.
+    /// The page of its completion register, at offset 0x20. The consumer requests
+    /// [`Event::Completion`](crate::Event::Completion)s in the second word of the record, then
+    /// writes that register. The NIC presets the word to ones, which request nothing. Events need a
+    /// record.
     pub events: Option<UarId>,
-    /// Every entry is written to the first slot, over the one before: a consumer that only wants
-    /// to know how far the queue came. The memory and the owner bit are those of a whole queue.
+    /// The NIC writes every entry to the first slot, over the former entry, for a consumer that
+    /// needs only the progress of the queue. The memory and the owner bit are those of a whole
+    /// queue.
     pub collapsed: bool,
 }
 
@@ -57,43 +59,44 @@ impl CqAttr {
     }
 }
 
-/// How a completion queue stands.
+/// The status of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqInfo {
-    /// Number of the entry written next, counted over all laps.
+    /// Number of the next entry, counted over all laps.
     pub producer: u32,
-    /// How many entries it has.
+    /// Number of entries in the ring.
     pub entries: u32,
-    /// What made it useless, if anything did.
+    /// The failure of the queue, if it failed.
     pub failure: Option<CqFailure>,
-    /// How many work queues complete into it.
+    /// Number of work queues that complete into it.
     pub users: u32,
 }
 
-/// A completion queue that takes no more entries; the queue pairs that use it are in error.
+/// The reason why a completion queue takes no more entries. Queue pairs that use it are in ERR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CqFailure {
-    /// An entry came up while the queue was full.
+    /// The NIC had an entry to write while the queue was full (overrun).
     Overrun,
-    /// Its memory refused an access.
+    /// The queue's memory refused an access.
     Memory,
 }
 
 pub(crate) struct Cq {
-    /// As it was created; it has no record if it ignores overruns.
+    /// The attributes of its creation, without a record if it ignores overruns.
     pub attr: CqAttr,
     /// Number of the next entry.
     producer: u32,
-    /// The consumer as last seen: never ahead of the truth. Unused if overruns are ignored.
+    /// The consumer index as last read, never ahead of the true one. Unused if overruns are
+    /// ignored.
     consumer: u32,
     failure: Option<CqFailure>,
-    /// The failure was not acted upon yet.
+    /// The NIC has not handled the failure yet.
     pub fresh_failure: bool,
-    /// Where its consumer asks for events, if it may.
+    /// Where its consumer requests events, if events are enabled.
     pub arm: Option<Arm>,
 }
 
-/// Most entries are numbered by 24 bits in the doorbell record.
+/// The doorbell record holds the low 24 bits of an entry's number, which limits the entries.
 const CI_BITS: u32 = 24;
 
 impl Cq {
@@ -138,7 +141,7 @@ impl Cq {
         }
     }
 
-    /// Writes the entry of work that is done, which has the payload if one is given.
+    /// Writes the entry of completed work, with the payload if one is given.
     pub fn succeed(&mut self, say: &Success, payload: Option<&[u8]>) {
         let owner = owner_of_lap(self.producer, self.attr.log_entries);
         let entry = Cqe64::success(say, owner);
@@ -153,7 +156,7 @@ impl Cq {
         self.push(ErrCqe::new(say, owner).as_cqe(), true);
     }
 
-    /// True, once for each time it was asked for, when there is an entry to tell of.
+    /// Returns true once per request, when there is an entry to report.
     #[inline]
     pub fn tells(&mut self) -> bool {
         match &mut self.arm {
@@ -162,7 +165,8 @@ impl Cq {
         }
     }
 
-    /// Writes an entry; `solicited`: it also counts for who waits for such only.
+    /// Writes an entry. `solicited`: the entry also counts for a consumer that waits for solicited
+    /// entries only.
     fn push(&mut self, entry: &Cqe64, solicited: bool) {
         if self.failure.is_some() {
             return;
@@ -195,8 +199,8 @@ impl Cq {
             .mem
             .write(at, body)
             .map_err(|_| CqFailure::Memory)?;
-        // A release store: whoever sees the owner bit change sees the rest of the entry, and
-        // the payload it speaks of as far as the memory keeps that promise.
+        // A release store: a consumer that sees the new owner bit also sees the rest of the entry,
+        // and the payload as far as the memory keeps that promise.
         self.attr
             .mem
             .store32(last, entry.last_dword().to_le())
@@ -205,7 +209,7 @@ impl Cq {
         Ok(())
     }
 
-    /// True if the next entry would fall on one that the consumer did not take.
+    /// Returns true if the next entry would overwrite one that the consumer did not take.
     fn full(&mut self) -> bool {
         let Some((mem, offset)) = &self.attr.record else {
             return false;
@@ -223,7 +227,7 @@ impl Cq {
     }
 }
 
-/// Checks that an object's bytes lie in memory, aligned.
+/// Checks that an object's bytes are inside the memory and aligned.
 pub(crate) fn check_span(
     object: Object,
     mem: &dyn Dma,

@@ -1,5 +1,5 @@
-//! All that the NIC asks of the outside world about memory: [`Dma`], and [`HostMemory`],
-//! the plain buffer that implements it for hosts and tests.
+//! The NIC's access to memory: [`Dma`], and [`HostMemory`], the plain buffer that implements it for
+//! hosts and tests.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -8,30 +8,31 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use gds_step::bytes;
 use thiserror::Error;
 
-/// A device access that memory refused: outside its span, misaligned, or no longer there.
+/// An access of the device that the memory refused: outside the span, misaligned, or to memory that
+/// was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("device access to {len} bytes at offset {offset:#x} of a span of {limit:#x} bytes")]
+#[error("the memory refused {len} bytes at offset {offset:#x} of a span of {limit:#x} bytes")]
 pub struct DmaFault {
-    /// Where the access began, relative to the span.
+    /// Offset of the access, relative to the span.
     pub offset: u64,
-    /// How many bytes it asked for.
+    /// Length of the access in bytes.
     pub len: u64,
-    /// How many bytes the span has.
+    /// Size of the span in bytes.
     pub limit: u64,
 }
 
 /// A span of memory that a device reads and writes. Offsets are relative to its start, which
 /// is aligned to 4096 bytes or more if the span holds a UAR page, to 64 bytes or more otherwise.
 ///
-/// Ordering is that of posted writes on a bus. A [`write`](Dma::write) may become visible to
-/// others late and in any order (a GPU's memory), with two exceptions that the NIC relies on:
-/// bytes of one call never become visible after a later [`store32`](Dma::store32) did, and an
-/// aligned piece of 2, 4 or 8 bytes written by one call becomes visible at once.
+/// The ordering is that of posted writes on a bus. A [`write`](Dma::write) may become visible to
+/// others late and in any order (in a GPU's memory), with two exceptions that the NIC relies on.
+/// Bytes of one call never become visible after a later [`store32`](Dma::store32). An aligned piece
+/// of 2, 4 or 8 bytes of one call becomes visible at once.
 pub trait Dma: Send + Sync {
     /// Size of the span in bytes.
     fn len(&self) -> u64;
 
-    /// True of a span without bytes.
+    /// Returns true if the span has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -39,59 +40,59 @@ pub trait Dma: Send + Sync {
     /// Copies `into.len()` bytes out of memory.
     ///
     /// # Errors
-    /// The bytes do not lie in the span.
+    /// The bytes are not inside the span.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmaFault>;
 
     /// Copies `from` into memory, lower addresses not later than higher ones.
     ///
     /// # Errors
-    /// The bytes do not lie in the span.
+    /// The bytes are not inside the span.
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), DmaFault>;
 
     /// Loads an aligned 32-bit word in the machine's byte order, with acquire ordering.
     ///
     /// # Errors
-    /// The word does not lie in the span or is misaligned.
+    /// The word is not inside the span or is misaligned.
     fn load32(&self, offset: u64) -> Result<u32, DmaFault>;
 
     /// Loads an aligned 64-bit word in the machine's byte order, with acquire ordering.
     ///
     /// # Errors
-    /// The word does not lie in the span or is misaligned.
+    /// The word is not inside the span or is misaligned.
     fn load64(&self, offset: u64) -> Result<u64, DmaFault>;
 
-    /// Stores an aligned 32-bit word with release ordering: whoever sees it sees every
-    /// earlier `write` of this device, through whatever span it went.
+    /// Stores an aligned 32-bit word with release ordering: a reader that sees it also sees every
+    /// earlier `write` of this device, through any span.
     ///
     /// # Errors
-    /// The word does not lie in the span or is misaligned.
+    /// The word is not inside the span or is misaligned.
     fn store32(&self, offset: u64, value: u32) -> Result<(), DmaFault>;
 
-    /// Exchanges an aligned 64-bit word and returns what was there (picks up a doorbell).
+    /// Exchanges an aligned 64-bit word and returns the old value (to take a doorbell).
     ///
     /// # Errors
-    /// The word does not lie in the span or is misaligned.
+    /// The word is not inside the span or is misaligned.
     fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault>;
 
-    /// Stores `new` in an aligned 64-bit word if it holds `current`; returns what was there.
+    /// Stores `new` in an aligned 64-bit word if the word equals `current`; returns the old value.
     ///
     /// # Errors
-    /// The word does not lie in the span or is misaligned.
+    /// The word is not inside the span or is misaligned.
     fn compare_swap64(&self, offset: u64, current: u64, new: u64) -> Result<u64, DmaFault>;
 
-    /// Adds to an aligned 64-bit word, wrapping; returns what was there.
+    /// Adds to an aligned 64-bit word, wrapping; returns the old value.
     ///
     /// # Errors
-    /// The word does not lie in the span or is misaligned.
+    /// The word is not inside the span or is misaligned.
     fn fetch_add64(&self, offset: u64, add: u64) -> Result<u64, DmaFault>;
 }
 
 const PAGE: usize = 4096;
 
-/// A zeroed buffer of its own, aligned to 4096 bytes, that threads and devices share.
+/// A zeroed buffer, aligned to 4096 bytes, that threads and devices share.
 ///
-/// Every access is atomic word by word, so it is safe to share; a reader that races with a
-/// writer sees a mixture of old and new words, as on a real machine.
+/// Every access is atomic word by word, so sharing is safe. A reader that races with a writer sees
+/// a mixture of old and new words, as on a real machine.
 pub struct HostMemory {
     pages: Box<[Page]>,
     len: usize,
@@ -111,16 +112,16 @@ impl HostMemory {
         HostMemory { pages, len }
     }
 
-    /// The address of the first byte: what a work queue entry calls it when the buffer is
-    /// registered under its own address.
+    /// The address of the first byte: the address in a work queue entry if the buffer is registered
+    /// under its own address.
     pub fn addr(&self) -> u64 {
         self.base().as_ptr() as u64
     }
 
-    /// Stores an aligned 64-bit word with release ordering, as a CPU rings a doorbell.
+    /// Stores an aligned 64-bit word with release ordering, as a CPU writes a doorbell.
     ///
     /// # Errors
-    /// The word does not lie in the buffer or is misaligned.
+    /// The word is not inside the buffer or is misaligned.
     pub fn store64(&self, offset: u64, value: u64) -> Result<(), DmaFault> {
         self.word64(offset)?.store(value, Ordering::Release);
         Ok(())
@@ -148,10 +149,10 @@ impl HostMemory {
 
     fn word32(&self, offset: u64) -> Result<&AtomicU32, DmaFault> {
         let at = self.check(offset, 4, 4)?;
-        // SAFETY: four aligned bytes inside the pages, which live as long as `self` and are
-        // only ever accessed atomically. Words of different sizes overlap here as they do for
-        // the hardware this stands for; the machine's accesses of one naturally aligned word
-        // are indivisible whatever the size.
+        // SAFETY: four aligned bytes inside the pages, which live as long as `self` and are only
+        // ever accessed atomically. Words of different sizes overlap here as they do on the
+        // hardware that this models; the machine's accesses of one naturally aligned word are
+        // indivisible whatever the size.
         Ok(unsafe { at.cast().as_ref() })
     }
 
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_span_is_the_limit() {
+    fn access_outside_the_span_is_refused() {
         let m = HostMemory::new(100);
         let fault = m.write(97, &[0; 4]).unwrap_err();
         assert_eq!((fault.offset, fault.len, fault.limit), (97, 4, 100));
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn words() {
+    fn word_operations_return_the_old_value() {
         let m = HostMemory::new(64);
         m.store64(8, 5).unwrap();
         assert_eq!(m.fetch_add64(8, u64::MAX).unwrap(), 5);

@@ -1,4 +1,4 @@
-//! The NIC at work: what it does in a step.
+//! The step of a NIC: frames, doorbells, timeouts, and turns of the queue pairs.
 
 use gds_step::{Machine, Step, Time};
 use mlx5_prm::doorbell;
@@ -17,20 +17,20 @@ use crate::qp::requester::{Allowance, Turn};
 use crate::timer::earliest;
 use crate::wire::Wire;
 
-/// What a step takes from the fabric at most.
+/// The budget of frames from the fabric in one step.
 const RECEIVE: Budget = Budget {
     frames: 256,
     bytes: 512 * 1024,
 };
-/// How many queue pairs have a turn in a step, and what each may send in it.
+/// How many queue pairs get a turn in a step, and how much each may send in its turn.
 const TURNS: usize = 64;
 const TURN_FRAMES: u32 = 32;
 const TURN_BYTES: usize = 128 * 1024;
-/// When to come again to a queue pair that is not ready yet: after 0.64 ms.
+/// The wait that requesters observe for a queue pair that is not ready yet: 0.64 ms.
 const NOT_READY_TIMER: u8 = 12;
 
 impl Nic {
-    /// Lets the faults of the NIC itself happen that are due. Returns whether it still works.
+    /// Applies the due faults of the NIC itself. Returns whether the NIC still works.
     #[cold]
     fn survives(&mut self, now: Time) -> bool {
         if self.wire.fatal(now) {
@@ -38,7 +38,7 @@ impl Nic {
             return false;
         }
         while let Some((port, up)) = self.wire.port_edge(now) {
-            // A port that is not there is left alone.
+            // A port that does not exist is ignored.
             let _ = self.set_port(port, up);
         }
         true
@@ -86,18 +86,18 @@ impl Machine for Nic {
     }
 }
 
-/// Empties a doorbell register. True if it was rung.
+/// Reads and clears a doorbell register. Returns true if a doorbell was written.
 ///
-/// Both halves of a register may be written by 32-bit stores, so any bit counts. A load is
-/// cheaper than a swap that takes the line from the ringer.
+/// Two 32-bit stores may write both halves of a register, so any bit counts. A load is cheaper than
+/// a swap, which takes the line from the writer of the doorbell.
 #[inline]
 fn emptied(mem: &dyn Dma, at: u64) -> bool {
     mem.load64(at).is_ok_and(|v| v != 0) && mem.swap64(at, 0).is_ok_and(|v| v != 0)
 }
 
 impl Core {
-    /// Empties every doorbell register, and looks at the records of the queue pairs, and of the
-    /// completion queues, bound to the pages where one was rung.
+    /// Reads and clears every doorbell register. Where a doorbell was written, reads the records of
+    /// the queue pairs and completion queues bound to the page.
     fn pick_up_doorbells(&mut self) -> bool {
         let mut any = false;
         for (_, uar) in self.uars.iter_mut() {
@@ -132,7 +132,7 @@ impl Core {
         any
     }
 
-    /// Takes a frame.
+    /// Handles a received frame.
     fn take(
         &mut self,
         peer: PeerId,
@@ -181,7 +181,7 @@ impl Core {
         Ok(())
     }
 
-    /// Answers a request to a queue pair that is not ready yet.
+    /// Answers a request to a queue pair before RTR with an RNR NAK.
     fn put_off(&mut self, peer: PeerId, frame: &Frame) {
         self.dropped += 1;
         if frame.kind.is_request() && (!frame.kind.carries() || frame.is(FIRST)) {
@@ -199,7 +199,7 @@ impl Core {
         }
     }
 
-    /// Looks after the queue pairs whose clock ran out.
+    /// Handles the queue pairs whose timeout expired.
     fn look_at_clocks(&mut self, wire: &mut Wire) -> bool {
         if self.ctx.now < self.timers.next {
             return false;
@@ -233,8 +233,7 @@ impl Core {
         any
     }
 
-    /// Looks at the receive records of queue pairs that a message waits for, and of those
-    /// that flush.
+    /// Reads the receive records of queue pairs that a message waits for, and of those that flush.
     fn look_after_receives(&mut self) -> bool {
         let mut any = false;
         let mut i = 0;
@@ -259,7 +258,7 @@ impl Core {
         any
     }
 
-    /// Places pieces of WRITEs that were late for long enough.
+    /// Places the late pieces of WRITEs that are due.
     #[cold]
     fn place_late(&mut self) -> bool {
         let now = self.ctx.now;
@@ -290,14 +289,14 @@ impl Core {
             };
             match wire.send(peer, 1, &frame, 0, &mut |_| true) {
                 Err(SendRefused::Full) => self.strays.push_back((peer, frame)),
-                // Nobody there to tell.
+                // The link is lost, so no peer can receive the frame.
                 Ok(()) | Err(_) => any = true,
             }
         }
         any
     }
 
-    /// Gives queue pairs with something to do their turn, one after the other.
+    /// Gives a turn to each queue pair with work, in order.
     fn give_turns(&mut self, wire: &mut Wire) -> bool {
         let mut any = false;
         for _ in 0..self.ready.len().min(TURNS) {
@@ -351,7 +350,7 @@ impl Core {
         });
     }
 
-    /// Does something to every queue pair, and gives each a turn.
+    /// Applies a function to every queue pair, and schedules a turn for each.
     fn for_qps(&mut self, mut act: impl FnMut(&mut Qp, &mut Ctx)) {
         for slot in 0..self.qps.slots() {
             if let Some((qp, ctx)) = self.qp(slot) {

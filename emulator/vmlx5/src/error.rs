@@ -1,5 +1,5 @@
-//! What control operations refuse, and why work fails: the typed errors of [`Nic`](crate::Nic)
-//! and the vendor syndromes in its error entries.
+//! The errors of control operations ([`Nic`](crate::Nic)), and the vendor syndromes in error
+//! entries.
 
 use mlx5_prm::syndrome::Syndrome;
 use thiserror::Error;
@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::fabric::LinkError;
 use crate::object::QpState;
 
-/// The objects of a NIC, for errors.
+/// The kinds of objects of a NIC, for errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Object {
@@ -42,93 +42,94 @@ impl std::fmt::Display for Object {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NicError {
-    /// There is no such object, or no more.
-    #[error("no {object} {number:#x}")]
+    /// The object does not exist, or was removed.
+    #[error("{object} {number:#x} does not exist")]
     Unknown {
-        /// What kind.
+        /// The kind of object.
         object: Object,
-        /// The number or key that was given.
+        /// The number or key from the caller.
         number: u32,
     },
-    /// The NIC holds no more objects of that kind.
-    #[error("no room for another {object}: the limit is {limit}")]
+    /// The NIC has no room for another object of this kind.
+    #[error("the NIC has no room for another {object}: the limit is {limit}")]
     Full {
-        /// What kind.
+        /// The kind of object.
         object: Object,
-        /// How many there can be.
+        /// The most objects of this kind.
         limit: u32,
     },
-    /// Something still uses the object.
-    #[error("{object} {number:#x} is in use by {users} others")]
+    /// Other objects still use the object.
+    #[error("{object} {number:#x} is in use by {users} other objects")]
     InUse {
-        /// What kind.
+        /// The kind of object.
         object: Object,
-        /// Which.
+        /// The number of the object.
         number: u32,
-        /// How many objects use it.
+        /// Number of objects that use it.
         users: u32,
     },
-    /// The object's bytes do not lie in the memory given, or not aligned as they must be.
+    /// The object's bytes are not inside the given memory, or are misaligned.
     #[error(
-        "{object} at offset {offset:#x}, {len:#x} bytes aligned to {align}, in {limit:#x} bytes"
+        "{object} of {len:#x} bytes at offset {offset:#x} exceeds its memory of {limit:#x} bytes \
+         or is not aligned to {align}"
     )]
     Span {
-        /// What kind.
+        /// The kind of object.
         object: Object,
-        /// Where it would begin.
+        /// Offset of the object in the memory.
         offset: u64,
-        /// How many bytes it would take.
+        /// Length of the object in bytes.
         len: u64,
-        /// The alignment it needs.
+        /// The required alignment in bytes.
         align: u64,
-        /// How many bytes the memory has.
+        /// Size of the memory in bytes.
         limit: u64,
     },
-    /// An attribute is beyond its limit.
-    #[error("{object} with {what} {value}: the limit is {limit}")]
+    /// An attribute exceeds its limit.
+    #[error("{object} has an invalid {what}: {value}, the limit is {limit}")]
     Limit {
-        /// What kind.
+        /// The kind of object.
         object: Object,
-        /// Which attribute.
+        /// The attribute.
         what: &'static str,
-        /// What was asked for.
+        /// The value from the caller.
         value: u64,
-        /// The most there can be.
+        /// The limit.
         limit: u64,
     },
-    /// Rights that cannot be given, or not without others.
-    #[error("{object} with access {access:#x}: {why}")]
+    /// The access rights are invalid on this object, or need other rights.
+    #[error("{object} cannot have access {access:#x}: {why}")]
     Access {
-        /// What kind.
+        /// The kind of object.
         object: Object,
-        /// The rights asked for.
+        /// The rights from the caller.
         access: u32,
-        /// What is wrong with them.
+        /// The reason.
         why: &'static str,
     },
-    /// A completion queue that minds overruns, or tells events, needs a doorbell record to see its
-    /// consumer.
-    #[error("a CQ without a doorbell record must ignore overruns and tell no events")]
+    /// A completion queue that detects overruns, or raises events, needs a doorbell record to read
+    /// the consumer index.
+    #[error("a CQ without a doorbell record must ignore overruns and raise no events")]
     NoRecord,
-    /// The queue pair cannot go from its state to that one.
+    /// The queue pair cannot change from its state to the requested one.
     #[error("QP {qpn:#x} cannot go from {from:?} to {to:?}")]
     Transition {
-        /// Which.
+        /// The queue pair.
         qpn: u32,
-        /// Where it stands.
+        /// Its present state.
         from: QpState,
-        /// Where it was to go.
+        /// The requested state.
         to: QpState,
     },
-    /// A queue pair takes receives from a queue of its own or from a shared one, not from both.
-    #[error("a QP with an RQ of its own and an SRQ")]
+    /// A queue pair has its own receive queue or a shared one, not both.
+    #[error("a QP cannot have both an RQ and an SRQ")]
     TwoReceiveQueues,
-    /// The link to the remote node cannot be had.
-    #[error("QP {qpn:#x}: {source}")]
+    /// The link to the remote node cannot be made.
+    #[error("QP {qpn:#x} has no link to its remote node: {source}")]
     Link {
-        /// Which queue pair wanted it.
+        /// The queue pair.
         qpn: u32,
-        /// Why not.
+        /// The reason.
         source: LinkError,
     },
 }
@@ -154,62 +155,62 @@ impl NicError {
     }
 }
 
-/// Vendor syndromes: what exactly was wrong, beside the syndrome that says what kind of
-/// error it is. The numbers are this NIC's own.
+/// Vendor syndromes: the exact reason of an error, in addition to the syndrome. The numbers are
+/// specific to this NIC.
 pub mod vendor {
-    /// The work was never tried: the queue pair was in error already.
+    /// The work was not executed: the queue pair was in error already (flush).
     pub const FLUSHED: u8 = 0x01;
-    /// No region has the key, or no more.
+    /// No region has the key, or the region was removed.
     pub const KEY_UNKNOWN: u8 = 0x11;
     /// The region belongs to another protection domain.
     pub const KEY_DOMAIN: u8 = 0x12;
-    /// The region does not grant the access.
+    /// The region does not grant the access right.
     pub const KEY_ACCESS: u8 = 0x13;
-    /// The bytes do not lie in the region.
+    /// The bytes are not inside the region.
     pub const KEY_RANGE: u8 = 0x14;
-    /// The memory behind the region refused.
+    /// The memory behind the region refused the access.
     pub const MEMORY: u8 = 0x15;
-    /// The queue pair does not grant the access.
+    /// The queue pair does not grant the access right.
     pub const QP_ACCESS: u8 = 0x16;
     /// An atomic operand is not aligned to 8 bytes.
     pub const MISALIGNED: u8 = 0x17;
     /// The entry is no valid work queue entry.
     pub const WQE_FORMAT: u8 = 0x21;
-    /// The entry's index is not the one that was next.
+    /// The entry's index is not the expected one.
     pub const WQE_INDEX: u8 = 0x22;
     /// The entry names another queue pair.
     pub const WQE_QPN: u8 = 0x23;
-    /// The entry's operation is not one of this NIC's.
+    /// The NIC does not support the entry's operation.
     pub const WQE_OPCODE: u8 = 0x24;
-    /// The entry reaches past what was rung.
+    /// The entry reaches past the blocks that the doorbell announced.
     pub const WQE_SIZE: u8 = 0x25;
-    /// The doorbell record says that more was posted than the queue holds.
+    /// The doorbell record announces more entries than the queue holds.
     pub const RECORD: u8 = 0x26;
     /// The shared receive queue is in error.
     pub const SRQ: u8 = 0x27;
-    /// The message is longer than what it must fit.
+    /// The message is longer than its target.
     pub const LENGTH: u8 = 0x31;
-    /// More reads and atomics outstanding than the responder takes.
+    /// More reads and atomics are outstanding than the responder accepts.
     pub const READ_LIMIT: u8 = 0x32;
     /// The responder has no receive queue.
     pub const NO_RECEIVE_QUEUE: u8 = 0x33;
-    /// An answer that fits no request.
+    /// An answer matches no request.
     pub const BAD_ANSWER: u8 = 0x34;
-    /// The responder's own buffer or entry was at fault.
+    /// The responder's own buffer or entry is at fault.
     pub const RESPONDER: u8 = 0x35;
-    /// A frame that does not continue the message under way.
+    /// A frame does not continue the message in progress.
     pub const FRAMING: u8 = 0x36;
-    /// The two ends cut messages into packets of different sizes.
+    /// The two ends have different MTUs.
     pub const MTU: u8 = 0x37;
     /// The queue pair cannot receive yet: a NAK of this kind acknowledges nothing.
     pub const NOT_READY: u8 = 0x43;
-    /// No answer came, whatever was sent again.
+    /// No answer arrived after all retries (timeout).
     pub const RETRY: u8 = 0x81;
-    /// The responder had no receive, however often it was asked.
+    /// The responder had no receive after all retries (RNR).
     pub const RNR: u8 = 0x82;
 }
 
-/// Why work failed: what an error entry says.
+/// The reason of a failure, as in an error entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub syndrome: Syndrome,

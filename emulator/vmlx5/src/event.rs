@@ -1,103 +1,102 @@
-//! Events: completions that a consumer asked to be told of, and what happens to objects apart
-//! from any completion.
+//! Events: requested completion events, and asynchronous events of objects.
 //!
-//! Each object keeps one bit for each kind of event, and stands in the queue at most once, a
-//! completion queue once more for its completions: no kind of event is lost, and a flood of one
-//! needs no memory.
+//! Each object keeps one bit for each kind of event and has at most one place in the event queue; a
+//! completion queue has one more place for its completion events. So no kind of event is lost, and
+//! a flood of one kind needs no memory.
 
 use std::collections::VecDeque;
 
 use crate::object::{Cqn, Qpn, Srqn};
 use crate::srq::srq_event;
 
-/// Something happened to an object; `owner` is what it was created with.
+/// An event of an object; `owner` is the value from the object's creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
-    /// The completion queue, which was armed, has an entry. Among those of several queues, in
-    /// the order of the entries.
+    /// An armed completion queue has an entry. The events of several queues are in the order of
+    /// their entries.
     Completion {
-        /// Which.
+        /// The completion queue.
         cq: Cqn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
-    /// The queue pair went into ERR by a fault that no completion can tell of.
+    /// The queue pair went into ERR by a fault that no completion reports.
     QpFatal {
-        /// Which.
+        /// The queue pair.
         qpn: Qpn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
     /// The queue pair went into ERR by a malformed request from the other end.
     QpRequest {
-        /// Which.
+        /// The queue pair.
         qpn: Qpn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
-    /// The queue pair went into ERR by a request for memory that it may not touch.
+    /// The queue pair went into ERR by a request for memory without the right to access it.
     QpAccess {
-        /// Which.
+        /// The queue pair.
         qpn: Qpn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
-    /// The first packet arrived while the queue pair was in RTR.
+    /// The first packet arrived while the queue pair was in RTR (communication established).
     CommEst {
-        /// Which.
+        /// The queue pair.
         qpn: Qpn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
-    /// Nothing is outstanding any more of a queue pair that is in SQD.
+    /// The send queue is drained: a queue pair in SQD has no outstanding work.
     SqDrained {
-        /// Which.
+        /// The queue pair.
         qpn: Qpn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
-    /// The queue pair is in ERR, takes its receives from a shared queue, and has used up the
-    /// last one that it took.
+    /// A queue pair in ERR has used the last receive that it took from its shared receive queue.
     LastWqe {
-        /// Which.
+        /// The queue pair.
         qpn: Qpn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
-    /// Fewer receives are posted than the shared queue's limit, which is gone now.
+    /// Fewer receives are posted than the limit of the shared receive queue. The NIC cleared the
+    /// limit.
     SrqLimit {
-        /// Which.
+        /// The shared receive queue.
         srqn: Srqn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
-    /// The shared receive queue gives no more receives.
+    /// The shared receive queue failed and gives no more receives.
     SrqError {
-        /// Which.
+        /// The shared receive queue.
         srqn: Srqn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
-    /// The completion queue takes no more entries.
+    /// The completion queue failed and takes no more entries.
     CqError {
-        /// Which.
+        /// The completion queue.
         cq: Cqn,
-        /// Whose.
+        /// Its owner value.
         owner: u64,
     },
     /// The NIC has failed and does no more work.
     DeviceFatal,
     /// A port went up or down.
     Port {
-        /// Which, from 1.
+        /// The port, counted from 1.
         port: u8,
-        /// Whether it is up now.
+        /// True if the port is up.
         up: bool,
     },
 }
 
-/// The kinds of events of a queue pair, as bits; those that are told first are lower.
+/// The kinds of events of a queue pair, as bits; lower bits are reported first.
 pub(crate) mod qp_event {
     pub const COMM_EST: u8 = 1;
     pub const SQ_DRAINED: u8 = 2;
@@ -107,7 +106,7 @@ pub(crate) mod qp_event {
     pub const LAST_WQE: u8 = 32;
 }
 
-/// The event of a queue pair that a bit stands for.
+/// The event of a queue pair for a bit.
 pub(crate) fn of_qp(bit: u8, qpn: Qpn, owner: u64) -> Event {
     match bit {
         qp_event::COMM_EST => Event::CommEst { qpn, owner },
@@ -119,7 +118,7 @@ pub(crate) fn of_qp(bit: u8, qpn: Qpn, owner: u64) -> Event {
     }
 }
 
-/// The event of a shared receive queue that a bit stands for.
+/// The event of a shared receive queue for a bit.
 pub(crate) fn of_srq(bit: u8, srqn: Srqn, owner: u64) -> Event {
     match bit {
         srq_event::LIMIT => Event::SrqLimit { srqn, owner },
@@ -127,25 +126,25 @@ pub(crate) fn of_srq(bit: u8, srqn: Srqn, owner: u64) -> Event {
     }
 }
 
-/// Who has something to tell.
+/// A source of pending events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A slot of queue pairs.
     Qp(u32),
     /// A slot of completion queues.
     Cq(u32),
-    /// A slot of completion queues, one of which was armed.
+    /// A slot of completion queues, for an armed queue.
     Armed(u32),
     /// A slot of shared receive queues.
     Srq(u32),
-    /// A port, and what became of it.
+    /// A port and its new state.
     Port(u8, bool),
     /// The NIC itself.
     Device,
 }
 
-/// Most changes of ports that wait to be told; after that the oldest are forgotten, since the
-/// last one is what counts.
+/// Most changes of ports that wait to be reported. Beyond that the oldest are dropped, since the
+/// last change decides.
 const MAX_PORTS: usize = 64;
 
 #[derive(Default)]
@@ -169,7 +168,7 @@ impl Events {
         self.queue.push_back(source);
     }
 
-    /// Makes room for one more object.
+    /// Reserves room for one more object.
     pub fn reserve(&mut self, objects: usize) {
         self.queue.reserve(objects.saturating_sub(self.queue.len()));
     }
@@ -187,12 +186,12 @@ impl Events {
         Some(source)
     }
 
-    /// Puts one that has more to tell back to where it was.
+    /// Returns an object with more events to its former place.
     pub fn again(&mut self, source: Source) {
         self.queue.push_front(source);
     }
 
-    /// An object is gone, and so are its events.
+    /// Removes the events of an object that is removed.
     pub fn forget(&mut self, source: Source) {
         self.queue.retain(|s| *s != source);
     }

@@ -1,9 +1,9 @@
-//! What travels between two NICs: a 64-byte header and at most [`MAX_PAYLOAD`] bytes.
+//! The frames between two NICs: a 64-byte header and at most [`MAX_PAYLOAD`] bytes of payload.
 //!
-//! A message is cut into packets of the path's MTU, numbered by PSNs modulo 2^24 that start
-//! where both sides were told to. A frame is a run of packets of one message: `psn` is the
-//! number of the first, `count` says how many. Each frame says where its bytes belong, so that
-//! one that arrives alone, late or twice is understood by itself.
+//! A message is cut into packets of the path's MTU. PSNs modulo 2^24 number the packets from the
+//! start values of both sides. A frame is a run of packets of one message: `psn` is the number of
+//! the first packet, `count` is their number. Each frame contains the place of its bytes, so a
+//! receiver can handle a frame that arrives alone, late or twice.
 
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -20,7 +20,7 @@ pub const HEADER: usize = size_of::<FrameHeader>();
 
 const _: () = assert!(HEADER == 64, "a header fills one cache line");
 
-/// A frame's header as it lies in a ring. Little-endian, and not yet checked.
+/// The header of a frame in a ring. Little-endian, and not checked yet.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FrameHeader {
@@ -30,34 +30,34 @@ pub struct FrameHeader {
     pub kind: u8,
     /// `FIRST`, `LAST`, `IMM`, `SOLICITED`, `INVALIDATE`, `ACKREQ`, `GRH`.
     pub flags: u8,
-    /// Of a NAK: what is wrong, one of the [`nak`] codes.
+    /// Of a NAK: the reason, one of the [`nak`] codes.
     pub code: u8,
     /// A vendor syndrome, in a NAK.
     pub vendor: u8,
-    /// The queue pair this frame is for.
+    /// The destination queue pair.
     pub dst_qpn: U32,
-    /// The queue pair it comes from.
+    /// The source queue pair.
     pub src_qpn: U32,
-    /// Number of its first packet; of an ACK the last that arrived, of a NAK the first that is
-    /// missing or at fault, of a hint the one expected.
+    /// Number of its first packet. Of an ACK: the last packet that arrived. Of a NAK: the first
+    /// packet that is missing or at fault. Of a hint: the expected packet.
     pub psn: U32,
     /// Remote key of a write, read or atomic. Datagrams: the queue key.
     pub rkey: U32,
     /// Length of the whole message in bytes.
     pub total: U32,
-    /// Where in the message the payload begins.
+    /// Offset of the payload in the message.
     pub offset: U32,
     /// Remote address of a write, read or atomic.
     pub va: U64,
-    /// Atomics: what to add or to swap in. Their answer: what was there.
+    /// Atomics: the operand to add or to swap in. Answers to atomics: the old value.
     pub operand: U64,
-    /// Compare-and-swap: what must be there. Datagrams: from low to high the LID it is from and
-    /// the partition key (16 bits each), the service level, the path bits and the port
-    /// it arrives by (8 each).
+    /// Compare-and-swap: the expected value. Datagrams: from low to high the source LID and the
+    /// partition key (16 bits each), the service level, the path bits and the destination port (8
+    /// each).
     pub compare: U64,
-    /// Immediate data, as it stood in the work queue entry; or the key to invalidate, likewise.
+    /// Immediate data, or the key to invalidate, in the byte order of the work queue entry.
     pub imm: [u8; 4],
-    /// How many packets it is; one if it carries no payload.
+    /// Number of packets; 1 if it carries no payload.
     pub count: U16,
     /// Logarithm of the path's MTU: 8 to 12.
     pub mtu_log: u8,
@@ -73,30 +73,30 @@ pub const LAST: u8 = 2;
 pub const IMM: u8 = 4;
 /// The message asks for a solicited event.
 pub const SOLICITED: u8 = 8;
-/// The message takes a key of the receiver out of use.
+/// The message invalidates a key of the receiver.
 pub const INVALIDATE: u8 = 16;
-/// The sender wants an acknowledgement though the message is not complete.
+/// The sender requests an acknowledgement before the message is complete.
 pub const ACKREQ: u8 = 32;
-/// The payload of a datagram starts with the 40 bytes of a header, as its receiver finds them.
+/// The payload of a datagram starts with a header of 40 bytes, in the form that its receiver reads.
 pub const GRH: u8 = 64;
 
-/// What a NAK says.
+/// The codes of a NAK.
 pub mod nak {
-    /// Packets are missing: send again from `psn`.
+    /// Packets are missing: the requester retransmits from `psn`.
     pub const PSN: u8 = 0;
-    /// The request is malformed.
+    /// The request is invalid.
     pub const INVALID: u8 = 1;
     /// The access is refused.
     pub const ACCESS: u8 = 2;
     /// The responder failed.
     pub const OPERATION: u8 = 3;
-    /// Receiver not ready: come again after the time that the low five bits stand for.
+    /// Receiver not ready: the requester retries after the time that the low five bits encode.
     pub const RNR: u8 = 0x20;
     /// The highest code.
     pub const MAX: u8 = RNR | 31;
 }
 
-/// What a frame is. The first five are requests, the others answers.
+/// The kind of a frame. The first five are requests, the others answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -114,16 +114,16 @@ pub enum Kind {
     Ack = 16,
     /// Every packet before `psn` arrived; see [`nak`].
     Nak = 17,
-    /// Part of what a READ asked for.
+    /// Part of the answer to a READ.
     ReadData = 18,
-    /// What an atomic found.
+    /// The answer to an atomic: the old value.
     AtomicData = 19,
-    /// A responder that was not ready is ready now. Only between NICs that are not strict.
+    /// A hint: a responder that was not ready is ready now. Only between NICs that are not strict.
     Hint = 20,
 }
 
 impl Kind {
-    /// The kind of this number, if there is one.
+    /// The kind for a number, if one exists.
     pub const fn from_u8(kind: u8) -> Option<Kind> {
         Some(match kind {
             1 => Kind::Send,
@@ -140,70 +140,70 @@ impl Kind {
         })
     }
 
-    /// True of a frame that a responder handles.
+    /// Returns true for a frame that a responder handles.
     pub const fn is_request(self) -> bool {
         (self as u8) < 16
     }
 
-    /// True of a frame with a payload.
+    /// Returns true for a frame with a payload.
     pub const fn carries(self) -> bool {
         matches!(self, Kind::Send | Kind::Write | Kind::ReadData)
     }
 }
 
-/// A frame that no sane NIC sends. Closes the link it came by.
+/// An invalid frame, which a correct NIC never sends. It closes the link that it arrives on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FrameError {
-    /// The kind means nothing.
-    #[error("frame of unknown kind {0}")]
+    /// The kind is unknown.
+    #[error("a frame has the unknown kind {0}")]
     Kind(u8),
-    /// More payload than a frame may carry, or than the ring holds.
-    #[error("frame of {len} payload bytes where at most {limit} are possible")]
+    /// The payload is longer than a frame may carry, or than the ring holds.
+    #[error("a frame has {len} payload bytes: the limit is {limit}")]
     Length {
-        /// Payload bytes named by the header.
+        /// Payload bytes in the header.
         len: u64,
-        /// The most there can be.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// The payload does not lie in the message, or the message is too long.
-    #[error("frame of bytes {offset}+{len} of a message of {total}")]
+    /// The payload is not inside the message, or the message is too long.
+    #[error("bytes {offset}+{len} of a frame exceed its message of {total} bytes or its limit")]
     Message {
-        /// Where the payload begins.
+        /// Offset of the payload.
         offset: u32,
         /// Payload bytes.
         len: u32,
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         total: u32,
     },
-    /// An MTU, a number of packets or a code that cannot be.
-    #[error("frame with {what} {value}")]
+    /// An MTU, a number of packets or a code is invalid.
+    #[error("a frame has an invalid {what}: {value}")]
     Field {
-        /// Which field.
+        /// The field.
         what: &'static str,
         /// Its value.
         value: u32,
     },
-    /// A number wider than the 24 bits it has.
-    #[error("frame with {what} {value:#x} of more than 24 bits")]
+    /// A number exceeds its 24 bits.
+    #[error("a frame has a {what} of more than 24 bits: {value:#x}")]
     Wide {
-        /// Which field.
+        /// The field.
         what: &'static str,
         /// Its value.
         value: u32,
     },
-    /// A ring's head and tail cannot both be right.
-    #[error("ring of {size} bytes with head {head:#x} and tail {tail:#x}")]
+    /// The head and the tail of a ring contradict each other.
+    #[error("a ring of {size} bytes has an impossible head {head:#x} or tail {tail:#x}")]
     Indices {
-        /// Where the reader says it is.
+        /// The reader's position.
         head: u64,
-        /// Where the writer says it is.
+        /// The writer's position.
         tail: u64,
-        /// Bytes of the ring.
+        /// Size of the ring in bytes.
         size: u64,
     },
 }
 
-/// A header that was checked, in the machine's own byte order.
+/// A checked header, in the machine's byte order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
     pub kind: Kind,
@@ -220,13 +220,13 @@ pub(crate) struct Frame {
     pub operand: u64,
     pub compare: u64,
     pub imm: [u8; 4],
-    /// How many packets; of a frame to be sent it follows from its length.
+    /// Number of packets; for a frame to send, its length gives the number.
     pub count: u32,
     pub mtu_log: u8,
     pub service: u8,
 }
 
-/// How many packets `len` bytes are.
+/// Number of packets for `len` bytes.
 #[inline]
 pub(crate) fn packets(len: u32, mtu_log: u8) -> u32 {
     // Not `div_ceil`, which would divide.
@@ -234,7 +234,7 @@ pub(crate) fn packets(len: u32, mtu_log: u8) -> u32 {
 }
 
 impl Frame {
-    /// Which number has more than its 24 bits.
+    /// The first number that exceeds 24 bits.
     #[cold]
     fn too_wide(&self) -> FrameError {
         let (what, value) = match (self.dst_qpn >> 24, self.src_qpn >> 24) {
@@ -300,7 +300,7 @@ impl Frame {
 pub(crate) const MTU_LOGS: (u8, u8) = (8, 12);
 
 impl FrameHeader {
-    /// Checks everything that can be told without knowing the connection.
+    /// Checks everything that does not depend on the connection.
     pub(crate) fn decode(&self, payload: usize) -> Result<Frame, FrameError> {
         let kind = Kind::from_u8(self.kind).ok_or(FrameError::Kind(self.kind))?;
         let frame = Frame {
@@ -376,18 +376,18 @@ pub(crate) mod psn {
     /// The mask of a number.
     pub const MASK: u32 = 0xff_ffff;
 
-    /// The number `by` after `p`.
+    /// The number `by` packets after `p`.
     pub fn add(p: u32, by: u32) -> u32 {
         let short = mutant::on(Mutant::ShortNumbers);
         p.wrapping_add(by) & if short { MASK >> 1 } else { MASK }
     }
 
-    /// How far `b` lies after `a`, 0 .. 2^24.
+    /// The distance from `a` to `b`, 0 .. 2^24.
     pub fn after(a: u32, b: u32) -> u32 {
         b.wrapping_sub(a) & MASK
     }
 
-    /// True if packet `a` comes before packet `b`, both recent.
+    /// Returns true if packet `a` precedes packet `b`; both are recent.
     pub fn before(a: u32, b: u32) -> bool {
         (1..1 << 23).contains(&after(a, b))
     }

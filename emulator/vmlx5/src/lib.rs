@@ -1,18 +1,20 @@
 //! A virtual ConnectX: a NIC in software that reads real mlx5 work queue entries from rings in
-//! memory, carries them out, writes real completion entries, and talks to other such NICs over
-//! a [`fabric`].
+//! memory, executes them, writes real completion entries, and exchanges frames with other NICs of
+//! its kind over a [`fabric`].
 //!
-//! A [`Nic`] is a step machine ([`gds_step::Machine`]): no thread, no clock, no allocation per
-//! message. Its control operations (PDs, MRs, UARs, CQs, QPs of reliable and unreliable
-//! connections and of datagrams, with their states) are plain methods; its data path is what a step does:
+//! A [`Nic`] is a step machine ([`gds_step::Machine`]): it has no thread and no clock, and
+//! allocates nothing per message. Its control operations (PDs, MRs, UARs, CQs, QPs of reliable and
+//! unreliable connections and of datagrams, with their states) are plain methods. A step executes
+//! its data path:
 //!
-//! 1. every doorbell register in use is emptied; where one was rung, the doorbell records of
-//!    the page's queue pairs say how far their send queues go;
-//! 2. frames from other NICs are taken: payloads are placed, receives used up, entries written;
-//! 3. queue pairs take turns at answering, and at sending what was rung, in order.
+//! 1. The NIC reads and clears every doorbell register in use. Where a doorbell was written, it
+//!    reads from the doorbell records of the page's queue pairs how far their send queues extend.
+//! 2. The NIC handles frames from other NICs: it places payloads, uses receives, and writes
+//!    entries.
+//! 3. Queue pairs take turns to answer, and to send announced work in order.
 //!
-//! Memory is reached only through [`Dma`], so rings, records and payloads may lie anywhere: in
-//! [`HostMemory`], or in a software GPU that lets them become visible late.
+//! The NIC reaches memory only through [`Dma`], so rings, records and payloads may be in any
+//! memory: in [`HostMemory`], or in a software GPU that makes writes visible late.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -23,7 +25,7 @@
 //! use vmlx5::fabric::hub::Hub;
 //! use vmlx5::*;
 //!
-//! // One NIC, and a page each for: doorbells, ring, completions, records, data.
+//! // One NIC, and one page for each of doorbells, ring, completions, records, data.
 //! let hub = Hub::new(Default::default());
 //! let mut nic = Nic::new(NicConfig::default(), Box::new(hub.port()));
 //! let host = Arc::new(HostMemory::new(5 * 4096));
@@ -39,14 +41,14 @@
 //! let ring = SqAttr { mem: mem.clone(), offset: sq, log_blocks: 4 };
 //! let qpn = nic.create_qp(QpAttr::new(pd, uar, cqn, ring, (mem, record)))?;
 //!
-//! // Connected to itself.
+//! // Connect the queue pair to itself.
 //! let (path, access) = (Path::to(nic.node(), qpn), Access::REMOTE_WRITE);
 //! nic.modify_qp(qpn, Modify::Init { access, qkey: 0, port: 1 })?;
 //! nic.modify_qp(qpn, Modify::Rtr { path, rq_psn: 0, max_dest_rd_atomic: 1, min_rnr_timer: 12 })?;
 //! let (timeout, retry_cnt, rnr_retry) = (14, 7, 7);
 //! nic.modify_qp(qpn, Modify::Rts { sq_psn: 0, max_rd_atomic: 1, timeout, retry_cnt, rnr_retry })?;
 //!
-//! // A work queue entry, the doorbell record, the doorbell.
+//! // Write a work queue entry, the doorbell record and the doorbell.
 //! let write = SendWqe {
 //!     opcode: SendOpcode::RDMA_WRITE,
 //!     flags: WqeFlags { signaled: true, ..WqeFlags::default() },
@@ -70,41 +72,45 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # This engine's own rules
-//! - A doorbell without a change of the record does nothing, nor does a record without a
-//!   doorbell. Any bit in the page's register counts, so a doorbell may be two 32-bit stores.
-//!   The entry is always read from the ring, never from the doorbell.
-//! - An entry must carry its own index and queue pair number.
-//! - A SEND with invalidation takes the key of any region of the receiver's domain out of use, on
-//!   both sides; the region must still be removed. The receive of one with another key fails.
-//! - A shared receive queue tells of its limit also when fewer receives are posted as it is set.
-//!   One whose record or list cannot be right is in error: who takes from it next goes into ERR.
-//! - Packets are of the path's MTU and numbered; up to 32 KiB of them travel as one frame.
-//! - A NIC that is not [`strict`](NicConfig::strict) tells requesters to wait for a queue pair
-//!   that is not connected yet, as for one without a receive, and tells them when the wait is
-//!   over. A strict one is silent there, and leaves waits to the clocks.
-//! - An armed completion queue tells, once, of entries beyond what its consumer took of which no
-//!   event told before; so one that is armed again before they are taken waits for others.
-//! - Nobody tells that a queue pair went into ERR or RESET, was destroyed, or lay behind a link
-//!   that was lost: it is silent, and what others have outstanding there ends by
-//!   `TRANSPORT_RETRY` after `retry_cnt` + 1 times their timeout.
-//! - A datagram waits for room on a link as long as a packet does at a switch, a second, and is
-//!   lost then; so is every one that finds no receive, another queue key, port or partition,
-//!   or an address that is nobody's. A receive too small for it is the receiver's error.
-//! - Reads and atomics keep their order among themselves; a later write may overtake a read,
-//!   unless it is fenced.
+//! # Rules specific to this NIC
+//! - A doorbell without a change of the record has no effect, and a record without a doorbell has
+//!   no effect. Any bit in the page's register counts, so a doorbell may be two 32-bit stores. The
+//!   NIC always reads the entry from the ring, never from the doorbell.
+//! - An entry must contain its own index and queue pair number.
+//! - A SEND with invalidation invalidates the key of any region of the receiver's domain, on both
+//!   sides; the owner must still remove the region. The receive fails if the key belongs to another
+//!   domain.
+//! - A shared receive queue also raises its limit event if fewer receives are posted when the limit
+//!   is set. A queue with an invalid record or list is in error: the next queue pair that takes a
+//!   receive from it goes into ERR.
+//! - Packets have the size of the path's MTU and are numbered. One frame carries up to 32 KiB of
+//!   packets.
+//! - A NIC that is not [`strict`](NicConfig::strict) sends an RNR NAK to requesters of a queue pair
+//!   that is not connected yet, as of one without a receive, and sends a hint when the wait is
+//!   over. A strict NIC sends neither before RTR, and no hint later; timeouts end the wait.
+//! - An armed completion queue raises one event for entries that its consumer did not take and that
+//!   no event reported before. A queue that is armed again before the consumer takes the entries
+//!   waits for further entries.
+//! - A queue pair that goes into ERR or RESET, is destroyed, or loses its link does not notify its
+//!   peers: it does not answer. Outstanding work of its peers ends with `TRANSPORT_RETRY` after
+//!   `retry_cnt` + 1 timeouts.
+//! - A datagram waits for room on a link as long as a packet waits at a switch, about one second,
+//!   and is then dropped. A datagram is also dropped if it finds no receive, if its queue key, port
+//!   or partition do not match, or if no NIC has its address. A receive that is too small for the
+//!   datagram is the receiver's error.
+//! - Reads and atomics keep their order among themselves; a later write may overtake a read, unless
+//!   it is fenced.
 //!
-//! # What passing here proves, and what not
-//! It proves the use of formats, indices, owner bits, doorbells and records, the rights and
-//! bounds of memory, the order of completions, error entries from their real causes and the
-//! flush after them: in short, that a host drives the device by its rules.
+//! # What a test on this NIC proves
+//! It proves the use of formats, indices, owner bits, doorbells and records, the rights and bounds
+//! of memory, the order of completions, error entries from their real causes and the flush after
+//! them. In short, it proves that a host drives the device by its rules.
 //!
-//! It proves nothing of what is outside those rules. A load here is not a PCIe read: posted
-//! writes, write combining and the order of a real bus are only as adverse as the [`Dma`]
-//! makes them. Packets of one frame share its fate. Time is the driver's, and rates are this
-//! code's, not a device's. Not there at all: multicast, memory
-//! windows, inline receives, BlueFlame writes of whole entries, queue pair numbers of a real
-//! device's making.
+//! It proves nothing outside those rules. A load here is not a PCIe read: posted writes, write
+//! combining and the order of a real bus are only as adverse as the [`Dma`] makes them. Packets of
+//! one frame are lost or delayed together. The driver supplies the time, and message rates are
+//! those of this code, not of a device. The NIC does not support multicast, memory windows, inline
+//! receives, BlueFlame writes of whole entries, or the queue pair numbers of a real device.
 
 mod arm;
 mod attr;
@@ -143,17 +149,17 @@ pub use route::{Resolve, Route, RouteHeader};
 pub use srq::{SrqAttr, SrqInfo};
 pub use timer::{ack_timeout, rnr_delay};
 
-/// What takes bytes of other processes, for the fuzzer alone.
+/// Decodes bytes from other processes, for the fuzzer only.
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::fabric::greeting::{Greeting, Heard, receive};
     pub use crate::fabric::ring::{MIN_RING, Reader, Refused, Region, Writer};
     use crate::{FrameError, FrameHeader};
 
-    /// What a header of a frame says once it was checked.
+    /// Checks the header of a frame and returns its contents.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why the header is invalid.
     pub fn recode(header: &FrameHeader, payload: usize) -> Result<FrameHeader, FrameError> {
         header.decode(payload).map(|frame| frame.encode(payload))
     }

@@ -1,4 +1,4 @@
-//! Memory regions: which bytes a key names, and what may be done with them.
+//! Memory regions: the bytes that a key names, and the access rights on them.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -12,12 +12,12 @@ use crate::dma::Dma;
 use crate::error::{NicError, Object, vendor};
 use crate::object::PdId;
 
-/// Rights on a memory region, or granted to the remote end of a queue pair. Values as in verbs.
+/// Rights on a memory region, or of the remote end of a queue pair. The values are those of verbs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Access(u32);
 
 impl Access {
-    /// The NIC may read on behalf of local work, which needs no right.
+    /// The NIC may read for local work; this needs no right.
     pub const NONE: Access = Access(0);
     /// Local work may write.
     pub const LOCAL_WRITE: Access = Access(1);
@@ -33,7 +33,7 @@ impl Access {
     /// Rights from their bits.
     ///
     /// # Errors
-    /// A bit that means nothing here; it is what the error carries.
+    /// A bit is no access right; the error contains the bit.
     pub const fn from_bits(bits: u32) -> Result<Access, u32> {
         if bits & !Access::ALL == 0 {
             Ok(Access(bits))
@@ -47,7 +47,7 @@ impl Access {
         self.0
     }
 
-    /// True if every right of `other` is here.
+    /// Returns true if every right of `other` is included.
     pub const fn contains(self, other: Access) -> bool {
         self.0 & other.0 == other.0
     }
@@ -61,40 +61,40 @@ impl BitOr for Access {
     }
 }
 
-/// A region to register.
+/// The attributes of a region to register.
 #[derive(Clone)]
 pub struct MrAttr {
-    /// The protection domain it belongs to.
+    /// Its protection domain.
     pub pd: PdId,
-    /// The address that work queue entries use for its first byte.
+    /// The address of its first byte in work queue entries.
     pub va: u64,
     /// Its length in bytes; not zero.
     pub len: u64,
-    /// Who may do what.
+    /// The access rights.
     pub access: Access,
-    /// The memory its bytes lie in.
+    /// The memory that contains its bytes.
     pub mem: Arc<dyn Dma>,
-    /// Where in that memory its first byte lies.
+    /// Offset of its first byte in that memory.
     pub mem_offset: u64,
 }
 
 /// The keys of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MrKeys {
-    /// For local work.
+    /// The local key.
     pub lkey: u32,
-    /// For the remote end.
+    /// The remote key.
     pub rkey: u32,
 }
 
 pub(crate) struct Mr {
-    /// Zero once it was invalidated.
+    /// Zero after an invalidation.
     key: Cell<u32>,
     pub attr: MrAttr,
 }
 
-/// Keys are (slot + `BASE`) << 8 | generation: none of them is 0 or the key that ends a
-/// receive list.
+/// Keys are (slot + `BASE`) << 8
+/// generation: none of them is 0 or the key that ends a receive list.
 const BASE: u32 = 0x100;
 
 pub(crate) struct MrTable {
@@ -103,7 +103,7 @@ pub(crate) struct MrTable {
     free: VecDeque<u32>,
 }
 
-/// A vendor syndrome that says what is wrong with a key.
+/// A vendor syndrome for an invalid key.
 pub(crate) type KeyFault = u8;
 
 impl MrTable {
@@ -115,7 +115,7 @@ impl MrTable {
         }
     }
 
-    /// How many regions there are.
+    /// Number of regions.
     pub fn count(&self) -> usize {
         self.slots.iter().filter(|(_, mr)| mr.is_some()).count()
     }
@@ -178,7 +178,7 @@ impl MrTable {
         let slot = (key >> 8).checked_sub(BASE).ok_or(unknown.clone())?;
         let entry = self.slots.get_mut(slot as usize);
         let (generation, place) = entry.ok_or(unknown.clone())?;
-        // Also one that was invalidated.
+        // An invalidated region can be removed too.
         if *generation != key as u8 || place.is_none() {
             return Err(unknown);
         }
@@ -187,10 +187,10 @@ impl MrTable {
         place.take().ok_or(unknown)
     }
 
-    /// Takes the key of a region out of use, which still must be removed.
+    /// Invalidates the key of a region; the owner must still remove the region.
     ///
     /// # Errors
-    /// What is wrong with the key, as a vendor syndrome.
+    /// The reason why the key is invalid, as a vendor syndrome.
     pub fn invalidate(&self, pd: PdId, key: u32) -> Result<(), KeyFault> {
         let mr = self.of_key(key).ok_or(vendor::KEY_UNKNOWN)?;
         if mr.attr.pd != pd {
@@ -207,7 +207,7 @@ impl MrTable {
         (mr.key.get() == key).then_some(mr)
     }
 
-    /// The memory of `len` bytes at `va` under `key`, and where in it they lie.
+    /// The memory of `len` bytes at `va` under `key`, and their offset in it.
     #[inline]
     pub fn find(
         &self,
@@ -251,8 +251,8 @@ impl MrTable {
         Ok(())
     }
 
-    /// Writes `bytes` where the byte `skip` of a list and those after it belong. `last`: these
-    /// are the last bytes of a message, so the last word of them is written last of all.
+    /// Writes `bytes` at byte `skip` of a scatter list. `last`: these are the last bytes of a
+    /// message, so the last word is written last.
     pub fn scatter(
         &self,
         pd: PdId,
@@ -286,9 +286,9 @@ impl MrTable {
     }
 }
 
-/// Writes part of a message. A CPU may poll the last byte of a message: if these are the
-/// `last` bytes, the aligned word that ends them becomes visible after all others. It becomes so
-/// after all messages before as well: a short one may tell of a long one.
+/// Writes part of a message. A CPU may poll the last byte of a message: if these are the `last`
+/// bytes, the aligned word that ends them becomes visible after all others, and after all earlier
+/// messages as well, since a short message may announce a long one.
 #[inline]
 pub(crate) fn write(mem: &dyn Dma, offset: u64, bytes: &[u8], last: bool) -> Result<(), KeyFault> {
     let fault = |_| vendor::MEMORY;
@@ -301,7 +301,7 @@ pub(crate) fn write(mem: &dyn Dma, offset: u64, bytes: &[u8], last: bool) -> Res
     if !body.is_empty() {
         mem.write(offset, body).map_err(fault)?;
     }
-    // Pairs with the poller's acquire load of the last byte: what it guards is visible.
+    // Pairs with the poller's acquire load of the last byte, which guards the bytes before it.
     fence(Ordering::Release);
     mem.write(tail, word).map_err(fault)
 }

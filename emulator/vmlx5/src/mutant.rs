@@ -1,21 +1,21 @@
-//! Committed mutants: each breaks one rule of the transport on purpose, so that the tests can
-//! show that they notice. Without the feature `mutants` every question is the constant *no*.
+//! Committed mutants: each breaks one rule of the transport on purpose, so that the tests can show
+//! that they detect it. Without the feature `mutants`, every mutant is off at compile time.
 
 gds_step::mutants! {
-    /// A responder that misses a packet says nothing.
+    /// A responder that misses a packet sends no NAK.
     NoNak,
-    /// An atomic that comes again is carried out again.
+    /// A repeated atomic is executed again.
     DuplicateCarriedOut,
-    /// What an atomic found is not kept for when it comes again.
+    /// The result of an atomic is not kept for a retry.
     ReplayMissing,
-    /// Progress does not give retries back.
+    /// Progress does not reset the retry counts.
     RetriesNeverReset,
-    /// A responder without a receive may be asked any number of times.
+    /// A responder without a receive may be retried without limit.
     RnrUncounted,
-    /// A fence holds nothing back.
+    /// A fence does not hold requests back.
     FenceIgnored,
     /// An atomic, a READ or a receive overtakes WRITEs that are placed late.
     LateBehindAtomic,
-    /// Packets are numbered by 23 bits.
+    /// Packet numbers have 23 bits.
     ShortNumbers,
 }

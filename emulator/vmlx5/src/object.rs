@@ -1,18 +1,18 @@
-//! The names of a NIC's objects, and the states of a queue pair.
+//! The handles of a NIC's objects, and the states of a queue pair.
 
-/// Names a queue pair: its QPN, 24 bits.
+/// The number of a queue pair: its QPN, 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Qpn(pub u32);
 
-/// Names a completion queue: its CQN, 24 bits.
+/// The number of a completion queue: its CQN, 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cqn(pub u32);
 
-/// Names a shared receive queue: its number, 24 bits.
+/// The number of a shared receive queue, 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Srqn(pub u32);
 
-/// Names a protection domain.
+/// The handle of a protection domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PdId(pub(crate) u32);
 
@@ -23,25 +23,26 @@ impl PdId {
     }
 }
 
-/// Names a doorbell page.
+/// The handle of a doorbell page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UarId(pub(crate) u32);
 
 /// The states of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
-    /// Fresh: no work is looked at.
+    /// Initial state: the queue pair executes no work.
     Reset,
     /// Receives may be posted.
     Init,
-    /// Ready to receive.
+    /// Ready to receive (RTR).
     Rtr,
-    /// Ready to send as well.
+    /// Ready to send and receive (RTS).
     Rts,
-    /// As RTS, but no work is begun that was not begun before.
+    /// Send queue drained (SQD): as RTS, but the queue pair begins no new work.
     Sqd,
-    /// A send of an unreliable queue pair failed: sends are flushed, receives go on.
+    /// Send queue error (SQE): a send of an unreliable queue pair failed. Sends are flushed,
+    /// receives continue.
     Sqe,
-    /// All work is flushed.
+    /// Error (ERR): all work is flushed.
     Err,
 }

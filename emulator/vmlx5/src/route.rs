@@ -1,43 +1,43 @@
-//! Where datagrams go: what an address vector stands for, and the header that a receiver finds
-//! in front of what it receives.
+//! Routes of datagrams: the destination of an address vector, and the header in front of a received
+//! datagram.
 
 use mlx5_prm::cqe::L3Header;
 use mlx5_prm::wqe::AvSeg;
 
 use crate::fabric::NodeId;
 
-/// Tells whose address an address vector is: see [`Nic::set_resolver`](crate::Nic::set_resolver).
+/// Resolves address vectors: see [`Nic::set_resolver`](crate::Nic::set_resolver).
 pub trait Resolve: Send + Sync {
-    /// What `av`, sent from `port`, stands for; always the same. `None`: nobody, so what is sent
-    /// there is lost.
+    /// The route of a datagram for `av` from `port`; always the same. `None`: no NIC has this
+    /// address, so the datagram is dropped.
     fn resolve(&self, av: &AvSeg, port: u8) -> Option<Route>;
 }
 
-/// The way of a datagram, and what its receiver is told of it.
+/// The route of a datagram, and the data about its way that its receiver gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The NIC at the other end; may be the sender's own.
     pub node: NodeId,
-    /// The port there, from 1: it is for queue pairs of that port alone.
+    /// The destination port, counted from 1: only queue pairs of this port receive the datagram.
     pub port: u8,
-    /// The LID that it is sent from; zero on Ethernet.
+    /// The source LID; zero on Ethernet.
     pub slid: u16,
-    /// The service level; on Ethernet the kind of header, as [`L3Header`] numbers it.
+    /// The service level; on Ethernet the kind of header, as numbered by [`L3Header`].
     pub sl: u8,
-    /// Low bits of the LID that it is sent to.
+    /// Low bits of the destination LID.
     pub path_bits: u8,
-    /// The header that goes before its payload, if one does.
+    /// The header in front of the payload, if there is one.
     pub header: Option<RouteHeader>,
 }
 
-/// A global route header, or what datagrams on Ethernet have in its place.
+/// A global route header, or its counterpart on Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteHeader {
-    /// How it looks.
+    /// The format of the header.
     pub kind: L3Header,
-    /// Whom it is from. For an IPv4 header an address mapped into IPv6, as the next.
+    /// The source address. An IPv4 header has its addresses mapped into IPv6.
     pub sgid: [u8; 16],
-    /// Whom it is for.
+    /// The destination address.
     pub dgid: [u8; 16],
     /// The flow label, 20 bits.
     pub flow: u32,
@@ -47,21 +47,21 @@ pub struct RouteHeader {
     pub hop: u8,
 }
 
-/// Bytes in front of every datagram received, whether or not a header fills them.
+/// Bytes reserved in front of every received datagram, whether or not a header fills them.
 pub(crate) const ROOM: usize = 40;
 
-/// Transport headers of a datagram without immediate data, and its checksum.
+/// The transport headers of a datagram without immediate data, and its checksum, in bytes.
 const AROUND: usize = 12 + 8 + 4;
 const IMMEDIATE: usize = 4;
 const UDP_HEADER: usize = 8;
 const IPV4_HEADER: usize = 20;
-/// What follows the header: UDP, or the transport itself.
+/// The protocol after the header: UDP, or the transport itself.
 const UDP: u8 = 17;
 const TRANSPORT: u8 = 0x1b;
 
 impl RouteHeader {
-    /// The header as the receiver finds it, before `len` bytes of payload. An IPv4 header lies
-    /// in the last 20 bytes.
+    /// The header in the form that the receiver reads, in front of `len` bytes of payload. An IPv4
+    /// header fills the last 20 bytes.
     pub(crate) fn bytes(&self, len: usize, imm: bool) -> [u8; ROOM] {
         let around = AROUND + if imm { IMMEDIATE } else { 0 };
         let transport = around + len.next_multiple_of(4);
@@ -69,7 +69,7 @@ impl RouteHeader {
         if self.kind == L3Header::Ipv4 {
             let header = &mut bytes[ROOM - IPV4_HEADER..];
             let total = (IPV4_HEADER + UDP_HEADER + transport) as u16;
-            // Version and length in words; never cut into fragments.
+            // Version, header length in words, and no fragmentation.
             header[0] = 0x45;
             header[1] = self.tclass;
             header[2..4].copy_from_slice(&total.to_be_bytes());
@@ -95,7 +95,7 @@ impl RouteHeader {
     }
 }
 
-/// The sum that checksums of the Internet's protocols are the complement of.
+/// The sum whose complement is the checksum of the Internet protocols.
 fn ones_complement_sum(bytes: &[u8]) -> u16 {
     let words = bytes
         .chunks_exact(2)
@@ -107,14 +107,14 @@ fn ones_complement_sum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// What a frame tells of a datagram's way, beside its header: packed into one of its fields.
+/// The data about a datagram's way in a frame, packed into one field of the header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Label {
     pub slid: u16,
     pub pkey: u16,
     pub sl: u8,
     pub path_bits: u8,
-    /// By which port it arrives.
+    /// The destination port.
     pub port: u8,
 }
 

@@ -1,4 +1,4 @@
-//! A send queue's ring and what was fetched from it: work queue entries, checked.
+//! The ring of a send queue and its fetched work queue entries, checked.
 
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::syndrome::Syndrome;
@@ -18,17 +18,17 @@ use crate::object::PdId;
 pub(crate) const MAX_WQE: usize = 1024;
 const _: () = assert!(MAX_SEGMENTS * SEGMENT <= MAX_WQE && MAX_WQE.is_multiple_of(BASIC_BLOCK));
 
-/// What an entry is, once fetched.
+/// A fetched entry.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub opcode: SendOpcode,
     pub blocks: u8,
     pub flags: WqeFlags,
-    /// Bytes of its message.
+    /// Bytes of the entry's message.
     pub total: u32,
 }
 
-/// Who fetches, and what it may use.
+/// The queue pair that fetches, and the memory that it may use.
 pub(crate) struct Checks<'a> {
     pub mrs: &'a MrTable,
     pub pd: PdId,
@@ -37,7 +37,7 @@ pub(crate) struct Checks<'a> {
     pub service: Service,
 }
 
-/// True of operations that bring an answer back into local memory.
+/// Returns true for operations with an answer that goes into local memory.
 pub(crate) fn wants_answer(op: SendOpcode) -> bool {
     op == SendOpcode::RDMA_READ || is_atomic(op)
 }
@@ -46,7 +46,7 @@ pub(crate) fn is_atomic(op: SendOpcode) -> bool {
     op == SendOpcode::ATOMIC_CS || op == SendOpcode::ATOMIC_FA
 }
 
-/// True of operations that a queue pair of datagrams has.
+/// Returns true for operations that a datagram queue pair supports.
 fn for_datagrams(op: SendOpcode) -> bool {
     matches!(
         op,
@@ -59,7 +59,7 @@ const fn malformed(vendor: u8) -> Fault {
 }
 
 impl SqAttr {
-    /// Copies basic blocks from `index` on, around the ring's end, until `into` is full.
+    /// Copies basic blocks from `index` on, with the wrap of the ring, until `into` is full.
     fn copy(&self, index: u16, into: &mut [u8]) -> Result<(), Fault> {
         let blocks = 1_usize << self.log_blocks;
         let at = usize::from(index) & (blocks - 1);
@@ -84,10 +84,10 @@ impl SqAttr {
         CtrlSeg::read_from_bytes(&segment).ok()
     }
 
-    /// Copies the entry at `index`, of which `left` blocks were rung, into `wqe` and checks it.
+    /// Copies the entry at `index` into `wqe` and checks it; the doorbell announced `left` blocks.
     ///
     /// # Errors
-    /// What is wrong with it, and what it seems to be.
+    /// The reason why the entry is invalid, and the entry as far as it could be decoded.
     pub(crate) fn fetch(
         &self,
         index: u16,
@@ -138,7 +138,7 @@ impl SqAttr {
     }
 }
 
-/// Checks an entry that lies in `wqe`; returns the bytes of its message.
+/// Checks the entry in `wqe`; returns the bytes of its message.
 fn check(wqe: &[u8; MAX_WQE], ds: u8, checks: &Checks<'_>) -> Result<u32, Fault> {
     let wqe = &wqe[..usize::from(ds) * SEGMENT];
     let datagram = checks.service == Service::Ud;

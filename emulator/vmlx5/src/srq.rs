@@ -1,9 +1,9 @@
-//! Shared receive queues: one queue of receives that many queue pairs take from.
+//! Shared receive queues: one queue of receives for many queue pairs.
 //!
-//! The entries form a list. Each begins with a segment of 16 bytes that names the one after it,
-//! since they come free in another order than they were posted. The doorbell record counts what
-//! was posted, modulo 2^16; the NIC counts what was taken. An entry that is posted has a
-//! successor, so the NIC reads that name when it takes the entry, never before.
+//! The entries form a list, since receives complete in another order than they were posted. Each
+//! entry begins with a segment of 16 bytes that names the next entry. The doorbell record counts
+//! posted receives modulo 2^16; the NIC counts taken receives. A posted entry has a successor, so
+//! the NIC reads the name of the successor when it takes the entry, never before.
 
 use std::sync::Arc;
 
@@ -16,75 +16,75 @@ use crate::dma::Dma;
 use crate::error::{NicError, Object, vendor};
 use crate::object::PdId;
 
-/// A shared receive queue to create.
+/// The attributes of a shared receive queue to create.
 #[derive(Clone)]
 pub struct SrqAttr {
-    /// Its protection domain: the regions that its receives name must belong to the same.
+    /// The protection domain. The regions that its receives name must belong to the same domain.
     pub pd: PdId,
     /// The memory of its ring.
     pub mem: Arc<dyn Dma>,
-    /// Where in it the ring begins: a multiple of 16.
+    /// Offset of the ring in this memory: a multiple of 16.
     pub offset: u64,
-    /// It has 2 to this power entries.
+    /// Logarithm of the number of entries.
     pub log_entries: u8,
-    /// Bytes of an entry, with the segment that names the next: a power of two, 32 to 512.
+    /// Bytes of an entry, with the segment that names the next entry: a power of two, 32 to 512.
     pub stride: u32,
-    /// The memory of its doorbell record, of which the first 4 bytes are used (8 bytes, aligned).
+    /// The memory of its doorbell record (8 bytes, aligned; only the first 4 bytes are used).
     pub record: (Arc<dyn Dma>, u64),
-    /// As in [`Nic::modify_srq`](crate::Nic::modify_srq).
+    /// The limit, as in [`Nic::modify_srq`](crate::Nic::modify_srq).
     pub limit: u16,
-    /// What its events carry; means nothing to the NIC.
+    /// The owner value in its events; the NIC does not interpret it.
     pub owner: u64,
 }
 
-/// How a shared receive queue stands.
+/// The status of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqInfo {
-    /// Its limit; zero if it has none, or no more.
+    /// Its limit; zero if no limit is set, or the limit event was raised.
     pub limit: u16,
-    /// The entry that is taken next.
+    /// The entry that the NIC takes next.
     pub next: u16,
-    /// How many receives were taken so far, modulo 2^16.
+    /// Number of receives taken so far, modulo 2^16.
     pub taken: u16,
-    /// How many queue pairs take from it.
+    /// Number of queue pairs that use it.
     pub users: u32,
-    /// It is in error: nothing is taken any more.
+    /// True in the error state: the NIC takes no more receives.
     pub failed: bool,
 }
 
-/// The kinds of events of a shared receive queue, as bits; those that are told first are lower.
+/// The kinds of events of a shared receive queue, as bits; lower bits are reported first.
 pub(crate) mod srq_event {
     pub const LIMIT: u8 = 1;
     pub const ERROR: u8 = 2;
 }
 
 pub(crate) struct Srq {
-    /// As it was created; the limit is what it is now.
+    /// The attributes of its creation, with the present limit.
     pub attr: SrqAttr,
-    /// The entry that is taken next.
+    /// The entry that the NIC takes next.
     next: u16,
     taken: u16,
     /// The record as last read.
     posted: u16,
     failed: bool,
-    /// What happened and was not told yet: bits of `srq_event`.
+    /// Events that are not reported yet: bits of `srq_event`.
     pub events: u8,
-    /// It is in the queue of those with something to tell.
+    /// True if the queue of sources with events contains it.
     pub telling: bool,
 }
 
-/// Why a receive cannot be taken.
+/// The reason why the NIC cannot take a receive.
 pub(crate) enum Refused {
-    /// None is posted.
+    /// No receive is posted.
     Empty,
-    /// The queue is in error; why, as a vendor syndrome.
+    /// The queue is in error; the vendor syndrome is the reason.
     Failed(u8),
 }
 
-/// Bytes of an entry, at least and at most.
+/// Least and most bytes of an entry.
 const STRIDES: (u32, u32) = (2 * SEGMENT as u32, 512);
 
-/// Where in the first segment the next entry is named, in network order.
+/// Offset of the next entry's number in the first segment, in network order.
 const NEXT: u64 = 2;
 
 impl Srq {
@@ -128,7 +128,7 @@ impl Srq {
         }
     }
 
-    /// Sets the limit; says so at once if fewer are posted already.
+    /// Sets the limit; raises the event at once if fewer receives are posted.
     pub fn arm(&mut self, limit: u16) -> Result<(), NicError> {
         NicError::within(Object::Srq, "limit", limit, 1_u64 << self.attr.log_entries)?;
         self.attr.limit = limit;
@@ -147,7 +147,7 @@ impl Srq {
         }
     }
 
-    /// Tells, once, that fewer are posted than the limit.
+    /// Raises the limit event, once, when fewer receives are posted than the limit.
     fn mind_limit(&mut self) {
         if self.left() >= self.attr.limit {
             return;
@@ -159,7 +159,8 @@ impl Srq {
         }
     }
 
-    /// True if no receive is posted. A queue in error is not worth waiting for.
+    /// Returns true if no receive is posted. False for a queue in error, so that no message waits
+    /// for it.
     pub fn is_empty(&mut self) -> bool {
         if self.left() == 0 {
             self.read_record();
@@ -177,7 +178,7 @@ impl Srq {
         self.attr.offset + u64::from(entry) * u64::from(self.attr.stride)
     }
 
-    /// Takes the next receive; returns which entry it is.
+    /// Takes the next receive; returns the number of its entry.
     pub fn take(&mut self) -> Result<u16, Refused> {
         if self.failed {
             return Err(Refused::Failed(vendor::SRQ));
@@ -209,7 +210,8 @@ impl Srq {
         Ok(entry)
     }
 
-    /// Copies the list of an entry, as long as `into`, which is all but its first segment.
+    /// Copies the scatter list of an entry: `into` is as long as the entry without its first
+    /// segment.
     pub fn read(&self, entry: u16, into: &mut [u8]) -> Result<(), u8> {
         let at = self.at(entry) + SEGMENT as u64;
         self.attr.mem.read(at, into).map_err(|_| vendor::MEMORY)

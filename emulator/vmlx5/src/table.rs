@@ -1,28 +1,28 @@
-//! A table of numbered objects: found by index, and never confused with a former object of
-//! the same slot.
+//! A table of numbered objects: a lookup by index that rejects the number of a former object in the
+//! same slot.
 
 use std::collections::VecDeque;
 
 use crate::error::{NicError, Object};
 
-/// Numbers are 24 bits: a slot below, a generation above that changes when the slot is used
-/// again and is never zero.
+/// Numbers have 24 bits: the slot is below, a generation is above. The generation changes with each
+/// reuse of the slot and is never zero.
 const NUMBER_BITS: u8 = 24;
 
 pub(crate) struct Table<T> {
     object: Object,
     log_max: u8,
-    /// Numbers are this and the slot, without a generation.
+    /// The base of all numbers: a number is the base plus the slot, without a generation.
     base: Option<u32>,
     slots: Vec<Slot<T>>,
-    /// Slots to use again, the longest unused first.
+    /// Free slots, the one that was free longest first.
     free: VecDeque<u32>,
 }
 
 struct Slot<T> {
-    /// How often the slot was used before.
+    /// How many times the slot was used before.
     uses: u32,
-    /// How many objects use the one in it.
+    /// Number of users of the object in the slot.
     users: u32,
     value: Option<T>,
 }
@@ -39,8 +39,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// A table of at most 2^`log_max` objects with the numbers from `base` on, a multiple of
-    /// that many. No number is used again before all were.
+    /// A table of at most 2^`log_max` objects with the numbers from `base` on; `base` is a multiple
+    /// of 2^`log_max`. The table reuses a number only after it used all of them.
     pub fn within(object: Object, base: u32, log_max: u8) -> Table<T> {
         let log_max = log_max.min(20);
         let base = base & 0xff_ffff & !((1 << log_max) - 1);
@@ -54,7 +54,7 @@ impl<T> Table<T> {
         1 << self.log_max
     }
 
-    /// The number of a slot at its present use.
+    /// The current number of a slot.
     fn number(&self, slot: u32) -> u32 {
         if let Some(base) = self.base {
             return base | slot;
@@ -63,7 +63,7 @@ impl<T> Table<T> {
         (1 + self.slots[slot as usize].uses % generations) << self.log_max | slot
     }
 
-    /// Puts in what `make` makes of its number.
+    /// Inserts the object that `make` returns for its number.
     pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> Result<u32, NicError> {
         let fresh = self.base.is_some() && self.slots.len() < self.limit() as usize;
         let used = if fresh { None } else { self.free.pop_front() };
@@ -89,7 +89,7 @@ impl<T> Table<T> {
         Ok(number)
     }
 
-    /// The slot of a number, if an object has that number now.
+    /// The slot of a number, if an object has this number.
     #[inline]
     pub fn slot(&self, number: u32) -> Option<u32> {
         let slot = number & (self.limit() - 1);
@@ -122,7 +122,7 @@ impl<T> Table<T> {
         value.ok_or(NicError::Unknown { object, number })
     }
 
-    /// `by` more objects use that of a number.
+    /// Adds `by` users to the object of a number.
     pub fn count_users(&mut self, number: u32, by: i32) {
         if let Some(slot) = self.slot(number) {
             let users = &mut self.slots[slot as usize].users;
@@ -130,14 +130,14 @@ impl<T> Table<T> {
         }
     }
 
-    /// How many objects use that of a number.
+    /// Number of users of the object of a number.
     pub fn users(&self, number: u32) -> u32 {
         self.slot(number)
             .map_or(0, |s| self.slots[s as usize].users)
     }
 
-    /// Takes an object that nothing uses out, with the slot it was in; its number is not given
-    /// again for long.
+    /// Removes an object without users; returns it and its slot. The table does not reuse the
+    /// number soon.
     pub fn remove(&mut self, number: u32) -> Result<(u32, T), NicError> {
         let (object, users) = (self.object, self.users(number));
         if users > 0 {
@@ -156,12 +156,12 @@ impl<T> Table<T> {
         taken.ok_or(NicError::Unknown { object, number })
     }
 
-    /// How many slots there are, used or not.
+    /// Number of slots, used or free.
     pub fn slots(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// How many objects there are.
+    /// Number of objects.
     pub fn count(&self) -> usize {
         self.slots.iter().filter(|s| s.value.is_some()).count()
     }
@@ -172,7 +172,7 @@ impl<T> Table<T> {
         live.then(|| self.number(slot))
     }
 
-    /// Every object, with its slot.
+    /// Every object with its slot.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
         let slots = self.slots.iter_mut().enumerate();
         slots.filter_map(|(i, s)| Some((i as u32, s.value.as_mut()?)))
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_not_reused_soon() {
+    fn numbers_are_not_reused_soon_after_removal() {
         let mut t = Table::new(Object::Qp, 2);
         let a = t.insert(|n| n).unwrap();
         assert_eq!(t.remove(a), Ok((0, a)));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_space_is_used_up_before_a_number_comes_again() {
+    fn all_numbers_are_used_before_one_is_reused() {
         let mut t = Table::within(Object::Qp, 0x3000, 2);
         let numbers: Vec<u32> = (0..6)
             .map(|_| {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_24_bits_and_no_zero_generation() {
+    fn numbers_have_24_bits_and_a_nonzero_generation() {
         let mut t = Table::new(Object::Cq, 20);
         for _ in 0..100 {
             let n = t.insert(|n| n).unwrap();

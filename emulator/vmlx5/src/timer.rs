@@ -1,15 +1,15 @@
-//! Clocks: how long answers may take, and which queue pairs have one running.
+//! Timeouts: their lengths, and which queue pairs have one running.
 //!
-//! A queue pair keeps its own deadline and moves it without telling anybody; the list here
-//! knows who may have one, and a time before which none is due. So a message costs nothing, and
-//! looking at the list is needed about once a timeout.
+//! A queue pair keeps its own deadline and moves it without an update of the list. The list here
+//! contains the queue pairs that may have a deadline, and a time before which none is due. So a
+//! message costs nothing, and the NIC reads the list about once per timeout.
 
 use std::time::Duration;
 
 use gds_step::Time;
 
-/// How long an answer may take, for the exponent given to
-/// [`Modify::Rts`](crate::Modify::Rts): 4.096 us times 2 to its power; without end for 0.
+/// The timeout of an answer, for the exponent in [`Modify::Rts`](crate::Modify::Rts): 4.096 us
+/// times 2 to this power; `None`, no timeout, for 0.
 pub const fn ack_timeout(exponent: u8) -> Option<Duration> {
     match exponent {
         0 => None,
@@ -17,8 +17,8 @@ pub const fn ack_timeout(exponent: u8) -> Option<Duration> {
     }
 }
 
-/// The wait that a responder without a receive asks for, by its number in
-/// [`Modify::Rtr`](crate::Modify::Rtr), of which the low five bits count.
+/// The RNR timer: the wait that a responder without a receive requests, for the number in
+/// [`Modify::Rtr`](crate::Modify::Rtr). Only the low five bits count.
 pub const fn rnr_delay(number: u8) -> Duration {
     const HUNDREDTHS_OF_MS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
@@ -27,7 +27,7 @@ pub const fn rnr_delay(number: u8) -> Duration {
     Duration::from_nanos(HUNDREDTHS_OF_MS[(number & 31) as usize] as u64 * 10_000)
 }
 
-/// The earlier of two times, if there is one.
+/// The earlier of two times; the only one if one is missing.
 #[inline]
 pub(crate) fn earliest(a: Option<Time>, b: Option<Time>) -> Option<Time> {
     match (a, b) {
@@ -36,11 +36,11 @@ pub(crate) fn earliest(a: Option<Time>, b: Option<Time>) -> Option<Time> {
     }
 }
 
-/// Who has a clock running.
+/// The queue pairs with a running timeout.
 pub(crate) struct Timers {
     /// Slots of queue pairs.
     pub listed: Vec<u32>,
-    /// Nothing is due before.
+    /// No timeout is due before this time.
     pub next: Time,
 }
 
@@ -52,7 +52,7 @@ impl Timers {
         }
     }
 
-    /// When to look again.
+    /// The time of the next check.
     pub fn deadline(&self) -> Option<Time> {
         (self.next != Time::NEVER).then_some(self.next)
     }

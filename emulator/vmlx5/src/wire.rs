@@ -1,5 +1,5 @@
-//! The NIC's way to the others: its fabric, and a ring of its own for queue pairs that talk
-//! to the same NIC.
+//! The NIC's connection to other NICs: its fabric, and a loopback ring for queue pairs of this NIC
+//! that are connected to each other.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::frame::{Frame, FrameHeader};
 use crate::route::{Resolve, Route};
 use crate::timer::earliest;
 
-/// The link of a NIC to itself.
+/// The loopback link of a NIC.
 pub(crate) const OWN: PeerId = PeerId(u32::MAX);
 
 pub(crate) struct Wire {
@@ -32,7 +32,7 @@ pub(crate) struct Wire {
     now: Time,
     /// The ports that are down, as bits from port 1 on.
     pub down: u32,
-    /// Frames sent, taken, and sent to nobody.
+    /// Frames sent, frames received, and frames dropped without a destination.
     pub sent: u64,
     pub received: u64,
     pub vanished: u64,
@@ -74,7 +74,7 @@ impl Wire {
         Ok(OWN)
     }
 
-    /// Whom an address vector stands for, and the link there.
+    /// The route of an address vector, and the link to its node.
     pub fn route(&mut self, av: &AvSeg, port: u8) -> Option<(Route, PeerId)> {
         let route = self.resolver.as_ref()?.resolve(av, port)?;
         let peer = self.connect(route.node).ok()?;
@@ -89,7 +89,7 @@ impl Wire {
         }
     }
 
-    /// True if a port is up.
+    /// Returns true if a port is up.
     #[inline]
     pub fn is_up(&self, port: u8) -> bool {
         self.down & 1_u32.wrapping_shl(u32::from(port).wrapping_sub(1)) == 0
@@ -99,13 +99,13 @@ impl Wire {
     pub fn relink(&mut self, node: NodeId, peer: PeerId) {
         let own = peer == OWN && self.own.is_none();
         if own || peer != OWN && matches!(self.fabric.state(peer), LinkState::Lost(_)) {
-            // If it cannot be had now, the next retry tries again.
+            // If the link cannot be made now, the next retry tries again.
             let _ = self.connect(node);
         }
     }
 
-    /// Sends a frame of `len` payload bytes that `fill` writes. On a lost link, or from a port
-    /// that is down, it vanishes, as on a wire that leads nowhere.
+    /// Sends a frame of `len` payload bytes that `fill` writes. On a lost link, or from a port that
+    /// is down, the frame is dropped without an error.
     #[inline]
     pub fn send(
         &mut self,
@@ -132,7 +132,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Hands a frame to the fabric, or to the ring of its own.
+    /// Passes a frame to the fabric or to the loopback ring.
     #[inline]
     fn pass(
         &mut self,
@@ -147,7 +147,7 @@ impl Wire {
         Ok(writer.write(header, fill)?)
     }
 
-    /// Sends a frame as its faults will have it.
+    /// Sends a frame with the faults that are drawn for it.
     #[cold]
     fn send_badly(
         &mut self,
@@ -176,7 +176,7 @@ impl Wire {
     ) -> Result<(), SendRefused> {
         let fate = faulty.draw(self.now);
         for copy in 0..fate.copies {
-            // The second copy comes on its own.
+            // The second copy is held back by itself.
             let late = fate.late + Duration::from_micros(u64::from(copy));
             if !late.is_zero() {
                 let (header, payload) = (*header, faulty.scratch.clone());
@@ -198,7 +198,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Lets go of the frames that are due. Returns when the next one is.
+    /// Sends the held frames that are due. Returns when the next one is due.
     fn release(&mut self, now: Time) -> Option<Time> {
         let mut faulty = self.faulty.take()?;
         while let Some(frame) = faulty.take(now) {
@@ -221,12 +221,12 @@ impl Wire {
         self.faulty.is_some()
     }
 
-    /// A port that goes down or up by now as the faults have it, and whether it is up then.
+    /// The due change of a port by the fault plan, and whether the port is up after it.
     pub fn port_edge(&mut self, now: Time) -> Option<(u8, bool)> {
         self.faulty.as_mut()?.edge(now)
     }
 
-    /// True if the NIC has failed by now, as the faults have it.
+    /// Returns true if the fault plan has stopped the NIC by now.
     pub fn fatal(&self, now: Time) -> bool {
         self.faulty.as_ref().is_some_and(|faulty| faulty.fatal(now))
     }
@@ -239,7 +239,7 @@ impl Wire {
         self.faulty.as_ref().map(|f| f.stats).unwrap_or_default()
     }
 
-    /// Hands received frames on, half of the budget from this NIC itself if it has any.
+    /// Passes received frames on. The loopback ring, if one exists, gets half of the budget.
     pub fn receive(&mut self, mut budget: Budget, sink: Sink<'_>) -> u32 {
         let deaf = self.faulty.as_ref().is_some_and(|f| f.silent(self.now));
         let sink: Sink<'_> = if deaf { &mut |_, _, _| Ok(()) } else { sink };
@@ -250,7 +250,8 @@ impl Wire {
             reader.release();
             taken += got;
             if result.is_err() {
-                // Not possible with frames of our own; start afresh rather than read on.
+                // This is not possible with our own frames; start with a new ring instead of
+                // reading on.
                 self.own = None;
                 self.lost.push_back(OWN);
             }
@@ -260,7 +261,7 @@ impl Wire {
         taken
     }
 
-    /// True if frames to itself wait.
+    /// Returns true if the loopback ring contains frames.
     pub fn pending(&mut self) -> bool {
         self.own.as_mut().is_some_and(|(writer, reader)| {
             writer.publish();

@@ -1,4 +1,4 @@
-//! No heap allocation per message, once the queues have their size.
+//! No heap allocation per message after the queues have reached their size.
 
 mod rig;
 
@@ -20,16 +20,16 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: passes all calls on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|c| c.set(c.get() + 1));
-        // SAFETY: the caller's promise is handed on.
+        // SAFETY: the caller upholds the contract of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is handed on.
+        // SAFETY: the caller upholds the contract of the system's allocator.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Rounds of the same work allocate nothing, but for the first ones.
+/// Asserts that rounds of the same work allocate nothing, except the first ones.
 fn allocates_nothing(what: &str, mut round: impl FnMut()) {
     for _ in 0..5 {
         round();
@@ -49,7 +49,7 @@ fn allocates_nothing(what: &str, mut round: impl FnMut()) {
     assert_eq!(COUNT.with(Cell::get) - before, 0, "{what}");
 }
 
-/// Everybody's address is that of the only NIC.
+/// Resolves every address to the only NIC.
 struct Here(NodeId);
 
 impl Resolve for Here {
@@ -67,7 +67,7 @@ impl Resolve for Here {
 }
 
 #[test]
-fn nothing_is_allocated_per_datagram() {
+fn datagrams_allocate_nothing() {
     let mut world = World::new(1);
     let resolver = Here(world.nics[0].node());
     world.nics[0].set_resolver(Arc::new(resolver));
@@ -80,7 +80,7 @@ fn nothing_is_allocated_per_datagram() {
     }
     let round = || {
         b.post_recv(&[b.sge(0, 48)]);
-        // More destinations than are remembered.
+        // More destinations than the cache holds.
         for lid in 1..40 {
             let qpn = if lid == 1 { b.qpn.0 } else { 0x77 };
             a.run(
@@ -98,7 +98,7 @@ fn nothing_is_allocated_per_datagram() {
 }
 
 #[test]
-fn nothing_is_allocated_per_message() {
+fn messages_allocate_nothing() {
     for (nics, events) in [(1, false), (2, false), (2, true)] {
         let mut world = World::new(nics);
         let config = EndConfig::default().changed(|c| c.events = events);
@@ -121,7 +121,7 @@ fn nothing_is_allocated_per_message() {
             a.post(&write(at, &eight));
             a.post(&read(at, &list));
             a.post(&atomic(at, Atomic::FetchAdd { add: 1 }, &eight));
-            // This one is late.
+            // This receive is posted late.
             a.run(&mut world, &send(&eight));
             b.post_recv(&into);
             world.settle();
@@ -145,9 +145,9 @@ fn nothing_is_allocated_per_message() {
     }
 }
 
-/// Nor with shared receives, payloads in completion entries and keys that are invalidated.
+/// The same with shared receives, payloads in completion entries and invalidated keys.
 #[test]
-fn nothing_is_allocated_on_a_shared_queue() {
+fn shared_receives_allocate_nothing() {
     let mut world = World::new(2);
     let mut queue = SharedQueue::new(&mut world.nics[1], 3);
     let scatter = Scatter {
@@ -165,7 +165,7 @@ fn nothing_is_allocated_on_a_shared_queue() {
         }
         a.post(&read(at, &eight));
         a.post(&atomic(at, Atomic::FetchAdd { add: 1 }, &eight));
-        // This one is late.
+        // This receive is posted late.
         a.run(&mut world, &send(&eight));
         queue.post(&[queue.sge(0, 64)]);
         world.settle();

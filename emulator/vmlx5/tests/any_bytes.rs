@@ -1,5 +1,5 @@
-//! Random bytes where the NIC reads entries, records, doorbells and frames, judged by hosts that know
-//! what may come of them: the fuzzer's targets, by chance.
+//! Random bytes in entries, records, doorbells and frames that the NIC reads. The hosts of the
+//! fuzzer's targets check the effects; here a generator supplies the bytes.
 //!
 //! `GDS_CASES` sets the number of cases of each test.
 
@@ -22,7 +22,7 @@ fn cases() -> ProptestConfig {
     }
 }
 
-/// Bytes that say much: many acts, of which each finds its own.
+/// Bytes for many acts; each act decodes its own part.
 fn acts() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..1200)
 }
@@ -31,17 +31,17 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn entries_of_any_bytes(bytes in acts()) {
+    fn random_entries_keep_all_rules(bytes in acts()) {
         hostile::wqe::run(&bytes);
     }
 
     #[test]
-    fn doorbells_of_any_value(bytes in acts()) {
+    fn random_doorbells_keep_all_rules(bytes in acts()) {
         hostile::doorbell::run(&bytes);
     }
 
     #[test]
-    fn frames_of_any_bytes(bytes in acts()) {
+    fn random_frames_keep_all_rules(bytes in acts()) {
         nic::run(&bytes);
     }
 }

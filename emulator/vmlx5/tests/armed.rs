@@ -1,5 +1,5 @@
-//! Completion events: once for each time they are asked for, for entries that nobody was told of
-//! yet, in the order of the entries.
+//! Completion events: one event per request, for entries that no event reported, in the order of
+//! the entries.
 
 mod rig;
 
@@ -9,7 +9,7 @@ use vmlx5::*;
 
 const REGISTER: u64 = doorbell::CQ_ARM as u64;
 
-/// Writes that a consumer asks for an event, and rings if it does.
+/// Writes the event request of a consumer, and its completion register if asked to.
 fn arm(end: &End, cq: &CqView, sequence: u32, solicited: bool, rings: bool) {
     let word = doorbell::cq_arm_value(sequence, solicited, cq.next);
     let at = cq.record + doorbell::ARM as u64;
@@ -19,7 +19,7 @@ fn arm(end: &End, cq: &CqView, sequence: u32, solicited: bool, rings: bool) {
     }
 }
 
-/// Steps until nothing moves, and says which completion queues told something.
+/// Steps until no component makes progress, and returns the completion queues that raised events.
 fn told(world: &mut World, nic: usize) -> Vec<Cqn> {
     world.settle();
     let events = world.events(nic).into_iter();
@@ -36,32 +36,33 @@ fn watched() -> EndConfig {
 }
 
 #[test]
-fn an_armed_queue_tells_once_of_what_is_new() {
+fn armed_queue_raises_one_event_for_new_entries() {
     let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
     let go = |world: &mut World, a: &mut End| {
         a.run(world, &write(b.remote(0), &[a.sge(0, 8)]));
     };
     go(&mut world, &mut a);
-    assert_eq!(told(&mut world, 0), [], "nobody asked");
-    // Asked for after the entry was written: at once. The word is that of zeros.
+    assert_eq!(told(&mut world, 0), [], "the queue is not armed");
+    // A request after the entry was written raises the event immediately. The word consists of
+    // zeros.
     let cqn = a.send.cqn;
     arm(&a, &a.send, 0, false, true);
     assert_eq!(told(&mut world, 0), [cqn]);
     go(&mut world, &mut a);
-    assert_eq!(told(&mut world, 0), [], "nobody asked again");
-    // Armed before any is taken, as programs do that take entries later: what it was told of
-    // does not count again, the second one does.
+    assert_eq!(told(&mut world, 0), [], "the queue is not armed again");
+    // The consumer arms the queue before it takes an entry, as programs do that take entries later:
+    // a reported entry does not count again, the second entry counts.
     arm(&a, &a.send, 1, false, true);
     assert_eq!(told(&mut world, 0), [cqn]);
     arm(&a, &a.send, 2, false, true);
     assert_eq!(told(&mut world, 0), []);
     go(&mut world, &mut a);
     assert_eq!(told(&mut world, 0), [cqn]);
-    // The same word once more asks for nothing.
+    // The same word again requests nothing.
     arm(&a, &a.send, 2, false, true);
     go(&mut world, &mut a);
     assert_eq!(told(&mut world, 0), []);
-    // What was taken does not count, whether or not it was told of.
+    // Taken entries do not count, whether or not an event reported them.
     assert_eq!(a.send.drain().len(), 4);
     arm(&a, &a.send, 3, false, true);
     assert_eq!(told(&mut world, 0), []);
@@ -70,14 +71,14 @@ fn an_armed_queue_tells_once_of_what_is_new() {
 }
 
 #[test]
-fn a_request_is_seen_with_the_register_or_with_the_next_entry() {
+fn event_request_takes_effect_at_the_register_or_the_next_entry() {
     let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
     a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     arm(&a, &a.send, 0, false, false);
-    assert_eq!(told(&mut world, 0), [], "nothing was rung");
+    assert_eq!(told(&mut world, 0), [], "the register was not written");
     a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     assert_eq!(told(&mut world, 0), [a.send.cqn]);
-    // The register's second half is enough, and it is emptied.
+    // The second half of the register suffices, and the NIC clears it.
     arm(&a, &a.send, 1, false, false);
     a.run(&mut world, &nop());
     assert_eq!(told(&mut world, 0).len(), 1);
@@ -88,7 +89,7 @@ fn a_request_is_seen_with_the_register_or_with_the_next_entry() {
 }
 
 #[test]
-fn events_come_in_the_order_of_entries() {
+fn completion_events_keep_the_order_of_entries() {
     for turned in [false, true] {
         let mut world = World::new(1);
         let shared = world.end(0, watched());
@@ -113,10 +114,10 @@ fn events_come_in_the_order_of_entries() {
             arm(b, &b.recv, 0, false, false);
             a.prepare(&send(&[a.sge(0, 8)]));
             a.store_record();
-            // All ring on one page.
+            // All queues use one page.
             shared.mem.store64(doorbell::BF_OFFSET as u64, 1).unwrap();
             world.settle();
-            // The receive is there before the sender learns that it arrived.
+            // The receive completes before the sender gets its acknowledgement.
             expected.extend([b.recv.cqn, a.send.cqn]);
         }
         assert_eq!(told(&mut world, 0), expected);
@@ -124,7 +125,7 @@ fn events_come_in_the_order_of_entries() {
 }
 
 #[test]
-fn solicited_entries_and_errors_alone() {
+fn solicited_request_reports_only_solicited_entries_and_errors() {
     let (mut world, mut a, mut b) = World::joined(watched(), watched());
     let cqn = b.recv.cqn;
     let plain = |a: &End| [a.sge(0, 8)];
@@ -140,13 +141,13 @@ fn solicited_entries_and_errors_alone() {
     a.post(&asks());
     a.post(&send(&plain(&a)));
     assert_eq!(told(&mut world, 1), [cqn]);
-    // It was told of, and the one after it was not solicited.
+    // An event reported the entry, and the one after it was not solicited.
     arm(&b, &b.recv, 1, true, true);
     assert_eq!(told(&mut world, 1), []);
-    // Whoever takes any entry is told of that one, though.
+    // A request for any entry reports that one.
     arm(&b, &b.recv, 2, false, true);
     assert_eq!(told(&mut world, 1), [cqn]);
-    // A solicited one that was taken already; then an error.
+    // A solicited entry that was taken already; then an error.
     a.run(&mut world, &asks());
     b.recv.drain();
     arm(&b, &b.recv, 3, true, true);
@@ -156,7 +157,7 @@ fn solicited_entries_and_errors_alone() {
 }
 
 #[test]
-fn numbers_wrap_and_queues_come_and_go() {
+fn armed_queues_survive_wraps_creation_and_removal() {
     let config = watched().changed(|c| c.cq_start = 0xff_fffe);
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for i in 0..6 {
@@ -166,7 +167,7 @@ fn numbers_wrap_and_queues_come_and_go() {
         assert_eq!(told(&mut world, 0), [a.send.cqn]);
         assert_eq!(a.send.drain().len(), 1);
     }
-    // What is gone tells nothing, and holds its page no longer.
+    // A removed queue raises no events, and no longer uses its page.
     arm(&a, &a.send, 6, false, true);
     a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     let nic = &mut world.nics[0];

@@ -1,4 +1,4 @@
-//! Held messages, order, reconnection, lost and silent peers.
+//! Messages without a receive, order, reconnection, lost and silent peers.
 
 mod rig;
 
@@ -12,7 +12,7 @@ use vmlx5::*;
 const REQ: CqeOpcode = CqeOpcode::REQ;
 
 #[test]
-fn a_message_without_receive_waits_and_blocks_nobody_else() {
+fn message_without_receive_blocks_only_its_connection() {
     for seed in 0..50 {
         let (mut world, mut a, mut b) = World::late(seed);
         let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
@@ -31,12 +31,12 @@ fn a_message_without_receive_waits_and_blocks_nobody_else() {
             a.post(&with_imm),
         ];
         world.settle();
-        assert!(a.send.poll().is_none(), "order holds everything behind it");
+        assert!(a.send.poll().is_none(), "later work waits for the message");
         assert_eq!(b.get(300_000, 50_000), vec![0; 50_000]);
         assert!(world.nics[1].query_qp(b.qpn).unwrap().starved);
         d.post_recv(&[]);
         c.completes(&mut world, &send(&[]));
-        // The first receive lets all but the last through.
+        // The first receive lets all work except the last message complete.
         b.post_recv(&[b.sge(0, 100_000)]);
         world.settle();
         assert_eq!(b.get(0, 100_000), a.get(0, 100_000));
@@ -47,7 +47,7 @@ fn a_message_without_receive_waits_and_blocks_nobody_else() {
         );
         let done: Vec<u16> = a.send.drain().iter().map(|c| c.wqe_counter.get()).collect();
         assert_eq!(done, [first, after[0], after[1], after[2]]);
-        // All but its last frame is written by now; nobody is told.
+        // All of the message except its last frame is written; no completion reports it yet.
         assert_eq!(b.recv.drain().len(), 1);
         b.post_recv(&[]);
         world.settle();
@@ -58,7 +58,7 @@ fn a_message_without_receive_waits_and_blocks_nobody_else() {
 }
 
 #[test]
-fn a_fence_waits_for_reads_and_atomics() {
+fn fence_waits_for_reads_and_atomics() {
     let (mut overtaken, rounds) = (0, 100);
     for seed in 0..rounds {
         for fence in [false, true] {
@@ -86,7 +86,7 @@ fn a_fence_waits_for_reads_and_atomics() {
 }
 
 #[test]
-fn reads_and_atomics_keep_their_order() {
+fn reads_and_atomics_keep_order() {
     for seed in 0..50 {
         let (mut world, mut a, b) = World::late(seed);
         let at = b.remote(0);
@@ -109,13 +109,13 @@ fn reads_and_atomics_keep_their_order() {
 }
 
 #[test]
-fn two_ends_add_to_one_word() {
+fn atomics_of_two_ends_add_to_one_word() {
     let mut world = World::scheduled(3, 9);
     let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
     let mut c = world.end(1, EndConfig::default());
     let d = world.end(2, EndConfig::default());
     world.connect(&c, &d);
-    // The word belongs to b's region; d has a region of its own over the same memory.
+    // The word belongs to b's region; d has another region over the same memory.
     let keys = register(&mut world.nics[2], d.pd, &b.mem, b.data_at, 8);
     let mut at = b.remote(0);
     for _ in 0..50 {
@@ -132,7 +132,7 @@ fn two_ends_add_to_one_word() {
 }
 
 #[test]
-fn sends_before_the_other_end_is_ready_wait_for_it() {
+fn sends_wait_until_the_other_end_is_ready() {
     for seed in 0..50 {
         let mut world = World::scheduled(2, seed);
         let mut a = world.end(0, EndConfig::default());
@@ -161,12 +161,12 @@ fn sends_before_the_other_end_is_ready_wait_for_it() {
 }
 
 #[test]
-fn reset_forgets_and_reconnects() {
+fn reset_drops_work_and_allows_reconnection() {
     for seed in 0..30 {
         let (mut world, mut a, mut b) = World::late(seed);
         let mut psn = 100;
         for round in 0..5 {
-            // Work under way, some of it without a receive, when both ends are reset.
+            // Both ends are reset with work in progress, some of it without a receive.
             b.post_recv(&[b.sge(0, 8)]);
             a.post(&write(b.remote(0), &[a.sge(0, 100_000)]));
             a.post(&read(b.remote(0), &[a.sge(0, 100_000)]));
@@ -184,7 +184,7 @@ fn reset_forgets_and_reconnects() {
                 (info.state, info.sq_rung, info.sq_done),
                 (QpState::Reset, 0, 0)
             );
-            // Fresh numbers tell a connection from the one before.
+            // New packet numbers distinguish a connection from the former one.
             psn += 1000;
             for (x, y, tx, rx) in [(&b, &a, psn, psn + 1), (&a, &b, psn + 1, psn)] {
                 world.init(x);
@@ -208,24 +208,24 @@ fn reset_forgets_and_reconnects() {
 }
 
 #[test]
-fn the_other_end_is_destroyed() {
+fn work_fails_after_the_other_end_is_destroyed() {
     let (mut world, mut a, b) = World::connected();
     let waiting = a.run(&mut world, &send(&[]));
     world.nics[1].destroy_qp(b.qpn).unwrap();
     world.outlast();
     a.send_failed(waiting, Syndrome::TRANSPORT_RETRY);
-    // And one that sends only afterwards.
+    // The same for an end that sends only after the destruction.
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     world.nics[1].destroy_qp(d.qpn).unwrap();
     world.settle();
-    assert_eq!(world.state(&c), QpState::Rts, "an idle end learns nothing");
+    assert_eq!(world.state(&c), QpState::Rts, "an idle end gets no error");
     let s = c.post(&write(d.remote(0), &[c.sge(0, 8)]));
     world.outlast();
     c.send_failed(s, Syndrome::TRANSPORT_RETRY);
 }
 
 #[test]
-fn a_killed_peer_ends_what_is_outstanding() {
+fn killed_peer_fails_outstanding_work() {
     let mut world = World::new(3);
     let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
     let bystander = world.end(1, EndConfig::default());
@@ -248,7 +248,7 @@ fn a_killed_peer_ends_what_is_outstanding() {
 }
 
 #[test]
-fn a_silent_peer_says_nothing_until_it_wakes() {
+fn silent_peer_answers_after_it_resumes() {
     for scheduled in [false, true] {
         let mut world = if scheduled {
             World::scheduled(2, 1)
@@ -268,7 +268,7 @@ fn a_silent_peer_says_nothing_until_it_wakes() {
 }
 
 #[test]
-fn a_full_fabric_holds_back_and_goes_on() {
+fn full_fabric_stalls_and_resumes() {
     let (mut world, mut a, b) = World::connected();
     let node = world.silence(&b);
     a.put(0, &pattern(8, 1 << 20));
@@ -285,7 +285,7 @@ fn a_full_fabric_holds_back_and_goes_on() {
 }
 
 #[test]
-fn a_node_that_does_not_exist() {
+fn unknown_node_fails_work_with_a_reason() {
     let mut world = World::new(1);
     let mut a = world.end(0, EndConfig::default());
     world.init(&a);

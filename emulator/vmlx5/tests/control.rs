@@ -1,4 +1,4 @@
-//! Control operations: states, limits, and what is refused.
+//! Control operations: states, limits, and refusals.
 
 mod rig;
 
@@ -10,7 +10,7 @@ use rig::*;
 use vmlx5::*;
 
 #[test]
-fn transitions() {
+fn only_valid_transitions_are_accepted() {
     let mut world = World::new(1);
     let a = world.end(0, EndConfig::default());
     let node = world.node(&a);
@@ -25,7 +25,7 @@ fn transitions() {
         Modify::Resume,
         Modify::Attr(AttrChange::default()),
     ];
-    // From each state (reached by the first `n` of RESET, INIT, RTR, RTS, SQD; 5 is ERR).
+    // From each state (the first `n` transitions of RESET, INIT, RTR, RTS, SQD; 5 is ERR).
     let allowed = [
         [true, true, false, false, false, false, false, false],
         [true, true, true, false, false, true, false, true],
@@ -62,7 +62,7 @@ fn transitions() {
 }
 
 #[test]
-fn refused_control_operations() {
+fn invalid_control_operations_are_refused() {
     let mut world = World::new(1);
     let a = world.end(0, EndConfig::default());
     let nic = &mut world.nics[0];
@@ -187,7 +187,7 @@ fn refused_control_operations() {
     let unknown = |object, number| NicError::Unknown { object, number };
     assert_eq!(refused(&|q| q.send_cq = Cqn(1)), unknown(Object::Cq, 1));
     let qpn = nic.create_qp(qp).unwrap();
-    // In use; then free, once.
+    // The objects are in use; then each can be removed once.
     let users = |object, number| NicError::InUse {
         object,
         number,
@@ -267,11 +267,11 @@ fn refused_control_operations() {
     nic.dereg_mr(a.keys.lkey).unwrap();
     nic.dealloc_pd(a.pd).unwrap();
     assert!(nic.dealloc_pd(a.pd).is_err());
-    assert!(nic.reg_mr(mr).is_err(), "its domain is gone");
+    assert!(nic.reg_mr(mr).is_err(), "its domain was removed");
 }
 
 #[test]
-fn objects_are_limited() {
+fn objects_above_the_limit_are_refused() {
     let hub = fabric::hub::Hub::new(Default::default());
     let config = NicConfig {
         log_max_pd: 1,
@@ -303,7 +303,7 @@ fn objects_are_limited() {
 }
 
 #[test]
-fn a_queue_pair_without_receive_queue() {
+fn queue_pair_without_receive_queue_refuses_sends() {
     let (mut world, a, _b) = World::connected();
     let mut c = world.end(0, EndConfig::default());
     let uar = a.uar;
@@ -333,7 +333,7 @@ fn a_queue_pair_without_receive_queue() {
 }
 
 #[test]
-fn a_name_for_traces() {
+fn nic_has_its_name_in_traces() {
     let world = World::new(1);
     assert_eq!(world.nics[0].name(), "nic0");
     assert_eq!(world.links.name(), "hub.links");

@@ -1,5 +1,5 @@
-//! WRITEs that are placed out of order: which of them may be visible early, which may not, and that
-//! nothing is done twice.
+//! WRITEs that are placed out of order: which of them may become visible early, which may not, and
+//! that the NIC executes nothing twice.
 
 mod rig;
 
@@ -11,7 +11,7 @@ use rig::*;
 use vmlx5::fabric::faults::Faults;
 
 const US: Duration = Duration::from_micros(1);
-/// Longer than the latest piece.
+/// Longer than the delay of the latest piece.
 const LATE: Duration = Duration::from_micros(50);
 /// The address of the data at the other end.
 const DATA: u64 = 0;
@@ -27,7 +27,7 @@ fn faults(seed: u64) -> Faults {
     }
 }
 
-/// A sender, and a receiver whose NIC places out of order.
+/// A sender, and a receiver whose NIC places WRITEs out of order.
 fn world(seed: u64) -> (World, End, End) {
     let (mut world, a, b) = World::connected();
     world.nics[1].set_faults(faults(seed));
@@ -36,7 +36,7 @@ fn world(seed: u64) -> (World, End, End) {
     (world, a, b)
 }
 
-/// Steps until `there`.
+/// Steps until `there` returns true.
 fn until(world: &mut World, mut there: impl FnMut() -> bool) {
     for _ in 0..1000 {
         if there() {
@@ -46,16 +46,16 @@ fn until(world: &mut World, mut there: impl FnMut() -> bool) {
             world.pass(US);
         }
     }
-    panic!("nothing came");
+    panic!("the data did not arrive");
 }
 
-/// Whether the receiver has all the data.
+/// Returns true if the receiver has all the data.
 fn whole(a: &End, b: &End) -> bool {
     b.get(DATA, LEN) == a.get(DATA, LEN)
 }
 
 #[test]
-fn a_later_write_may_be_seen_before_an_earlier_one() {
+fn later_write_may_be_visible_before_an_earlier_one() {
     let (mut early, mut displaced) = (0, 0);
     for seed in 0..40 {
         let (mut world, mut a, b) = world(seed);
@@ -73,7 +73,7 @@ fn a_later_write_may_be_seen_before_an_earlier_one() {
 }
 
 #[test]
-fn an_atomic_and_a_write_fenced_by_a_read_are_seen_behind_earlier_writes() {
+fn atomic_and_read_fenced_write_are_visible_after_earlier_writes() {
     for seed in 0..100 {
         let (mut world, mut a, b) = world(seed);
         a.post(&write(b.remote(DATA), &[a.sge(DATA, LEN as u32)]));
@@ -93,7 +93,7 @@ fn an_atomic_and_a_write_fenced_by_a_read_are_seen_behind_earlier_writes() {
 }
 
 #[test]
-fn a_completed_receive_is_seen_behind_earlier_writes() {
+fn completed_receive_is_visible_after_earlier_writes() {
     for seed in 0..100 {
         let (mut world, mut a, mut b) = world(seed);
         b.post_recv(&[b.sge(WORD, 64)]);
@@ -105,7 +105,7 @@ fn a_completed_receive_is_seen_behind_earlier_writes() {
 }
 
 #[test]
-fn a_write_is_complete_when_it_is_placed() {
+fn write_completes_after_it_is_placed() {
     for seed in 0..100 {
         let (mut world, mut a, b) = world(seed);
         a.post(&write(b.remote(DATA), &[a.sge(DATA, LEN as u32)]));
@@ -114,10 +114,10 @@ fn a_write_is_complete_when_it_is_placed() {
     }
 }
 
-/// Lost and doubled frames as well: each atomic counts once, and a READ finds what was written
-/// before it.
+/// With lost and duplicated frames as well: each atomic counts once, and a READ returns the data of
+/// earlier writes.
 #[test]
-fn atomics_that_are_asked_for_again_are_carried_out_once() {
+fn repeated_atomics_are_executed_once() {
     for seed in 0..40 {
         let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7));
         let (mut world, mut a, b) = World::joined(config.clone(), config);
@@ -144,8 +144,8 @@ fn atomics_that_are_asked_for_again_are_carried_out_once() {
         );
         assert_eq!(b.get64(WORD), 20);
         for i in 0..20_u64 {
-            assert_eq!(a.get64(WORD + 8 * i), i, "what an atomic found");
-            assert_eq!(a.get64(2 * WORD + 64 * i), seed + i, "what a READ found");
+            assert_eq!(a.get64(WORD + 8 * i), i, "the result of an atomic");
+            assert_eq!(a.get64(2 * WORD + 64 * i), seed + i, "the result of a READ");
         }
     }
 }

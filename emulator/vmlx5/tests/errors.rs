@@ -1,4 +1,4 @@
-//! Every error entry from its real cause; `case` has what is asserted of each.
+//! Every error entry from its real cause; `case` contains the assertions.
 
 mod case;
 mod rig;
@@ -17,7 +17,7 @@ const ADD: Atomic = Atomic::FetchAdd { add: 1 };
 
 type RemoteOp = fn(Remote, &[Sge]) -> SendWqe<'_>;
 
-/// The kinds of remote access, with the right that each needs.
+/// The kinds of remote access, with the required right of each.
 static REMOTE_OPS: [(RemoteOp, Access); 4] = [
     (write, Access::REMOTE_WRITE),
     (read, Access::REMOTE_READ),
@@ -31,7 +31,7 @@ static REMOTE_OPS: [(RemoteOp, Access); 4] = [
     ),
 ];
 
-/// One more region of a domain, of 64 bytes.
+/// A further region of a domain, of 64 bytes.
 fn region(world: &mut World, nic: usize, pd: PdId) -> (Sge, u32) {
     let mem = Arc::new(HostMemory::new(64));
     let MrKeys { lkey, rkey } = register(&mut world.nics[nic], pd, &mem, 0, 64);
@@ -39,7 +39,7 @@ fn region(world: &mut World, nic: usize, pd: PdId) -> (Sge, u32) {
     (Sge { addr, lkey, len }, rkey)
 }
 
-/// Local bytes that may not be used.
+/// Local bytes without permission.
 fn local_bytes() -> Vec<Case> {
     let len = EndConfig::default().data as u64;
     type Spoil = Box<dyn Fn(&mut World, &End) -> [Sge; 2]>;
@@ -101,9 +101,9 @@ fn local_bytes() -> Vec<Case> {
     faults.into_iter().chain(written).collect()
 }
 
-/// Entries that are none, or that the requester may not post.
+/// Invalid entries, or entries that the requester may not post.
 fn entries() -> Vec<Case> {
-    // What is spoiled: where in the bytes, and how.
+    // The position of the changed byte, and the change.
     let spoiled = [
         ("another index", 1, 1_u8, vendor::WQE_INDEX),
         ("an index close by", 2, 1, vendor::WQE_INDEX),
@@ -186,7 +186,7 @@ fn requests() -> Vec<Case> {
         ];
         for (name, spoil, why) in spoils {
             let raise = move |world: &mut World, a: &mut End, b: &mut End| {
-                // The other rights are there.
+                // The other rights are granted.
                 let (mut c, mine) = (world.end(0, EndConfig::default()), b.config.clone());
                 let d = world.end(1, mine);
                 world.connect(&c, &d);
@@ -210,12 +210,12 @@ fn requests() -> Vec<Case> {
         ));
     }
     cases.push(case(
-        "the key of a region that is gone, though its bytes are registered again",
+        "the key of a removed region, though its bytes are registered again",
         |world, a, b| {
             let nic = &mut world.nics[1];
             let stale = b.keys.rkey;
             nic.dereg_mr(stale).unwrap();
-            // In the same slot if it was the last one freed.
+            // The new region has the same slot if that slot was freed last.
             for _ in 0..3 {
                 let keys = register(nic, b.pd, &b.mem, b.data_at, 4096);
                 assert_ne!(keys.rkey, stale);
@@ -246,7 +246,7 @@ fn requests() -> Vec<Case> {
     cases
 }
 
-/// Receives that are at fault.
+/// Faulty receives.
 fn receives() -> Vec<Case> {
     let too_long = (Syndrome::REMOTE_INVAL_REQ, vendor::LENGTH);
     let failed = (Syndrome::REMOTE_OP, vendor::RESPONDER);
@@ -261,9 +261,9 @@ fn receives() -> Vec<Case> {
     };
     let mut cases = vec![
         case("a short receive", shorter, receive_fails(too_long, short)),
-        case("and nobody is told", shorter, lost).unreliable(),
+        case("a short receive on an unreliable connection", shorter, lost).unreliable(),
         case(
-            "a receive with a key that is none",
+            "a receive with an unknown key",
             |_, a, b| {
                 let bad = b.sge(0, 8).changed(|s| s.lkey = 0x4242);
                 b.post_recv(&[b.sge(100, 4), bad]);
@@ -274,7 +274,7 @@ fn receives() -> Vec<Case> {
         case(
             "a receive record beyond its queue",
             |_, a, b| {
-                // One more than there is room for.
+                // One entry more than the queue holds.
                 for _ in 0..=1 << b.config.log_rq {
                     b.post_recv(&[b.sge(0, 64)]);
                 }
@@ -308,7 +308,7 @@ fn receives() -> Vec<Case> {
     cases
 }
 
-/// Other ends that do not answer, or that nobody asks.
+/// Peers that do not answer, or that get no request.
 fn silence() -> Vec<Case> {
     let lost = Seen {
         requester: None,
@@ -316,7 +316,7 @@ fn silence() -> Vec<Case> {
     };
     vec![
         case(
-            "a peer that says nothing",
+            "a peer that does not answer",
             |world, a, b| {
                 world.silence(b);
                 a.quietly(write(b.remote(0), &[a.sge(0, 8)]))
@@ -330,13 +330,13 @@ fn silence() -> Vec<Case> {
         )
         .with(0, |a| a.rnr_retry = 3),
         case(
-            "an unreliable send with a key that is none",
+            "an unreliable send with an unknown key",
             |_, a, _| a.quietly(send(&[a.sge(0, 8).changed(|s| s.lkey = 0x4242)])),
             own(Syndrome::LOCAL_PROT, vendor::KEY_UNKNOWN),
         )
         .unreliable(),
         case(
-            "an unreliable write with a remote key that is none",
+            "an unreliable write with an unknown remote key",
             |_, a, b| {
                 let at = b.remote(0).changed(|r| r.rkey = 0x4242);
                 a.quietly(write(at, &[a.sge(0, 8)]))
@@ -347,25 +347,25 @@ fn silence() -> Vec<Case> {
     ]
 }
 
-/// Syndromes that no case here raises.
+/// Syndromes that no case here raises, with the reason.
 const NOT_HERE: [(Syndrome, &str); 4] = [
-    (Syndrome::BAD_RESP, "a peer by hand is in protocol.rs"),
+    (Syndrome::BAD_RESP, "a scripted peer: protocol.rs"),
     (
         Syndrome::MW_BIND,
         "there are no memory windows: such an entry is LOCAL_QP_OP, as an operation that the NIC does not have",
     ),
     (
         Syndrome::LOCAL_ACCESS,
-        "devices of this kind tell the responder's own keys as LOCAL_PROT and refuse remote ones by NAK, with an event and no entry",
+        "these devices report the responder's own keys as LOCAL_PROT and refuse remote ones by NAK, with an event and no entry",
     ),
     (
         Syndrome::REMOTE_ABORTED,
-        "the requesters of reliable datagrams alone are told so, and there are none",
+        "only requesters of reliable datagrams get it, and the NIC has none",
     ),
 ];
 
 #[test]
-fn every_syndrome_from_its_causes() {
+fn every_cause_raises_its_syndrome() {
     let cases = [local_bytes(), entries(), requests(), receives(), silence()];
     let mut raised: HashSet<u8> = NOT_HERE.iter().map(|(why, _)| why.0).collect();
     raised.insert(Syndrome::WR_FLUSH.0);
@@ -381,14 +381,14 @@ fn every_syndrome_from_its_causes() {
 }
 
 #[test]
-fn the_last_bytes_of_a_region() {
+fn last_bytes_of_a_region_are_accessible() {
     let (mut world, mut a, b) = World::connected();
     let last = a.config.data as u64 - 8;
     a.completes(&mut world, &write(b.remote(0), &[a.sge(last, 8)]));
 }
 
 #[test]
-fn what_a_message_does_not_reach_is_not_looked_at() {
+fn pieces_beyond_the_message_are_not_checked() {
     let (mut world, mut a, mut b) = World::connected();
     let bad = b.sge(0, 8).changed(|s| s.lkey = 0x4242);
     let r = b.post_recv(&[b.sge(100, 8), bad]);
@@ -397,8 +397,8 @@ fn what_a_message_does_not_reach_is_not_looked_at() {
 }
 
 #[test]
-fn deregistered_while_in_flight() {
-    // The region goes away between the frames of a message.
+fn deregistration_in_flight_fails_the_message() {
+    // The region is removed between the frames of a message.
     let (mut world, mut a, b) = World::connected();
     a.put(0, &[1; 1 << 20]);
     let index = a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)]));
@@ -412,7 +412,7 @@ fn deregistered_while_in_flight() {
 }
 
 #[test]
-fn rung_short_of_the_entry() {
+fn doorbell_short_of_the_entry_is_an_error() {
     let (mut world, mut a, b) = World::connected();
     let pieces: Vec<Sge> = (0..6).map(|i| a.sge(i * 8, 8)).collect();
     a.prepare(&write(b.remote(0), &pieces));
@@ -424,7 +424,7 @@ fn rung_short_of_the_entry() {
 }
 
 #[test]
-fn a_write_of_nothing_needs_no_key() {
+fn empty_write_needs_no_key() {
     let (mut world, mut a, b) = World::connected();
     let nowhere = Remote { addr: 1, rkey: 1 };
     a.completes(&mut world, &write(nowhere, &[]));
@@ -432,8 +432,8 @@ fn a_write_of_nothing_needs_no_key() {
 }
 
 #[test]
-fn what_was_done_before_the_error_is_reported_as_done() {
-    // Frames are late: good work is under way when the bad entry is found.
+fn work_before_the_error_completes() {
+    // Frames are late: valid work is in flight when the NIC finds the faulty entry.
     for seed in 0..20 {
         let (mut world, mut a, b) = World::late(seed);
         let at = b.remote(0);
@@ -460,10 +460,10 @@ fn what_was_done_before_the_error_is_reported_as_done() {
 }
 
 #[test]
-fn error_by_request_flushes_everything_in_order() {
+fn modify_to_err_flushes_all_work_in_order() {
     let (mut world, mut a, mut b) = World::connected();
     let receives: Vec<u16> = (0..5).map(|_| a.post_recv(&[])).collect();
-    // No receive there: it stays outstanding, and so does all behind it.
+    // The other end has no receive: the send stays outstanding, and so does all work after it.
     let sends: Vec<u16> = (0..5).map(|_| a.post(&send(&[]))).collect();
     world.settle();
     assert!(a.send.poll().is_none());
@@ -480,7 +480,7 @@ fn error_by_request_flushes_everything_in_order() {
     for (cqe, index) in done.iter().zip(receives) {
         assert_err(cqe, RESP_ERR, index, Syndrome::WR_FLUSH);
     }
-    // What the other end sends finds nobody.
+    // Frames of the other end are dropped.
     let s = b.post(&send(&[]));
     world.outlast();
     b.send_failed(s, Syndrome::TRANSPORT_RETRY);

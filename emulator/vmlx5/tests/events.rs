@@ -1,4 +1,4 @@
-//! Asynchronous events: each from its cause, once, in order, with its owner.
+//! Asynchronous events: each from its cause, once, in order, with its owner value.
 
 mod rig;
 
@@ -6,7 +6,7 @@ use rig::*;
 use vmlx5::*;
 
 #[test]
-fn communication_is_established_once() {
+fn communication_established_is_reported_once() {
     let mut world = World::new(2);
     let mut a = world.end(0, EndConfig::default());
     let b = world.end(1, EndConfig::default());
@@ -23,14 +23,14 @@ fn communication_is_established_once() {
     let (qpn, owner) = (b.qpn, 9);
     assert_eq!(world.events(1), [Event::CommEst { qpn, owner }]);
     assert_eq!(world.events(0), []);
-    // In RTS nobody needs to be told.
+    // In RTS the first packet raises no event.
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     c.run(&mut world, &write(d.remote(0), &[c.sge(0, 8)]));
     assert_eq!(world.events(1), []);
 }
 
 #[test]
-fn events_of_what_is_gone_are_gone() {
+fn events_of_removed_objects_are_dropped() {
     let mut world = World::new(1);
     let a = world.end(0, EndConfig::default());
     let b = world.end(0, EndConfig::default());
@@ -45,7 +45,7 @@ fn events_of_what_is_gone_are_gone() {
 }
 
 #[test]
-fn ports_that_flap_are_forgotten_oldest_first() {
+fn excess_port_events_are_dropped_oldest_first() {
     let mut world = World::new(1);
     for i in 0..1001 {
         world.nics[0].set_port(1, i % 2 == 1).unwrap();

@@ -58,13 +58,13 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_printed_reads_as_the_same(faults in any_faults()) {
+    fn printed_faults_parse_to_the_same_faults(faults in any_faults()) {
         let text = faults.to_string();
         prop_assert_eq!(text.parse::<Faults>(), Ok(faults), "{}", text);
     }
 
     #[test]
-    fn any_text_reads_or_names_one_of_its_words(text in "[a-z0-9=.:, ]{0,40}|(loss=|down=1:|delay=|,|1s|\\.\\.|0\\.5){0,8}") {
+    fn any_text_parses_or_names_its_invalid_word(text in "[a-z0-9=.:, ]{0,40}|(loss=|down=1:|delay=|,|1s|\\.\\.|0\\.5){0,8}") {
         if let Err(error) = text.parse::<Faults>() {
             let words: Vec<&str> = text.split(',').map(str::trim).collect();
             prop_assert!(words.contains(&error.word.as_str()), "{}", error);
@@ -73,7 +73,7 @@ proptest! {
 }
 
 #[test]
-fn words_and_what_is_wrong_with_them() {
+fn invalid_words_are_refused_with_their_reason() {
     let text = "loss=0.01, dup=0.02,reorder=1,ooo=0.5,delay=20us..2ms,seed=7,die=3s,fatal=4s,deaf=1s..2s,\
                 deaf=5s..6s,down=2:10ms..1s";
     let faults: Faults = text.parse().unwrap();
@@ -115,20 +115,21 @@ fn words_and_what_is_wrong_with_them() {
         assert_eq!((error.word.as_str(), error.why), (word, why));
         assert!(error.to_string().contains(word), "{error}");
     }
-    // A seed that nobody named is drawn anew each time.
+    // Without a seed in the text, each parse draws a new one.
     let seeds = ["", "loss=0"].map(|text| text.parse::<Faults>().unwrap().seed);
     assert_ne!(seeds[0], seeds[1]);
 }
 
-/// Two windows that overlap are one, retries carry work over it, and all of it is told.
+/// Two overlapping windows count as one, retries carry work across it, and events report all
+/// changes.
 #[test]
-fn a_port_is_down_by_plan() {
+fn port_is_down_in_the_planned_periods() {
     let (mut world, mut a, b) = World::connected();
     let start = Duration::from_nanos(world.now);
     let port_down = vec![
         (1, at(start + 10 * MS)..at(start + 40 * MS)),
         (1, at(start + 30 * MS)..at(start + 60 * MS)),
-        // A port that is not there.
+        // This port does not exist.
         (2, at(start)..at(start + 90 * MS)),
     ];
     world.nics[1].set_faults(Faults {
@@ -145,7 +146,7 @@ fn a_port_is_down_by_plan() {
     world.pass(45 * MS);
     assert_eq!((told(&mut world), world.nics[1].port(1)), (None, Ok(false)));
     assert!(a.send.poll().is_none());
-    // Its retries are 67 ms apart, so the next one is after the port is up.
+    // The retries are 67 ms apart, so the next one is after the port is up.
     world.pass(5 * MS);
     assert_eq!(told(&mut world), Some(Event::Port { port: 1, up: true }));
     world.pass(70 * MS);

@@ -1,5 +1,4 @@
-//! SEND with invalidation: the key goes out of use when the message is there, or the message
-//! fails.
+//! SEND with invalidation: the key is invalid when the message is complete, or the message fails.
 
 mod rig;
 
@@ -13,7 +12,7 @@ use vmlx5::*;
 
 const RESP_SEND_INV: CqeOpcode = CqeOpcode::RESP_SEND_INV;
 
-/// One more region of a domain, of 4096 bytes.
+/// A further region of a domain, of 4096 bytes.
 fn region(world: &mut World, nic: usize, pd: PdId) -> (Arc<HostMemory>, MrKeys) {
     let mem = Arc::new(HostMemory::new(4096));
     let keys = register(&mut world.nics[nic], pd, &mem, 0, 4096);
@@ -21,7 +20,7 @@ fn region(world: &mut World, nic: usize, pd: PdId) -> (Arc<HostMemory>, MrKeys) 
 }
 
 #[test]
-fn the_key_is_gone_when_the_message_is_there() {
+fn invalidated_key_fails_after_the_message() {
     for len in [0, 5, 100_000] {
         let (mut world, mut a, mut b) = World::connected();
         let (mem, keys) = region(&mut world, 1, b.pd);
@@ -44,7 +43,7 @@ fn the_key_is_gone_when_the_message_is_there() {
         let done = a.send.poll().unwrap();
         assert_ok(&done, CqeOpcode::REQ, sent);
         assert_eq!(done.send_opcode(), SendOpcode::SEND_INV);
-        // Nobody may use it, on either side.
+        // The key is invalid on both sides.
         let failed = a.run(&mut world, &write(at(rkey), &[a.sge(0, 6)]));
         assert_eq!(
             a.send_failed(failed, Syndrome::REMOTE_ACCESS),
@@ -53,7 +52,7 @@ fn the_key_is_gone_when_the_message_is_there() {
         let mut before = [0; 6];
         mem.read(0, &mut before).unwrap();
         assert_eq!(&before, b"before");
-        // The region is still there to be removed, once.
+        // The region still exists and can be removed once.
         let nic = &mut world.nics[1];
         nic.dereg_mr(keys.lkey).unwrap();
         assert!(nic.dereg_mr(keys.lkey).is_err());
@@ -63,9 +62,9 @@ fn the_key_is_gone_when_the_message_is_there() {
 }
 
 #[test]
-fn the_key_works_until_the_last_byte_came() {
+fn key_is_valid_until_the_last_byte() {
     let (mut world, mut a, mut b) = World::connected();
-    // Of the very region that it is received into.
+    // The key of the region that the message is received into.
     let rkey = b.keys.rkey;
     b.post_recv(&[b.sge(0, 1 << 20)]);
     let bytes = pattern(3, 1 << 20);
@@ -75,9 +74,9 @@ fn the_key_works_until_the_last_byte_came() {
     assert_eq!(b.get(0, 1 << 20), bytes);
 }
 
-/// A message that comes again invalidates nothing again: not the key that follows.
+/// A duplicate invalidates nothing: the following key stays valid.
 #[test]
-fn on_a_bad_wire_each_key_goes_once() {
+fn unreliable_wire_invalidates_each_key_once() {
     for seed in 0..20 {
         println!("seed {seed}");
         let mut world = World::new(2);

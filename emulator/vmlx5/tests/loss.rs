@@ -1,5 +1,5 @@
-//! Work over links that are late, and over wires that lose, double, delay and reorder: everything
-//! is carried out exactly once, or fails when retries are used up.
+//! Work over late links, and over wires that lose, duplicate, delay and reorder frames: every
+//! operation is executed exactly once, or fails when the retries are used up.
 //!
 //! `GDS_CASES` sets the number of cases of each property.
 
@@ -26,7 +26,7 @@ fn cases(by_default: u32) -> ProptestConfig {
 
 const US: Duration = Duration::from_micros(1);
 
-/// Patience that outlasts the losses of these tests.
+/// Retry limits that outlast the losses of these tests.
 fn patient() -> EndConfig {
     EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7))
 }
@@ -34,9 +34,10 @@ fn patient() -> EndConfig {
 proptest! {
     #![proptest_config(cases(128))]
 
-    /// Over links that are late, with receives that are later, all is carried out exactly.
+    /// Over late links, with receives that are posted later, every operation is executed exactly
+    /// once.
     #[test]
-    fn random_work(seed: u64) {
+    fn random_work_completes_over_late_links(seed: u64) {
         worker::random_work(seed, World::scheduled(3, seed), EndConfig::default());
     }
 }
@@ -45,7 +46,7 @@ proptest! {
     #![proptest_config(cases(24))]
 
     #[test]
-    fn random_work_over_bad_wires(
+    fn random_work_completes_over_unreliable_wires(
         seed: u64,
         strict: bool,
         loss in 0.0..0.05,
@@ -58,14 +59,14 @@ proptest! {
         world.set_faults(&Faults { seed, loss, dup, reorder, delay, ..Faults::default() });
         let mut world = worker::random_work(seed, world, patient());
         prop_assert!(world.nics[0].fault_stats().frames > 50);
-        // Nobody waits for anything in the end.
+        // No timeout runs at the end.
         world.pass(Duration::from_secs(10));
         prop_assert_eq!(world.deadline, None);
     }
 
-    /// So much is lost that work fails: but for what failed, nothing is wrong.
+    /// So many frames are lost that work fails; all other work is correct.
     #[test]
-    fn hopeless_wires(seed: u64, loss in 0.3..0.9) {
+    fn hopeless_wires_fail_work_and_corrupt_nothing(seed: u64, loss in 0.3..0.9) {
         let config = EndConfig { retry_cnt: 2, timeout: 4, ..EndConfig::default() };
         let (mut world, mut a, b) = World::joined(config, EndConfig::default());
         world.set_faults(&Faults { seed, loss, ..Faults::default() });
@@ -96,7 +97,7 @@ proptest! {
 }
 
 #[test]
-fn a_fence_holds_over_bad_wires() {
+fn fence_holds_over_unreliable_wires() {
     for seed in 0..60 {
         let (mut world, mut a, b) = World::joined(patient(), patient());
         b.put(0, &vec![1; 200_000]);
@@ -113,7 +114,7 @@ fn a_fence_holds_over_bad_wires() {
 }
 
 #[test]
-fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
+fn faults_have_their_rates_and_repeat_for_a_seed() {
     let run = |seed| {
         let config = patient().changed(|c| (c.log_sq, c.log_cq) = (9, 9));
         let (mut world, mut a, b) = World::joined(config.clone(), config);
@@ -154,7 +155,7 @@ fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
 }
 
 #[test]
-fn deaf_for_a_while_and_dead_for_good() {
+fn deaf_period_is_retried_and_death_fails_work() {
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 3));
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     let at = |us: u64| Time::from_nanos(us * 1000);

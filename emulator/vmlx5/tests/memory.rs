@@ -1,5 +1,4 @@
-//! What the NIC does to memory, access by access: the order of its writes, and memory that
-//! goes away.
+//! The NIC's memory accesses, one by one: the order of its writes, and memory that is removed.
 
 mod rig;
 
@@ -13,13 +12,13 @@ use rig::*;
 use vmlx5::*;
 
 thread_local! {
-    /// Writes (offset and length) and stores (length 0) in their order.
+    /// Writes (offset and length) and stores (length 0), in order.
     static LOG: RefCell<Vec<(u64, usize)>> = const { RefCell::new(Vec::new()) };
-    /// Accesses to these offsets fault.
+    /// The memory refuses accesses to these offsets.
     static GONE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Host memory that is watched, and can go away in part.
+/// Host memory that records accesses and can be removed in part.
 struct Watched(Arc<HostMemory>);
 
 impl Watched {
@@ -82,7 +81,7 @@ fn watched() -> EndConfig {
 }
 
 #[test]
-fn payload_then_its_last_word_then_entry_then_its_last_dword() {
+fn payload_last_word_entry_and_last_dword_are_written_in_order() {
     for (at, len) in [
         (0, 1),
         (0, 8),
@@ -106,11 +105,12 @@ fn payload_then_its_last_word_then_entry_then_its_last_dword() {
         assert_eq!(*last, (b.recv.offset + LAST_DWORD_OFFSET as u64, 0));
         let mut place = b.data_at + at;
         for &(offset, written) in payload {
-            assert_eq!(offset, place, "in order: {log:?}");
+            assert_eq!(offset, place, "the order of writes: {log:?}");
             place += written as u64;
         }
         assert_eq!(place, b.data_at + at + len);
-        // The last write is the word that ends the message, whole if it is all of the message.
+        // The last write is the aligned word that ends the message, as far as the message covers
+        // it.
         let (offset, written) = payload[payload.len() - 1];
         let word = (b.data_at + at + len - 1) & !7;
         assert_eq!(offset, word.max(b.data_at + at));
@@ -119,7 +119,7 @@ fn payload_then_its_last_word_then_entry_then_its_last_dword() {
 }
 
 #[test]
-fn every_kind_of_message_ends_with_its_last_word() {
+fn every_message_writes_its_last_word_last() {
     let mut world = World::new(1);
     let (mut a, mut b) = world.pair(watched(), watched());
     let (there, big, word) = (b.remote(0), [a.sge(0, 100)], [a.sge(0, 8)]);
@@ -156,7 +156,7 @@ fn every_kind_of_message_ends_with_its_last_word() {
     }
 }
 
-/// Both ends watched, on NICs of their own, and everything still there.
+/// Two ends with recorded memory, on separate NICs, before any removal.
 fn pair() -> (World, End, End) {
     GONE.set((0, 0));
     World::joined(watched(), EndConfig::default())
@@ -168,7 +168,7 @@ fn lose(end: &End, offset: u64, len: u64) {
 }
 
 #[test]
-fn local_payload_goes_away() {
+fn removed_local_payload_fails_work() {
     for op in 0..3 {
         let (mut world, mut a, mut b) = pair();
         lose(&a, a.data_at + 40_000, 1);
@@ -186,11 +186,11 @@ fn local_payload_goes_away() {
 }
 
 #[test]
-fn remote_payload_goes_away() {
+fn removed_remote_payload_fails_work() {
     for op in 0..4 {
         let (mut world, mut a, mut b) = pair();
         lose(&a, a.data_at + 40_000, 8);
-        // Here `b` does the work, and `a` is the target.
+        // Here `b` posts the work, and `a` is the target.
         let (there, list) = (a.remote(0), [b.sge(0, 50_000)]);
         let word = [b.sge(0, 8)];
         let r = a.post_recv(&[a.sge(0, 50_000)]);
@@ -214,7 +214,7 @@ fn remote_payload_goes_away() {
 }
 
 #[test]
-fn rings_and_records_go_away() {
+fn removed_rings_and_records_fail_queues() {
     // The send ring: the entry cannot be read.
     let (mut world, mut a, _b) = pair();
     lose(&a, a.sq_at, 64);
@@ -241,7 +241,7 @@ fn rings_and_records_go_away() {
     let info = world.nics[0].query_cq(a.send.cqn).unwrap();
     assert_eq!((info.failure, info.producer), (Some(CqFailure::Memory), 1));
     assert_eq!(world.state(&a), QpState::Err);
-    // The doorbell page and the record: nothing is heard any more, nothing breaks.
+    // The doorbell page and the record: the NIC gets no further doorbell, and nothing else fails.
     for offset in [0x800, a.record] {
         let (mut world, mut a, _b) = pair();
         lose(&a, offset, 8);

@@ -1,5 +1,6 @@
-//! Committed mutants of the transport: each breaks one rule, and some scenario must notice. With
-//! the feature `mutants` alone; all in one test, since the switch is for the whole process.
+//! Committed mutants of the transport: each breaks one rule, and at least one scenario must detect
+//! it. Only with the feature `mutants`; all in one test, since the switch applies to the whole
+//! process.
 
 mod rig;
 mod worker;
@@ -22,10 +23,10 @@ type Scenario = (&'static str, fn(u64));
 
 const SCENARIOS: [Scenario; 5] = [
     ("random work over bad wires", bad_wires),
-    ("a frame that is lost, and no clock", one_lost),
-    ("a fenced write behind a read", fence),
+    ("a lost frame without a timeout", one_lost),
+    ("a fenced write after a read", fence),
     ("no receive", no_receive),
-    ("WRITEs out of order in front of an atomic", disorder),
+    ("WRITEs out of order before an atomic", disorder),
 ];
 
 fn bad_wires(seed: u64) {
@@ -69,7 +70,7 @@ fn no_receive(_: u64) {
     let (mut world, mut a, b) = World::joined(config.clone(), config);
     let s = a.post(&send(&[a.sge(0, 8)]));
     world.outlast();
-    let entry = a.send.poll().expect("an end");
+    let entry = a.send.poll().expect("a completion");
     assert_err(&entry, CqeOpcode::REQ_ERR, s, Syndrome::RNR_RETRY);
     drop(b);
 }
@@ -93,7 +94,7 @@ fn disorder(seed: u64) {
     assert_eq!(b.get(0, 1000), a.get(0, 1000));
 }
 
-/// The first scenario and seed that notice what is switched on.
+/// The first scenario and seed that detect the active mutant.
 fn killer() -> Option<(&'static str, u64)> {
     (0..SEEDS).find_map(|seed| {
         let fails = |(_, run): &&Scenario| catch_unwind(AssertUnwindSafe(|| run(seed))).is_err();
@@ -102,12 +103,12 @@ fn killer() -> Option<(&'static str, u64)> {
 }
 
 #[test]
-fn every_mutant_is_noticed() {
+fn every_mutant_is_detected() {
     assert_eq!(killer(), None, "the scenarios fail without a mutant");
     let hook = std::panic::take_hook();
     let mut alive = Vec::new();
     for mutant in Mutant::ALL {
-        // What is expected to panic says nothing of it.
+        // The hook suppresses the output of expected panics.
         std::panic::set_hook(Box::new(|_| {}));
         mutant::set(Some(mutant));
         let killer = killer();

@@ -1,4 +1,4 @@
-//! Every operation between two NICs and within one: payloads byte for byte, completions field
+//! Every operation between two NICs and within one NIC: payloads byte for byte, completions field
 //! by field.
 
 mod rig;
@@ -7,7 +7,7 @@ use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{Atomic, Payload, SendWqe, Sge};
 use rig::*;
 
-/// Two worlds: the other end on another NIC, and on the same.
+/// Two worlds: the other end is on another NIC, and on the same NIC.
 fn each(mut test: impl FnMut(World, End, End)) {
     for nics in [2, 1] {
         let mut world = World::new(nics);
@@ -19,7 +19,7 @@ fn each(mut test: impl FnMut(World, End, End)) {
 const SIZES: [usize; 12] = [1, 2, 7, 8, 9, 63, 64, 4096, 32767, 32768, 32769, 300_001];
 
 #[test]
-fn every_size() {
+fn every_size_arrives_intact() {
     each(|mut world, mut a, mut b| {
         for (i, &len) in SIZES.iter().enumerate() {
             let n = len as u32;
@@ -44,7 +44,7 @@ fn every_size() {
                 )),
             ];
             world.settle();
-            // The receive of a WRITE is used up, and its memory left alone.
+            // A WRITE with immediate uses its receive and leaves the receive's memory unchanged.
             assert_eq!(b.get(0, 3), [0xee; 3]);
             assert_eq!(b.get(3, len), data, "length {len}");
             assert_eq!(b.get(3 + len as u64, 5), [0xee; 5]);
@@ -75,17 +75,17 @@ fn every_size() {
                 assert_eq!((got.byte_cnt.get(), got.qpn()), (n, b.qpn.0));
                 assert_eq!((got.imm_inval_pkey, got.solicited()), (imm, false));
             }
-            // A plain WRITE leaves no trace.
+            // A WRITE without immediate makes no completion at the responder.
             assert!(a.send.poll().is_none() && b.recv.poll().is_none());
         }
-        // A read of nothing at all.
+        // A read of zero bytes.
         a.run(&mut world, &rig::read(b.remote(0), &[]));
         assert_eq!(a.send.poll().unwrap().byte_cnt.get(), 0);
     });
 }
 
 #[test]
-fn immediate_and_solicited() {
+fn immediate_data_and_solicited_bit_arrive() {
     each(|mut world, mut a, mut b| {
         let wqe = SendWqe {
             opcode: SendOpcode::SEND_IMM,
@@ -110,7 +110,7 @@ fn immediate_and_solicited() {
 }
 
 #[test]
-fn gathered_and_scattered() {
+fn pieces_are_gathered_and_scattered() {
     each(|mut world, mut a, mut b| {
         a.put(0, &pattern(9, 200_000));
         let from = [
@@ -138,7 +138,7 @@ fn gathered_and_scattered() {
 }
 
 #[test]
-fn inline() {
+fn inline_payloads_arrive_intact() {
     each(|mut world, mut a, mut b| {
         for len in [1, 4, 12, 13, 28, 29, 44, 60, 61, 124, 500, 900] {
             let data = pattern(len as u64, len);
@@ -161,7 +161,7 @@ fn inline() {
 }
 
 #[test]
-fn largest_entry() {
+fn largest_entry_completes() {
     // 63 segments: a write of 61 pieces, in 16 basic blocks; and a SEND of 62.
     each(|mut world, mut a, mut b| {
         a.put(0, &pattern(1, 62 * 16));
@@ -186,7 +186,7 @@ fn largest_entry() {
 }
 
 #[test]
-fn atomics() {
+fn atomics_return_the_old_value() {
     each(|mut world, mut a, b| {
         b.put64(16, 40);
         let at = b.remote(16);

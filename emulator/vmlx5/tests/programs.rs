@@ -1,6 +1,6 @@
-//! Programs of good entries and bad ones, on reliable and unreliable connections, and an oracle
-//! that says of each what becomes of it: its completion, the other end's, the states, and every
-//! byte of both memories.
+//! Programs of valid and faulty entries, on reliable and unreliable connections. An oracle predicts
+//! the effects of each: its completion, the other end's completion, the states, and every byte of
+//! both memories.
 //!
 //! `GDS_CASES` sets the number of cases of each test.
 
@@ -23,7 +23,7 @@ fn cases() -> ProptestConfig {
     }
 }
 
-/// Each operation has bytes of its own at both ends.
+/// Each operation has separate bytes at both ends.
 const SLOT: u64 = 72 * 1024;
 /// Most operations of a program.
 const OPS: usize = 12;
@@ -42,17 +42,17 @@ enum Kind {
     Swap,
 }
 
-/// What is wrong with an operation; nothing, if it makes no sense for its kind.
+/// The fault of an operation; ignored if the kind of operation cannot have it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wrong {
     Nothing,
-    /// The local key names nothing.
+    /// The local key is unknown.
     LocalKey,
     /// The local bytes end past the region.
     LocalRange,
     /// The entry carries another index.
     Index,
-    /// The remote key names nothing.
+    /// The remote key is unknown.
     RemoteKey,
     /// The remote bytes end past the region.
     RemoteRange,
@@ -96,13 +96,13 @@ fn op() -> impl Strategy<Value = Op> {
     })
 }
 
-/// What becomes of an operation.
+/// The predicted effect of an operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Done,
-    /// It completes, and the other end never heard of it.
+    /// It completes without an effect at the other end.
     Lost,
-    /// It completes; the receive it met is the one that failed.
+    /// It completes; the receive that it found failed.
     TooLong,
     Failed(Syndrome),
     Flushed,
@@ -117,7 +117,7 @@ impl Op {
         self.answered() || matches!(self.kind, Kind::Write | Kind::WriteImm)
     }
 
-    /// It uses a receive of the other end.
+    /// Returns true if it uses a receive of the other end.
     fn receives(&self) -> bool {
         matches!(self.kind, Kind::Send | Kind::SendImm | Kind::WriteImm)
     }
@@ -126,12 +126,12 @@ impl Op {
         matches!(self.kind, Kind::Send | Kind::SendImm)
     }
 
-    /// Its bytes travel in the entry.
+    /// Returns true if the entry contains its payload (inline).
     fn is_inline(&self) -> bool {
         self.inline && self.len <= 100 && !self.answered()
     }
 
-    /// What becomes of it on a connection without a fault so far.
+    /// Its effect on a connection without an earlier fault.
     fn fate(&self, service: Service) -> Fate {
         let local = !self.is_inline() && self.kind != Kind::Nop;
         let reliable = service == Service::Rc;
@@ -152,7 +152,7 @@ impl Op {
     }
 }
 
-/// What becomes of all of them, and whether each end is in error afterwards.
+/// The effects of all operations, and whether each end is in error afterwards.
 fn fates(ops: &[Op], service: Service) -> (Vec<Fate>, bool, bool) {
     let (mut stopped, mut deaf) = (false, false);
     let fates = ops.iter().map(|op| {
@@ -165,7 +165,7 @@ fn fates(ops: &[Op], service: Service) -> (Vec<Fate>, bool, bool) {
                 deaf |= matches!(why, Syndrome::REMOTE_ACCESS | Syndrome::REMOTE_INVAL_REQ);
                 Fate::Failed(why)
             }
-            // Nobody is there any more, which nobody tells of.
+            // The other end is in error and drops frames without an answer.
             Fate::Done | Fate::TooLong if deaf && op.kind != Kind::Nop => Fate::Lost,
             Fate::TooLong => {
                 deaf = true;
@@ -182,7 +182,7 @@ fn slot(i: usize) -> u64 {
     SLOT * i as u64
 }
 
-/// Writes the operation's entry.
+/// Writes the operation's entry into the ring.
 fn prepare(i: usize, op: &Op, a: &mut End, b: &End) -> u16 {
     let end = a.config.data as u64;
     let at = match op.wrong {
@@ -193,7 +193,7 @@ fn prepare(i: usize, op: &Op, a: &mut End, b: &End) -> u16 {
         Wrong::LocalKey => 0x4200,
         _ => a.keys.lkey,
     };
-    // In two pieces, of which one may be empty.
+    // Two pieces, one of which may be empty.
     let cut = (op.len / 3) as u32;
     let piece = |at, len| a.sge(at, len).changed(|s| s.lkey = key);
     let rest = op.len as u32 - cut;
@@ -201,7 +201,7 @@ fn prepare(i: usize, op: &Op, a: &mut End, b: &End) -> u16 {
     let whole = [piece(at, op.len as u32)];
     let to = Remote {
         addr: match op.wrong {
-            // Of whole words, for atomics.
+            // Whole words, for atomics.
             Wrong::RemoteRange => {
                 b.addr(end - op.len as u64 / 8 * 8) + if op.len < 8 { 1 } else { 8 }
             }
@@ -252,7 +252,7 @@ fn prepare(i: usize, op: &Op, a: &mut End, b: &End) -> u16 {
     index
 }
 
-/// Runs a program; everything must become what the oracle says.
+/// Runs a program and asserts the effects that the oracle predicts.
 fn run(seed: u64, service: Service, ops: &[Op]) {
     let mut world = World::scheduled(2, seed);
     let config = EndConfig {
@@ -265,7 +265,7 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
     };
     let (mut a, mut b) = world.pair(config.clone(), config);
     for (end, seed) in [(&a, seed), (&b, !seed)] {
-        // Of an odd period, so that no two slots are alike.
+        // The period is odd, so that no two slots are equal.
         let some = pattern(seed, 4099);
         let all: Vec<u8> = some.iter().copied().cycle().take(end.config.data).collect();
         end.put(0, &all);
@@ -273,7 +273,7 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
     let (mut of_a, mut of_b) = (a.get(0, a.config.data), b.get(0, b.config.data));
     let (fates, stopped, deaf) = fates(ops, service);
 
-    // Receives, each where the operation that will meet it has its bytes.
+    // Receives: each has the bytes of the operation that will use it.
     let meets = |op: &Op, fate: Fate| {
         let refused = Fate::Failed(Syndrome::REMOTE_INVAL_REQ);
         op.receives() && (matches!(fate, Fate::Done | Fate::TooLong) || fate == refused)
@@ -291,7 +291,7 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
             b.sge(slot(i) + u64::from(room / 2), room - room / 2),
         ]);
     }
-    // What nobody meets.
+    // Receives that no operation uses.
     b.post_recv(&[b.sge(0, 8)]);
 
     let indices: Vec<u16> = ops
@@ -302,7 +302,7 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
     a.ring();
     world.pass(Duration::from_millis(100));
     if service == Service::Uc {
-        // The other end has said nothing.
+        // The other end has not sent a frame.
         assert_eq!(world.nics[1].stats().frames_sent, 0);
         assert_eq!(world.deadline, None);
     }
@@ -313,7 +313,7 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
         let index = indices[i];
         let told = match fate {
             Fate::Failed(why) => Some(why),
-            // Behind a failure a malformed entry is one only if it was fetched before.
+            // After a failure, a malformed entry fails as malformed only if it was fetched before.
             Fate::Flushed if op.wrong == Wrong::Index => {
                 let next = entries.peek().map(|entry| entry.wqe_counter.get());
                 if next != Some(index) {
@@ -356,7 +356,6 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
     }
     assert_eq!(b.recv.poll(), None);
 
-    // States.
     let at_a = match (stopped, service) {
         (false, _) => QpState::Rts,
         (true, Service::Rc) => QpState::Err,
@@ -365,7 +364,6 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
     let at_b = if deaf { QpState::Err } else { QpState::Rts };
     assert_eq!((world.state(&a), world.state(&b)), (at_a, at_b));
 
-    // Memory.
     for (i, (op, &fate)) in all() {
         if fate != Fate::Done {
             continue;
@@ -395,12 +393,12 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn reliable(seed: u64, ops in prop::collection::vec(op(), 1..OPS)) {
+    fn reliable_programs_match_the_oracle(seed: u64, ops in prop::collection::vec(op(), 1..OPS)) {
         run(seed, Service::Rc, &ops);
     }
 
     #[test]
-    fn unreliable(seed: u64, ops in prop::collection::vec(op(), 1..OPS)) {
+    fn unreliable_programs_match_the_oracle(seed: u64, ops in prop::collection::vec(op(), 1..OPS)) {
         run(seed, Service::Uc, &ops);
     }
 }

@@ -1,5 +1,5 @@
-//! Frame by frame, what a requester makes of its answers: a port of the hub that is no NIC plays
-//! the other end.
+//! The requester's handling of answers, frame by frame: a port of the hub without a NIC acts as the
+//! other end.
 
 mod fake;
 mod rig;
@@ -12,8 +12,8 @@ use rig::*;
 use vmlx5::*;
 
 #[test]
-fn a_message_that_was_taken_after_all_ends_the_wait() {
-    // It turned a message away, then got a second copy of it that was under way already.
+fn late_acknowledgement_ends_the_rnr_wait() {
+    // The other end refused a message, then received a second copy that was in flight already.
     let mut fake = Fake::new();
     let s = fake.post_write();
     assert_eq!(kinds(&fake.listen()), [(Kind::Write, 1)]);
@@ -25,7 +25,7 @@ fn a_message_that_was_taken_after_all_ends_the_wait() {
 }
 
 #[test]
-fn the_wait_for_a_receiver_ends_with_its_time_or_with_a_hint() {
+fn rnr_wait_ends_with_its_timeout_or_a_hint() {
     for hinted in [false, true] {
         let mut fake = Fake::new();
         let posted = [fake.post_write(), fake.post_write()];
@@ -41,7 +41,7 @@ fn the_wait_for_a_receiver_ends_with_its_time_or_with_a_hint() {
             false => fake.after(Duration::from_nanos(1000)),
         };
         assert_eq!(kinds(&said), sent);
-        // Nobody waits: a hint means nothing.
+        // The wait is over: a hint has no effect.
         fake.answers(Kind::Hint, 1, |_| {}, &[]);
         fake.tell(Kind::Ack, 2, |_| {});
         fake.done(posted[0]);
@@ -50,12 +50,12 @@ fn the_wait_for_a_receiver_ends_with_its_time_or_with_a_hint() {
 }
 
 #[test]
-fn who_is_not_ready_acknowledges_nothing() {
+fn not_ready_nak_acknowledges_nothing() {
     let mut fake = Fake::new();
     fake.post_write();
     fake.post_write();
     fake.listen();
-    // The one for the first message was lost.
+    // The acknowledgement of the first message was lost.
     fake.tell(Kind::Nak, 2, |h| {
         (h.code, h.vendor) = (nak::RNR | 12, vendor::NOT_READY);
     });
@@ -65,7 +65,7 @@ fn who_is_not_ready_acknowledges_nothing() {
 }
 
 #[test]
-fn it_goes_back_to_where_it_was_told() {
+fn sequence_nak_resends_from_its_packet() {
     let mut fake = Fake::new();
     let posted = [
         fake.post_write(),
@@ -77,7 +77,7 @@ fn it_goes_back_to_where_it_was_told() {
     assert_eq!(kinds(&fake.listen()), sent);
     assert_eq!(kinds(&fake.nak(2, nak::PSN)), sent[1..]);
     fake.done(posted[0]);
-    // The same loss, reported once more, is the same loss.
+    // A second report of the same loss has no effect.
     assert!(fake.nak(2, nak::PSN).is_empty());
     fake.tell(Kind::ReadData, 2, data(8, 5));
     fake.tell(Kind::Ack, 3, |_| {});
@@ -88,8 +88,8 @@ fn it_goes_back_to_where_it_was_told() {
 }
 
 #[test]
-fn an_answer_may_overtake_the_going_back() {
-    // Everything is acknowledged while it is being sent again.
+fn acknowledgement_stops_the_retransmission() {
+    // The other end acknowledges all packets during the retransmission.
     let mut fake = Fake::new();
     let posted = [fake.post_write(), fake.end.post(&nop()), fake.post_write()];
     fake.listen();
@@ -103,7 +103,7 @@ fn an_answer_may_overtake_the_going_back() {
 }
 
 #[test]
-fn a_long_message_goes_on_within() {
+fn long_message_resumes_within() {
     let mut fake = Fake::new();
     let (to, list) = (fake.end.remote(0), [fake.end.sge(0, 100_000)]);
     let s = fake.end.post(&write(to, &list));
@@ -115,7 +115,7 @@ fn a_long_message_goes_on_within() {
     let said = fake.nak(17, nak::PSN);
     assert_eq!(kinds(&said), [(Kind::Write, 17), (Kind::Write, 25)]);
     assert_eq!(said[0].0.offset.get(), 65536);
-    // In packets smaller than a frame, too.
+    // The same with packets smaller than a frame.
     let said = fake.nak(19, nak::PSN);
     assert_eq!(kinds(&said), [(Kind::Write, 19)]);
     let (h, _) = &said[0];
@@ -128,7 +128,7 @@ fn a_long_message_goes_on_within() {
 }
 
 #[test]
-fn a_refusal_carries_its_reason_and_says_what_was_done() {
+fn nak_reports_its_reason_and_acknowledges_earlier_packets() {
     for (code, why) in [
         (nak::INVALID, Syndrome::REMOTE_INVAL_REQ),
         (nak::ACCESS, Syndrome::REMOTE_ACCESS),
@@ -148,10 +148,10 @@ fn a_refusal_carries_its_reason_and_says_what_was_done() {
 }
 
 #[test]
-fn answers_that_fit_no_request() {
+fn answers_without_a_request_are_refused() {
     type Answer = fn(&mut Fake);
     let wrong: [Answer; 6] = [
-        // Another length, another place, another message, another kind.
+        // Another length, another offset, another message, another kind.
         |f| drop(f.tell(Kind::ReadData, 1, data(8, 0))),
         |f| {
             f.tell(Kind::ReadData, 1, |h| {
@@ -161,7 +161,7 @@ fn answers_that_fit_no_request() {
         |f| drop(f.tell(Kind::ReadData, 2, data(16, 0))),
         |f| drop(f.tell(Kind::AtomicData, 1, |_| {})),
         |f| drop(f.tell(Kind::AtomicData, 2, |_| {})),
-        // Other packets.
+        // Another MTU.
         |f| {
             f.tell(Kind::ReadData, 1, |h| {
                 data(16, 0)(h);
@@ -181,7 +181,7 @@ fn answers_that_fit_no_request() {
 }
 
 #[test]
-fn an_answer_to_what_came_later_tells_that_a_read_was_lost() {
+fn later_answer_reveals_a_lost_read() {
     type Answer = fn(&mut Fake) -> Vec<(FrameHeader, Vec<u8>)>;
     let later: [Answer; 4] = [
         |f| f.tell(Kind::Ack, 2, |_| {}),
@@ -207,11 +207,11 @@ fn an_answer_to_what_came_later_tells_that_a_read_was_lost() {
 }
 
 #[test]
-fn a_read_asks_for_what_is_missing() {
+fn retried_read_requests_missing_bytes() {
     let mut fake = Fake::new();
     let s = fake.post_read(20_000);
     let after = fake.post_write();
-    // Five packets are its answer's.
+    // Five packets belong to its answer.
     assert_eq!(kinds(&fake.listen()), [(Kind::Read, 1), (Kind::Write, 6)]);
     fake.tell(Kind::ReadData, 1, |h| {
         (h.len, h.total, h.code) = (8192.into(), 20_000.into(), 1);
@@ -233,7 +233,7 @@ fn a_read_asks_for_what_is_missing() {
 }
 
 #[test]
-fn late_words_change_nothing() {
+fn late_answers_have_no_effect() {
     let mut fake = Fake::new();
     let s = fake.post_write();
     fake.listen();

@@ -1,5 +1,5 @@
-//! Frame by frame, what a responder makes of its requests, and what it does with frames of
-//! strangers: a port of the hub that is no NIC plays the other end.
+//! The responder's handling of requests and of frames from unknown sources, frame by frame: a port
+//! of the hub without a NIC acts as the other end.
 
 mod fake;
 mod rig;
@@ -12,14 +12,15 @@ use vmlx5::fabric::{Fabric, LinkError, LinkState};
 use vmlx5::*;
 
 #[test]
-fn copies_of_messages_are_received_once() {
+fn duplicate_messages_are_received_once() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     fake.end.post_recv(&[fake.end.sge(5000, 5000)]);
     fake.answers(Kind::Send, 1, |h| part(h, false, 1), &[]);
     fake.answers(Kind::Send, 1, |h| part(h, false, 2), &[]);
     fake.answers(Kind::Send, 2, |h| part(h, true, 3), &[(Kind::Ack, 2)]);
-    // Once more, in the same pieces and as one: acknowledged at its end, and nothing else.
+    // Duplicates, in the same pieces and as one frame: acknowledged at the end, without another
+    // effect.
     fake.answers(Kind::Send, 1, |h| part(h, false, 7), &[]);
     fake.answers(
         Kind::Send,
@@ -42,7 +43,7 @@ fn copies_of_messages_are_received_once() {
 }
 
 #[test]
-fn what_is_new_in_a_copy_is_taken() {
+fn new_packets_of_a_duplicate_are_accepted() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     fake.tell(Kind::Send, 1, |h| part(h, false, 1));
@@ -52,11 +53,11 @@ fn what_is_new_in_a_copy_is_taken() {
 }
 
 #[test]
-fn a_gap_is_reported_once() {
+fn gap_is_reported_by_one_nak() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     fake.tell(Kind::Send, 1, |h| part(h, false, 1));
-    // The second packet is missing; then all after it as well.
+    // The second packet is missing: one NAK reports it, and later packets get no further NAK.
     let said = fake.answers(
         Kind::Write,
         3,
@@ -77,9 +78,9 @@ fn a_gap_is_reported_once() {
 }
 
 #[test]
-fn frames_that_do_not_go_on_are_refused() {
+fn frames_that_do_not_continue_the_message_are_refused() {
     type Spoil = fn(&mut FrameHeader);
-    // Another kind, another length, another place, the beginning of another; other packets.
+    // Another kind, another length, another offset, the start of another message; other packets.
     let spoils: [(Kind, Spoil); 6] = [
         (Kind::Write, |h| part(h, true, 1)),
         (Kind::Send, |h| {
@@ -102,13 +103,13 @@ fn frames_that_do_not_go_on_are_refused() {
         let said = fake.answers(kind, 2, spoil, &[(Kind::Nak, 2)]);
         assert_eq!(said[0].0.code, nak::INVALID);
         assert_eq!(fake.world.state(&fake.end), QpState::Err);
-        // From now on it is silent.
+        // From now on the queue pair does not answer.
         fake.answers(Kind::Read, 2, |_| {}, &[]);
     }
 }
 
 #[test]
-fn a_message_turned_away_is_dropped_to_its_end() {
+fn message_without_receive_is_dropped_to_its_end() {
     let mut fake = Fake::new();
     for _ in 0..2 {
         let said = fake.answers(Kind::Send, 1, |h| part(h, false, 1), &[(Kind::Nak, 1)]);
@@ -124,7 +125,7 @@ fn a_message_turned_away_is_dropped_to_its_end() {
 }
 
 #[test]
-fn a_write_with_immediate_waits_at_its_end() {
+fn write_with_immediate_needs_its_receive_at_the_end() {
     let mut fake = Fake::new();
     let (va, rkey) = (fake.end.addr(0), fake.end.keys.rkey);
     let imm = |second, value| {
@@ -146,7 +147,7 @@ fn a_write_with_immediate_waits_at_its_end() {
 }
 
 #[test]
-fn reads_and_atomics_that_come_again() {
+fn repeated_reads_are_executed_again_and_atomics_once() {
     let mut fake = Fake::new();
     let (va, rkey) = (fake.end.addr(0), fake.end.keys.rkey);
     let at = |total: u32| {
@@ -164,29 +165,30 @@ fn reads_and_atomics_that_come_again() {
         let before = 65 + 5 * u64::from(psn);
         assert_eq!(found(fake.tell(Kind::FetchAdd, psn, at(8))), (psn, before));
     }
-    // Carried out once, however often it comes; two are kept, since no more can be asked for.
+    // Executed once for any number of duplicates. The responder keeps two results, since the
+    // requester can repeat no more.
     for psn in [3, 2, 3] {
         let before = 65 + 5 * u64::from(psn);
         assert_eq!(found(fake.tell(Kind::FetchAdd, psn, at(8))), (psn, before));
     }
     fake.answers(Kind::FetchAdd, 1, at(8), &[]);
     assert_eq!(fake.end.get64(0), 85);
-    // A read is carried out again, and may ask for its end only.
+    // A duplicate READ is executed again, and may request only the end of the bytes.
     fake.answers(Kind::Read, 4, at(8200), &[(Kind::ReadData, 4)]);
     fake.end.put64(0, 1);
     let said = fake.answers(Kind::Read, 5, at(4104), &[(Kind::ReadData, 5)]);
     assert_eq!((said[0].0.count.get(), said[0].1[0]), (2, 1));
-    // One that reaches past what was asked for did not come before.
+    // A READ that exceeds the original range is no duplicate.
     fake.answers(Kind::Read, 6, at(8200), &[]);
     fake.answers(Kind::Read, 7, at(8), &[(Kind::ReadData, 7)]);
-    // Its key is gone by now.
+    // Its key is invalid by now.
     fake.world.nics[0].dereg_mr(rkey).unwrap();
     let said = fake.tell(Kind::Read, 4, at(8200));
     assert_eq!(said[0].0.code, nak::ACCESS);
 }
 
 #[test]
-fn nobody_answers_strangers() {
+fn frames_of_unknown_queue_pairs_are_dropped() {
     let mut fake = Fake::new();
     let before = fake.world.nics[0].stats().frames_dropped;
     fake.answers(Kind::Read, 1, |h| h.src_qpn = 99.into(), &[]);
@@ -196,7 +198,7 @@ fn nobody_answers_strangers() {
 }
 
 #[test]
-fn who_is_not_connected_yet_puts_off_or_is_silent() {
+fn unconnected_queue_pair_sends_rnr_nak_or_nothing_if_strict() {
     for strict in [false, true] {
         let mut world = World::new(0);
         let config = NicConfig::default().changed(|n| n.strict = strict);
@@ -212,7 +214,7 @@ fn who_is_not_connected_yet_puts_off_or_is_silent() {
             port,
             nic,
         };
-        // Once for a message, not for each of its frames.
+        // One NAK per message, not one per frame.
         let said = [
             fake.tell(Kind::Send, 1, |h| part(h, false, 0)),
             fake.tell(Kind::Send, 2, |h| part(h, true, 0)),
@@ -229,7 +231,7 @@ fn who_is_not_connected_yet_puts_off_or_is_silent() {
 }
 
 #[test]
-fn a_frame_that_no_nic_sends_closes_the_link() {
+fn invalid_frame_closes_the_link() {
     type Spoil = fn(&mut FrameHeader);
     let spoils: [Spoil; 16] = [
         |h| h.kind = 0,
@@ -237,11 +239,12 @@ fn a_frame_that_no_nic_sends_closes_the_link() {
         |h| h.dst_qpn = (1 << 24).into(),
         |h| h.psn = u32::MAX.into(),
         |h| h.total = u32::MAX.into(),
-        // Not first, and begins at 0; last, and does not end the message; nothing of something.
+        // No FIRST at offset 0; LAST before the end of the message; no payload of a nonempty
+        // message.
         |h| (h.len, h.total, h.flags) = (4.into(), 4.into(), LAST),
         |h| (h.len, h.total, h.flags) = (4.into(), 8.into(), FIRST | LAST),
         |h| (h.total, h.flags) = (8.into(), FIRST),
-        // Packets that are not full, that begin amid one, too few, too many, of no size.
+        // Packets that are not full, a start inside a packet, too few packets, too many, or none.
         |h| (h.len, h.total, h.flags) = (8.into(), 16.into(), FIRST),
         |h| (h.len, h.offset, h.total, h.flags) = (8.into(), 8.into(), 16.into(), LAST),
         |h| {
@@ -280,7 +283,7 @@ fn a_frame_that_no_nic_sends_closes_the_link() {
 }
 
 #[test]
-fn one_acknowledgement_for_many_messages() {
+fn one_acknowledgement_covers_many_messages() {
     let mut fake = Fake::new();
     for psn in 1..20 {
         fake.put(Kind::Write, psn, |h| h.flags = FIRST | LAST);
@@ -290,11 +293,11 @@ fn one_acknowledgement_for_many_messages() {
 }
 
 #[test]
-fn a_loss_before_does_not_hit_the_connection_made_after() {
+fn link_loss_does_not_affect_a_later_connection() {
     let mut world = World::new(1);
     let end = world.end(0, EndConfig::default());
     let to = rtr(Path::to(vmlx5::fabric::NodeId(2), Qpn(FAKE)), 1, 1, 12);
-    // There is no such node; then there is.
+    // The node does not exist at first; then it does.
     world.init(&end);
     world.modify(&end, to);
     let mut port = world.hub.port();

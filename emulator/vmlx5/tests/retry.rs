@@ -1,5 +1,5 @@
-//! Clocks, in virtual time: silent peers, receivers that are not ready, and what progress does
-//! to the counts of retries. Times are exact to the nanosecond.
+//! Timeouts in virtual time: silent peers, receivers that are not ready, and the effect of progress
+//! on the counts of retries. Times are exact to the nanosecond.
 
 mod rig;
 
@@ -13,19 +13,19 @@ use vmlx5::*;
 const REQ: CqeOpcode = CqeOpcode::REQ;
 const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 
-/// The smallest time that a step takes.
+/// The smallest step of time.
 const STEP: Duration = Duration::from_nanos(100);
 
-/// Waits until an entry is there; returns how long that took from the step that sent.
+/// Waits for a completion; returns the time since the step that sent.
 fn time_to_entry(world: &mut World, a: &mut End) -> Duration {
     world.step();
     let sent = world.now;
     world.settle();
     loop {
-        let deadline = world.deadline.expect("a clock runs").as_nanos();
+        let deadline = world.deadline.expect("a timeout runs").as_nanos();
         world.now = deadline - STEP.as_nanos() as u64;
         world.step();
-        // An entry that the clock makes is there at once, one that an answer makes in the
+        // A completion caused by a timeout is there immediately, one caused by an answer in the
         // next step.
         for _ in 0..2 {
             if a.send.poll().is_some() {
@@ -41,7 +41,7 @@ fn time_to_entry(world: &mut World, a: &mut End) -> Duration {
 }
 
 #[test]
-fn a_silent_peer_is_given_up_in_exactly_its_time() {
+fn silent_peer_times_out_after_the_exact_time() {
     for (timeout, retry_cnt) in [(1, 0), (8, 0), (8, 1), (12, 7), (14, 3), (31, 7)] {
         let config =
             EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (timeout, retry_cnt));
@@ -58,13 +58,13 @@ fn a_silent_peer_is_given_up_in_exactly_its_time() {
         );
         a.send_failed(after, Syndrome::WR_FLUSH);
         let tries = world.nics[0].stats().frames_sent;
-        // The hint of its connection, and the write.
+        // The frames are the hint of its connection, and the write.
         assert_eq!(tries, 2 + u64::from(retry_cnt));
     }
 }
 
 #[test]
-fn without_a_timeout_it_waits_for_ever() {
+fn without_a_timeout_the_wait_has_no_end() {
     let (mut world, mut a, b) = World::joined(
         EndConfig::default().changed(|c| c.timeout = 0),
         EndConfig::default(),
@@ -79,7 +79,7 @@ fn without_a_timeout_it_waits_for_ever() {
 }
 
 #[test]
-fn an_idle_connection_has_no_clock() {
+fn idle_connection_has_no_timeout() {
     let (mut world, mut a, b) = World::connected();
     let node = world.node(&b);
     a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
@@ -90,7 +90,7 @@ fn an_idle_connection_has_no_clock() {
 }
 
 #[test]
-fn a_full_fabric_does_not_stop_the_clock() {
+fn full_fabric_does_not_stop_the_timeout() {
     let (mut world, mut a, b) = World::connected();
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     world.silence(&b);
@@ -98,7 +98,7 @@ fn a_full_fabric_does_not_stop_the_clock() {
         a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)]));
     }
     world.settle();
-    // Nothing of this one was ever sent.
+    // This message was never sent, not even in part.
     let index = c.post(&write(d.remote(0), &[c.sge(0, 40_000)]));
     world.outlast();
     let error = c.send.poll().unwrap();
@@ -107,7 +107,7 @@ fn a_full_fabric_does_not_stop_the_clock() {
 }
 
 #[test]
-fn progress_gives_all_retries_back() {
+fn progress_resets_the_retry_count() {
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 2));
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     let node = world.node(&b);
@@ -115,7 +115,7 @@ fn progress_gives_all_retries_back() {
     for round in 0..10 {
         world.hub.silence(node, true);
         let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        // Two retries are used up; it wakes just before the last has run out.
+        // Two retries are used; the peer resumes shortly before the last one expires.
         world.pass(once * 3 - 10 * STEP);
         assert_eq!(a.send.poll(), None, "round {round}");
         world.hub.silence(node, false);
@@ -123,12 +123,12 @@ fn progress_gives_all_retries_back() {
         a.sent(s);
     }
     let dropped: u64 = world.nics.iter().map(|n| n.stats().frames_dropped).sum();
-    assert_eq!(dropped, 0, "copies are received, not dropped");
+    assert_eq!(dropped, 0, "duplicates are received, not dropped");
 }
 
 #[test]
-fn long_messages_are_progress_all_the_way() {
-    // Each step delivers one frame, so that the whole takes longer than all retries together.
+fn packets_of_long_messages_count_as_progress() {
+    // Each step delivers one frame, so that the message takes longer than all retries together.
     let mut world = World::scheduled(2, 5);
     let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (3, 0));
     let (mut a, b) = world.pair(config, EndConfig::default());
@@ -150,7 +150,7 @@ fn long_messages_are_progress_all_the_way() {
 }
 
 #[test]
-fn a_receiver_that_is_never_ready_is_given_up() {
+fn receiver_that_is_never_ready_exhausts_the_rnr_retries() {
     for strict in [false, true] {
         for (rnr_retry, timer) in [(1, 0), (3, 1), (6, 31)] {
             let mut world = World::built(2, |c| c.strict = strict);
@@ -159,17 +159,17 @@ fn a_receiver_that_is_never_ready_is_given_up() {
                 world.pair(EndConfig::default().changed(|c| c.rnr_retry = rnr_retry), b);
             let index = a.post(&send(&[a.sge(0, 8)]));
             let took = time_to_entry(&mut world, &mut a);
-            // Each time the NAK is there in the next step.
+            // The NAK arrives in the step after each attempt.
             let retries = u32::from(rnr_retry);
             assert_eq!(took, (rnr_delay(timer) + STEP) * retries + STEP);
             assert_eq!(a.send_failed(index, Syndrome::RNR_RETRY), vendor::RNR);
-            assert_eq!(world.state(&b), QpState::Rts, "nothing is wrong with it");
+            assert_eq!(world.state(&b), QpState::Rts, "the receiver has no error");
         }
     }
 }
 
 #[test]
-fn seven_retries_are_without_end_and_a_receive_ends_them() {
+fn rnr_retry_seven_has_no_limit_and_a_receive_ends_it() {
     for strict in [false, true] {
         let mut world = World::built(2, |c| c.strict = strict);
         let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
@@ -184,7 +184,7 @@ fn seven_retries_are_without_end_and_a_receive_ends_them() {
         );
         let r = b.post_recv(&[b.sge(0, 8)]);
         world.settle();
-        // A hint is what a device does not have.
+        // Devices do not send hints.
         assert_eq!(a.send.poll().is_none(), strict);
         if strict {
             world.pass(rnr_delay(12));
@@ -195,7 +195,7 @@ fn seven_retries_are_without_end_and_a_receive_ends_them() {
 }
 
 #[test]
-fn strict_nics_connect_in_any_order_by_their_retries() {
+fn retries_connect_strict_nics_in_any_order() {
     let mut world = World::built(2, |c| c.strict = true);
     let mut a = world.end(0, EndConfig::default());
     let b = world.end(1, EndConfig::default());
@@ -207,13 +207,13 @@ fn strict_nics_connect_in_any_order_by_their_retries() {
     world.init(&b);
     world.rtr(&b, &a, 9);
     world.settle();
-    assert!(a.send.poll().is_none(), "nobody told it");
+    assert!(a.send.poll().is_none(), "a strict NIC gets no hint");
     world.pass(ack_timeout(14).unwrap());
     a.sent(s);
 }
 
 #[test]
-fn many_clocks_at_once() {
+fn many_timeouts_run_at_once() {
     let mut world = World::new(2);
     let mut ends = Vec::new();
     for i in 0..40 {
@@ -227,7 +227,7 @@ fn many_clocks_at_once() {
         a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     }
     world.settle();
-    // One is destroyed, one reset, while their clocks run.
+    // One queue pair is destroyed, one reset, while their timeouts run.
     let (gone, _) = ends.swap_remove(7);
     world.nics[0].destroy_qp(gone.qpn).unwrap();
     let (back, _) = ends.swap_remove(3);

@@ -22,8 +22,8 @@ fn near_wrap() -> EndConfig {
 }
 
 #[test]
-fn laps_of_every_ring() {
-    // Entries of 1 to 7 blocks in a ring of 8: every way to lie across its end.
+fn entries_survive_laps_of_every_ring() {
+    // Entries of 1 to 7 blocks in a ring of 8: every position across the end of the ring.
     for cq_start in [0, 0x00ff_fff5, u32::MAX - 20] {
         let config = near_wrap().changed(|c| c.cq_start = cq_start);
         let (mut world, mut a, mut b) = World::joined(config.clone(), config);
@@ -39,14 +39,14 @@ fn laps_of_every_ring() {
             a.sent(s);
             b.received(r);
         }
-        // Some 90 laps of the send ring, and over its index's wrap.
+        // About 90 laps of the send ring, across the wrap of its index.
         assert!((400..1000).contains(&a.sq));
         assert_eq!(a.send.next, cq_start.wrapping_add(200));
     }
 }
 
 #[test]
-fn a_full_ring_rung_once() {
+fn one_doorbell_announces_a_full_ring() {
     let (mut world, mut a, b) = World::joined(near_wrap(), near_wrap());
     for lap in 0..30 {
         for i in 0..8 {
@@ -62,7 +62,7 @@ fn a_full_ring_rung_once() {
 }
 
 #[test]
-fn nothing_happens_without_both_record_and_doorbell() {
+fn work_needs_both_record_and_doorbell() {
     let (mut world, mut a, b) = World::connected();
     let (to, sges) = (b.remote(0), [a.sge(8, 8)]);
     a.put64(8, 77);
@@ -90,7 +90,7 @@ fn nothing_happens_without_both_record_and_doorbell() {
 }
 
 #[test]
-fn a_doorbell_in_two_halves() {
+fn doorbell_of_two_halves_counts() {
     let (mut world, mut a, b) = World::connected();
     let register = BF_OFFSET as u64;
     for halves in [[0, 1], [1, 0]] {
@@ -106,29 +106,29 @@ fn a_doorbell_in_two_halves() {
         }
         assert_eq!(b.get64(0), a.get64(8));
         assert_eq!(a.send.drain().len(), 1);
-        assert_eq!(a.mem.load64(register).unwrap(), 0, "picked up");
+        assert_eq!(a.mem.load64(register).unwrap(), 0, "taken");
     }
 }
 
 #[test]
-fn a_shared_page_serves_all_its_queue_pairs() {
+fn shared_page_serves_all_its_queue_pairs() {
     let mut world = World::new(1);
     let (mut a, _b) = world.pair(EndConfig::default(), EndConfig::default());
     let shared = EndConfig::default().changed(|c| c.uar = Some(a.uar));
     let (mut c, _d) = world.pair(shared, EndConfig::default());
-    // A doorbell that a neighbour's overwrote before the NIC looked is not lost: the records
-    // are what counts.
+    // A doorbell that another queue pair overwrote before the NIC read it is not lost: the records
+    // announce the work.
     c.prepare(&nop());
     c.store_record();
     a.run(&mut world, &nop());
     assert_eq!((a.send.drain().len(), c.send.drain().len()), (1, 1));
-    // The page that `c` did not get is not polled.
+    // The NIC does not poll the page that `c` is not bound to.
     c.run(&mut world, &nop());
     assert_eq!(c.send.drain().len(), 0);
 }
 
 #[test]
-fn overrun_of_a_queue_that_minds() {
+fn overrun_fails_the_completion_queue() {
     let config = EndConfig::default().changed(|c| c.log_cq = 3);
     let (mut world, mut a, mut b) = World::joined(config, EndConfig::default());
     for _ in 0..9 {
@@ -138,7 +138,7 @@ fn overrun_of_a_queue_that_minds() {
     assert_eq!(info.failure, Some(CqFailure::Overrun));
     assert_eq!(info.producer, 8);
     assert_eq!(world.state(&a), QpState::Err);
-    // The queue tells of it, and so does the queue pair, once.
+    // The completion queue reports the failure, and so does the queue pair, once.
     let (cq, qpn) = (a.send.cqn, a.qpn);
     let told = world.events(0);
     assert_eq!(told.len(), 2);
@@ -146,10 +146,10 @@ fn overrun_of_a_queue_that_minds() {
     assert!(told.contains(&Event::QpFatal { qpn, owner: 9 }));
     world.modify(&a, Modify::Error);
     world.settle();
-    assert_eq!(world.events(0), [], "it knows");
-    // What was completed is intact.
+    assert_eq!(world.events(0), [], "no second event");
+    // The completed entries are intact.
     assert_eq!(a.send.drain().len(), 8);
-    // The other end learns when it asks.
+    // The other end detects the failure at its next request.
     let (to, sges) = (a.remote(0), [b.sge(0, 8)]);
     b.post(&write(to, &sges));
     world.outlast();
@@ -172,7 +172,7 @@ fn no_overrun_while_the_consumer_keeps_up() {
 }
 
 #[test]
-fn a_queue_that_ignores_overruns_writes_on() {
+fn queue_that_ignores_overruns_overwrites_entries() {
     let config = EndConfig::default().changed(|c| (c.log_cq, c.ignore_overrun) = (2, true));
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for _ in 0..11 {
@@ -190,7 +190,7 @@ fn a_queue_that_ignores_overruns_writes_on() {
 }
 
 #[test]
-fn a_cq_of_one_entry() {
+fn cq_of_one_entry_works() {
     let config = EndConfig::default().changed(|c| c.log_cq = 0);
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for i in 0..10 {
@@ -201,7 +201,7 @@ fn a_cq_of_one_entry() {
 }
 
 #[test]
-fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
+fn receive_list_that_fills_its_slot_needs_no_end_mark() {
     let mut world = World::new(2);
     for stride in [16, 32, 512] {
         let config = EndConfig::default().changed(|c| c.stride = stride);
@@ -224,8 +224,8 @@ fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
 }
 
 #[test]
-fn more_work_than_may_be_outstanding() {
-    // A ring of 4096 blocks rung at once: more than is fetched ahead.
+fn work_beyond_the_outstanding_limit_completes_in_order() {
+    // One doorbell for a ring of 4096 blocks: more than the NIC fetches ahead.
     let config = EndConfig::default().changed(|c| (c.log_sq, c.log_cq) = (12, 13));
     let mut world = World::scheduled(2, 11);
     let (mut a, b) = world.pair(config, EndConfig::default());

@@ -1,4 +1,5 @@
-//! Small payloads in completion entries: there if asked for, else in memory, never in both.
+//! Small payloads in completion entries (inline scatter): there if requested, otherwise in memory,
+//! never in both.
 
 mod rig;
 
@@ -23,7 +24,7 @@ fn config(service: Service, requester: bool, responder: bool) -> EndConfig {
     }
 }
 
-/// The bytes of payload in an entry that says that they are there.
+/// The payload in an entry that is marked as containing it.
 fn held(cqe: &Cqe64) -> Option<Vec<u8>> {
     let bytes = cqe.to_bytes();
     let len = cqe.byte_cnt.get() as usize;
@@ -33,7 +34,7 @@ fn held(cqe: &Cqe64) -> Option<Vec<u8>> {
 const UNTOUCHED: u8 = 0xee;
 
 #[test]
-fn what_a_send_brings() {
+fn small_sends_are_scattered_inline() {
     for service in [Service::Rc, Service::Uc] {
         for asked in [false, true] {
             let (mut world, mut a, mut b) =
@@ -69,7 +70,7 @@ fn what_a_send_brings() {
 }
 
 #[test]
-fn what_a_write_brings_is_where_it_said() {
+fn writes_are_never_scattered_inline() {
     let (mut world, mut a, mut b) =
         World::joined(EndConfig::default(), config(Service::Rc, true, true));
     a.put(0, b"written");
@@ -84,7 +85,7 @@ fn what_a_write_brings_is_where_it_said() {
 }
 
 #[test]
-fn a_shared_receive_brings_it_too() {
+fn shared_receives_are_scattered_inline() {
     let mut world = World::new(2);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
     let shared = config(Service::Rc, false, true).changed(|c| c.srq = Some(queue.srqn));
@@ -99,7 +100,7 @@ fn a_shared_receive_brings_it_too() {
 }
 
 #[test]
-fn the_receive_must_still_be_good() {
+fn inline_scatter_still_checks_the_receive() {
     type Bad = fn(&End) -> Sge;
     let cases: [(Bad, Syndrome); 2] = [
         (|b| b.sge(0, 5), Syndrome::LOCAL_LENGTH),
@@ -120,7 +121,7 @@ fn the_receive_must_still_be_good() {
 }
 
 #[test]
-fn what_reads_and_atomics_bring() {
+fn small_reads_and_atomics_are_scattered_inline() {
     for asked in [false, true] {
         let (mut world, mut a, b) =
             World::joined(config(Service::Rc, asked, false), EndConfig::default());
@@ -131,7 +132,7 @@ fn what_reads_and_atomics_bring() {
                 a.put(0, &vec![UNTOUCHED; len]);
                 let flags = WqeFlags::default().changed(|w| w.signaled = signaled);
                 let first = len.min(1) as u32;
-                // NOPs have no packets of their own: the entry after takes theirs.
+                // A NOP has no packets: the next entry gets its packet numbers.
                 a.prepare(&nop());
                 let index = a.prepare(&SendWqe {
                     flags,
@@ -170,9 +171,9 @@ fn what_reads_and_atomics_bring() {
     }
 }
 
-/// Through loss, duplication and reorder, each entry has the bytes of its own operation.
+/// With loss, duplication and reordering, each entry has the bytes of its own operation.
 #[test]
-fn nothing_is_mixed_up_on_a_bad_wire() {
+fn inline_scatter_matches_its_operation_on_an_unreliable_wire() {
     for seed in 0..20 {
         println!("seed {seed}");
         let mut rng = fastrand::Rng::with_seed(seed);

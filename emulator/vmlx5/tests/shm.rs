@@ -1,4 +1,4 @@
-//! NICs over shared memory: in one process, and in two, one of which dies.
+//! NICs over shared memory: in one process, and in two processes, one of which is killed.
 
 mod rig;
 
@@ -27,14 +27,14 @@ fn world() -> World {
     World::on((0..2).map(|_| fabric(ShmConfig::default())).collect())
 }
 
-/// Two connected ends, each on a NIC of its own.
+/// Two connected ends, on separate NICs.
 fn ends(world: &mut World) -> (End, End) {
     let [a, b] = [0, 1].map(|nic| world.end(nic, EndConfig::default()));
     world.connect(&a, &b);
     (a, b)
 }
 
-/// Steps until a send ends, which fails since the other end is not there.
+/// Steps until a send completes; it fails since the other end does not exist.
 #[track_caller]
 fn gives_up(world: &mut World, a: &mut End, index: u16) {
     let mut error = None;
@@ -47,7 +47,7 @@ fn gives_up(world: &mut World, a: &mut End, index: u16) {
     assert_eq!(error.as_error().vendor_err, vendor::RETRY);
 }
 
-/// Steps until `done`, with time passing quickly.
+/// Steps until `done`, with time advancing quickly.
 #[track_caller]
 fn until(world: &mut World, mut done: impl FnMut(&mut World) -> bool) {
     for _ in 0..1_000_000 {
@@ -57,16 +57,16 @@ fn until(world: &mut World, mut done: impl FnMut(&mut World) -> bool) {
         world.now += 20_000;
         world.step();
     }
-    panic!("it does not come to pass");
+    panic!("the condition does not become true");
 }
 
 #[test]
-fn a_peer_that_goes_away() {
+fn work_fails_after_the_peer_goes_away() {
     let mut world = world();
     let (mut a, b) = ends(&mut world);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     until(&mut world, |_| a.send.poll().is_some());
-    // This one waits for a receive that will never be.
+    // This send waits for a receive that is never posted.
     let waiting = a.post(&send(&[]));
     until(&mut world, |w| w.nics[1].query_qp(b.qpn).unwrap().starved);
     assert_eq!(s.wrapping_add(1), waiting);
@@ -77,7 +77,7 @@ fn a_peer_that_goes_away() {
 }
 
 #[test]
-fn another_version_shows_at_the_queue_pair() {
+fn version_mismatch_is_visible_at_the_queue_pair() {
     let of = |version| fabric(ShmConfig::default().changed(|s| s.version = version));
     let mut world = World::on(vec![of(1), of(2)]);
     let (mut a, b) = ends(&mut world);
@@ -89,7 +89,7 @@ fn another_version_shows_at_the_queue_pair() {
     assert_eq!(state, Some(LinkState::Lost(version)));
 }
 
-/// What one process must know of the other's end, as text.
+/// The record of one process's end for the other process, as text.
 struct Record {
     node: NodeId,
     qpn: Qpn,
@@ -116,7 +116,7 @@ impl Record {
     }
 }
 
-/// One process: a NIC with one end, stepped by this thread, which sleeps on its bell.
+/// One process: a NIC with one end. This thread steps the NIC and sleeps on its bell.
 struct Process {
     nic: Nic,
     end: End,
@@ -162,7 +162,7 @@ impl Process {
 
 const ROLE: &str = "VMLX5_TEST_ECHO";
 
-/// The other process: sends back whatever it receives, until it is killed.
+/// The other process: it sends back each received message, until it is killed.
 fn echo(parent: &str) -> ! {
     let mut me = Process::new();
     for _ in 0..8 {
@@ -210,9 +210,9 @@ fn two_processes() {
         let (_, record) = line.split_once("RECORD ")?;
         Some(Record::parse(record))
     });
-    let other = records.next().expect("the other process says who it is");
+    let other = records.next().expect("the other process prints its record");
     me.connect(&other);
-    // Messages there and back, each compared; the last one longer than any ring.
+    // Messages to the other process and back, each compared; the last one is longer than any ring.
     for (i, len) in [8, 1, 4096, 40_000, 1 << 20, 8, 1 << 20]
         .into_iter()
         .enumerate()
@@ -235,7 +235,7 @@ fn two_processes() {
         );
         assert!(me.end.get(0, len) == data, "message {i}");
     }
-    // One-sided work, with nobody's help over there.
+    // One-sided operations, without a call of the other process.
     let word = 77_u64.to_ne_bytes();
     let pieces = [&word[..]];
     let back = [me.end.sge(64, 8)];
@@ -252,7 +252,7 @@ fn two_processes() {
         assert_ok(&cqe, REQ, cqe.wqe_counter.get());
     }
     assert_eq!((me.end.get64(64), me.end.get64(72)), (77, 78));
-    // It dies; what is under way ends in error, and so does what comes after.
+    // The other process is killed; work in flight and later work fails.
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     let s = me.end.post(&send(&[me.end.sge(0, 8)]));
@@ -262,7 +262,7 @@ fn two_processes() {
     assert!(matches!(state, Some(LinkState::Lost(_))), "{state:?}");
 }
 
-/// Steps until `look` finds something.
+/// Steps until `look` returns a value.
 #[track_caller]
 fn until_done<T>(me: &mut Process, mut look: impl FnMut(&mut End) -> Option<T>) -> T {
     let start = Instant::now();
@@ -270,7 +270,7 @@ fn until_done<T>(me: &mut Process, mut look: impl FnMut(&mut End) -> Option<T>) 
         if let Some(found) = look(&mut me.end) {
             return found;
         }
-        assert!(start.elapsed() < Duration::from_secs(60), "nothing happens");
+        assert!(start.elapsed() < Duration::from_secs(60), "timeout: 60 s");
         me.step();
     }
 }

@@ -1,5 +1,5 @@
-//! Shared receive queues: who gets which entry, what an empty one does, limits, errors, and the
-//! end of queue pairs that take from one.
+//! Shared receive queues: the assignment of entries, an empty queue, limits, errors, and the end of
+//! queue pairs that use one.
 
 mod rig;
 
@@ -16,7 +16,7 @@ use vmlx5::*;
 const RESP_ERR: CqeOpcode = CqeOpcode::RESP_ERR;
 const RESP_SEND: CqeOpcode = CqeOpcode::RESP_SEND;
 
-/// `pairs` connections between two NICs, whose second ends take from the queue.
+/// `pairs` connections between two NICs, whose second ends use the queue.
 fn pairs(
     world: &mut World,
     queue: &SharedQueue,
@@ -35,7 +35,7 @@ fn shared(log: u8) -> (World, SharedQueue) {
     (world, queue)
 }
 
-/// The same, and a connection whose second end takes from the queue.
+/// The same, and a connection whose second end uses the queue.
 fn one(log: u8) -> (World, SharedQueue, End, End) {
     let (mut world, queue) = shared(log);
     let (a, b) = pairs(&mut world, &queue, 1, &EndConfig::default()).remove(0);
@@ -43,7 +43,7 @@ fn one(log: u8) -> (World, SharedQueue, End, End) {
 }
 
 #[test]
-fn receives_go_in_the_order_of_the_list() {
+fn receives_follow_the_order_of_the_list() {
     let (mut world, mut queue) = shared(3);
     let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
     let post = |queue: &mut SharedQueue, at: u64| queue.post(&[queue.sge(at, 100)]);
@@ -63,7 +63,7 @@ fn receives_go_in_the_order_of_the_list() {
         message(&mut world, 1, 1, 0, 0),
         message(&mut world, 0, 2, 100, 1),
     ];
-    // They come free in the other order, and are posted in that one.
+    // The receives complete in the reverse order, and are posted again in that order.
     queue.free(1);
     queue.free(0);
     let rest: Vec<u16> = (4..8).map(|i| post(&mut queue, i * 100)).collect();
@@ -103,9 +103,9 @@ fn receives_go_in_the_order_of_the_list() {
     assert_eq!(info, expected);
 }
 
-/// Messages of all sizes from many, over more receives than the record counts.
+/// Messages of all sizes from many senders, over more receives than the record's counter can hold.
 #[test]
-fn many_share_one_queue_through_the_wrap_of_its_count() {
+fn shared_queue_serves_many_across_the_wrap() {
     for seed in 0..4_u64 {
         println!("seed {seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -113,7 +113,8 @@ fn many_share_one_queue_through_the_wrap_of_its_count() {
         let mut queue = SharedQueue::new(&mut world.nics[1], 4);
         let config = EndConfig::default().changed(|c| c.log_cq = 8);
         let mut ends = pairs(&mut world, &queue, 3, &config);
-        // Once short ones over the wrap of the count, then long ones that overtake each other.
+        // First short messages across the wrap of the count, then long ones that overtake each
+        // other.
         let rounds = if seed == 0 { 70_000 } else { 1500 };
         let large = seed != 0;
         let mut posted: VecDeque<u16> = VecDeque::new();
@@ -172,14 +173,14 @@ fn many_share_one_queue_through_the_wrap_of_its_count() {
     }
 }
 
-/// A place for data that no posted receive has.
+/// A place for data that no posted receive uses.
 fn done_slot(posted: &VecDeque<u16>, places: &[u64; 16]) -> u64 {
     let used = |slot: &u64| posted.iter().any(|&e| places[usize::from(e)] == *slot);
     (0..16).find(|slot| !used(slot)).unwrap()
 }
 
 #[test]
-fn an_empty_queue_makes_senders_wait() {
+fn empty_shared_queue_makes_senders_wait() {
     let strict = |config: &mut NicConfig| config.strict = true;
     let mut world = World::built(2, strict);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
@@ -189,7 +190,7 @@ fn an_empty_queue_makes_senders_wait() {
     let lost = c.run(&mut world, &send(&[c.sge(0, 8)]));
     let wait = rnr_delay(12);
     world.pass(wait + Duration::from_micros(10));
-    // Asked twice: that is what `rnr_retry` 1 allows.
+    // The requester tries twice, since `rnr_retry` 1 allows one retry.
     assert_eq!(c.send_failed(lost, Syndrome::RNR_RETRY), vendor::RNR);
     assert_eq!(world.state(d), QpState::Rts);
     let (a, b) = &mut both[0];
@@ -204,7 +205,7 @@ fn an_empty_queue_makes_senders_wait() {
 }
 
 #[test]
-fn who_waits_is_told_of_the_next_receive() {
+fn posted_receive_sends_a_hint_to_the_waiting_sender() {
     let (mut world, mut queue) = shared(2);
     let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
     for (a, _) in &mut both {
@@ -213,7 +214,7 @@ fn who_waits_is_told_of_the_next_receive() {
     world.settle();
     let starved = |world: &World, end: &End| world.nics[1].query_qp(end.qpn).unwrap().starved;
     assert!(both.iter().all(|(_, b)| starved(&world, b)));
-    // One receive for two: one is served at once, the other waits on.
+    // One receive for two senders: one is served immediately, the other keeps waiting.
     queue.post(&[queue.sge(0, 8)]);
     world.settle();
     let mut served =
@@ -225,7 +226,7 @@ fn who_waits_is_told_of_the_next_receive() {
 }
 
 #[test]
-fn a_write_with_immediate_takes_one_too() {
+fn write_with_immediate_takes_a_shared_receive() {
     let (mut world, mut queue, mut a, mut b) = one(2);
     let entry = queue.post(&[]);
     a.put(0, b"immediate");
@@ -234,7 +235,7 @@ fn a_write_with_immediate_takes_one_too() {
         imm: [1, 2, 3, 4],
         ..write(b.remote(64), &[a.sge(0, 9)])
     });
-    // A write without takes none.
+    // A write without immediate takes no receive.
     a.run(&mut world, &write(b.remote(128), &[a.sge(0, 9)]));
     let done = b.recv.poll().unwrap();
     assert_ok(&done, CqeOpcode::RESP_WR_IMM, entry);
@@ -245,7 +246,7 @@ fn a_write_with_immediate_takes_one_too() {
 }
 
 #[test]
-fn a_limit_is_told_once() {
+fn limit_event_is_raised_once() {
     let (mut world, mut queue, mut a, _b) = one(3);
     let (srqn, owner) = (queue.srqn, 5);
     let limit = Event::SrqLimit { srqn, owner };
@@ -266,13 +267,13 @@ fn a_limit_is_told_once() {
     assert_eq!(take(&mut world, 1), [limit]);
     assert_eq!(info(&world).limit, 0);
     assert_eq!(take(&mut world, 1), []);
-    // One is left; more are posted before the limit is reached again.
+    // One receive is left; more are posted before the count falls below the limit again.
     world.nics[1].modify_srq(srqn, 1).unwrap();
     queue.free(0);
     queue.post(&[queue.sge(0, 8)]);
     assert_eq!(take(&mut world, 1), []);
     assert_eq!(take(&mut world, 1), [limit]);
-    // Fewer already, when it is set.
+    // Fewer receives than the limit are posted when the limit is set.
     world.nics[1].modify_srq(srqn, 8).unwrap();
     assert_eq!(world.events(1), [limit]);
     let beyond = world.nics[1].modify_srq(srqn, 9);
@@ -292,7 +293,7 @@ fn a_limit_is_told_once() {
 }
 
 #[test]
-fn a_receive_that_is_at_fault() {
+fn faulty_shared_receive_fails_its_message() {
     type Bad = fn(&SharedQueue) -> Vec<Sge>;
     let cases: [(Bad, Syndrome, u8, Syndrome); 4] = [
         (
@@ -331,7 +332,7 @@ fn a_receive_that_is_at_fault() {
         assert_eq!((error.as_error().vendor_err, error.qpn()), (why, b.qpn.0));
         a.send_failed(index, theirs);
         assert_eq!(world.state(&b), QpState::Err);
-        assert!(b.recv.poll().is_none(), "what it did not take is others'");
+        assert!(b.recv.poll().is_none(), "others keep their receives");
         let (qpn, owner) = (b.qpn, 9);
         assert_eq!(world.events(1), [Event::LastWqe { qpn, owner }]);
         assert_eq!(world.nics[1].query_srq(queue.srqn).unwrap().taken, 1);
@@ -339,7 +340,7 @@ fn a_receive_that_is_at_fault() {
 }
 
 #[test]
-fn a_queue_in_error_ends_those_that_take_from_it() {
+fn failed_shared_queue_fails_its_queue_pairs() {
     type Break = fn(&mut SharedQueue);
     let cases: [(Break, u8); 3] = [
         (|q| q.count(5), vendor::RECORD),
@@ -380,11 +381,11 @@ fn take_first_part(world: &mut World, queue: &SharedQueue, a: &mut End) {
         }
         world.step();
     }
-    panic!("nothing arrives");
+    panic!("no message arrives");
 }
 
 #[test]
-fn a_receive_that_was_taken_is_flushed() {
+fn taken_shared_receive_is_flushed() {
     let (mut world, mut queue) = shared(2);
     let mut both = pairs(&mut world, &queue, 2, &EndConfig::default());
     for _ in 0..3 {
@@ -400,14 +401,14 @@ fn a_receive_that_was_taken_is_flushed() {
     assert!(b.recv.poll().is_none());
     let (qpn, owner) = (b.qpn, 9);
     assert_eq!(world.events(1), [Event::LastWqe { qpn, owner }]);
-    // The others are still there, for the other one.
+    // The other receives remain for the other queue pair.
     let (c, d) = &mut both[1];
     c.run(&mut world, &send(&[c.sge(0, 8)]));
     d.received(1);
 }
 
 #[test]
-fn the_last_receive_is_told_once_a_life() {
+fn last_receive_event_is_raised_once_per_life() {
     let (mut world, mut queue, a, mut b) = one(2);
     queue.post(&[queue.sge(0, 8)]);
     let (qpn, owner) = (b.qpn, 9);
@@ -415,7 +416,7 @@ fn the_last_receive_is_told_once_a_life() {
         world.modify(&b, Modify::Error);
         world.settle();
         assert_eq!(world.events(1), [Event::LastWqe { qpn, owner }]);
-        // Sends are flushed, now and later; nothing more is told.
+        // Sends are flushed, now and later; no further event is raised.
         let sent = b.run(&mut world, &nop());
         b.send_failed(sent, Syndrome::WR_FLUSH);
         assert_eq!(world.events(1), []);
@@ -426,14 +427,14 @@ fn the_last_receive_is_told_once_a_life() {
         world.rts(&b, 1);
     }
     assert_eq!(world.nics[1].query_srq(queue.srqn).unwrap().taken, 0);
-    // One with a queue of its own has nothing to tell.
+    // A queue pair with its own receive queue does not raise this event.
     world.modify(&a, Modify::Error);
     world.settle();
     assert_eq!(world.events(0), []);
 }
 
 #[test]
-fn an_unreliable_message_that_broke_off_leaves_its_receive_to_the_next() {
+fn broken_unreliable_message_leaves_its_receive_to_the_next() {
     let (mut world, mut queue) = shared(2);
     let config = EndConfig::default().changed(|c| c.service = Service::Uc);
     let (mut a, mut b) = pairs(&mut world, &queue, 1, &config).remove(0);
@@ -452,7 +453,7 @@ fn an_unreliable_message_that_broke_off_leaves_its_receive_to_the_next() {
 }
 
 #[test]
-fn control() {
+fn invalid_shared_queue_operations_are_refused() {
     let (mut world, queue, _, b) = one(2);
     let nic = &mut world.nics[1];
     let (object, number) = (Object::Srq, queue.srqn.0);
@@ -502,18 +503,18 @@ fn control() {
         spoil(&mut attr);
         assert!(nic.create_srq(attr).is_err(), "case {i}");
     }
-    // A limit at once, of a queue without receives.
+    // The limit is set at creation, for a queue without receives.
     let srqn = nic.create_srq(SrqAttr { limit: 16, ..good }).unwrap();
     let owner = 0;
     assert_eq!(nic.next_event(), Some(Event::SrqLimit { srqn, owner }));
     nic.modify_srq(srqn, 1).unwrap();
-    // Its events vanish with it.
+    // The removal drops its events.
     nic.destroy_srq(srqn).unwrap();
     assert_eq!(nic.next_event(), None);
 }
 
 #[test]
-fn a_queue_of_its_own_or_a_shared_one() {
+fn own_and_shared_receive_queues_exclude_each_other() {
     let mut world = World::new(1);
     let queue = SharedQueue::new(&mut world.nics[0], 2);
     let a = world.end(0, EndConfig::default());

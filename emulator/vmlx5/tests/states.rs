@@ -1,4 +1,4 @@
-//! The send queue drained and gone on with, attributes changed, ports up and down.
+//! The drain of the send queue and its resumption, changes of attributes, ports up and down.
 
 mod rig;
 
@@ -23,7 +23,7 @@ fn drained(end: &End) -> Event {
 }
 
 #[test]
-fn what_was_begun_is_finished_and_nothing_else_is_begun() {
+fn drain_finishes_begun_work_only() {
     let (mut world, mut a, mut b) = world();
     let begun = [
         a.post(&write(b.remote(0), &[a.sge(0, 100_000)])),
@@ -36,14 +36,14 @@ fn what_was_begun_is_finished_and_nothing_else_is_begun() {
     assert_eq!((info.state, info.draining), (QpState::Sqd, true));
     a.sent(begun[0]);
     assert_eq!((a.send.poll(), world.nics[0].next_event()), (None, None));
-    // It still receives and answers.
+    // The queue pair still receives and answers.
     let r = a.post_recv(&[a.sge(0, 8)]);
     let s = b.post(&send(&[]));
     let back = b.run(&mut world, &read(a.remote(0), &[b.sge(64, 8)]));
     a.received(r);
     b.sent(s);
     b.sent(back);
-    // And sends again what has to be sent again.
+    // The queue pair still retransmits.
     b.post_recv(&[b.sge(0, 8)]);
     world.pass(rnr_delay(12));
     a.sent(begun[1]);
@@ -57,14 +57,14 @@ fn what_was_begun_is_finished_and_nothing_else_is_begun() {
 }
 
 #[test]
-fn a_queue_at_rest_is_drained_at_once_each_time() {
+fn idle_queue_drains_immediately_each_time() {
     let (mut world, mut a, b) = world();
     for _ in 0..3 {
         world.modify(&a, Modify::Sqd);
         world.settle();
         assert_eq!(world.nics[0].next_event(), Some(drained(&a)));
         assert_eq!(world.nics[0].next_event(), None);
-        // A doorbell rung now is heard.
+        // A doorbell in SQD takes effect after the resumption.
         let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
         assert_eq!(a.send.poll(), None);
         world.modify(&a, Modify::Resume);
@@ -74,7 +74,7 @@ fn a_queue_at_rest_is_drained_at_once_each_time() {
 }
 
 #[test]
-fn a_drain_that_fails_ends_in_error() {
+fn failed_drain_ends_in_error() {
     let (mut world, mut a, b) = world();
     world.silence(&b);
     let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
@@ -83,11 +83,11 @@ fn a_drain_that_fails_ends_in_error() {
     world.outlast();
     a.send_failed(s, Syndrome::TRANSPORT_RETRY);
     a.send_failed(later, Syndrome::WR_FLUSH);
-    assert_eq!(world.nics[0].next_event(), None, "it was never drained");
+    assert_eq!(world.nics[0].next_event(), None, "the drain did not finish");
 }
 
 #[test]
-fn rights_change_while_it_runs() {
+fn access_rights_change_in_rts() {
     let (mut world, mut a, b) = world();
     a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     let only = |access| Modify::Attr(AttrChange::default().changed(|a| a.access = Some(access)));
@@ -100,7 +100,7 @@ fn rights_change_while_it_runs() {
 }
 
 #[test]
-fn clocks_and_limits_change_at_rest() {
+fn timeouts_and_limits_change_after_the_drain() {
     let (mut world, mut a, b) = world();
     let change = AttrChange {
         timeout: Some(5),
@@ -129,7 +129,7 @@ fn clocks_and_limits_change_at_rest() {
     assert_eq!(a.send.poll(), None);
     world.pass(Duration::from_nanos(1000));
     a.send_failed(s, Syndrome::TRANSPORT_RETRY);
-    // Reads are not allowed any more, on another one.
+    // On another queue pair, reads and atomics fail after the change (`max_rd_atomic` is 0).
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     world.modify(&c, Modify::Sqd);
     world.modify(&c, Modify::Attr(change));
@@ -140,7 +140,7 @@ fn clocks_and_limits_change_at_rest() {
 }
 
 #[test]
-fn a_port_that_is_down_is_silence_both_ways() {
+fn port_down_stops_traffic_both_ways() {
     for side in [0, 1] {
         let (mut world, mut a, b) = world();
         assert_eq!(world.nics[side].port(1), Ok(true));
@@ -156,7 +156,7 @@ fn a_port_that_is_down_is_silence_both_ways() {
         assert_eq!(world.nics[side].port(1), Ok(false));
         world.nics[side].set_port(1, true).unwrap();
         assert_eq!(world.nics[side].next_event(), event(true));
-        // Retries carry on.
+        // The retries succeed.
         world.pass(ack_timeout(14).unwrap());
         a.sent(s);
         world.nics[side].set_port(1, false).unwrap();
@@ -170,7 +170,7 @@ fn a_port_that_is_down_is_silence_both_ways() {
 }
 
 #[test]
-fn each_queue_pair_has_its_port() {
+fn queue_pairs_use_their_own_ports() {
     let mut world = World::built(2, |c| c.ports = 2);
     let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
     let (mut c, d) = (

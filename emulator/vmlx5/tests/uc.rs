@@ -1,4 +1,4 @@
-//! Unreliable connections: messages arrive whole or not at all, and nobody is told.
+//! Unreliable connections: messages arrive whole or not at all, without a report of losses.
 
 mod rig;
 
@@ -20,11 +20,11 @@ fn world() -> (World, End, End) {
 }
 
 #[test]
-fn a_message_completes_when_it_is_sent() {
+fn unreliable_message_completes_when_it_is_sent() {
     let (mut world, mut a, b) = world();
     let node = world.silence(&b);
     a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
-    // A fabric without room holds it back.
+    // A fabric without room delays the message.
     let posted: Vec<u16> = (0..3)
         .map(|_| a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)])))
         .collect();
@@ -37,7 +37,7 @@ fn a_message_completes_when_it_is_sent() {
 }
 
 #[test]
-fn a_message_without_receive_is_lost_whole() {
+fn unreliable_message_without_receive_is_lost_whole() {
     let (mut world, mut a, mut b) = world();
     a.put(0, &pattern(2, 100_000));
     a.completes(&mut world, &send(&[a.sge(0, 100_000)]));
@@ -50,7 +50,7 @@ fn a_message_without_receive_is_lost_whole() {
 }
 
 #[test]
-fn over_a_bad_wire_messages_arrive_whole_or_not_at_all() {
+fn unreliable_messages_arrive_whole_or_not_at_all() {
     let mut lost = 0;
     for seed in 0..40 {
         let (mut world, mut a, mut b) = world();
@@ -77,7 +77,7 @@ fn over_a_bad_wire_messages_arrive_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_send_that_fails_stops_sends_alone() {
+fn unreliable_send_error_stops_only_sends() {
     let (mut world, mut a, mut b) = world();
     let lkey = a.keys.lkey ^ 1;
     let bad = a.post(&write(
@@ -90,11 +90,11 @@ fn a_send_that_fails_stops_sends_alone() {
     assert_eq!(world.state(&a), QpState::Sqe);
     let late = a.run(&mut world, &nop());
     a.send_failed(late, Syndrome::WR_FLUSH);
-    // It still receives.
+    // The queue pair still receives.
     let r = a.post_recv(&[a.sge(0, 8)]);
     b.run(&mut world, &send(&[b.sge(0, 8)]));
     a.received(r);
-    // And can be told to send again.
+    // A transition to RTS enables sends again.
     world.modify(&a, Modify::Resume);
     a.put64(0, 5);
     a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
@@ -102,7 +102,7 @@ fn a_send_that_fails_stops_sends_alone() {
 }
 
 #[test]
-fn services_do_not_meet() {
+fn frames_of_another_service_are_dropped() {
     for (x, y) in [(Service::Uc, Service::Rc), (Service::Rc, Service::Uc)] {
         let with = |service| EndConfig { service, ..uc() };
         let (mut world, mut a, b) = World::joined(with(x), with(y));

@@ -1,4 +1,4 @@
-//! Datagrams: to whom an entry names, with a header before them, and lost without a word.
+//! Datagrams: destinations from entries, the header in front of payloads, and silent loss.
 
 mod rig;
 
@@ -17,7 +17,7 @@ const REQ: CqeOpcode = CqeOpcode::REQ;
 const RECEIVED: CqeOpcode = CqeOpcode::RESP_SEND;
 /// The queue key that the rig gives.
 const QKEY: u32 = 0x11;
-/// Bytes in front of what is received.
+/// Bytes reserved in front of a received payload.
 const ROOM: u32 = 40;
 
 /// NIC `i` has LID `i + 1`; a GID, if there is one, starts with the kind of its header.
@@ -60,7 +60,7 @@ fn ready(world: &mut World, end: &End) {
     world.modify(end, Modify::UdRts { sq_psn: 0xff_fffe });
 }
 
-/// One end ready on each NIC, and all know whose the addresses are.
+/// One ready end on each NIC; all NICs resolve all addresses.
 fn ends<const N: usize>(world: &mut World) -> [End; N] {
     resolve(world);
     let nics = world.nics.len();
@@ -93,7 +93,7 @@ fn datagram<'a>(av: AvSeg, sges: &'a [Sge]) -> SendWqe<'a> {
 }
 
 #[test]
-fn a_datagram_leaves_room_before_it_and_says_where_it_came_from() {
+fn datagram_reserves_header_room_and_names_its_source() {
     let (mut world, mut a, mut b) = world();
     a.put(0, &pattern(1, 4096));
     b.put(0, &[0xee; 40]);
@@ -126,18 +126,18 @@ fn a_datagram_leaves_room_before_it_and_says_where_it_came_from() {
         assert_eq!(cqe.source(), from);
         assert_eq!(b.get(40, len as usize), a.get(0, len as usize));
     }
-    // Without a header its room is left alone.
+    // Without a header, the first 40 bytes remain unchanged.
     assert_eq!(b.get(0, 40), [0xee; 40]);
-    // Nobody answers, and no clock runs.
+    // No acknowledgement arrives, and no timeout runs.
     assert_eq!(world.nics[1].stats().frames_sent, 0);
     assert_eq!(world.deadline, None);
 }
 
 #[test]
-fn a_header_fills_the_room_if_there_is_one() {
+fn header_fills_the_reserved_room() {
     let (mut world, mut a, mut b) = world();
     a.put(0, b"eight by");
-    // Of five bytes with immediate data there are three of padding and four of that.
+    // Five bytes with immediate data have three bytes of padding and four bytes of immediate data.
     for (kind, next, header, len) in [(0, 0x1b, 0, 8), (1, 17, 8, 8), (0, 0x1b, 4, 5)] {
         b.put(0, &[0; 48]);
         b.post_recv(&[b.sge(0, 10), b.sge(10, 38)]);
@@ -154,7 +154,7 @@ fn a_header_fills_the_room_if_there_is_one() {
         let cqe = b.recv.poll().unwrap();
         assert_eq!((cqe.byte_cnt.get(), cqe.source().grh), (40 + len, true));
         let got = b.get(0, 48);
-        // Version, class, flow; what follows: 12 + 8 + 4 bytes around the payload.
+        // Version, class, flow; the payload length: 12 + 8 + 4 bytes around the payload.
         assert_eq!(got[..4], [0x6a, 0xb5, 0x43, 0x21]);
         assert_eq!(got[4..8], [0, 32 + header, next, 0xcd]);
         assert_eq!(
@@ -164,7 +164,7 @@ fn a_header_fills_the_room_if_there_is_one() {
         let len = len as usize;
         assert_eq!(got[40..40 + len], b"eight by"[..len]);
     }
-    // IPv4: in the last 20 bytes.
+    // An IPv4 header fills the last 20 bytes.
     b.post_recv(&[b.sge(0, 48)]);
     let mut av = to(&b);
     av.hop_limit = 64;
@@ -182,7 +182,7 @@ fn a_header_fills_the_room_if_there_is_one() {
 }
 
 #[test]
-fn one_queue_pair_talks_to_many_and_hears_many() {
+fn one_queue_pair_exchanges_datagrams_with_many() {
     let mut world = World::new(3);
     let all: [End; 50] = ends(&mut world);
     let [mut hub, mut others @ ..] = all;
@@ -194,7 +194,7 @@ fn one_queue_pair_talks_to_many_and_hears_many() {
             hub.run(&mut world, &datagram(to(end), &[hub.sge(0, 8)]));
             hub.sent(hub.sq - 2);
             assert_eq!((end.recv.drain().len(), end.get64(40)), (1, word));
-            // And back.
+            // A datagram in the other direction.
             end.put64(100, !word);
             hub.post_recv(&[hub.sge(8, 48)]);
             end.run(&mut world, &datagram(to(&hub), &[end.sge(100, 8)]));
@@ -202,7 +202,7 @@ fn one_queue_pair_talks_to_many_and_hears_many() {
             assert_eq!((heard.source().qpn, hub.get64(48)), (end.qpn.0, !word));
         }
     }
-    // To itself as well.
+    // A datagram to the same queue pair.
     let r = hub.post_recv(&[hub.sge(200, 48)]);
     hub.put64(0, 77);
     hub.run(&mut world, &datagram(to(&hub), &[hub.sge(0, 8)]));
@@ -211,7 +211,7 @@ fn one_queue_pair_talks_to_many_and_hears_many() {
 }
 
 #[test]
-fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
+fn wrong_queue_key_drops_the_datagram() {
     let (mut world, mut a, mut b) = world();
     b.post_recv(&[b.sge(0, 48)]);
     let mut with = |world: &mut World, qkey: u32| {
@@ -223,12 +223,12 @@ fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
     assert_eq!(with(&mut world, QKEY ^ 1), 0);
     assert_eq!(world.nics[1].stats().frames_dropped, 1);
     assert_eq!(with(&mut world, 0), 0);
-    // With its highest bit the sender's own is taken.
+    // With the highest bit set, the NIC uses the sender's own queue key.
     assert_eq!(with(&mut world, 0xffff_ffff), 1);
 }
 
 #[test]
-fn a_key_changes_while_it_runs() {
+fn queue_key_changes_in_rts() {
     let (mut world, mut a, mut b) = world();
     let qkey = |qkey| Modify::Attr(AttrChange::default().changed(|a| a.qkey = Some(qkey)));
     b.post_recv(&[b.sge(0, 48)]);
@@ -242,8 +242,8 @@ fn a_key_changes_while_it_runs() {
 }
 
 #[test]
-fn partitions_do_not_hear_each_other() {
-    // Two limited members, other partitions, and those that may.
+fn datagrams_do_not_cross_partitions() {
+    // Two limited members, other partitions, and members that may communicate.
     for (x, y, heard) in [
         (0xffff, 0xffff, true),
         (0x7fff, 0xffff, true),
@@ -263,7 +263,7 @@ fn partitions_do_not_hear_each_other() {
 }
 
 #[test]
-fn without_a_receive_or_a_receiver_it_is_lost() {
+fn datagram_without_receive_or_receiver_is_dropped() {
     let (mut world, mut a, mut b) = world();
     let lost = [
         a.post(&datagram(to(&b), &[a.sge(0, 8)])),
@@ -274,13 +274,13 @@ fn without_a_receive_or_a_receiver_it_is_lost() {
     for index in lost {
         a.sent(index);
     }
-    // The next one comes, and only that.
+    // Only the next datagram arrives.
     let r = b.post_recv(&[b.sge(0, 48)]);
     world.settle();
     assert_eq!(b.recv.poll(), None);
     a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     b.received(r);
-    // Before RTR it hears nothing.
+    // Before RTR the queue pair receives nothing.
     let mut late = world.end(1, ud());
     world.init(&late);
     late.post_recv(&[late.sge(0, 48)]);
@@ -289,12 +289,12 @@ fn without_a_receive_or_a_receiver_it_is_lost() {
     world.modify(&late, Modify::UdRtr);
     a.run(&mut world, &datagram(to(&late), &[a.sge(0, 8)]));
     assert!(late.recv.poll().is_some());
-    assert_eq!(world.nics[0].stats().frames_dropped, 1, "nobody's address");
+    assert_eq!(world.nics[0].stats().frames_dropped, 1, "unknown address");
     assert_eq!(world.nics[1].stats().frames_dropped, 3);
 }
 
 #[test]
-fn a_queue_pair_without_a_resolver_talks_to_nobody() {
+fn datagrams_without_a_resolver_are_dropped() {
     let mut world = World::new(2);
     let [mut a, mut b] = [0, 1].map(|nic| world.end(nic, ud()));
     for end in [&a, &b] {
@@ -306,7 +306,7 @@ fn a_queue_pair_without_a_resolver_talks_to_nobody() {
 }
 
 #[test]
-fn what_is_wrong_with_a_send_stops_sends_alone() {
+fn datagram_send_error_stops_only_sends() {
     let (mut world, mut a, mut b) = world();
     let there = b.remote(0);
     let (length, operation) = (Syndrome::LOCAL_LENGTH, Syndrome::LOCAL_QP_OP);
@@ -328,7 +328,7 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
             operation,
             vendor::WQE_OPCODE,
         ),
-        // No address vector: what is there instead is none.
+        // The entry has other bytes instead of an address vector.
         (send(&word), operation, vendor::WQE_FORMAT),
     ] {
         let bad = a.post(&wqe);
@@ -336,7 +336,7 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
         assert_eq!(a.send_failed(bad, why), vendor);
         a.send_failed(after, Syndrome::WR_FLUSH);
         assert_eq!(world.state(&a), QpState::Sqe);
-        // It still receives, and can be told to send again.
+        // The queue pair still receives, and a transition to RTS enables sends again.
         let r = a.post_recv(&[a.sge(100, 48)]);
         b.run(&mut world, &datagram(to(&a), &[b.sge(0, 8)]));
         a.received(r);
@@ -348,7 +348,7 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
 }
 
 #[test]
-fn a_receive_without_the_room_is_the_receivers_error() {
+fn receive_without_header_room_is_the_receivers_error() {
     let (mut world, mut a, mut b) = world();
     let r = b.post_recv(&[b.sge(0, 47)]);
     let next = b.post_recv(&[b.sge(0, 48)]);
@@ -360,7 +360,7 @@ fn a_receive_without_the_room_is_the_receivers_error() {
 }
 
 #[test]
-fn an_event_is_asked_for_across_the_wire() {
+fn solicited_bit_crosses_the_wire() {
     let (mut world, mut a, mut b) = world();
     b.post_recv(&[b.sge(0, 48)]);
     let flags = WqeFlags::default().changed(|w| w.solicited = true);
@@ -374,7 +374,7 @@ fn an_event_is_asked_for_across_the_wire() {
 }
 
 #[test]
-fn a_bad_wire_loses_doubles_and_turns_around() {
+fn unreliable_wire_loses_duplicates_and_reorders_datagrams() {
     let (mut lost, mut twice, mut overtaken) = (0, 0, 0);
     for seed in 0..40 {
         let (mut world, mut a, mut b) = world();
@@ -400,18 +400,18 @@ fn a_bad_wire_loses_doubles_and_turns_around() {
         twice += times.iter().filter(|&&n| n == 2).count();
         assert!(times.iter().all(|&n| n <= 2), "seed {seed}: {times:?}");
     }
-    // Of 480.
+    // Out of 480.
     assert!((10..45).contains(&lost), "{lost}");
     assert!((10..45).contains(&twice), "{twice}");
     assert!((5..120).contains(&overtaken), "{overtaken}");
 }
 
 #[test]
-fn who_stands_still_does_not_stop_what_goes_elsewhere() {
+fn stalled_receiver_does_not_block_other_destinations() {
     let mut world = World::new(3);
     let [mut a, b, mut c] = ends(&mut world);
     let node = world.silence(&b);
-    // As many as the link holds, and one that waits for room.
+    // As many datagrams as the link holds, and one that waits for room.
     let mut sent = 0;
     while world.deadline.is_none() {
         a.run(&mut world, &datagram(to(&b), &[a.sge(0, 4096)]));
@@ -430,7 +430,7 @@ fn who_stands_still_does_not_stop_what_goes_elsewhere() {
     c.received(r);
     assert_eq!(world.nics[0].stats().frames_dropped, 2);
     assert_eq!(world.deadline, None);
-    // Once it goes on, so do datagrams there.
+    // When the receiver resumes, it gets datagrams again.
     world.hub.silence(node, false);
     world.settle();
     let mut b = b;
@@ -440,7 +440,7 @@ fn who_stands_still_does_not_stop_what_goes_elsewhere() {
 }
 
 #[test]
-fn ports_that_are_down_neither_send_nor_hear() {
+fn port_down_stops_datagrams_both_ways() {
     for down in [0, 1] {
         let (mut world, mut a, mut b) = world();
         world.nics[down].set_port(1, false).unwrap();
@@ -455,7 +455,7 @@ fn ports_that_are_down_neither_send_nor_hear() {
 }
 
 #[test]
-fn a_queue_pair_hears_its_own_port() {
+fn queue_pair_receives_datagrams_of_its_port() {
     let mut world = World::built(2, |config| config.ports = 2);
     resolve(&mut world);
     let [mut a, mut b] = [0, 1].map(|nic| world.end(nic, ud()));
@@ -474,7 +474,7 @@ fn a_queue_pair_hears_its_own_port() {
 }
 
 #[test]
-fn ways_of_connections_are_none_of_datagrams() {
+fn connection_transitions_are_refused_for_datagrams() {
     let mut world = World::new(1);
     let [end, rc] = [ud(), EndConfig::default()].map(|config| world.end(0, config));
     let refused = |world: &mut World, end: &End, change| {
@@ -494,7 +494,7 @@ fn ways_of_connections_are_none_of_datagrams() {
     let why = world.nics[0].modify_qp(end.qpn, wide);
     assert!(matches!(why, Err(NicError::Limit { .. })), "{why:?}");
     world.modify(&end, Modify::UdRts { sq_psn: 0 });
-    // Drained at once, and back.
+    // The drain finishes immediately, and the queue pair resumes.
     world.modify(&end, Modify::Sqd);
     world.settle();
     assert!(matches!(
@@ -506,12 +506,12 @@ fn ways_of_connections_are_none_of_datagrams() {
 }
 
 #[test]
-fn random_frames_harm_nobody() {
+fn random_frames_do_not_disturb_other_queue_pairs() {
     for seed in 0..64 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::new(2);
         let [mut a, mut b] = ends(&mut world);
-        // A port of the hub that is no NIC.
+        // A port of the hub without a NIC.
         let mut port = world.hub.port();
         let nic = world.nics[1].node();
         for _ in 0..100 {
@@ -536,7 +536,7 @@ fn random_frames_harm_nobody() {
                 service: 2,
                 ..FrameHeader::default()
             };
-            // Where it was turned away it calls again.
+            // The port connects again after its link was closed.
             let to = port.connect(nic).unwrap();
             let _ = port.send(to, &header, &mut |room| {
                 room.fill(7);
@@ -550,7 +550,7 @@ fn random_frames_harm_nobody() {
                 ready(&mut world, &b);
             }
         }
-        // Room for whatever is left of receives that are too small.
+        // Room for the remains of receives that are too small.
         world.reset(&mut b);
         ready(&mut world, &b);
         let r = b.post_recv(&[b.sge(0, 48)]);
@@ -561,7 +561,7 @@ fn random_frames_harm_nobody() {
 }
 
 #[test]
-fn connections_do_not_hear_datagrams() {
+fn connections_ignore_datagrams() {
     let mut world = World::new(2);
     let [mut a, _] = ends(&mut world);
     let rc = EndConfig::default();

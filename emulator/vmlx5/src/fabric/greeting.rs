@@ -1,8 +1,8 @@
-//! What two NICs of one host say on their socket before frames flow, and how descriptors
-//! travel with it.
+//! The greetings (handshake) of two NICs of one host on their socket before frames flow, and the
+//! transfer of descriptors with them.
 //!
-//! One message each way, the same 32 bytes. The first twelve are the same in every version,
-//! so that versions can tell each other apart.
+//! Each side sends one message of 32 bytes. The first twelve bytes are the same in every version,
+//! so that each version can recognise another.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,24 +18,24 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{LinkError, NodeId};
 
-/// The version of greeting, ring and frames that this crate speaks.
+/// The version of greetings, rings and frames in this crate.
 pub const PROTOCOL_VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"vmlx5fab";
 
-/// A greeting. The caller's carries two descriptors, its ring and its bell; the answer one,
-/// the answerer's bell; an answer of refusal none.
+/// A greeting. The caller's greeting carries two descriptors, its ring and its bell. The answer
+/// carries one, the bell of the called end; an answer that refuses carries none.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Greeting {
     magic: [u8; 8],
-    /// The speaker's protocol version.
+    /// The sender's protocol version.
     pub version: U32,
-    /// Bytes of the ring that comes along; zero in an answer.
+    /// Size of the transferred ring in bytes; zero in an answer.
     pub ring_bytes: U32,
-    /// Who speaks.
+    /// The node of the sender.
     pub from: U64,
-    /// To whom.
+    /// The node of the receiver.
     pub to: U64,
 }
 
@@ -54,7 +54,7 @@ impl Greeting {
     }
 }
 
-/// The address at which a node listens: an abstract name, gone with its process.
+/// The address of a node's listening socket: an abstract name, which ends with its process.
 pub fn address(node: NodeId) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("vmlx5-fabric-{node}").as_bytes())
 }
@@ -75,20 +75,20 @@ pub fn send(socket: BorrowedFd<'_>, say: &Greeting, fds: &[BorrowedFd<'_>]) -> R
     }
 }
 
-/// What a socket had to say.
+/// The result of a read from a socket.
 pub enum Heard {
-    /// Nothing yet.
+    /// No greeting arrived yet.
     Nothing,
-    /// A greeting with the magic in place (of whatever version), and its descriptors.
+    /// A greeting with a valid magic number (of any version), and its descriptors.
     Greeting(Greeting, Vec<OwnedFd>),
-    /// It was closed.
+    /// The other end closed the socket.
     Closed,
 }
 
-/// Listens for a greeting without waiting.
+/// Reads a greeting without waiting.
 ///
 /// # Errors
-/// What was heard is no greeting.
+/// The bytes are no greeting.
 pub fn receive(socket: BorrowedFd<'_>) -> Result<Heard, LinkError> {
     let mut bytes = [0; SIZE + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -110,17 +110,17 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<Heard, LinkError> {
         return Ok(Heard::Closed);
     }
     if message.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(LinkError::Greeting("more descriptors than a greeting has"));
+        return Err(LinkError::Greeting("it has too many descriptors"));
     }
     if message.bytes < 12 || bytes[..8] != MAGIC {
-        return Err(LinkError::Greeting("not a greeting"));
+        return Err(LinkError::Greeting("its first bytes are wrong"));
     }
     match Greeting::read_from_bytes(&bytes[..SIZE]) {
         Ok(greeting) if message.bytes == SIZE => Ok(Heard::Greeting(greeting, fds)),
-        // Another version may say more or less after its number.
+        // Another version may have another length after its version number.
         Ok(greeting) if greeting.version.get() != PROTOCOL_VERSION => {
             Ok(Heard::Greeting(greeting, fds))
         }
-        _ => Err(LinkError::Greeting("greeting of another length")),
+        _ => Err(LinkError::Greeting("its length is wrong")),
     }
 }

@@ -1,9 +1,9 @@
-//! The fabric of one process: any number of NICs, joined by rings in private memory.
+//! The fabric of one process: any number of NICs, connected by rings in private memory.
 //!
-//! A direct hub shows frames to the other end as soon as they are flushed. A scheduled hub
-//! leaves that to a step machine, [`HubLinks`], which delivers one frame per step from a link
-//! that its own seeded generator picks, so that a simulation explores delays; no link ever
-//! reorders. A node can be made silent (a frozen peer) or killed (its links are lost).
+//! A direct hub makes frames visible to the other end at the flush. A scheduled hub leaves this to
+//! a step machine, [`HubLinks`]. It delivers one frame per step from a link that its own seeded
+//! generator selects, so a simulation explores delays; no link ever reorders. A node can be made
+//! silent (a frozen peer) or killed (its links are lost).
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -21,13 +21,13 @@ const ALIVE: u8 = 0;
 const SILENT: u8 = 1;
 const DEAD: u8 = 2;
 
-/// How a [`Hub`] is made.
+/// The configuration of a [`Hub`].
 #[derive(Clone, Debug)]
 pub struct HubConfig {
-    /// Bytes of each ring, one for each direction of each pair of NICs that talk. Rounded up
-    /// to a power of two, kept between 128 KiB and 64 MiB.
+    /// Bytes of each ring; there is one ring for each direction of each connected pair of NICs.
+    /// Rounded up to a power of two, kept between 128 KiB and 64 MiB.
     pub ring_bytes: usize,
-    /// Frames wait for [`HubLinks`] to deliver them.
+    /// True for a scheduled hub: [`HubLinks`] delivers the frames.
     pub scheduled: bool,
 }
 
@@ -40,15 +40,15 @@ impl Default for HubConfig {
     }
 }
 
-/// Joins NICs of one process. A handle: clones name the same hub.
+/// Connects NICs of one process. It is a handle: clones share the hub.
 #[derive(Clone)]
 pub struct Hub(Arc<State>);
 
 struct State {
     ring_bytes: usize,
     scheduled: bool,
-    /// Counts changes of nodes and links. Bumped with release after the change was made;
-    /// loaded with acquire by ports and by the links, which look closer when it moved.
+    /// Counts changes of nodes and links. Incremented with release after the change; loaded with
+    /// acquire by ports and by the links, which check for changes when the count differs.
     changes: AtomicU64,
     all: Mutex<All>,
 }
@@ -57,15 +57,15 @@ struct State {
 struct All {
     nodes: Vec<Arc<Node>>,
     next: u64,
-    /// Links that the delivering machine has not seen yet.
+    /// Links that [`HubLinks`] has not adopted yet.
     fresh: Vec<Link>,
 }
 
 struct Node {
     id: NodeId,
-    /// `ALIVE`, `SILENT` or `DEAD`. Relaxed: only decides whether frames are passed on.
+    /// `ALIVE`, `SILENT` or `DEAD`. Relaxed: it only decides whether frames are delivered.
     state: AtomicU8,
-    /// Reading ends that others made for this node.
+    /// Reading ends of rings that other nodes made for this node.
     inbox: Mutex<Vec<Incoming>>,
 }
 
@@ -106,7 +106,7 @@ impl Hub {
         }))
     }
 
-    /// The fabric of one more NIC. Nodes are numbered from 1 in the order of these calls.
+    /// The fabric of a further NIC. Nodes are numbered from 1 in the order of these calls.
     pub fn port(&self) -> HubPort {
         let id = {
             let mut all = lock(&self.0.all);
@@ -116,7 +116,7 @@ impl Hub {
         self.port_of(id)
     }
 
-    /// The fabric of a NIC with this name, which no other node has.
+    /// The fabric of a NIC with this node number, which no other NIC has.
     pub fn port_of(&self, id: NodeId) -> HubPort {
         let node = Arc::new(Node {
             id,
@@ -132,8 +132,8 @@ impl Hub {
         }
     }
 
-    /// The machine that delivers the frames of a scheduled hub. Idle on a direct one. A hub
-    /// has one.
+    /// The machine that delivers the frames of a scheduled hub. It does nothing on a direct hub. A
+    /// hub has one.
     pub fn link_machine(&self, seed: u64) -> HubLinks {
         HubLinks {
             hub: self.clone(),
@@ -143,8 +143,8 @@ impl Hub {
         }
     }
 
-    /// Stops (or starts again) passing frames to and from `node`, which notices nothing, nor
-    /// do its peers: a peer that hangs. False if there is no such node.
+    /// Stops (or resumes) the delivery of frames to and from `node`, as for a peer that hangs.
+    /// Neither the node nor its peers get a report. Returns false if the node does not exist.
     pub fn silence(&self, node: NodeId, silent: bool) -> bool {
         let (from, to) = if silent {
             (ALIVE, SILENT)
@@ -161,7 +161,8 @@ impl Hub {
         true
     }
 
-    /// Cuts `node` off for good; its peers see their links lost. False if there is no such node.
+    /// Disconnects `node` for good; its peers lose their links. Returns false if the node does not
+    /// exist.
     pub fn kill(&self, node: NodeId) -> bool {
         let Some(node) = self.find(node) else {
             return false;
@@ -180,7 +181,7 @@ impl Hub {
         self.0.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// True, and `seen` brought up to date, if something changed since.
+    /// Returns true, and updates `seen`, if nodes or links changed since.
     fn news(&self, seen: &mut u64) -> bool {
         let now = self.0.changes.load(Ordering::Acquire);
         let news = *seen != now;
@@ -222,7 +223,7 @@ impl fmt::Debug for Hub {
     }
 }
 
-/// Delivers the frames of a scheduled hub, one per step, from a link chosen by chance.
+/// Delivers the frames of a scheduled hub, one per step, from a randomly selected link.
 pub struct HubLinks {
     hub: Hub,
     links: Vec<Link>,
@@ -269,8 +270,8 @@ struct Ends {
     inward: Option<(Reader, Open)>,
 }
 
-/// An end of a ring. Once it is dropped the ring is closed, which the other end sees by the flag.
-/// Relaxed: it only decides whether frames are passed on; `State::changes` tells of it.
+/// An end of a ring. A drop closes the ring, and the flag shows this to the other end. Relaxed: the
+/// flag only decides whether frames are delivered; `State::changes` announces the change.
 struct Open(Arc<AtomicBool>, Hub);
 
 impl Drop for Open {
@@ -281,7 +282,7 @@ impl Drop for Open {
 }
 
 impl Ends {
-    /// True if one of its rings was closed by the other end.
+    /// Returns true if the other end closed one of its rings.
     fn closed(&self) -> bool {
         let shut = |open: &Open| !open.0.load(Ordering::Relaxed);
         self.node.as_ref().is_none_or(|n| n.is(DEAD))
@@ -291,7 +292,7 @@ impl Ends {
 }
 
 impl HubPort {
-    /// Looks at what changed: dead nodes, closed links, new ones.
+    /// Handles changes: dead nodes, closed links, new links.
     fn refresh(&mut self) {
         for i in 0..self.links.peers.len() {
             let peer = &self.links.peers[i];
@@ -441,7 +442,8 @@ mod tests {
         got
     }
 
-    /// What arrives at one node, one frame per step of the links, from four that send at once.
+    /// The frames that arrive at one node, one frame per step of the links, from four concurrent
+    /// senders.
     fn arrivals(seed: u64) -> Vec<u32> {
         let hub = Hub::new(HubConfig {
             scheduled: true,
@@ -466,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn links_take_turns_by_chance_and_keep_their_own_order() {
+    fn scheduled_links_alternate_and_keep_order() {
         let runs: Vec<_> = (0..8).map(arrivals).collect();
         for got in &runs {
             assert_eq!(got.len(), 40);
@@ -480,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_death() {
+    fn silent_and_dead_nodes_stop_delivery() {
         let hub = Hub::new(HubConfig::default());
         let (mut a, mut b) = (hub.port(), hub.port());
         assert_eq!((a.node(), b.node()), (NodeId(1), NodeId(2)));

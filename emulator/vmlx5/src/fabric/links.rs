@@ -1,5 +1,5 @@
-//! The links of one end of a fabric: which node each leads to, where it stands, and which one
-//! is received from next.
+//! The links of one end of a fabric: the node and the state of each, and the order in which they
+//! are received from.
 
 use std::collections::VecDeque;
 
@@ -7,21 +7,21 @@ use super::ring::{Reader, Refused};
 use super::{Budget, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink};
 use crate::frame::FrameError;
 
-/// What one link may take of a step's budget before others have their turn.
+/// The part of a step's budget that one link may use before others get their turn.
 const TURN: u32 = 32;
 
 pub(super) struct Peer<E> {
     pub node: NodeId,
     pub state: LinkState,
-    /// The rings, as the fabric keeps them; those of a lost link are dropped.
+    /// The rings, in the form of the fabric; the rings of a lost link are dropped.
     pub ends: E,
 }
 
 pub(super) struct Links<E> {
-    /// By the numbers of their [`PeerId`]s.
+    /// The links, indexed by their [`PeerId`]s.
     pub peers: Vec<Peer<E>>,
     lost: VecDeque<PeerId>,
-    /// Whose turn it is to be received from.
+    /// The link that is received from next.
     turn: usize,
 }
 
@@ -34,12 +34,12 @@ impl<E: Default> Links<E> {
         }
     }
 
-    /// Where the link to a node is among `peers`.
+    /// The index of a node's link in `peers`.
     pub fn find(&self, node: NodeId) -> Option<usize> {
         self.peers.iter().position(|p| p.node == node)
     }
 
-    /// As `find`; a node without a link gets one.
+    /// As `find`, but makes a link if the node has none.
     pub fn slot(&mut self, node: NodeId) -> usize {
         self.find(node).unwrap_or_else(|| {
             self.peers.push(Peer {
@@ -67,7 +67,7 @@ impl<E: Default> Links<E> {
         self.lost.pop_front()
     }
 
-    /// What a sender is told of a frame that was written, or not, to the link `i`.
+    /// The result for the sender of a frame on the link `i`, from the result of the write.
     #[inline]
     pub fn sent(&mut self, i: usize, written: Result<(), Refused>) -> Result<(), SendRefused> {
         written.map_err(|refused| {
@@ -78,8 +78,7 @@ impl<E: Default> Links<E> {
         })
     }
 
-    /// As [`Fabric::receive`](super::Fabric::receive); `inward` is the ring that frames may arrive
-    /// in.
+    /// As [`Fabric::receive`](super::Fabric::receive); `inward` is the ring of received frames.
     pub fn receive(
         &mut self,
         mut budget: Budget,
@@ -116,7 +115,7 @@ impl From<Refused> for SendRefused {
     }
 }
 
-/// Hands waiting records of one link to `sink`. Returns how many, and whether one was garbage.
+/// Passes waiting records of one link to `sink`. Returns their number, and whether one was invalid.
 pub(crate) fn drain(
     reader: &mut Reader,
     peer: PeerId,

@@ -1,5 +1,5 @@
-//! How NICs reach each other: [`Fabric`], a reliable carrier of frames, in order from one
-//! NIC to another.
+//! The connections between NICs: [`Fabric`], a reliable carrier of frames, in order from one NIC to
+//! another.
 //!
 //! [`hub`] joins NICs of one process, [`shm`] NICs of several processes of one host. Both
 //! carry frames in byte rings (`ring`), so a payload goes from the source's memory into a
@@ -19,7 +19,7 @@ use thiserror::Error;
 
 use crate::frame::{FrameError, FrameHeader};
 
-/// Names a NIC among all that may ever meet: travels in address records.
+/// The number of a NIC, unique among all NICs that may connect; part of address records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 
@@ -35,96 +35,96 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// Names a link within one fabric; stays with the node for the fabric's life.
+/// The number of a link within one fabric; it belongs to one node for the fabric's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerId(pub u32);
 
-/// Why a link cannot be had, or is no more.
+/// The reason why a link cannot be made, or is lost.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// Nobody answers to that node.
+    /// No NIC listens as that node.
     #[error("no NIC answers as node {node}: {reason}")]
     Unreachable {
-        /// Who was called.
+        /// The called node.
         node: NodeId,
-        /// What the system said.
+        /// The error of the system.
         reason: rustix::io::Errno,
     },
-    /// The other end speaks another version of the protocol.
-    #[error("fabric protocol version {theirs} at the other end, {ours} here")]
+    /// The other end has another version of the protocol.
+    #[error("the other end has fabric protocol version {theirs}, this end has version {ours}")]
     Version {
         /// Our version.
         ours: u32,
-        /// Theirs.
+        /// The other end's version.
         theirs: u32,
     },
-    /// The other end sent what no sane NIC sends.
-    #[error("garbage on the link")]
+    /// The other end sent an invalid frame.
+    #[error("the other end sent an invalid frame")]
     Garbage(#[from] FrameError),
     /// The greeting was malformed.
-    #[error("malformed greeting: {0}")]
+    #[error("the greeting is malformed: {0}")]
     Greeting(&'static str),
     /// The other end is a process of another user.
     #[error("the other end belongs to user {uid}, not to user {expected}")]
     Foreign {
-        /// Whose process it is.
+        /// The user of the other process.
         uid: u32,
-        /// Whose it must be.
+        /// The user of this process.
         expected: u32,
     },
-    /// The other end is gone.
-    #[error("the other end is gone")]
+    /// The other end closed the link, or its process died.
+    #[error("the other end closed the link or died")]
     Closed,
-    /// No room for another link.
-    #[error("more than {limit} links")]
+    /// The fabric has no room for another link.
+    #[error("the fabric has no room for another link: the limit is {limit}")]
     TooMany {
-        /// The most this fabric holds.
+        /// The most links of this fabric.
         limit: usize,
     },
-    /// The system refused what the link needs.
-    #[error("{what}: {errno}")]
+    /// The system refused a call that the link needs.
+    #[error("the system refused {what}: {errno}")]
     System {
-        /// Which call.
+        /// The call.
         what: &'static str,
         /// Its error.
         errno: rustix::io::Errno,
     },
 }
 
-/// Where a link stands.
+/// The state of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// Called; no answer yet. Frames may be sent already.
+    /// The other end was called and did not answer yet. Frames may be sent already.
     Connecting,
     /// Both ends answered.
     Up,
-    /// No more, and why.
+    /// The link is lost, with the reason.
     Lost(LinkError),
 }
 
-/// A frame was not sent.
+/// The reason why a frame was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendRefused {
-    /// No room now: try again when the other end has taken some.
+    /// The link has no room now (backpressure): retry after the other end has received frames.
     Full,
     /// The link is lost.
     Lost,
-    /// The payload could not be filled in; nothing was sent.
+    /// `fill` could not write the payload; nothing was sent.
     Unfilled,
 }
 
-/// How much one call of [`Fabric::receive`] may take.
+/// The limits of one call of [`Fabric::receive`].
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// Frames left.
+    /// Remaining frames.
     pub frames: u32,
-    /// Payload bytes left; the frame that exceeds them is the last.
+    /// Remaining payload bytes; the frame that exceeds them is the last.
     pub bytes: usize,
 }
 
 impl Budget {
-    /// Takes one frame of `len` payload bytes off. False when nothing is left.
+    /// Subtracts one frame of `len` payload bytes. Returns false when the budget is used up.
     pub fn spend(&mut self, len: usize) -> bool {
         self.frames = self.frames.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(len);
@@ -132,29 +132,31 @@ impl Budget {
     }
 }
 
-/// Writes a payload into the room it is given; false if it cannot be had.
+/// Writes a payload into the given room; returns false if the payload cannot be read.
 pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> bool;
 
-/// Takes a received frame: from whom, its header, its payload. An error closes the link.
+/// Handles a received frame: its link, its header, its payload. An error closes the link.
 pub type Sink<'a> = &'a mut dyn FnMut(PeerId, &FrameHeader, &[u8]) -> Result<(), FrameError>;
 
-/// A reliable carrier of frames between NICs, in order from one NIC to another. Owned and
-/// driven by one NIC, from its step: no thread inside.
+/// A reliable carrier of frames between NICs, in order from one NIC to another. One NIC owns it and
+/// drives it from its step; it has no thread.
 pub trait Fabric: Send {
-    /// The name of the NIC at this end.
+    /// The node of the NIC at this end.
     fn node(&self) -> NodeId;
 
-    /// The link to `node`, made if there is none, made anew if it was lost.
+    /// Returns the link to `node`. Makes it if it does not exist, and makes it again if it was
+    /// lost.
     ///
     /// # Errors
-    /// No room for another link. A node that cannot be reached shows as a lost link.
+    /// The fabric has no room for another link. A node that cannot be reached is no error here: its
+    /// link is lost.
     fn connect(&mut self, node: NodeId) -> Result<PeerId, LinkError>;
 
-    /// Where the link stands.
+    /// The state of the link.
     fn state(&self, peer: PeerId) -> LinkState;
 
-    /// Sends one frame: `fill` writes its `header.len` payload bytes. Others may see it only
-    /// after [`flush`](Fabric::flush).
+    /// Sends one frame: `fill` writes its `header.len` payload bytes. The frame may become visible
+    /// to the other end only after [`flush`](Fabric::flush).
     ///
     /// # Errors
     /// See [`SendRefused`]; nothing was sent.
@@ -165,16 +167,16 @@ pub trait Fabric: Send {
         fill: Fill<'_>,
     ) -> Result<(), SendRefused>;
 
-    /// Hands received frames to `sink` as far as `budget` goes, fairly among links. Returns
-    /// how many.
+    /// Passes received frames to `sink` within `budget`, fairly among links. Returns the number of
+    /// frames.
     fn receive(&mut self, budget: Budget, sink: Sink<'_>) -> u32;
 
-    /// A link that was lost since the last call.
+    /// Returns a link that was lost since the last call.
     fn lost(&mut self) -> Option<PeerId>;
 
-    /// Makes everything sent and taken known to the other ends, and wakes those that sleep.
+    /// Publishes sent frames and released room to the other ends, and wakes those that sleep.
     fn flush(&mut self);
 
-    /// Housekeeping: new and dead links. `Some(t)`: call again at `t` at the latest.
+    /// Handles new and lost links. `Some(t)`: the caller must call again at `t` at the latest.
     fn step(&mut self, now: Time) -> Option<Time>;
 }

@@ -1,5 +1,4 @@
-//! The NIC: its objects and the control operations on them; those on queue pairs are in
-//! `queue_pairs`.
+//! The NIC: its objects and their control operations; those of queue pairs are in `queue_pairs`.
 
 mod queue_pairs;
 mod shared_receives;
@@ -29,20 +28,20 @@ use crate::table::Table;
 use crate::timer::Timers;
 use crate::wire::Wire;
 
-/// What a NIC did since it was made.
+/// Counters of a NIC since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NicStats {
-    /// Doorbells picked up.
+    /// Doorbells that the NIC read.
     pub doorbells: u64,
-    /// Frames sent, to itself too.
+    /// Frames sent, loopback included.
     pub frames_sent: u64,
-    /// Frames received, from itself too.
+    /// Frames received, loopback included.
     pub frames_received: u64,
-    /// Frames received that no queue pair took, and frames sent on links that are lost.
+    /// Frames received that no queue pair accepted, and frames sent on lost links.
     pub frames_dropped: u64,
 }
 
-/// How many objects a NIC has, by kind.
+/// Number of objects of a NIC, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Population {
@@ -60,65 +59,64 @@ pub struct Population {
     pub srqs: usize,
 }
 
-/// A virtual ConnectX. See the crate's text.
+/// A virtual ConnectX; the crate page describes it.
 ///
-/// Its control operations are plain methods; ranks reach them through
-/// [`gds_step::Shared`], and ring the driver afterwards, since some of them give the NIC
-/// something to say to its peers.
+/// Its control operations are plain methods. Ranks call them through [`gds_step::Shared`] and wake
+/// the driver afterwards, since some operations queue frames for peers.
 pub struct Nic {
     pub(crate) core: Core,
     pub(crate) wire: Wire,
 }
 
-/// All of the NIC but its way to others.
+/// The state of a NIC without its connection to others.
 pub(crate) struct Core {
     pub config: NicConfig,
     pub pds: Table<()>,
     pub uars: Table<Uar>,
     pub qps: Table<Qp>,
     pub ctx: Ctx,
-    /// Slots of the queue pairs that have something to do, whose turn it is first.
+    /// Slots of queue pairs with work, in the order of their turns.
     pub ready: VecDeque<u32>,
-    /// Slots of those whose receive record is looked at though no message arrives.
+    /// Slots of queue pairs whose receive record the NIC reads even if no message arrives.
     pub watch: Vec<u32>,
-    /// What to tell peers apart from any queue pair's answers.
+    /// Frames to peers that do not belong to a queue pair's answers.
     pub strays: VecDeque<(PeerId, Frame)>,
-    /// Queue pairs whose clock runs.
+    /// Queue pairs with a running timeout.
     pub timers: Timers,
-    /// It has reported that it failed.
+    /// The NIC has reported its failure.
     pub failed: bool,
     pub doorbells: u64,
     pub dropped: u64,
-    /// The ports that are down, as the wire has them.
+    /// The ports that are down, as in `Wire`.
     pub down: u32,
 }
 
 pub(crate) struct Uar {
     pub mem: Arc<dyn Dma>,
     pub offset: u64,
-    /// Slots of the queue pairs that ring here.
+    /// Slots of the queue pairs with their doorbell on this page.
     pub users: Vec<u32>,
-    /// Slots of the completion queues that are armed here.
+    /// Slots of the completion queues with their completion register on this page.
     pub cqs: Vec<u32>,
 }
 
-/// The doorbell registers of a page: the two halves of each of the two BlueFlame registers that
-/// a page of 4096 bytes gives to users.
+/// The doorbell registers of a page: both halves of each of the two BlueFlame registers in a page
+/// of 4096 bytes.
 pub(crate) const REGISTERS: [u64; 4] = {
     let (first, size) = (BF_OFFSET as u64, BF_SIZE as u64);
     [first, first + size, first + 2 * size, first + 3 * size]
 };
 
-/// Most words to peers that wait for room; more are dropped, as a lossy wire would.
+/// Most frames to peers that wait for room; further ones are dropped, as on a lossy wire.
 const MAX_STRAYS: usize = 1024;
 
 impl Core {
-    /// The queue pair in a slot, and what it works with.
+    /// The queue pair in a slot, and the context that it works with.
     pub fn qp(&mut self, slot: u32) -> Option<(&mut Qp, &mut Ctx)> {
         Some((self.qps.at(slot)?, &mut self.ctx))
     }
 
-    /// Gives the queue pair in `slot` a turn, and looks after its receives if it needs that.
+    /// Gives the queue pair in `slot` a turn, and schedules a read of its receive record if needed.
     pub fn schedule(&mut self, slot: u32) {
         let Some(qp) = self.qps.at(slot) else {
             return;
@@ -147,7 +145,7 @@ impl Core {
         }
     }
 
-    /// Notes a clock that was started, and an event that happened.
+    /// Records a started timeout and a raised event.
     #[inline]
     pub fn heed_clock(&mut self, slot: u32) {
         let Some(qp) = self.qps.at(slot) else {
@@ -166,14 +164,14 @@ impl Core {
         }
     }
 
-    /// Makes room for the events of every object there is.
+    /// Reserves room for the events of every object.
     pub fn reserve_events(&mut self) {
         let objects = self.qps.slots() + 2 * self.ctx.cqs.slots() + self.ctx.srqs.slots();
         self.ctx.events.reserve(objects as usize + MAX_PORT_EVENTS);
     }
 }
 
-/// Most changes of ports that wait to be told.
+/// Most changes of ports that wait to be reported.
 const MAX_PORT_EVENTS: usize = 64;
 
 fn check_port(port: u8, config: &NicConfig) -> Result<(), NicError> {
@@ -224,12 +222,12 @@ impl Nic {
         }
     }
 
-    /// The NIC's name among all: what a peer needs to connect.
+    /// The node of the NIC: a peer needs it to connect.
     pub fn node(&self) -> NodeId {
         self.wire.node()
     }
 
-    /// What the NIC did so far.
+    /// The counters of the NIC.
     pub fn stats(&self) -> NicStats {
         NicStats {
             doorbells: self.core.doorbells,
@@ -239,13 +237,13 @@ impl Nic {
         }
     }
 
-    /// Who answers to the addresses of datagrams; nobody, as long as nothing was set. To be set
-    /// before the first is sent: what was found out once is not asked again.
+    /// Sets the resolver of datagram addresses. Without one, no address resolves and datagrams are
+    /// dropped. Set it before the first datagram: the NIC caches resolved addresses.
     pub fn set_resolver(&mut self, resolver: Arc<dyn Resolve>) {
         self.wire.resolver = Some(resolver);
     }
 
-    /// How many objects there are: none, once everything that was made was removed.
+    /// Number of objects: zero of each kind once all objects are removed.
     pub fn population(&self) -> Population {
         let core = &self.core;
         Population {
@@ -258,9 +256,9 @@ impl Nic {
         }
     }
 
-    /// From now on, `faults` happen to what the NIC sends; those before happen no more, but to
-    /// frames that are held back already, which are lost. What the NIC receives by WRITE is placed
-    /// out of order as they say.
+    /// Applies `faults` to the frames that the NIC sends from now on. Former faults end, except
+    /// that frames that are held back already are lost. The NIC places received WRITEs out of order
+    /// as the faults say.
     pub fn set_faults(&mut self, faults: Faults) {
         let before = self.core.ctx.disorder.take();
         if before.is_some() || faults.ooo > 0.0 {
@@ -273,7 +271,7 @@ impl Nic {
         self.wire.set_faults(faults);
     }
 
-    /// What faults did since they were set.
+    /// Counters of the faults since they were set.
     pub fn fault_stats(&self) -> FaultStats {
         let disorder = self.core.ctx.disorder.as_ref();
         FaultStats {
@@ -282,10 +280,10 @@ impl Nic {
         }
     }
 
-    /// Makes a protection domain.
+    /// Allocates a protection domain.
     ///
     /// # Errors
-    /// There are as many as there can be.
+    /// The limit of protection domains is reached.
     pub fn alloc_pd(&mut self) -> Result<PdId, NicError> {
         self.core.pds.insert(|_| ()).map(PdId)
     }
@@ -293,16 +291,16 @@ impl Nic {
     /// Removes a protection domain.
     ///
     /// # Errors
-    /// There is none, or regions or queue pairs belong to it.
+    /// The domain does not exist, or regions or queue pairs belong to it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), NicError> {
         self.core.pds.remove(pd.0).map(drop)
     }
 
-    /// Registers a memory region. Its key is new: keys of former regions stay invalid.
+    /// Registers a memory region. Its keys are new: keys of former regions stay invalid.
     ///
     /// # Errors
-    /// The domain is unknown, the bytes do not lie in the memory, the rights do not go
-    /// together, or there are as many regions as there can be.
+    /// The domain is unknown, the bytes are not inside the memory, the rights are inconsistent, or
+    /// the limit of regions is reached.
     pub fn reg_mr(&mut self, attr: MrAttr) -> Result<MrKeys, NicError> {
         let pd = attr.pd;
         self.core.pds.get(pd.0)?;
@@ -321,12 +319,12 @@ impl Nic {
         Ok(())
     }
 
-    /// Makes the 4096 bytes at `offset` of `mem` a doorbell page: its registers, at 0x800,
-    /// 0x900, 0xa00 and 0xb00, are polled as long as a queue pair is bound to it, and the one at
-    /// 0x20 as long as a completion queue is that tells events.
+    /// Makes the 4096 bytes at `offset` of `mem` a doorbell page. The NIC polls its registers at
+    /// 0x800, 0x900, 0xa00 and 0xb00 while a queue pair is bound to it, and the register at 0x20
+    /// while a completion queue with events is bound to it.
     ///
     /// # Errors
-    /// The page does not lie in the memory, or not aligned, or there are as many as there can be.
+    /// The page is not inside the memory or is misaligned, or the limit of pages is reached.
     pub fn alloc_uar(&mut self, mem: Arc<dyn Dma>, offset: u64) -> Result<UarId, NicError> {
         let page = PAGE as u64;
         check_span(Object::Uar, &*mem, offset, page, page)?;
@@ -339,20 +337,20 @@ impl Nic {
         self.core.uars.insert(uar).map(UarId)
     }
 
-    /// Gives a doorbell page back.
+    /// Frees a doorbell page.
     ///
     /// # Errors
-    /// There is none, or queue pairs or completion queues are bound to it.
+    /// The page does not exist, or queue pairs or completion queues are bound to it.
     pub fn free_uar(&mut self, uar: UarId) -> Result<(), NicError> {
         self.core.uars.remove(uar.0).map(drop)
     }
 
-    /// Creates a completion queue. Its entries stay as their owner preset them.
+    /// Creates a completion queue. Its entries keep the values that their owner preset.
     ///
     /// # Errors
-    /// Its bytes do not lie in the memory, it is too large, it has no record and does not
-    /// ignore overruns or tells events, the page of its events is unknown, or there are as many
-    /// as there can be.
+    /// Its bytes are not inside the memory, it is too large, it has no record although it detects
+    /// overruns or raises events, the page of its events is unknown, or the limit of completion
+    /// queues is reached.
     pub fn create_cq(&mut self, attr: CqAttr) -> Result<Cqn, NicError> {
         let core = &mut self.core;
         let page = attr.events;
@@ -375,7 +373,7 @@ impl Nic {
     /// Removes a completion queue.
     ///
     /// # Errors
-    /// There is none, or queue pairs complete into it.
+    /// The queue does not exist, or queue pairs complete into it.
     pub fn destroy_cq(&mut self, cq: Cqn) -> Result<(), NicError> {
         let core = &mut self.core;
         let (slot, gone) = core.ctx.cqs.remove(cq.0)?;
@@ -390,23 +388,23 @@ impl Nic {
         Ok(())
     }
 
-    /// How a completion queue stands.
+    /// Returns the status of a completion queue.
     ///
     /// # Errors
-    /// There is none.
+    /// The queue does not exist.
     pub fn query_cq(&self, cq: Cqn) -> Result<CqInfo, NicError> {
         let cqs = &self.core.ctx.cqs;
         Ok(cqs.get(cq.0)?.info(cqs.users(cq.0)))
     }
 
-    /// Whether [`Nic::next_event`] may have an event: a cheap question for after every step.
+    /// Returns whether [`Nic::next_event`] may have an event: a cheap check for after every step.
     #[inline]
     pub fn has_events(&self) -> bool {
         !self.core.ctx.events.is_empty()
     }
 
-    /// What happened to an object, oldest first. What happened again before it was asked for is
-    /// told once.
+    /// Returns the oldest pending event. An event that occurs several times before it is returned
+    /// is returned once.
     pub fn next_event(&mut self) -> Option<Event> {
         let core = &mut self.core;
         loop {
@@ -451,11 +449,11 @@ impl Nic {
         }
     }
 
-    /// Takes a port up or down. While one is down, nothing goes out or comes in for the queue
-    /// pairs whose path leads through it; their clocks run.
+    /// Takes a port up or down. While a port is down, queue pairs with a path through it send and
+    /// receive nothing; their timeouts run.
     ///
     /// # Errors
-    /// There is no such port.
+    /// The port does not exist.
     pub fn set_port(&mut self, port: u8, up: bool) -> Result<(), NicError> {
         if self.port(port)? != up {
             let bit = 1 << (port - 1);
@@ -465,23 +463,23 @@ impl Nic {
         Ok(())
     }
 
-    /// Whether a port is up.
+    /// Returns whether a port is up.
     ///
     /// # Errors
-    /// There is no such port.
+    /// The port does not exist.
     pub fn port(&self, port: u8) -> Result<bool, NicError> {
         check_port(port, &self.core.config)?;
         Ok(self.wire.is_up(port))
     }
 
-    /// Reports, once, that the NIC failed.
+    /// Reports the failure of the NIC, once.
     pub(crate) fn fail(&mut self) {
         if !std::mem::replace(&mut self.core.failed, true) {
             self.core.ctx.events.push(Source::Device);
         }
     }
 
-    /// Forgets the news of lost links: what was sent there is retried, and fails in the end.
+    /// Discards the reports of lost links: work sent there is retried, and fails in the end.
     pub(crate) fn drop_lost_links(&mut self) -> bool {
         let mut any = false;
         while self.wire.lost().is_some() {

@@ -1,4 +1,4 @@
-//! Control operations on queue pairs: from creation through their states to the end.
+//! Control operations on queue pairs: creation, states and removal.
 
 use super::{Core, Nic, check_port};
 use crate::attr::{Modify, QpAttr, QpInfo, Service};
@@ -13,7 +13,7 @@ use crate::qp::responder::Answer;
 use crate::qp::{Qp, Remote};
 use crate::timer::ack_timeout;
 
-/// Checks the rights to be granted on a queue pair.
+/// Checks the rights of the remote end of a queue pair.
 fn remote_rights(access: Access) -> Result<(), NicError> {
     if !access.contains(Access::LOCAL_WRITE) {
         return Ok(());
@@ -21,7 +21,7 @@ fn remote_rights(access: Access) -> Result<(), NicError> {
     Err(NicError::Access {
         object: Object::Qp,
         access: access.bits(),
-        why: "only remote rights mean anything on a queue pair",
+        why: "only remote rights are valid on a queue pair",
     })
 }
 
@@ -29,7 +29,7 @@ fn remote_rights(access: Access) -> Result<(), NicError> {
 type Uses = (PdId, UarId, [Cqn; 2], Option<Srqn>);
 
 impl Core {
-    /// Counts a queue pair among the users of its objects, or no more.
+    /// Adds a queue pair to the users of its objects, or removes it.
     fn count_uses(&mut self, (pd, uar, cqs, srq): Uses, by: i32) {
         self.pds.count_users(pd.0, by);
         self.uars.count_users(uar.0, by);
@@ -46,8 +46,8 @@ impl Nic {
     /// Creates a queue pair, in state RESET.
     ///
     /// # Errors
-    /// An object it names is unknown, a ring does not lie in its memory or is too large, or
-    /// there are as many as there can be.
+    /// An object that it names is unknown, a ring is not inside its memory or is too large, or the
+    /// limit of queue pairs is reached.
     pub fn create_qp(&mut self, attr: QpAttr) -> Result<Qpn, NicError> {
         let core = &mut self.core;
         let (pd, uar) = (attr.pd, attr.uar);
@@ -80,11 +80,11 @@ impl Nic {
         Ok(Qpn(number))
     }
 
-    /// Removes a queue pair with its outstanding work, without completions. To the other end
-    /// it is silent from now on.
+    /// Removes a queue pair with its outstanding work, without completions. It no longer answers
+    /// the other end.
     ///
     /// # Errors
-    /// There is none.
+    /// The queue pair does not exist.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let core = &mut self.core;
         let (slot, qp) = core.qps.remove(qpn.0)?;
@@ -99,30 +99,31 @@ impl Nic {
         Ok(())
     }
 
-    /// How a queue pair stands.
+    /// Returns the status of a queue pair.
     ///
     /// # Errors
-    /// There is none.
+    /// The queue pair does not exist.
     pub fn query_qp(&self, qpn: Qpn) -> Result<QpInfo, NicError> {
         self.core.qps.get(qpn.0).map(Qp::info)
     }
 
-    /// How the link to a queue pair's other end stands; `None` before it was named.
+    /// Returns the state of the link to a queue pair's other end; `None` before RTR.
     ///
     /// # Errors
-    /// There is no such queue pair.
+    /// The queue pair does not exist.
     pub fn link_state(&self, qpn: Qpn) -> Result<Option<LinkState>, NicError> {
         let remote = self.core.qps.get(qpn.0)?.remote;
         Ok(remote.map(|r| self.wire.state(r.node, r.peer)))
     }
 
-    /// Moves a queue pair to another state: RESET to INIT to RTR to RTS, between RTS and SQD,
-    /// from any to RESET, from any but RESET to ERR; or changes what it may change where it is.
+    /// Moves a queue pair to another state: RESET to INIT to RTR to RTS, between RTS and SQD, from
+    /// any to RESET, from any except RESET to ERR; or changes attributes in its present state.
     ///
     /// # Errors
-    /// There is no such queue pair, no such way, an attribute is beyond its limit, or the
-    /// fabric holds no more links. A remote node that cannot be reached is no error here: work
-    /// posted to it fails, and [`link_state`](Nic::link_state) says why.
+    /// The queue pair does not exist, the transition is not allowed, an attribute exceeds its
+    /// limit, or the fabric has no room for another link. A remote node that cannot be reached is
+    /// no error here: work posted to it fails, and [`link_state`](Nic::link_state) gives the
+    /// reason.
     pub fn modify_qp(&mut self, qpn: Qpn, change: Modify) -> Result<(), NicError> {
         let core = &mut self.core;
         let most = core.config.max_rd_atomic;
@@ -177,7 +178,7 @@ impl Nic {
                 qp.resp.begin(rq_psn, max_dest_rd_atomic, min_rnr_timer);
                 qp.fresh = true;
                 if qp.patient && qp.service == Service::Rc {
-                    // The other end may have sent already, and been told to wait.
+                    // The other end may have sent already, and may wait for a hint.
                     qp.resp.answers.push_back(Answer::Hint);
                 }
             }

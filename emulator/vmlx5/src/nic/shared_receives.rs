@@ -1,4 +1,4 @@
-//! Control operations on shared receive queues, and what these tell.
+//! Control operations on shared receive queues, and their events.
 
 use super::{Core, Nic};
 use crate::error::NicError;
@@ -7,12 +7,12 @@ use crate::object::Srqn;
 use crate::srq::{Srq, SrqAttr, SrqInfo};
 
 impl Nic {
-    /// Creates a shared receive queue. Its entries must form a list already: each names the
-    /// next, from the first on.
+    /// Creates a shared receive queue. Its entries must form a list already: each entry names the
+    /// next one, from the first entry on.
     ///
     /// # Errors
-    /// Its domain is unknown, its bytes do not lie in the memory, it is too large, its limit is
-    /// beyond its size, or there are as many as there can be.
+    /// Its domain is unknown, its bytes are not inside the memory, it is too large, its limit
+    /// exceeds its size, or the limit of shared receive queues is reached.
     pub fn create_srq(&mut self, attr: SrqAttr) -> Result<Srqn, NicError> {
         let core = &mut self.core;
         let pd = attr.pd;
@@ -26,11 +26,12 @@ impl Nic {
         Ok(Srqn(number))
     }
 
-    /// Sets the limit of a shared receive queue: when fewer receives are posted than that, an
-    /// event says so, at once if they are fewer already, and the limit is gone. Zero: no limit.
+    /// Sets the limit of a shared receive queue. The NIC raises an event when fewer receives are
+    /// posted than the limit, immediately if fewer are posted already, and then clears the limit.
+    /// Zero: no limit.
     ///
     /// # Errors
-    /// There is none, or the limit is beyond its size.
+    /// The queue does not exist, or the limit exceeds its size.
     pub fn modify_srq(&mut self, srq: Srqn, limit: u16) -> Result<(), NicError> {
         self.core.ctx.srqs.get_mut(srq.0)?.arm(limit)?;
         self.core.ctx.srq_news = true;
@@ -38,19 +39,19 @@ impl Nic {
         Ok(())
     }
 
-    /// How a shared receive queue stands.
+    /// Returns the status of a shared receive queue.
     ///
     /// # Errors
-    /// There is none.
+    /// The queue does not exist.
     pub fn query_srq(&self, srq: Srqn) -> Result<SrqInfo, NicError> {
         let srqs = &self.core.ctx.srqs;
         Ok(srqs.get(srq.0)?.info(srqs.users(srq.0)))
     }
 
-    /// Removes a shared receive queue, its receives without completions.
+    /// Removes a shared receive queue and its receives, without completions.
     ///
     /// # Errors
-    /// There is none, or queue pairs take from it.
+    /// The queue does not exist, or queue pairs use it.
     pub fn destroy_srq(&mut self, srq: Srqn) -> Result<(), NicError> {
         let core = &mut self.core;
         let (slot, gone) = core.ctx.srqs.remove(srq.0)?;
@@ -61,7 +62,7 @@ impl Nic {
 }
 
 impl Core {
-    /// Puts the shared receive queues that have something to tell in the queue of those.
+    /// Puts shared receive queues with pending events into the event queue.
     pub fn tell_of_srqs(&mut self) {
         if !std::mem::take(&mut self.ctx.srq_news) {
             return;

@@ -1,4 +1,4 @@
-//! Queue pairs: what one is made of, its states, and what happens to its work when it fails.
+//! Queue pairs: their parts, their states, and the flush of their work after a failure.
 //!
 //! The sending half is in `requester`, the receiving half in `responder`.
 
@@ -30,23 +30,23 @@ use requester::{Datagrams, Requester};
 use responder::Responder;
 use responder::late::Disorder;
 
-/// What a queue pair works with, beside itself.
+/// The objects that a queue pair works with.
 pub(crate) struct Ctx {
     pub mrs: MrTable,
     pub cqs: Table<Cq>,
-    /// A completion queue failed, which its queue pairs do not know yet.
+    /// A completion queue failed, and its queue pairs are not in ERR yet.
     pub cq_failed: bool,
     pub events: Events,
     pub srqs: Table<Srq>,
-    /// A shared receive queue may have something to tell.
+    /// A shared receive queue may have a pending event.
     pub srq_news: bool,
-    /// What places WRITEs out of order, if anything does.
+    /// The source of out-of-order WRITEs, if they are enabled.
     pub disorder: Option<Box<Disorder>>,
     pub now: Time,
 }
 
 impl Ctx {
-    /// Takes a receive of a shared queue; returns which entry it is.
+    /// Takes a receive of a shared queue; returns the number of its entry.
     pub fn take_shared(&mut self, srq: Srqn) -> Result<u16, Refused> {
         let Ok(srq) = self.srqs.get_mut(srq.0) else {
             return Err(Refused::Failed(vendor::SRQ));
@@ -56,7 +56,7 @@ impl Ctx {
         taken
     }
 
-    /// Writes the entry of work that is done, which has the payload if one is given.
+    /// Writes the entry of completed work, with the payload if one is given.
     pub fn succeed(&mut self, number: Cqn, say: &Success, payload: Option<&[u8]>) {
         self.complete(number, |cq| cq.succeed(say, payload));
     }
@@ -83,7 +83,7 @@ impl Ctx {
         }
     }
 
-    /// Tells of the entries of the completion queue in `slot` if somebody asked.
+    /// Raises a completion event of the completion queue in `slot` if it is armed and has news.
     pub fn tell(&mut self, slot: u32) {
         if let Some(cq) = self.cqs.at(slot)
             && cq.tells()
@@ -116,20 +116,20 @@ pub(crate) struct Qp {
     pub scatter: Scatter,
     pub access: Access,
     pub remote: Option<Remote>,
-    /// What one of datagrams has in place of a remote.
+    /// The state of a datagram queue pair, instead of `remote`.
     pub ud: Option<Box<Datagrams>>,
-    /// Logarithm of the bytes of a packet.
+    /// Logarithm of the packet size in bytes.
     pub mtu_log: u8,
-    /// The NIC is not strict: hints are sent and believed.
+    /// The NIC is not strict: it sends hints and accepts them.
     pub patient: bool,
-    /// Nothing arrived since RTR.
+    /// No packet arrived since RTR.
     pub fresh: bool,
-    /// It was told that nothing is outstanding in SQD.
+    /// The event for the end of the drain in SQD was raised.
     pub drained: bool,
     pub owner: u64,
-    /// What happened and was not told yet: bits of `qp_event`.
+    /// Events that are not reported yet: bits of `qp_event`.
     pub events: u8,
-    /// It is in the queue of those with something to tell.
+    /// The queue of sources with events contains it.
     pub telling: bool,
     record: (Arc<dyn Dma>, u64),
     pub sq: Requester,
@@ -138,18 +138,18 @@ pub(crate) struct Qp {
     /// The protection domain of its receives.
     pub recv_pd: PdId,
     pub resp: Responder,
-    /// It is in the list of those with something to do.
+    /// The list of queue pairs with work contains it.
     pub queued: bool,
-    /// It is in the list of those whose receive record is looked at.
+    /// The list of queue pairs whose receive record is read contains it.
     pub watched: bool,
-    /// It is in the list of those whose clock runs.
+    /// The list of queue pairs with a running timeout contains it.
     pub timed: bool,
 }
 
 pub(crate) struct RecvQueue {
     pub attr: RqAttr,
     start: u16,
-    /// Index of the receive used next.
+    /// Index of the next receive.
     pub next: u16,
     /// The record as last read.
     pub posted: u16,
@@ -194,7 +194,7 @@ impl Qp {
         }
     }
 
-    /// Checks everything about `attr` that does not depend on other objects.
+    /// Checks the part of `attr` that does not depend on other objects.
     pub fn check(attr: &QpAttr, config: &NicConfig) -> Result<(), NicError> {
         let object = Object::Qp;
         let limit = |what, value: u32, limit: u32| NicError::within(object, what, value, limit);
@@ -245,18 +245,18 @@ impl Qp {
         }
     }
 
-    /// The port it sends from and receives by; the first before it has one.
+    /// The port that it sends from and receives on; the first port before INIT.
     pub fn port(&self) -> u8 {
         let own = self.ud.as_ref().map(|ud| ud.port);
         self.remote.map(|r| r.port).or(own).unwrap_or(1)
     }
 
-    /// True if its receive record must be looked at though no message arrives.
+    /// Returns true if its receive record must be read even if no message arrives.
     pub fn wants_watch(&self) -> bool {
         self.resp.starved || self.state == QpState::Err && self.rq.is_some()
     }
 
-    /// Forgets everything.
+    /// Resets all state.
     pub fn reset(&mut self) {
         self.state = QpState::Reset;
         self.access = Access::NONE;
@@ -271,7 +271,7 @@ impl Qp {
         self.resp.reset();
     }
 
-    /// Reads the send counter of the doorbell record. True if there is new work.
+    /// Reads the send counter of the doorbell record. Returns true if there is new work.
     pub fn ring(&mut self) -> bool {
         if !matches!(
             self.state,
@@ -289,7 +289,7 @@ impl Qp {
         news
     }
 
-    /// Reads the receive counter of the doorbell record. True if a receive is there.
+    /// Reads the receive counter of the doorbell record. Returns true if a receive is posted.
     pub fn receives(&mut self) -> bool {
         let Some(rq) = &mut self.rq else {
             return false;
@@ -312,7 +312,7 @@ impl Qp {
         }
     }
 
-    /// True if the other end of this connection sent the frame.
+    /// Returns true if the other end of this connection sent the frame.
     pub fn is_from_partner(&self, peer: PeerId, frame: &Frame) -> bool {
         let partner = |r: Remote| r.peer == peer && r.qpn == frame.src_qpn;
         self.remote.is_some_and(partner)
@@ -338,12 +338,12 @@ impl Qp {
         }
     }
 
-    /// True if it sends: what it has begun, at least.
+    /// Returns true if it sends; in SQD only work that it has begun.
     pub fn sends(&self) -> bool {
         matches!(self.state, QpState::Rts | QpState::Sqd)
     }
 
-    /// Says, once, when nothing is outstanding in SQD.
+    /// Raises the event for the end of the drain in SQD, once.
     pub fn note_rest(&mut self) {
         if self.state == QpState::Sqd && self.sq.pending.is_empty() && !self.drained {
             self.drained = true;
@@ -351,7 +351,7 @@ impl Qp {
         }
     }
 
-    /// Into ERR: from here on all work is flushed, and what the other end sends finds nobody.
+    /// Enters ERR: from here on all work is flushed, and frames of the other end are dropped.
     pub fn enter_error(&mut self) {
         if self.state == QpState::Err {
             return;
@@ -359,12 +359,12 @@ impl Qp {
         self.state = QpState::Err;
         self.resp.msg = None;
         self.resp.starved = false;
-        // What was not acknowledged need not be placed.
+        // Pieces that are not acknowledged need not be placed.
         self.resp.late.clear();
         self.sq.stop_clock();
     }
 
-    /// Out of service for sends: all of them are flushed.
+    /// Enters SQE, or ERR on a reliable connection: all sends are flushed.
     pub fn enter_send_error(&mut self) {
         match self.service {
             Service::Uc | Service::Ud if self.state != QpState::Err => self.state = QpState::Sqe,
@@ -372,7 +372,7 @@ impl Qp {
         }
     }
 
-    /// Flushes at most `budget` entries, of sends alone in SQE. True if there may be more.
+    /// Flushes at most `budget` entries; in SQE only sends. Returns true if there may be more.
     pub fn flush(&mut self, ctx: &mut Ctx, budget: &mut u32) -> bool {
         while *budget > 0 {
             let Some((index, opcode)) = self.next_to_flush() else {
@@ -393,8 +393,8 @@ impl Qp {
         *budget == 0
     }
 
-    /// The next send entry to flush; without an opcode if there is no entry at that index,
-    /// which happens after a malformed one.
+    /// The next send entry to flush; without an opcode if there is no entry at that index, which
+    /// happens after a malformed one.
     fn next_to_flush(&mut self) -> Option<(u16, Option<SendOpcode>)> {
         if let Some(p) = self.sq.pending.pop_front() {
             self.sq.cursor = self.sq.cursor.saturating_sub(1);
@@ -437,7 +437,7 @@ impl Qp {
         ctx.fail(self.send_cq, &say);
     }
 
-    /// Uses the next receive up, of a shared queue the one that was taken; returns its index.
+    /// Uses the next receive (of a shared queue: the taken one); returns its index.
     fn use_up(&mut self) -> Option<u16> {
         if self.srq.is_some() {
             return self.resp.taken.take();
@@ -448,7 +448,7 @@ impl Qp {
         Some(index)
     }
 
-    /// Writes the error entry of the next receive, and uses it up.
+    /// Writes the error entry of the next receive, and uses the receive.
     pub fn recv_error(&mut self, ctx: &mut Ctx, fault: Fault) {
         if let Some(index) = self.use_up() {
             let say = self.failure(CqeOpcode::RESP_ERR, index, fault);
@@ -456,8 +456,8 @@ impl Qp {
         }
     }
 
-    /// Writes the entry of a receive that was used, with the payload if one is given, and uses it
-    /// up.
+    /// Writes the entry of a completed receive, with the payload if one is given, and uses the
+    /// receive.
     pub fn recv_success(&mut self, ctx: &mut Ctx, say: Success, payload: Option<&[u8]>) {
         let Some(wqe_counter) = self.use_up() else {
             return;

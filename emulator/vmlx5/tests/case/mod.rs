@@ -1,4 +1,4 @@
-//! A fault of one end's work, among good work, and what comes of it on both sides.
+//! A fault in the work of one end, among valid work, and its effects on both sides.
 
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
@@ -9,21 +9,21 @@ use crate::rig::*;
 pub const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 pub const RESP_ERR: CqeOpcode = CqeOpcode::RESP_ERR;
 
-/// A syndrome, and the vendor's word for it.
+/// A syndrome and its vendor syndrome.
 pub type Why = (Syndrome, u8);
 
-/// What comes of a fault of `a`'s work.
+/// The effects of a fault in `a`'s work.
 #[derive(Clone, Copy)]
 pub struct Seen {
-    /// What the requester's entry says; without a fault it completes.
+    /// The fault in the requester's entry; `None`: the entry completes.
     pub requester: Option<Why>,
-    /// What the entry of the receive says that is at fault.
+    /// The fault in the entry of the receive.
     pub responder: Option<Why>,
-    /// The event that tells of a request that the responder refused.
+    /// The event of the responder for a refused request.
     pub event: Option<fn(Qpn, u64) -> Event>,
 }
 
-/// The requester's own fault: the other end is not asked.
+/// A fault of the requester itself: the other end gets no request.
 pub fn own(why: Syndrome, vendor: u8) -> Seen {
     Seen {
         requester: Some((why, vendor)),
@@ -32,8 +32,8 @@ pub fn own(why: Syndrome, vendor: u8) -> Seen {
     }
 }
 
-/// An error that the responder finds in the request itself: no entry of its own tells of it, an
-/// event does.
+/// An error that the responder finds in the request itself: no entry of the responder reports it,
+/// an event does.
 pub fn refused(why: Syndrome, vendor: u8) -> Seen {
     Seen {
         event: Some(match why {
@@ -44,7 +44,7 @@ pub fn refused(why: Syndrome, vendor: u8) -> Seen {
     }
 }
 
-/// The receive is at fault: its entry tells of it.
+/// The receive is at fault: its entry reports it.
 pub fn receive_fails(theirs: Why, ours: Why) -> Seen {
     Seen {
         responder: Some(ours),
@@ -55,7 +55,7 @@ pub fn receive_fails(theirs: Why, ours: Why) -> Seen {
 /// Prepares the faulty entry of the first end; returns its index.
 type Raise = dyn Fn(&mut World, &mut End, &mut End) -> u16;
 
-/// A fault of `a`'s work, which `raise` prepares without a doorbell, and what comes of it.
+/// A fault of `a`'s work, which `raise` prepares without a doorbell, and its effects.
 pub struct Case {
     name: &'static str,
     ends: [EndConfig; 2],
@@ -77,7 +77,7 @@ pub fn case(
 }
 
 impl Case {
-    /// At one of the ends something is not as it is by default.
+    /// Changes the configuration of one of the ends.
     pub fn with(mut self, end: usize, change: impl FnOnce(&mut EndConfig)) -> Case {
         change(&mut self.ends[end]);
         self
@@ -88,8 +88,8 @@ impl Case {
         self.with(0, uc).with(1, uc)
     }
 
-    /// Posts good work, then the bad, then more. All that follows is flushed in order, also what
-    /// is posted later, and no byte of either end changes.
+    /// Posts valid work, then the faulty entry, then more. All later work is flushed in order, also
+    /// work that is posted afterwards, and no byte of either end changes.
     pub fn run(&self) {
         println!("{}", self.name);
         let [a, b] = self.ends.clone();
@@ -144,7 +144,7 @@ impl Case {
         };
         assert_eq!(world.state(&a), state);
         if state == QpState::Err {
-            // A receive is flushed without any doorbell.
+            // A receive is flushed without a doorbell.
             let receive = a.post_recv(&[]);
             world.settle();
             a.recv_failed(receive, Syndrome::WR_FLUSH);
@@ -163,7 +163,7 @@ impl Case {
                 assert_err(entry, RESP_ERR, i as u16, why);
                 assert_eq!(entry.as_error().vendor_err, vendor);
             }
-            assert_eq!(b.recv.next, u32::from(b.rq), "receives are left over");
+            assert_eq!(b.recv.next, u32::from(b.rq), "receives remain posted");
         } else {
             assert_eq!(b.recv.poll(), None);
         }
@@ -178,7 +178,7 @@ impl Case {
         );
         assert_eq!((a.get(0, 64), b.get(0, 64)), (ours, theirs));
         if state == QpState::Err && !b_fails {
-            // The other end is not touched, and learns when it asks.
+            // The other end does not change, and finds the error at its next request.
             let index = b.post(&write(a.remote(0), &[b.sge(0, 8)]));
             world.outlast();
             b.send_failed(index, Syndrome::TRANSPORT_RETRY);

@@ -1,4 +1,4 @@
-//! The other end of a connection by hand: a port of the hub that is no NIC.
+//! A scripted other end of a connection: a port of the hub without a NIC.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub const IMM: u8 = 4;
 pub const ACKREQ: u8 = 32;
 pub const FAKE: u32 = 3;
 
-/// The other end, by hand.
+/// The scripted other end.
 pub struct Fake {
     pub world: World,
     pub end: End,
@@ -44,7 +44,7 @@ impl Fake {
         fake
     }
 
-    /// What the NIC says.
+    /// Returns the frames that the NIC sends.
     pub fn listen(&mut self) -> Vec<(FrameHeader, Vec<u8>)> {
         let mut heard = Vec::new();
         self.world.settle();
@@ -61,7 +61,7 @@ impl Fake {
         heard
     }
 
-    /// Writes a frame, which the NIC does not see yet.
+    /// Writes a frame, which is not visible to the NIC yet.
     pub fn put(&mut self, kind: Kind, psn: u32, change: impl FnOnce(&mut FrameHeader)) {
         let mut header = FrameHeader {
             kind: kind as u8,
@@ -81,7 +81,7 @@ impl Fake {
         self.port.send(self.nic, &header, fill).unwrap();
     }
 
-    /// Sends a frame and returns what the NIC says to it.
+    /// Sends a frame and returns the NIC's answers.
     pub fn tell(
         &mut self,
         kind: Kind,
@@ -93,7 +93,7 @@ impl Fake {
         self.listen()
     }
 
-    /// As `tell`, and asserts the kinds and numbers of what the NIC says.
+    /// As `tell`, and asserts the kinds and numbers of the NIC's answers.
     #[track_caller]
     pub fn answers(
         &mut self,
@@ -107,7 +107,7 @@ impl Fake {
         said
     }
 
-    /// What the NIC says once its clocks have run for so long.
+    /// The frames that the NIC sends after this time has passed.
     pub fn after(&mut self, time: Duration) -> Vec<(FrameHeader, Vec<u8>)> {
         self.world.pass(time);
         self.listen()
@@ -147,7 +147,7 @@ pub fn kinds(heard: &[(FrameHeader, Vec<u8>)]) -> Vec<(Kind, u32)> {
         .collect()
 }
 
-/// An answer to a READ of `len` bytes, all of it.
+/// The whole answer to a READ of `len` bytes.
 pub fn data(len: u32, value: u8) -> impl FnOnce(&mut FrameHeader) {
     move |h| {
         (h.len, h.total, h.code) = (len.into(), len.into(), value);
@@ -155,7 +155,7 @@ pub fn data(len: u32, value: u8) -> impl FnOnce(&mut FrameHeader) {
     }
 }
 
-/// Part of a message of two packets, 8 bytes in the second, of one byte repeated.
+/// Part of a message of two packets, 8 bytes in the second; all bytes have one value.
 pub fn part(h: &mut FrameHeader, second: bool, value: u8) {
     h.total = 4104.into();
     h.code = value;
@@ -165,7 +165,7 @@ pub fn part(h: &mut FrameHeader, second: bool, value: u8) {
     }
 }
 
-/// All of that message.
+/// The whole message.
 pub fn whole(h: &mut FrameHeader, value: u8) {
     data(4104, value)(h);
     h.count = 2.into();

@@ -20,9 +20,9 @@ struct Scene {
     b: End,
     c: End,
     d: End,
-    /// Entries of `a`'s two completion queues that were looked at.
+    /// Number of entries of `a`'s two completion queues that were checked.
     seen: [u32; 2],
-    /// What the page holds besides registers, as the host left it.
+    /// The bytes of the page besides registers, as the host wrote them.
     page: Vec<u8>,
     failed: [bool; 2],
 }
@@ -40,7 +40,7 @@ impl Scene {
             ..watched::config(shape & 1 != 0)
         };
         let (mut a, b) = world.pair(config.clone(), config);
-        // Good neighbours on the same page, whose doorbells are rung with those of others.
+        // Valid queue pairs on the same page, whose doorbells are written with those of the others.
         let neighbour = EndConfig::default().changed(|c| (c.uar, c.data) = (Some(a.uar), 4096));
         let plain = EndConfig::default().changed(|c| c.data = 4096);
         let (c, d) = world.pair(neighbour, plain);
@@ -82,7 +82,7 @@ impl Scene {
             }
             0x98..0x9c => {
                 let change = input.pick(&[Modify::Error, Modify::Sqd, Modify::Resume]);
-                // Refused where it makes no sense.
+                // The NIC refuses a transition that is not allowed.
                 let _ = self.world.nics[0].modify_qp(self.a.qpn, change);
             }
             0x9c..0xa0 => self.again(),
@@ -90,7 +90,7 @@ impl Scene {
         }
     }
 
-    /// A store into the page, by any width the processor has.
+    /// A store into the page, of any width that the processor has.
     fn ring(&mut self, input: &mut Input<'_>) {
         let shape = input.byte();
         let at = match shape & 0xc0 {
@@ -141,8 +141,8 @@ impl Scene {
         }
     }
 
-    /// A step: what was rung is picked up, by whom it concerns and as the record says; nothing
-    /// else is.
+    /// A step: the NIC reads the announced work of the queue pairs concerned, as their records say,
+    /// and no other work.
     fn step(&mut self) {
         let before = self.world.nics[0].query_qp(self.a.qpn).expect("is there");
         let load = |at| self.a.mem.load64(at).expect("inside");
@@ -174,13 +174,14 @@ impl Scene {
         self.look();
     }
 
-    /// What completion queues say is what was written there, with the owner of its lap.
+    /// Checks that completion queues contain what the NIC wrote there, with the owner bit of the
+    /// lap.
     fn look(&mut self) {
         let nic = &mut self.world.nics[0];
         for (i, queue) in [&self.a.send, &self.a.recv].into_iter().enumerate() {
             let info = nic.query_cq(queue.cqn).expect("is there");
             let fresh = info.producer.wrapping_sub(self.seen[i]);
-            // Older ones may have been written over.
+            // Newer entries may have overwritten older ones.
             for n in fresh.saturating_sub(info.entries)..fresh {
                 let number = self.seen[i].wrapping_add(n);
                 let slot = u64::from(number & (info.entries - 1));
@@ -209,11 +210,11 @@ impl Scene {
                 self.failed[i] = true;
             }
         }
-        // Told once and no more.
+        // Each event is raised once.
         let mut told = 0;
         while let Some(event) = nic.next_event() {
             told += 1;
-            assert!(told < 100, "events without end");
+            assert!(told < 100, "the events do not end");
             if let Event::CqError { cq, .. } = event {
                 let failed = nic.query_cq(cq).expect("is there").failure;
                 assert_eq!(failed, Some(CqFailure::Overrun));
@@ -222,7 +223,7 @@ impl Scene {
     }
 }
 
-/// Whatever is rung, and whatever records say.
+/// Any doorbells with any records.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let mut scene = Scene::new(&mut input);
@@ -235,7 +236,7 @@ pub fn run(data: &[u8]) {
     scene.step();
     scene.world.settle();
     scene.look();
-    // In error all that the record speaks of is flushed, which is an end.
+    // In ERR the NIC flushes all announced work, so none stays outstanding.
     let _ = scene.world.nics[0].modify_qp(scene.a.qpn, Modify::Error);
     scene.world.settle();
     scene.look();

@@ -1,5 +1,5 @@
-//! What completion queues may say of one queue pair: each entry once and in order, and nothing
-//! but flushes behind a failure.
+//! The valid completions of one queue pair: each entry once and in order, and only flushes after a
+//! failure.
 
 use mlx5_prm::cqe::Cqe64;
 use mlx5_prm::opcode::CqeOpcode;
@@ -7,26 +7,26 @@ use mlx5_prm::syndrome::Syndrome;
 
 use crate::rig::*;
 
-/// What was told so far of a queue pair.
+/// The completions of a queue pair so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ledger {
-    /// The index behind the last send that completed.
+    /// The index after the last completed send.
     sent: u16,
     /// A send failed.
     failed: bool,
-    /// The index of the receive that completes next.
+    /// The index of the next receive to complete.
     received: u16,
     /// A receive failed.
     refused: bool,
 }
 
-/// That of an error entry, none of others.
+/// The vendor syndrome of an error entry; none for other entries.
 fn syndrome(entry: &Cqe64) -> Option<Syndrome> {
     entry.opcode().is_error().then(|| entry.as_error().reason())
 }
 
 impl Ledger {
-    /// One for a queue pair that starts where its end says.
+    /// A ledger for a queue pair that starts where its end says.
     pub fn new(end: &End) -> Ledger {
         Ledger {
             sent: end.config.sq_start,
@@ -35,12 +35,12 @@ impl Ledger {
         }
     }
 
-    /// Sends go on after a failure.
+    /// Sends continue after a failure.
     pub fn resumed(&mut self) {
         self.failed = false;
     }
 
-    /// Takes what was completed.
+    /// Records a completion.
     pub fn take(&mut self, end: &mut End) {
         for entry in end.send.drain() {
             self.send(end, &entry);
@@ -98,12 +98,12 @@ impl Ledger {
         }
     }
 
-    /// Everything that was posted is completed or flushed: the queue pair is in error, and the
-    /// world at rest.
+    /// Asserts that all posted work is completed or flushed: the queue pair is in ERR, and the
+    /// world has settled.
     pub fn settled(&self, world: &World, end: &End) {
         let info = world.nics[end.nic].query_qp(end.qpn).expect("is there");
         assert_eq!((info.sq_done, info.outstanding), (end.sq, 0), "{info:?}");
-        assert_eq!(self.received, end.rq, "receives are left over: {info:?}");
+        assert_eq!(self.received, end.rq, "receives remain posted: {info:?}");
         for queue in [&end.send, &end.recv] {
             let info = world.nics[end.nic].query_cq(queue.cqn).expect("is there");
             assert_eq!((info.failure, info.producer), (None, queue.next));

@@ -1,7 +1,7 @@
-//! Hosts that keep no rule: rings, records and doorbells of any bytes, made of an [`Input`], so
-//! that a fuzzer drives them as well as a random generator does. What must hold all the same:
-//! the NIC touches only memory that allows it, every entry completes once and in order or is
-//! flushed, and everybody else is served.
+//! Hosts that break the rules: rings, records and doorbells of any bytes, made of an [`Input`], so
+//! that a fuzzer or a random generator can drive them. These invariants must hold: the NIC touches
+//! only memory that allows it, every entry completes once and in order or is flushed, and the NIC
+//! still serves all other queue pairs.
 //!
 //! [`Input`]: crate::input::Input
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
@@ -16,7 +16,8 @@ use vmlx5::HostMemory;
 
 use crate::rig::*;
 
-/// Another pair on the same NICs still works; `c` is rung on the page that `bell` begins with.
+/// Checks that another pair on the same NICs still works; `c` uses the page at `bell` for its
+/// doorbell.
 pub fn others_are_served(world: &mut World, c: &mut End, d: &mut End, bell: &HostMemory) {
     let n = c.get64(0) + 1;
     c.put64(0, n);

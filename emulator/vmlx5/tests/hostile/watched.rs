@@ -1,4 +1,4 @@
-//! Memory that knows what the NIC may do to each of its bytes, and panics at anything else.
+//! Memory with a rule for each of its bytes, which panics if the NIC breaks a rule.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use vmlx5::{Dma, DmaFault, HostMemory, Service};
 
 use crate::rig::EndConfig;
 
-/// What may be done to bytes, as bits.
+/// The allowed accesses of bytes, as bits.
 pub mod may {
     /// Bytes are read, or words loaded.
     pub const READ: u8 = 1;
@@ -16,11 +16,11 @@ pub mod may {
     pub const WRITE: u8 = 2;
     /// A word of 32 bits is stored.
     pub const STORE: u8 = 4;
-    /// A doorbell is taken: its place becomes zero.
+    /// A doorbell is taken: the word becomes zero.
     pub const TAKE: u8 = 8;
     /// Atomic operations.
     pub const ATOMIC: u8 = 16;
-    /// All that rights on a region can allow.
+    /// All accesses that rights on a region can allow.
     pub const ALL: u8 = READ | WRITE | ATOMIC;
 }
 
@@ -28,14 +28,14 @@ pub mod may {
 pub struct Watched {
     mem: Arc<HostMemory>,
     rules: Vec<(Range<u64>, u8)>,
-    /// From here on memory is no longer there: accesses are refused, as they should be.
+    /// The memory is removed from this offset on: accesses must be refused.
     gone: u64,
-    /// Nothing may touch it any more. Relaxed: one thread.
+    /// No access is allowed any more. Relaxed: one thread.
     closed: Arc<AtomicBool>,
 }
 
 impl Watched {
-    /// Rules for the bytes of `mem`; what no rule names may not be touched.
+    /// Rules for the bytes of `mem`; bytes without a rule may not be accessed.
     pub fn new(mem: Arc<HostMemory>, rules: &[(Range<u64>, u8)]) -> Watched {
         Watched {
             mem,
@@ -45,12 +45,12 @@ impl Watched {
         }
     }
 
-    /// The memory vanishes from an offset on.
+    /// Removes the memory from an offset on.
     pub fn gone_from(self, gone: u64) -> Watched {
         Watched { gone, ..self }
     }
 
-    /// What closes it.
+    /// The flag that closes the memory.
     pub fn latch(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.closed)
     }
@@ -106,7 +106,7 @@ impl Dma for Watched {
 
     fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault> {
         self.check(offset, 8, may::TAKE)?;
-        assert_eq!(value, 0, "a doorbell is left as something else than zero");
+        assert_eq!(value, 0, "a taken doorbell must become zero");
         self.mem.swap64(offset, value)
     }
 
@@ -121,7 +121,7 @@ impl Dma for Watched {
     }
 }
 
-/// Sizes of the ends here, for which [`end`] has the rules.
+/// Sizes of the ends here; [`end`] has the rules for them.
 pub const LOG_SQ: u8 = 5;
 pub const LOG_RQ: u8 = 4;
 pub const LOG_CQ: u8 = 8;
@@ -150,12 +150,12 @@ fn end(mem: Arc<HostMemory>, data: u8) -> Arc<dyn Dma> {
     Arc::new(Watched::new(mem, &rules))
 }
 
-/// What the NIC sees of an end of these sizes.
+/// The memory of an end of these sizes, as the NIC gets it.
 pub fn view(mem: Arc<HostMemory>) -> Arc<dyn Dma> {
     end(mem, may::ALL)
 }
 
-/// An end of these sizes, which is watched.
+/// A watched end of these sizes.
 pub fn config(unreliable: bool) -> EndConfig {
     let service = if unreliable { Service::Uc } else { Service::Rc };
     EndConfig {
@@ -169,7 +169,7 @@ pub fn config(unreliable: bool) -> EndConfig {
     }
 }
 
-/// What it sees of one whose data no atomic operation may touch.
+/// The memory of an end whose data no atomic operation may touch.
 pub fn view_without_atomics(mem: Arc<HostMemory>) -> Arc<dyn Dma> {
     end(mem, may::READ | may::WRITE)
 }

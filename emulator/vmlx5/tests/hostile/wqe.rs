@@ -1,4 +1,4 @@
-//! Work queue entries of any bytes, on connected queue pairs with regions of all kinds around.
+//! Work queue entries of any bytes, on connected queue pairs with regions of all kinds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ struct Region {
     latch: Arc<AtomicBool>,
 }
 
-/// Registers `len` bytes of new memory, to which no more may happen than `rules` say.
+/// Registers `len` bytes of new memory, on which only the accesses in `rules` are allowed.
 fn region(nic: &mut Nic, pd: PdId, access: Access, len: u64, watched: Watched) -> Region {
     let latch = watched.latch();
     let va = 0x1000_0000;
@@ -51,7 +51,7 @@ fn region(nic: &mut Nic, pd: PdId, access: Access, len: u64, watched: Watched) -
     }
 }
 
-/// What is done to a region on behalf of an end that posts work itself.
+/// The allowed accesses of a region for an end that posts work itself.
 fn guards(nic: &mut Nic, pd: PdId) -> Vec<Region> {
     let memory = |rules: &[_]| Watched::new(Arc::new(HostMemory::new(GUARD as usize)), rules);
     let (whole, half) = (0..GUARD, 0..GUARD / 2);
@@ -72,7 +72,7 @@ fn guards(nic: &mut Nic, pd: PdId) -> Vec<Region> {
             memory(&[(whole.clone(), may::READ)]),
         ),
         region(nic, stranger, all_rights(), GUARD, memory(&[])),
-        // Of which the second half is not registered, or not there any more.
+        // The second half of this one is not registered, or is removed.
         region(
             nic,
             pd,
@@ -95,10 +95,10 @@ fn guards(nic: &mut Nic, pd: PdId) -> Vec<Region> {
     regions
 }
 
-/// The region of [`guards`] that goes away in the midst.
+/// The region of [`guards`] that is removed during the run.
 const MORTAL: usize = 5;
 
-/// What is done to a region by remote ends alone.
+/// The allowed accesses of a region for remote ends only.
 fn passive_guards(nic: &mut Nic, pd: PdId) -> Vec<Region> {
     let memory = |may| {
         Watched::new(
@@ -131,13 +131,13 @@ fn places(end: &End, regions: &[Region]) -> Vec<Place> {
         va: end.addr(0),
         len: watched::DATA as u64,
     };
-    // The own one is named as often as all others.
+    // The end's own region is named as often as all others together.
     let mut all = vec![own; regions.len()];
     all.extend(regions.iter().map(|r| r.place));
     all
 }
 
-/// An end that posts, with what it may name.
+/// An end that posts, with the regions that it may name.
 struct Side {
     end: End,
     ledger: Ledger,
@@ -213,7 +213,7 @@ impl Scene {
         }
     }
 
-    /// One step of everybody; hosts take their completions.
+    /// One step of all components; hosts take their completions.
     fn step(&mut self) -> bool {
         let moved = self.world.step();
         for side in &mut self.sides {
@@ -227,14 +227,14 @@ impl Scene {
         moved
     }
 
-    /// Until nothing moves, with completions taken all along.
+    /// Steps until no component makes progress; hosts take completions all along.
     fn settle(&mut self) {
         for _ in 0..100_000 {
             if !self.step() {
                 return;
             }
         }
-        panic!("the world does not come to rest");
+        panic!("the world does not settle");
     }
 
     fn act(&mut self, input: &mut Input<'_>) {
@@ -262,7 +262,7 @@ impl Scene {
                 let change = input.pick(&[Modify::Sqd, Modify::Resume, Modify::Error]);
                 let side = &mut self.sides[which];
                 let nic = &mut self.world.nics[side.end.nic];
-                // Refused where it makes no sense.
+                // The NIC refuses a transition that is not allowed.
                 if nic.modify_qp(side.end.qpn, change).is_ok() && change == Modify::Resume {
                     side.ledger.resumed();
                 }
@@ -272,7 +272,7 @@ impl Scene {
                 let nic = usize::from(act & 1);
                 let mortal = &self.guards[nic][MORTAL];
                 if self.world.nics[nic].dereg_mr(mortal.place.key).is_ok() {
-                    // From now on nothing touches it.
+                    // From now on no access is allowed.
                     mortal.latch.store(true, Ordering::Relaxed);
                 }
             }
@@ -280,7 +280,7 @@ impl Scene {
         }
     }
 
-    /// A pair starts anew.
+    /// Resets and reconnects a pair.
     fn again(&mut self, which: usize) {
         self.settle();
         let [a, b, p] = &mut self.sides;
@@ -301,7 +301,7 @@ impl Scene {
         }
     }
 
-    /// All work ends.
+    /// Ends all work.
     fn fail_all(&mut self) {
         for side in &mut self.sides {
             side.end.ring();
@@ -315,7 +315,7 @@ impl Scene {
         }
     }
 
-    /// Queue pairs can be used again, whatever became of them.
+    /// Asserts that queue pairs can be used again after any run.
     fn use_again(&mut self) {
         self.again(0);
         let [a, b, _] = &mut self.sides;
@@ -327,7 +327,7 @@ impl Scene {
     }
 }
 
-/// A name for some bytes: mostly some that are there.
+/// A key and an address: usually of existing bytes.
 fn name(input: &mut Input<'_>, places: &[Place]) -> (u32, u64) {
     let place = input.pick(places);
     let shape = input.byte();
@@ -383,7 +383,7 @@ fn spoil(input: &mut Input<'_>, bytes: &mut [u8]) {
 }
 
 impl Side {
-    /// Blocks that may be posted without overwriting what is the NIC's.
+    /// Blocks that may be posted without overwriting entries that the NIC owns.
     fn room(&self, world: &World) -> u16 {
         let info = world.nics[self.end.nic]
             .query_qp(self.end.qpn)
@@ -392,8 +392,8 @@ impl Side {
         (1_u16 << watched::LOG_SQ).saturating_sub(used)
     }
 
-    /// Nothing moves any more: all that was rung is done, unless it waits for an answer, or for
-    /// sends to go on.
+    /// Asserts that the world has settled: all announced work is done, unless it waits for an
+    /// answer, or for sends to resume.
     fn rests(&self, world: &World) {
         let info = world.nics[self.end.nic]
             .query_qp(self.end.qpn)
@@ -405,7 +405,7 @@ impl Side {
         assert!(waits || info.sq_done == info.sq_rung, "{info:?}");
     }
 
-    /// An entry that makes sense in most of its bytes.
+    /// An entry whose bytes are mostly valid.
     fn post(&mut self, world: &World, input: &mut Input<'_>) {
         let ops = [0_u8, 8, 9, 0xa, 0xb, 0x10, 0x11, 0x12, 8, 0xa, 0x10, 1];
         let op = match input.byte() {
@@ -430,7 +430,7 @@ impl Side {
             3..6 => 1,
             6 => shape >> 3,
             _ => {
-                // Bytes in the entry itself.
+                // Inline payload.
                 let len = usize::from(input.byte()) * 2;
                 bytes.extend((1_u32 << 31 | len as u32).to_be_bytes());
                 bytes.extend(vec![shape; len]);
@@ -449,10 +449,10 @@ impl Side {
         let ds = bytes.len() / 16;
         let index = self.end.sq;
         bytes[..4].copy_from_slice(&(u32::from(index) << 8 | u32::from(op)).to_be_bytes());
-        // Sometimes it says that it reaches past what is rung.
+        // Sometimes the entry claims more blocks than the doorbell announces.
         let says = if flags & 0x3c == 0x3c { ds + 4 } else { ds };
         bytes[4..8].copy_from_slice(&(self.end.qpn.0 << 8 | says as u32 & 0xff).to_be_bytes());
-        // Mostly signaled; the fence sometimes.
+        // Usually signaled; sometimes fenced.
         bytes[11] = if flags & 0xc0 == 0xc0 { flags } else { 8 };
         bytes[12..16].copy_from_slice(&[shape; 4]);
         spoil(input, &mut bytes);
@@ -465,7 +465,7 @@ impl Side {
         }
     }
 
-    /// Bytes where entries are, also where they are the NIC's.
+    /// Random bytes in the ring, also in entries that the NIC owns.
     fn post_raw(&mut self, world: &World, input: &mut Input<'_>) {
         let (back, blocks) = (input.byte(), u16::from(input.byte() & 15));
         let len = usize::from(input.byte());
@@ -483,7 +483,7 @@ impl Side {
         self.end.ring();
     }
 
-    /// A receive that makes sense in most of its bytes.
+    /// A receive whose bytes are mostly valid.
     fn receive(&mut self, world: &World, input: &mut Input<'_>) {
         let end = &mut self.end;
         let info = world.nics[end.nic].query_qp(end.qpn).expect("is there");
@@ -514,8 +514,8 @@ impl Side {
     }
 }
 
-/// Whatever lies in the rings: memory is touched as its regions allow, and every entry completes
-/// once.
+/// Any bytes in the rings: the NIC accesses memory only as its regions allow, and every entry
+/// completes once.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let mut scene = Scene::new(&mut input);
@@ -526,7 +526,7 @@ pub fn run(data: &[u8]) {
         scene.act(&mut input);
     }
     scene.settle();
-    // Clocks run out: whoever waits for a silent peer gives up.
+    // All timeouts expire, so work for a silent peer fails.
     for _ in 0..20 {
         scene.world.jump();
         scene.settle();

@@ -1,5 +1,5 @@
-//! A host for the NIC's tests: rings and records in plain memory, filled with `mlx5-prm`, and
-//! a world of NICs on a hub that is stepped until nothing moves.
+//! A host for the NIC's tests: rings and records in plain memory, written with `mlx5-prm`, and a
+//! world of NICs on a hub that steps until no component makes progress.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 pub mod shared;
@@ -20,7 +20,7 @@ use vmlx5::{
     Qpn, RqAttr, Scatter, Service, SqAttr, Srqn, UarId,
 };
 
-/// Sizes and starts of an [`End`].
+/// Sizes and start indices of an [`End`].
 #[derive(Clone)]
 pub struct EndConfig {
     pub log_sq: u8,
@@ -41,14 +41,14 @@ pub struct EndConfig {
     pub retry_cnt: u8,
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
-    /// Its completion queues tell events, on its page.
+    /// Its completion queues raise events, on its page.
     pub events: bool,
-    /// A page to share instead of one of its own.
+    /// A page to share, instead of a separate one.
     pub uar: Option<UarId>,
-    /// A shared receive queue instead of one of its own.
+    /// A shared receive queue, instead of its own receive queue.
     pub srq: Option<Srqn>,
     pub scatter: Scatter,
-    /// What the NIC sees of the memory.
+    /// Wraps the memory before the NIC gets it.
     pub view: fn(Arc<HostMemory>) -> Arc<dyn Dma>,
 }
 
@@ -90,7 +90,7 @@ impl Default for EndConfig {
     }
 }
 
-/// A value that differs from another in a field or two.
+/// Returns a value that differs from another in one or more fields.
 pub trait Changed: Sized {
     fn changed(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
@@ -100,7 +100,7 @@ pub trait Changed: Sized {
 
 impl<T> Changed for T {}
 
-/// A completion queue as its consumer sees it.
+/// A completion queue from its consumer's side.
 pub struct CqView {
     pub mem: Arc<HostMemory>,
     pub offset: u64,
@@ -133,7 +133,7 @@ impl CqView {
     }
 }
 
-/// One queue pair with everything it needs, seen from its host.
+/// One queue pair with all its objects, from its host's side.
 pub struct End {
     pub nic: usize,
     pub config: EndConfig,
@@ -147,14 +147,14 @@ pub struct End {
     pub sq_at: u64,
     pub rq_at: u64,
     pub record: u64,
-    /// Indices posted.
+    /// Posted indices.
     pub sq: u16,
     pub rq: u16,
-    /// The doorbell of the last entry posted.
+    /// The doorbell value of the last posted entry.
     pub doorbell: u64,
-    /// Which half of the register is next.
+    /// The half of the register that is written next.
     pub half: u64,
-    /// Where the registered data begins.
+    /// Offset of the registered data.
     pub data_at: u64,
 }
 
@@ -250,7 +250,7 @@ impl End {
         end
     }
 
-    /// The doorbell record as it must be when the queue pair starts.
+    /// The doorbell record with its values at the start of the queue pair.
     pub fn reset_records(&self) {
         let value = |index: u16| doorbell::record_value(index.into());
         self.mem
@@ -299,7 +299,7 @@ impl End {
         self.mem.load64(self.data_at + at).unwrap()
     }
 
-    /// Writes an entry into the ring; nothing is rung.
+    /// Writes an entry into the ring, without record and doorbell.
     pub fn prepare(&mut self, wqe: &SendWqe<'_>) -> u16 {
         let ring = 64_u64 << self.config.log_sq;
         let mut at = u64::from(self.sq) * 64;
@@ -315,12 +315,12 @@ impl End {
         index
     }
 
-    /// Writes an entry that makes no completion of its own accord; nothing is rung.
+    /// Writes an entry that does not request a completion, without record and doorbell.
     pub fn quietly(&mut self, wqe: SendWqe<'_>) -> u16 {
         self.prepare(&wqe.changed(|s| s.flags = WqeFlags::default()))
     }
 
-    /// Writes raw segments where the next entry goes.
+    /// Writes raw segments at the place of the next entry.
     pub fn prepare_raw(&mut self, bytes: &[u8], blocks: u16) {
         let ring = 64_u64 << self.config.log_sq;
         for (i, chunk) in bytes.chunks(16).enumerate() {
@@ -370,21 +370,21 @@ impl End {
     }
 }
 
-/// What the next entry of a queue is asserted to say.
+/// The assertions on the next entry of a queue.
 impl End {
-    /// A send of this index was done.
+    /// The send of this index completed.
     #[track_caller]
     pub fn sent(&mut self, index: u16) {
         assert_ok(&self.send.poll().unwrap(), CqeOpcode::REQ, index);
     }
 
-    /// A receive of this index was filled by a SEND.
+    /// A SEND filled the receive of this index.
     #[track_caller]
     pub fn received(&mut self, index: u16) {
         assert_ok(&self.recv.poll().unwrap(), CqeOpcode::RESP_SEND, index);
     }
 
-    /// A send of this index failed; returns the vendor's code.
+    /// The send of this index failed; returns the vendor syndrome.
     #[track_caller]
     pub fn send_failed(&mut self, index: u16, why: Syndrome) -> u8 {
         let entry = self.send.poll().unwrap();
@@ -392,7 +392,7 @@ impl End {
         entry.as_error().vendor_err
     }
 
-    /// A receive of this index failed; returns the vendor's code.
+    /// The receive of this index failed; returns the vendor syndrome.
     #[track_caller]
     pub fn recv_failed(&mut self, index: u16, why: Syndrome) -> u8 {
         let entry = self.recv.poll().unwrap();
@@ -400,14 +400,14 @@ impl End {
         entry.as_error().vendor_err
     }
 
-    /// Posts an entry, and lets come what comes of it.
+    /// Posts an entry, and steps until the world has settled.
     pub fn run(&mut self, world: &mut World, wqe: &SendWqe<'_>) -> u16 {
         let index = self.post(wqe);
         world.settle();
         index
     }
 
-    /// Posts an entry, which is then done.
+    /// Posts an entry, and asserts that it completes.
     #[track_caller]
     pub fn completes(&mut self, world: &mut World, wqe: &SendWqe<'_>) {
         let index = self.run(world, wqe);
@@ -415,7 +415,7 @@ impl End {
     }
 }
 
-/// Registers `len` bytes at `offset` of some memory under their own address, with all rights.
+/// Registers `len` bytes at `offset` of a memory under their own address, with all rights.
 pub fn register(nic: &mut Nic, pd: PdId, mem: &Arc<HostMemory>, offset: u64, len: u64) -> MrKeys {
     let keys = nic.reg_mr(MrAttr {
         pd,
@@ -428,13 +428,13 @@ pub fn register(nic: &mut Nic, pd: PdId, mem: &Arc<HostMemory>, offset: u64, len
     keys.unwrap()
 }
 
-/// Marks the entries of a queue as not written, also if it starts in the midst of a lap.
+/// Marks the entries of a queue as not written, also if the queue starts inside a lap.
 pub fn preset(mem: &HostMemory, offset: u64, log: u8, start: u32) {
     for i in 0..1_u32 << log {
         let number = start.wrapping_add(i);
         let slot = u64::from(number & ((1 << log) - 1));
         let mut entry = Cqe64::preset();
-        // The owner bit that the entry's next lap does not have.
+        // The inverse of the owner bit in the entry's next lap.
         entry.op_own = entry.op_own & !1 | mlx5_prm::cqe::owner_of_lap(number, log) ^ 1;
         mem.write(offset + slot * SIZE as u64, &entry.to_bytes())
             .unwrap();
@@ -447,7 +447,7 @@ pub fn init(access: Access) -> Modify {
     Modify::Init { access, qkey, port }
 }
 
-/// To RTS, with clocks as an [`EndConfig`] has them by default.
+/// To RTS, with the default timeouts of an [`EndConfig`].
 pub fn rts(sq_psn: u32, max_rd_atomic: u8) -> Modify {
     let config = EndConfig::default();
     Modify::Rts {
@@ -515,7 +515,7 @@ pub fn atomic<'a>(remote: Remote, op: Atomic, sges: &'a [Sge]) -> SendWqe<'a> {
     }
 }
 
-/// A SEND that takes a key of the receiver out of use.
+/// A SEND that invalidates a key of the receiver.
 pub fn send_inv<'a>(rkey: u32, sges: &'a [Sge]) -> SendWqe<'a> {
     send(sges).changed(|s| (s.opcode, s.imm) = (SendOpcode::SEND_INV, rkey.to_be_bytes()))
 }
@@ -528,7 +528,7 @@ pub fn nop() -> SendWqe<'static> {
     }
 }
 
-/// A wire that loses, doubles and reorders frames at these rates.
+/// A wire that loses, duplicates and reorders frames at these rates.
 pub fn bad_wire(seed: u64, [loss, dup, reorder]: [f64; 3]) -> Faults {
     Faults {
         seed,
@@ -570,7 +570,7 @@ pub fn assert_err(cqe: &Cqe64, opcode: CqeOpcode, index: u16, why: Syndrome) {
     assert_eq!(e.srqn_uidx.get(), 0x77);
 }
 
-/// Bytes that differ from place to place.
+/// Bytes with position-dependent values.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(seed);
     std::iter::repeat_with(|| rng.u8(..)).take(len).collect()

@@ -1,5 +1,5 @@
-//! A shared receive queue from its host: entries in a list, taken from its head, freed at its
-//! tail, as libmlx5 does it.
+//! A shared receive queue from its host's side: the host takes entries from the head of a list and
+//! frees them at its tail, as libmlx5 does.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl SharedQueue {
         SharedQueue::with(nic, log, |_| {})
     }
 
-    /// One whose attributes are not as they are by default.
+    /// A queue with changed attributes.
     pub fn with(nic: &mut Nic, log: u8, change: impl FnOnce(&mut SrqAttr)) -> SharedQueue {
         let mem = Arc::new(HostMemory::new((DATA + ROOM) as usize));
         let pd = nic.alloc_pd().unwrap();
@@ -71,7 +71,7 @@ impl SharedQueue {
         RING + u64::from(entry) * u64::from(self.stride)
     }
 
-    /// Names the entry after another one.
+    /// Links the entry to the next one.
     pub fn link(&self, entry: u16, next: u16) {
         self.mem
             .write(self.at(entry) + 2, &next.to_be_bytes())
@@ -92,12 +92,12 @@ impl SharedQueue {
         bytes
     }
 
-    /// True if no entry is free.
+    /// Returns true if no entry is free.
     pub fn is_full(&self) -> bool {
         self.head == self.tail
     }
 
-    /// Posts a receive; returns its entry.
+    /// Posts a receive; returns the number of its entry.
     pub fn post(&mut self, sges: &[Sge]) -> u16 {
         assert!(!self.is_full());
         let entry = self.head;
@@ -118,14 +118,14 @@ impl SharedQueue {
         entry
     }
 
-    /// Stores into the record how many were posted.
+    /// Stores the number of posted receives into the record.
     pub fn count(&mut self, posted: u16) {
         self.counter = posted;
         let value = doorbell::record_value(posted.into());
         self.mem.store32(RECORD, value).unwrap();
     }
 
-    /// The entry is done: it may be posted again.
+    /// Frees a completed entry: it may be posted again.
     pub fn free(&mut self, entry: u16) {
         self.link(self.tail, entry);
         self.tail = entry;

@@ -1,4 +1,4 @@
-//! A world of NICs on a hub that is stepped until nothing moves.
+//! A world of NICs on a hub that steps until no component makes progress.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use vmlx5::{Event, Modify, Nic, NicConfig, Path, QpState};
 
 use super::{End, EndConfig, init, rtr};
 
-/// NICs on a hub, and the time.
+/// NICs on a hub, and the virtual time.
 pub struct World {
     pub hub: Hub,
     pub links: HubLinks,
     pub nics: Vec<Nic>,
     pub now: u64,
-    /// When a NIC wants to be stepped again though nothing moves.
+    /// The time at which a NIC must step again even without progress.
     pub deadline: Option<Time>,
-    /// Who steps is chosen by chance.
+    /// The next component to step is random.
     pub chance: Option<fastrand::Rng>,
 }
 
@@ -32,31 +32,31 @@ impl World {
         World::joined(EndConfig::default(), EndConfig::default())
     }
 
-    /// The same, of ends that are not as they are by default.
+    /// The same, with ends of other configurations.
     pub fn joined(a: EndConfig, b: EndConfig) -> (World, End, End) {
         let mut world = World::new(2);
         let (a, b) = world.pair(a, b);
         (world, a, b)
     }
 
-    /// A connection in a world in which frames are late.
+    /// A connection in a world with late frames.
     pub fn late(seed: u64) -> (World, End, End) {
         let mut world = World::scheduled(2, seed);
         let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
         (world, a, b)
     }
 
-    /// A world in which frames are late and who steps is up to `seed`.
+    /// A world with late frames, in which `seed` decides which component steps.
     pub fn scheduled(nics: usize, seed: u64) -> World {
         World::on_hub(nics, Some(seed), |_| {})
     }
 
-    /// NICs on a hub that are not as they are by default.
+    /// NICs on a hub, with changed configurations.
     pub fn built(nics: usize, change: impl Fn(&mut NicConfig)) -> World {
         World::on_hub(nics, None, change)
     }
 
-    /// NICs on any fabrics.
+    /// NICs on given fabrics.
     pub fn on(fabrics: Vec<Box<dyn Fabric>>) -> World {
         World::with(Hub::new(HubConfig::default()), None, fabrics, |_| {})
     }
@@ -110,12 +110,12 @@ impl World {
         node
     }
 
-    /// The events that a NIC has to tell.
+    /// The pending events of a NIC.
     pub fn events(&mut self, nic: usize) -> Vec<Event> {
         std::iter::from_fn(|| self.nics[nic].next_event()).collect()
     }
 
-    /// One step of everybody, in order or of somebody by chance. True if anybody moved.
+    /// One step of all components in order, or of a random one. Returns true if any made progress.
     pub fn step(&mut self) -> bool {
         self.now += 100;
         let now = Time::from_nanos(self.now);
@@ -142,13 +142,13 @@ impl World {
         moved | (self.links.step(now) == Step::Progress)
     }
 
-    /// Steps until nothing moves any more, and lets clocks run out, for `time` at most.
+    /// Steps until no component makes progress, and advances time to timeouts, for `time` at most.
     pub fn pass(&mut self, time: Duration) {
         let end = self.now + time.as_nanos() as u64;
         loop {
             self.settle();
             match self.deadline {
-                // A step takes 100 ns, at the end of which it happens.
+                // A step takes 100 ns; its effects occur at the end.
                 Some(t) if t.as_nanos() <= end => self.now = self.now.max(t.as_nanos() - 100),
                 _ => break,
             }
@@ -156,26 +156,26 @@ impl World {
         self.now = self.now.max(end);
     }
 
-    /// To the moment when the next clock runs out, if one runs.
+    /// Advances time to the next timeout, if one runs.
     pub fn jump(&mut self) {
         if let Some(t) = self.deadline {
             self.now = self.now.max(t.as_nanos() - 100);
         }
     }
 
-    /// Lets time pass until whoever waits for silent peers has given up.
+    /// Advances time until work for silent peers has failed.
     pub fn outlast(&mut self) {
         self.pass(Duration::from_secs(2));
     }
 
-    /// Steps until nothing moves any more; no clock runs out.
+    /// Steps until no component makes progress; no timeout expires.
     pub fn settle(&mut self) {
         for _ in 0..1_000_000 {
             if !self.step() {
                 return;
             }
         }
-        panic!("the world does not come to rest");
+        panic!("the world does not settle");
     }
 
     pub fn modify(&mut self, end: &End, change: Modify) {
@@ -220,14 +220,14 @@ impl World {
         }
     }
 
-    /// Back to RESET, records and indices too.
+    /// Resets an end to RESET, with its records and indices.
     pub fn reset(&mut self, end: &mut End) {
         self.modify(end, Modify::Reset);
         (end.sq, end.rq) = (end.config.sq_start, end.config.rq_start);
         end.reset_records();
     }
 
-    /// Faults of every NIC.
+    /// Sets the faults of every NIC.
     pub fn set_faults(&mut self, faults: &Faults) {
         for nic in &mut self.nics {
             nic.set_faults(faults.clone());
@@ -238,7 +238,7 @@ impl World {
         self.nics[end.nic].query_qp(end.qpn).unwrap().state
     }
 
-    /// Two connected ends on NICs of their own.
+    /// Two connected ends on separate NICs.
     pub fn pair(&mut self, a: EndConfig, b: EndConfig) -> (End, End) {
         let a = self.end(0, a);
         let b = self.end(self.nics.len() - 1, b);

@@ -1,5 +1,5 @@
-//! Random work of three connections, and an oracle that knows what memory must hold in the end:
-//! every operation carried out exactly once, in order, and completed in order.
+//! Random work of three connections, and an oracle that predicts the final memory: every operation
+//! is executed exactly once, in order, and completes in order.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::rig::*;
 struct Worker {
     a: End,
     b: End,
-    /// What each operation is.
+    /// The kinds of operations.
     posted: Vec<Op>,
     indices: Vec<u16>,
     sends: usize,
@@ -27,7 +27,7 @@ struct Op {
     code: SendOpcode,
     len: usize,
     signaled: bool,
-    /// It works on the words that all operations share, not on its own slot.
+    /// Returns true if it works on the words that all operations share, not on its own slot.
     shared: bool,
 }
 
@@ -35,7 +35,7 @@ const SLOT: u64 = 40_000;
 const OPS: usize = 60;
 
 impl Worker {
-    /// Posts one more operation; each has a slot of memory of its own at both ends.
+    /// Posts one more operation; each has its own slot of memory at both ends.
     fn post(&mut self, rng: &mut fastrand::Rng) {
         let i = self.posted.len();
         let in_flight = self.a.sq.wrapping_sub(self.completed_block());
@@ -46,7 +46,7 @@ impl Worker {
         let (a, b) = (&mut self.a, &self.b);
         let mut len = [0, 1, 8, 200, 33_000][rng.usize(..5)];
         let flags = WqeFlags {
-            // The last one is, so that the end is seen.
+            // The last one is signaled, so that the test detects the end.
             signaled: i == OPS - 1 || rng.bool(),
             fence: rng.u8(..4) == 0,
             solicited: rng.bool(),
@@ -60,7 +60,7 @@ impl Worker {
         let at = b.remote(slot);
         let bytes = a.get(slot, len);
         let inline = [&bytes[..]];
-        // All write to one word, and add to the next.
+        // All operations write to one word, and add to the next.
         let words = [b.remote(SLOT * OPS as u64), b.remote(SLOT * OPS as u64 + 8)];
         let mut shared = false;
         let mut wqe = match rng.u8(..10) {
@@ -157,8 +157,8 @@ impl Worker {
     }
 }
 
-/// Sends, writes, reads and atomics of three connections in a world of three NICs, with
-/// receives that are late, near the wraps of all indices.
+/// Sends, writes, reads and atomics of three connections in a world of three NICs, with receives
+/// that are posted late, near the wraps of all indices.
 pub fn random_work(seed: u64, mut world: World, config: EndConfig) -> World {
     let mut rng = fastrand::Rng::with_seed(seed);
     let config = EndConfig {
@@ -194,13 +194,13 @@ pub fn random_work(seed: u64, mut world: World, config: EndConfig) -> World {
         .map(|w| (w.a.get(0, w.a.config.data), w.b.get(0, w.b.config.data)))
         .collect();
     for turn in 0.. {
-        assert!(turn < 100_000, "seed {seed} does not come to its end");
+        assert!(turn < 100_000, "seed {seed} does not finish");
         let i = rng.usize(..workers.len());
         let w = &mut workers[i];
         if rng.u8(..3) == 0 {
             w.post(&mut rng);
         }
-        // Receives land in the slot of the operation that they are for.
+        // Receives use the slot of the operation that they are for.
         let receives = w.receives();
         if w.sends < receives.len() && w.sends - w.received < 16 && rng.u8(..3) == 0 {
             let slot = SLOT * receives[w.sends].0 as u64;

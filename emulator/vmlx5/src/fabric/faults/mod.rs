@@ -1,8 +1,8 @@
-//! A wire that is not reliable: frames that a NIC sends are lost, doubled, late, or overtake
-//! each other, a NIC falls silent, and its ports go down, all drawn from a seed.
+//! An unreliable wire, with faults drawn from a seed: frames of a NIC are lost, duplicated, delayed
+//! or reordered, a NIC stops sending and receiving, and its ports go down.
 //!
-//! It lies between the NIC and its fabric, so what a NIC sends to itself suffers too. Held
-//! frames are copies; without faults nothing of this exists.
+//! The faults apply between the NIC and its fabric, so they affect loopback frames too. Held frames
+//! are copies. A NIC without faults has no object of this module.
 
 mod text;
 
@@ -17,42 +17,42 @@ use super::PeerId;
 use crate::frame::FrameHeader;
 pub use text::{FaultsError, FaultsWhy};
 
-/// What may happen to the frames that a NIC sends. Rates are parts of one, and times those that
-/// the NIC is stepped with.
+/// The faults of the frames that a NIC sends. Rates are from 0 to 1. Times are those of the NIC's
+/// steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// What all is drawn from, together with the node's name.
+    /// The seed of all draws, together with the node's number.
     pub seed: u64,
-    /// How many are lost.
+    /// The rate of lost frames.
     pub loss: f64,
-    /// How many arrive twice.
+    /// The rate of duplicated frames.
     pub dup: f64,
-    /// How many are held back for 1 to 20 us, so that later ones overtake them.
+    /// The rate of frames that are held back for 1 to 20 us, so that later frames overtake them.
     pub reorder: f64,
-    /// The share of the pieces of WRITEs received on connections that become visible late, by 1 to
-    /// 20 us, behind later ones. `docs/virtual-connectx.md` says what stays ordered.
+    /// The rate of pieces of WRITEs, received on connections, that become visible 1 to 20 us late,
+    /// after later ones. `docs/virtual-connectx.md` describes the order that remains.
     pub ooo: f64,
-    /// How late each is; as they come if the range is empty.
+    /// The range of the delay of each frame; an empty range means no delay.
     pub delay: Range<Duration>,
-    /// When nothing is sent or received.
+    /// The periods in which the NIC sends and receives nothing.
     pub deaf: Vec<Range<Time>>,
-    /// From when on nothing is sent or received any more.
+    /// The time after which the NIC sends and receives nothing.
     pub die_at: Option<Time>,
-    /// The time at which the NIC stops for good, which one event reports
+    /// The time at which the NIC stops for good; one event reports it
     /// ([`Event::DeviceFatal`](crate::Event::DeviceFatal)).
     pub fatal_at: Option<Time>,
-    /// Ports, and when each is taken down; at the end it is up again.
+    /// Ports, and the period in which each is down; at its end the port is up again.
     pub port_down: Vec<(u8, Range<Time>)>,
 }
 
-/// What happened to frames so far.
+/// Counters of the faults so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultStats {
-    /// Frames sent, the lost ones too.
+    /// Frames sent, lost frames included.
     pub frames: u64,
-    /// Frames lost, and those sent while the NIC was silent.
+    /// Frames lost, and frames sent while the NIC was silent.
     pub lost: u64,
-    /// Frames that were sent twice.
+    /// Frames sent twice.
     pub doubled: u64,
     /// Copies that were held back.
     pub held: u64,
@@ -60,33 +60,33 @@ pub struct FaultStats {
     pub displaced: u64,
 }
 
-/// A frame that is held back.
+/// A held frame.
 pub(crate) struct Held {
     pub peer: PeerId,
     pub header: FrameHeader,
     pub payload: Vec<u8>,
 }
 
-/// The faults of one NIC at work.
+/// The active faults of one NIC.
 pub(crate) struct Faulty {
     plan: Faults,
     rng: fastrand::Rng,
     pub stats: FaultStats,
-    /// When each held frame is due; the number makes the order total, and names its place.
+    /// When each held frame is due; the number makes the order total and is the index of its slot.
     due: BinaryHeap<Reverse<(Time, u64, usize)>>,
     held: Vec<Option<Held>>,
     number: u64,
-    /// When ports go down or up, the last one first.
+    /// The times at which ports go down or up, in descending order.
     edges: Vec<(Time, u8)>,
-    /// What was drawn up last is written here first.
+    /// The payload of the drawn frame, before the copies are made.
     pub scratch: Vec<u8>,
 }
 
-/// What becomes of one frame.
+/// The plan for one frame.
 pub(crate) struct Fate {
-    /// How many copies there are: none, one or two.
+    /// Number of copies: none, one or two.
     pub copies: u8,
-    /// How late they are.
+    /// The delays of the copies.
     pub late: Duration,
 }
 
@@ -108,25 +108,25 @@ impl Faulty {
         }
     }
 
-    /// True if nothing goes in or out now.
+    /// Returns true if the NIC sends and receives nothing now.
     pub fn silent(&self, now: Time) -> bool {
         self.plan.die_at.is_some_and(|t| t <= now)
             || self.plan.deaf.iter().any(|r| r.contains(&now))
     }
 
-    /// True if the NIC has failed by now.
+    /// Returns true if the NIC has failed by now.
     pub fn fatal(&self, now: Time) -> bool {
         self.plan.fatal_at.is_some_and(|t| t <= now)
     }
 
-    /// A port that goes down or up by now, and whether it is up then.
+    /// A due change of a port, and whether the port is up after it.
     pub fn edge(&mut self, now: Time) -> Option<(u8, bool)> {
         let (_, port) = self.edges.pop_if(|(at, _)| *at <= now)?;
         let down = |(p, window): &(u8, Range<Time>)| *p == port && window.contains(&now);
         Some((port, !self.plan.port_down.iter().any(down)))
     }
 
-    /// Draws what becomes of the next frame.
+    /// Draws the plan for the next frame.
     pub fn draw(&mut self, now: Time) -> Fate {
         let mut happens = |rate: f64| rate > 0.0 && self.rng.f64() < rate;
         let plan = &self.plan;
@@ -176,7 +176,7 @@ impl Faulty {
         self.held[at].take()
     }
 
-    /// When the next held frame is due, or the next port changes.
+    /// The time at which the next held frame is due or the next port changes.
     pub fn deadline(&self) -> Option<Time> {
         let frame = self.due.peek().map(|Reverse((due, ..))| *due);
         let edge = self.edges.last().map(|(at, _)| *at);

@@ -1,4 +1,4 @@
-//! Faults as text, which a variable or an option carries: words `name=value` between commas.
+//! Faults as text in a variable or an option: words `name=value`, separated by commas.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,41 +10,41 @@ use thiserror::Error;
 
 use super::Faults;
 
-/// A word that says no fault.
+/// An invalid word in a list of faults.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("'{word}' among the faults: {why}")]
+#[error("'{word}' is no valid fault: {why}")]
 pub struct FaultsError {
     /// The word.
     pub word: String,
-    /// What is wrong with it.
+    /// The reason.
     pub why: FaultsWhy,
 }
 
-/// What is wrong with a word among the faults.
+/// The reason why a word is no valid fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FaultsWhy {
-    /// No fault has that name.
+    /// The name of the fault is unknown.
     #[error(
         "it may be one of seed, loss, dup, reorder, ooo, delay, deaf, die, fatal, down with a value"
     )]
     Name,
-    /// It was said before, and can be once only.
-    #[error("it was there before")]
+    /// The fault is given twice, which is not allowed.
+    #[error("it is given more than once")]
     Twice,
-    /// Not a whole number of at most 64 bits.
-    #[error("a seed is a number of 64 bits")]
+    /// The value is not a whole number of at most 64 bits.
+    #[error("a seed is a whole number of at most 64 bits")]
     Seed,
-    /// Not a part of one.
+    /// The value is not a number from 0 to 1.
     #[error("a rate is a number from 0 to 1")]
     Rate,
-    /// Not a time.
+    /// The value is not a time.
     #[error("a time is a whole number with its unit, ns, us, ms or s: 20us")]
     Time,
-    /// Not a span of time, or an empty one.
+    /// The value is not a span of time, or the span is empty.
     #[error("a span is two times, the first one smaller: 1s..2s")]
     Span,
-    /// Not a port.
-    #[error("a port is a number from 1 to 32, and its span follows: 1:1s..2s")]
+    /// The value is not a port.
+    #[error("a port is a number from 1 to 32, followed by its span: 1:1s..2s")]
     Port,
 }
 
@@ -98,12 +98,13 @@ fn port(text: &str) -> Result<(u8, Range<Time>), FaultsWhy> {
 impl FromStr for Faults {
     type Err = FaultsError;
 
-    /// Reads words such as `loss=0.01,dup=0.01,reorder=0.01,ooo=0.5,delay=20us..2ms,seed=7,die=3s`, `fatal=4s`,
-    /// `deaf=1s..2s` and `down=1:1s..2s` (port 1); the last two may come several times. Without
-    /// a seed one is drawn. What is printed of the result reads as the same.
+    /// Parses words: `loss=0.01,dup=0.01,reorder=0.01,ooo=0.5,delay=20us..2ms,seed=7,die=3s`,
+    /// `fatal=4s`, `deaf=1s..2s` and `down=1:1s..2s` (port 1). The last two may occur several
+    /// times. Without a seed the parser draws one. The printed form of the result parses to the
+    /// same faults.
     ///
     /// # Errors
-    /// The first word that says no fault.
+    /// The first invalid word.
     fn from_str(text: &str) -> Result<Faults, FaultsError> {
         let mut faults = Faults {
             seed: fastrand::u64(..),
@@ -144,7 +145,7 @@ impl FromStr for Faults {
     }
 }
 
-/// A time in the largest unit that it is a whole number of.
+/// A time in the largest unit that represents it as a whole number.
 struct Exact(u64);
 
 impl fmt::Display for Exact {

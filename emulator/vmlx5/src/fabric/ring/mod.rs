@@ -1,10 +1,10 @@
 //! A byte ring in shared memory: one writer, one reader, records of whole cache lines.
 //!
-//! A record is a frame header and its payload, padded to 64 bytes, never wrapped: where the
-//! end of the ring is too near, a record of padding fills it. Heads and tails count bytes
-//! since the start and never wrap. The other end may be a hostile process: its word is
-//! checked at every use, its headers are copied once and then checked, and a payload is
-//! never interpreted, only copied on.
+//! A record is a frame header and its payload, padded to 64 bytes. It never wraps: if the rest of
+//! the ring is too short, a padding record fills it. Heads and tails count bytes since the start
+//! and never wrap. The other end may be a hostile process. So this end checks the other's head or
+//! tail at every use, copies headers once before it checks them, and only copies payloads without
+//! interpreting them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -18,44 +18,44 @@ use zerocopy::IntoBytes;
 
 use crate::frame::{FrameError, FrameHeader, HEADER, MAX_PAYLOAD};
 
-/// Where the bytes begin: the words before them have a page to themselves.
+/// Offset of the record bytes: the head and tail words before them have their own page.
 const DATA: usize = 4096;
 const LINE: usize = 64;
-/// The kind of a record that only fills the ring's end.
+/// The kind of a record that only fills the end of the ring.
 const PADDING: u8 = 0xff;
 
-/// The smallest ring: two of the longest records and padding fit.
+/// The smallest ring: it has room for two of the longest records and padding.
 pub const MIN_RING: usize = 128 * 1024;
 /// The largest ring.
 pub const MAX_RING: usize = 64 << 20;
 
-/// How far a reader may lag in telling the writer what it took, and a writer in telling the
-/// reader what it wrote, within one step.
+/// How many bytes a reader may release, and a writer may write, within one step before it publishes
+/// its head or tail.
 const LAG: u64 = 64 * 1024;
 
 /// The words of a ring, each on its own line.
 #[derive(Clone, Copy)]
 enum At {
-    /// Bytes the reader is done with. Stored by the reader with release after its last read
-    /// of them; loaded by the writer with acquire before it writes over them.
+    /// Bytes that the reader released. Stored by the reader with release after its last read of
+    /// them; loaded by the writer with acquire before it overwrites them.
     Head = 0,
-    /// Bytes the reader may read. Stored with release after they were written; loaded by the
-    /// reader with acquire.
+    /// Bytes that the reader may read. Stored with release after the writer wrote them; loaded by
+    /// the reader with acquire.
     Tail = 128,
-    /// Of a scheduled link: bytes written but not delivered yet. Stored by the writer with
-    /// release, loaded by the link with acquire; the link moves `Tail` up to it.
+    /// Of a scheduled link: bytes written but not delivered yet. Stored by the writer with release,
+    /// loaded by the link with acquire; the link moves `Tail` up to it.
     Sent = 256,
 }
 
-/// The memory of a ring, mapped.
+/// The mapped memory of a ring.
 pub struct Region {
     base: NonNull<u8>,
     size: usize,
     file: Option<OwnedFd>,
 }
 
-// SAFETY: the mapping lives as long as the region; its words are accessed atomically, and its
-// bytes by whom the words say owns them.
+// SAFETY: the mapping lives as long as the region. Its words are accessed atomically, and its bytes
+// only by the end that owns them according to the words.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -84,17 +84,17 @@ impl Region {
     /// A ring of `size` bytes that another process made.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// The reason why the file is invalid.
     pub fn open(file: OwnedFd, size: usize) -> Result<Arc<Region>, &'static str> {
-        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| "not a memory file")?;
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| "its ring is no memory file")?;
         if !seals.contains(SEALS) {
-            return Err("ring file not sealed");
+            return Err("its ring file is not sealed");
         }
-        let stat = rustix::fs::fstat(&file).map_err(|_| "ring file without a size")?;
+        let stat = rustix::fs::fstat(&file).map_err(|_| "its ring file has no size")?;
         if stat.st_size != (DATA + size) as i64 {
-            return Err("ring file of another size than announced");
+            return Err("its ring file has another size than announced");
         }
-        Region::map(file, size).map_err(|_| "ring file cannot be mapped")
+        Region::map(file, size).map_err(|_| "its ring file cannot be mapped")
     }
 
     fn map(file: OwnedFd, size: usize) -> Result<Arc<Region>, Errno> {
@@ -113,7 +113,7 @@ impl Region {
         Ok(Arc::new(Region { base, size, file }))
     }
 
-    /// The memory file, of a shared ring.
+    /// The memory file of a shared ring.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
@@ -129,13 +129,13 @@ impl Region {
         unsafe { self.base.add(DATA + offset) }
     }
 
-    /// Copies the header at `position` out.
+    /// Copies the header at `position` out of the ring.
     fn header(&self, position: u64) -> FrameHeader {
         let mut copy = [0_u64; HEADER / 8];
         let from = self.place(position).cast::<u64>();
         for (i, word) in copy.iter_mut().enumerate() {
-            // SAFETY: records begin on 64-byte lines, so all of the header lies in the ring.
-            // Volatile: read once each, whatever another process does to them meanwhile.
+            // SAFETY: records begin on 64-byte lines, so the whole header is inside the ring.
+            // Volatile: each word is read once, whatever another process writes to it meanwhile.
             *word = unsafe { from.add(i).read_volatile() };
         }
         let mut header = FrameHeader::default();
@@ -143,8 +143,8 @@ impl Region {
         header
     }
 
-    /// The record at `head`, given that bytes up to `tail` were published: its header and the
-    /// bytes it takes in all.
+    /// The record at `head`, if bytes up to `tail` are published: its header and its whole length
+    /// in bytes.
     fn record(&self, head: u64, tail: u64) -> Result<(FrameHeader, u64), FrameError> {
         let header = self.header(head);
         let to_end = (self.size - (head as usize & (self.size - 1))) as u64;
@@ -161,7 +161,7 @@ impl Region {
         Ok((header, HEADER as u64 + len.next_multiple_of(LINE as u64)))
     }
 
-    /// Checks one end's word against the other's.
+    /// Checks one end's word against the word of the other end.
     fn check(&self, head: u64, tail: u64) -> Result<(), FrameError> {
         let size = self.size as u64;
         let possible = tail.checked_sub(head).is_some_and(|used| used <= size);
@@ -178,38 +178,38 @@ const SEALS: SealFlags = SealFlags::SHRINK
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `from_map`'s callers with this length; ends hold an
-        // `Arc` and lend no reference beyond it. A failure leaves the mapping: no harm.
+        // SAFETY: the mapping was made in `from_map`'s callers with this length; ends hold an `Arc`
+        // and lend no reference beyond it. A failure only leaves the mapping in place.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), DATA + self.size) };
     }
 }
 
-/// The writing end. There is one for a ring.
+/// The writing end. A ring has one.
 pub struct Writer {
     region: Arc<Region>,
     publish: At,
-    /// Bytes written, and how far the reader may see.
+    /// Bytes written, and bytes published to the reader.
     written: u64,
     published: u64,
-    /// `written` when the reader was last woken.
+    /// The value of `written` at the last wake-up of the reader.
     told: u64,
-    /// The reader's word as last seen.
+    /// The reader's word as last read.
     head: u64,
 }
 
-/// Nothing was written.
+/// The reason why nothing was written.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// No room now.
+    /// The ring has no room now.
     Full,
-    /// The payload could not be had.
+    /// The payload could not be read.
     Unfilled,
     /// The reader's word is impossible.
     Garbage(FrameError),
 }
 
 impl Writer {
-    /// The writing end of a fresh ring. `scheduled`: a [`Delivery`] decides what the reader sees.
+    /// The writing end of a new ring. `scheduled`: a [`Delivery`] publishes the records.
     pub fn new(region: Arc<Region>, scheduled: bool) -> Writer {
         Writer {
             region,
@@ -248,9 +248,9 @@ impl Writer {
         }
         let at = self.region.place(self.written + padding);
         if len > 0 {
-            // SAFETY: `len` bytes after the header lie before the ring's end (`padding` saw to
-            // it) and were released by the reader (the check against `head`), so they are ours
-            // until published.
+            // SAFETY: `len` bytes after the header are before the ring's end (`padding` ensures
+            // this). The reader released them (the check against `head`), so this end owns them
+            // until it publishes them.
             let room = unsafe { std::slice::from_raw_parts_mut(at.add(HEADER).as_ptr(), len) };
             if !fill(room) {
                 return Err(Refused::Unfilled);
@@ -273,8 +273,8 @@ impl Writer {
     }
 
     fn put(&self, at: NonNull<u8>, header: &FrameHeader) {
-        // SAFETY: a header's bytes at a line's start, released by the reader, ours until
-        // published.
+        // SAFETY: a header's bytes at a line's start, released by the reader, so this end owns them
+        // until it publishes them.
         unsafe { at.copy_from_nonoverlapping(NonNull::from(header).cast(), HEADER) };
     }
 
@@ -286,28 +286,28 @@ impl Writer {
         }
     }
 
-    /// Lets the reader see everything written. True if that is more than after the last call,
-    /// so that the reader should be woken.
+    /// Publishes everything written. Returns true if that is more than after the last call, so that
+    /// the caller should wake the reader.
     pub fn publish(&mut self) -> bool {
         self.show();
         std::mem::replace(&mut self.told, self.written) != self.written
     }
 }
 
-/// The reading end. There is one for a ring.
+/// The reading end. A ring has one.
 pub struct Reader {
     region: Arc<Region>,
-    /// Bytes taken, and what the writer knows of it.
+    /// Bytes taken, and bytes released to the writer.
     taken: u64,
     released: u64,
-    /// `taken` when the writer was last woken.
+    /// The value of `taken` at the last wake-up of the writer.
     told: u64,
-    /// The writer's word as last seen.
+    /// The writer's word as last read.
     tail: u64,
 }
 
 impl Reader {
-    /// The reading end of a fresh ring.
+    /// The reading end of a new ring.
     pub fn new(region: Arc<Region>) -> Reader {
         Reader {
             region,
@@ -318,12 +318,12 @@ impl Reader {
         }
     }
 
-    /// True if a record waits.
+    /// Returns true if the ring contains a record.
     pub fn ready(&self) -> bool {
         self.tail != self.taken || self.region.word(At::Tail).load(Ordering::Acquire) != self.taken
     }
 
-    /// Hands the next record to `take`. `None`: there is none.
+    /// Passes the next record to `take`. Returns `None` if the ring is empty.
     pub fn read<R>(
         &mut self,
         take: impl FnOnce(&FrameHeader, &[u8]) -> R,
@@ -340,8 +340,8 @@ impl Reader {
             }
             let (header, record) = self.region.record(self.taken, self.tail)?;
             if header.kind == PADDING {
-                // A record follows. Who could write one padding after the other could hold the
-                // reader here for as long as it liked.
+                // A record follows. A writer that could write paddings in a row could hold the
+                // reader here without limit.
                 if std::mem::replace(&mut padded, true) {
                     return Err(FrameError::Kind(PADDING));
                 }
@@ -350,9 +350,10 @@ impl Reader {
             }
             let len = header.len.get() as usize;
             let at = self.region.place(self.taken);
-            // SAFETY: `record` found the payload inside the ring and below the published
-            // tail; an honest writer leaves it alone until it is released. A dishonest one can
-            // change bytes under us, which are only copied on to memory that is its to write.
+            // SAFETY: `record` found the payload inside the ring and below the published tail. An
+            // honest writer leaves it alone until the reader releases it. A hostile writer can
+            // change the bytes during the copy; they are only copied to memory that this writer may
+            // write.
             let payload = unsafe { std::slice::from_raw_parts(at.add(HEADER).as_ptr(), len) };
             let result = take(&header, payload);
             self.taken += record;
@@ -371,22 +372,22 @@ impl Reader {
         }
     }
 
-    /// Gives what was taken back to the writer. True if that is more than after the last
-    /// call, so that the writer should be woken.
+    /// Releases what was taken to the writer. Returns true if that is more than after the last
+    /// call, so that the caller should wake the writer.
     pub fn release(&mut self) -> bool {
         self.give();
         std::mem::replace(&mut self.told, self.taken) != self.taken
     }
 }
 
-/// Decides when the reader of a scheduled ring sees what was written, record by record.
+/// Delivers the records of a scheduled ring to the reader, one by one.
 pub struct Delivery {
     region: Arc<Region>,
     delivered: u64,
 }
 
 impl Delivery {
-    /// For a fresh ring within this process.
+    /// The delivery of a new ring within this process.
     pub fn new(region: Arc<Region>) -> Delivery {
         Delivery {
             region,
@@ -394,12 +395,12 @@ impl Delivery {
         }
     }
 
-    /// True if a record waits to be delivered.
+    /// Returns true if a record waits for delivery.
     pub fn ready(&self) -> bool {
         self.region.word(At::Sent).load(Ordering::Acquire) != self.delivered
     }
 
-    /// Delivers one record, with the padding before it. False if none waits.
+    /// Delivers one record and the padding before it. Returns false if none waits.
     pub fn deliver(&mut self) -> bool {
         let sent = self.region.word(At::Sent).load(Ordering::Acquire);
         while self.delivered != sent {

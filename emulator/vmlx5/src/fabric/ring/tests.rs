@@ -1,4 +1,4 @@
-//! Tests of the byte ring: laps of every record size, honest refusal, and a hostile other end.
+//! Tests of the byte ring: laps of every record size, refusals, and a hostile other end.
 
 use super::*;
 use crate::frame::Kind;
@@ -12,7 +12,7 @@ fn header(len: usize, tag: u32) -> FrameHeader {
     }
 }
 
-/// Stores into a ring's words as a hostile end could.
+/// Stores into a ring's words as a hostile end can.
 pub fn spoil_tail(writer: &Writer, tail: u64) {
     writer.region.word(At::Tail).store(tail, Ordering::Release);
 }
@@ -21,7 +21,7 @@ pub fn spoil_head(reader: &Reader, head: u64) {
     reader.region.word(At::Head).store(head, Ordering::Release);
 }
 
-/// Writes a header as a hostile writer could, and publishes `tail` bytes.
+/// Writes a header as a hostile writer can, and publishes `tail` bytes.
 pub fn spoil_record(writer: &Writer, at: u64, header: &FrameHeader, tail: u64) {
     writer.put(writer.region.place(at), header);
     spoil_tail(writer, tail);
@@ -37,7 +37,7 @@ fn ends(scheduled: bool) -> (Writer, Reader, Arc<Region>) {
 }
 
 #[test]
-fn many_laps_of_records_of_every_size() {
+fn records_of_every_size_survive_many_laps() {
     let (mut writer, mut reader, _region) = ends(false);
     let mut rng = fastrand::Rng::with_seed(1);
     let (mut sent, mut got) = (0_u32, 0_u32);
@@ -72,7 +72,7 @@ fn many_laps_of_records_of_every_size() {
 }
 
 #[test]
-fn nothing_is_seen_before_it_is_published() {
+fn unpublished_records_are_invisible() {
     let (mut writer, mut reader, region) = ends(true);
     let mut delivery = Delivery::new(region);
     let next = |reader: &mut Reader| reader.read(|h, _| h.psn.get()).unwrap();
@@ -82,7 +82,7 @@ fn nothing_is_seen_before_it_is_published() {
     assert_eq!(next(&mut reader), None);
     assert!(!delivery.ready() && !delivery.deliver());
     assert!(writer.publish() && !writer.publish());
-    assert_eq!(next(&mut reader), None, "scheduled: the link decides");
+    assert_eq!(next(&mut reader), None, "a scheduled link publishes");
     assert!(delivery.deliver());
     assert_eq!((next(&mut reader), next(&mut reader)), (Some(0), None));
     assert!(delivery.deliver() && delivery.deliver() && !delivery.deliver());
@@ -90,10 +90,10 @@ fn nothing_is_seen_before_it_is_published() {
 }
 
 #[test]
-fn whoever_sleeps_is_told_also_of_what_was_shown_early() {
+fn early_publication_still_reports_a_wake_up() {
     let (mut writer, mut reader, _region) = ends(false);
     for tag in 0..2 {
-        // Together just more than what is shown before the end of a step.
+        // Together slightly more than the bytes that are published before the end of a step.
         writer
             .write(&header(MAX_PAYLOAD, tag), &mut |_| true)
             .unwrap();
@@ -108,7 +108,7 @@ fn whoever_sleeps_is_told_also_of_what_was_shown_early() {
 }
 
 #[test]
-fn a_payload_that_cannot_be_had_leaves_no_trace() {
+fn unreadable_payload_writes_no_record() {
     let (mut writer, mut reader, _region) = ends(false);
     let refused = writer.write(&header(100, 0), &mut |_| false);
     assert_eq!(refused, Err(Refused::Unfilled));
@@ -123,7 +123,7 @@ fn a_payload_that_cannot_be_had_leaves_no_trace() {
 }
 
 #[test]
-fn a_hostile_writer() {
+fn hostile_writer_is_refused() {
     let size = MIN_RING as u64;
     for tail in [1, 63, size + 64, u64::MAX, u64::MAX - 63] {
         let (writer, mut reader, _region) = ends(false);
@@ -138,7 +138,7 @@ fn a_hostile_writer() {
             }
         );
     }
-    // More payload than was published, than a frame holds, than the ring has.
+    // More payload than was published, than a frame holds, or than the ring has.
     for (len, tail) in [
         (1, 64),
         (65, 128),
@@ -152,9 +152,9 @@ fn a_hostile_writer() {
             matches!(error, FrameError::Length { .. }),
             "{len} {error:?}"
         );
-        assert!(reader.read(|_, _| ()).is_err(), "and it stays so");
+        assert!(reader.read(|_, _| ()).is_err(), "the error persists");
     }
-    // Padding that reaches past what was published.
+    // Padding that exceeds the published bytes.
     let (writer, mut reader, _region) = ends(false);
     let filler = FrameHeader {
         kind: PADDING,
@@ -162,7 +162,7 @@ fn a_hostile_writer() {
     };
     spoil_record(&writer, 0, &filler, 64);
     assert!(reader.read(|_, _| ()).is_err());
-    // Honest padding all around the ring is only skipped.
+    // The reader skips valid padding all around the ring.
     let (writer, mut reader, _region) = ends(false);
     let filler = FrameHeader {
         kind: PADDING,
@@ -170,7 +170,7 @@ fn a_hostile_writer() {
     };
     spoil_record(&writer, 0, &filler, size);
     assert_eq!(reader.read(|_, _| ()), Ok(None));
-    // One after the other would keep the reader in its loop.
+    // Paddings in a row would keep the reader in its loop.
     let (writer, mut reader, _region) = ends(false);
     let filler = FrameHeader {
         kind: PADDING,
@@ -183,7 +183,7 @@ fn a_hostile_writer() {
 }
 
 #[test]
-fn a_hostile_reader() {
+fn hostile_reader_is_refused() {
     for head in [64, 1, u64::MAX - 63] {
         let (mut writer, reader, _region) = ends(false);
         spoil_head(&reader, head);
@@ -202,7 +202,7 @@ fn a_hostile_reader() {
 }
 
 #[test]
-fn a_ring_file_is_checked() {
+fn invalid_ring_files_are_refused() {
     let shared = Region::shared(MIN_RING).unwrap();
     let copy = |region: &Region| region.file().unwrap().try_clone_to_owned().unwrap();
     assert!(Region::open(copy(&shared), MIN_RING).is_ok());

@@ -1,15 +1,16 @@
-//! The fabric between processes of one host: rings in sealed memory files, handed over by
-//! Unix sockets.
+//! The fabric between processes of one host: rings in sealed memory files, transferred by Unix
+//! sockets.
 //!
-//! Each NIC listens at an abstract address made from its node number. Who has something to
-//! send calls the other end, makes a ring, and passes it with its bell in a greeting; the
-//! answer carries the other bell. A ring carries one direction, so a pair of NICs that talk
-//! both ways have two sockets and two rings, and it does not matter who called first, or
-//! whether both did at once. On the data path there is no system call, except to wake an end
-//! that sleeps. The socket says nothing more, but its end tells that the other process died.
+//! Each NIC listens at an abstract address made from its node number. A NIC with frames to send
+//! connects to the other end, makes a ring, and passes the ring with its bell (its wake-up
+//! descriptor) in a greeting; the answer carries the other bell. A ring carries one direction, so a
+//! pair of NICs with traffic both ways has two sockets and two rings. It does not matter which NIC
+//! connects first, or whether both connect at once. The data path makes no system call, except to
+//! wake an end that sleeps. The socket carries nothing more, but its end shows that the other
+//! process died.
 //!
-//! The other end is a process of the same user and still not trusted: nothing it writes can
-//! do more than close its own link.
+//! The other end is a process of the same user and still not trusted: the worst effect of its
+//! writes is that its own link is closed.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -28,31 +29,31 @@ use super::ring::{MAX_RING, MIN_RING, Reader, Region, Writer};
 use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink};
 use crate::frame::{FrameHeader, Kind};
 
-/// How often sockets are looked at.
+/// Interval of the checks of sockets.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often while a call waits for its answer.
+/// Interval of the checks while a call waits for its answer.
 const LOOK_SOON: Duration = Duration::from_micros(50);
-/// How long a caller may take to greet.
+/// Time limit of a caller for its greeting.
 const GREETING_LIMIT: Duration = Duration::from_secs(2);
-/// Callers that have not greeted yet.
+/// Most callers without a greeting.
 const MAX_CALLERS: usize = 64;
-/// Refusals that are remembered.
+/// Most refusals that are kept.
 const MAX_REFUSALS: usize = 32;
 
-/// How a [`ShmFabric`] is made.
+/// The configuration of a [`ShmFabric`].
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    /// Bytes of each ring that this end makes: one for each NIC it sends to. Rounded up to a
+    /// Bytes of each ring that this end makes, one for each NIC that it sends to. Rounded up to a
     /// power of two, kept between 128 KiB and 64 MiB.
     pub ring_bytes: usize,
-    /// The most NICs this end knows at a time.
+    /// Most links at a time.
     pub max_links: usize,
-    /// The protocol version to speak: [`ShmConfig::default`] has the only one there is;
-    /// another one is refused by every peer.
+    /// The protocol version: [`ShmConfig::default`] has the only existing one; every peer refuses
+    /// another one.
     pub version: u32,
-    /// Who is at the other end looks for frames by itself every few microseconds: room that is
-    /// given back, and acknowledgements alone, do not wake it. Where processors are few, a wake
-    /// takes one from the program that was about to answer.
+    /// True if the other ends poll for frames every few microseconds: released room, and
+    /// acknowledgements alone, do not wake them. On a host with few processors, a wake-up takes a
+    /// processor from the program that is about to answer.
     pub quiet: bool,
 }
 
@@ -79,7 +80,7 @@ pub struct ShmFabric {
     next_look: Time,
 }
 
-/// Somebody who called and did not greet yet.
+/// A caller that did not send its greeting yet.
 struct Caller {
     socket: OwnedFd,
     until: Option<Time>,
@@ -89,16 +90,16 @@ struct Caller {
 struct Ends {
     out: Option<Out>,
     inward: Option<In>,
-    /// A socket ended: what lies in the ring is still taken, then the link is lost.
+    /// A socket ended: the remaining frames in the ring are received, then the link is lost.
     ended: bool,
 }
 
 struct Out {
     socket: OwnedFd,
     writer: Writer,
-    /// Known once the call was answered.
+    /// Set when the other end answered the call.
     bell: Option<Bell>,
-    /// What was written since the last look is worth a wake.
+    /// A frame other than an acknowledgement was written since the last flush, so a wake-up is due.
     urgent: bool,
 }
 
@@ -126,20 +127,20 @@ fn socket() -> Result<OwnedFd, LinkError> {
 }
 
 impl ShmFabric {
-    /// Listens as a node of a new, random number. `bell` wakes the thread that steps the NIC.
+    /// Listens as a node with a new, random number. `bell` wakes the thread that steps the NIC.
     ///
     /// # Errors
     /// The system refused a socket.
     pub fn open(config: ShmConfig, bell: Arc<Bell>) -> Result<ShmFabric, LinkError> {
-        // The standard library's source of random bits: keys of hash tables.
+        // The source of random bits is the standard library's keys of hash tables.
         let random = || Some(NodeId(RandomState::new().hash_one(std::process::id())));
         ShmFabric::claim(config, bell, std::iter::from_fn(random))
     }
 
-    /// Listens as the first of `nodes` that nobody of this host is.
+    /// Listens as the first node in `nodes` that no NIC of this host uses.
     ///
     /// # Errors
-    /// All of them are taken (`EADDRINUSE`), or the system refused a socket.
+    /// All nodes are in use (`EADDRINUSE`), or the system refused a socket.
     pub fn claim(
         mut config: ShmConfig,
         bell: Arc<Bell>,
@@ -176,7 +177,7 @@ impl ShmFabric {
         self.links.peers.get(peer.0 as usize).map(|p| p.node)
     }
 
-    /// Why a caller was turned away, oldest first.
+    /// Returns the reason why a caller was refused, oldest first.
     pub fn refusal(&mut self) -> Option<LinkError> {
         self.refusals.pop_front()
     }
@@ -188,7 +189,7 @@ impl ShmFabric {
         self.refusals.push_back(why);
     }
 
-    /// The slot of a node, a new one if it has none.
+    /// The slot of a node; a new one if the node has none.
     fn slot(&mut self, node: NodeId) -> Result<usize, LinkError> {
         let limit = self.config.max_links;
         if self.links.peers.len() >= limit && self.links.find(node).is_none() {
@@ -197,7 +198,7 @@ impl ShmFabric {
         Ok(self.links.slot(node))
     }
 
-    /// Calls a node and hands it a ring. The answer comes later.
+    /// Connects to a node and passes it a ring. The answer arrives later.
     fn call(&self, node: NodeId) -> Result<Out, LinkError> {
         let socket = socket()?;
         let address = greeting::address(node).map_err(system("socket name"))?;
@@ -217,7 +218,7 @@ impl ShmFabric {
         })
     }
 
-    /// Lets callers in.
+    /// Accepts callers.
     fn accept(&mut self, now: Time) {
         while self.callers.len() < MAX_CALLERS {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -239,8 +240,10 @@ impl ShmFabric {
                     i += 1;
                     continue;
                 }
-                Ok(Heard::Nothing) => self.refuse(LinkError::Greeting("none in time")),
-                Ok(Heard::Closed) => self.refuse(LinkError::Greeting("caller left without one")),
+                Ok(Heard::Nothing) => self.refuse(LinkError::Greeting("none arrived in time")),
+                Ok(Heard::Closed) => {
+                    self.refuse(LinkError::Greeting("the caller left without one"))
+                }
                 Err(why) => self.refuse(why),
                 Ok(Heard::Greeting(say, fds)) => {
                     let caller = self.callers.swap_remove(i);
@@ -254,7 +257,7 @@ impl ShmFabric {
         }
     }
 
-    /// Checks a greeting, answers it, and takes the ring.
+    /// Checks a greeting, answers it, and adopts the ring.
     fn welcome(
         &mut self,
         socket: OwnedFd,
@@ -266,27 +269,27 @@ impl ShmFabric {
         let theirs = say.version.get();
         if theirs != self.config.version {
             let ours = self.config.version;
-            // If it cannot be sent, the caller sees the socket close instead.
+            // If the answer cannot be sent, the caller sees the end of the socket instead.
             let _ = greeting::send(socket.as_fd(), &answer, &[]);
             return Err(LinkError::Version { ours, theirs });
         }
         if NodeId(say.to.get()) != self.node || from == self.node {
-            return Err(LinkError::Greeting("for another node"));
+            return Err(LinkError::Greeting("it is for another node"));
         }
         let size = say.ring_bytes.get() as usize;
         if !size.is_power_of_two() || !(MIN_RING..=MAX_RING).contains(&size) {
-            return Err(LinkError::Greeting("ring of a size that cannot be"));
+            return Err(LinkError::Greeting("its ring has an invalid size"));
         }
         let [ring, bell]: [OwnedFd; 2] = fds
             .try_into()
-            .map_err(|_| LinkError::Greeting("not the two descriptors of a caller"))?;
+            .map_err(|_| LinkError::Greeting("it needs two descriptors"))?;
         let region = Region::open(ring, size).map_err(LinkError::Greeting)?;
-        let bell = Bell::open(bell).map_err(|_| LinkError::Greeting("its bell is no bell"))?;
+        let bell = Bell::open(bell).map_err(|_| LinkError::Greeting("its bell is invalid"))?;
         let i = self.slot(from)?;
         let heard = self.hear(i);
         let ends = &self.links.peers[i].ends;
         if heard.is_err() || ends.ended || ends.inward.is_some() {
-            // It lost the link and calls again before we noticed.
+            // The other end lost the link and calls again before this end detects the loss.
             self.links.lose(i, heard.err().unwrap_or(LinkError::Closed));
         }
         let own = self.bell.fd();
@@ -303,7 +306,7 @@ impl ShmFabric {
         Ok(())
     }
 
-    /// Looks whether an answer came, or a socket ended.
+    /// Checks whether an answer arrived, or a socket ended.
     fn look(&mut self, i: usize) {
         if let Err(why) = self.hear(i) {
             self.links.lose(i, why);
@@ -324,7 +327,7 @@ impl ShmFabric {
             match greeting::receive(inward.socket.as_fd())? {
                 Heard::Nothing => {}
                 Heard::Closed => ends.ended = true,
-                Heard::Greeting(..) => return Err(LinkError::Greeting("a second one")),
+                Heard::Greeting(..) => return Err(LinkError::Greeting("it is the second one")),
             }
         }
         let Some(out) = &mut ends.out else {
@@ -339,16 +342,16 @@ impl ShmFabric {
                     return Err(LinkError::Version { ours, theirs });
                 }
                 if out.bell.is_some() {
-                    return Err(LinkError::Greeting("a second one"));
+                    return Err(LinkError::Greeting("it is the second one"));
                 }
                 if NodeId(say.from.get()) != peer.node {
-                    return Err(LinkError::Greeting("from another node"));
+                    return Err(LinkError::Greeting("it is from another node"));
                 }
                 let [bell]: [OwnedFd; 1] = fds
                     .try_into()
-                    .map_err(|_| LinkError::Greeting("not the one descriptor of an answer"))?;
+                    .map_err(|_| LinkError::Greeting("it needs one descriptor"))?;
                 let bell = Bell::open(bell);
-                out.bell = Some(bell.map_err(|_| LinkError::Greeting("its bell is no bell"))?);
+                out.bell = Some(bell.map_err(|_| LinkError::Greeting("its bell is invalid"))?);
                 peer.state = LinkState::Up;
             }
         }
@@ -404,7 +407,7 @@ impl Fabric for ShmFabric {
             return Err(SendRefused::Lost);
         }
         if peer.ends.out.is_none() {
-            // The other end called us again after a loss, and we only now have an answer.
+            // The other end called again after a loss, and this end only now has an answer.
             let node = peer.node;
             self.connect(node).map_err(|_| SendRefused::Lost)?;
         }

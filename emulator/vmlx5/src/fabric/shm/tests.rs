@@ -1,5 +1,5 @@
-//! Tests of the fabric between processes, both ends here: greeting, loss, reconnection, and
-//! callers that are no NICs.
+//! Tests of the fabric between processes, both ends here: greeting, loss, reconnection, and invalid
+//! callers.
 
 use super::super::ring::tests::{spoil_head, spoil_record, spoil_tail};
 use super::*;
@@ -68,7 +68,7 @@ impl End {
     }
 }
 
-/// Steps both ends through some milliseconds.
+/// Steps both ends for some milliseconds.
 fn run(now: &mut u64, ends: &mut [&mut End]) {
     for _ in 0..100 {
         *now += 100_000;
@@ -86,7 +86,7 @@ fn connect(now: &mut u64, a: &mut End, b: &mut End) -> PeerId {
 }
 
 #[test]
-fn the_first_free_node_is_claimed_and_a_dead_ones_is_free_again() {
+fn first_free_node_is_claimed_and_reused_after_death() {
     let base = end().fabric.node().0;
     let nodes = || (base..base + 2).map(NodeId);
     let claim = || {
@@ -106,9 +106,9 @@ fn the_first_free_node_is_claimed_and_a_dead_ones_is_free_again() {
 }
 
 #[test]
-fn frames_both_ways_also_before_the_answer() {
+fn frames_flow_both_ways_before_the_answer() {
     let (mut a, mut b, mut now) = (end(), end(), 0);
-    // Both call at once, and send at once.
+    // Both connect at once, and send at once.
     let to_b = a.fabric.connect(b.fabric.node()).unwrap();
     let to_a = b.fabric.connect(a.fabric.node()).unwrap();
     assert_eq!(a.fabric.state(to_b), LinkState::Connecting);
@@ -147,7 +147,7 @@ fn frames_both_ways_also_before_the_answer() {
 }
 
 #[test]
-fn the_bell_of_the_other_end_is_rung() {
+fn sleeping_receiver_is_woken() {
     let (mut a, mut b, mut now) = (end(), end(), 0);
     let to_b = connect(&mut now, &mut a, &mut b);
     let bell = b.fabric.bell.clone();
@@ -157,7 +157,7 @@ fn the_bell_of_the_other_end_is_rung() {
         start.elapsed()
     });
     while !sleeper.is_finished() {
-        // Until the sleeper lies down there is nobody to wake, so more than once.
+        // Until the sleeper sleeps there is no thread to wake, so the test sends more than once.
         a.send(to_b, 0, &[]).unwrap();
         a.fabric.flush();
         std::thread::sleep(Duration::from_millis(1));
@@ -167,7 +167,7 @@ fn the_bell_of_the_other_end_is_rung() {
 }
 
 #[test]
-fn a_quiet_end_rings_for_messages_alone() {
+fn quiet_fabric_wakes_only_for_messages() {
     let quiet = || {
         end_with(ShmConfig {
             quiet: true,
@@ -194,7 +194,7 @@ fn a_quiet_end_rings_for_messages_alone() {
 }
 
 #[test]
-fn nobody_there() {
+fn connect_fails_without_a_listener() {
     let mut a = end();
     let node = NodeId(1);
     let peer = a.fabric.connect(node).unwrap();
@@ -206,7 +206,7 @@ fn nobody_there() {
 }
 
 #[test]
-fn another_version_is_told_apart_at_both_ends() {
+fn version_mismatch_is_reported_at_both_ends() {
     let newer = PROTOCOL_VERSION + 1;
     for (mine, theirs) in [(newer, PROTOCOL_VERSION), (PROTOCOL_VERSION, newer)] {
         let with = |version| {
@@ -233,7 +233,7 @@ fn another_version_is_told_apart_at_both_ends() {
 }
 
 #[test]
-fn a_peer_that_dies_is_heard_out_first() {
+fn frames_of_a_dead_peer_are_received_before_the_loss() {
     let (mut a, mut b, mut now) = (end(), end(), 0);
     let to_b = connect(&mut now, &mut a, &mut b);
     let to_a = connect(&mut now, &mut b, &mut a);
@@ -242,7 +242,7 @@ fn a_peer_that_dies_is_heard_out_first() {
     }
     b.fabric.flush();
     drop(b);
-    // Late enough to see the socket's end before the frames.
+    // The first step of this end after the death sees the socket's end before the frames.
     now += 5_000_000;
     run(&mut now, &mut [&mut a]);
     assert_eq!(a.got.len(), 5);
@@ -251,7 +251,7 @@ fn a_peer_that_dies_is_heard_out_first() {
 }
 
 #[test]
-fn garbage_in_a_ring_closes_that_link_only() {
+fn garbage_in_a_ring_closes_only_its_link() {
     type Spoil = fn(&mut ShmFabric);
     let wide = FrameHeader {
         len: u32::MAX.into(),
@@ -288,7 +288,7 @@ fn garbage_in_a_ring_closes_that_link_only() {
             );
         }
         if !at_reader {
-            // Seen when b's ring to a looks full.
+            // Reported when b's ring to a appears full.
             for tag in 0..10 {
                 let _ = b.send(a_of_b, tag, &[0; 20_000]);
             }
@@ -305,7 +305,7 @@ fn garbage_in_a_ring_closes_that_link_only() {
         c.send(b_of_c, 9, b"fine").unwrap();
         run(&mut now, &mut [&mut b, &mut c]);
         assert_eq!(b.got.last().unwrap().2, b"fine");
-        // And the two can meet again.
+        // The two can connect again.
         connect(&mut now, &mut a, &mut b);
         a.send(b_of_a, 10, b"again").unwrap();
         b.send(a_of_b, 11, b"likewise").unwrap();
@@ -316,7 +316,7 @@ fn garbage_in_a_ring_closes_that_link_only() {
 }
 
 #[test]
-fn a_sink_that_refuses_a_frame_closes_its_link() {
+fn sink_error_closes_the_link() {
     let (mut a, mut b, mut now) = (end(), end(), 0);
     let to_b = connect(&mut now, &mut a, &mut b);
     a.send(to_b, 0, &[]).unwrap();
@@ -333,7 +333,7 @@ fn a_sink_that_refuses_a_frame_closes_its_link() {
 }
 
 #[test]
-fn it_calls_again_before_the_loss_was_noticed() {
+fn reconnection_before_the_loss_is_detected() {
     let (mut a, mut b, mut now) = (end(), end(), 0);
     let to_b = connect(&mut now, &mut a, &mut b);
     let to_a = connect(&mut now, &mut b, &mut a);
@@ -354,7 +354,7 @@ fn it_calls_again_before_the_loss_was_noticed() {
 }
 
 #[test]
-fn as_many_links_as_there_may_be() {
+fn links_above_the_limit_are_refused() {
     let config = ShmConfig {
         max_links: 1,
         ..ShmConfig::default()
@@ -369,7 +369,7 @@ fn as_many_links_as_there_may_be() {
     assert_eq!(c.fabric.state(to_a), LinkState::Lost(LinkError::Closed));
 }
 
-/// Calls `end` as a stranger: sends `bytes` with descriptors.
+/// Connects to `end` as an invalid caller: sends `bytes` with descriptors.
 fn call(end: &End, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> OwnedFd {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
     let stranger = socket().unwrap();
@@ -386,7 +386,7 @@ fn call(end: &End, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> OwnedFd
 }
 
 #[test]
-fn strangers_on_the_socket() {
+fn invalid_callers_are_refused() {
     use zerocopy::IntoBytes;
     let (mut a, mut b, mut now) = (end(), end(), 0);
     let to_a = connect(&mut now, &mut b, &mut a);
@@ -426,7 +426,7 @@ fn strangers_on_the_socket() {
         );
     }
     assert_eq!(a.fabric.refusal(), None);
-    // One that hangs up, one that says nothing for long.
+    // One caller closes the socket, one sends nothing for a long time.
     drop(call(&a, &[], &[]));
     let quiet = socket().unwrap();
     let address = greeting::address(a.fabric.node()).unwrap();
@@ -434,16 +434,16 @@ fn strangers_on_the_socket() {
     run(&mut now, &mut [&mut a, &mut b]);
     assert_eq!(
         a.fabric.refusal(),
-        Some(LinkError::Greeting("caller left without one"))
+        Some(LinkError::Greeting("the caller left without one"))
     );
     assert_eq!((a.fabric.callers.len(), a.fabric.refusal()), (1, None));
     now += 2_000_000_000;
     run(&mut now, &mut [&mut a, &mut b]);
     assert_eq!(
         a.fabric.refusal(),
-        Some(LinkError::Greeting("none in time"))
+        Some(LinkError::Greeting("none arrived in time"))
     );
-    // A good greeting from a stranger makes a link of its own; talking on ends it.
+    // A valid greeting of an unknown caller makes a link; further bytes end it.
     callers.push(call(&a, good.as_bytes(), &[ring, bell]));
     run(&mut now, &mut [&mut a, &mut b]);
     assert_eq!(a.fabric.refusal(), None);
@@ -460,18 +460,18 @@ fn strangers_on_the_socket() {
     )
     .unwrap();
     run(&mut now, &mut [&mut a, &mut b]);
-    let why = LinkError::Greeting("not a greeting");
+    let why = LinkError::Greeting("its first bytes are wrong");
     assert_eq!(a.fabric.state(link), LinkState::Lost(why));
-    // Whoever was there before is served.
+    // Links that existed before still work.
     b.send(to_a, 3, b"still here").unwrap();
     run(&mut now, &mut [&mut a, &mut b]);
     assert_eq!(a.got.last().unwrap().2, b"still here");
 }
 
 #[test]
-fn an_answer_that_is_none() {
+fn invalid_answers_lose_the_link() {
     use zerocopy::IntoBytes;
-    // A stranger listens where a NIC should, and answers in all the wrong ways.
+    // A listener that is no NIC answers the call with invalid greetings.
     let newer = PROTOCOL_VERSION + 7;
     for wrong in 0..4 {
         let (mut a, mut now) = (end(), 0);
@@ -483,7 +483,7 @@ fn an_answer_that_is_none() {
         let accepted = rustix::net::accept(&listener).unwrap();
         let good = Greeting::new(PROTOCOL_VERSION, node, a.fabric.node(), 0);
         let other = Greeting::new(PROTOCOL_VERSION, NodeId(1), a.fabric.node(), 0);
-        // A newer version may say more than we know.
+        // A newer version may have a longer greeting.
         let mut later = Greeting::new(newer, node, a.fabric.node(), 0)
             .as_bytes()
             .to_vec();
@@ -497,7 +497,7 @@ fn an_answer_that_is_none() {
         rustix::io::write(&accepted, &bytes[wrong as usize]).unwrap();
         run(&mut now, &mut [&mut a]);
         let LinkState::Lost(why) = a.fabric.state(peer) else {
-            panic!("answer {wrong} was taken");
+            panic!("answer {wrong} was accepted");
         };
         let (ours, theirs) = (PROTOCOL_VERSION, newer);
         let version = LinkError::Version { ours, theirs };

@@ -1,4 +1,4 @@
-//! What answers do: packets are acknowledged, reads land, and entries complete in order.
+//! Handling of answers: acknowledgements, read data, and completion of entries in order.
 
 use mlx5_prm::cqe::{MAX_SCATTER, Success};
 use mlx5_prm::opcode::CqeOpcode;
@@ -15,7 +15,7 @@ use crate::timer::rnr_delay;
 const BAD: Fault = Fault::new(Syndrome::BAD_RESP, vendor::BAD_ANSWER);
 
 impl Qp {
-    /// Takes an answer from the other end.
+    /// Handles an answer from the other end.
     pub fn answer(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) {
         if !self.sends() || self.service != Service::Rc {
             return;
@@ -26,13 +26,13 @@ impl Qp {
             Kind::Nak if waits => self.refused(ctx, frame),
             Kind::ReadData | Kind::AtomicData if waits => self.take(ctx, frame, payload),
             Kind::Hint if self.patient => self.sq.resume(ctx.now),
-            // Late word, from before or from a former connection.
+            // A late answer, to an earlier packet or from a former connection.
             _ => {}
         }
     }
 
-    /// Every packet before `upto` arrived. False if a read before it has no answer yet, which
-    /// was lost then: answers are given in order.
+    /// Acknowledges every packet before `upto`. Returns false if a read before it has no answer
+    /// yet: that answer was lost, since answers arrive in order.
     fn acknowledge(&mut self, ctx: &mut Ctx, upto: u32) -> bool {
         let missing = self.sq.reads.front().map(|r| r.next(self.mtu_log));
         let missing = missing.filter(|&p| psn::before(p, upto));
@@ -45,16 +45,16 @@ impl Qp {
         missing.is_none()
     }
 
-    /// Takes an acknowledgement of all before `upto`.
+    /// Handles an acknowledgement of all packets before `upto`.
     fn arrived(&mut self, ctx: &mut Ctx, upto: u32) {
         if !self.acknowledge(ctx, upto) {
             self.lost(ctx);
         }
     }
 
-    /// Takes a NAK.
+    /// Handles a NAK.
     fn refused(&mut self, ctx: &mut Ctx, frame: &Frame) {
-        // A queue pair that is not ready cannot say what arrived.
+        // A queue pair that is not ready cannot acknowledge packets.
         if frame.vendor != vendor::NOT_READY && !self.acknowledge(ctx, frame.psn) {
             self.lost(ctx);
             return;
@@ -74,7 +74,7 @@ impl Qp {
         self.fail_front(ctx, Fault::new(syndrome, frame.vendor));
     }
 
-    /// Takes (part of) what a read or atomic brings.
+    /// Handles (part of) the data of a read or atomic.
     fn take(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) {
         let operand = frame.operand.to_ne_bytes();
         let atomic = frame.kind == Kind::AtomicData;
@@ -98,7 +98,7 @@ impl Qp {
             self.fail_front(ctx, BAD);
             return;
         }
-        // Everything before it arrived, but for answers that were lost.
+        // All packets before it arrived, except answers that were lost.
         let first = self.sq.reads.front().is_some_and(|r| r.psn == read.psn);
         if !self.acknowledge(ctx, frame.psn) || ahead || !first {
             self.lost(ctx);
@@ -129,7 +129,7 @@ impl Qp {
         self.acknowledge(ctx, psn::add(frame.psn, frame.count));
     }
 
-    /// Completes what is acknowledged, in order.
+    /// Completes acknowledged entries, in order.
     pub(super) fn retire(&mut self, ctx: &mut Ctx) {
         while let Some(&p) = self.sq.pending.front() {
             let sq = &mut self.sq;
@@ -137,7 +137,7 @@ impl Qp {
             let done = p.numbered && arrived >= p.packets && !psn::before(sq.acked, p.psn);
             if !done && (p.numbered || sq.cursor == 0) {
                 if p.numbered && sq.cursor == 0 && psn::before(p.psn, sq.acked) {
-                    // It is being sent again, and need not from its start.
+                    // The entry is being retransmitted; the acknowledged start can be skipped.
                     sq.sent = sq.sent.max((arrived << sq.mtu_log).min(p.total));
                 }
                 break;
@@ -146,7 +146,7 @@ impl Qp {
             if sq.cursor > 0 {
                 sq.cursor -= 1;
             } else {
-                // It was to be sent again, and need not.
+                // The entry was due for retransmission, which is no longer needed.
                 sq.drop_current();
             }
             if !p.flags.signaled {
@@ -171,7 +171,7 @@ impl Qp {
         }
     }
 
-    /// Reports the oldest entry as failed, and goes into ERR.
+    /// Reports the oldest entry as failed, and enters ERR.
     pub fn fail_front(&mut self, ctx: &mut Ctx, fault: Fault) {
         self.sq.stop();
         if let Some(p) = self.sq.pending.pop_front() {

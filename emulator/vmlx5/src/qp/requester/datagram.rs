@@ -1,8 +1,9 @@
-//! The way out of datagrams: each its own destination, one packet, and done when it is sent.
+//! The send path of datagrams: each has its own destination, consists of one packet, and completes
+//! when it is sent.
 //!
-//! Where a link has no room a datagram waits, as a packet does at a switch, but not for ever:
-//! what waited too long is lost, and so is what comes after it for the same destination until
-//! the link has room again. So a receiver that stands still does not stop what goes elsewhere.
+//! If a link has no room, a datagram waits as a packet does at a switch, for a limited time. Then
+//! the datagram is dropped, and so are later ones to the same destination until the link has room
+//! again. So a receiver that is stalled does not block datagrams to other destinations.
 
 use std::time::Duration;
 
@@ -21,41 +22,42 @@ use crate::sq::gather;
 use crate::timer::ack_timeout;
 use crate::wire::Wire;
 
-/// What a queue pair of datagrams has beside others.
+/// The state of a datagram queue pair beyond that of others.
 pub(crate) struct Datagrams {
-    /// What a datagram must carry.
+    /// The queue key that a received datagram must carry.
     pub qkey: u32,
     pub port: u8,
     pub pkey: u16,
     known: Vec<Known>,
-    /// Which of `known` gives way to the next, once there are as many as there can be.
+    /// The entry of `known` that the next destination replaces when `known` is full.
     oldest: usize,
 }
 
-/// A destination that was sent to before.
+/// A destination of a former datagram.
 struct Known {
     address: Address,
     route: Route,
     peer: PeerId,
-    /// When its link was last made.
+    /// The time when its link was last made.
     linked: Time,
-    /// A datagram waited for room in vain, and there was none since.
+    /// A datagram timed out for lack of room, and the link had no room since.
     stalled: bool,
 }
 
 /// An address vector without its queue key.
 type Address = [u8; 40];
 
-/// Most destinations of a queue pair that are remembered.
+/// Most cached destinations of a queue pair.
 const MAX_KNOWN: usize = 32;
 
-/// How long a datagram may wait for room: 4.096 us times 2^18, as switches commonly have it.
-const ROOM_LIMIT: Duration = ack_timeout(18).expect("only 0 is without end");
+/// The time limit of a datagram that waits for room: 4.096 us times 2^18, as switches commonly have
+/// it.
+const ROOM_LIMIT: Duration = ack_timeout(18).expect("only 0 is without a limit");
 
-/// How often at most a lost link is made again.
+/// Shortest interval between attempts to make a lost link again.
 const RELINK: Duration = Duration::from_millis(1);
 
-/// In an entry's queue key: that of the sending queue pair shall be taken instead.
+/// In an entry's queue key: the NIC uses the queue key of the sending queue pair instead.
 const OWN_QKEY: u32 = 1 << 31;
 
 impl Datagrams {
@@ -69,7 +71,7 @@ impl Datagrams {
         }
     }
 
-    /// The destination that `av` stands for, if it is somebody's.
+    /// The destination of `av`, if a NIC has that address.
     fn find(&mut self, av: &AvSeg, wire: &mut Wire, now: Time) -> Option<&mut Known> {
         let mut address: Address = [0; 40];
         address.copy_from_slice(&av.as_bytes()[8..]);
@@ -124,7 +126,7 @@ impl Qp {
         Turn::More
     }
 
-    /// Hands a datagram to the wire, or loses it.
+    /// Passes a datagram to the wire, or drops it.
     fn send_datagram(&mut self, ctx: &Ctx, wire: &mut Wire, p: &Pending) -> Result<(), Turn> {
         let sq = &mut self.sq;
         let (Ok(wqe), Some(ud)) = (parse_datagram(&sq.wqe[..]), &mut self.ud) else {

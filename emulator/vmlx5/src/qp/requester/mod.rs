@@ -1,11 +1,11 @@
 //! The sending half of a queue pair: fetches work queue entries, sends their messages, and
 //! completes them in order as answers arrive.
 //!
-//! An entry that was fetched waits in `pending` until its message is acknowledged. `cursor`
-//! tells how many of those were sent; when packets prove to be lost it goes back, and the
-//! entries are fetched from the ring again, where they stay the NIC's until they complete.
-//! `send` has the way out, `answer` what answers do, `retry` what their lack does; `datagram` the
-//! way out of messages that have no connection.
+//! A fetched entry waits in `pending` until its message is acknowledged. `cursor` counts the sent
+//! ones. When packets are lost, `cursor` goes back and the NIC fetches the entries from the ring
+//! again; the NIC owns the entries in the ring until they complete. `send` has the send path,
+//! `answer` the handling of answers, `retry` the timeouts and retries, `datagram` the send path of
+//! datagrams.
 
 mod answer;
 mod datagram;
@@ -30,69 +30,69 @@ use crate::sq::{Entry, MAX_WQE};
 /// Most entries of one queue that are fetched and not complete.
 const MAX_PENDING: usize = 1024;
 
-/// Most packets under way, unless they are of one read: far less than half of all numbers, by
-/// which old and new are told apart.
+/// Most packets in flight, unless they belong to one read. This is far less than half of all
+/// numbers, so that old and new numbers can be distinguished.
 const WINDOW: u32 = 1 << 22;
 
 pub(crate) struct Requester {
     pub ring: SqAttr,
     start: u16,
-    /// Index of the entry fetched next, and up to which the doorbell was rung.
+    /// Index of the next entry to fetch, and the index that the last doorbell announced.
     pub next: u16,
     pub rung: u16,
     /// Entries fetched and not completed, in order.
     pub pending: VecDeque<Pending>,
-    /// How many of `pending` were sent.
+    /// How many entries of `pending` were sent.
     pub cursor: usize,
-    /// Bytes sent of the message at `cursor`.
+    /// Bytes of the message at `cursor` that were sent.
     sent: u32,
-    /// The entry at `cursor` lies in `wqe`.
+    /// `wqe` contains the entry at `cursor`.
     loaded: bool,
     wqe: Box<[u8; MAX_WQE]>,
     mtu_log: u8,
     /// Number of the next message's first packet.
     psn: u32,
-    /// Every packet before this one was acknowledged.
+    /// The NIC has acknowledgements of every packet before this one.
     acked: u32,
-    /// The number after the last packet that was ever sent. Not the same as that of `cursor`,
-    /// which may have gone back.
+    /// The number after the last packet that was ever sent. It differs from the packet at `cursor`
+    /// after `cursor` went back.
     top: u32,
     pub max_rd_atomic: u8,
     /// Reads and atomics that wait for their answer, in order.
     reads: VecDeque<ReadCtx>,
     spare: Vec<Vec<Sge>>,
-    /// What reads and atomics brought that goes into their completion entries, in order, by
-    /// their first packets.
+    /// Results of reads and atomics that go into their completion entries, in order, with the
+    /// number of their first packet.
     brought: VecDeque<(u32, [u8; MAX_SCATTER])>,
-    /// The responder has no receive: nothing is sent until the clock runs out.
+    /// The responder has no receive: the queue pair sends nothing until the wait is over.
     held: bool,
-    /// What is wrong with the entry at `cursor`: reported once those before it are complete.
+    /// The fault of the entry at `cursor`: reported once the entries before it are complete.
     fault: Option<Fault>,
-    /// When all is sent again, or when the wait of `held` is over.
+    /// The time of the next retransmission, or the end of the wait of `held`.
     pub deadline: Option<Time>,
     pub timeout: Option<Duration>,
     pub retry_cnt: u8,
     pub rnr_retry: u8,
-    /// How often it may still be tried without progress.
+    /// Retries that remain until progress resets them.
     retries_left: u8,
     rnr_left: u8,
-    /// What was acknowledged when a loss was last reported: reports of the same one do not
-    /// count again.
+    /// The acknowledged packet at the last report of a loss: further reports of the same loss do
+    /// not count.
     loss_at: Option<u32>,
 }
 
-/// An entry that was fetched.
+/// A fetched entry.
 #[derive(Clone, Copy)]
 pub(crate) struct Pending {
     pub index: u16,
     pub opcode: SendOpcode,
     blocks: u8,
     flags: WqeFlags,
-    /// The number of its message's first packet; if it has none, that of the next.
+    /// The number of its message's first packet; without a message, that of the next packet.
     psn: u32,
-    /// How many packets it takes, its answer's if that has more.
+    /// Number of packets of the message, or of its answer if that has more.
     packets: u32,
-    /// It has a message. NOPs have none, nor has an entry that was malformed from the start.
+    /// It has a message. NOPs have none, nor have entries that were malformed from the start.
     numbered: bool,
     total: u32,
 }
@@ -103,19 +103,19 @@ struct ReadCtx {
     atomic: bool,
     total: u32,
     got: u32,
-    /// What it brings goes into the completion entry.
+    /// Its result goes into the completion entry.
     scattered: bool,
     sges: Vec<Sge>,
 }
 
 impl ReadCtx {
-    /// The packet that is missing first.
+    /// The first missing packet.
     fn next(&self, mtu_log: u8) -> u32 {
         psn::add(self.psn, self.got >> mtu_log)
     }
 }
 
-/// How a connection is told to send.
+/// The parameters of a connection's sends.
 #[derive(Default)]
 pub(crate) struct Begin {
     pub psn: u32,
@@ -126,18 +126,18 @@ pub(crate) struct Begin {
     pub rnr_retry: u8,
 }
 
-/// How far a queue pair got in its turn.
+/// The result of a queue pair's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// There is nothing to do until something happens.
+    /// There is no work until the next event.
     Done,
-    /// There is more to do.
+    /// There is more work.
     More,
-    /// The fabric has no room.
+    /// The fabric has no room (backpressure).
     Full,
 }
 
-/// How much a queue pair may do in its turn.
+/// The budget of a queue pair's turn.
 pub(crate) struct Allowance {
     pub frames: u32,
     pub bytes: usize,
@@ -200,7 +200,7 @@ impl Requester {
         }
     }
 
-    /// Drops what was under way of the entry at `cursor`.
+    /// Resets the progress of the entry at `cursor`.
     fn drop_current(&mut self) {
         self.sent = 0;
         self.loaded = false;
@@ -224,33 +224,33 @@ impl Requester {
         self.loss_at = None;
     }
 
-    /// The counts of retries are others from now on; nothing is outstanding.
+    /// Reloads the counts of retries; no work is outstanding.
     pub fn refill(&mut self) {
         (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
     }
 
-    /// Goes on after a failure that ended all work: what is sent next comes after everything.
+    /// Resumes after a failure that ended all work: new packets follow all former ones.
     pub fn restart(&mut self) {
         (self.acked, self.top) = (self.psn, self.psn);
         self.cursor = self.pending.len();
     }
 
-    /// The index up to which entries are done.
+    /// The index up to which entries are complete.
     pub fn done(&self) -> u16 {
         self.pending.front().map_or(self.next, |p| p.index)
     }
 
-    /// True if packet `p` was sent and not acknowledged.
+    /// Returns true if packet `p` was sent and not acknowledged.
     fn waits_for(&self, p: u32) -> bool {
         psn::after(self.acked, p) < psn::after(self.acked, self.top)
     }
 
-    /// True if something was sent that was not acknowledged.
+    /// Returns true if a packet was sent and not acknowledged.
     pub fn outstanding(&self) -> bool {
         self.acked != self.top
     }
 
-    /// True if a read or atomic before packet `p` waits for its answer.
+    /// Returns true if a read or atomic before packet `p` waits for its answer.
     fn read_before(&self, p: u32) -> bool {
         self.reads.front().is_some_and(|r| psn::before(r.psn, p))
     }
@@ -274,7 +274,7 @@ impl Requester {
         }
     }
 
-    /// The entry at `cursor` is sent: on to the next.
+    /// The entry at `cursor` is sent: advance to the next.
     fn advance(&mut self) {
         self.cursor += 1;
         self.sent = 0;

@@ -1,4 +1,4 @@
-//! What the lack of answers does: clocks, going back, giving up.
+//! Missing answers: timeouts, retransmission, and failure after the last retry.
 
 use gds_step::Time;
 use mlx5_prm::opcode::SendOpcode;
@@ -13,7 +13,7 @@ use crate::qp::Qp;
 use crate::sq::wants_answer;
 
 impl Requester {
-    /// Starts the clock for what is sent now, unless it runs.
+    /// Starts the timeout for the packets that are sent now, unless it runs.
     #[inline]
     pub(super) fn start_clock(&mut self, now: Time) {
         if self.deadline.is_none() {
@@ -25,14 +25,14 @@ impl Requester {
         self.deadline = None;
     }
 
-    /// Something more was acknowledged.
+    /// Records progress: more packets are acknowledged.
     pub(super) fn progress(&mut self, now: Time) {
         if !mutant::on(Mutant::RetriesNeverReset) {
             self.retries_left = self.retry_cnt;
         }
         self.rnr_left = self.rnr_retry;
         self.loss_at = None;
-        // It listens: what it had no receive for was taken after all.
+        // The responder is ready: it accepted the message for which it had no receive.
         self.held = false;
         self.deadline = None;
         if self.outstanding() {
@@ -40,7 +40,8 @@ impl Requester {
         }
     }
 
-    /// Stops until `then`, since the responder is not ready. False if it may not ask again.
+    /// Stops sending until `then`, since the responder is not ready (RNR). Returns false if no
+    /// retry remains.
     pub(super) fn hold(&mut self, then: Time) -> bool {
         if self.held {
             return true;
@@ -66,7 +67,7 @@ impl Requester {
         }
     }
 
-    /// Sends on from the first packet that was not acknowledged.
+    /// Retransmits from the first packet that is not acknowledged.
     fn go_back(&mut self) {
         let unnumbered = |p: &Pending| !p.numbered && p.opcode != SendOpcode::NOP;
         if self.fault.is_some()
@@ -91,7 +92,7 @@ impl Requester {
 }
 
 impl Qp {
-    /// Packets from the first one that is not acknowledged on were lost.
+    /// Handles the loss of packets from the first unacknowledged one on.
     pub(super) fn lost(&mut self, ctx: &mut Ctx) {
         let sq = &mut self.sq;
         if sq.held || sq.loss_at == Some(sq.acked) {
@@ -101,7 +102,7 @@ impl Qp {
         self.try_again(ctx);
     }
 
-    /// Sends again what was not acknowledged, if that may be done once more.
+    /// Retransmits unacknowledged packets, if a retry remains.
     fn try_again(&mut self, ctx: &mut Ctx) {
         let sq = &mut self.sq;
         if sq.retries_left == 0 {
@@ -114,12 +115,12 @@ impl Qp {
         sq.start_clock(ctx.now);
     }
 
-    /// The clock ran out.
+    /// Handles an expired timeout.
     pub fn time_is_up(&mut self, ctx: &mut Ctx) {
         if self.sq.held {
             self.sq.resume(ctx.now);
         } else if self.ud.is_some() && self.sends() {
-            // What waits for room is tried a last time in its turn.
+            // A message that waits for room is tried a last time in its turn.
         } else if self.sends() {
             self.sq.loss_at = None;
             self.try_again(ctx);

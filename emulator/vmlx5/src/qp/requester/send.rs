@@ -1,4 +1,4 @@
-//! The way out: entries are fetched and their messages sent, frame by frame.
+//! The send path: the NIC fetches entries and sends their messages, frame by frame.
 
 use mlx5_prm::cqe::MAX_SCATTER;
 use mlx5_prm::opcode::SendOpcode;
@@ -19,11 +19,11 @@ use crate::qp::Qp;
 use crate::sq::{Checks, gather, is_atomic, wants_answer};
 use crate::wire::Wire;
 
-/// A long message asks for an acknowledgement once in so many packets.
+/// A long message requests an acknowledgement once per this number of packets.
 const ACK_EVERY: u32 = 64;
 
 impl Qp {
-    /// Sends what can be sent.
+    /// Sends as much as possible.
     pub fn pump(&mut self, ctx: &mut Ctx, wire: &mut Wire, may: &mut Allowance) -> Turn {
         loop {
             self.note_rest();
@@ -60,7 +60,7 @@ impl Qp {
         }
     }
 
-    /// Fetches the entry at `cursor`: the next one if `fresh`, else once more.
+    /// Fetches the entry at `cursor`: a new one if `fresh`, otherwise once more.
     fn load(&mut self, ctx: &Ctx, fresh: bool) {
         let checks = Checks {
             mrs: &ctx.mrs,
@@ -87,7 +87,7 @@ impl Qp {
             && (p.opcode, p.total) != (entry.opcode, entry.total)
             && fault.is_none()
         {
-            // Overwritten while it was still the NIC's.
+            // The host overwrote the entry while the NIC still owned it.
             sq.loaded = false;
             sq.fault = Some(Fault::new(Syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT));
         }
@@ -110,7 +110,7 @@ impl Qp {
             return Turn::More;
         }
         let answered = wants_answer(p.opcode);
-        // Sent once already, and sent again because it, or its answer, was lost.
+        // A retransmission: the message, or its answer, was lost.
         let again = sq.reads.back().is_some_and(|r| !psn::before(r.psn, p.psn));
         if answered && !again && sq.reads.len() >= usize::from(sq.max_rd_atomic) {
             return Turn::Done;
@@ -170,7 +170,7 @@ impl Qp {
             sq.advance();
         }
         if self.service == Service::Uc {
-            // What is sent is done.
+            // A message of an unreliable queue pair is complete when it is sent.
             sq.acked = end;
             if done {
                 self.retire(ctx);
@@ -181,7 +181,7 @@ impl Qp {
 }
 
 impl Requester {
-    /// Makes `frame` the next one of the entry at `cursor`; returns its payload bytes.
+    /// Makes `frame` the next frame of the entry at `cursor`; returns its payload bytes.
     #[inline]
     fn describe(&self, frame: &mut Frame, p: &Pending, wqe: &ParsedWqe<'_>) -> usize {
         frame.total = p.total;
@@ -202,7 +202,7 @@ impl Requester {
             }
             None if p.opcode == SendOpcode::RDMA_READ => {
                 frame.kind = Kind::Read;
-                // Asked for again, it asks for what is missing.
+                // A repeated READ requests only the missing bytes.
                 if let Some(read) = self.reads.iter().find(|r| r.psn == p.psn) {
                     frame.psn = read.next(self.mtu_log);
                     frame.va = frame.va.wrapping_add(read.got.into());

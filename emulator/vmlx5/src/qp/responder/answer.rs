@@ -1,4 +1,4 @@
-//! Answers on their way back: reads are read and atomics carried out when their turn comes.
+//! The send path of answers: reads and atomics are executed in their turn.
 
 use super::{Answer, AtomicOp, Target, code_of, event_of, refused};
 use crate::error::{Fault, vendor};
@@ -13,7 +13,7 @@ use crate::qp::requester::{Allowance, Turn};
 use crate::wire::Wire;
 
 impl Qp {
-    /// Sends answers as far as there is room.
+    /// Sends answers as long as there is room.
     pub fn reply(&mut self, ctx: &Ctx, wire: &mut Wire, may: &mut Allowance) -> Turn {
         while let Some(&answer) = self.resp.answers.front() {
             if may.spent() {
@@ -31,14 +31,14 @@ impl Qp {
                 }
                 Ok(false) => {}
                 Err(SendRefused::Full) => return Turn::Full,
-                // It was never connected.
+                // The queue pair was never connected.
                 Err(_) => self.resp.forget_answers(),
             }
         }
         Turn::Done
     }
 
-    /// Sends (a part of) the first answer. True if that was all of it.
+    /// Sends (a part of) the first answer. Returns true if the answer is complete.
     fn send_answer(
         &mut self,
         mrs: &MrTable,
@@ -125,7 +125,7 @@ impl Qp {
         Ok(true)
     }
 
-    /// The read or atomic whose turn it is cannot be carried out after all.
+    /// Refuses the read or atomic whose turn it is.
     fn refuse_first(&mut self, psn: u32, fault: Fault) {
         let (code, vendor) = (code_of(fault), fault.vendor);
         self.resp.forget_answers();
@@ -140,7 +140,7 @@ impl Qp {
 }
 
 impl super::Responder {
-    /// The atomic whose turn it is was carried out: keeps what it found.
+    /// Keeps the result of the atomic whose turn it is.
     fn found(&mut self, psn: u32, value: u64) {
         if let Some(Answer::Atomic { was, .. }) = self.answers.front_mut() {
             *was = Some(value);
@@ -154,7 +154,7 @@ impl super::Responder {
     }
 }
 
-/// Carries an atomic operation out; returns what was there.
+/// Executes an atomic operation; returns the old value.
 fn atomic(mrs: &MrTable, pd: PdId, at: Target, op: AtomicOp) -> Result<u64, u8> {
     let (mem, offset) = mrs.find(pd, at.rkey, Access::REMOTE_ATOMIC, at.va, 8)?;
     match op {

@@ -1,4 +1,4 @@
-//! Datagrams received: who may send here, and where the bytes go.
+//! Received datagrams: the checks of their source and keys, and the place of their bytes.
 
 use mlx5_prm::cqe::{Source, Success};
 use mlx5_prm::opcode::CqeOpcode;
@@ -11,16 +11,17 @@ use crate::qp::Ctx;
 use crate::qp::Qp;
 use crate::route::{Label, ROOM};
 
-/// The bit of a partition key that makes a full member; two others do not hear each other.
+/// The bit of a partition key that marks a full member; two limited members do not exchange
+/// datagrams.
 const FULL_MEMBER: u16 = 1 << 15;
 
-/// True if members with these keys hear each other.
+/// Returns true if members with these keys exchange datagrams.
 fn same_partition(a: u16, b: u16) -> bool {
     (a ^ b) & !FULL_MEMBER == 0 && (a | b) & FULL_MEMBER != 0
 }
 
 impl Qp {
-    /// Takes a datagram. False if it is dropped, which nobody is told.
+    /// Handles a datagram. Returns false if it is dropped; no end gets a report of it.
     pub fn take_datagram(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) -> bool {
         let Some(ud) = &self.ud else {
             return false;
@@ -32,7 +33,7 @@ impl Qp {
             return false;
         }
         let grh = frame.is(GRH);
-        // Without a header its room is left as it is.
+        // Without a header, the first 40 bytes of the receive remain unchanged.
         let at = if grh { 0 } else { ROOM };
         let total = at + payload.len();
         if total < ROOM || total > ROOM + (1 << self.mtu_log) {
@@ -55,7 +56,7 @@ impl Qp {
         };
         match begun {
             Ok(()) => {}
-            // No receive is posted, or can be.
+            // No receive is posted, or the queue pair has no receive queue.
             Err(None) => return false,
             Err(Some(ours)) => {
                 self.recv_error(ctx, ours);

@@ -1,9 +1,9 @@
-//! WRITEs whose bytes become visible out of order, as on a fabric with several paths and a NIC
-//! that places packets as they come.
+//! WRITEs whose bytes become visible out of order, as on a fabric with several paths and a NIC that
+//! places packets in order of arrival.
 //!
-//! A piece that is late is placed when its time is over, and before anything that the
-//! specification orders behind it: an atomic or a READ that is carried out, a completed receive.
-//! Acknowledgements wait for it, so completions keep their order and show placed bytes.
+//! A late piece is placed when it is due, and before any work that the specification orders after
+//! it: the execution of an atomic or a READ, the completion of a receive. Acknowledgements wait for
+//! the piece, so completions keep their order and prove placed bytes.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::mr::{Access, MrTable, write};
 use crate::mutant::{self, Mutant};
 use crate::qp::Qp;
 
-/// Bytes of one aligned line become visible together.
+/// The bytes of one aligned line become visible together.
 const LINE: u64 = 64;
-/// Most pieces that are drawn of one frame.
+/// Most pieces drawn per frame.
 const PIECES: u64 = 4;
 
-/// What draws the lateness of a NIC's pieces.
+/// The generator of the delays of a NIC's pieces.
 pub(crate) struct Disorder {
     rng: fastrand::Rng,
     rate: f64,
-    /// Pieces that were late.
+    /// Number of late pieces.
     pub displaced: u64,
     /// The earliest time at which a piece is due.
     pub next: Time,
@@ -48,7 +48,7 @@ impl Disorder {
         }
     }
 
-    /// How many of `left` bytes at `va` are the next piece, and when it is due if it is late.
+    /// The length of the next piece of `left` bytes at `va`, and its due time if it is late.
     fn draw(&mut self, now: Time, va: u64, left: u64) -> (u64, Option<Time>) {
         let lines = (va % LINE + left).div_ceil(LINE);
         let mine = match self.rng.u64(0..PIECES) {
@@ -63,10 +63,11 @@ impl Disorder {
 }
 
 impl Qp {
-    /// Takes the bytes of a WRITE, some of them late.
+    /// Places the bytes of a WRITE, some of them late.
     ///
     /// # Errors
-    /// Those of [`MrTable::find`] for all of it, and as [`write`] for what is placed now.
+    /// Those of [`MrTable::find`] for the whole WRITE, and those of [`write`] for the bytes placed
+    /// now.
     #[cold]
     #[inline(never)]
     pub(super) fn place_in_disorder(
@@ -76,7 +77,7 @@ impl Qp {
         (rkey, mut va): (u32, u64),
         mut payload: &[u8],
     ) -> Result<(), u8> {
-        // Nothing is placed unless all of it may be.
+        // The NIC places no byte unless the whole WRITE is allowed.
         let need = Access::REMOTE_WRITE;
         mrs.find(self.pd, rkey, need, va, payload.len() as u64)?;
         while !payload.is_empty() {
@@ -105,8 +106,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Places what is due by `until`, in that order; acknowledges what waited for it. Returns when
-    /// the next piece is due.
+    /// Places the pieces due by `until`, in order of their due times, and sends the acknowledgement
+    /// that waited for them. Returns the due time of the next piece.
     pub fn place_late(&mut self, mrs: &MrTable, until: Time) -> Option<Time> {
         if self.resp.late.is_empty() {
             return None;
@@ -118,7 +119,7 @@ impl Qp {
         } in self.resp.late.drain(..due)
         {
             let need = Access::REMOTE_WRITE;
-            // A region or key that is gone takes no more bytes.
+            // A region or key that was removed receives no more bytes.
             let _ = mrs
                 .find(self.pd, rkey, need, va, bytes.len() as u64)
                 .and_then(|(mem, at)| write(mem, at, &bytes, true));
@@ -134,7 +135,7 @@ impl Qp {
         }
     }
 
-    /// Places every late piece, before what is ordered behind it is carried out.
+    /// Places every late piece before the execution of work that is ordered after them.
     pub(super) fn place_all(&mut self, mrs: &MrTable) {
         if !mutant::on(Mutant::LateBehindAtomic) {
             self.place_late(mrs, Time::NEVER);

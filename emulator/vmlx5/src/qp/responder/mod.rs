@@ -1,10 +1,9 @@
-//! The receiving half of a queue pair: takes requests in the order of their packets, each once,
-//! and answers in order.
+//! The receiving half of a queue pair: it handles requests in the order of their packets, each
+//! once, and answers in order.
 //!
-//! Writes and sends are carried out as their frames arrive (`place`). Reads and atomics wait in
-//! `answers` and are carried out when their turn comes (`answer`), one after the other, so a
-//! later write may overtake them, as it may on the wire: that is what the fence is for. What
-//! arrives a second time has no effect a second time.
+//! Writes and sends are executed as their frames arrive (`place`). Reads and atomics wait in
+//! `answers` and are executed in their turn (`answer`), one after the other. So a later write may
+//! overtake them, as it may on the wire; a fence prevents this. A duplicate has no effect.
 
 mod answer;
 mod datagram;
@@ -30,34 +29,34 @@ use crate::qp::Qp;
 pub(crate) struct Responder {
     /// Number of the next packet.
     pub expect: u32,
-    /// The message whose first frame arrived and whose last did not.
+    /// The message in progress: its first frame arrived, its last frame did not.
     pub msg: Option<Message>,
-    /// Where the bytes of a SEND go: the list of the next receive.
+    /// The scatter list of the next receive, for the bytes of a SEND.
     sges: Vec<Sge>,
-    /// The receive of a shared queue that was taken and is not used up.
+    /// The receive that was taken from a shared queue and is not used yet.
     pub taken: Option<u16>,
-    /// It was told, in ERR, that there is none any more.
+    /// The event for the last receive in ERR was raised.
     told_last: bool,
     /// Answers to send, in order.
     pub answers: VecDeque<Answer>,
-    /// New reads and atomics among them, and reads that are asked for again.
+    /// Number of new reads and atomics in `answers`, and number of repeated reads.
     reads: u8,
     again: u8,
     pub max_reads: u8,
-    /// A message found no receive and waits at the other end.
+    /// A message found no receive and waits at the other end (RNR).
     pub starved: bool,
-    /// The other end was told that what is expected is missing: not once more before it comes.
+    /// A NAK for the missing packet was sent: no further NAK before the packet arrives.
     told: bool,
     pub min_rnr_timer: u8,
     /// Pieces of WRITEs that are not visible yet.
     pub late: Vec<late::Late>,
-    /// An acknowledgement waits for them.
+    /// An acknowledgement waits for the late pieces.
     owes: bool,
-    /// The last atomics by packet, and what they found: one that comes again must find the same.
+    /// The last atomics by packet, with their results: a duplicate must get the same result.
     replay: VecDeque<(u32, u64)>,
 }
 
-/// A message under way.
+/// A message in progress.
 #[derive(Clone, Copy)]
 pub(crate) struct Message {
     kind: Kind,
@@ -67,7 +66,7 @@ pub(crate) struct Message {
     rkey: u32,
 }
 
-/// What the other end shall hear.
+/// An answer for the other end.
 #[derive(Clone, Copy)]
 pub(crate) enum Answer {
     Ack(u32),
@@ -87,17 +86,17 @@ pub(crate) enum Answer {
         psn: u32,
         at: Target,
         op: AtomicOp,
-        /// What was there, once the operation is carried out.
+        /// The old value, after the execution.
         was: Option<u64>,
     },
-    /// What an atomic found that was carried out before.
+    /// The result of an atomic that was executed before.
     Found {
         psn: u32,
         value: u64,
     },
 }
 
-/// Bytes that the other end named.
+/// The bytes that the other end named.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     va: u64,
@@ -111,14 +110,14 @@ pub(crate) enum AtomicOp {
     FetchAdd { add: u64 },
 }
 
-/// Most answers of one queue pair that wait for room. Sane peers stay far below: reads are
-/// limited, and acknowledgements in a row are one.
+/// Most answers of one queue pair that wait for room. Correct peers stay far below: reads are
+/// limited, and consecutive acknowledgements are merged.
 const MAX_ANSWERS: usize = 1024;
 
-/// Numbers at most so far before the expected one are old, others are new.
+/// Numbers within this distance before the expected one are old, others are new.
 const BEHIND: u32 = 1 << 23;
 
-/// What the other end is told when the fault is on this side.
+/// The fault that the other end gets when this side is at fault.
 const REMOTE_OP: Fault = Fault::new(Syndrome::REMOTE_OP, vendor::RESPONDER);
 
 const fn refused(why: u8) -> Fault {
@@ -129,7 +128,7 @@ const fn invalid(why: u8) -> Fault {
     Fault::new(Syndrome::REMOTE_INVAL_REQ, why)
 }
 
-/// The code of the NAK that makes the other end see `fault`.
+/// The code of the NAK that reports `fault` to the other end.
 fn code_of(fault: Fault) -> u8 {
     match fault.syndrome {
         Syndrome::REMOTE_INVAL_REQ => nak::INVALID,
@@ -138,7 +137,7 @@ fn code_of(fault: Fault) -> u8 {
     }
 }
 
-/// What a queue pair tells of itself when it refuses a request.
+/// The event of a queue pair that refuses a request.
 fn event_of(code: u8) -> u8 {
     match code {
         nak::INVALID => qp_event::REQUEST,
@@ -147,22 +146,22 @@ fn event_of(code: u8) -> u8 {
     }
 }
 
-/// How an arriving frame was received.
+/// The result of an arriving frame.
 enum Outcome {
-    /// Carried out.
+    /// The request was executed.
     Done,
-    /// No receive for it.
+    /// No receive is posted (RNR).
     Starved,
-    /// Refused: what the other end is told, and what the receive it found is told if it is
-    /// the receive's fault.
+    /// The request is refused: the fault for the other end, and the fault for the receive if the
+    /// receive is at fault.
     Refused(Fault, Option<Fault>),
 }
 
 impl Qp {
-    /// Takes a request from the other end. True if there is something to answer.
+    /// Handles a request from the other end. Returns true if there are answers to send.
     pub fn request(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) -> bool {
         if self.resp.answers.len() >= MAX_ANSWERS {
-            // No sane NIC lets so many wait.
+            // No correct NIC lets this many answers wait.
             return false;
         }
         if std::mem::take(&mut self.fresh) && self.state == QpState::Rtr {
@@ -190,7 +189,7 @@ impl Qp {
             }
         };
         if !matches!(outcome, Outcome::Done) {
-            // A NAK acknowledges everything before it.
+            // A NAK acknowledges all packets before it.
             self.place_all(&ctx.mrs);
         }
         let resp = &mut self.resp;
@@ -207,7 +206,7 @@ impl Qp {
                 resp.nak(code, theirs.vendor);
                 match ours {
                     Some(fault) => self.recv_error(ctx, fault),
-                    // No entry tells of it.
+                    // No completion entry reports the fault.
                     None => self.events |= event_of(code),
                 }
                 self.enter_error();
@@ -216,8 +215,8 @@ impl Qp {
         !self.resp.answers.is_empty()
     }
 
-    /// Takes a frame that nobody wants to hear of: of a message of which one was lost, the rest
-    /// is dropped.
+    /// Handles a frame of an unreliable connection. If a frame of a message is lost, the rest of
+    /// the message is dropped.
     fn take_unreliable(&mut self, ctx: &mut Ctx, frame: &Frame, payload: &[u8]) {
         let resp = &mut self.resp;
         let follows = frame.psn == resp.expect && resp.msg.is_some();
@@ -236,11 +235,11 @@ impl Qp {
             }
             Outcome::Starved | Outcome::Refused(_, None) => self.resp.msg = None,
         }
-        // Nobody waits for an acknowledgement.
+        // An unreliable connection sends no acknowledgements.
         self.resp.answers.clear();
     }
 
-    /// Something before this packet did not arrive.
+    /// Handles a gap: a packet before this one did not arrive.
     fn gap(&mut self) {
         if !self.resp.told && !mutant::on(Mutant::NoNak) {
             self.resp.told = true;
@@ -248,7 +247,7 @@ impl Qp {
         }
     }
 
-    /// Takes a request that was taken before.
+    /// Handles a duplicate of a request.
     fn duplicate(&mut self, ctx: &Ctx, frame: &Frame) -> Outcome {
         let resp = &mut self.resp;
         match frame.kind {
@@ -284,7 +283,7 @@ impl Qp {
         }
     }
 
-    /// True, once, when a message that found no receive may come again.
+    /// Returns true, once, when a message that found no receive may be retried.
     pub fn fed(&mut self, ctx: &mut Ctx) -> bool {
         if !self.resp.starved || !self.receives_any(ctx) {
             return false;
@@ -298,7 +297,7 @@ impl Qp {
 }
 
 impl Responder {
-    /// What a connection begins with; its buffers stay.
+    /// Resets the state for a new connection; buffers keep their memory.
     pub fn begin(&mut self, expect: u32, max_reads: u8, min_rnr_timer: u8) {
         self.expect = expect;
         self.max_reads = max_reads;
@@ -313,7 +312,7 @@ impl Responder {
         };
     }
 
-    /// Queues one acknowledgement of everything that arrived, once all of it is placed.
+    /// Queues one acknowledgement of all packets that arrived, after all of them are placed.
     fn ack(&mut self) {
         if !self.late.is_empty() {
             self.owes = true;
@@ -327,7 +326,7 @@ impl Responder {
         }
     }
 
-    /// Queues a NAK of what is expected.
+    /// Queues a NAK of the expected packet.
     fn nak(&mut self, code: u8, vendor: u8) {
         let psn = self.expect;
         self.answers.push_back(Answer::Nak { psn, code, vendor });

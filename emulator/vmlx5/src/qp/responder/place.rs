@@ -1,4 +1,4 @@
-//! Requests that are new: where their bytes go, and which receive they use.
+//! New requests: the place of their bytes, and the receives that they use.
 
 use mlx5_prm::cqe::{MAX_SCATTER, Success};
 use mlx5_prm::opcode::CqeOpcode;
@@ -14,7 +14,7 @@ use crate::qp::Ctx;
 use crate::qp::Qp;
 
 impl Qp {
-    /// Places a frame of a SEND or WRITE, of which `old` packets were placed before.
+    /// Places a frame of a SEND or WRITE; `old` of its packets were placed before.
     pub(super) fn place(
         &mut self,
         ctx: &mut Ctx,
@@ -55,7 +55,7 @@ impl Qp {
             && self.scatter.responder
             && (1..=MAX_SCATTER).contains(&(frame.total as usize));
         if scattered {
-            // It goes into the completion entry.
+            // The payload goes into the completion entry.
         } else if msg.kind == Kind::Send {
             let list = &self.resp.sges;
             if let Err(why) = ctx.mrs.scatter(self.recv_pd, list, at, payload, last) {
@@ -63,7 +63,7 @@ impl Qp {
                 return Outcome::Refused(REMOTE_OP, Some(ours));
             }
         } else {
-            // The receive of a WRITE with immediate is used when all of it is there.
+            // The receive of a WRITE with immediate is used when the whole WRITE is placed.
             if last
                 && frame.is(IMM)
                 && let Err(outcome) = self.have_receive(ctx)
@@ -109,7 +109,7 @@ impl Qp {
         Outcome::Done
     }
 
-    /// A message is complete.
+    /// Completes a message.
     fn finish(&mut self, ctx: &mut Ctx, frame: &Frame, scattered: Option<&[u8]>) {
         self.resp.msg = None;
         if frame.kind == Kind::Send || frame.is(IMM) {
@@ -160,7 +160,7 @@ impl Qp {
             .map_err(|why| fail(own(Syndrome::LOCAL_PROT, why)))
     }
 
-    /// Checks the target of a WRITE, and that its receive can ever be there if it needs one.
+    /// Checks the target of a WRITE and, if it needs a receive, that the queue pair can have one.
     fn begin_write(&mut self, mrs: &MrTable, frame: &Frame) -> Result<(), Outcome> {
         if frame.total > 0 {
             self.may(mrs, frame, frame.total, Access::REMOTE_WRITE)
@@ -173,7 +173,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Makes sure that a receive is posted.
+    /// Checks that a receive is posted.
     fn have_receive(&mut self, ctx: &mut Ctx) -> Result<(), Outcome> {
         if let Some(srq) = self.srq {
             return self.have_shared(ctx, srq);
@@ -195,7 +195,7 @@ impl Qp {
         }
     }
 
-    /// Checks what the other end may do to `len` bytes that it named.
+    /// Checks the rights of the other end on `len` bytes that it named.
     fn may(&self, mrs: &MrTable, frame: &Frame, len: u32, need: Access) -> Result<(), Fault> {
         if !self.access.contains(need) {
             return Err(refused(vendor::QP_ACCESS));
@@ -205,7 +205,7 @@ impl Qp {
             .map_err(refused)
     }
 
-    /// What a READ asks for, if it may.
+    /// The target of a READ, if the other end may read it.
     fn readable(&self, mrs: &MrTable, frame: &Frame) -> Result<Target, Outcome> {
         let at = Target {
             va: frame.va,

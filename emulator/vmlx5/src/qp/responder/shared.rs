@@ -1,5 +1,5 @@
-//! Receives: those of a queue pair's own queue, which are used where they lie, and those of a
-//! shared one, which are taken first and then belong to the queue pair until they are used up.
+//! Receives: a queue pair uses those of its own queue in place. It takes those of a shared queue
+//! first, and then owns them until it uses them.
 
 use mlx5_prm::wqe::SEGMENT;
 
@@ -13,22 +13,22 @@ use crate::qp::Qp;
 use crate::srq::Refused;
 
 impl Qp {
-    /// True if there can be receives.
+    /// Returns true if the queue pair can have receives.
     pub(super) fn can_receive(&self) -> bool {
         self.rq.is_some() || self.srq.is_some()
     }
 
-    /// True if a receive is there.
+    /// Returns true if a receive is posted.
     pub(super) fn receives_any(&mut self, ctx: &mut Ctx) -> bool {
         match self.srq {
-            // Without the queue the message fails, which it cannot as long as it waits.
+            // Without the queue the message must fail, which it cannot do while it waits.
             Some(srq) => ctx.srqs.get_mut(srq.0).map_or(true, |srq| !srq.is_empty()),
             None => self.receives(),
         }
     }
 
-    /// Takes a receive of the shared queue, unless one is taken: an unreliable message of which
-    /// the rest was lost leaves its own to the next.
+    /// Takes a receive of the shared queue, unless one is taken already: an unreliable message
+    /// whose rest was lost leaves its receive to the next message.
     pub(super) fn have_shared(&mut self, ctx: &mut Ctx, srq: Srqn) -> Result<(), Outcome> {
         if self.resp.taken.is_none() {
             let taken = ctx.take_shared(srq).map_err(|refused| match refused {
@@ -47,7 +47,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Copies the list of the receive that is there into `entry`.
+    /// Copies the scatter list of the posted receive into `entry`.
     ///
     /// # Errors
     /// A vendor syndrome.
@@ -76,8 +76,8 @@ impl Qp {
         Ok(list)
     }
 
-    /// In ERR: flushes the receive that was taken of the shared queue, and tells, once, that
-    /// there is none any more. Those that were not taken are others'.
+    /// In ERR: flushes the receive that was taken from the shared queue, and raises, once, the
+    /// event for the last receive. The shared queue keeps the receives that were not taken.
     pub fn end_shared(&mut self, ctx: &mut Ctx) {
         self.recv_error(ctx, Fault::FLUSH);
         if !self.resp.told_last {
