@@ -2,7 +2,7 @@
 //
 // Kernels are C++17 functions run by the software GPU: blocks are tasks, the threads of a
 // block are fibers, one of them runs at a time and only gives way at a barrier, a warp
-// operation, a spin, a sleep or a repeated look at a clock that stands still. So:
+// operation, a spin, a sleep or a repeated read of a clock that did not advance. So:
 //   - a loop that waits for another thread goes through GDS_SPIN_UNTIL (gds_device.hpp) or
 //     contains __nanosleep; one that only looks at memory never ends;
 //   - shared memory is declared by GDS_SHARED or GDS_DYNAMIC_SHARED, not by __shared__;
