@@ -1,7 +1,7 @@
 //! `vmlx5 run`: starts a program with virtual ConnectX devices.
 //!
-//! Sets what `libvmlx5.so` reads from the environment, preloads it, and becomes the program: no
-//! process stays between.
+//! Sets the environment variables of `libvmlx5.so`, preloads the library, and replaces itself by
+//! the program: no process stays between.
 
 use std::ffi::OsString;
 use std::fs;
@@ -125,8 +125,8 @@ fn main() -> Result<()> {
     Err(error).with_context(|| program.display().to_string())
 }
 
-/// Waits until a process of this host listens on a port. No connection is tried: servers that take
-/// one client would take that for it.
+/// Waits until a process of this host listens on a port. It opens no connection, because a server
+/// for one client would take this connection for its client.
 fn wait_for(port: u16) -> Result<()> {
     let end = Instant::now() + LIMIT;
     while !listens(port)? {
@@ -138,7 +138,7 @@ fn wait_for(port: u16) -> Result<()> {
     Ok(())
 }
 
-/// Whether a process of this host listens on a TCP port, as the kernel's tables say.
+/// Whether a process of this host listens on a TCP port, by the kernel's tables.
 fn listens(port: u16) -> Result<bool> {
     const LISTEN: &str = "0A";
     let (v4, v6) = ("/proc/net/tcp", "/proc/net/tcp6");
@@ -155,7 +155,7 @@ fn listens(port: u16) -> Result<bool> {
     }))
 }
 
-/// What the options say to the library.
+/// The environment variables of the library, from the options.
 fn variables(run: &Run) -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     let mut add = |name, value: Option<String>| all.extend(value.map(|v| (name, v)));
@@ -172,7 +172,7 @@ fn variables(run: &Run) -> Vec<(&'static str, String)> {
     all
 }
 
-/// The library, where builds and installations put it.
+/// The path of the library, at the places of builds and installations.
 fn library() -> Result<PathBuf> {
     let own = std::env::current_exe().context("where this program is")?;
     let beside = own.parent().unwrap_or(Path::new("."));
@@ -184,7 +184,7 @@ fn library() -> Result<PathBuf> {
     })
 }
 
-/// The file of a program, as a shell finds it.
+/// The file of a program, found as a shell finds it.
 fn find(name: &OsString) -> Result<PathBuf> {
     let path = Path::new(name);
     if path.components().count() > 1 {
@@ -200,7 +200,7 @@ fn find(name: &OsString) -> Result<PathBuf> {
     found.with_context(|| format!("{}: no such program in PATH", path.display()))
 }
 
-/// Refuses programs that the dynamic linker would run without the library.
+/// Refuses programs for which the dynamic linker does not preload the library.
 fn check(program: &Path) -> Result<()> {
     let name = program.display();
     let file = fs::metadata(program).with_context(|| name.to_string())?;
@@ -217,7 +217,7 @@ fn check(program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// True of a 64-bit executable that names no dynamic linker.
+/// Whether a file is a 64-bit executable without a dynamic linker.
 fn is_static(elf: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |at: usize, len: usize| {
