@@ -37,7 +37,7 @@ fn library(name: &str, parts: &[&str]) -> PathBuf {
 /// # Safety
 /// As `Small::load_from`.
 unsafe fn load(paths: &[&Path]) -> Result<Small, LoadError> {
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     unsafe { Small::load_from(paths) }
 }
 

@@ -27,7 +27,7 @@ pub enum Error {
         what: &'static str,
     },
     /// An address range of an operation is not within one live allocation or registration.
-    #[error("{object}: {len} bytes at {addr} lie in no live memory of this GPU")]
+    #[error("{object}: {len} bytes at {addr} are not within live memory of this GPU")]
     BadAddress {
         /// The operation and the operand.
         object: Object,

@@ -43,7 +43,7 @@ fn no_descriptor_is_left_of_unanswered_commands_and_closed_channels() {
     let before = descriptors();
     for round in 0..100 {
         let fd = rig.channel();
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: just created, and no other code owns it.
         drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
         // The last channel stays until the next one is created.
         let now = descriptors();

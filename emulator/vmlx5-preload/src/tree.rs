@@ -31,7 +31,7 @@ fn place(config: &Config) -> PathBuf {
     }
 }
 
-/// Whether a directory belongs to the user and other users cannot write it.
+/// Whether the user owns a directory and no other user may write to it.
 fn usable(dir: &Path, uid: u32) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir() && m.uid() == uid && m.mode() & 0o022 == 0)
 }

@@ -31,8 +31,8 @@ mod protocol {
     /// The ringer's step, after its stores. `true`: the caller must wake the sleeper.
     #[inline]
     pub fn ring<W: Word<Value = u32>>(word: &W) -> bool {
-        // Pairs with the fence in `announce`: either the sleeper's second look sees the
-        // caller's stores, or the load below sees ASLEEP.
+        // Pairs with the fence in `announce`: either the sleeper's second check observes the
+        // caller's stores, or the load below observes ASLEEP.
         W::fence(Ordering::SeqCst);
         // The exchange elects one waker among several ringers.
         word.load(Ordering::Relaxed) == ASLEEP && word.swap(AWAKE, Ordering::Relaxed) == ASLEEP

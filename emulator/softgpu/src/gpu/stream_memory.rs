@@ -52,8 +52,8 @@ impl StoreHook for StreamMemory {
         match self.held_back(ptr as u64, if wide { 8 } else { 4 }) {
             Some((mut buffer, alias)) => {
                 let tear = wide && !buffer.just_fenced();
-                // SAFETY: the alias is the same memory and lies in a live allocation, which is not
-                // unmapped before this stream's launch has retired with an empty buffer.
+                // SAFETY: the alias is the same memory and is within a live allocation, which is
+                // not unmapped before this stream's launch has retired with an empty buffer.
                 unsafe { buffer.store_word(alias, value, wide, tear) };
             }
             // SAFETY: the caller's promise.
