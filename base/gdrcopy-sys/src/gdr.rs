@@ -46,7 +46,7 @@ pub enum GdrError {
         source: io::Error,
     },
     /// The request is not a range of addresses: it is empty, or it ends past the last address.
-    #[error("{len} bytes at {address:#x} are no piece of device memory")]
+    #[error("{len} bytes at {address:#x} are not a range of device memory")]
     Range {
         /// The requested device address.
         address: u64,

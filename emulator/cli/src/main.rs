@@ -95,7 +95,7 @@ fn main() -> Result<()> {
     };
     let library = fs::canonicalize(&library).with_context(|| library.display().to_string())?;
     let [name, arguments @ ..] = &run.program[..] else {
-        bail!("no program");
+        bail!("no program is given");
     };
     let program = find(name)?;
     check(&program)?;
@@ -174,7 +174,7 @@ fn variables(run: &Run) -> Vec<(&'static str, String)> {
 
 /// The path of the library, at the places of builds and installations.
 fn library() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("where this program is")?;
+    let own = std::env::current_exe().context("find the path of this program")?;
     let beside = own.parent().unwrap_or(Path::new("."));
     let places = [beside.join(LIBRARY), beside.join("../lib").join(LIBRARY)];
     let found = places.iter().find(|place| place.exists());
@@ -205,14 +205,14 @@ fn check(program: &Path) -> Result<()> {
     let name = program.display();
     let file = fs::metadata(program).with_context(|| name.to_string())?;
     if file.permissions().mode() & 0o6000 != 0 {
-        bail!("{name} changes its user or group: the dynamic linker preloads nothing then");
+        bail!("{name} changes its user or group: the dynamic linker preloads no library then");
     }
     let mut bytes = Vec::new();
     fs::File::open(program)
         .and_then(|f| f.take(64 * 1024).read_to_end(&mut bytes))
         .with_context(|| name.to_string())?;
     if bytes.starts_with(b"\x7fELF") && is_static(&bytes) {
-        bail!("{name} is linked statically: there is no dynamic linker that preloads anything");
+        bail!("{name} is linked statically: no dynamic linker preloads the library");
     }
     Ok(())
 }

@@ -107,7 +107,7 @@ pub enum Cause {
         message: String,
     },
     /// The system refused the stack of a rank.
-    #[error("no stack of {size} bytes for rank {rank}")]
+    #[error("the system refused a stack of {size} bytes for rank {rank}")]
     Stack {
         /// The rank's name.
         rank: String,

@@ -21,7 +21,7 @@ pub enum Error {
         max: usize,
     },
     /// The GPU lacks a capability.
-    #[error("unsupported by this GPU: {what}")]
+    #[error("this GPU does not support {what}")]
     Unsupported {
         /// The missing capability.
         what: &'static str,
@@ -47,7 +47,7 @@ pub enum Error {
         align: usize,
     },
     /// A submission has more operations than the GPU's limit.
-    #[error("stream {stream}: a submission of {ops} memory operations, at most {limit}")]
+    #[error("stream {stream}: the submission has {ops} memory operations; the limit is {limit}")]
     BatchTooLong {
         /// The stream.
         stream: u64,
@@ -57,7 +57,7 @@ pub enum Error {
         limit: usize,
     },
     /// The data are longer than the limit of an inline copy.
-    #[error("inline copy of {len} bytes, at most {limit}")]
+    #[error("the inline copy has {len} bytes; the limit is {limit}")]
     InlineTooLong {
         /// The length in bytes.
         len: usize,
@@ -90,7 +90,7 @@ pub enum Error {
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// Part of the range is registered already, or is memory of the GPU.
-    #[error("host range of {len} bytes at {addr:#x} overlaps memory known to this GPU")]
+    #[error("host range of {len} bytes at {addr:#x} overlaps memory of this GPU or a registration")]
     AlreadyRegistered {
         /// The start of the range.
         addr: usize,

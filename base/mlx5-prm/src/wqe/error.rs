@@ -31,37 +31,37 @@ pub enum FormatError {
         part: Part,
     },
     /// The WQE has more segments than its size field can count.
-    #[error("a work queue entry of {segments} segments; the limit is {MAX_SEGMENTS}")]
+    #[error("the WQE has {segments} segments; the limit is {MAX_SEGMENTS}")]
     TooManySegments {
         /// The number of segments.
         segments: usize,
     },
     /// The inline payload is longer than the size field of an inline segment permits.
-    #[error("{len} inline bytes; the limit is {MAX_INLINE}")]
+    #[error("the payload has {len} inline bytes; the limit is {MAX_INLINE}")]
     InlineTooLong {
         /// The total length of all pieces in bytes.
         len: usize,
     },
     /// A pointer covers more than 2 GiB.
-    #[error("an SGE of {len} bytes; the limit is {MAX_SGE_LEN}")]
+    #[error("the SGE has {len} bytes; the limit is {MAX_SGE_LEN}")]
     SgeTooLong {
         /// Its length in bytes.
         len: u32,
     },
     /// A queue pair number has more than 24 bits.
-    #[error("queue pair number {qpn:#x}; the limit is 0xffffff")]
+    #[error("QP number {qpn:#x} is above the limit 0xffffff")]
     QpNumber {
         /// The number.
         qpn: u32,
     },
     /// A NOP of zero segments, or of more than the maximum.
-    #[error("a NOP of {ds} segments; allowed are 1 to {MAX_SEGMENTS}")]
+    #[error("the NOP has {ds} segments; it must have 1 to {MAX_SEGMENTS}")]
     NopSize {
         /// The requested number of segments.
         ds: u8,
     },
     /// A receive list is longer than its slot.
-    #[error("a receive of {sges} SGEs in a slot of {stride} bytes, 16 bytes each")]
+    #[error("the receive has {sges} SGEs of 16 bytes; its slot has {stride} bytes")]
     RecvTooLong {
         /// The number of pointers in the list, without empty ones.
         sges: usize,
@@ -69,7 +69,7 @@ pub enum FormatError {
         stride: usize,
     },
     /// The size of a receive slot is not a positive multiple of 16.
-    #[error("a receive slot of {stride} bytes; it must be a positive multiple of 16")]
+    #[error("the receive slot has {stride} bytes; it must be a positive multiple of 16")]
     RecvStride {
         /// Size of the slot in bytes.
         stride: usize,
@@ -94,13 +94,13 @@ pub enum ParseError {
         len: usize,
     },
     /// The size in the control segment is 0 or above the limit.
-    #[error("an entry that says it has {ds} segments; allowed are 1 to {MAX_SEGMENTS}")]
+    #[error("the entry has size {ds} in segments; it must be 1 to {MAX_SEGMENTS}")]
     Size {
         /// The size in segments.
         ds: u8,
     },
     /// The size in the control segment is larger than the number of bytes.
-    #[error("an entry of {ds} segments in {len} bytes")]
+    #[error("the entry has {ds} segments of 16 bytes, but only {len} bytes are given")]
     Truncated {
         /// The size in segments.
         ds: u8,
@@ -134,7 +134,7 @@ pub enum ParseError {
         segment: u8,
     },
     /// The size of an inline segment is above the limit.
-    #[error("{len} inline bytes in segment {segment}; the limit is {MAX_INLINE}")]
+    #[error("segment {segment} has {len} inline bytes; the limit is {MAX_INLINE}")]
     InlineTooLong {
         /// The index of the segment, counted from the control segment.
         segment: u8,
@@ -150,13 +150,13 @@ pub enum ParseError {
         len: u32,
     },
     /// The size of a receive slot is not a positive multiple of 16.
-    #[error("a receive slot of {len} bytes; it must be a positive multiple of 16")]
+    #[error("the receive slot has {len} bytes; it must be a positive multiple of 16")]
     RecvStride {
         /// The size of the slot in bytes.
         len: usize,
     },
     /// A byte count in a receive list has its highest bit set; a receive cannot be inline.
-    #[error("SGE {sge} of a receive has byte count {byte_count:#x}, which is no length")]
+    #[error("SGE {sge} of a receive has byte count {byte_count:#x}, which is not a length")]
     RecvByteCount {
         /// The index of the pointer, from 0.
         sge: usize,

@@ -61,7 +61,7 @@ impl Default for LiveConfig {
 #[non_exhaustive]
 pub enum LiveError {
     /// No bell could be created for a thread.
-    #[error("live driver: no bell to wake a thread by")]
+    #[error("live driver: the bell of a thread could not be created")]
     Bell(#[from] BellError),
     /// The system refused to start a thread.
     #[error("live driver: thread {name} did not start")]

@@ -138,7 +138,7 @@ impl Worker {
         });
         let at: Vec<String> = at.collect();
         let at = match at.is_empty() {
-            true => "a step that does not tell what it is at".to_owned(),
+            true => "a step that does not name its operation".to_owned(),
             false => at.join("; "),
         };
         tracing::warn!(
