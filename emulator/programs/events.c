@@ -1,8 +1,8 @@
-/* Asynchronous events, each from its cause, with what it is about, and the wait for their
- * acknowledgement when an object goes.
+/* Asynchronous events: the cause and the object of each, and the wait for their acknowledgement
+ * when an object is destroyed.
  *
- * events         what happens to queue pairs and completion queues
- * events port    port 1 goes down and up again, as faults have it */
+ * events         the events of QPs and CQs
+ * events port    port 1 goes down and up again, by injected faults */
 #include "verbs.h"
 
 #include <fcntl.h>

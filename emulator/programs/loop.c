@@ -1,11 +1,11 @@
-/* Two queue pairs of one device send each other sends, writes, reads and atomics of all sizes;
- * every byte of what arrives, and around it, is checked. What is sent is drawn from a seed.
+/* Two QPs of one device exchange SENDs, WRITEs, READs and atomics of all sizes. The program checks
+ * every received byte, and the bytes around it. A seed determines the messages.
  *
  * loop [-u] [-l] [-n rounds] [-s seed]
- *     -u   unreliable connections: what arrives must be right
- *     -l   the wire loses and doubles, so of unreliable connections not all needs to arrive
+ *     -u   unreliable connections: received messages must be correct
+ *     -l   the wire loses and duplicates: messages of unreliable connections may be lost
  * loop -d status -t timeout -r retries
- *     one write that must end with this status after (retries + 1) timeouts, and a second at most
+ *     one WRITE that must end with this status after (retries + 1) timeouts, plus at most 1 s
  * loop -d status -w
  *     writes until one ends with this status */
 #define _GNU_SOURCE

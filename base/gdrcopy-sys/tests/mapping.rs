@@ -74,7 +74,7 @@ impl Machine {
 }
 
 #[test]
-fn a_mapping_shows_device_memory_wherever_it_begins() {
+fn mapping_shows_device_memory_at_any_start_address() {
     let machine = machine("shows", "");
     let device = machine.device();
     let gdr = Gdr::open_with(machine.api).expect("it opens");

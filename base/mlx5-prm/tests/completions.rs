@@ -125,7 +125,7 @@ fn too_wide_numbers_leave_other_fields_unchanged() {
 }
 
 #[test]
-fn the_last_dword_by_parts_and_by_entry_agree() {
+fn last_dword_by_parts_and_by_entry_agree() {
     for code in 0..16 {
         for owner in 0..2 {
             for wqe_counter in [0, 1, 0x80, 0x1234, 0xff00, 0xffff] {

@@ -155,7 +155,7 @@ fn inline_data_beyond_the_entry_or_not_permitted_is_refused() {
 }
 
 #[test]
-fn a_receive_cannot_be_inline() {
+fn receive_cannot_be_inline() {
     let slot = [segment(8), segment(1 << 31 | 8)].concat();
     let byte_count = 0x8000_0008;
     assert_eq!(

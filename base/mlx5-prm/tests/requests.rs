@@ -188,7 +188,7 @@ fn empty_pieces_leave_no_segment() {
 }
 
 #[test]
-fn a_byte_count_of_zero_is_2_gib() {
+fn byte_count_of_zero_is_2_gib() {
     let sges = [Sge {
         len: MAX_SGE_LEN,
         ..SGE
@@ -210,7 +210,7 @@ fn a_byte_count_of_zero_is_2_gib() {
 }
 
 #[test]
-fn an_entry_has_at_most_63_segments() {
+fn entry_has_at_most_63_segments() {
     let sges = [SGE; 70];
     for (opcode, most) in [
         (SendOpcode::SEND, 62),

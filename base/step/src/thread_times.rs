@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_two_formats_of_the_kernel() {
+    fn both_formats_of_the_kernel_are_parsed() {
         assert_eq!(
             from_schedstat("1234567 89 10\n"),
             Some(Duration::from_nanos(1_234_567))
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_worked_shows_its_time() {
+    fn thread_with_work_has_processor_time() {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let (ready, is_ready) = std::sync::mpsc::channel();
         let worker = std::thread::Builder::new()

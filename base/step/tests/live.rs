@@ -72,7 +72,7 @@ fn until_asleep(live: &Live, words: &[AtomicU64; 3]) {
 }
 
 #[test]
-fn a_ring_ends_a_sleep_of_an_hour() {
+fn ring_ends_a_sleep_of_an_hour() {
     let live = Live::new(sleepy()).unwrap();
     for thread in [Thread::Device, Thread::Cpu] {
         let (words, machine) = copier();

@@ -54,7 +54,7 @@ impl Machine for Echo {
 }
 
 #[test]
-fn the_steady_state_allocates_nothing() {
+fn steady_state_allocates_nothing() {
     COUNTS.set(true);
     // The thread sleeps after each word, so every word wakes it.
     let config = LiveConfig {

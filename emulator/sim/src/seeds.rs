@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_names_the_seed_and_its_replay() {
+    fn failure_names_the_seed_and_its_replay() {
         let fail = |panics: bool| {
             let body = |seed| match seed {
                 7 if panics => panic!("went wrong"),
@@ -97,7 +97,7 @@ mod tests {
             assert_eq!(first, "seed 0x0000000000000007 failed: went wrong");
             assert!(second.starts_with("replay: GDS_SEED=0x0000000000000007 cargo test "));
             assert!(
-                second.ends_with("a_failure_names_the_seed_and_its_replay"),
+                second.ends_with("failure_names_the_seed_and_its_replay"),
                 "{second}"
             );
         }

@@ -260,7 +260,7 @@ fn unfinished_world_is_dropped_cleanly() {
 }
 
 #[test]
-fn a_world_dropped_by_a_panic_does_not_abort() {
+fn world_dropped_by_a_panic_does_not_abort() {
     struct Bomb;
     impl Drop for Bomb {
         fn drop(&mut self) {

@@ -170,7 +170,7 @@ fn channels_of_another_gpu_are_separate() {
 }
 
 #[test]
-fn a_full_stream_blocks_until_a_submission_retires() {
+fn full_stream_blocks_until_a_submission_retires() {
     let (env, gpu) = rig(Config::default().changed(|c| c.stream_bound = 4));
     let pin = gpu.alloc_pinned(64).unwrap();
     let stream = gpu.stream().unwrap();
@@ -209,7 +209,7 @@ fn a_full_stream_blocks_until_a_submission_retires() {
 }
 
 #[test]
-fn the_longest_submissions_fit_and_longer_are_refused_whole() {
+fn longest_submission_fits_and_a_longer_one_is_refused() {
     let (_env, gpu) = rig(Config::default().changed(|c| c.stream_bound = 1));
     let pin = gpu.alloc_pinned(64 * 256).unwrap();
     let stream = gpu.stream().unwrap();
@@ -467,7 +467,7 @@ fn gpu_without_an_engine_refuses_calls_without_a_hang() {
 }
 
 #[test]
-fn an_impossible_configuration_is_refused() {
+fn invalid_configuration_is_refused() {
     let env = Arc::new(common::TestEnv::default());
     for config in [
         Config::default().changed(|c| c.stream_bound = 0),

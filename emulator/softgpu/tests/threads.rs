@@ -92,7 +92,7 @@ fn threads_share_a_stream_and_block_on_its_bound() {
 
 /// A stream and a CPU thread play ping-pong through words, in memory that is allocated and freed.
 #[test]
-fn a_cpu_thread_answers_a_stream() {
+fn cpu_thread_answers_a_stream() {
     with_engine(Config::default(), |gpu| {
         for _ in 0..5 {
             let pin = gpu.alloc_pinned(256).unwrap();

@@ -40,7 +40,7 @@ fn flag_first(m: [u32; 4]) -> bool {
 }
 
 #[test]
-fn a_flag_overtakes_its_data_unless_fenced() {
+fn flag_overtakes_its_data_unless_fenced() {
     let with = |between: Vec<MemOp>, fenced| {
         seeds_with(
             |a| {
@@ -65,7 +65,7 @@ fn a_flag_overtakes_its_data_unless_fenced() {
 }
 
 #[test]
-fn an_inline_copy_is_as_weak_as_a_write() {
+fn inline_copy_is_as_weak_as_a_write() {
     let copy = |a| MemOp::Copy {
         addr: a,
         data: InlineData::new(&[1; 4]).unwrap(),
@@ -78,7 +78,7 @@ fn an_inline_copy_is_as_weak_as_a_write() {
 }
 
 #[test]
-fn a_wide_write_tears_unless_fenced() {
+fn wide_write_tears_unless_fenced() {
     let write = |fenced| {
         move |addr| {
             vec![MemOp::Write {
@@ -111,7 +111,7 @@ fn writes_to_the_same_word_keep_their_order() {
 }
 
 #[test]
-fn a_stream_sees_its_own_writes() {
+fn stream_sees_its_own_writes() {
     for seed in 0..SEEDS {
         watch(
             seed,
@@ -187,7 +187,7 @@ fn stale_payloads(completion_in_device: bool, flush: bool, flush_op: bool) -> u6
 }
 
 #[test]
-fn a_completion_overtakes_its_payload_unless_the_wait_flushes() {
+fn completion_overtakes_its_payload_unless_the_wait_flushes() {
     assert!(stale_payloads(false, false, false) > 10);
     assert_eq!(stale_payloads(false, true, false), 0);
     assert_eq!(stale_payloads(false, false, true), 0);
@@ -329,7 +329,7 @@ fn weak_memory_changes_the_time_but_not_the_result() {
 }
 
 #[test]
-fn a_seed_replays_exactly() {
+fn seed_replays_exactly() {
     let run = |seed| {
         let mut seen = Vec::new();
         watch(

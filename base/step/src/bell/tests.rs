@@ -14,7 +14,7 @@ fn pair() -> (Bell, Bell) {
 }
 
 #[test]
-fn a_ring_through_another_mapping_wakes_a_sleeper_without_limit() {
+fn ring_through_another_mapping_wakes_a_sleeper_without_limit() {
     let (bell, peer) = pair();
     let rung = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -53,7 +53,7 @@ fn work_found_by_the_last_look_keeps_awake() {
 }
 
 #[test]
-fn what_is_not_a_sealed_page_is_refused() {
+fn descriptor_of_an_unsealed_page_is_refused() {
     let open = |size: u64, seals: SealFlags| {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("not-a-bell", flags).unwrap();

@@ -21,7 +21,7 @@ impl Machine for Tell {
 }
 
 #[test]
-fn the_device_thread_serves_machines_whose_thread_is_refused() {
+fn device_thread_serves_machines_whose_thread_is_refused() {
     for (stack, expected) in [
         (STACK, ["gds-device", "gds-watch", "gds-cpu"]),
         // No address space has room for this stack.

@@ -8,7 +8,7 @@ fn word(value: u32) -> Box<AtomicU32> {
 }
 
 #[test]
-fn a_spin_is_released_by_a_store_of_the_host() {
+fn spin_ends_after_a_store_of_the_host() {
     in_orders(|config| {
         let (flag, out) = (word(0), word(0));
         let args = args(&[&flag.as_ptr(), &out.as_ptr(), &0_u64]);
@@ -29,7 +29,7 @@ fn a_spin_is_released_by_a_store_of_the_host() {
 }
 
 #[test]
-fn a_spin_ends_at_its_timeout() {
+fn spin_ends_at_its_timeout() {
     let (flag, out) = (word(0), word(0));
     let args = args(&[&flag.as_ptr(), &out.as_ptr(), &2000_u64]);
     let mut grid = launch(&SPIN, linear(1, 2), &args, &seeded(None));
@@ -44,7 +44,7 @@ fn a_spin_ends_at_its_timeout() {
 }
 
 #[test]
-fn a_condition_that_holds_at_the_timeout_counts() {
+fn condition_that_holds_at_the_timeout_counts() {
     let (flag, out) = (word(0), word(0));
     let args = args(&[&flag.as_ptr(), &out.as_ptr(), &10_u64]);
     let mut grid = launch(&SPIN, linear(1, 1), &args, &seeded(None));
@@ -159,7 +159,7 @@ fn sleeping_and_clock_polling_threads_need_only_time() {
 }
 
 #[test]
-fn a_sleeper_is_not_woken_early() {
+fn sleeping_thread_is_not_continued_early() {
     let (woke, watched) = (AtomicU64::new(0), AtomicU64::new(0));
     let args = args(&[&woke.as_ptr(), &watched.as_ptr(), &1000_u64]);
     let mut grid = launch(&CLOCK, linear(1, 1), &args, &seeded(None));
@@ -193,7 +193,7 @@ fn stacks_of_dropped_unfinished_grids_are_reused() {
 }
 
 #[test]
-fn a_grid_moves_between_threads() {
+fn grid_moves_between_threads() {
     let (flag, out) = (word(0), word(0));
     let args = args(&[&flag.as_ptr(), &out.as_ptr(), &0_u64]);
     let mut grid = launch(&SPIN, linear(2, 40), &args, &seeded(None));
