@@ -25,7 +25,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs a program that finds virtual devices beside no others.
+    /// Runs a program with virtual devices in place of the machine's devices.
     Run(Run),
 }
 
@@ -39,38 +39,38 @@ enum Link {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Uar {
-    /// Doorbell pages one by one, as with current kernels
+    /// Doorbell pages are mapped one by one, as with current kernels
     Dyn,
-    /// All at the start, as with older ones
+    /// All doorbell pages are mapped at the start, as with older kernels
     Static,
 }
 
 #[derive(Args)]
 struct Run {
-    /// What the ports are plugged into
+    /// Link layer of the ports [default: ib]
     #[arg(long)]
     link: Option<Link>,
-    /// How doorbell pages are handed out
+    /// Allocation of doorbell pages [default: dyn]
     #[arg(long)]
     uar: Option<Uar>,
-    /// Name of the fabric: programs with the same name reach each other
+    /// Name of the fabric: programs with the same name reach each other [default: default]
     #[arg(long)]
     fabric: Option<String>,
-    /// How many devices there are
+    /// Number of devices [default: 1]
     #[arg(long)]
     devices: Option<u32>,
-    /// How many ports each device has
+    /// Number of ports of each device [default: 1]
     #[arg(long)]
     ports: Option<u8>,
-    /// What happens to frames and ports on their way: loss=0.01,dup=0.01,reorder=0.01,
+    /// Faults of frames and ports: loss=0.01,dup=0.01,reorder=0.01,
     /// delay=20us..2ms,die=3s,deaf=1s..2s,down=1:1s..2s,seed=7
     #[arg(long)]
     faults: Option<String>,
-    /// Waits for a program on this host that listens on this TCP port, for a minute at most, and
-    /// starts the program then: a client behind its server
+    /// Waits at most 60 s until a program on this host listens on this TCP port, then starts the
+    /// program: a client after its server
     #[arg(long, value_name = "PORT")]
     wait_port: Option<u16>,
-    /// Says on standard error what the program asks of its devices
+    /// Writes the commands of the program to its devices to standard error
     #[arg(long)]
     trace: bool,
     /// The library to preload [default: libvmlx5.so beside this program, or in ../lib]
