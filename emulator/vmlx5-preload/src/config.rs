@@ -56,7 +56,7 @@ fn choice<T: Copy>(name: &str, of: &[(&str, T)]) -> Result<T, String> {
     chosen.map(|(_, it)| *it).ok_or_else(|| {
         let names: Vec<&str> = of.iter().map(|(known, _)| *known).collect();
         format!(
-            "{name} is '{}': it may be one of {}",
+            "{name} is '{}': it must be one of {}",
             value.unwrap_or_default(),
             names.join(", ")
         )
@@ -68,7 +68,7 @@ fn count(name: &str, most: u32) -> Result<u32, String> {
         return Ok(1);
     };
     let count = value.parse().ok().filter(|n| (1..=most).contains(n));
-    count.ok_or_else(|| format!("{name} is '{value}': it may be a number from 1 to {most}"))
+    count.ok_or_else(|| format!("{name} is '{value}': it must be a number from 1 to {most}"))
 }
 
 fn micros(name: &str) -> Result<Option<Duration>, String> {
@@ -77,7 +77,7 @@ fn micros(name: &str) -> Result<Option<Duration>, String> {
     };
     let micros = value.parse().ok().filter(|&n: &u64| n <= 1_000_000);
     let micros = micros.ok_or_else(|| {
-        format!("{name} is '{value}': it may be a number of microseconds up to 1000000")
+        format!("{name} is '{value}': it must be a number of microseconds up to 1000000")
     })?;
     Ok(Some(Duration::from_micros(micros)))
 }
@@ -103,7 +103,7 @@ impl Config {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.len() > 64 || name.starts_with('.') || !name.chars().all(plain) {
             return Err(format!(
-                "VMLX5_FABRIC is '{name}': it may be a name of at most 64 letters, digits, \
+                "VMLX5_FABRIC is '{name}': it must be a name of at most 64 letters, digits, \
                  '-', '_' and '.'"
             ));
         }
