@@ -29,8 +29,8 @@ pub const SIZE: usize = 64;
 pub const OP_OWN_OFFSET: usize = 63;
 /// Byte offset of the last dword (`wqe_counter`, `signature`, `op_own`) in an entry.
 pub const LAST_DWORD_OFFSET: usize = 60;
-/// The value of `op_own` before the NIC has written an entry: opcode [`CqeOpcode::INVALID`], owner
-/// 1. See the module's text.
+/// The value of `op_own` before the NIC has written an entry: opcode [`CqeOpcode::INVALID`] and
+/// owner 1. See the module's text.
 pub const OP_OWN_PRESET: u8 = 0xf1;
 /// The owner bit in the last dword, as a little-endian machine loads it.
 pub const OWNER_BIT: u32 = 1 << 24;
@@ -84,7 +84,7 @@ layout! {
         /// Whether the entry contains the payload (inline scatter). The entry's byte count is its
         /// length.
         scattered(&self) -> bool = self.op_own & SCATTER != 0;
-        /// The same bytes read as an error entry; meaningful if [`opcode`](Cqe64::opcode) is an error.
+        /// The same bytes read as an error entry; valid if [`opcode`](Cqe64::opcode) is an error.
         as_error(&self) -> &ErrCqe = zerocopy::transmute_ref!(self);
         /// The operation that the entry reports.
         opcode(&self) -> CqeOpcode = CqeOpcode(self.op_own >> 4);

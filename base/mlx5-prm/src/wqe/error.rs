@@ -94,7 +94,7 @@ pub enum ParseError {
         len: usize,
     },
     /// The size in the control segment is 0 or above the limit.
-    #[error("the entry has size {ds} in segments; it must be 1 to {MAX_SEGMENTS}")]
+    #[error("the size of the entry is {ds} segments; it must be 1 to {MAX_SEGMENTS}")]
     Size {
         /// The size in segments.
         ds: u8,
