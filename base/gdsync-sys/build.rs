@@ -1,4 +1,4 @@
-//! Tells the tests of layouts whether this machine has the C headers to compare with.
+//! Sets a cfg for the tests of layouts if this machine has the C headers to compare with.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
-# What the scripts here share, to be sourced from the repository's root with a script's own
+# Common functions of the scripts here, sourced from the repository's root with a script's own
 # arguments: the build, programs that run as a pair or alone, and a line for each with its time.
-# Needs perftest, ibverbs-utils and gcc. `options` are those of `vmlx5 run`, and `faults` what
-# happens to frames and ports of both ends of a pair.
+# Needs perftest, ibverbs-utils and gcc. `options` are those of `vmlx5 run`, and `faults` are the
+# faults of frames and ports at both ends of a pair.
 # shellcheck shell=bash
 
 build=${1:-}
@@ -33,10 +33,10 @@ say() { # status, what, since, file...
     fi
 }
 
-# A port that nobody listens on: pairs run one after the other, so there are enough.
+# A port without a listener: pairs run one after the other, so there are enough ports.
 port=$((20000 + RANDOM % 20000))
 
-listens() { # port: somebody listens on it
+listens() { # port: whether a process listens on it
     local hex; hex=$(printf ':%04X ' "$1")
     grep -q "$hex.* 0A " /proc/net/tcp /proc/net/tcp6 2>/dev/null
 }

@@ -1,11 +1,11 @@
-/* A device file is known by all its descriptors, however they came to be and until all of them
- * are closed; a descriptor that is closed is the next file's. */
+/* All descriptors of a device file work, whatever call created them, until all of them are closed.
+ * The number of a closed descriptor may belong to another file later. */
 #define _GNU_SOURCE
 #include "verbs.h"
 #include <fcntl.h>
 #include <rdma/ib_user_verbs.h>
 
-/* Asks for a port by writing, whatever file that is. */
+/* Writes a command that queries a port, to any file. */
 static int asks(int fd)
 {
     struct {
@@ -38,7 +38,7 @@ int main(void)
         CHECK(copies[i] >= 0 && asks(copies[i]));
     CHECK(fcntl(copies[4], F_GETFD) == FD_CLOEXEC && fcntl(copies[3], F_GETFD) == 0);
 
-    /* What is closed is forgotten, here and behind every number in a range; the rest stays. */
+    /* Closed descriptors are removed, one by one and in a range; the others stay. */
     CHECK(!close_range(60, 62, 0));
     for (int at = 60; at <= 62; at++) {
         CHECK(write(at, "", 1) == -1 && errno == EBADF);
@@ -48,7 +48,7 @@ int main(void)
     CHECK(!close_range(80, 80, CLOSE_RANGE_CLOEXEC) && asks(80));
     CHECK(close_range(2, 1, 0) == -1 && errno == EINVAL && asks(fd));
 
-    /* The last descriptor keeps the device's file. */
+    /* The last descriptor keeps the device file open. */
     CHECK(!ibv_close_device(context) && asks(80));
     closefrom(3);
     CHECK(write(80, "", 1) == -1 && errno == EBADF);

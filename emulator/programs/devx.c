@@ -1,7 +1,7 @@
-/* Rings made by commands of the device (DEVX), as a GPU's kernels use them: memory registered for
- * rings and records, a doorbell page, a completion queue, two queue pairs connected with each
- * other. Entries, records and doorbells are written here and completions read here, without a
- * function of the library; what they did is looked at byte by byte. */
+/* Rings created by device commands (DEVX), as a GPU's kernels use them: memory registered for rings
+ * and doorbell records, a doorbell page, a CQ, and two QPs connected with each other. This program
+ * writes entries, records and doorbells and reads completions without a function of the library,
+ * and checks the results byte by byte. */
 #define _GNU_SOURCE
 #include "verbs.h"
 
@@ -19,7 +19,7 @@ F(OP_MOD, 0x30, 16);
 F(NUMBER, 0x48, 24);
 F(SYNDROME, 0x20, 32);
 
-/* Of a completion queue's context, which lies at byte 16. */
+/* Fields of the context of a CQ, which is at byte 16. */
 enum { CQC = 16, CQ_COMMAND = 272 };
 F(CQ_SZ, 0x08, 3);
 F(CQ_COLLAPSED, 0x0b, 1);
@@ -29,11 +29,11 @@ F(CQ_LOG_SIZE, 0x63, 5);
 F(CQ_UAR, 0x68, 24);
 F(CQ_EQN, 0xb8, 8);
 F(CQ_RECORD_AT, 0x1c0, 64);
-/* Of the command. */
+/* Fields of the command. */
 F(CQ_UMEM_AT, 0x280, 64);
 F(CQ_UMEM, 0x2c0, 32);
 
-/* Of a queue pair's context, which lies at byte 24. */
+/* Fields of the context of a QP, which is at byte 24. */
 enum { QPC = 24, QP_COMMAND = 272 };
 F(QP_STATE, 0x00, 4);
 F(QP_PM_STATE, 0x13, 2);
@@ -71,12 +71,12 @@ enum { QP_RGID = 0x28 };
 F(QP_UMEM_AT, 0x800, 64);
 F(QP_UMEM, 0x840, 32);
 
-/* Of the general capabilities, which lie at byte 16. */
+/* Fields of the general capabilities, which are at byte 16. */
 F(CAP_LOG_QP_SIZE, 0x88, 8);
 F(CAP_PORT_TYPE, 0x1b6, 2);
 F(CAP_IGNORE_OVERRUN, 0x220, 1);
 F(CAP_LOG_BF, 0x26b, 5);
-/* Of those of atomics. */
+/* Fields of the capabilities of atomics. */
 F(CAP_HOST_ORDER, 0x40, 2);
 F(CAP_ATOMIC_SIZES, 0xb0, 16);
 
@@ -98,7 +98,7 @@ static uint64_t get(const uint8_t *box, struct field f)
 }
 
 enum { PAGE = 4096, LOG_SQ = 4, LOG_RQ = 2, LOG_CQ = 6, STRIDE = 64 };
-/* Where things lie in the registered memory. */
+/* Offsets in the registered memory. */
 enum {
     CQ_AT = 0,
     CQ_DB = PAGE,
@@ -232,7 +232,7 @@ static void connect_to(struct qp *qp, const struct qp *remote)
     CHECK(!modify(qp, in, 0x502, out));
     CHECK(state(qp) == 1);
 
-    /* What is refused says so, and changes nothing. */
+    /* A refused command returns its status, and changes nothing. */
     CHECK(modify(qp, in, 0x504, out) && out[0] == 0x10);
     CHECK(state(qp) == 1);
 
@@ -265,7 +265,7 @@ static void connect_to(struct qp *qp, const struct qp *remote)
     CHECK(state(qp) == 3);
 }
 
-/* An entry of the send queue, signaled: control, and what follows it. */
+/* A signaled entry of the send queue: the control segment, and the segments after it. */
 static void post_send(struct qp *qp, uint8_t opcode, const void *segments, unsigned count)
 {
     uint8_t *entry = qp->sends + 64 * (qp->sent % (1 << LOG_SQ));
@@ -287,7 +287,7 @@ static void post_send(struct qp *qp, uint8_t opcode, const void *segments, unsig
     *(volatile uint64_t *)uar->reg_addr = bell;
 }
 
-/* A segment that names memory: of a remote end, or here. */
+/* A segment with an address: remote, or local. */
 struct segment {
     uint64_t first, second;
 };
@@ -312,7 +312,7 @@ static void post_receive_of(struct qp *qp, const void *at, uint32_t len)
     qp->record[0] = htobe32(qp->received);
 }
 
-/* Waits for the next entry of a queue. */
+/* Waits for the next entry of a CQ. */
 static const struct mlx5_cqe64 *next(struct cq *cq)
 {
     uint32_t entries = 1 << (LOG_CQ - 1), at = cq->next++;
@@ -338,7 +338,7 @@ static int is(const struct mlx5_cqe64 *cqe, const struct qp *qp, unsigned opcode
            (be32toh(cqe->sop_drop_qpn) & 0xffffff) == qp->number;
 }
 
-/* A collapsed queue tells how far it came by its only entry. */
+/* A collapsed CQ reports its progress in its only entry. */
 static void counted(unsigned at, uint16_t index)
 {
     struct mlx5_cqe64 *cqe = (struct mlx5_cqe64 *)(room + at);
@@ -370,7 +370,7 @@ static void work(struct qp *a, struct qp *b, struct cq *cq)
         struct segment send = data_segment(from, LEN);
         post_send(a, 0x0a, &send, 1);
         const struct mlx5_cqe64 *one = next(cq), *two = next(cq);
-        /* Which of the two comes first is the device's business. */
+        /* The order of the two is up to the device. */
         if (!is(one, a, 0, a->sent - 1)) {
             const struct mlx5_cqe64 *swap = one;
             one = two;
@@ -413,7 +413,7 @@ int main(void)
     memset(room, 0, ROOM);
     for (unsigned i = 0; i < PAGE / 64; i++)
         room[CQ_AT + 64 * i + 63] = 0xf1;
-    /* A collapsed queue, in the second half of the page, is read by its count alone. */
+    /* The program reads a collapsed CQ, in the second half of the page, by its count alone. */
     enum { COLLAPSED_AT = 64 << (LOG_CQ - 1) };
     memset(room + COLLAPSED_AT, 0xff, 64);
     mr = ibv_reg_mr(pd, data, DATA, ALL | IBV_ACCESS_REMOTE_ATOMIC);
@@ -450,7 +450,7 @@ int main(void)
         CHECK(!memcmp(data, data + 64, 64));
     }
 
-    /* To ERR and to RESET; and an end in order, of which nothing is in use any more. */
+    /* To ERR and to RESET; then the objects are destroyed in order, and none is in use. */
     uint8_t in[QP_COMMAND] = {0}, out[16] = {0};
     CHECK(!modify(&a, in, 0x507, out) && state(&a) == 6);
     CHECK(!modify(&a, in, 0x50a, out) && state(&a) == 0);

@@ -1,13 +1,13 @@
-/* Regions on the memory behind a descriptor: a memory file, as a software GPU's memory is one; what
- * is seen through addresses, offsets, a closed descriptor and a file that shrinks; and what cannot
- * be registered. */
+/* MRs on the memory behind a descriptor: a memory file, as a software GPU's memory is one. The
+ * program checks addresses, offsets, a closed descriptor, a file that shrinks, and memory that
+ * cannot be registered. */
 #define _GNU_SOURCE
 #include "verbs.h"
 
 #include <fcntl.h>
 
 enum { PAGE = 4096, SIZE = 16 * PAGE, LEN = 5 * PAGE };
-/* The addresses that work uses need not be anybody's. */
+/* The addresses of work requests need not be mapped addresses. */
 static const uint64_t IOVA = 0x123456000;
 
 static struct ibv_pd *pd;
@@ -22,7 +22,7 @@ static void expect(struct side *s, enum ibv_wc_status status)
     }
 }
 
-/* Writes to an address of one region from one of another. */
+/* Writes to an address of one MR from an address of another. */
 static void copy(void *to, uint32_t rkey, void *from, uint32_t lkey, enum ibv_wc_status status)
 {
     struct side a, b;
@@ -69,7 +69,7 @@ int main(void)
     struct ibv_mr *own = ibv_reg_mr(pd, here, SIZE, ALL);
     CHECK(own && maps() == 1);
 
-    /* From the third page and 100 bytes on. */
+    /* From byte 100 of the third page on. */
     uint64_t offset = 2 * PAGE + 100, start = IOVA + 100;
     struct ibv_mr *mr = ibv_reg_dmabuf_mr(pd, offset, 8 * PAGE, start, fd, ALL);
     CHECK(mr && maps() == 2);
@@ -87,7 +87,7 @@ int main(void)
     CHECK(!pipe(ends));
     refused(ends[0], 0, PAGE, 0, ALL, EOPNOTSUPP);
 
-    /* The region keeps the memory when the descriptor is closed, and not when it is gone. */
+    /* The MR keeps the memory when the descriptor is closed, but not when the file shrinks. */
     int again = dup(fd);
     CHECK(again >= 0 && !close(fd));
     memset(here + LEN, 0, LEN);
@@ -95,7 +95,7 @@ int main(void)
     CHECK(!memcmp(here + LEN, here, LEN));
     CHECK(!ibv_dereg_mr(mr) && maps() == 1);
 
-    /* A file that shrinks is an error of the work, on both ends. */
+    /* A file that shrinks is an error of the work, at both ends. */
     mr = ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, again, ALL);
     CHECK(mr && !ftruncate(again, PAGE));
     copy(NULL, mr->rkey, here, own->lkey, IBV_WC_REM_ACCESS_ERR);

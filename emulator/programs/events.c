@@ -1,8 +1,8 @@
-/* Asynchronous events, each from its cause, with what it is about, and the wait for their
- * acknowledgement when an object goes.
+/* Asynchronous events: the cause and the object of each, and the wait for their acknowledgement
+ * when an object is destroyed.
  *
- * events         what happens to queue pairs and completion queues
- * events port    port 1 goes down and up again, as faults have it */
+ * events         the events of QPs and CQs
+ * events port    port 1 goes down and up again, by injected faults */
 #include "verbs.h"
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@ static struct ibv_cq *cq;
 static struct ibv_mr *mr;
 static char data[4096];
 
-/* The next event, within ten seconds. */
+/* The next event, within 10 s. */
 static struct ibv_async_event next_event(void)
 {
     struct pollfd ready = {.fd = context->async_fd, .events = POLLIN};
@@ -27,7 +27,7 @@ static struct ibv_async_event next_event(void)
     return event;
 }
 
-/* Nothing else happened. */
+/* No other event was raised. */
 static void no_event(void)
 {
     struct pollfd ready = {.fd = context->async_fd, .events = POLLIN};
@@ -55,7 +55,7 @@ static void expect_status(enum ibv_wc_status status)
     }
 }
 
-/* Two queue pairs connected with each other. */
+/* Two QPs connected with each other. */
 static void pair(struct ibv_qp *qp[2])
 {
     for (int i = 0; i < 2; i++)
@@ -70,7 +70,7 @@ static void end(struct ibv_qp *qp[2])
         CHECK(!ibv_destroy_qp(qp[i]));
 }
 
-/* A request that the other end refuses: it is told as well. */
+/* A request that the responder refuses also raises an event. */
 static void refused(int misaligned)
 {
     struct ibv_qp *qp[2];
@@ -91,7 +91,7 @@ static void refused(int misaligned)
     end(qp);
 }
 
-/* The first packet that arrives before the queue pair may send. */
+/* The first packet that arrives before the QP may send. */
 static void established(void)
 {
     struct ibv_qp *qp[2];
@@ -108,7 +108,7 @@ static void established(void)
     end(qp);
 }
 
-/* To SQD and back, and told of the rest in between only if asked. */
+/* To SQD and back; the drain raises an event only if the program requests it. */
 static void drained(void)
 {
     struct ibv_qp *qp[2];
@@ -122,7 +122,7 @@ static void drained(void)
         no_event();
         CHECK(!ibv_query_qp(qp[0], &attr, IBV_QP_STATE, &init));
         CHECK(attr.qp_state == IBV_QPS_SQD && !attr.sq_draining);
-        /* What is posted now waits. */
+        /* A request that is posted now waits. */
         struct ibv_wc wc;
         post(qp[0], IBV_WR_RDMA_WRITE, data, 8, mr->lkey, data + 64, mr->rkey);
         usleep(2000);
@@ -136,7 +136,7 @@ static void drained(void)
     end(qp);
 }
 
-/* More entries than a completion queue holds. */
+/* More completions than a CQ has entries. */
 static void overrun(void)
 {
     struct ibv_cq *small = ibv_create_cq(context, 3, NULL, NULL, 0);
@@ -156,7 +156,7 @@ static void overrun(void)
     CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_cq(small));
 }
 
-/* A shared queue with fewer receives than its limit, and the last receive of a queue pair on it. */
+/* An SRQ with fewer receives than its limit, and the last receive of a QP on it. */
 static void shared(void)
 {
     struct ibv_srq_init_attr srq_init = {.attr = {.max_wr = 8, .max_sge = 1}};
@@ -194,7 +194,8 @@ static void shared(void)
     CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_srq(srq));
 }
 
-/* Objects that go while their events were not read: nobody waits for those, and they are gone. */
+/* Objects that are destroyed with unread events: the destruction does not wait for those events,
+ * and they are discarded. */
 static void unread(void)
 {
     struct ibv_qp *qp[2];
@@ -215,7 +216,7 @@ static void port_flaps(void)
     ibv_ack_async_event(&event);
     CHECK(!ibv_query_port(context, 1, &port));
     if (port.state != IBV_PORT_DOWN) {
-        /* It is up already, if it took long to get here. */
+        /* The port is up already, if the program was slow to get here. */
         struct pollfd ready = {.fd = context->async_fd, .events = POLLIN};
         CHECK(poll(&ready, 1, 1000) == 1);
     }
@@ -226,7 +227,7 @@ static void port_flaps(void)
     CHECK(event.event_type == IBV_EVENT_PORT_ACTIVE && event.element.port_num == 1);
     ibv_ack_async_event(&event);
     CHECK(!ibv_query_port(context, 1, &port) && port.state == IBV_PORT_ACTIVE);
-    /* A retry brings it. */
+    /* A retry delivers it. */
     expect_status(IBV_WC_SUCCESS);
     end(qp);
 }

@@ -1,5 +1,5 @@
-/* A child has its parent's device file, and nothing comes of using it; it may open a device of
- * its own. The parent goes on as if nothing had happened. */
+/* A child inherits its parent's device file, but cannot use it; the child may open a device itself.
+ * The parent continues unaffected. */
 #include "verbs.h"
 #include <signal.h>
 
@@ -56,7 +56,8 @@ int main(void)
     work(context);
     CHECK(status_of(child) == 3);
 
-    /* The program's own handler of faults is called, with or without us; without one it dies. */
+    /* The program's own handler of faults is called, with or without the library; without a handler
+     * the program dies. */
     child = fork();
     CHECK(child >= 0);
     if (child == 0) {

@@ -1,4 +1,4 @@
-/* A send that takes a key of the receiver out of use. */
+/* A send that invalidates a key of the receiver. */
 #include "verbs.h"
 
 int main(void)

@@ -1,6 +1,7 @@
-/* A machine whose kernel has RDMA of its own, imitated: its sockets for RDMA work, and
- * /sys/class/infiniband has a device mlx5_7. The program finds the virtual device and no other,
- * and is told what is hidden from it. Wants root, to mount; exits with 77 where that is refused. */
+/* An imitation of a machine whose kernel has RDMA: its sockets for RDMA work, and
+ * /sys/class/infiniband has a device mlx5_7. The program finds the virtual device and no other, and
+ * the library reports the hidden device. Needs root, to mount; exits with 77 if the mount is
+ * refused. */
 #define _GNU_SOURCE
 #include "verbs.h"
 #include <linux/audit.h>
@@ -16,7 +17,7 @@
 
 enum { NETLINK_RDMA_SOCKET = 20 };
 
-/* As a system call of its own: calls by name are led elsewhere. */
+/* By a direct system call: the library interposes the functions of the C library. */
 static void put(const char *dir, const char *file, const char *text)
 {
     char path[200];

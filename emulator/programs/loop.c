@@ -1,11 +1,11 @@
-/* Two queue pairs of one device send each other sends, writes, reads and atomics of all sizes;
- * every byte of what arrives, and around it, is checked. What is sent is drawn from a seed.
+/* Two QPs of one device exchange SENDs, WRITEs, READs and atomics of all sizes. The program checks
+ * every received byte, and the bytes around it. A seed determines the messages.
  *
  * loop [-u] [-l] [-n rounds] [-s seed]
- *     -u   unreliable connections: what arrives must be right
- *     -l   the wire loses and doubles, so of unreliable connections not all needs to arrive
+ *     -u   unreliable connections: received messages must be correct
+ *     -l   the wire loses and duplicates: messages of unreliable connections may be lost
  * loop -d status -t timeout -r retries
- *     one write that must end with this status after (retries + 1) timeouts, and a second at most
+ *     one WRITE that must end with this status after (retries + 1) timeouts, plus at most 1 s
  * loop -d status -w
  *     writes until one ends with this status */
 #define _GNU_SOURCE
@@ -164,7 +164,7 @@ static void fail(const struct message *m, const char *what)
     exit(1);
 }
 
-/* The bytes at `at` of a room are those of the message, and those around it are untouched. */
+/* The bytes at `at` of a buffer are those of the message, and the bytes around it are unchanged. */
 static void check(const struct message *m, const char *room, uint32_t at, uint32_t room_len)
 {
     static char expected[ROOM];
@@ -198,7 +198,7 @@ static void send_out(struct ibv_qp *qp, uint32_t id, const struct message *m, st
     CHECK(!ibv_post_send(qp, &wr, &bad));
 }
 
-/* Batches of messages over a reliable connection, in one direction and in the other. */
+/* Batches of messages over a reliable connection, in both directions. */
 static void reliable(struct ibv_qp *qp[2], uint32_t rounds, uint64_t *state)
 {
     static const enum ibv_wr_opcode ops[] = {
@@ -228,7 +228,7 @@ static void reliable(struct ibv_qp *qp[2], uint32_t rounds, uint64_t *state)
                 received[receives++] = i;
         }
         memset(target, BLANK, BATCH * ROOM);
-        /* The receives may be late. */
+        /* The receives may be posted late. */
         int late = below(state, 8) == 0;
         for (int pass = 0; pass < 2; pass++) {
             for (int i = 0; pass == late && i < receives; i++) {
@@ -281,8 +281,8 @@ static void reliable(struct ibv_qp *qp[2], uint32_t rounds, uint64_t *state)
     }
 }
 
-/* Messages over an unreliable connection. Each has a place of its own, so that a copy that comes
- * late does no harm. */
+/* Messages over an unreliable connection. Each has a separate buffer, so that a late duplicate
+ * changes no other message. */
 static void unreliable(struct ibv_qp *qp[2], uint32_t count, uint64_t *state, int lossy)
 {
     enum { PLACE = MARGIN + SHORT + MARGIN };
@@ -336,7 +336,7 @@ static void unreliable(struct ibv_qp *qp[2], uint32_t count, uint64_t *state, in
             fail(m, "received as another");
         if (arrived[id] && !lossy)
             fail(m, "received twice");
-        /* A message that was cut off may have left its first bytes behind the last ones. */
+        /* A truncated message may have left its first bytes after the last ones. */
         if (sent && lossy)
             memset(room + slot * PLACE + MARGIN + m->len, BLANK, SHORT - m->len);
         check(m, sent ? room + slot * PLACE : (char *)to->addr + id * (size_t)PLACE, MARGIN, PLACE);

@@ -1,5 +1,5 @@
-/* Small payloads lie in completion entries where the library asks for it, and come out right
- * either way. The argument says which is expected: "entry" or "memory". */
+/* Inline scatter: completion entries contain small payloads if the library requests it, and the
+ * payload is correct in both cases. The argument is the expected place: "entry" or "memory". */
 #include "verbs.h"
 #include <infiniband/mlx5dv.h>
 
@@ -15,13 +15,13 @@ static void fill(int len)
     }
 }
 
-/* The entry that the next poll looks at, and what its last byte is before it is written. */
+/* The entry of the next poll, and its last byte before the NIC writes it. */
 struct awaited {
     volatile struct mlx5_cqe64 *entry;
     unsigned char before;
 };
 
-/* To be called before that which is to complete is posted. */
+/* Must be called before the post of the request that completes. */
 static struct awaited next_entry(struct ibv_cq *cq)
 {
     struct mlx5dv_cq raw;
@@ -34,7 +34,7 @@ static struct awaited next_entry(struct ibv_cq *cq)
     return next;
 }
 
-/* Waits for the entry, looks at where the payload is, and lets the library take it. */
+/* Waits for the entry, checks where the payload is, and lets the library poll it. */
 static void take(struct ibv_cq *cq, struct awaited next, int len, int in_entry)
 {
     volatile struct mlx5_cqe64 *entry = next.entry;

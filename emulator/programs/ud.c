@@ -1,5 +1,5 @@
-/* Datagrams: to a LID and to every GID of the port, answered to where their headers say they came
- * from; and those that nobody takes. */
+/* Datagrams to a LID and to every GID of the port, answered to the source address in their headers;
+ * and dropped datagrams. */
 #define _GNU_SOURCE
 #include "verbs.h"
 
@@ -12,7 +12,7 @@ static struct ibv_port_attr port;
 
 struct station {
     struct ibv_qp *qp;
-    /* Where receives complete, and where sends do. */
+    /* The CQ of receives, and the CQ of sends. */
     struct ibv_cq *cq, *sent;
     char *in, *out;
 };
@@ -72,7 +72,7 @@ static void receive(struct station *s, struct station *from)
     memset(s->in, 0, HALF / 2);
 }
 
-/* What was sent there before has arrived, or is lost, when this is through. */
+/* After this, every earlier datagram to this QP has arrived or is lost. */
 static void pass(struct station *s, struct ibv_ah *ah)
 {
     post_receive(s->qp, s->in, ROOM + LEN, mr->lkey);
@@ -80,7 +80,7 @@ static void pass(struct station *s, struct ibv_ah *ah)
     receive(s, s);
 }
 
-/* There and back; the way back is made of what arrived. */
+/* A datagram and its answer; the destination of the answer is the source of the datagram. */
 static void exchange(struct ibv_ah_attr *to)
 {
     struct station a = make(0, KEY), b = make(1, KEY);
@@ -98,7 +98,7 @@ static void exchange(struct ibv_ah_attr *to)
     CHECK(back_attr.is_global == to->is_global && back_attr.port_num == 1);
     CHECK(port.link_layer != IBV_LINK_LAYER_INFINIBAND || back_attr.sl == to->sl);
     if (to->is_global) {
-        /* Back to the same GID, by a GID of the same kind: both are this port's. */
+        /* Back to the same GID, from a GID of the same kind: both belong to this port. */
         CHECK(!memcmp(&back_attr.grh.dgid, &to->grh.dgid, 16));
         CHECK(back_attr.grh.sgid_index == to->grh.sgid_index);
     }
@@ -108,7 +108,8 @@ static void exchange(struct ibv_ah_attr *to)
     send_to(&b, back, a.qp->qp_num, KEY);
     receive(&a, &b);
 
-    /* Without a receive, with a foreign key, to nobody: lost, and the next one comes. */
+    /* Without a receive, with a wrong Q_Key, to an unused QP number: dropped, and the next one
+     * arrives. */
     send_to(&a, there, b.qp->qp_num, KEY);
     pass(&a, there);
     post_receive(b.qp, b.in, ROOM + LEN, mr->lkey);
@@ -118,7 +119,7 @@ static void exchange(struct ibv_ah_attr *to)
     CHECK(ibv_poll_cq(b.cq, 1, &wc) == 0);
     send_to(&a, there, b.qp->qp_num, KEY);
     receive(&b, &a);
-    /* With the highest bit it is the sender's own key that counts. */
+    /* With the highest bit set, the Q_Key of the sending QP is used. */
     post_receive(b.qp, b.in, ROOM + LEN, mr->lkey);
     send_to(&a, there, b.qp->qp_num, 1U << 31);
     receive(&b, &a);

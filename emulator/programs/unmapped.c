@@ -1,5 +1,5 @@
-/* Memory that vanishes while it is registered is an error of the work that uses it, on every way
- * of reaching it, and never the end of the process. */
+/* Memory that is unmapped while it is registered is an error of the work that uses it, for every
+ * kind of access, and never ends the process. */
 #define _GNU_SOURCE
 #include "verbs.h"
 
@@ -19,7 +19,8 @@ static void expect(const char *what, struct side *s, enum ibv_wc_status status)
     }
 }
 
-/* What is there before, and not after. Nothing else is mapped at the same place meanwhile. */
+/* Memory that is mapped before the call, and not after it. No other memory is mapped at its
+ * address. */
 static char *there(int fd)
 {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
@@ -79,7 +80,7 @@ static void try(int file)
     end_side(&a);
     end_side(&b);
 
-    /* And all is well afterwards. */
+    /* Later work succeeds. */
     make_pair(pd, 64, &a, &b);
     memset(here, 7, LEN);
     post(a.qp, IBV_WR_RDMA_WRITE, here, LEN, mr->lkey, here + SIZE / 2, mr->rkey);

@@ -1,7 +1,7 @@
-/* What libmlx5 writes for a list of requests, read back from its rings and printed as JSON: the
- * known-answer vectors of mlx5-prm once more (base/mlx5-prm/tests/vectors/README.md has the
- * fields). The requests are only written, not carried out: plain memory lies where the doorbell
- * pages were, so that no NIC hears of them, and what is written there can be read. */
+/* The entries that libmlx5 writes for a list of requests, read back from its rings and printed as
+ * JSON: the known-answer vectors of mlx5-prm (base/mlx5-prm/tests/vectors/README.md has the
+ * fields). The requests are written but not executed: plain memory replaces the doorbell pages, so
+ * that no NIC receives the doorbells, and the program can read them. */
 #include "verbs.h"
 #include <infiniband/mlx5dv.h>
 
@@ -55,7 +55,7 @@ static void print_hex(const uint8_t *bytes, size_t len)
         printf("%02x", bytes[i]);
 }
 
-/* A queue pair, its rings, and where its doorbells are written instead of to the NIC. */
+/* A QP, its rings, and the memory that receives its doorbells in place of the NIC. */
 struct rings {
     struct ibv_qp *qp;
     struct mlx5dv_qp is;
@@ -91,7 +91,7 @@ static struct rings make_rings(struct ibv_pd *pd, struct ibv_cq *cq, enum ibv_qp
     };
     struct rings rings = {.qp = ibv_create_qp(pd, &init)};
     CHECK(rings.qp);
-    /* The library takes no request before it could be sent. */
+    /* The library accepts no request before the QP is in RTS. */
     if (type == IBV_QPT_RC)
         connect_qp(rings.qp, rings.qp->qp_num);
     else

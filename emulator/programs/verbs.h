@@ -1,5 +1,5 @@
-/* What the small programs share: a device, queue pairs connected with each other, and an end with
- * a reason for whatever goes wrong. */
+/* Common functions of the small programs: a device, QPs connected with each other, and an exit with
+ * a reason on an error. */
 #ifndef VERBS_H
 #define VERBS_H
 
@@ -48,7 +48,7 @@ static inline struct ibv_qp *make_qp(struct ibv_pd *pd, struct ibv_cq *cq)
     return qp;
 }
 
-/* Makes a queue pair ready to receive from another of the same port. */
+/* Makes a QP ready to receive from another QP of the same port. */
 static inline void ready_qp(struct ibv_qp *qp, uint32_t remote)
 {
     struct ibv_port_attr port;
@@ -76,7 +76,7 @@ static inline void ready_qp(struct ibv_qp *qp, uint32_t remote)
                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 }
 
-/* Connects a queue pair with another of the same port. */
+/* Connects a QP with another QP of the same port. */
 static inline void connect_qp(struct ibv_qp *qp, uint32_t remote)
 {
     ready_qp(qp, remote);
@@ -90,7 +90,7 @@ static inline void connect_qp(struct ibv_qp *qp, uint32_t remote)
                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-/* One of two connected queue pairs, with a completion queue of its own. */
+/* One of two connected QPs, with its own CQ. */
 struct side {
     struct ibv_qp *qp;
     struct ibv_cq *cq;
@@ -114,7 +114,7 @@ static inline void end_side(struct side *s)
     CHECK(!ibv_destroy_cq(s->cq));
 }
 
-/* The next completion, within ten seconds. */
+/* The next completion, within 10 s. */
 static inline struct ibv_wc completion(struct ibv_cq *cq)
 {
     struct ibv_wc wc;

@@ -1,8 +1,8 @@
-//! libgdrapi 2.x as it is: the table of its functions, its types and numbers.
+//! The C interface of libgdrapi 2.x: the table of its functions, its types and its constants.
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
-/// What a [`gdr_t`] points to.
+/// The object behind a [`gdr_t`].
 #[repr(C)]
 #[derive(Debug)]
 pub struct gdr {
@@ -13,37 +13,37 @@ pub struct gdr {
 #[allow(non_camel_case_types)]
 pub type gdr_t = *mut gdr;
 
-/// A piece of pinned device memory.
+/// A handle of pinned device memory.
 #[allow(non_camel_case_types)]
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct gdr_mh_t {
-    /// The library's own.
+    /// Private to the library.
     pub h: c_ulong,
 }
 
-/// What is known of pinned memory.
+/// The description of pinned memory.
 #[allow(non_camel_case_types)]
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct gdr_info_v2_t {
-    /// The device address at which the pinned range begins.
+    /// The device address of the first pinned byte.
     pub va: u64,
-    /// Its bytes.
+    /// The length of the pinned memory in bytes.
     pub mapped_size: u64,
-    /// The GPU's page size in bytes.
+    /// The page size of the GPU in bytes.
     pub page_size: u32,
     /// Deprecated.
     pub tm_cycles: u64,
     /// Deprecated.
     pub cycles_per_ms: u32,
-    /// Bit 0: it is mapped; bit 1: write-combined.
+    /// Bit 0: the memory is mapped; bit 1: the mapping is write-combined.
     pub bits: c_uint,
     /// `GDR_MAPPING_TYPE_*`.
     pub mapping_type: c_uint,
 }
 
-/// The pages that the library pins: 64 KiB.
+/// The page size by which the library pins: 64 KiB.
 pub const GPU_PAGE_SIZE: u64 = 1 << 16;
 
 /// Not mapped.
@@ -52,10 +52,10 @@ pub const GDR_MAPPING_TYPE_NONE: c_uint = 0;
 pub const GDR_MAPPING_TYPE_WC: c_uint = 1;
 /// Mapped cached.
 pub const GDR_MAPPING_TYPE_CACHING: c_uint = 2;
-/// Mapped as device memory of the architecture: uncached, ordered.
+/// Mapped as device memory of the CPU architecture: uncached and ordered.
 pub const GDR_MAPPING_TYPE_DEVICE: c_uint = 3;
 
-/// Through PCIe, also where a coherent link is there.
+/// Maps through PCIe, even on a machine with a coherent link.
 pub const GDR_PIN_FLAG_FORCE_PCIE: u32 = 1;
 
 const _: () = {
@@ -75,14 +75,14 @@ gdsync_sys::dl_api! {
     /// The functions of libgdrapi. Those that return an integer return 0 or an errno.
     ///
     /// # Safety
-    /// No two functions may run at once, whatever they are given.
+    /// No two functions of the table may run at the same time, whatever their arguments are.
     pub struct Gdrapi("GDRCopy") {
         sonames: ["libgdrapi.so.2"],
         env: "GDS_GDRAPI_LIB",
         required {
-            /// Opens the driver; null if that fails.
+            /// Opens the driver. Returns null on failure.
             fn gdr_open() -> gdr_t;
-            /// Closes it.
+            /// Closes the driver.
             fn gdr_close(g: gdr_t) -> c_int;
             /// Pins device memory; both tokens are 0.
             fn gdr_pin_buffer(
@@ -93,17 +93,17 @@ gdsync_sys::dl_api! {
                 va_space: u32,
                 handle: *mut gdr_mh_t,
             ) -> c_int;
-            /// Unpins it.
+            /// Unpins device memory.
             fn gdr_unpin_buffer(g: gdr_t, handle: gdr_mh_t) -> c_int;
-            /// Whether the memory was taken back while it was pinned.
+            /// Whether the driver revoked the memory while it was pinned.
             fn gdr_get_callback_flag(g: gdr_t, handle: gdr_mh_t, flag: *mut c_int) -> c_int;
-            /// What is known of pinned memory.
+            /// The description of pinned memory.
             fn gdr_get_info_v2(g: gdr_t, handle: gdr_mh_t, info: *mut gdr_info_v2_t) -> c_int;
             /// Maps pinned memory.
             fn gdr_map(g: gdr_t, handle: gdr_mh_t, pointer: *mut *mut c_void, size: usize) -> c_int;
-            /// Unmaps it.
+            /// Unmaps pinned memory.
             fn gdr_unmap(g: gdr_t, handle: gdr_mh_t, pointer: *mut c_void, size: usize) -> c_int;
-            /// Copies into a mapping, and fences.
+            /// Copies into a mapping, then executes a store fence.
             fn gdr_copy_to_mapping(
                 handle: gdr_mh_t,
                 to: *mut c_void,
@@ -139,7 +139,7 @@ gdsync_sys::dl_api! {
                 size: usize,
                 flags: c_int,
             ) -> c_int;
-            /// One `GDR_ATTR_*` of the whole; since 2.5.
+            /// The value of one `GDR_ATTR_*` of the library; since 2.5.
             fn gdr_get_attribute(g: gdr_t, attribute: c_uint, value: *mut c_int) -> c_int;
         }
     }

@@ -1,4 +1,4 @@
-//! [`Gdr`], an open GDRCopy, and [`Mapping`], device memory that the CPU sees.
+//! [`Gdr`], an open GDRCopy library, and [`Mapping`], device memory mapped for the CPU.
 
 use crate::ffi::{self, Gdrapi};
 use gdsync_sys::LoadError;
@@ -7,113 +7,113 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What GDRCopy could not do.
+/// An error of GDRCopy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GdrError {
-    /// The library is not there, or is another one.
+    /// The library is missing, or it lacks a function.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The library is there and could not be opened: mostly its kernel module is not loaded,
-    /// or its device file may not be opened.
+    /// The library is loaded, but `gdr_open` failed. The usual cause: the kernel module is not
+    /// loaded, or the process may not open its device file.
     #[error(
         "gdr_open of {library} failed: {source}; it needs the kernel module gdrdrv and access to /dev/gdrdrv"
     )]
     Open {
-        /// The library as it was opened.
+        /// The path under which the library was opened.
         library: String,
-        /// The errno it left behind.
+        /// The errno of `gdr_open`.
         source: io::Error,
     },
-    /// A call about a piece of device memory failed.
+    /// A call for a range of device memory failed.
     #[error("{call} of {len} bytes of device memory at {address:#x} failed: {source}")]
     Memory {
         /// The function.
         call: &'static str,
-        /// The device address that was asked for.
+        /// The requested device address.
         address: u64,
-        /// The bytes that were asked for.
+        /// The requested length in bytes.
         len: usize,
-        /// The errno it returned.
+        /// The errno that the function returned.
         source: io::Error,
     },
-    /// A call about the library as a whole failed.
+    /// A call for the library as a whole failed.
     #[error("{call} failed: {source}")]
     Call {
         /// The function.
         call: &'static str,
-        /// The errno it returned.
+        /// The errno that the function returned.
         source: io::Error,
     },
-    /// What was asked for is no piece of device memory: nothing, or past the last address.
-    #[error("{len} bytes at {address:#x} are no piece of device memory")]
+    /// The request is not a range of addresses: it is empty, or it ends past the last address.
+    #[error("{len} bytes at {address:#x} are not a range of device memory")]
     Range {
-        /// The device address that was asked for.
+        /// The requested device address.
         address: u64,
-        /// The bytes that were asked for.
+        /// The requested length in bytes.
         len: usize,
     },
-    /// A copy reaches past its mapping.
+    /// A copy reaches past the end of its mapping.
     #[error("{len} bytes at offset {offset} reach past a mapping of {mapped} bytes")]
     Bounds {
-        /// Where the copy begins.
+        /// The offset of the copy in bytes.
         offset: usize,
-        /// Its bytes.
+        /// The length of the copy in bytes.
         len: usize,
-        /// The bytes of the mapping.
+        /// The length of the mapping in bytes.
         mapped: usize,
     },
-    /// The library maps less than what was pinned, or something else.
+    /// The library mapped another range than it pinned, or a part of it only.
     #[error(
         "GDRCopy mapped {mapped_len} bytes from {mapped:#x}, which is not all of {len} bytes at {address:#x}"
     )]
     Mapped {
-        /// The device address that was asked for.
+        /// The requested device address.
         address: u64,
-        /// The bytes that were asked for.
+        /// The requested length in bytes.
         len: usize,
-        /// The device address at which the mapping begins.
+        /// The device address of the first mapped byte.
         mapped: u64,
-        /// The bytes of the mapping.
+        /// The length of the mapping in bytes.
         mapped_len: u64,
     },
-    /// This libgdrapi is too old for what was asked.
+    /// This libgdrapi is too old for the requested option.
     #[error("this libgdrapi has no {call}, which came with version 2.5")]
     Unsupported {
-        /// The function that it lacks.
+        /// The missing function.
         call: &'static str,
     },
 }
 
-/// Held around every call: the library is not thread-safe, nor are two handles of it.
+/// The lock around every call. The library is not thread-safe, and two of its handles share state.
 static CALLS: Mutex<()> = Mutex::new(());
 
 fn lock() -> MutexGuard<'static, ()> {
-    // Nothing is left half done behind the lock but a call of C, which does not unwind.
+    // A panic of a holder leaves no call half done: a call of C does not unwind.
     CALLS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn errno(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
-        // Some versions return it negative.
+        // Some versions return the errno as a negative number.
         code => Err(io::Error::from_raw_os_error(code.saturating_abs())),
     }
 }
 
-/// How device memory is pinned.
+/// The way in which device memory is pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Pin {
-    /// As the library chooses.
+    /// The library chooses.
     #[default]
     Default,
-    /// For access through PCIe, also where GPU and CPU have a coherent link; since 2.5.
+    /// For access through PCIe, even if GPU and CPU have a coherent link; since 2.5.
     ForcePcie,
 }
 
-/// How the CPU sees mapped device memory: `GDR_MAPPING_TYPE_*`, an integer, as the library's
-/// next version may know more.
+/// The memory type of a mapping, `GDR_MAPPING_TYPE_*`. It is an integer because later versions of
+/// the library may add types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappingKind(pub u32);
 
@@ -126,7 +126,7 @@ impl MappingKind {
     pub const DEVICE: MappingKind = MappingKind(ffi::GDR_MAPPING_TYPE_DEVICE);
 }
 
-/// An open GDRCopy; clones are the same one, which closes with the last clone and mapping.
+/// An open GDRCopy library. Clones share one handle, which closes with the last clone and mapping.
 #[derive(Debug, Clone)]
 pub struct Gdr {
     open: Arc<Open>,
@@ -161,13 +161,14 @@ impl Gdr {
         Gdr::open_with(Gdrapi::get().map_err(Clone::clone)?)
     }
 
-    /// Opens the GDRCopy of a table at hand.
+    /// Opens the GDRCopy library of a table that the caller has loaded.
     ///
     /// # Errors
     /// [`GdrError::Open`].
     pub fn open_with(api: &'static Gdrapi) -> Result<Gdr, GdrError> {
         let _lock = lock();
-        // The function says why by errno, and only mostly: an old value must not speak for it.
+        // `gdr_open` does not set errno in every case, so an old value must not be taken for its
+        // reason.
         // SAFETY: the location is this thread's.
         unsafe { *libc::__errno_location() = 0 };
         // SAFETY: takes nothing, and the lock is held.
@@ -189,7 +190,7 @@ impl Gdr {
         }
     }
 
-    /// The version of the library: major, minor.
+    /// The version of the library: (major, minor).
     pub fn library_version(&self) -> (i32, i32) {
         let (mut major, mut minor) = (0, 0);
         let _lock = lock();
@@ -198,7 +199,7 @@ impl Gdr {
         (major, minor)
     }
 
-    /// The version of the kernel module: major, minor.
+    /// The version of the kernel module: (major, minor).
     ///
     /// # Errors
     /// [`GdrError::Call`].
@@ -218,9 +219,9 @@ impl Gdr {
 
     /// Pins and maps `len` bytes of device memory at `address`.
     ///
-    /// What is pinned and mapped are whole GPU pages of 64 KiB around them, so neighbours in
-    /// the same page are mapped too, and the pages must lie within device memory that is
-    /// allocated. One page may be pinned more than once.
+    /// The library pins and maps whole GPU pages of 64 KiB. Neighbours in the same page are
+    /// therefore mapped too, and every page must be part of allocated device memory. A page may be
+    /// pinned more than once.
     ///
     /// # Errors
     /// [`GdrError::Range`], [`GdrError::Unsupported`], [`GdrError::Memory`] and
@@ -229,8 +230,8 @@ impl Gdr {
     /// # Safety
     /// The memory must stay allocated until the mapping is dropped (see
     /// [`is_revoked`](Mapping::is_revoked) for what the driver does otherwise). With CUDA, set
-    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` on it, or copies of the driver that look synchronous
-    /// may be seen late through the mapping.
+    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` on the memory. Without it, the result of a driver copy
+    /// that returned already may appear late in the mapping.
     pub unsafe fn map(&self, address: u64, len: usize, pin: Pin) -> Result<Mapping, GdrError> {
         let range = GdrError::Range { address, len };
         let Some(pages) = Pages::around(address, len) else {
@@ -267,7 +268,8 @@ impl Gdr {
                     .map_err(fail("gdr_pin_buffer_v2"))?;
             }
         }
-        // From here on, dropping `mapping` undoes what was done; it takes the lock by itself.
+        // From here on, dropping `mapping` undoes the pin and the map; the drop takes the lock
+        // itself.
         let mut mapping = Mapping {
             open: self.open.clone(),
             handle: Some(handle),
@@ -287,7 +289,7 @@ impl Gdr {
         });
         drop(lock);
         told?;
-        // The mapping begins where the library says, which must be where we asked for.
+        // The mapping begins where the library says, which must be the requested address.
         if info.va != pages.start || info.mapped_size < pages.len as u64 {
             return Err(GdrError::Mapped {
                 address,
@@ -301,7 +303,7 @@ impl Gdr {
     }
 }
 
-/// Whole GPU pages.
+/// A range of whole GPU pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Pages {
     start: u64,
@@ -309,7 +311,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// The pages that `len` bytes at `address` touch; none if there is no such piece.
+    /// The pages that contain the `len` bytes at `address`; `None` if this is not a range.
     fn around(address: u64, len: usize) -> Option<Pages> {
         let mask = ffi::GPU_PAGE_SIZE - 1;
         let start = address & !mask;
@@ -322,13 +324,13 @@ impl Pages {
     }
 }
 
-/// Device memory that the CPU reads and writes; dropped, it is unmapped and unpinned.
+/// Device memory that the CPU reads and writes. Dropping it unmaps and unpins the memory.
 #[derive(Debug)]
 pub struct Mapping {
     open: Arc<Open>,
-    /// None once it is given back.
+    /// `None` after the release.
     handle: Option<ffi::gdr_mh_t>,
-    /// Where the pages are mapped; null if they are not.
+    /// The address of the mapped pages; null before the map and after the unmap.
     base: *mut c_void,
     pages: Pages,
     address: u64,
@@ -342,37 +344,37 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Where the CPU sees the first byte asked for. Good until the mapping is dropped.
+    /// The CPU address of the first requested byte. It is valid until the mapping is dropped.
     ///
-    /// Accesses race with the GPU and RDMA devices: use volatile or atomic ones, naturally
-    /// aligned; after stores to write-combined memory, a store fence makes them leave the CPU.
+    /// Accesses race with the GPU and with RDMA devices: use volatile or atomic accesses, naturally
+    /// aligned. After stores to write-combined memory, a store fence makes them leave the CPU.
     pub fn as_ptr(&self) -> *mut u8 {
         let offset = (self.address - self.pages.start) as usize;
         self.base.cast::<u8>().wrapping_add(offset)
     }
 
-    /// The bytes asked for.
+    /// The requested length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: nothing is not mapped.
+    /// Always `false`: a mapping has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The device address of the first byte asked for.
+    /// The device address of the first requested byte.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How the CPU sees the memory.
+    /// The memory type of the mapping.
     pub fn kind(&self) -> MappingKind {
         self.kind
     }
 
-    /// Whether the driver took the memory back, as when it was freed while it was mapped. The
-    /// CPU's accesses then reach nothing.
+    /// Whether the driver revoked the memory, for example because it was freed while it was mapped.
+    /// Later accesses of the CPU then reach no memory of the GPU.
     ///
     /// # Errors
     /// [`GdrError::Memory`].
@@ -388,13 +390,13 @@ impl Mapping {
         Ok(flag != 0)
     }
 
-    /// Copies `from` to `offset`, with the widest stores that the CPU has, and fences.
+    /// Copies `from` to `offset` with the widest stores of the CPU, then executes a store fence.
     ///
     /// # Errors
     /// [`GdrError::Bounds`], and [`GdrError::Memory`] if the library refuses.
     ///
     /// # Safety
-    /// The bytes must be nobody else's meanwhile: no work of the GPU, no RDMA, no other thread.
+    /// During the call, no work of the GPU, no RDMA and no other thread may access the bytes.
     pub unsafe fn write(&self, offset: usize, from: &[u8]) -> Result<(), GdrError> {
         self.check(offset, from.len())?;
         let Some(handle) = self.handle else {
@@ -415,7 +417,7 @@ impl Mapping {
     /// As [`write`](Mapping::write).
     ///
     /// # Safety
-    /// Nobody may write the bytes meanwhile.
+    /// During the call, the GPU, RDMA devices and other threads must not write the bytes.
     pub unsafe fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), GdrError> {
         self.check(offset, to.len())?;
         let Some(handle) = self.handle else {
@@ -430,10 +432,11 @@ impl Mapping {
         errno(code).map_err(self.fail("gdr_copy_from_mapping"))
     }
 
-    /// Unmaps and unpins now, and says how that went; dropping does the same in silence.
+    /// Unmaps and unpins now, and returns errors. Dropping does the same and ignores errors.
     ///
     /// # Errors
-    /// [`GdrError::Memory`] with the first call that failed; the rest is done all the same.
+    /// [`GdrError::Memory`] with the first call that failed; the remaining calls are made all the
+    /// same.
     pub fn close(mut self) -> Result<(), GdrError> {
         self.release()
     }
@@ -483,7 +486,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A destructor has nobody to tell; `close` has.
+        // A destructor cannot return an error; `close` can.
         let _ = self.release();
     }
 }
@@ -493,7 +496,7 @@ mod tests {
     use super::Pages;
 
     #[test]
-    fn pages_are_those_touched() {
+    fn range_is_extended_to_whole_gpu_pages() {
         let pages = |address, len| Pages::around(address, len).map(|p| (p.start, p.len));
         assert_eq!(pages(0x10000, 1), Some((0x10000, 0x10000)));
         assert_eq!(pages(0x10000, 0x10000), Some((0x10000, 0x10000)));

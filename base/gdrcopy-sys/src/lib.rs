@@ -1,4 +1,4 @@
-//! GDRCopy: device memory that the CPU reads and writes with loads and stores.
+//! Bindings of GDRCopy: the CPU reads and writes device memory with loads and stores.
 //!
 //! [`ffi::Gdrapi`] is the table of libgdrapi 2.x, opened at run time as
 //! [`gdsync_sys`]'s tables are (`GDS_GDRAPI_LIB` names another library). Above it, [`Gdr`] is an
@@ -6,8 +6,8 @@
 //! thread-safe, so calls into it take one lock of the process; loads and stores through
 //! [`Mapping::as_ptr`] take none.
 //!
-//! Mapped device memory is mostly write-combined: stores are fast and may be seen late and out
-//! of order until a store fence, loads go over PCIe and are slow.
+//! Mapped device memory is write-combined on most machines: stores are fast, but they may become
+//! visible late and out of order until a store fence. Loads go over PCIe and are slow.
 
 pub mod ffi;
 mod gdr;

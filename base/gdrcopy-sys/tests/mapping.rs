@@ -1,5 +1,5 @@
-//! [`Gdr`] and [`Mapping`](gdrcopy_sys::Mapping) over a stand-in libgdrapi, made here, whose
-//! device memory is host memory. Each test has a library of its own.
+//! [`Gdr`] and [`Mapping`](gdrcopy_sys::Mapping) over a stand-in libgdrapi that the test compiles.
+//! The stand-in's device memory is host memory. Each test has its own library.
 
 #[path = "../../gdsync-sys/tests/shared/mod.rs"]
 mod shared;
@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 
 gdsync_sys::dl_api! {
-    /// What the stand-in has beyond libgdrapi.
+    /// The functions of the stand-in that libgdrapi does not have.
     struct Standin("stand-in") {
         sonames: ["none"],
         env: "GDSYNC_NOBODY_SETS_THIS",
@@ -74,7 +74,7 @@ impl Machine {
 }
 
 #[test]
-fn a_mapping_shows_device_memory_wherever_it_begins() {
+fn mapping_shows_device_memory_at_any_start_address() {
     let machine = machine("shows", "");
     let device = machine.device();
     let gdr = Gdr::open_with(machine.api).expect("it opens");
@@ -91,7 +91,7 @@ fn a_mapping_shows_device_memory_wherever_it_begins() {
         assert!(!mapping.is_empty() && !mapping.is_revoked().expect("it is known"));
         assert_ne!(mapping.as_ptr(), device.wrapping_add(start));
 
-        // SAFETY: within the memory; nobody else is there.
+        // SAFETY: within the memory, which no other thread accesses now.
         unsafe {
             mapping.as_ptr().write_volatile(0x5a);
             assert_eq!(device.add(start).read_volatile(), 0x5a);
@@ -115,7 +115,7 @@ fn a_mapping_shows_device_memory_wherever_it_begins() {
 }
 
 #[test]
-fn the_last_to_go_closes_the_library() {
+fn library_closes_with_the_last_clone_or_mapping() {
     let machine = machine("closes", "");
     let gdr = Gdr::open_with(machine.api).expect("it opens");
     let clone = gdr.clone();
@@ -129,7 +129,7 @@ fn the_last_to_go_closes_the_library() {
 }
 
 #[test]
-fn what_is_no_device_memory_is_refused() {
+fn range_outside_device_memory_is_refused() {
     let machine = machine("refused", "");
     let gdr = Gdr::open_with(machine.api).expect("it opens");
     let end = machine.device() as u64 + 8 * GPU_PAGE_SIZE;
@@ -179,7 +179,7 @@ fn nothing_stays_pinned_after_an_error() {
 }
 
 #[test]
-fn the_driver_may_take_memory_back_and_refuse_to_unmap() {
+fn revoked_memory_and_failed_unmap_are_reported() {
     let machine = machine("revoked", "");
     let gdr = Gdr::open_with(machine.api).expect("it opens");
     // SAFETY: the memory lives as long as the library.
@@ -198,7 +198,7 @@ fn the_driver_may_take_memory_back_and_refuse_to_unmap() {
 }
 
 #[test]
-fn an_open_that_fails_says_why() {
+fn failed_open_reports_its_reason() {
     let machine = machine("closed", "");
     machine.fail(c"open", libc::ENOENT);
     let error = Gdr::open_with(machine.api).expect_err("told to fail");
@@ -214,7 +214,7 @@ fn an_open_that_fails_says_why() {
 }
 
 #[test]
-fn the_newer_pin_is_used_if_asked_for_and_missed_if_it_is_not_there() {
+fn newer_pin_is_used_on_request_and_unsupported_in_older_library() {
     let older = machine("older", "");
     let newer = machine("newer", "#define WITH_V2\n");
     for (machine, there) in [(&older, false), (&newer, true)] {
@@ -230,7 +230,7 @@ fn the_newer_pin_is_used_if_asked_for_and_missed_if_it_is_not_there() {
 }
 
 #[test]
-fn calls_of_several_threads_and_handles_never_meet_in_the_library() {
+fn calls_of_several_threads_and_handles_are_serialised() {
     let machine = machine("threads", "");
     let first = Gdr::open_with(machine.api).expect("it opens");
     let second = Gdr::open_with(machine.api).expect("it opens");
@@ -256,7 +256,7 @@ fn calls_of_several_threads_and_handles_never_meet_in_the_library() {
 }
 
 #[test]
-fn a_library_that_is_absent_or_lacks_a_function_is_an_error_with_its_reason() {
+fn missing_library_or_function_is_reported_with_its_reason() {
     // SAFETY: nothing can be loaded.
     let error = unsafe { Gdrapi::load_from(["/nonexistent/libgdrapi.so.2"]) };
     let error = GdrError::from(error.expect_err("it is not there"));

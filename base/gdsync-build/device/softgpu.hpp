@@ -1,10 +1,10 @@
 // The soft GPU's device language: what a kernel needs so that the host compiler builds it.
 //
 // Kernels are C++17 functions run by the software GPU: blocks are tasks, the threads of a
-// block are fibers, one of them runs at a time and only gives way at a barrier, a warp
-// operation, a spin, a sleep or a repeated look at a clock that stands still. So:
+// block are fibers, one of them runs at a time and only yields at a barrier, a warp
+// operation, a spin, a sleep or a repeated read of a clock that did not advance. So:
 //   - a loop that waits for another thread goes through GDS_SPIN_UNTIL (gds_device.hpp) or
-//     contains __nanosleep; one that only looks at memory never ends;
+//     contains __nanosleep; one that only reads memory never ends;
 //   - shared memory is declared by GDS_SHARED or GDS_DYNAMIC_SHARED, not by __shared__;
 //   - kernels throw nothing and hold no object across a suspension whose destructor matters:
 //     a kernel that is cut off (process teardown, a killed rank) is forgotten, not unwound;
@@ -26,15 +26,15 @@ struct dim3 {
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-// What the runtime tells a thread about itself; `View` in src/kernel/abi.rs.
+// The data of a thread that its kernel reads; `View` in src/kernel/abi.rs.
 struct softgpu_view {
     uint3 thread_idx, block_idx, block_dim, grid_dim;
     unsigned lane;
 };
 
 enum softgpu_yield_reason : uint32_t {
-    SOFTGPU_SPIN = 0,        // the first failed look at a condition
-    SOFTGPU_SPIN_AGAIN = 1,  // another failed look, nothing done since the last
+    SOFTGPU_SPIN = 0,        // the first check of a false condition
+    SOFTGPU_SPIN_AGAIN = 1,  // a further check, without other work since the last
     SOFTGPU_SLEEP = 2,       // do not resume before the deadline
 };
 
@@ -211,7 +211,7 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { softgpu_fence(); }
 
 inline void __nanosleep(unsigned ns) { softgpu_yield(SOFTGPU_SLEEP, softgpu_now_ns() + (ns != 0 ? ns : 1)); }
-// Nanoseconds, since the soft GPU has no clock of its own.
+// Nanoseconds, since the soft GPU has no separate clock.
 inline long long clock64() { return static_cast<long long>(softgpu_clock_ns()); }
 [[noreturn]] inline void __trap() { softgpu_trap(); }
 

@@ -1,9 +1,9 @@
 //! Compiles GPU kernels in a build script, once for each GPU runtime.
 //!
-//! A kernel is a C++ function written against `gds_device.hpp`. The software GPU runs it as code
-//! of the host compiler, CUDA as PTX. [`Kernels::compile`] makes both (PTX alone without the feature
-//! `soft`, which `gdsync` switches on with its own) and writes `$OUT_DIR/NAME.rs`, which
-//! `gdsync::kernel_image!("NAME")` includes:
+//! A kernel is a C++ function written against `gds_device.hpp`. The software GPU runs it as code of
+//! the host compiler, CUDA as PTX. [`Kernels::compile`] makes both and writes `$OUT_DIR/NAME.rs`,
+//! which `gdsync::kernel_image!("NAME")` includes. Without the feature `soft` it makes PTX alone;
+//! the feature `soft` of `gdsync` switches it on.
 //!
 //! ```no_run
 //! // build.rs, with gdsync-build in [build-dependencies]
@@ -12,7 +12,7 @@
 //! }
 //! ```
 //!
-//! `docs/kernels.md` has the whole program.
+//! `docs/kernels.md` shows the whole program.
 
 mod scan;
 
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
-/// Why a module of kernels was not compiled.
+/// The reason for which a module of kernels was not compiled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,10 +30,10 @@ pub enum Error {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The sources define no kernel, or two of one name.
+    /// The sources define no kernel, or two kernels of one name.
     #[error("compile kernels: {0}")]
     Source(String),
     /// The host compiler failed.
@@ -52,7 +52,7 @@ pub fn include_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("device")
 }
 
-/// A module of kernels that is to be compiled.
+/// A module of kernels to compile.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Kernels {
@@ -64,7 +64,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// A module called `name`: letters, digits and underscores, unique in the program.
+    /// A module `name`: letters, digits and underscores, unique in the program.
     pub fn new(name: &str) -> Kernels {
         Kernels {
             name: name.to_owned(),
@@ -76,7 +76,7 @@ impl Kernels {
     }
 
     /// Adds a source, relative to the package. Every `GDS_KERNEL` in it becomes a kernel of the
-    /// module; those that come from other macros or from headers do not.
+    /// module. A kernel that another macro or a header defines does not.
     pub fn source(mut self, path: impl AsRef<Path>) -> Kernels {
         self.sources.push(path.as_ref().to_owned());
         self
@@ -88,28 +88,29 @@ impl Kernels {
         self
     }
 
-    /// Takes the PTX from a file, relative to the package, in place of compiling it: for packages
-    /// that are built where nvcc is not installed.
+    /// Takes the PTX from a file, relative to the package, and does not compile it: for packages
+    /// that are built on machines without nvcc.
     pub fn ptx(mut self, path: impl AsRef<Path>) -> Kernels {
         self.ptx = Some(path.as_ref().to_owned());
         self
     }
 
-    /// The virtual architecture that nvcc compiles for. `compute_75` if it is not set, which
+    /// Sets the virtual architecture that nvcc compiles for. The default is `compute_75`, which
     /// every later GPU runs.
     pub fn arch(mut self, arch: &str) -> Kernels {
         self.arch = arch.to_owned();
         self
     }
 
-    /// Compiles the module: for the software GPU with the host compiler (`CXX`), for CUDA with
-    /// nvcc (`NVCC`, else `$CUDA_HOME/bin/nvcc`, else the one in `PATH`) unless [`Kernels::ptx`]
-    /// names a file. Where there is neither, cargo prints a warning, and loading the module on a
-    /// GPU of CUDA fails with `Unsupported`. Without the feature `soft` the host compiler is not
-    /// called, loading the module on a software GPU fails, and a missing nvcc is an error.
+    /// Compiles the module. The host compiler (`CXX`) makes the code for the software GPU. nvcc
+    /// (`NVCC`, else `$CUDA_HOME/bin/nvcc`, else the one in `PATH`) makes the code for CUDA, unless
+    /// [`Kernels::ptx`] names a file. Without nvcc and without a file, cargo prints a warning, and
+    /// loading the module on a CUDA GPU fails with `Unsupported`. Without the feature `soft` the
+    /// host compiler is not called, loading the module on a software GPU fails, and a missing nvcc
+    /// is an error.
     ///
     /// # Errors
-    /// A source that defines no kernel, a file that cannot be read, a compiler that fails.
+    /// A source defines no kernel, a file cannot be read, or a compiler fails.
     pub fn compile(self) -> Result<(), Error> {
         let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
         let out = PathBuf::from(variable("OUT_DIR")?);
@@ -176,7 +177,7 @@ impl Kernels {
         compiled.map_err(|e| Error::Host(e.into()))
     }
 
-    /// Compiles to PTX, all sources as one translation unit. `None`: there is no nvcc.
+    /// Compiles all sources to PTX as one translation unit. `None`: nvcc is not installed.
     fn nvcc(
         &self,
         sources: &[PathBuf],
@@ -241,9 +242,9 @@ fn file(path: &Path, source: io::Error) -> Error {
     }
 }
 
-/// The expression that `gdsync::kernel_image!` includes: each kernel's name, entry and size of
-/// parameters, the PTX, and code for HIP (none so far). Symbols name the module too, as
-/// `GDS_MODULE` has them; a kernel's name may be a word of Rust's.
+/// The expression that `gdsync::kernel_image!` includes: the name, the entry and the parameter size
+/// of each kernel, the PTX, and the code for HIP (always empty). Symbols contain the module's name
+/// too, as `GDS_MODULE` has it, because a kernel's name may be a keyword of Rust.
 fn image(module: &str, names: &[String], ptx: Option<&Path>) -> String {
     let mut text = String::from("{\n    unsafe extern \"C\" {\n");
     for (i, name) in names.iter().enumerate() {

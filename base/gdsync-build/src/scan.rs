@@ -23,7 +23,7 @@ pub(crate) fn kernels(text: &str) -> Vec<String> {
     names
 }
 
-/// `text` with comments and the contents of string literals blanked; lines stay lines.
+/// `text` with comments and the contents of string literals blanked; line breaks stay.
 fn without_comments(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -49,7 +49,7 @@ fn without_comments(text: &str) -> String {
     code + rest
 }
 
-/// The length of the string literal that `text` begins with.
+/// The length in bytes of the string literal at the start of `text`.
 fn quoted(text: &str) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_text_ends_the_search() {
+    fn unfinished_text_has_no_kernel() {
         for text in [
             "/* GDS_KERNEL(a, P, p)",
             "\"GDS_KERNEL(a",

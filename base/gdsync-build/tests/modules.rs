@@ -1,5 +1,5 @@
-//! Modules as a program links them: compiled in a process that has the variables of a build script,
-//! then by rustc into a program that calls their kernels.
+//! Modules in a linked program: the test compiles them in a process that has the variables of a
+//! build script, then compiles a program with rustc that calls their kernels.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,8 +32,8 @@ fn build_script() {
     }
 }
 
-/// Compiles modules, given as name and source; answers what their kernels store, each called once in
-/// the order of the modules.
+/// Compiles modules, given as name and source, and calls each kernel once in the order of the
+/// modules. Returns the values that the kernels store.
 fn stored(test: &str, modules: &[(&str, &str)]) -> String {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _ = fs::remove_dir_all(&folder);
@@ -89,7 +89,7 @@ fn kernels_of_one_name_in_two_modules_are_two() {
 }
 
 #[test]
-fn kernels_may_be_named_as_rust_names_something_else() {
+fn kernel_name_may_be_a_rust_keyword_or_a_generated_name() {
     let source = "GDS_KERNEL(move, P, p) { *p.to = 1; }\n\
                   GDS_KERNEL(self, P, p) { *p.to = 2; }\n\
                   GDS_KERNEL(KERNELS, P, p) { *p.to = 3; }";

@@ -1,26 +1,25 @@
-//! The GPU of a process that names none: chosen by its local rank, its number among the ranks of the
-//! host.
+//! The GPU of a process that names none. The local rank (the rank's number on its host) selects it.
 
 use crate::launcher::{Get, SLURM_NODE, local_ranks};
 
-/// A rank's place on its host.
+/// The local rank of a process and the number of ranks on its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalRank {
-    /// Its number there.
+    /// The local rank.
     pub rank: u32,
-    /// How many there are, if the launcher says so.
+    /// The number of ranks of the host, if the launcher sets it.
     pub size: Option<u32>,
-    /// The variable of the number.
+    /// The variable of the local rank.
     pub variable: &'static str,
-    /// The variable of the count.
+    /// The variable of the number of ranks.
     pub size_variable: &'static str,
 }
 
 impl LocalRank {
-    /// The local rank that the environment names, if any.
+    /// The local rank in the environment, if a launcher set it.
     ///
     /// # Errors
-    /// A variable that is no number, with its name.
+    /// The value of a variable is not a number; the error names the variable.
     pub fn find(get: Get<'_>) -> Result<Option<LocalRank>, String> {
         for (variable, size_variable) in local_ranks() {
             let Some(text) = get(variable) else { continue };
@@ -43,12 +42,12 @@ impl LocalRank {
         Ok(None)
     }
 
-    /// The GPU that it takes of `gpus`.
+    /// The number of the rank's GPU, out of `gpus`.
     pub fn gpu(&self, gpus: u32) -> u32 {
         self.rank % gpus.max(1)
     }
 
-    /// Why it takes that one, in words.
+    /// The reason for this choice, as text.
     pub fn reason(&self, gpus: u32) -> String {
         let (variable, rank) = (self.variable, self.rank);
         let of = match gpus {
@@ -58,7 +57,7 @@ impl LocalRank {
         format!("{of}, by {variable}={rank}")
     }
 
-    /// What it costs, in words, if there are more ranks than GPUs.
+    /// The cost, as text, if the host has more ranks than GPUs.
     pub fn crowding(&self, gpus: u32) -> Option<String> {
         let size = self.size.filter(|size| *size > gpus)?;
         let variable = self.size_variable;
@@ -76,7 +75,8 @@ fn number(variable: &str, text: &str) -> Result<u32, String> {
     number.map_err(|_| format!("{variable}={text:?}, which has to be a number"))
 }
 
-/// How many of a SLURM step's tasks a node has: `4(x2),3` are four on two nodes, then three.
+/// The number of tasks of a node in a SLURM step: `4(x2),3` is four tasks on each of two nodes,
+/// then three.
 fn tasks(text: &str, node: u32) -> Option<u32> {
     let mut before = 0u32;
     for part in text.split(',') {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn each_launcher_tells_rank_and_count_by_its_variables() {
+    fn local_rank_and_count_are_read_from_the_variables_of_each_launcher() {
         assert_eq!(found(&[("MP_RANK", "3")]), Ok(None));
         for (rank, size) in local_ranks() {
             let local = found(&[(rank, "3"), (size, "4")]).unwrap().unwrap();
@@ -114,7 +114,7 @@ mod tests {
             assert_eq!(alone.size, None);
             assert!(found(&[(rank, "a")]).unwrap_err().contains(rank));
         }
-        // torchrun below srun, with one task on each node.
+        // torchrun under srun, with one task on each node.
         let both = [("SLURM_LOCALID", "0"), ("LOCAL_RANK", "5")];
         assert_eq!(found(&both).unwrap().unwrap().rank, 5);
     }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn more_ranks_than_gpus_are_told_what_that_costs() {
+    fn more_ranks_than_gpus_have_a_text_with_the_cost() {
         let local = found(&[("MP_LOCAL_RANK", "2"), ("MP_LOCAL_SIZE", "3")]);
         let local = local.unwrap().unwrap();
         assert_eq!(local.crowding(3), None);

@@ -1,33 +1,34 @@
-//! The variables by which a launcher tells a process its rank in the job.
+//! The environment variables from which a process reads its rank in the job.
 
 /// Reads a variable of the environment.
 pub type Get<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Names of variables, of which the first that is set counts.
+/// Names of variables; the first one that is set counts.
 pub type Names = &'static [&'static str];
 
-/// A launcher, by the variables that it sets.
+/// A launcher, described by the variables that it sets.
 pub struct Launcher {
-    /// Its name; `MP_RANK` for `mprun`, and for whatever else sets that variable.
+    /// The launcher's name; `MP_RANK` for `mprun` and for every other launcher that sets this
+    /// variable.
     pub name: &'static str,
     /// The rank.
     pub rank: &'static str,
-    /// What has to be set too: other programs set `RANK` alone, and outside a step SLURM numbers
-    /// the script of the job as if it were the first task.
+    /// Variables that must be set as well. Other programs set `RANK` alone, and outside a step
+    /// SLURM numbers the script of the job as if it were the first task.
     pub with: Names,
-    /// How many ranks the job has. PMIx gives it only through its library.
+    /// The number of ranks of the job. PMIx provides it only through its library.
     pub size: Names,
-    /// The rank's number among those of its host, and how many these are, for SLURM as a list.
+    /// The local rank and the number of ranks on this host; SLURM has the latter as a list.
     pub local: Option<(&'static str, &'static str)>,
-    /// How many ranks of the job this host has.
+    /// The number of ranks of the job on this host.
     pub here: Names,
-    /// How many hosts the job has.
+    /// The number of hosts of the job.
     pub hosts: Names,
     /// The parts of the job's name.
     pub job: &'static [Names],
 }
 
-/// The launchers, in the order in which they are asked. PMI is that of Hydra (Intel MPI, MPICH).
+/// The launchers, in the order of the search. PMI is that of Hydra (Intel MPI, MPICH).
 #[rustfmt::skip]
 pub const LAUNCHERS: [Launcher; 6] = [
     Launcher { name: "MP_RANK", rank: "MP_RANK", with: &["MP_RANK"], size: &["MP_SIZE"],
@@ -55,17 +56,17 @@ pub const LAUNCHERS: [Launcher; 6] = [
         job: &[&["SLURM_JOB_ID", "SLURM_JOBID"], &["SLURM_STEP_ID", "SLURM_STEPID"]] },
 ];
 
-/// The variable of SLURM that says which entry of `SLURM_STEP_TASKS_PER_NODE` is this host's.
+/// The variable of SLURM with this host's index in `SLURM_STEP_TASKS_PER_NODE`.
 pub const SLURM_NODE: &str = "SLURM_NODEID";
 
-/// The variables of a local rank and of the count of such ranks, of each launcher.
+/// The variables of the local rank and of the number of local ranks, for each launcher.
 pub fn local_ranks() -> impl Iterator<Item = (&'static str, &'static str)> {
     LAUNCHERS.iter().filter_map(|launcher| launcher.local)
 }
 
-/// This process's rank: `MP_RANK`, else the variable of torchrun, Open MPI, PMIx, PMI or SLURM, in
-/// the order in which `mp` reads them. `None` if no launcher has started the process, or if the
-/// value is not a number: this is only for names of files and lines of a log.
+/// This process's rank: the value of `MP_RANK`, else of the variable of torchrun, Open MPI, PMIx,
+/// PMI or SLURM, in the order in which `mp` reads them. `None` if no launcher started the process,
+/// or if the value is not a number. Use it only for names of files and lines of a log.
 pub fn rank() -> Option<u32> {
     rank_by(&|name| std::env::var(name).ok().filter(|text| !text.is_empty()))
 }

@@ -1,10 +1,10 @@
-//! Tables of vendor libraries' functions, filled at run time.
+//! Tables of functions of vendor libraries, filled at run time.
 //!
-//! Nothing here is linked: [`dl_api!`] declares a table of C functions, [`library`] opens the
-//! shared library behind it, and a library that is not there, or too old, is a [`LoadError`]
-//! that says what was tried. Tables are raw: their functions are `unsafe extern "C"` under the
-//! exact names that the library exports, and foreign codes stay integers, so that a code never
-//! seen before is a number and not undefined behaviour.
+//! The crate links no vendor library: [`dl_api!`] declares a table of C functions, and [`library`]
+//! opens the shared library with these functions. A library that is missing or too old is a
+//! [`LoadError`], which lists the paths that were tried. Tables are raw: their functions are
+//! `unsafe extern "C"` under the exact names that the library exports. Return codes of the vendor
+//! stay integers, so an unknown code is a number and not undefined behaviour.
 //!
 //! | table | library | override |
 //! | --- | --- | --- |

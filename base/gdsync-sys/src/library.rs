@@ -1,7 +1,7 @@
-//! A shared library opened for good, and why one could not be.
+//! Opening of a shared library, and the errors of it.
 //!
-//! Libraries are never closed: pointers into them live in tables that anyone may hold, vendor
-//! libraries start threads and register exit handlers, and few of them survive `dlclose`.
+//! Libraries are never closed: tables that any code may copy contain pointers into them, vendor
+//! libraries start threads and register exit handlers, and few of them support `dlclose`.
 
 use std::error::Error as _;
 use std::ffi::{CStr, OsStr, OsString, c_void};
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix;
 
-/// One path that was tried and what the dynamic linker said about it.
+/// One path that was tried, with the error of the dynamic linker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tried {
-    /// The path or soname, as handed to the dynamic linker.
+    /// The path or soname that the dynamic linker received.
     pub path: PathBuf,
     /// The text of `dlerror`.
     pub reason: String,
@@ -22,7 +22,7 @@ pub struct Tried {
 
 impl fmt::Display for Tried {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The linker's text mostly opens with the path.
+        // The linker's text begins with the path in most cases.
         let path = self.path.display().to_string();
         match self.reason.starts_with(&path) {
             true => f.write_str(&self.reason),
@@ -31,40 +31,40 @@ impl fmt::Display for Tried {
     }
 }
 
-/// Why a table of functions could not be filled.
+/// The reason for which a table of functions could not be filled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// None of the paths could be opened.
     #[error("no {api} library could be opened ({})", list(tried))]
     NotFound {
-        /// What the library is, such as "CUDA driver".
+        /// The kind of library, such as "CUDA driver".
         api: &'static str,
         /// Every path tried, in order.
         tried: Vec<Tried>,
     },
-    /// A library was opened, and lacks a function that the table cannot do without: it is too
-    /// old, or another library by the same name.
+    /// The library was opened, but it lacks a required function: it is too old, or another library
+    /// of the same name.
     #[error("{} has no {symbol}, which the {api} table requires", library.display())]
     MissingSymbol {
-        /// What the library is, such as "CUDA driver".
+        /// The kind of library, such as "CUDA driver".
         api: &'static str,
-        /// The library as it was opened.
+        /// The path under which the library was opened.
         library: PathBuf,
-        /// The name looked up, as exported.
+        /// The name of the missing symbol, as exported.
         symbol: &'static str,
     },
-    /// A library was opened that has a function which the table cannot do without in another
-    /// version than the one it is made for: the library is too old, or too new.
+    /// The library has a required function, but not in the version that the table declares: the
+    /// library is too old, or too new.
     #[error("{} has {symbol}, but not in version {version}, which the {api} table requires", library.display())]
     OtherVersion {
-        /// What the library is, such as "verbs".
+        /// The kind of library, such as "verbs".
         api: &'static str,
-        /// The library as it was opened.
+        /// The path under which the library was opened.
         library: PathBuf,
-        /// The name looked up, as exported.
+        /// The name of the symbol, as exported.
         symbol: &'static str,
-        /// The version looked up.
+        /// The required version of the symbol.
         version: &'static str,
     },
 }
@@ -85,7 +85,7 @@ fn list(tried: &[Tried]) -> String {
 pub struct Library {
     api: &'static str,
     path: PathBuf,
-    // Never dropped, so never closed: what was looked up stays callable.
+    // The library is never dropped, so it is never closed: resolved functions stay callable.
     handle: ManuallyDrop<unix::Library>,
     /// The linker's own handle, as a number.
     raw: usize,
@@ -93,15 +93,14 @@ pub struct Library {
 
 impl Library {
     /// Opens the first of `paths` that can be opened.
-    ///
-    /// A path with a slash is opened as such, a bare soname is searched for as the dynamic
-    /// linker does. `api` says in errors what the library is.
+    /// A path with a slash is opened as it is. The dynamic linker searches for a plain soname.
+    /// `api` is the kind of library in errors.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] with every path and its reason.
     ///
     /// # Safety
-    /// Opening a library runs its initialisers: what `paths` name must be sound to load.
+    /// Opening a library runs its initialisers: every library in `paths` must be sound to load.
     pub unsafe fn open<P: AsRef<OsStr>>(
         api: &'static str,
         paths: impl IntoIterator<Item = P>,
@@ -110,7 +109,7 @@ impl Library {
         for path in paths {
             let path = PathBuf::from(path.as_ref());
             if path.as_os_str().is_empty() {
-                // The linker would hand out the program itself.
+                // For an empty path, the linker would return the program itself.
                 tried.push(Tried {
                     path,
                     reason: "an empty path names no library".into(),
@@ -121,7 +120,7 @@ impl Library {
             match unsafe { libloading::Library::new(&path) } {
                 Ok(handle) => {
                     let raw = unix::Library::from(handle).into_raw();
-                    // SAFETY: just opened, and given back by nobody.
+                    // SAFETY: the handle was opened above and is not closed.
                     let handle = unsafe { unix::Library::from_raw(raw) };
                     return Ok(Library {
                         api,
@@ -132,7 +131,7 @@ impl Library {
                 }
                 Err(e) => tried.push(Tried {
                     path,
-                    // The cause is in `source`, the error itself says "dlopen failed".
+                    // The reason is in `source`; the error itself is only "dlopen failed".
                     reason: e.source().map_or_else(|| e.to_string(), |s| s.to_string()),
                 }),
             }
@@ -145,10 +144,10 @@ impl Library {
         &self.path
     }
 
-    /// The function `name`, in `version` if one is given, if the library exports it. A library
-    /// without a table of versions has every one. It has that table as soon as it uses versioned
-    /// symbols of others, such as the C library's: then what it exports itself has no version, and
-    /// is not found in any.
+    /// The function `name`, in `version` if one is given; `None` if the library does not export it.
+    /// A library without a version table matches every version. A library has this table as soon as
+    /// it uses versioned symbols of other libraries, such as the C library. Its own exports without
+    /// a version then match no version.
     ///
     /// # Safety
     /// `F` must be a function pointer of the type that the library gives `name`.
@@ -159,8 +158,8 @@ impl Library {
     ) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         let Some(version) = version else {
-            // SAFETY: the caller vouches for the type; the library is never closed, so the
-            // pointer outlives the borrow that `Symbol` stands for.
+            // SAFETY: the caller vouches for the type; the library is never closed, so the pointer
+            // may outlive the borrow in `Symbol`.
             return unsafe { self.handle.get::<F>(name) }.ok().map(|f| *f);
         };
         // SAFETY: a handle that is never closed, and two C strings.
@@ -174,8 +173,8 @@ impl Library {
     /// The function `name`, in `version` if one is given.
     ///
     /// # Errors
-    /// [`LoadError::MissingSymbol`] if the library does not export it,
-    /// [`LoadError::OtherVersion`] if it does, in another version alone.
+    /// [`LoadError::MissingSymbol`] if the library does not export it, [`LoadError::OtherVersion`]
+    /// if it exports only another version of it.
     ///
     /// # Safety
     /// As [`optional`](Library::optional).
@@ -184,7 +183,7 @@ impl Library {
         name: &'static CStr,
         version: Option<&'static CStr>,
     ) -> Result<F, LoadError> {
-        // SAFETY: handed on.
+        // SAFETY: the caller's promise.
         if let Some(found) = unsafe { self.optional(name, version) } {
             return Ok(found);
         }
@@ -208,8 +207,8 @@ impl Library {
     }
 }
 
-/// Where to look: what the variable `env` names and nothing else if it is set, otherwise
-/// `sonames` in order.
+/// The paths to try: the value of the variable `env` alone if it is set, otherwise `sonames` in
+/// order.
 pub fn candidates(env: &str, sonames: &[&str]) -> Vec<OsString> {
     match std::env::var_os(env) {
         Some(path) => vec![path],

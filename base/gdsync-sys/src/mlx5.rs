@@ -10,29 +10,29 @@ use crate::verbs::types::*;
 crate::dl_api! {
     /// The functions of libmlx5.
     ///
-    /// It has to be the library that libibverbs loads as the NIC's provider.
+    /// The library must be the one that libibverbs loads as the NIC's provider.
     ///
     /// # Safety
-    /// Every function is as its manual page has it; pointers must be valid, objects alive.
+    /// The manual page of each function applies; pointers must be valid, and objects alive.
     pub struct Mlx5("mlx5 direct verbs") {
         sonames: ["libmlx5.so.1"],
         env: "GDS_MLX5_LIB",
         required {
-            /// Whether the device is one of this library's.
+            /// Whether libmlx5 is the provider of the device.
             "MLX5_1.8" fn mlx5dv_is_supported(device: *mut ibv_device) -> bool;
-            /// Makes a completion queue; null and `errno` if it cannot.
+            /// Creates a CQ; returns null and sets `errno` on failure.
             "MLX5_1.1" fn mlx5dv_create_cq(
                 context: *mut ibv_context,
                 attr: *mut ibv_cq_init_attr_ex,
                 own: *mut mlx5dv_cq_init_attr,
             ) -> *mut ibv_cq;
-            /// Makes a queue pair; null and `errno` if it cannot.
+            /// Creates a QP; returns null and sets `errno` on failure.
             "MLX5_1.3" fn mlx5dv_create_qp(
                 context: *mut ibv_context,
                 attr: *mut ibv_qp_init_attr_ex,
                 own: *mut mlx5dv_qp_init_attr,
             ) -> *mut ibv_qp;
-            /// Says where objects lie; `kinds` is of `MLX5DV_OBJ_*`.
+            /// Returns the memory layout of objects; `kinds` is a set of `MLX5DV_OBJ_*`.
             "MLX5_1.2" fn mlx5dv_init_obj(object: *mut mlx5dv_obj, kinds: u64) -> c_int;
         }
         optional {}
@@ -40,13 +40,13 @@ crate::dl_api! {
 }
 
 impl Mlx5 {
-    /// Where a queue pair lies, by [`Mlx5::mlx5dv_init_obj`].
+    /// The memory layout of a QP, from [`Mlx5::mlx5dv_init_obj`].
     ///
     /// # Errors
-    /// What that answers.
+    /// The error of [`Mlx5::mlx5dv_init_obj`].
     ///
     /// # Safety
-    /// A live queue pair of this library's.
+    /// `qp` is a live QP of this library.
     pub unsafe fn qp(&self, qp: *mut ibv_qp) -> Result<mlx5dv_qp, c_int> {
         let none = mlx5dv_ring {
             buf: ptr::null_mut(),
@@ -74,13 +74,13 @@ impl Mlx5 {
         }
     }
 
-    /// Where a completion queue lies, by [`Mlx5::mlx5dv_init_obj`].
+    /// The memory layout of a CQ, from [`Mlx5::mlx5dv_init_obj`].
     ///
     /// # Errors
-    /// What that answers.
+    /// The error of [`Mlx5::mlx5dv_init_obj`].
     ///
     /// # Safety
-    /// A live completion queue of this library's.
+    /// `cq` is a live CQ of this library.
     pub unsafe fn cq(&self, cq: *mut ibv_cq) -> Result<mlx5dv_cq, c_int> {
         let mut out = mlx5dv_cq {
             buf: ptr::null_mut(),
@@ -113,60 +113,60 @@ pub const MLX5DV_RES_TYPE_CQ: u64 = 1 << 32 | 5;
 pub const MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE: u64 = 1 << 2;
 /// `mlx5dv_qp_init_attr::create_flags` is set.
 pub const MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS: u64 = 1 << 0;
-/// Small messages are not put into completion entries.
+/// The NIC does not write small messages into CQEs (no inline scatter).
 pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
 
-/// The queue pair is asked for.
+/// The call returns the QP.
 pub const MLX5DV_OBJ_QP: u64 = 1 << 0;
-/// The completion queue is asked for.
+/// The call returns the CQ.
 pub const MLX5DV_OBJ_CQ: u64 = 1 << 1;
 
-/// The address handle is asked for.
+/// The call returns the address handle.
 pub const MLX5DV_OBJ_AH: u64 = 1 << 5;
 
-/// What a completion queue has beyond verbs.
+/// The mlx5 attributes of a new CQ.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct mlx5dv_cq_init_attr {
-    /// `MLX5DV_CQ_INIT_ATTR_MASK_*`: which of the fields below are set.
+    /// `MLX5DV_CQ_INIT_ATTR_MASK_*`: the valid fields below.
     pub comp_mask: u64,
-    /// The form of compressed entries.
+    /// The format of compressed CQEs.
     pub cqe_comp_res_format: u8,
-    /// Further properties.
+    /// Further flags.
     pub flags: u32,
-    /// Bytes of an entry.
+    /// The size of a CQE in bytes.
     pub cqe_size: u16,
 }
 
-/// What a queue pair has beyond verbs.
+/// The mlx5 attributes of a new QP.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct mlx5dv_qp_init_attr {
-    /// `MLX5DV_QP_INIT_ATTR_MASK_*`: which of the fields below are set.
+    /// `MLX5DV_QP_INIT_ATTR_MASK_*`: the valid fields below.
     pub comp_mask: u64,
     /// `MLX5DV_QP_CREATE_*`.
     pub create_flags: u32,
-    /// Of dynamic connections: unused.
+    /// For dynamically connected QPs: unused.
     pub dc_init_attr: [u64; 2],
-    /// Which builders of sends are to be had.
+    /// The requested functions for building sends.
     pub send_ops_flags: u64,
-    /// Room for what newer libraries read here.
+    /// Room for fields that newer libraries read.
     pub _later: [u64; 4],
 }
 
-/// Where a work queue lies.
+/// The memory layout of a work queue.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct mlx5dv_ring {
-    /// Its first byte.
+    /// The address of its first byte.
     pub buf: *mut c_void,
-    /// Its entries.
+    /// The number of its entries.
     pub wqe_cnt: u32,
-    /// Bytes of each.
+    /// The size of an entry in bytes.
     pub stride: u32,
 }
 
-/// Where a queue pair lies.
+/// The memory layout of a QP.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct mlx5dv_qp {
@@ -176,58 +176,57 @@ pub struct mlx5dv_qp {
     pub sq: mlx5dv_ring,
     /// Its receive queue.
     pub rq: mlx5dv_ring,
-    /// The register its doorbell is rung on.
+    /// The UAR register of its doorbell.
     pub bf_reg: *mut c_void,
-    /// Bytes of that for entries written with the doorbell; 0: none.
+    /// The bytes of the register for BlueFlame writes; 0: the register has no BlueFlame.
     pub bf_size: u32,
-    /// Which of the fields below are asked for, and then given.
+    /// The requested fields below; after the call, the valid ones.
     pub comp_mask: u64,
-    /// Where the register is mapped from.
+    /// The mmap offset of the register.
     pub uar_mmap_offset: i64,
-    /// Numbers of its transports and queues.
+    /// The numbers of its TIS, TIR, RQ and SQ.
     pub numbers: [u32; 4],
     /// An address in the NIC.
     pub tir_icm_addr: u64,
 }
 
-/// Where a completion queue lies.
+/// The memory layout of a CQ.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct mlx5dv_cq {
-    /// Its first entry.
+    /// The address of its first CQE.
     pub buf: *mut c_void,
     /// Its doorbell record.
     pub dbrec: *mut u32,
-    /// Its entries.
+    /// The number of its CQEs.
     pub cqe_cnt: u32,
-    /// Bytes of each.
+    /// The size of a CQE in bytes.
     pub cqe_size: u32,
-    /// Where it is armed.
+    /// The UAR page on which the CQ is armed.
     pub cq_uar: *mut c_void,
-    /// Its number.
+    /// The CQ number.
     pub cqn: u32,
-    /// Which further fields are asked for.
+    /// The requested further fields.
     pub comp_mask: u64,
 }
 
-/// How requests name the port that an address handle leads to.
+/// The address vector of an address handle.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct mlx5dv_ah {
-    /// An address vector, as entries of a send queue have it (48 bytes), without the queue pair and
-    /// its key.
+    /// An address vector, as WQEs contain it (48 bytes), without the QP number and its key.
     pub av: *mut c_void,
-    /// Which further fields are asked for.
+    /// The requested further fields.
     pub comp_mask: u64,
 }
 
-/// One question of [`mlx5dv_init_obj`](Mlx5::mlx5dv_init_obj): an object and where to write.
+/// One argument of [`mlx5dv_init_obj`](Mlx5::mlx5dv_init_obj): an object and the structure to fill.
 #[repr(C)]
 #[derive(Debug)]
 pub struct mlx5dv_question<I, O> {
     /// The object.
     pub object: *mut I,
-    /// What it is like.
+    /// The structure to fill.
     pub out: *mut O,
 }
 
@@ -240,7 +239,7 @@ impl<I, O> Default for mlx5dv_question<I, O> {
     }
 }
 
-/// All questions of one call.
+/// All arguments of one call.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct mlx5dv_obj {
@@ -248,10 +247,10 @@ pub struct mlx5dv_obj {
     pub qp: mlx5dv_question<ibv_qp, mlx5dv_qp>,
     /// A completion queue.
     pub cq: mlx5dv_question<ibv_cq, mlx5dv_cq>,
-    /// Objects that are not asked about.
+    /// Objects that the call does not use.
     pub others: [mlx5dv_question<c_void, c_void>; 3],
     /// An address handle.
     pub ah: mlx5dv_question<ibv_ah, mlx5dv_ah>,
-    /// An object that is not asked about.
+    /// An object that the call does not use.
     pub last: mlx5dv_question<c_void, c_void>,
 }

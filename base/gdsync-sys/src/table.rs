@@ -25,14 +25,14 @@
 /// assert!(maths.cos_of_the_future.is_none());
 /// ```
 ///
-/// The struct has a public field for each function: a plain `unsafe extern "C" fn` for a
-/// required one, an `Option` of that for an optional one. `load_from(paths)` fills a table from
-/// the first path that opens, `load()` from the variable's path or the sonames, and `get()` is
-/// `load()` done once for the process. A table that is not a `'static` one may be dropped; its
-/// library stays open, so copied pointers stay good.
+/// The struct has a public field for each function: a plain `unsafe extern "C" fn` for a required
+/// one, an `Option` of it for an optional one. `load_from(paths)` fills a table from the first path
+/// that opens, `load()` from the variable's path or the sonames. `get()` calls `load()` once for
+/// the process and keeps the result. A table may be dropped; its library stays open, so copied
+/// pointers stay valid.
 ///
-/// A function of a library with versioned symbols takes its version in front, as a string:
-/// `"IBVERBS_1.1" fn ibv_alloc_pd(..)`. No other version of the symbol is taken then.
+/// A function of a library with versioned symbols has its version, a string, before `fn`:
+/// `"IBVERBS_1.1" fn ibv_alloc_pd(..)`. Another version of the symbol is not accepted.
 #[macro_export]
 macro_rules! dl_api {
     (
@@ -68,27 +68,27 @@ macro_rules! dl_api {
 
         #[allow(dead_code)]
         impl $Table {
-            /// What is opened if the variable is not set, in order.
+            /// The sonames that are tried, in order, if the variable is not set.
             pub const SONAMES: &'static [&'static str] = &[$($soname),+];
 
-            /// The environment variable whose path, if set, is opened instead.
+            /// The environment variable with the path of the library to open instead.
             pub const ENV: &'static str = $env;
 
-            /// Every function that the table cannot do without, as exported.
+            /// The exported names of all required functions.
             pub const REQUIRED: &'static [&'static str] = &[$(::std::stringify!($req)),*];
 
-            /// Every function that the table can do without, as exported.
+            /// The exported names of all optional functions.
             pub const OPTIONAL: &'static [&'static str] = &[$(::std::stringify!($opt)),*];
 
-            /// A table of the first of `paths` that can be opened.
+            /// Fills a table from the first of `paths` that opens.
             ///
             /// # Errors
-            /// [`LoadError`]($crate::LoadError): nothing could be opened, or what was opened
-            /// lacks a required function.
+            /// [`LoadError`]($crate::LoadError): no path opened, or the library lacks a required
+            /// function.
             ///
             /// # Safety
-            /// What `paths` name must be sound to load (its initialisers run) and must export
-            /// functions of the types that this table gives them.
+            /// Every library in `paths` must be sound to load (its initialisers run), and must
+            /// export functions of the types in this table.
             pub unsafe fn load_from<P: ::std::convert::AsRef<::std::ffi::OsStr>>(
                 paths: impl ::std::iter::IntoIterator<Item = P>,
             ) -> ::std::result::Result<Self, $crate::LoadError> {
@@ -112,23 +112,22 @@ macro_rules! dl_api {
                 })
             }
 
-            /// A table of the library where it is expected: at the path in the environment
-            /// variable [`ENV`](Self::ENV) if that is set, else the first of
-            /// [`SONAMES`](Self::SONAMES).
+            /// Fills a table from the default library: the path in the environment variable
+            /// [`ENV`](Self::ENV) if it is set, else the first of [`SONAMES`](Self::SONAMES).
             ///
             /// # Errors
             /// As [`load_from`](Self::load_from).
             pub fn load() -> ::std::result::Result<Self, $crate::LoadError> {
                 let paths = $crate::library::candidates(Self::ENV, Self::SONAMES);
-                // SAFETY: the soname stands for the vendor's ABI, which this table declares;
-                // whoever sets the variable vouches for its library as for any LD_LIBRARY_PATH.
+                // SAFETY: the soname stands for the vendor's ABI, which this table declares; the
+                // user that sets the variable vouches for the library as for any LD_LIBRARY_PATH.
                 unsafe { Self::load_from(paths) }
             }
 
-            /// [`load`](Self::load), done once for the process.
+            /// [`load`](Self::load), called once for the process.
             ///
             /// # Errors
-            /// As [`load_from`](Self::load_from); the outcome of the first call stays.
+            /// As [`load_from`](Self::load_from); the result of the first call stays.
             pub fn get() -> ::std::result::Result<&'static Self, &'static $crate::LoadError> {
                 static TABLE: ::std::sync::OnceLock<
                     ::std::result::Result<$Table, $crate::LoadError>,
@@ -167,7 +166,7 @@ macro_rules! c_name {
     };
 }
 
-/// The version of a symbol, if one is given.
+/// The version of a symbol, if the declaration has one.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! c_version {

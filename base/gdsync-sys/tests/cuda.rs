@@ -1,5 +1,5 @@
-//! The CUDA table against libraries made of its own list of names, and against C that declares
-//! the structs as cuda.h does.
+//! The CUDA table against libraries made from its own list of names, and against C code with the
+//! structs of cuda.h.
 
 mod shared;
 
@@ -13,7 +13,7 @@ fn library(name: &str, source: &str) -> PathBuf {
     shared::compile(Path::new(env!("CARGO_TARGET_TMPDIR")), name, source)
 }
 
-/// A function for each name, which returns a code nobody has seen.
+/// A function for each name, which returns a code that the table does not list.
 fn functions<'a>(names: impl IntoIterator<Item = &'a &'a str>) -> String {
     names
         .into_iter()
@@ -22,7 +22,7 @@ fn functions<'a>(names: impl IntoIterator<Item = &'a &'a str>) -> String {
 }
 
 #[test]
-fn the_required_functions_suffice() {
+fn library_with_the_required_functions_only_is_accepted() {
     let path = library("cuda-required.so", &functions(Cuda::REQUIRED));
     // SAFETY: only cuInit is called, which ignores what it is given.
     let cuda = unsafe { Cuda::load_from([&path]) }.expect("all required functions are there");
@@ -35,7 +35,7 @@ fn the_required_functions_suffice() {
 }
 
 #[test]
-fn all_functions_are_looked_up_by_their_exported_names() {
+fn functions_are_looked_up_by_their_exported_names() {
     let all = functions(Cuda::REQUIRED) + &functions(Cuda::OPTIONAL);
     let path = library("cuda-all.so", &all);
     // SAFETY: nothing is called.
@@ -73,7 +73,7 @@ fn all_functions_are_looked_up_by_their_exported_names() {
 }
 
 #[test]
-fn an_old_driver_is_refused_by_the_function_it_lacks() {
+fn old_driver_is_refused_and_the_missing_function_is_named() {
     let names = Cuda::REQUIRED
         .iter()
         .filter(|n| **n != "cuStreamBatchMemOp_v2");
@@ -90,7 +90,7 @@ fn an_old_driver_is_refused_by_the_function_it_lacks() {
     );
 }
 
-/// The structs as cuda.h has them, and functions that look into what they are given.
+/// The structs of cuda.h, and functions that read their arguments.
 const STRUCTS: &str = r"
 typedef unsigned long long u64;
 typedef union {
@@ -140,7 +140,7 @@ int cuMemSetAccess(u64 address, unsigned long bytes, const Access *access, unsig
 ";
 
 #[test]
-fn structs_arrive_as_c_lays_them_out() {
+fn structs_have_the_layout_of_c() {
     let taken = ["cuStreamBatchMemOp_v2", "cuIpcOpenMemHandle_v2"];
     let names = Cuda::REQUIRED.iter().filter(|name| !taken.contains(name));
     let path = library("cuda-structs.so", &(functions(names) + STRUCTS));
@@ -206,7 +206,7 @@ fn structs_arrive_as_c_lays_them_out() {
 }
 
 #[test]
-fn codes_have_their_names_and_say_whether_the_context_is_lost() {
+fn codes_have_names_and_report_whether_the_context_is_lost() {
     assert_eq!(CudaResult(0).to_string(), "CUDA_SUCCESS (0)");
     assert_eq!(
         format!("{:?}", CudaResult(712)),

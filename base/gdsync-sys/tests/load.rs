@@ -1,4 +1,5 @@
-//! Tables are filled from libraries that are good, lack something, or are not there.
+//! Tables filled from good libraries, from libraries that lack a function, and from missing
+//! libraries.
 
 mod shared;
 
@@ -6,7 +7,7 @@ use gdsync_sys::LoadError;
 use std::path::{Path, PathBuf};
 
 gdsync_sys::dl_api! {
-    /// A library small enough to be made here.
+    /// A small library that the test compiles.
     struct Small("small") {
         sonames: ["libgdsync-small.so.9", "libgdsync-small.so.8"],
         env: "GDSYNC_SMALL_LIB",
@@ -36,12 +37,12 @@ fn library(name: &str, parts: &[&str]) -> PathBuf {
 /// # Safety
 /// As `Small::load_from`.
 unsafe fn load(paths: &[&Path]) -> Result<Small, LoadError> {
-    // SAFETY: handed on.
+    // SAFETY: the caller's promise.
     unsafe { Small::load_from(paths) }
 }
 
 #[test]
-fn a_good_library_is_called() {
+fn functions_of_a_good_library_are_called() {
     let path = library("small-good.so", &[ADD, COUNT, COUNTED]);
     // SAFETY: the library was made above, with these functions.
     let small = unsafe { load(&[&path]) }.expect("all is there");
@@ -62,7 +63,7 @@ fn a_good_library_is_called() {
 }
 
 #[test]
-fn every_path_is_tried_and_named_with_its_reason() {
+fn every_path_is_tried_and_reported_with_its_reason() {
     let good = library("small-last.so", &[ADD, COUNT]);
     let absent = Path::new("/nonexistent/libsmall.so");
     // SAFETY: nothing is loaded but the library made above.
@@ -97,7 +98,7 @@ fn every_path_is_tried_and_named_with_its_reason() {
 }
 
 #[test]
-fn no_path_at_all_is_said() {
+fn empty_list_of_paths_is_reported() {
     // SAFETY: nothing is loaded.
     let error = unsafe { load(&[]) }.expect_err("there is nothing to try");
     assert_eq!(
@@ -107,7 +108,7 @@ fn no_path_at_all_is_said() {
 }
 
 #[test]
-fn a_missing_symbol_is_named_with_its_library() {
+fn missing_symbol_is_reported_with_its_library() {
     let path = library("small-old.so", &[ADD]);
     // SAFETY: the library was made above.
     let error = unsafe { load(&[&path]) }.expect_err("small_count is missing");
@@ -129,7 +130,7 @@ fn a_missing_symbol_is_named_with_its_library() {
 }
 
 #[test]
-fn the_default_is_cached_and_says_what_was_tried() {
+fn default_table_is_cached_and_its_error_lists_the_paths() {
     let error = Small::get().expect_err("there is no such library");
     let LoadError::NotFound { tried, .. } = error else {
         panic!("{error}");
@@ -140,7 +141,7 @@ fn the_default_is_cached_and_says_what_was_tried() {
 }
 
 #[test]
-fn the_variable_goes_before_the_sonames() {
+fn variable_overrides_the_sonames() {
     // PATH is set wherever tests run, and stands for any variable that is.
     let set = std::env::var_os("PATH").expect("PATH is set");
     assert_eq!(gdsync_sys::library::candidates("PATH", &["a", "b"]), [set]);

@@ -1,7 +1,7 @@
-//! The structures of libibverbs and libmlx5 lie as the headers on this machine lay them out.
+//! The structures of libibverbs and libmlx5 have the layout of the headers on this machine.
 //!
-//! A program in C, made by the test, says sizes and offsets by the headers. Where there are no
-//! such headers the test is shown as ignored.
+//! A program in C, made by the test, returns sizes and offsets of the headers. Without these
+//! headers the test is shown as ignored.
 
 mod shared;
 
@@ -14,7 +14,7 @@ use gdsync_sys::mlx5::*;
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::*;
 
-/// What is compared: a C expression, and its value here.
+/// One comparison: a C expression, and its value here.
 type Facts = Vec<(String, u64)>;
 
 macro_rules! facts {
@@ -127,7 +127,7 @@ fn facts() -> Facts {
 }
 
 #[test]
-fn headers_are_here_where_they_must_be() {
+fn headers_are_installed_where_they_are_required() {
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     let must = required.split(',').any(|what| what == "virt");
     assert!(cfg!(rdma_headers) || !must, "no headers of rdma-core");
@@ -135,7 +135,7 @@ fn headers_are_here_where_they_must_be() {
 
 #[test]
 #[cfg_attr(not(rdma_headers), ignore = "needs the headers of rdma-core")]
-fn everything_lies_as_the_headers_say() {
+fn structures_have_the_layout_of_the_headers() {
     let facts = facts();
     let mut source = String::from(
         "#include <infiniband/verbs.h>\n#include <infiniband/mlx5dv.h>\n\

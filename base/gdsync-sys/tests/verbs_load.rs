@@ -1,4 +1,4 @@
-//! Symbols with versions, and the verbs that are inline functions of the header.
+//! Versioned symbols, and the verbs that are inline functions of the header.
 
 mod shared;
 
@@ -9,7 +9,7 @@ use gdsync_sys::mlx5::Mlx5;
 use gdsync_sys::verbs::Ibverbs;
 
 gdsync_sys::dl_api! {
-    /// A library with versions.
+    /// A library with versioned symbols.
     struct Versioned("versioned") {
         sonames: ["libgdsync-versioned.so.1"],
         env: "GDSYNC_VERSIONED_LIB",
@@ -38,7 +38,7 @@ const BOTH: &str = "int twice_1(int a) { return -a; }\nint twice_2(int a) { retu
      __asm__(\".symver twice_1,twice@V_1\");\n__asm__(\".symver twice_2,twice@@V_2\");\n";
 
 #[test]
-fn a_symbol_is_taken_in_its_version() {
+fn symbol_is_resolved_in_the_declared_version() {
     let path = library(
         "versioned-both.so",
         BOTH,
@@ -56,7 +56,7 @@ fn a_symbol_is_taken_in_its_version() {
 }
 
 #[test]
-fn a_symbol_in_another_version_alone_is_told_apart_from_none() {
+fn symbol_of_another_version_is_not_reported_as_missing() {
     let old = library(
         "versioned-old.so",
         "int twice(int a) { return 2 * a; }\n",
@@ -91,7 +91,7 @@ fn a_symbol_in_another_version_alone_is_told_apart_from_none() {
 }
 
 #[test]
-fn the_libraries_of_this_machine_fill_their_tables() {
+fn libraries_of_this_machine_fill_their_tables() {
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     let must = required.split(',').any(|what| what == "virt");
     for found in [

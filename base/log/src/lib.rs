@@ -1,8 +1,8 @@
-//! Shows what the libraries log: every program of the project calls [`init`] first.
+//! Log output of the libraries: every program of the project calls [`init`] first.
 //!
-//! Libraries emit `tracing` events and print nothing. Here warnings and errors become lines on
-//! standard error; `GDS_LOG` names another level, and `GDS_TRACE=1` adds the trace of submissions.
-//! Of a rank, each line begins with its number.
+//! Libraries emit `tracing` events and print nothing. This crate writes warnings and errors to
+//! standard error, one line each. `GDS_LOG` sets another level, and `GDS_TRACE=1` adds the trace of
+//! submissions. If the process is a rank, each line begins with the rank's number.
 
 use std::fmt;
 
@@ -13,25 +13,25 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter}
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 
-/// The target of the trace that `GDS_TRACE=1` asks gdsync for.
+/// The `tracing` target of the submission trace of gdsync, which `GDS_TRACE=1` switches on.
 const TRACE: &str = "gdsync::trace";
 
-/// `GDS_LOG` is not a level.
+/// The value of `GDS_LOG` is not a level.
 #[derive(Debug, thiserror::Error)]
 #[error("GDS_LOG={0:?}: must be off, error, warn, info, debug or trace")]
 pub struct NoLevel(String);
 
-/// Shows events from now on: those of the level that `GDS_LOG` names, and of higher ones. `rank` is
-/// put before each line. If a subscriber is installed already, that one stays.
+/// Installs the subscriber that writes events of the level in `GDS_LOG` and of higher levels.
+/// `rank` is the prefix of each line. A subscriber that is installed already stays.
 ///
 /// # Errors
-/// `GDS_LOG` is not a level.
+/// The value of `GDS_LOG` is not a level.
 pub fn init(rank: Option<u32>) -> Result<(), NoLevel> {
     let variable = |name| std::env::var_os(name).unwrap_or_default();
     let level = level(&variable("GDS_LOG").to_string_lossy())?;
     let traced = variable("GDS_TRACE") == "1";
     let subscriber = subscriber(level, traced, rank, std::io::stderr);
-    // Fails if there is one already.
+    // `try_init` fails if a subscriber is installed already.
     let _ = tracing::subscriber::set_global_default(subscriber);
     Ok(())
 }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_level_is_refused_by_name() {
+    fn unknown_level_is_refused_with_its_name() {
         let said = level("loud").unwrap_err().to_string();
         assert!(
             said.contains("GDS_LOG=\"loud\"") && said.contains("debug"),

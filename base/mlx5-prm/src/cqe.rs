@@ -1,21 +1,22 @@
-//! Completion queue entries: layout, owner bit, and the one word that says everything a waiting
-//! stream needs.
+//! Completion queue entries: layout, owner bit, and the one word that a waiting stream tests.
 //!
 //! # Owner and preset
-//! The NIC writes entry after entry, over and over; the lowest bit of the last byte (`op_own`)
-//! tells the laps apart: 0 in the first lap, 1 in the second, and so on ([`owner_of_lap`]). The
-//! high nibble of that byte is the [`CqeOpcode`], and the NIC writes it last.
+//! The NIC writes the entries of the queue in turn, lap after lap. The lowest bit of the last byte
+//! (`op_own`) is the owner bit, which alternates between laps: 0 in the first lap, 1 in the second,
+//! and so on ([`owner_of_lap`]). The high nibble of that byte is the [`CqeOpcode`]. The NIC writes
+//! that byte last.
 //!
-//! Before the NIC may use a queue the host marks every entry as not written, by the opcode
-//! [`CqeOpcode::INVALID`]. Drivers commonly leave the owner bit of that mark at 0, which makes
-//! it 0xf0: the owner bit then already has the value of the first lap. A CPU, which looks at
-//! the opcode too, is not misled, but a GPU that waits for the owner bit alone passes at once.
-//! [`OP_OWN_PRESET`] is therefore 0xf1, where nothing about the byte fits the first lap.
+//! Before the NIC may use a queue, the host marks every entry as not written, with the opcode
+//! [`CqeOpcode::INVALID`]. Most drivers leave the owner bit of that mark at 0, so the byte is 0xf0.
+//! The owner bit then already has the value of the first lap. A CPU also tests the opcode and is
+//! not misled. A GPU that waits for the owner bit alone passes at once. [`OP_OWN_PRESET`] is
+//! therefore 0xf1, where neither the opcode nor the owner bit matches the first lap.
 //!
-//! # Errors have the right owner
-//! An error entry belongs to its lap like any other, so owner alone lets it pass. All error
-//! codes and `INVALID` have the highest bit of the last byte set, so a wait that demands
-//! [`OWNER_BIT`] of the lap *and* a clear [`ERROR_BIT`] in the last dword passes on success only.
+//! # Error entries have the owner bit of their lap
+//! The owner bit of an error entry is that of its lap, so a wait for the owner bit alone passes on
+//! an error. All error codes and `INVALID` have the highest bit of the last byte set. A wait that
+//! demands [`OWNER_BIT`] of the lap *and* a clear [`ERROR_BIT`] in the last dword therefore passes
+//! on success only.
 
 use zerocopy::big_endian::{U16, U32, U64};
 
@@ -28,19 +29,19 @@ pub const SIZE: usize = 64;
 pub const OP_OWN_OFFSET: usize = 63;
 /// Byte offset of the last dword (`wqe_counter`, `signature`, `op_own`) in an entry.
 pub const LAST_DWORD_OFFSET: usize = 60;
-/// What `op_own` shall hold before the NIC has ever written an entry: opcode
-/// [`CqeOpcode::INVALID`], owner 1. See the module's text.
+/// The value of `op_own` before the NIC has written an entry: opcode [`CqeOpcode::INVALID`] and
+/// owner 1. See the module's text.
 pub const OP_OWN_PRESET: u8 = 0xf1;
-/// The owner bit in the last dword as a little-endian machine loads it.
+/// The owner bit in the last dword, as a little-endian machine loads it.
 pub const OWNER_BIT: u32 = 1 << 24;
-/// The bit of the last dword, as a little-endian machine loads it, that is set in every error
-/// entry and in one never written.
+/// The bit of the last dword that is set in every error entry and in every entry that was never
+/// written, as a little-endian machine loads it.
 pub const ERROR_BIT: u32 = 1 << 31;
 
-/// The bit of `op_own` that says that the entry begins with the payload itself, of at most
-/// [`MAX_SCATTER`] bytes, which is not in the buffers then.
+/// The bit of `op_own` for inline scatter: the entry begins with the payload, at most
+/// [`MAX_SCATTER`] bytes, and the buffers do not contain it.
 pub const SCATTER: u8 = 4;
-/// Most bytes of payload in an entry.
+/// The maximal length of a payload in an entry, in bytes.
 pub const MAX_SCATTER: usize = 32;
 
 layout! {
@@ -48,20 +49,20 @@ layout! {
     Cqe64: [u8; SIZE] {
         /// Not used by the operations of this crate.
         0 reserved0: [u8; 17],
-        /// Of a datagram on InfiniBand: low bits of the LID it was sent to (7 bits).
+        /// For a datagram on InfiniBand: low bits of the destination LID (7 bits).
         17 ml_path: u8,
         /// Not used.
         18 reserved1: [u8; 4],
-        /// Of a datagram on InfiniBand: LID it was sent from.
+        /// For a datagram on InfiniBand: the source LID.
         22 slid: U16,
-        /// Of a datagram: whether a global route header came with it (bits 28 and 29), its service
-        /// level or [kind of header](L3Header) (4 bits), and the queue pair it was sent from (24).
+        /// For a datagram: whether it had a global route header (bits 28 and 29), its service level
+        /// or [kind of header](L3Header) (4 bits), and the source QP (24 bits).
         24 flags_rqpn: U32,
-        /// Checksums of IP packets; zero: none was looked at.
+        /// The checksum results of IP packets; zero: the NIC checked none.
         28 checksums: [u8; 4],
-        /// The user index given to the queue pair, or the number of the shared receive queue.
+        /// The user index of the QP, or the number of the SRQ.
         32 srqn_uidx: U32,
-        /// Immediate, in network order as the peer gave it; or the key that was invalidated.
+        /// Immediate data in network order, or the key that was invalidated.
         36 imm_inval_pkey: [u8; 4],
         /// Not used by the operations of this crate.
         40 app: [u8; 4],
@@ -69,37 +70,38 @@ layout! {
         44 byte_cnt: U32,
         /// Free-running clock of the NIC.
         48 timestamp: U64,
-        /// On send completions the opcode of the entry (high byte), then the queue pair (24 bits).
+        /// In send completions the opcode of the WQE (high byte), then the QP number (24 bits).
         56 sop_drop_qpn: U32,
-        /// On send completions the index of the entry's first basic block; on receive completions
-        /// the index of the receive. Modulo 2^16.
+        /// In send completions the index of the WQE's first basic block; in receive completions the
+        /// index of the receive. Modulo 2^16.
         60 wqe_counter: U16,
-        /// Checksum; not used unless asked for.
+        /// Checksum; unused unless it was requested.
         62 signature: u8,
         /// Opcode in the high nibble, [`SCATTER`] in bit 2, solicited in bit 1, owner in bit 0.
         /// Written last.
         63 op_own: u8,
     } means {
-        /// Whether the payload lies in the entry: as many of its first bytes as it says.
+        /// Whether the entry contains the payload (inline scatter). The entry's byte count is its
+        /// length.
         scattered(&self) -> bool = self.op_own & SCATTER != 0;
-        /// The same bytes read as an error entry; meaningful if [`opcode`](Cqe64::opcode) is an error.
+        /// The same bytes read as an error entry; valid if [`opcode`](Cqe64::opcode) is an error.
         as_error(&self) -> &ErrCqe = zerocopy::transmute_ref!(self);
-        /// What the entry reports.
+        /// The operation that the entry reports.
         opcode(&self) -> CqeOpcode = CqeOpcode(self.op_own >> 4);
         /// The owner bit.
         owner(&self) -> u8 = self.op_own & 1;
-        /// Whether the sender asked for an event.
+        /// Whether the sender set the solicited bit.
         solicited(&self) -> bool = self.op_own & 2 != 0;
-        /// The queue pair.
+        /// The QP number.
         qpn(&self) -> u32 = self.sop_drop_qpn.get() & 0x00ff_ffff;
-        /// The operation of the send queue entry that is done.
+        /// The opcode of the completed send WQE.
         send_opcode(&self) -> SendOpcode = SendOpcode((self.sop_drop_qpn.get() >> 24) as u8);
     }
 }
 
 layout! {
-    /// A completion entry of 64 bytes, in the form that reports an error. The error codes lie where
-    /// a success has its timestamp.
+    /// A completion entry of 64 bytes, in the form that reports an error. The error codes are at
+    /// the offset of the timestamp of a success.
     ErrCqe: [u8; SIZE] {
         /// Not used.
         0 reserved0: [u8; 32],
@@ -107,13 +109,13 @@ layout! {
         32 srqn_uidx: U32,
         /// Not used.
         36 reserved1: [u8; 18],
-        /// A code for the vendor's support.
+        /// The vendor's error code.
         54 vendor_err: u8,
-        /// Why: a [`Syndrome`].
+        /// The reason, a [`Syndrome`].
         55 syndrome: u8,
-        /// The opcode of the failed send queue entry (high byte), then the queue pair (24 bits).
+        /// The opcode of the failed send WQE (high byte), then the QP number (24 bits).
         56 s_wqe_opcode_qpn: U32,
-        /// As in [`Cqe64`]: which entry failed.
+        /// As in [`Cqe64`]: the index of the failed entry.
         60 wqe_counter: U16,
         /// As in [`Cqe64`].
         62 signature: u8,
@@ -122,25 +124,25 @@ layout! {
     } means {
         /// The same bytes as the general form of an entry.
         as_cqe(&self) -> &Cqe64 = zerocopy::transmute_ref!(self);
-        /// Why the work failed.
+        /// The reason of the failure.
         reason(&self) -> Syndrome = Syndrome(self.syndrome);
-        /// The queue pair.
+        /// The QP number.
         qpn(&self) -> u32 = self.s_wqe_opcode_qpn.get() & 0x00ff_ffff;
-        /// The operation of the send queue entry that failed.
+        /// The opcode of the failed send WQE.
         send_opcode(&self) -> SendOpcode = SendOpcode((self.s_wqe_opcode_qpn.get() >> 24) as u8);
     }
 }
 
-/// What a success entry shall say.
+/// The content of a success entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Success {
-    /// What is done.
+    /// The operation.
     pub opcode: CqeOpcode,
-    /// The queue pair, 24 bits.
+    /// The QP number, 24 bits.
     pub qpn: u32,
-    /// The user index given to the queue pair.
+    /// The user index of the QP.
     pub uidx: u32,
-    /// The entry's operation on a send completion; zero on a receive completion.
+    /// In a send completion the opcode of the WQE; in a receive completion zero.
     pub send_opcode: SendOpcode,
     /// See [`Cqe64::byte_cnt`].
     pub byte_cnt: u32,
@@ -148,31 +150,31 @@ pub struct Success {
     pub imm: [u8; 4],
     /// See [`Cqe64::wqe_counter`].
     pub wqe_counter: u16,
-    /// Whether the sender asked for an event.
+    /// Whether the sender set the solicited bit.
     pub solicited: bool,
     /// See [`Cqe64::timestamp`].
     pub timestamp: u64,
-    /// Where a datagram came from; zero on connections and on send completions.
+    /// The source of a datagram; zero for connections and in send completions.
     pub source: Source,
 }
 
-/// Where a datagram came from.
+/// The source of a datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Source {
-    /// The queue pair that sent it, 24 bits.
+    /// The QP number of the sender, 24 bits.
     pub qpn: u32,
-    /// The LID of the port that sent it; zero on Ethernet.
+    /// The LID of the sender's port; zero on Ethernet.
     pub slid: u16,
     /// On InfiniBand the service level, 4 bits; on Ethernet an [`L3Header`].
     pub sl: u8,
-    /// Low bits of the LID that it was sent to.
+    /// Low bits of the destination LID.
     pub path_bits: u8,
-    /// Whether a global route header came with it.
+    /// Whether the datagram had a global route header.
     pub grh: bool,
 }
 
-/// The kinds of headers that a datagram on Ethernet has in place of a global route header, as
-/// an entry tells them in place of the service level.
+/// The kinds of headers that replace the global route header of a datagram on Ethernet. The entry
+/// has the kind in place of the service level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum L3Header {
@@ -184,20 +186,20 @@ pub enum L3Header {
     Ipv4 = 2,
 }
 
-/// What an error entry shall say.
+/// The content of an error entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
     /// [`CqeOpcode::REQ_ERR`] or [`CqeOpcode::RESP_ERR`].
     pub opcode: CqeOpcode,
-    /// Why.
+    /// The reason.
     pub syndrome: Syndrome,
-    /// A code for the vendor's support.
+    /// The vendor's error code.
     pub vendor_err: u8,
-    /// The queue pair, 24 bits.
+    /// The QP number, 24 bits.
     pub qpn: u32,
-    /// The user index given to the queue pair.
+    /// The user index of the QP.
     pub uidx: u32,
-    /// The operation of the failed send queue entry; zero for a receive.
+    /// The opcode of the failed send WQE; zero for a receive.
     pub send_opcode: SendOpcode,
     /// See [`Cqe64::wqe_counter`].
     pub wqe_counter: u16,
@@ -222,7 +224,7 @@ impl Cqe64 {
         }
     }
 
-    /// The same entry with `payload` in it; only the first [`MAX_SCATTER`] bytes have room.
+    /// The same entry with `payload` in it, cut to the first [`MAX_SCATTER`] bytes.
     #[inline]
     pub fn with_scattered(self, payload: &[u8]) -> Cqe64 {
         let mut bytes = self.to_bytes();
@@ -232,7 +234,7 @@ impl Cqe64 {
         Cqe64::from_bytes(bytes)
     }
 
-    /// An entry that the NIC has never written, as the host presets it.
+    /// An entry that the NIC has not written, as the host presets it.
     pub const fn preset() -> Cqe64 {
         Cqe64 {
             op_own: OP_OWN_PRESET,
@@ -240,7 +242,7 @@ impl Cqe64 {
         }
     }
 
-    /// Where a datagram came from; means something on its receive completion.
+    /// The source of a datagram; valid in its receive completion only.
     #[inline]
     pub fn source(&self) -> Source {
         let flags = self.flags_rqpn.get();
@@ -296,7 +298,7 @@ pub const fn op_own(opcode: CqeOpcode, solicited: bool, owner: u8) -> u8 {
 pub const fn owner_of_lap(index: u32, log_entries: u8) -> u8 {
     match index.checked_shr(log_entries as u32) {
         Some(lap) => (lap & 1) as u8,
-        // A queue that long is never full once.
+        // A queue of 2^32 or more entries never completes a lap of a 32-bit index.
         None => 0,
     }
 }
@@ -308,25 +310,25 @@ pub const fn last_dword(opcode: CqeOpcode, owner: u8, signature: u8, wqe_counter
     u32::from_le_bytes([hi, lo, signature, op_own(opcode, false, owner)])
 }
 
-/// The work queue index in a last dword, as a little-endian machine loads it.
+/// The work queue index in the last dword, as a little-endian machine loads it.
 #[inline]
 pub const fn wqe_counter_of(last_dword_le: u32) -> u16 {
     ((last_dword_le & 0xffff) as u16).swap_bytes()
 }
 
-/// What the last dword of an entry tells about it.
+/// The state of an entry, derived from its last dword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryState {
     /// The NIC has not written the entry in this lap.
     NotYet,
-    /// The work is done. The code may be one this crate has no name for.
+    /// The work completed successfully. The code may be one without a name in this crate.
     Success(CqeOpcode),
-    /// The work failed; the entry reads as an [`ErrCqe`].
+    /// The work failed; the entry is an [`ErrCqe`].
     Error(CqeOpcode),
 }
 
-/// Judges entry number `index` (counted over all laps) of a queue of 2^`log_entries` entries
-/// by its last dword, as a little-endian machine loads it.
+/// Classifies entry number `index` (counted over all laps) of a queue of 2^`log_entries` entries by
+/// its last dword, as a little-endian machine loads it.
 #[inline]
 pub const fn classify(last_dword_le: u32, index: u32, log_entries: u8) -> EntryState {
     let opcode = CqeOpcode((last_dword_le >> 28) as u8);

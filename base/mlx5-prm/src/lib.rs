@@ -1,19 +1,20 @@
-//! ConnectX (mlx5) formats as data: what a host writes into a work queue, what the NIC writes
-//! into a completion queue, and how the one tells the other.
+//! The ConnectX (mlx5) formats as data: the entries that a host writes into a work queue, the
+//! entries that the NIC writes into a completion queue, and the doorbells between them.
 //!
-//! Nothing here touches memory shared with a device. Encoders hand out segments of 16 bytes,
-//! parsers read a private copy, and everything that is stored with a plain CPU or GPU store
-//! comes as the integer to store. So the host library and the virtual NIC share one description
-//! of the formats, and either can be tested without the other.
+//! This crate does not touch memory that is shared with a device. Encoders return segments of 16
+//! bytes, and parsers read a private copy. A value for a plain store of a CPU or GPU is returned as
+//! the integer to store. The host library and the virtual NIC therefore share one description of
+//! the formats, and each can be tested without the other.
 //!
-//! - [`wqe`]: work queue entries (WQE) of send and receive queues, both ways.
-//! - [`cqe`]: completion queue entries (CQE), their owner bit, the word a stream waits for.
+//! - [`wqe`]: work queue entries (WQE) of send and receive queues, encoded and parsed.
+//! - [`cqe`]: completion queue entries (CQE), their owner bit, the word that a stream waits for.
 //! - [`doorbell`]: doorbell records, doorbells, the layout of a UAR page.
-//! - [`opcode`], [`syndrome`]: the codes in them. Codes stay integers: what a newer device
-//!   reports is kept as it is and has a name only if it is known.
+//! - [`opcode`], [`syndrome`]: the codes in them. Codes stay integers: an unknown code of a newer
+//!   device keeps its number and has no name.
 //!
-//! Every field is big-endian on the wire. Functions that give a value *to be stored* mean a
-//! store by a little-endian machine, as every GPU and every supported host is; they say so.
+//! Every field is big-endian on the wire. Functions that return a value *to be stored* mean a store
+//! by a little-endian machine, and their text says so. Every GPU and every supported host is
+//! little-endian.
 //!
 //! ```
 //! use mlx5_prm::opcode::SendOpcode;

@@ -1,19 +1,20 @@
-//! Operation codes of work queue entries and completion entries.
+//! Opcodes of work queue entries and completion entries.
 
 codes! {
-    /// What a send queue entry asks for: the low byte of its first dword.
+    /// The operation of a send WQE: the low byte of its first dword.
     SendOpcode {
-        /// Does nothing, in order; completes like any other entry if it is signaled.
+        /// No operation, executed in order; a signaled NOP writes a completion.
         NOP = 0x00,
-        /// SEND that invalidates a key of the receiver; the key travels in the immediate field.
+        /// SEND that invalidates a key of the receiver; the immediate field contains the key.
         SEND_INV = 0x01,
         /// RDMA WRITE.
         RDMA_WRITE = 0x08,
-        /// RDMA WRITE that also consumes a receive and delivers four bytes with its completion.
+        /// RDMA WRITE that also consumes a receive; the receive completion contains four bytes of
+        /// immediate data.
         RDMA_WRITE_IMM = 0x09,
         /// SEND.
         SEND = 0x0a,
-        /// SEND that delivers four bytes with the receive completion.
+        /// SEND whose receive completion contains four bytes of immediate data.
         SEND_IMM = 0x0b,
         /// RDMA READ.
         RDMA_READ = 0x10,
@@ -25,30 +26,30 @@ codes! {
 }
 
 codes! {
-    /// What a completion entry reports: the high nibble of its last byte.
+    /// The content of a completion entry: the high nibble of its last byte.
     CqeOpcode {
-        /// A send queue entry is done.
+        /// A send WQE completed.
         REQ = 0,
-        /// A receive was consumed by an RDMA WRITE with immediate.
+        /// An RDMA WRITE with immediate consumed a receive.
         RESP_WR_IMM = 1,
-        /// A receive was filled by a SEND.
+        /// A SEND consumed a receive.
         RESP_SEND = 2,
-        /// A receive was filled by a SEND with immediate.
+        /// A SEND with immediate consumed a receive.
         RESP_SEND_IMM = 3,
-        /// A receive was filled by a SEND with invalidate.
+        /// A SEND with invalidate consumed a receive.
         RESP_SEND_INV = 4,
-        /// A send queue entry failed.
+        /// A send WQE failed.
         REQ_ERR = 13,
         /// A receive failed.
         RESP_ERR = 14,
-        /// The entry was never written by the NIC.
+        /// The NIC has not written the entry.
         INVALID = 15,
     }
 }
 
 impl CqeOpcode {
-    /// Whether the code is one of the upper half, all of which mean anything but success. One
-    /// bit tells, which is what lets a wait on a single word refuse error entries.
+    /// Whether the code is in the upper half, 8 or more: no code of this half means success. One
+    /// bit decides this, so a wait on a single word can refuse error entries.
     #[inline]
     pub const fn is_error(self) -> bool {
         self.0 & 0x8 != 0

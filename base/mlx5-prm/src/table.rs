@@ -1,8 +1,8 @@
-//! Tables from which types are made: structures by the offsets of their fields, codes by their
-//! names.
+//! Macros that define types from tables: structures from the offsets of their fields, codes from
+//! their names.
 
-/// A structure as it lies in memory: each field with its offset, which is checked, the bytes of the
-/// whole, and what the bits of its fields mean.
+/// A structure in its memory layout: each field with its offset, which is checked, the bytes of the
+/// whole, and methods for the bits of its fields.
 macro_rules! layout {
     (
         $(#[$meta:meta])*
@@ -28,13 +28,13 @@ macro_rules! layout {
         };
 
         impl $name {
-            /// The bytes, in the order they stand in memory.
+            /// The bytes, in the order of memory.
             #[inline]
             pub const fn to_bytes(self) -> $bytes {
                 zerocopy::transmute!(self)
             }
 
-            /// What these bytes are.
+            /// The structure with these bytes.
             #[inline]
             pub const fn from_bytes(bytes: $bytes) -> $name {
                 zerocopy::transmute!(bytes)
@@ -51,7 +51,7 @@ macro_rules! layout {
     };
 }
 
-/// A code of one byte. A known one has a name; any other keeps its number.
+/// A code of one byte. A known code has a name; an unknown code keeps its number.
 macro_rules! codes {
     ($(#[$meta:meta])* $code:ident { $($(#[$doc:meta])* $name:ident = $value:literal,)* }) => {
         $(#[$meta])*
@@ -61,7 +61,7 @@ macro_rules! codes {
         impl $code {
             $($(#[$doc])* pub const $name: $code = $code($value);)*
 
-            /// The code's name, or `None` for one this crate does not know.
+            /// The code's name; `None` for an unknown code.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $($code::$name => Some(stringify!($name)),)*

@@ -8,13 +8,13 @@ use mlx5_prm::doorbell::{cq_arm_value, cq_ci, cq_ci_value, record_index, record_
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
 
-/// The last dword as a little-endian machine finds it in memory.
+/// The last dword as a little-endian machine loads it from memory.
 fn last_of(bytes: &[u8; 64]) -> u32 {
     u32::from_le_bytes(bytes[LAST_DWORD_OFFSET..].try_into().unwrap())
 }
 
 #[test]
-fn a_success_entry_lies_as_the_nic_writes_it() {
+fn success_entry_has_the_layout_of_the_nic() {
     let say = Success {
         opcode: CqeOpcode::RESP_SEND_IMM,
         qpn: 0x0012_3456,
@@ -57,7 +57,7 @@ fn a_success_entry_lies_as_the_nic_writes_it() {
 }
 
 #[test]
-fn a_small_payload_lies_at_the_start_of_its_entry() {
+fn entry_contains_a_small_payload_at_its_start() {
     let say = Success {
         opcode: CqeOpcode::RESP_SEND,
         byte_cnt: 5,
@@ -76,14 +76,14 @@ fn a_small_payload_lies_at_the_start_of_its_entry() {
         (cqe.opcode(), cqe.owner(), cqe.solicited()),
         (say.opcode, 1, true)
     );
-    // What has no room is left out.
+    // Bytes beyond the room of the entry are left out.
     let full = plain.with_scattered(&[7; 40]).to_bytes();
     assert_eq!(full[..32], [7; 32]);
     assert_eq!(full[32..OP_OWN_OFFSET], plain.to_bytes()[32..OP_OWN_OFFSET]);
 }
 
 #[test]
-fn an_error_entry_lies_as_the_nic_writes_it() {
+fn error_entry_has_the_layout_of_the_nic() {
     let say = Failure {
         opcode: CqeOpcode::REQ_ERR,
         syndrome: Syndrome::REMOTE_ACCESS,
@@ -106,12 +106,12 @@ fn an_error_entry_lies_as_the_nic_writes_it() {
         (Syndrome::REMOTE_ACCESS, 0x0012_3456)
     );
     assert_eq!(cqe.send_opcode(), SendOpcode::RDMA_WRITE);
-    // A timestamp would lie over the syndrome.
+    // The syndrome is at the offset of the timestamp.
     assert_eq!(general.timestamp.get(), 0x8813);
 }
 
 #[test]
-fn numbers_too_wide_do_not_spill() {
+fn too_wide_numbers_leave_other_fields_unchanged() {
     let say = Success {
         qpn: 0xff12_3456,
         send_opcode: SendOpcode::NOP,
@@ -125,7 +125,7 @@ fn numbers_too_wide_do_not_spill() {
 }
 
 #[test]
-fn the_last_dword_by_parts_and_by_entry_agree() {
+fn last_dword_by_parts_and_by_entry_agree() {
     for code in 0..16 {
         for owner in 0..2 {
             for wqe_counter in [0, 1, 0x80, 0x1234, 0xff00, 0xffff] {
@@ -146,11 +146,11 @@ fn the_last_dword_by_parts_and_by_entry_agree() {
     assert_eq!(last_dword(CqeOpcode::REQ, 0, 0xab, 0), 0x00ab_0000);
 }
 
-/// A queue of 8 entries, written in order for five laps, every third entry an error. Before
-/// each write the entry must read as not yet, after it as what was written; the single-word
-/// wait that a stream does must agree.
+/// A queue of 8 entries, written in order for five laps; every third entry is an error. Before each
+/// write the entry must be classified as not written, after it by its content. The single-word wait
+/// of a stream must agree.
 #[test]
-fn entries_are_told_apart_for_many_laps() {
+fn entries_of_many_laps_are_distinguished() {
     const LOG: u8 = 3;
     let mut queue = [Cqe64::preset().to_bytes(); 1 << LOG];
     let passes = |dword: u32, index| {
@@ -199,7 +199,7 @@ fn entries_are_told_apart_for_many_laps() {
             assert!(passes(last_of(slot), index), "{index}: a success passes");
         }
         assert_eq!(wqe_counter_of(last_of(slot)), wqe_counter);
-        // The same slot one lap later is not there yet.
+        // In the next lap the same slot is not yet written.
         assert_eq!(
             classify(last_of(slot), index + (1 << LOG), LOG),
             EntryState::NotYet
@@ -208,7 +208,7 @@ fn entries_are_told_apart_for_many_laps() {
 }
 
 #[test]
-fn the_preset_misleads_nobody_in_the_first_lap() {
+fn preset_passes_no_test_in_the_first_lap() {
     let preset = Cqe64::preset().to_bytes();
     assert_eq!(preset[OP_OWN_OFFSET], OP_OWN_PRESET);
     assert_eq!(OP_OWN_PRESET, op_own(CqeOpcode::INVALID, false, 1));
@@ -217,13 +217,13 @@ fn the_preset_misleads_nobody_in_the_first_lap() {
     assert_ne!(last_of(&preset) & OWNER_BIT, 0);
     // ... and where the owner would match, the opcode does not.
     assert_eq!(classify(last_of(&preset), 8, 3), EntryState::NotYet);
-    // The common mark is told by the opcode, not by the owner.
+    // The opcode of the common mark decides, not its owner bit.
     assert_eq!(classify(0xf000_0000, 0, 3), EntryState::NotYet);
     assert_eq!(0xf0 & 1, owner_of_lap(0, 3));
 }
 
 #[test]
-fn owner_is_the_parity_of_the_lap() {
+fn owner_bit_is_the_parity_of_the_lap() {
     for log in 0..=31u8 {
         let entries = 1u32 << log;
         for index in [
@@ -297,7 +297,7 @@ fn known_codes_have_names_and_others_keep_their_number() {
 }
 
 #[test]
-fn every_code_is_judged_by_its_highest_bit() {
+fn every_code_is_classified_by_its_highest_bit() {
     for code in 0..16 {
         let opcode = CqeOpcode(code);
         let expected = match code {

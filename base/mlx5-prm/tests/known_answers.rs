@@ -1,4 +1,4 @@
-//! Byte for byte what the vendor's library writes, and back.
+//! The encoder writes the bytes of the vendor's library, and the parser reads them back.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn encode(v: &SendVector) -> (Encoded, Vec<u8>) {
 }
 
 #[test]
-fn sends_are_equal_byte_for_byte() {
+fn encoded_sends_equal_the_vendors_bytes() {
     let vectors = sends();
     assert_eq!(vectors.len(), 41);
     for v in &vectors {
@@ -41,7 +41,7 @@ fn sends_are_equal_byte_for_byte() {
 }
 
 #[test]
-fn a_slice_takes_a_send_or_says_how_much_it_lacks() {
+fn slice_receives_a_send_or_reports_the_missing_room() {
     for v in &sends() {
         let mut memory = vec![0xee; v.wqe.len() + 16];
         let mut sink = SliceSink::new(&mut memory);
@@ -63,7 +63,7 @@ fn a_slice_takes_a_send_or_says_how_much_it_lacks() {
 }
 
 #[test]
-fn doorbells_come_apart_and_together() {
+fn doorbells_are_parsed_and_encoded() {
     for v in &sends() {
         let bytes: [u8; 8] = v.doorbell[..].try_into().unwrap();
         let doorbell = SendDoorbell::from_bytes(bytes);
@@ -80,7 +80,7 @@ fn doorbells_come_apart_and_together() {
 }
 
 #[test]
-fn the_nic_reads_what_the_vendor_wrote() {
+fn parser_reads_the_vendors_entries() {
     let mut read = 0;
     for v in &sends() {
         let parsed = parse(v, &v.wqe).unwrap_or_else(|e| panic!("{}: {e}", v.name));
@@ -110,7 +110,7 @@ fn the_nic_reads_what_the_vendor_wrote() {
     assert_eq!(read, 41);
 }
 
-/// Takes an entry apart as the kind of its queue pair wants it.
+/// Parses an entry as the kind of its QP requires.
 fn parse<'a>(v: &SendVector, bytes: &'a [u8]) -> Result<ParsedWqe<'a>, ParseError> {
     match v.av {
         Some(_) => parse_datagram(bytes),
@@ -118,14 +118,14 @@ fn parse<'a>(v: &SendVector, bytes: &'a [u8]) -> Result<ParsedWqe<'a>, ParseErro
     }
 }
 
-/// Everything that a parsed entry says.
+/// The whole content of a parsed entry.
 fn meaning(wqe: &ParsedWqe<'_>) -> impl PartialEq + std::fmt::Debug + use<> {
     let data: Vec<String> = wqe.data().map(|item| format!("{item:?}")).collect();
     (wqe.ctrl, wqe.remote, wqe.atomic, wqe.av, data)
 }
 
 #[test]
-fn every_flipped_bit_that_matters_is_noticed() {
+fn every_flipped_bit_of_a_used_byte_is_noticed() {
     for v in &sends() {
         let before = meaning(&parse(v, &v.wqe).unwrap());
         for bit in 0..v.wqe.len() * 8 {
@@ -139,8 +139,8 @@ fn every_flipped_bit_that_matters_is_noticed() {
     }
 }
 
-/// Whether nobody reads the byte: the end of the remote address segment, the comparand of an
-/// operation that compares nothing, the rest of the last inline segment.
+/// Whether the byte is unused: the end of the remote address segment, the comparand of an operation
+/// that compares nothing, the rest of the last inline segment.
 fn is_padding(v: &SendVector, byte: usize) -> bool {
     let head = 16 + if v.remote.is_some() { 16 } else { 0 };
     let head = head + if v.av.is_some() { 48 } else { 0 };
@@ -151,7 +151,7 @@ fn is_padding(v: &SendVector, byte: usize) -> bool {
 }
 
 #[test]
-fn receives_are_equal_byte_for_byte() {
+fn encoded_receives_equal_the_vendors_bytes() {
     let all = load();
     let recvs = list(&all["recv"]);
     assert_eq!(recvs.len(), 3);
@@ -182,7 +182,7 @@ fn every_flipped_bit_of_a_receive_is_noticed_up_to_its_end() {
             let mut bytes = wqe.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             let same = parse_recv(&bytes).is_ok_and(|list| list.eq(sges.iter().copied()));
-            // The key of the end mark matters; its other fields and what follows do not.
+            // The key of the end mark is used; its other fields and the bytes after it are not.
             let end = sges.len() * 16;
             let matters = bit / 8 < end || (end + 4..end + 8).contains(&(bit / 8));
             assert_eq!(same, !matters, "bit {bit} of {} SGEs", sges.len());

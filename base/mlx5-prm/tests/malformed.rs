@@ -1,4 +1,4 @@
-//! What the parsers refuse, and that nothing makes them panic.
+//! Malformed entries are refused, and no input makes the parsers panic.
 
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{
@@ -27,7 +27,7 @@ fn fault(bytes: &[u8]) -> ParseError {
 }
 
 #[test]
-fn sizes_must_fit() {
+fn entry_with_a_wrong_size_is_refused() {
     let whole = entry(0, SendOpcode::SEND, 3, &[segment(8), segment(9)]);
     assert!(parse_send(&whole).is_ok());
     for len in 0..whole.len() {
@@ -41,13 +41,13 @@ fn sizes_must_fit() {
         let bytes = entry(0, SendOpcode::SEND, ds, &[[0; 16]; 255]);
         assert_eq!(fault(&bytes), ParseError::Size { ds });
     }
-    // Bytes after the entry belong to somebody else.
+    // Bytes after the entry belong to another entry.
     let longer = entry(0, SendOpcode::SEND, 2, &[segment(8), segment(0xffff_ffff)]);
     assert_eq!(parse_send(&longer).unwrap().data().count(), 1);
 }
 
 #[test]
-fn opcodes_and_modifiers_must_be_known() {
+fn unknown_opcodes_and_modifiers_are_refused() {
     for code in 0..=u8::MAX {
         let opcode = SendOpcode(code);
         let bytes = entry(0, opcode, 4, &[[0; 16]; 3]);
@@ -61,7 +61,7 @@ fn opcodes_and_modifiers_must_be_known() {
 }
 
 #[test]
-fn needed_segments_must_be_there() {
+fn entry_without_a_needed_segment_is_refused() {
     for (opcode, ds, part) in [
         (SendOpcode::RDMA_WRITE, 1, Part::Remote),
         (SendOpcode::RDMA_WRITE_IMM, 1, Part::Remote),
@@ -69,14 +69,14 @@ fn needed_segments_must_be_there() {
         (SendOpcode::ATOMIC_CS, 1, Part::Remote),
         (SendOpcode::ATOMIC_FA, 2, Part::Atomic),
     ] {
-        // More bytes than the entry says are no help.
+        // Bytes beyond the entry's size do not count.
         let bytes = entry(0, opcode, ds, &[[0; 16]; 4]);
         assert_eq!(fault(&bytes), ParseError::Missing { opcode, ds, part });
     }
 }
 
 #[test]
-fn a_datagram_has_a_whole_address_vector_and_is_a_send() {
+fn datagram_must_be_a_send_with_a_whole_address_vector() {
     let av = AvSeg::infiniband(0x11, 0x22, 3, 4).to_bytes();
     for opcode in [SendOpcode::SEND, SendOpcode::SEND_IMM] {
         let whole = entry(0, opcode, 5, &[&av[..], &[segment(8)]].concat());
@@ -116,7 +116,7 @@ fn a_datagram_has_a_whole_address_vector_and_is_a_send() {
 }
 
 #[test]
-fn inline_data_must_fit_and_be_allowed() {
+fn inline_data_beyond_the_entry_or_not_permitted_is_refused() {
     let inline = |len: u32| segment(1 << 31 | len);
     let send = |rest: &[[u8; 16]]| entry(0, SendOpcode::SEND, rest.len() as u8 + 1, rest);
     assert!(parse_send(&send(&[inline(12)])).is_ok());
@@ -155,7 +155,7 @@ fn inline_data_must_fit_and_be_allowed() {
 }
 
 #[test]
-fn a_receive_cannot_be_inline() {
+fn receive_cannot_be_inline() {
     let slot = [segment(8), segment(1 << 31 | 8)].concat();
     let byte_count = 0x8000_0008;
     assert_eq!(
@@ -301,8 +301,8 @@ proptest! {
         counts in vec((1..64usize, any::<(bool, u16)>()), 0..20),
     ) {
         if steer && bytes.len() >= 16 {
-            // Towards the checks behind the first ones: a known opcode, a size that fits,
-            // small byte counts, now and then inline.
+            // This reaches the checks after the first ones: a known opcode, a valid size, small
+            // byte counts, in some cases inline data.
             bytes[0] = 0;
             bytes[3] = code;
             bytes[7] = (bytes.len() / 16).min(63) as u8;

@@ -1,4 +1,4 @@
-//! What the encoder refuses, what it leaves out, and NOPs.
+//! Requests that the encoder refuses, pieces that it leaves out, and NOPs.
 
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{
@@ -60,7 +60,7 @@ fn gather(opcode: SendOpcode, sges: &[Sge]) -> SendWqe<'_> {
     }
 }
 
-/// Opcode, then what else it may have: immediate, inline data, an address vector.
+/// An opcode, then the parts that it may have: immediate, inline data, an address vector.
 const OPCODES: [(SendOpcode, bool, bool, bool); 9] = [
     (SendOpcode::NOP, false, false, false),
     (SendOpcode::SEND_INV, true, true, false),
@@ -74,7 +74,7 @@ const OPCODES: [(SendOpcode, bool, bool, bool); 9] = [
 ];
 
 #[test]
-fn parts_go_with_the_opcode() {
+fn opcode_determines_the_permitted_parts() {
     const INLINE: Payload<'_> = Payload::Inline(&[b"abc"]);
     const GATHER: Payload<'_> = Payload::Gather(&[SGE]);
     for (opcode, imm, inlines, ud) in OPCODES {
@@ -188,7 +188,7 @@ fn empty_pieces_leave_no_segment() {
 }
 
 #[test]
-fn a_byte_count_of_zero_is_2_gib() {
+fn byte_count_of_zero_is_2_gib() {
     let sges = [Sge {
         len: MAX_SGE_LEN,
         ..SGE
@@ -210,7 +210,7 @@ fn a_byte_count_of_zero_is_2_gib() {
 }
 
 #[test]
-fn an_entry_has_at_most_63_segments() {
+fn entry_has_at_most_63_segments() {
     let sges = [SGE; 70];
     for (opcode, most) in [
         (SendOpcode::SEND, 62),
@@ -233,7 +233,7 @@ fn an_entry_has_at_most_63_segments() {
 fn inline_data_of_every_length() {
     let data: Vec<u8> = (0..1100u32).map(|i| (i * 7) as u8).collect();
     for opcode in [SendOpcode::SEND, SendOpcode::RDMA_WRITE] {
-        // What the size field of an entry leaves room for.
+        // The limit of the size field of an entry.
         let most = if opcode == SendOpcode::SEND {
             62 * 16 - 4
         } else {
@@ -266,7 +266,7 @@ fn inline_data_of_every_length() {
 }
 
 #[test]
-fn a_nop_covers_what_was_there() {
+fn nop_voids_a_prepared_entry_in_place() {
     let flags = WqeFlags {
         signaled: true,
         fence: true,
@@ -338,7 +338,7 @@ fn fence_modes_that_wait_for_reads_are_fences() {
 }
 
 #[test]
-fn receives_fill_their_slot_and_no_more() {
+fn receive_list_longer_than_its_slot_is_refused() {
     let sges = [SGE; 5];
     for stride in [16, 32, 64] {
         let room = stride / 16;

@@ -1,6 +1,6 @@
-//! The known-answer vectors taken once more, from the vendor's library on virtual devices
-//! (`emulator/ci/vectors`), against the committed ones. Numbers of queue pairs, addresses and
-//! keys are of one run; nothing else may differ.
+//! The known-answer vectors, generated again from the vendor's library on virtual devices
+//! (`emulator/ci/vectors`), against the committed ones. QP numbers, addresses and keys differ from
+//! run to run; everything else must be equal.
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;
@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use common::{hex, list, load, number, sends_of, text};
 use serde_json::Value;
 
-/// Fields that say what one run chose; the bytes that repeat them are looked at by [`blanked`].
+/// Fields whose values differ from run to run; [`blanked`] compares the bytes that repeat them.
 const CHOSEN: [&str; 4] = ["qpn", "remote_addr", "rkey", "lkey"];
 
-/// What two sets of vectors must have in common, by the names of the requests.
+/// The part that two sets of vectors must have in common, by the names of the requests.
 fn essence(all: &Value) -> Result<BTreeMap<String, Value>, String> {
     let mut requests = BTreeMap::new();
     for (kind, key) in [("send", "name"), ("recv", "index")] {
@@ -28,10 +28,10 @@ fn essence(all: &Value) -> Result<BTreeMap<String, Value>, String> {
     Ok(requests)
 }
 
-/// A request whose chosen numbers are blank, in the fields that name them and in the bytes.
+/// A request in which the numbers of one run are blank, in the fields and in the bytes.
 ///
 /// # Errors
-/// Bytes that are not what the field names.
+/// The bytes of a number differ from its field.
 fn blanked(kind: &str, v: &Value) -> Result<Value, String> {
     let mut bytes = hex(&v["wqe"]);
     let mut doorbell = v["doorbell_qword"].as_str().map(hexed).unwrap_or_default();
@@ -79,7 +79,7 @@ fn blanked(kind: &str, v: &Value) -> Result<Value, String> {
     let fields = rest.as_object_mut().ok_or("no object")?;
     fields.retain(|field, _| !CHOSEN.contains(&field.as_str()));
     for number_of in ["compare_add", "swap"] {
-        // Numbers in strings may be written in two ways.
+        // A number in a string may be decimal or hexadecimal.
         if let Some(field) = fields.get_mut(number_of) {
             *field = number(field).into();
         }
@@ -99,7 +99,7 @@ fn hexed(s: &str) -> Vec<u8> {
     hex(&s.into())
 }
 
-/// Compares; returns how many requests were.
+/// Compares both sets and returns the number of requests.
 fn compare(new: &Value, old: &Value) -> Result<usize, String> {
     let (new, old) = (essence(new)?, essence(old)?);
     for (name, expected) in &old {
@@ -116,7 +116,7 @@ fn compare(new: &Value, old: &Value) -> Result<usize, String> {
 
 #[test]
 #[ignore = "wants GDS_VECTORS, the file of vectors that emulator/ci/vectors takes"]
-fn taken_again_they_are_the_same() {
+fn regenerated_vectors_equal_the_committed_ones() {
     let path = std::env::var("GDS_VECTORS").expect("GDS_VECTORS names a file");
     let file = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
     let new: Value = serde_json::from_str(&file).unwrap_or_else(|e| panic!("{path}: {e}"));
@@ -124,7 +124,7 @@ fn taken_again_they_are_the_same() {
         Ok(count) => println!("{count} requests compared, all equal"),
         Err(why) => panic!("{why}"),
     }
-    // And byte for byte what the encoder writes for them, with the numbers of that run.
+    // The encoder writes the same bytes for them, with the numbers of that run.
     for v in sends_of(&new) {
         let mut bytes = Vec::new();
         let mut sink = |segment: &[u8; 16]| bytes.extend_from_slice(segment);
@@ -135,7 +135,7 @@ fn taken_again_they_are_the_same() {
 }
 
 #[test]
-fn other_numbers_of_one_run_are_the_same_vectors() {
+fn vectors_with_other_numbers_of_a_run_are_equal() {
     let mut old = load();
     let write = list(&old["send"])
         .iter()
@@ -188,7 +188,7 @@ fn every_changed_byte_is_noticed() {
 }
 
 #[test]
-fn what_is_missing_or_new_or_there_twice_is_noticed() {
+fn missing_new_and_duplicate_vectors_are_noticed() {
     let old = load();
     let mut fewer = old.clone();
     fewer["send"].as_array_mut().unwrap().pop();

@@ -1,10 +1,11 @@
-//! Bytes in memory that others read and write at any time: copied in ascending order by the largest
-//! aligned words, each of them at once. Relaxed: order comes from the words around them.
+//! Copies of bytes in memory that other threads and devices access at any time. They copy in
+//! ascending order by the largest aligned words, each word in one access. Accesses are relaxed:
+//! other words provide the order.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The aligned words of 8, 4, 2 or 1 bytes that make up `at .. at + len`, in ascending order: calls
+/// Splits `at .. at + len` into aligned words of 8, 4, 2 or 1 bytes, in ascending order: calls
 /// `each` with a word's distance from `at` and its size.
 #[inline]
 fn words(at: NonNull<u8>, len: usize, mut each: impl FnMut(usize, usize)) {
@@ -27,11 +28,11 @@ fn words(at: NonNull<u8>, len: usize, mut each: impl FnMut(usize, usize)) {
 /// Copies out of shared memory.
 ///
 /// # Safety
-/// The `into.len()` bytes at `from` are live, and others access them only atomically.
+/// The `into.len()` bytes at `from` are live, and other threads access them only atomically.
 #[inline]
 pub unsafe fn copy_out(from: NonNull<u8>, into: &mut [u8]) {
     let to = into.as_mut_ptr();
-    // SAFETY: each word lies in the caller's bytes, aligned to its size in `from`.
+    // SAFETY: each word is within the caller's bytes, aligned to its size in `from`.
     words(from, into.len(), |i, size| unsafe {
         let (from, to) = (from.as_ptr().add(i), to.add(i));
         match size {
@@ -52,10 +53,10 @@ pub unsafe fn copy_out(from: NonNull<u8>, into: &mut [u8]) {
 /// Copies into shared memory.
 ///
 /// # Safety
-/// The `from.len()` bytes at `to` are live, and others access them only atomically.
+/// The `from.len()` bytes at `to` are live, and other threads access them only atomically.
 #[inline]
 pub unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
-    // SAFETY: each word lies in the caller's bytes, aligned to its size in `to`.
+    // SAFETY: each word is within the caller's bytes, aligned to its size in `to`.
     words(to, from.len(), |i, size| unsafe {
         let (to, from) = (to.as_ptr().add(i), from.as_ptr().add(i));
         match size {

@@ -1,19 +1,20 @@
-//! Time, step machines and bells: what software devices and the drivers that run them share.
+//! Time, step machines and bells: the interface between software devices and the drivers that run
+//! them.
 //!
-//! A software GPU, a virtual NIC, a link between two NICs, the watcher: each is a
-//! *step machine* ([`Machine`]): it owns no thread and reads no clock. A driver calls
-//! [`Machine::step`] with the time, and the machine does a bounded piece of work and says
-//! whether it got anywhere. Two drivers exist: [`Live`] (a thread
-//! steps all devices of a process, spins while they are busy and sleeps when they are not; another
-//! rings for streams, and each watcher has its own) and the
-//! crate `gds-sim` (one thread, a virtual clock, a seeded choice of the next machine).
+//! A software GPU, a virtual NIC, a link between two NICs and the watcher are *step machines*
+//! ([`Machine`]). A step machine owns no thread and reads no clock. A driver calls
+//! [`Machine::step`] with the time. The machine does a bounded amount of work and reports whether
+//! it made progress. There are two drivers. [`Live`] uses real threads: one thread steps all
+//! devices of a process (it spins while they are busy, and sleeps otherwise), another thread rings
+//! doorbells for streams, and each watcher has its own thread. The crate `gds-sim` uses one thread,
+//! a virtual clock and a seeded choice of the next machine.
 //!
-//! Code that belongs to a *rank* (an application thread and the library below it) sees the
-//! driver through [`Env`]: the time, a way to wait that works in both worlds, and a bell.
-//! [`Host`] is an `Env` that machines can be attached to. [`Shared`] lets a rank operate on a
-//! machine between its steps, and [`Word`] is the atomic word that protocol code is generic
-//! over, so that the shipped source also runs under a model checker. [`bytes`] copies memory that
-//! devices share. [`thread_times`] reads the processor time of each thread of the process, by name.
+//! Code of a *rank* (an application thread and the library below it) uses the driver through
+//! [`Env`]: the time, a wait that works in both drivers, and a bell. [`Host`] is an `Env` to which
+//! machines can be attached. [`Shared`] gives a rank access to a machine between its steps.
+//! [`Word`] is the atomic word of protocol code, so that the shipped source also runs under a model
+//! checker. [`bytes`] copies memory that devices share. [`thread_times`] returns the processor time
+//! of each thread of the process, by name.
 
 mod bell;
 pub mod bytes;

@@ -1,9 +1,9 @@
-//! A mutex that a panic does not poison: what it guards is whole between any two steps of a holder,
-//! and the panic is reported where it happened.
+//! A mutex without poisoning. The guarded data is consistent between any two statements of a
+//! holder, and a panic is reported where it happens.
 
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
-/// A [`std::sync::Mutex`] without poison.
+/// A [`std::sync::Mutex`] without poisoning.
 #[derive(Debug, Default)]
 pub struct Mutex<T: ?Sized>(std::sync::Mutex<T>);
 
@@ -21,7 +21,7 @@ impl<T: ?Sized> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock, unless somebody has it.
+    /// Takes the lock without waiting; `None` if it is held.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
@@ -31,7 +31,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// What is guarded: only the holder of the lock reaches it.
+    /// The guarded value: only the holder of the lock has access.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }

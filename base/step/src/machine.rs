@@ -1,4 +1,4 @@
-//! Step machines, and what a rank sees of the driver that steps them.
+//! Step machines, and the interface of the driver for ranks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,92 +6,93 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{Mutex, Time};
 
-/// What a step achieved.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Some work was done; there may be more.
+    /// The machine did work; more work may be pending.
     Progress,
-    /// Nothing could be done. `Some(t)`: call again at `t` at the latest; `None`: only
-    /// when something outside has changed (the machine may be waiting for a word that
-    /// a foreign store changes, so a driver still polls it now and then).
+    /// The machine could do no work. `Some(t)`: step it again at `t` at the latest. `None`: step it
+    /// again after a change outside. The machine may wait for a word that a foreign store changes,
+    /// so a driver still polls it from time to time.
     IdleUntil(Option<Time>),
 }
 
-/// A device, link or watcher that does a bounded piece of work each time it is called,
-/// owns no thread and reads no clock but the `now` it is handed.
+/// A device, link or watcher that does a bounded amount of work at each call. It owns no thread and
+/// reads no clock except the `now` argument.
 pub trait Machine: Send {
-    /// Does at most a bounded amount of work.
+    /// Does a bounded amount of work.
     fn step(&mut self, now: Time) -> Step;
 
     /// A short name for traces: `gpu0.engine`, `nic1`.
     fn name(&self) -> String;
 
-    /// A function that names, from any thread, what a step that does not end is doing; taken once.
+    /// Returns a function that names, from any thread, the operation of a step that does not end.
+    /// The driver calls this once.
     fn probe(&self) -> Option<Probe> {
         None
     }
 }
 
-/// Names what a machine's step is doing now; `None`: it is in no step that can tell.
+/// Names the current operation of a machine's step; `None`: no step that can be named is running.
 pub type Probe = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// Which thread of the driver steps a machine under `live` (`sim` has one thread).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
-    /// The device thread: spins while there is work, then sleeps at most 50 us at a time.
+    /// The device thread: it spins while there is work, then sleeps at most 50 us at a time.
     Device,
-    /// A thread of the machine's own: about once a millisecond. It may be stuck in a call of a
-    /// driver without an effect on others.
+    /// A thread for this machine alone, which steps it about once per millisecond. A driver call
+    /// that blocks there does not affect other machines.
     Watch,
-    /// The library's CPU thread, which posts work on behalf of streams: spins, then sleeps, as the
+    /// The library's CPU thread, which posts work on behalf of streams. It spins and sleeps as the
     /// device thread does.
     Cpu,
 }
 
-/// Names an attached machine within its host.
+/// The id of an attached machine within its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MachineId(pub u64);
 
-/// The driver as code of a rank sees it.
+/// The driver's interface for the code of a rank.
 pub trait Env: Send + Sync + fmt::Debug {
-    /// The time now.
+    /// The current time.
     fn now(&self) -> Time;
 
-    /// Waits until `condition` holds (then `true`) or the deadline has passed (then `false`).
-    /// `condition` is tried at least once, also when the deadline lies in the past. The
-    /// calling thread sleeps between tries after a short spin under `live`; under `sim`
-    /// others step meanwhile. Must not be called with a lock held that a machine or
+    /// Waits until `condition` holds (returns `true`) or the deadline has passed (returns `false`).
+    /// `condition` is evaluated at least once, even if the deadline has already passed. Under
+    /// `live`, the calling thread spins for a short time, then sleeps between evaluations. Under
+    /// `sim`, other actors step meanwhile. The caller must not hold a lock that a machine or
     /// another rank takes.
     fn wait_until(&self, deadline: Option<Time>, condition: &mut dyn FnMut() -> bool) -> bool;
 
-    /// Tells the machines that something was written that they may be waiting for. Cheap
-    /// when nobody sleeps. Orders the caller's earlier stores before the look at the sleeper.
+    /// Wakes the machines that may wait for an earlier store of the caller. It is cheap if no
+    /// thread sleeps. It orders the caller's earlier stores before the check for a sleeper.
     fn ring(&self);
 }
 
-/// An environment that machines can be attached to.
+/// A driver to which machines can be attached.
 pub trait Host: Env {
-    /// Hands `machine` to the driver, which steps it from now on.
+    /// Attaches `machine` to the driver, which steps it from now on.
     fn attach(&self, thread: Thread, machine: Box<dyn Machine>) -> MachineId;
 
-    /// Takes a machine away. When this returns, the machine is not being stepped and will
-    /// not be again; it has been dropped. An id that is not attached is ignored.
-    /// Must not be called from inside a step of the same thread.
+    /// Detaches a machine. When this returns, the machine is not being stepped, will not be stepped
+    /// again, and is dropped. An id that is not attached is ignored. Must not be called from inside
+    /// a step of the same thread.
     fn detach(&self, id: MachineId);
 }
 
-/// A machine that ranks operate on between its steps.
+/// A machine that ranks access between its steps.
 ///
-/// The driver holds one clone as the [`Machine`], ranks hold others and call
-/// [`with`](Shared::with). A rank that waits for the lock is let in before the next step,
-/// so a busy device thread cannot keep it out.
+/// The driver holds one clone as the [`Machine`]. Ranks hold others and call
+/// [`with`](Shared::with). A rank that waits for the lock gets it before the next step, so a busy
+/// device thread does not starve it.
 pub struct Shared<M>(Arc<Inner<M>>);
 
 struct Inner<M> {
     machine: Mutex<M>,
-    /// Counts ranks that want the lock. Written by ranks around `lock`, read (relaxed) by the
-    /// stepping thread, which does not take the lock while it is not zero. Only a hint: the
-    /// mutex carries the ordering.
+    /// The number of ranks that wait for the lock. Ranks write it around `lock`. The stepping
+    /// thread reads it (relaxed) and does not take the lock while it is not zero. It is a hint: the
+    /// mutex provides the ordering.
     waiting: AtomicU32,
 }
 
@@ -104,12 +105,12 @@ impl<M> Shared<M> {
         }))
     }
 
-    /// Whether both are the same machine.
+    /// Whether both refer to the same machine.
     pub fn is(&self, other: &Shared<M>) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Runs `f` on the machine, between two steps. `f` must not wait on the driver.
+    /// Runs `f` on the machine, between two steps. `f` must not wait for the driver.
     pub fn with<R>(&self, f: impl FnOnce(&mut M) -> R) -> R {
         let inner = &*self.0;
         inner.waiting.fetch_add(1, Ordering::Relaxed);

@@ -1,9 +1,8 @@
-//! Committed mutants: rules that can be broken on purpose, so that tests can show that they
-//! notice.
+//! Committed mutants: rules that a test can break on purpose, to show that the tests detect it.
 
-/// Makes, in a module of its own, the enum `Mutant` of the rules named, and `on`, which code under
-/// test asks. In builds of the calling package with its feature `mutants` there is also `set`;
-/// without it the answer to every question is the constant *no*.
+/// Defines, in a separate module, the enum `Mutant` of the named rules, and the function `on` for
+/// the code under test. If the calling package has its feature `mutants`, the module also has
+/// `set`. Without the feature, `on` is always `false`.
 #[macro_export]
 macro_rules! mutants {
     ($($(#[$doc:meta])+ $name:ident,)+) => {
@@ -23,16 +22,16 @@ macro_rules! mutants {
         mod switch {
             use std::sync::atomic::{AtomicU32, Ordering};
 
-            /// What is switched on: a mutant's number plus one, 0 for none. Set by a test before
-            /// it starts and read, relaxed, by the code under test: it orders nothing.
+            /// The active mutant: its number plus one, 0 for none. A test sets it before it starts,
+            /// and the code under test reads it relaxed: it orders nothing.
             static ACTIVE: AtomicU32 = AtomicU32::new(0);
 
-            /// Switches one mutant on for the whole process, or all off.
+            /// Activates one mutant for the whole process, or none.
             pub fn set(mutant: Option<super::Mutant>) {
                 ACTIVE.store(mutant.map_or(0, |m| m as u32 + 1), Ordering::Relaxed);
             }
 
-            /// Whether `mutant` is on.
+            /// Whether `mutant` is active.
             pub fn on(mutant: super::Mutant) -> bool {
                 ACTIVE.load(Ordering::Relaxed) == mutant as u32 + 1
             }
@@ -41,7 +40,7 @@ macro_rules! mutants {
         #[cfg(feature = "mutants")]
         pub use switch::{on, set};
 
-        /// Whether `mutant` is on: never, in a build without the feature.
+        /// Whether `mutant` is active: always `false` in a build without the feature.
         #[cfg(not(feature = "mutants"))]
         #[inline(always)]
         pub const fn on(_mutant: Mutant) -> bool {

@@ -1,4 +1,4 @@
-//! Processor time of each thread of this process, so that a benchmark can show which ran.
+//! Processor time of each thread of this process. Benchmarks use it to show which threads ran.
 
 use std::fs;
 use std::io;
@@ -10,8 +10,8 @@ use std::time::Duration;
 pub struct ThreadTime {
     /// The kernel's id of the thread.
     pub tid: u32,
-    /// The thread's name, at most 15 bytes: `gds-device`, `gds-watch`, `gds-cpu`, or what
-    /// the application called its own.
+    /// The thread's name, at most 15 bytes: `gds-device`, `gds-watch`, `gds-cpu`, or a name that
+    /// the application has set.
     pub name: String,
     /// User and system time since the thread started. Exact to a nanosecond while the thread
     /// sleeps, to a scheduler tick while it runs.
@@ -31,14 +31,14 @@ pub struct ThreadTime {
 /// ```
 ///
 /// # Errors
-/// The kernel shows no `/proc/self/task`, or neither `schedstat` nor `stat` below it.
+/// The kernel has no `/proc/self/task`, or neither `schedstat` nor `stat` in it.
 pub fn thread_times() -> io::Result<Vec<ThreadTime>> {
     let mut times = Vec::new();
     for entry in fs::read_dir("/proc/self/task")? {
         let entry = entry?;
         match thread_time(&entry.path()) {
             Ok(time) => times.push(time),
-            // The thread ended between the listing and the look.
+            // The thread ended after the listing.
             Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == ESRCH => {}
             Err(e) => return Err(e),
         }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_two_formats_of_the_kernel() {
+    fn both_formats_of_the_kernel_are_parsed() {
         assert_eq!(
             from_schedstat("1234567 89 10\n"),
             Some(Duration::from_nanos(1_234_567))
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_worked_shows_its_time() {
+    fn thread_with_work_has_processor_time() {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let (ready, is_ready) = std::sync::mpsc::channel();
         let worker = std::thread::Builder::new()

@@ -1,18 +1,18 @@
-//! Time as the machines see it: nanoseconds since the driver started.
+//! The time of the machines: nanoseconds since the driver started.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
 
-/// A point in time: nanoseconds since the driver started. Virtual under `sim`, monotonic
-/// under `live`. Never compared across drivers or processes.
+/// A point in time: nanoseconds since the driver started. Virtual under `sim`, monotonic under
+/// `live`. Times of different drivers or processes are not comparable.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(u64);
 
 impl Time {
-    /// The driver's start.
+    /// The start of the driver.
     pub const ZERO: Time = Time(0);
-    /// Later than any time a driver reaches.
+    /// A time that no driver reaches.
     pub const NEVER: Time = Time(u64::MAX);
 
     /// `ns` nanoseconds after the driver's start.
@@ -25,14 +25,14 @@ impl Time {
         self.0
     }
 
-    /// The time that passed since `earlier`, zero if `earlier` is later.
+    /// The time since `earlier`; zero if `earlier` is later.
     pub const fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// The instant at which `limit`, counted from now, is over. A limit that is too long for the clock
-/// counts as a century.
+/// The instant at which `limit`, counted from now, ends. A limit that exceeds the clock's range
+/// counts as 100 years.
 pub fn deadline(limit: Duration) -> Instant {
     after(Instant::now(), limit)
 }

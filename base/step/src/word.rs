@@ -1,9 +1,9 @@
-//! The atomic word that protocol code is generic over.
+//! The atomic word of generic protocol code.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// An atomic word. Implemented for `AtomicU32` and `AtomicU64`; the protocol tests
-/// implement it for a model checker's words, so the shipped source is what is checked.
+/// An atomic word. `AtomicU32` and `AtomicU64` implement it. The protocol tests implement it for a
+/// model checker's words, so that the model checker runs the shipped source.
 pub trait Word {
     /// The plain value, `u32` or `u64`.
     type Value: Copy + Eq + std::fmt::Debug;
@@ -12,9 +12,9 @@ pub trait Word {
     fn load(&self, order: Ordering) -> Self::Value;
     /// An atomic store.
     fn store(&self, value: Self::Value, order: Ordering);
-    /// An atomic exchange; returns what was there.
+    /// An atomic exchange; returns the old value.
     fn swap(&self, value: Self::Value, order: Ordering) -> Self::Value;
-    /// An atomic compare-and-exchange; `Err` carries what was there instead.
+    /// An atomic compare-and-exchange; `Err` has the actual value.
     ///
     /// # Errors
     /// The word did not hold `current`.
@@ -25,7 +25,7 @@ pub trait Word {
         success: Ordering,
         failure: Ordering,
     ) -> Result<Self::Value, Self::Value>;
-    /// A fence among the words of this kind (a model checker has its own).
+    /// A fence between words of this kind (a model checker has its own fence).
     fn fence(order: Ordering);
 }
 

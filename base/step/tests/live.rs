@@ -1,5 +1,5 @@
-//! The live driver. Nothing here depends on speed: times only bound what would otherwise
-//! last for ever, or for an hour.
+//! The live driver. No test depends on speed: a time limit only ends a wait that would last for
+//! ever, or for an hour.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use gds_step::{Live, LiveConfig};
 const HOUR: Duration = Duration::from_secs(3600);
 const LONG: Duration = Duration::from_secs(60);
 
-/// A machine made of a closure.
+/// A machine with a closure as its step.
 struct With<F>(F);
 
 impl<F: FnMut(Time) -> Step + Send> Machine for With<F> {
@@ -27,7 +27,7 @@ fn with(step: impl FnMut(Time) -> Step + Send + 'static) -> Box<dyn Machine> {
     Box::new(With(step))
 }
 
-/// Threads that sleep for an hour unless woken.
+/// A driver whose threads sleep for an hour unless a ring wakes them.
 fn sleepy() -> LiveConfig {
     LiveConfig {
         spin: Duration::ZERO,
@@ -61,7 +61,7 @@ fn copier() -> (Arc<[AtomicU64; 3]>, Box<dyn Machine>) {
     (words, machine)
 }
 
-/// Waits until nobody steps the copier any more: its thread sleeps.
+/// Waits until the copier is not stepped any more: its thread sleeps.
 fn until_asleep(live: &Live, words: &[AtomicU64; 3]) {
     eventually(live, || words[2].load(Ordering::Relaxed) > 0);
     let mut last = 0;
@@ -72,7 +72,7 @@ fn until_asleep(live: &Live, words: &[AtomicU64; 3]) {
 }
 
 #[test]
-fn a_ring_ends_a_sleep_of_an_hour() {
+fn ring_ends_a_sleep_of_an_hour() {
     let live = Live::new(sleepy()).unwrap();
     for thread in [Thread::Device, Thread::Cpu] {
         let (words, machine) = copier();
@@ -90,7 +90,7 @@ fn a_ring_ends_a_sleep_of_an_hour() {
 }
 
 #[test]
-fn a_peer_rings_the_bell_it_was_given() {
+fn peer_rings_the_bell_that_it_opened() {
     use std::os::fd::AsFd;
     let live = Live::new(sleepy()).unwrap();
     let peer = Bell::open(live.bell().fd().as_fd().try_clone_to_owned().unwrap()).unwrap();
@@ -103,7 +103,7 @@ fn a_peer_rings_the_bell_it_was_given() {
 }
 
 #[test]
-fn a_store_that_nobody_rang_for_is_noticed() {
+fn store_without_a_wake_up_is_noticed() {
     let live = Live::new(LiveConfig::default()).unwrap();
     for thread in [Thread::Device, Thread::Watch, Thread::Cpu] {
         let (words, machine) = copier();
@@ -115,9 +115,9 @@ fn a_store_that_nobody_rang_for_is_noticed() {
     }
 }
 
-/// The stuck watcher stands for a call of a driver that does not return.
+/// The stuck watcher stands for a driver call that does not return.
 #[test]
-fn a_watcher_that_is_stuck_stops_no_other() {
+fn stuck_watcher_stops_no_other_machine() {
     let live = Live::new(LiveConfig::default()).unwrap();
     let (release, stuck) = std::sync::mpsc::channel::<()>();
     live.attach(
@@ -135,9 +135,9 @@ fn a_watcher_that_is_stuck_stops_no_other() {
     drop(release);
 }
 
-/// Whoever drops a device whose driver hangs has to get on.
+/// A caller that drops a device with a stuck driver must continue.
 #[test]
-fn detach_of_a_watcher_that_is_stuck_returns_after_its_limit() {
+fn detach_of_a_stuck_watcher_returns_after_its_time_limit() {
     let live = Live::new(LiveConfig::default()).unwrap();
     let (release, stuck) = std::sync::mpsc::channel::<()>();
     let (entered, inside) = std::sync::mpsc::channel();
@@ -165,7 +165,7 @@ fn detach_of_a_watcher_that_is_stuck_returns_after_its_limit() {
 }
 
 #[test]
-fn a_machine_is_stepped_at_the_time_it_asked_for() {
+fn machine_is_stepped_at_its_requested_time() {
     let live = Live::new(sleepy()).unwrap();
     for thread in [Thread::Device, Thread::Watch, Thread::Cpu] {
         let (done, seen) = (
@@ -202,7 +202,7 @@ fn a_machine_is_stepped_at_the_time_it_asked_for() {
 #[test]
 fn detach_under_load_leaves_no_step_behind() {
     let live = Live::new(LiveConfig::default()).unwrap();
-    // Some that are always busy, so that rounds never cease.
+    // Some machines are always busy, so that rounds never cease.
     for _ in 0..3 {
         live.attach(Thread::Device, with(|_| Step::Progress));
     }
@@ -221,7 +221,7 @@ fn detach_under_load_leaves_no_step_behind() {
                             Step::Progress
                         }),
                     );
-                    // Half of them go before they were ever stepped, maybe.
+                    // Half of them are detached, some of them possibly before their first step.
                     if i % 2 == 0 {
                         eventually(live, || steps.load(Ordering::Relaxed) > 0);
                     }
@@ -239,7 +239,7 @@ fn detach_under_load_leaves_no_step_behind() {
 }
 
 #[test]
-fn a_panic_takes_only_its_own_machine() {
+fn panic_detaches_only_its_own_machine() {
     struct Bad;
     impl Machine for Bad {
         fn step(&mut self, _: Time) -> Step {
@@ -280,13 +280,13 @@ fn a_panic_takes_only_its_own_machine() {
         (bad_drop, "bad1".to_owned(), "bad drop".to_owned()),
     ];
     assert_eq!(found, expected);
-    // It is detached, and the thread goes on.
+    // The machine is detached, and the thread continues.
     live.detach(bad);
     words[0].store(1, Ordering::Release);
     eventually(&live, || words[1].load(Ordering::Acquire) == 1);
 }
 
-/// Detaches another machine of its thread: in a step if told to, or else when dropped.
+/// Detaches another machine of its thread: in a step on request, or else when dropped.
 struct Detacher {
     live: std::sync::Weak<Live>,
     other: MachineId,
@@ -320,7 +320,7 @@ impl Drop for Detacher {
 }
 
 #[test]
-fn detach_on_the_own_thread_is_put_off_and_never_a_deadlock() {
+fn detach_on_the_own_thread_is_deferred_without_deadlock() {
     for in_step in [true, false] {
         let live = Live::new(LiveConfig::default()).unwrap();
         let token = Arc::new(());
@@ -351,7 +351,7 @@ fn detach_on_the_own_thread_is_put_off_and_never_a_deadlock() {
 }
 
 #[test]
-fn a_driver_that_goes_takes_its_machines_along() {
+fn dropped_driver_drops_its_machines() {
     let token = Arc::new(());
     let live = Live::new(LiveConfig::default()).unwrap();
     for thread in [Thread::Device, Thread::Watch, Thread::Cpu] {
@@ -369,7 +369,7 @@ fn a_driver_that_goes_takes_its_machines_along() {
 }
 
 #[test]
-fn the_last_reference_may_go_on_the_drivers_own_thread() {
+fn last_reference_may_be_dropped_on_the_drivers_own_thread() {
     let live = Live::new(LiveConfig::default()).unwrap();
     let token = Arc::new(());
     let (mut last, held) = (Some(Arc::clone(&live)), Arc::clone(&token));
@@ -395,7 +395,7 @@ fn the_last_reference_may_go_on_the_drivers_own_thread() {
 }
 
 #[test]
-fn waits_try_once_and_end_at_their_deadline() {
+fn wait_evaluates_once_and_ends_at_its_deadline() {
     let live = Live::new(LiveConfig::default()).unwrap();
     let past = Some(Time::ZERO);
     let mut tries = 0;
@@ -418,7 +418,7 @@ fn waits_try_once_and_end_at_their_deadline() {
 }
 
 #[test]
-fn there_is_one_driver_a_process() {
+fn process_has_one_global_driver() {
     let (a, b) = (Live::global().unwrap(), Live::global().unwrap());
     assert!(Arc::ptr_eq(&a, &b));
 }

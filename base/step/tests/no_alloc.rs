@@ -1,5 +1,5 @@
-//! Once machines are attached, stepping, ringing, sleeping and waiting allocate nothing. A
-//! test in a process of its own, because it counts allocations.
+//! After machines are attached, stepping, ringing, sleeping and waiting allocate nothing. The test
+//! has a process of its own because it counts allocations.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -23,11 +23,11 @@ thread_local! {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(u64::from(COUNTS.get()), Ordering::Relaxed);
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -54,9 +54,9 @@ impl Machine for Echo {
 }
 
 #[test]
-fn the_steady_state_allocates_nothing() {
+fn steady_state_allocates_nothing() {
     COUNTS.set(true);
-    // It sleeps after each word, so every word wakes it.
+    // The thread sleeps after each word, so every word wakes it.
     let config = LiveConfig {
         spin: Duration::ZERO,
         ..LiveConfig::default()

@@ -1,5 +1,5 @@
-//! Who has nothing to do uses no processor time. One test in a process of its own, so that
-//! the threads it finds are its own.
+//! A thread without work uses no processor time. The test has a process of its own, so that only
+//! its threads are in it.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn cpu(name: &str) -> Duration {
 #[test]
 fn parked_threads_use_no_processor_time() {
     const WHILE: Duration = Duration::from_millis(400);
-    // Naps long enough that waking up costs little on any machine.
+    // Naps so long that wake-ups cost little on any machine.
     let (nap, watch) = (Duration::from_millis(5), Duration::from_millis(5));
     let live = Live::new(LiveConfig {
         nap,
@@ -37,7 +37,7 @@ fn parked_threads_use_no_processor_time() {
         ..LiveConfig::default()
     })
     .unwrap();
-    // All three threads once had work. That of a watcher ends with it.
+    // All three threads have had work. A watcher's thread ends with its machine.
     for thread in [Thread::Device, Thread::Watch, Thread::Cpu] {
         let id = live.attach(thread, Box::new(Idle));
         live.detach(id);
@@ -58,18 +58,18 @@ fn parked_threads_use_no_processor_time() {
             });
         waiter.unwrap().join().unwrap()
     });
-    // A wait that polled would have used all of it; sleeping, it is about a hundredth.
+    // A polling wait would have used all of this time; a sleeping wait uses about a hundredth.
     assert!(
         waited < WHILE / 4,
         "the waiting thread used {waited:?} of {WHILE:?}"
     );
     for (name, before) in threads.iter().zip(before) {
         let used = cpu(name) - before;
-        // With nothing attached they do not even wake up.
+        // Without an attached machine the threads do not wake at all.
         assert!(used < Duration::from_millis(1), "{name} used {used:?}");
     }
 
-    // With idle machines attached their threads look, sleep and look.
+    // With idle machines attached, the threads alternate between a check and a sleep.
     live.attach(Thread::Device, Box::new(Idle));
     live.attach(Thread::Watch, Box::new(Idle));
     std::thread::sleep(Duration::from_millis(20));

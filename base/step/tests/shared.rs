@@ -1,4 +1,4 @@
-//! `Shared`: a rank operates on a machine between two steps, also while it is kept busy.
+//! `Shared`: a rank accesses a machine between two steps, even while the machine is always busy.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gds_step::{Machine, Shared, Step, Time};
 
-/// Always has work; its two halves are only unequal inside a step.
+/// Always has work; its two halves differ only inside a step.
 #[derive(Default)]
 struct Busy {
     left: u64,
@@ -27,7 +27,7 @@ impl Machine for Busy {
 }
 
 #[test]
-fn a_rank_gets_in_between_the_steps_of_a_busy_machine() {
+fn rank_accesses_a_busy_machine_between_its_steps() {
     let shared = Shared::new(Busy::default());
     let stop = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -38,7 +38,7 @@ fn a_rank_gets_in_between_the_steps_of_a_busy_machine() {
                 stepped.step(Time::ZERO);
             }
         });
-        // Each visit returns only if it is let in.
+        // Each access returns only if the rank gets the lock.
         for _ in 0..1000 {
             shared.with(|m| {
                 assert_eq!(m.left, m.right);
@@ -46,7 +46,7 @@ fn a_rank_gets_in_between_the_steps_of_a_busy_machine() {
                 m.right += 1;
             });
         }
-        // And visits do not keep the machine from being stepped.
+        // The accesses do not prevent the machine from being stepped.
         let before = shared.with(|m| m.left);
         while shared.with(|m| m.left) == before {
             std::thread::yield_now();
@@ -56,7 +56,7 @@ fn a_rank_gets_in_between_the_steps_of_a_busy_machine() {
 }
 
 #[test]
-fn a_step_never_waits_for_a_rank() {
+fn step_never_waits_for_a_rank() {
     let shared = Shared::new(Busy::default());
     let mut stepped = shared.clone();
     let counted = shared.with(|m| {
@@ -71,7 +71,7 @@ fn a_step_never_waits_for_a_rank() {
 }
 
 #[test]
-fn a_machine_outlives_the_panic_of_a_visitor() {
+fn machine_works_after_a_panic_in_a_ranks_access() {
     let shared = Shared::new(Busy::default());
     let visit = AssertUnwindSafe(|| shared.with(|_| panic!("visitor")));
     assert!(std::panic::catch_unwind(visit).is_err());

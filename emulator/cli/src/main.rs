@@ -1,7 +1,7 @@
 //! `vmlx5 run`: starts a program with virtual ConnectX devices.
 //!
-//! Sets what `libvmlx5.so` reads from the environment, preloads it, and becomes the program: no
-//! process stays between.
+//! Sets the environment variables of `libvmlx5.so`, preloads the library, and replaces itself by
+//! the program: no process stays between.
 
 use std::ffi::OsString;
 use std::fs;
@@ -25,7 +25,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs a program that finds virtual devices beside no others.
+    /// Runs a program with virtual devices in place of the machine's devices.
     Run(Run),
 }
 
@@ -39,38 +39,38 @@ enum Link {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Uar {
-    /// Doorbell pages one by one, as with current kernels
+    /// Doorbell pages are mapped one by one, as with current kernels
     Dyn,
-    /// All at the start, as with older ones
+    /// All doorbell pages are mapped at the start, as with older kernels
     Static,
 }
 
 #[derive(Args)]
 struct Run {
-    /// What the ports are plugged into
+    /// Link layer of the ports [default: ib]
     #[arg(long)]
     link: Option<Link>,
-    /// How doorbell pages are handed out
+    /// Allocation of doorbell pages [default: dyn]
     #[arg(long)]
     uar: Option<Uar>,
-    /// Name of the fabric: programs with the same name reach each other
+    /// Name of the fabric: programs with the same name reach each other [default: default]
     #[arg(long)]
     fabric: Option<String>,
-    /// How many devices there are
+    /// Number of devices [default: 1]
     #[arg(long)]
     devices: Option<u32>,
-    /// How many ports each device has
+    /// Number of ports of each device [default: 1]
     #[arg(long)]
     ports: Option<u8>,
-    /// What happens to frames and ports on their way: loss=0.01,dup=0.01,reorder=0.01,
+    /// Faults of frames and ports: loss=0.01,dup=0.01,reorder=0.01,
     /// delay=20us..2ms,die=3s,deaf=1s..2s,down=1:1s..2s,seed=7
     #[arg(long)]
     faults: Option<String>,
-    /// Waits for a program on this host that listens on this TCP port, for a minute at most, and
-    /// starts the program then: a client behind its server
+    /// Waits at most 60 s until a program on this host listens on this TCP port, then starts the
+    /// program: a client after its server
     #[arg(long, value_name = "PORT")]
     wait_port: Option<u16>,
-    /// Says on standard error what the program asks of its devices
+    /// Writes the commands of the program to its devices to standard error
     #[arg(long)]
     trace: bool,
     /// The library to preload [default: libvmlx5.so beside this program, or in ../lib]
@@ -95,7 +95,7 @@ fn main() -> Result<()> {
     };
     let library = fs::canonicalize(&library).with_context(|| library.display().to_string())?;
     let [name, arguments @ ..] = &run.program[..] else {
-        bail!("no program");
+        bail!("no program is given");
     };
     let program = find(name)?;
     check(&program)?;
@@ -125,8 +125,8 @@ fn main() -> Result<()> {
     Err(error).with_context(|| program.display().to_string())
 }
 
-/// Waits until a process of this host listens on a port. No connection is tried: servers that take
-/// one client would take that for it.
+/// Waits until a process of this host listens on a port. It opens no connection, because a server
+/// for one client would take this connection for its client.
 fn wait_for(port: u16) -> Result<()> {
     let end = Instant::now() + LIMIT;
     while !listens(port)? {
@@ -138,7 +138,7 @@ fn wait_for(port: u16) -> Result<()> {
     Ok(())
 }
 
-/// Whether a process of this host listens on a TCP port, as the kernel's tables say.
+/// Whether a process of this host listens on a TCP port, by the kernel's tables.
 fn listens(port: u16) -> Result<bool> {
     const LISTEN: &str = "0A";
     let (v4, v6) = ("/proc/net/tcp", "/proc/net/tcp6");
@@ -155,7 +155,7 @@ fn listens(port: u16) -> Result<bool> {
     }))
 }
 
-/// What the options say to the library.
+/// The environment variables of the library, from the options.
 fn variables(run: &Run) -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     let mut add = |name, value: Option<String>| all.extend(value.map(|v| (name, v)));
@@ -172,9 +172,9 @@ fn variables(run: &Run) -> Vec<(&'static str, String)> {
     all
 }
 
-/// The library, where builds and installations put it.
+/// The path of the library, at the places of builds and installations.
 fn library() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("where this program is")?;
+    let own = std::env::current_exe().context("find the path of this program")?;
     let beside = own.parent().unwrap_or(Path::new("."));
     let places = [beside.join(LIBRARY), beside.join("../lib").join(LIBRARY)];
     let found = places.iter().find(|place| place.exists());
@@ -184,7 +184,7 @@ fn library() -> Result<PathBuf> {
     })
 }
 
-/// The file of a program, as a shell finds it.
+/// The file of a program, found as a shell finds it.
 fn find(name: &OsString) -> Result<PathBuf> {
     let path = Path::new(name);
     if path.components().count() > 1 {
@@ -200,24 +200,24 @@ fn find(name: &OsString) -> Result<PathBuf> {
     found.with_context(|| format!("{}: no such program in PATH", path.display()))
 }
 
-/// Refuses programs that the dynamic linker would run without the library.
+/// Refuses programs for which the dynamic linker does not preload the library.
 fn check(program: &Path) -> Result<()> {
     let name = program.display();
     let file = fs::metadata(program).with_context(|| name.to_string())?;
     if file.permissions().mode() & 0o6000 != 0 {
-        bail!("{name} changes its user or group: the dynamic linker preloads nothing then");
+        bail!("{name} changes its user or group: the dynamic linker preloads no library then");
     }
     let mut bytes = Vec::new();
     fs::File::open(program)
         .and_then(|f| f.take(64 * 1024).read_to_end(&mut bytes))
         .with_context(|| name.to_string())?;
     if bytes.starts_with(b"\x7fELF") && is_static(&bytes) {
-        bail!("{name} is linked statically: there is no dynamic linker that preloads anything");
+        bail!("{name} is linked statically: no dynamic linker preloads the library");
     }
     Ok(())
 }
 
-/// True of a 64-bit executable that names no dynamic linker.
+/// Whether a file is a 64-bit executable without a dynamic linker.
 fn is_static(elf: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |at: usize, len: usize| {

@@ -1,10 +1,10 @@
-//! The command line of `vmlx5 run`, with a library in place of libvmlx5.so that changes nothing.
+//! The command line of `vmlx5 run`, with a library without effect in place of libvmlx5.so.
 
 use std::net::TcpListener;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-/// `vmlx5 run` with the C library preloaded, which is loaded anyhow.
+/// `vmlx5 run` with the C library preloaded, which every program loads in any case.
 fn vmlx5(words: &[&str]) -> Output {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let libc = maps.lines().find_map(|line| {
@@ -22,7 +22,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn options_that_are_unknown_are_named_and_those_of_the_program_are_its_own() {
+fn unknown_options_are_named_and_the_programs_options_are_passed_on() {
     let output = vmlx5(&["--bogus", "--", "true"]);
     assert!(
         !output.status.success() && said(&output).contains("'--bogus'"),
@@ -39,8 +39,8 @@ fn options_that_are_unknown_are_named_and_those_of_the_program_are_its_own() {
 }
 
 #[test]
-fn wait_port_starts_the_program_when_another_listens() {
-    // A port that is free for sure: bound, and not listened on yet.
+fn wait_port_starts_the_program_once_another_listens() {
+    // A port that is free: bound, but not listened on yet.
     let held = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = held.local_addr().unwrap().port();
     drop(held);
@@ -48,13 +48,13 @@ fn wait_port_starts_the_program_when_another_listens() {
         std::thread::sleep(Duration::from_millis(300));
         TcpListener::bind(("127.0.0.1", port)).unwrap()
     });
-    // A connection is made, or the shell fails.
+    // The shell connects, or it fails.
     let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
     let port = port.to_string();
     let output = vmlx5(&["--wait-port", &port, "--", "bash", "-c", &connect]);
     let listener = server.join().unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    // The waiting itself connected to nothing: there is one connection.
+    // The wait itself opened no connection: the listener has one.
     listener.accept().unwrap();
     listener.set_nonblocking(true).unwrap();
     let e = listener.accept().expect_err("one connection alone");

@@ -1,4 +1,4 @@
-//! A simulation's seed, pace and limits.
+//! The seed, the pace and the limits of a simulation.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use gds_step::Time;
 use crate::Cause;
 use crate::sched::Limits;
 
-/// A simulation's seed, pace and limits.
+/// The seed, the pace and the limits of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimConfig {
-    /// Decides every choice: equal seeds give equal runs.
+    /// Decides every choice: equal seeds have equal runs.
     pub seed: u64,
-    /// How long a turn takes in virtual nanoseconds; drawn evenly. Default 1 to 200.
+    /// The duration of a turn in virtual nanoseconds, drawn uniformly. Default 1 to 200.
     pub step_ns: RangeInclusive<u64>,
-    /// The most turns before [`Cause::TimeLimit`]. Default ten million.
+    /// The maximal number of turns before [`Cause::TimeLimit`]. Default ten million.
     pub max_turns: u64,
-    /// The most virtual time before [`Cause::TimeLimit`]. Default 1000 s.
+    /// The maximal virtual time before [`Cause::TimeLimit`]. Default 1000 s.
     pub max_time: Duration,
-    /// Stack of each rank, in bytes. Default 512 KiB.
+    /// The stack of each rank in bytes. Default 512 KiB.
     pub stack: usize,
 }
 
 impl SimConfig {
-    /// The defaults with this seed.
+    /// The default configuration with this seed.
     pub fn seed(seed: u64) -> SimConfig {
         SimConfig {
             seed,
@@ -39,7 +39,7 @@ impl SimConfig {
     pub(crate) fn limits(&self) -> Limits {
         let (low, high) = (*self.step_ns.start(), *self.step_ns.end());
         Limits {
-            // An empty range means its beginning.
+            // An empty range stands for its start.
             step_ns: low..=high.max(low),
             turns: self.max_turns,
             time: Time::ZERO + self.max_time,

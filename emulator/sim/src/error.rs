@@ -1,4 +1,4 @@
-//! What a simulation reports, and how it fails.
+//! The report of a simulation, and its errors.
 
 use std::fmt;
 use std::io;
@@ -7,32 +7,32 @@ use gds_step::{Step, Time};
 
 use crate::trace::Answer;
 
-/// A simulation that came to its end.
+/// The report of a simulation that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimReport {
-    /// The seed it ran with.
+    /// The seed of the run.
     pub seed: u64,
-    /// Turns so far.
+    /// The number of turns.
     pub turns: u64,
-    /// Virtual time so far.
+    /// The virtual time at the end.
     pub time: Time,
-    /// A digest of every choice and answer so far: equal for equal runs.
+    /// A digest of every choice and answer: equal for equal runs.
     pub digest: u64,
-    /// Ranks that were frozen or killed and did not end.
+    /// The ranks that were frozen or killed and did not end.
     pub unfinished: Vec<String>,
 }
 
 /// A rank or machine at the moment a simulation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// The name given to it.
+    /// Its name.
     pub name: String,
-    /// A rank, not a machine.
+    /// True for a rank, false for a machine.
     pub is_rank: bool,
     /// Frozen or killed.
     pub frozen: bool,
-    /// Its last answer; a rank's is [`Step::Progress`] when it got from one wait to the next.
-    /// `None`: it was never stepped.
+    /// Its last answer; for a rank [`Step::Progress`] if it went from one wait to the next. `None`:
+    /// it was never stepped.
     pub last: Option<Step>,
 }
 
@@ -64,30 +64,30 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// A simulation that failed. Every message begins with the seed that replays it.
+/// A failed simulation. Every message begins with the seed that replays it.
 #[derive(Debug, thiserror::Error)]
 #[error("seed {seed:#018x}, turn {turn} at {now:?}: {cause}")]
 pub struct SimError {
     /// The seed.
     pub seed: u64,
-    /// The turn it came to.
+    /// The turn of the failure.
     pub turn: u64,
-    /// The virtual time it came to.
+    /// The virtual time of the failure.
     pub now: Time,
-    /// How it failed.
+    /// The cause.
     #[source]
     pub cause: Cause,
 }
 
-/// How a simulation failed.
+/// The cause of a failed simulation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// Nobody can go on and nobody waits for a time. All ranks that have not ended, and all
-    /// machines.
+    /// No rank and no machine can continue, and none waits for a time. Lists all ranks that have
+    /// not ended, and all machines.
     #[error("stuck: {}", List(.0))]
     Stuck(Vec<Waiting>),
-    /// The limit of turns or of virtual time was reached. As in `Stuck`.
+    /// The limit of turns or of virtual time was reached. The list is that of `Stuck`.
     #[error("limit reached: {}", List(.0))]
     TimeLimit(Vec<Waiting>),
     /// A rank panicked.
@@ -95,28 +95,28 @@ pub enum Cause {
     RankPanicked {
         /// The rank's name.
         rank: String,
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
-    /// A machine panicked in a step. It was detached.
+    /// A machine panicked in a step, and was detached.
     #[error("machine {machine} panicked: {message}")]
     MachinePanicked {
         /// The machine's name.
         machine: String,
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
-    /// No stack for a rank.
-    #[error("no stack of {size} bytes for rank {rank}")]
+    /// The system refused the stack of a rank.
+    #[error("the system refused a stack of {size} bytes for rank {rank}")]
     Stack {
         /// The rank's name.
         rank: String,
-        /// The size asked for.
+        /// The requested size in bytes.
         size: usize,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The text trace could not be written; the simulation went on without.
+    /// The text trace could not be written; the simulation continued without it.
     #[error("the trace could not be written")]
     Trace(#[source] io::Error),
 }

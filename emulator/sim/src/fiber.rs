@@ -1,4 +1,4 @@
-//! The fiber of a rank, and how code that runs in one gives way to the scheduler.
+//! The fiber of a rank, and how code in a fiber yields to the scheduler.
 
 use std::cell::Cell;
 use std::io;
@@ -9,10 +9,10 @@ use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use gds_step::Step;
 
-/// The rank that is running, for code deep inside it.
+/// The running rank, for code deep inside it.
 #[derive(Clone, Copy)]
 struct Here {
-    /// Address of the simulation's core, to tell simulations on one thread apart.
+    /// The address of the simulation's core, which distinguishes simulations on one thread.
     sim: *const (),
     yielder: *const Yielder<(), Step>,
 }
@@ -21,11 +21,11 @@ thread_local! {
     static HERE: Cell<Option<Here>> = const { Cell::new(None) };
 }
 
-/// A rank's body on a stack of its own. It yields what a step of it achieved.
+/// The code of a rank on a separate stack. It yields the result of each step.
 pub(super) struct Fiber(Coroutine<(), Step, ()>);
 
 impl Fiber {
-    /// `sim`: address of the simulation's core.
+    /// `sim`: the address of the simulation's core.
     pub(super) fn new(stack: usize, sim: *const (), body: Box<dyn FnOnce()>) -> io::Result<Fiber> {
         let stack = DefaultStack::new(stack)?;
         Ok(Fiber(Coroutine::with_stack(stack, move |yielder, ()| {
@@ -37,7 +37,7 @@ impl Fiber {
     /// Runs the rank until it waits, or to its end (`None`).
     ///
     /// # Errors
-    /// What it panicked with.
+    /// The payload of the rank's panic.
     pub(super) fn resume(&mut self) -> Result<Option<Step>> {
         outside(|| {
             catch_unwind(AssertUnwindSafe(|| match self.0.resume(()) {
@@ -47,16 +47,16 @@ impl Fiber {
         })
     }
 
-    /// Runs the destructors of a rank that has not ended.
+    /// Unwinds a rank that has not ended, so that its destructors run.
     ///
     /// # Errors
-    /// What the rank panicked with instead of giving in.
+    /// The payload of a panic of the rank during the unwinding.
     pub(super) fn unwind(&mut self) -> Result<()> {
         outside(|| catch_unwind(AssertUnwindSafe(|| self.0.force_unwind())))
     }
 }
 
-/// Runs `f` as code that belongs to no rank, such as the scheduler or a machine's step.
+/// Runs `f` as code outside all ranks, such as the scheduler or a machine's step.
 pub(super) fn outside<R>(f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Here>);
     impl Drop for Restore {
@@ -68,13 +68,13 @@ pub(super) fn outside<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether the calling code runs inside a rank of the simulation.
+/// Whether the caller runs inside a rank of the simulation.
 pub(super) fn inside(sim: *const ()) -> bool {
     HERE.get().is_some_and(|here| std::ptr::eq(here.sim, sim))
 }
 
-/// Gives way to the scheduler, saying what was achieved since the last time. Must be called
-/// [`inside`] a rank.
+/// Yields to the scheduler with the result since the last yield. The caller must be [`inside`] a
+/// rank.
 pub(super) fn pause(achieved: Step) {
     let here = HERE.get();
     let Some(Here { yielder, .. }) = here else {

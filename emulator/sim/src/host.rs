@@ -1,4 +1,4 @@
-//! The simulation as its machines and ranks see it: the [`Host`] behind `Sim::host`.
+//! The interface of the simulation for its machines and ranks: the [`Host`] behind `Sim::host`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,27 +16,27 @@ use crate::error::{Cause, SimError};
 use crate::fiber;
 use crate::sched::{Pick, Scheduler};
 
-/// What ranks, machines and the scheduler share. All of them run on one thread; the mutex is
-/// there because the type must be `Sync`, is never contended, and is never held while a
-/// machine steps, a rank runs or anything foreign is dropped.
+/// The state of ranks, machines and the scheduler. All of them run on one thread. The mutex is
+/// there because the type must be `Sync`. It is never contended, and it is never held while a
+/// machine steps, a rank runs or a foreign value is dropped.
 pub(super) struct Core {
     pub(super) seed: u64,
-    /// The only thread that steps anything.
+    /// The only thread that steps machines and ranks.
     thread: ThreadId,
     state: Mutex<State>,
-    /// Set once, when the simulation is dropped: no rank may pause any more. One thread
-    /// writes and reads it, so relaxed.
+    /// Set once, when the simulation is dropped: from then on no rank may pause. One thread writes
+    /// and reads it, so relaxed.
     torn_down: AtomicBool,
 }
 
 pub(super) struct State {
     pub(super) sched: Scheduler,
-    /// `None`: it is being stepped.
+    /// `None`: the machine is being stepped.
     machines: BTreeMap<u64, (Thread, Option<Box<dyn Machine>>)>,
-    /// The thread of the machine that is being stepped.
+    /// The driver thread of the machine that is being stepped.
     stepping: Option<Thread>,
     next_id: u64,
-    /// What went wrong in a step, until `run` reports it.
+    /// The failure of a step, until `run` reports it.
     fault: Option<SimError>,
 }
 
@@ -60,7 +60,7 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of a simulation that has come so far.
+    /// The error of the simulation in its current state.
     pub(super) fn failed(&self, sched: &Scheduler, cause: Cause) -> SimError {
         SimError {
             seed: self.seed,
@@ -70,18 +70,18 @@ impl Core {
         }
     }
 
-    /// The address that tells simulations apart.
+    /// The address that distinguishes simulations.
     pub(super) fn address(&self) -> *const () {
         std::ptr::from_ref(self).cast()
     }
 
-    /// Ranks and their destructors must not wait any more. The one is over; the other runs
-    /// while a panic unwinds, which must not be carried into other fibers.
+    /// Ranks and their destructors must not wait any more: the simulation is being dropped, or a
+    /// panic unwinds, and other fibers must not run during it.
     fn must_not_wait(&self) -> bool {
         self.torn_down.load(Ordering::Relaxed) || std::thread::panicking()
     }
 
-    /// Steps one machine, if it is still there.
+    /// Steps one machine, if it is still attached.
     pub(super) fn step_machine(&self, id: u64) {
         let (mut machine, now) = {
             let mut state = self.state();
@@ -106,7 +106,7 @@ impl Core {
                     *slot = Some(machine);
                     return;
                 }
-                // It was detached in its own step.
+                // The machine was detached in its own step.
                 drop(state);
                 drop(machine);
             }
@@ -120,19 +120,19 @@ impl Core {
                 state.machines.remove(&id);
                 state.sched.remove(id);
                 drop(state);
-                // The first panic is the one to report.
+                // The first panic is reported.
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(machine))).map_err(panic_message);
             }
         }
     }
 
-    /// A wait inside a rank: gives way until the condition holds.
+    /// A wait inside a rank: yields until the condition holds.
     fn wait_in_rank(&self, deadline: Option<Time>, condition: &mut dyn FnMut() -> bool) -> bool {
-        // Others may get in before the first look, or not.
+        // Other actors may run before the first evaluation, depending on the seed.
         if self.state().sched.coin() {
             fiber::pause(Step::Progress);
         }
-        // The rank ran until here. Later it is only progress if the condition has come true.
+        // The rank has run up to here. Later it makes progress only if the condition holds.
         let mut achieved = Step::Progress;
         loop {
             if self.must_not_wait() {
@@ -142,7 +142,8 @@ impl Core {
                 return true;
             }
             let now = self.state().sched.now();
-            // Even who does not wait gives way once, or a loop of such waits would not end.
+            // A wait that has already timed out yields once as well, or a loop of them would not
+            // end.
             if achieved != Step::Progress && deadline.is_some_and(|d| now >= d) {
                 return false;
             }
@@ -151,7 +152,7 @@ impl Core {
         }
     }
 
-    /// A wait outside all ranks, while a simulation is built: steps the machines.
+    /// A wait outside all ranks, while a simulation is set up: steps the machines.
     fn wait_outside(&self, deadline: Option<Time>, condition: &mut dyn FnMut() -> bool) -> bool {
         loop {
             if condition() {
@@ -175,12 +176,12 @@ impl Core {
         }
     }
 
-    /// From now on nobody waits and nothing is attached.
+    /// From now on no actor waits and no machine is attached.
     pub(super) fn tear_down(&self) {
         self.torn_down.store(true, Ordering::Relaxed);
     }
 
-    /// Gives the machines back, to be dropped.
+    /// Returns the machines, for the caller to drop.
     pub(super) fn take_machines(&self) -> Vec<Box<dyn Machine>> {
         let machines = std::mem::take(&mut self.state().machines);
         machines
@@ -248,8 +249,8 @@ impl Host for Core {
         MachineId(id)
     }
 
-    /// From inside a step of the same thread the machine goes at once, or after the step if it
-    /// is the one being stepped; debug builds report it as a panic of that step.
+    /// From inside a step of the same thread, detaches the machine at once, or after the step if it
+    /// is the one being stepped. Debug builds report the call as a panic of that step.
     fn detach(&self, id: MachineId) {
         let (machine, misused) = {
             let mut state = self.state();

@@ -1,14 +1,14 @@
 //! The simulated driver of the step machines: software GPUs, virtual NICs, links, watchers.
 //!
-//! Machines and ranks share one thread and a virtual clock, and a seed decides which of them
-//! runs next ([`Sim`]). A seed that fails fails again, in exactly the same way, so the order of
-//! events that broke a protocol can be looked at as often as needed. The other driver,
-//! [`Live`](gds_step::Live), runs the same machines on threads in real time.
+//! Machines and ranks share one thread and a virtual clock, and a seed decides which of them runs
+//! next ([`Sim`]). A failing seed fails again in exactly the same way, so the order of events that
+//! broke a protocol can be replayed as often as needed. The other driver, [`Live`](gds_step::Live),
+//! runs the same machines on threads in real time.
 //!
-//! Code below the drivers sees neither: machines are handed the time
-//! ([`Machine::step`](gds_step::Machine::step)), ranks wait through an
-//! [`Env`](gds_step::Env), and whoever builds the world attaches machines to a
-//! [`Host`](gds_step::Host). Here a wire carries a word and back, first in play, then live:
+//! Machines and ranks are independent of the driver. Machines receive the time as an argument
+//! ([`Machine::step`](gds_step::Machine::step)). Ranks wait through an [`Env`](gds_step::Env). The
+//! code that sets up a simulation attaches machines to a [`Host`](gds_step::Host). In this example
+//! a wire carries a word, first in the simulation, then in real time:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -45,7 +45,7 @@
 //!     }
 //! }
 //!
-//! /// Sends a word and waits for it to come out. It cannot tell which driver it runs under.
+//! Sends a word and waits for its arrival. It works the same under both drivers.
 //! fn through_a_wire(host: &dyn Host) -> bool {
 //!     let ends = [Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0))];
 //!     let wire = Wire { ends: ends.clone(), arrives: None };
@@ -58,7 +58,7 @@
 //!     came
 //! }
 //!
-//! // In play: twenty seeds, twenty orders of events; each replays exactly.
+//! Simulated: twenty seeds, twenty orders of events; each replays exactly.
 //! gds_sim::seeds(20, |seed| {
 //!     let play = || {
 //!         let mut sim = Sim::new(SimConfig::seed(seed));
@@ -71,7 +71,7 @@
 //!     Ok::<_, gds_sim::SimError>(())
 //! });
 //!
-//! // Live.
+//! In real time.
 //! assert!(through_a_wire(&*Live::global()?));
 //! # Ok::<(), gds_step::LiveError>(())
 //! ```

@@ -1,5 +1,5 @@
-//! Who steps next, and what time it is: the seeded scheduler of the simulation. It knows
-//! actors (machines and ranks) by number and name only, and runs nothing itself.
+//! The seeded scheduler of the simulation: it selects the next step and advances the clock. It has
+//! only the numbers and names of actors (machines and ranks), and runs none itself.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -11,13 +11,13 @@ use crate::error::Waiting;
 use crate::trace::Trace;
 use crate::when::When;
 
-/// All actors were found idle this many times over before the clock jumps. More than once,
-/// as a rank may do a bit of work inside the condition it waits for.
+/// The number of consecutive idle rounds of all actors before the clock jumps. It is more than one
+/// because a rank may do some work inside the condition of its wait.
 const CALM_TO_JUMP: u32 = 2;
-/// The same before the simulation is said to be stuck.
+/// The number of consecutive idle rounds before the simulation is stuck.
 const CALM_TO_GIVE_UP: u32 = 4;
 
-/// What is done to an actor from outside.
+/// A change of an actor from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Freeze,
@@ -25,14 +25,14 @@ pub(super) enum Action {
     Kill,
 }
 
-/// What to do next.
+/// The next action of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pick {
     /// Step this actor.
     Actor { id: u64, is_rank: bool },
-    /// Nobody had anything to do; the clock may have jumped. Ask again.
+    /// All actors were idle; the clock may have jumped. Call again.
     Again,
-    /// Nobody has anything to do and nobody waits for a time.
+    /// All actors are idle, and none waits for a time.
     Stuck,
     /// The limit of turns or of time is reached.
     Limit,
@@ -46,20 +46,20 @@ struct Actor {
     frozen: bool,
     /// The last answer; `None` before the first.
     answer: Option<Step>,
-    /// The round in which the last answer was given.
+    /// The round of the last answer.
     round: u64,
-    /// The turn in which it was picked last.
+    /// The turn in which it was last selected.
     turn: u64,
 }
 
-/// The scheduler's present taste. A new one is drawn now and then.
+/// The current preference of the scheduler. A new one is drawn from time to time.
 #[derive(Clone, Copy, Debug)]
 enum Mood {
-    /// Everybody alike.
+    /// All actors with equal probability.
     Even,
-    /// Never this one, as long as another one has work.
+    /// Never this actor, as long as another one has work.
     Starve(u64),
-    /// Nearly always this one, as long as it has work.
+    /// Nearly always this actor, as long as it has work.
     Favour(u64),
 }
 
@@ -70,7 +70,7 @@ struct Event {
     action: Action,
 }
 
-/// The limits and paces of a simulation.
+/// The limits and the pace of a simulation.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     pub step_ns: RangeInclusive<u64>,
@@ -86,14 +86,14 @@ pub(super) struct Scheduler {
     turn: u64,
     /// Ascending ids.
     actors: Vec<Actor>,
-    /// A round ends with progress, or when all have answered that they are idle.
+    /// A round ends with progress, or when all actors have answered that they are idle.
     round: u64,
-    /// How many rounds in a row ended without progress.
+    /// The number of consecutive rounds without progress.
     calm: u32,
     mood: Mood,
     mood_ends: u64,
-    /// Drawn once a simulation: chance (of 256) that a mood is even, the longest mood as a
-    /// power of two, the longest time anybody starves, chance (of 256) of a needless step.
+    /// Drawn once per simulation: the chance (of 256) that a mood is even, the longest mood as a
+    /// power of two, the longest starvation of an actor, the chance (of 256) of a needless step.
     even: u8,
     longest_mood: u32,
     starvation: u64,
@@ -108,7 +108,7 @@ impl Scheduler {
     pub(super) fn new(seed: u64, limits: Limits) -> Scheduler {
         let mut rng = Rng::with_seed(seed);
         Scheduler {
-            // One seed in four is fair from end to end, the others to varying degrees.
+            // One seed in four is fair throughout, the others to varying degrees.
             even: if rng.u8(..) < 64 { 255 } else { rng.u8(..) },
             longest_mood: rng.u32(3..=11),
             starvation: 1 << rng.u32(8..=13),
@@ -137,8 +137,8 @@ impl Scheduler {
         self.turn
     }
 
-    /// A rank looks at the clock, which takes it a moment: a loop that waits for a time by
-    /// looking at the clock alone comes to an end.
+    /// A rank reads the clock, which takes some virtual time. A loop that polls the clock alone
+    /// therefore ends.
     pub(super) fn look_at_clock(&mut self) -> Time {
         self.tick();
         self.clock
@@ -162,7 +162,7 @@ impl Scheduler {
             is_rank,
             frozen,
             answer: None,
-            // Of no round: it has work until it says otherwise.
+            // It belongs to no round: it has work until it answers otherwise.
             round: u64::MAX,
             turn: self.turn,
         });
@@ -183,13 +183,13 @@ impl Scheduler {
         actor.map(|a| a.name.clone()).unwrap_or_default()
     }
 
-    /// Something changed outside a step: everybody has to be asked again.
+    /// A change happened outside a step: all actors must be asked again.
     pub(super) fn nudge(&mut self) {
         self.round += 1;
         self.calm = 0;
     }
 
-    /// Takes down what the picked actor answered.
+    /// Records the answer of the selected actor.
     pub(super) fn answered(&mut self, id: u64, answer: Step) {
         let code = match answer {
             Step::Progress => 1,
@@ -208,7 +208,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a rank is left that is not frozen for good.
+    /// Whether there is a rank that is not frozen for good.
     pub(super) fn ranks_left(&self) -> bool {
         let hope = |a: &Actor| {
             let name = &a.name;
@@ -220,7 +220,7 @@ impl Scheduler {
             .any(|a| a.is_rank && (!a.frozen || hope(a)))
     }
 
-    /// Everybody who is there, with the last answer.
+    /// All actors with their last answers.
     pub(super) fn waiting(&self) -> Vec<Waiting> {
         let of = |a: &Actor| Waiting {
             name: a.name.clone(),
@@ -262,8 +262,8 @@ impl Scheduler {
         self.nudge();
     }
 
-    /// Chooses who steps next. Without `ranks`, among machines only; `alarm` is one more
-    /// time to stop at if all are idle.
+    /// Selects the next step. Without `ranks`, selects among machines only. `alarm` is an
+    /// additional time at which to stop if all actors are idle.
     pub(super) fn pick(&mut self, ranks: bool, alarm: Option<Time>) -> Pick {
         self.fire_events();
         if self.turn >= self.limits.turns || self.clock > self.limits.time {
@@ -296,7 +296,7 @@ impl Scheduler {
         !a.frozen && (ranks || !a.is_rank)
     }
 
-    /// Whether an actor may have something to do.
+    /// Whether an actor may have work.
     fn has_work(&self, a: &Actor) -> bool {
         let waits = match a.answer {
             Some(Step::IdleUntil(t)) => t.is_none_or(|t| t > self.clock),
@@ -305,14 +305,14 @@ impl Scheduler {
         a.round != self.round || !waits
     }
 
-    /// Moves the clock to the earliest time that anybody waits for.
+    /// Moves the clock to the earliest time that an actor waits for.
     fn jump(&mut self, ranks: bool, alarm: Option<Time>) -> bool {
         let deadlines = self.actors.iter().filter(|a| self.takes_part(a, ranks));
         let deadlines = deadlines.filter_map(|a| match a.answer {
             Some(Step::IdleUntil(t)) => t,
             _ => None,
         });
-        // To be frozen helps nobody on; to be unfrozen may.
+        // A future freeze enables no actor; a future unfreeze may.
         let thaws = || self.events.iter().filter(|e| e.action == Action::Unfreeze);
         let times = thaws().filter_map(|e| match e.when {
             When::Time(t) => Some(t),
@@ -347,13 +347,13 @@ impl Scheduler {
         }
     }
 
-    /// The index of the next actor, `None` if nobody has work.
+    /// The index of the next actor; `None` if no actor has work.
     fn choose(&mut self, ranks: bool) -> Option<usize> {
         let busy = self.count(ranks, |s, a| s.has_work(a));
         if busy == 0 {
             return None;
         }
-        // Nobody starves for ever.
+        // Starvation is bounded.
         let part = self
             .actors
             .iter()
@@ -366,7 +366,7 @@ impl Scheduler {
         if self.turn >= self.mood_ends {
             self.change_mood(ranks);
         }
-        // Real drivers poll; a step too many must be harmless.
+        // Real drivers poll; an additional step must be harmless.
         if self.rng.u8(..) < self.needless {
             return self.nth(ranks, |_, _| true);
         }
@@ -388,7 +388,7 @@ impl Scheduler {
         self.nth(ranks, |s, a| s.has_work(a))
     }
 
-    /// A random one of the actors that take part and pass the test.
+    /// A random actor among those that take part and pass the test.
     fn nth(&mut self, ranks: bool, test: impl Fn(&Self, &Actor) -> bool) -> Option<usize> {
         let n = self.count(ranks, &test);
         if n == 0 {
@@ -410,13 +410,13 @@ impl Scheduler {
         let even = self.rng.u8(..) < self.even;
         let coin = self.rng.bool();
         self.mood = match (self.mood, someone) {
-            // Who starved may catch up in one burst.
+            // An actor that starved may catch up in one burst.
             (Mood::Starve(id), _) if coin => Mood::Favour(id),
             (_, Some(id)) if !even && coin => Mood::Starve(id),
             (_, Some(id)) if !even => Mood::Favour(id),
             _ => Mood::Even,
         };
-        // Lengths spread over powers of two: mostly short, at times very long.
+        // Lengths are spread over powers of two: mostly short, in rare cases long.
         let power = self.rng.u32(0..=self.longest_mood);
         self.mood_ends = self.turn + self.rng.u64(1..=1 << power);
     }
@@ -435,8 +435,8 @@ mod tests {
         Scheduler::new(seed, limits)
     }
 
-    /// The longest time each of `n` always busy actors went without a step, and the turns
-    /// each had.
+    /// The longest time that each of `n` always busy actors went without a step, and the turns of
+    /// each.
     fn starvation(seed: u64, n: u64, turns: u64) -> (u64, Vec<u64>) {
         let mut s = scheduler(seed);
         (0..n).for_each(|id| s.add(id, format!("m{id}"), false));
@@ -457,16 +457,16 @@ mod tests {
     }
 
     #[test]
-    fn unfair_but_nobody_starves_for_ever() {
+    fn choice_is_unfair_but_starvation_is_bounded() {
         let mut worst = 0;
         for seed in 0..50 {
             let (longest, had) = starvation(seed, 5, 40_000);
-            // At most 2^13 turns; five may come to that at once.
+            // At most 2^13 turns; five actors may reach it at the same time.
             assert!(longest <= (1 << 13) + 5, "seed {seed}: {longest}");
             assert!(had.iter().all(|h| *h > 0), "seed {seed}: {had:?}");
             worst = worst.max(longest);
         }
-        // And it is unfair: with five equal ones a gap of 300 has a chance of 10^-29.
+        // The choice is unfair: with five equal actors a gap of 300 has a chance of 10^-29.
         assert!(worst > 300, "{worst}");
     }
 
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_jumps_to_the_earliest_deadline_and_then_nobody_is_left() {
+    fn clock_jumps_to_the_earliest_deadline_and_then_the_world_is_stuck() {
         let mut s = scheduler(7);
         s.add(0, "late".into(), false);
         s.add(1, "early".into(), false);

@@ -1,18 +1,18 @@
-//! Running a test over many seeds, and one seed again.
+//! Runs a test with many seeds, or replays one seed.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gds_step::panic_message;
 
-/// Runs `body` with `count` seeds, always the same ones.
+/// Runs `body` with `count` seeds, which are the same in every run.
 ///
 /// `GDS_SEED=<n>` (decimal, or hexadecimal after `0x`) runs that seed alone;
 /// `GDS_SEEDS=<n>` runs that many instead of `count`.
 ///
 /// # Panics
-/// A seed's body failed or panicked: the message names the seed and the command that replays
-/// it. Or a variable is set to something that is not a number.
+/// The body failed or panicked for a seed: the message names the seed and the command that replays
+/// it. Or the value of a variable is not a number.
 pub fn seeds<T, E: Display>(count: u64, body: impl FnMut(u64) -> Result<T, E>) {
     let only = number("GDS_SEED");
     let count = number("GDS_SEEDS").unwrap_or(count);
@@ -49,7 +49,7 @@ fn run<T, E: Display>(
             Ok(Err(e)) => e.to_string(),
             Err(payload) => panic_message(payload),
         };
-        // The harness names a test's thread after the test.
+        // The test harness names a test's thread after the test.
         let thread = std::thread::current();
         let test = thread.name().filter(|n| *n != "main").unwrap_or("");
         return Err(format!(
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_distinct_seeds_and_always_the_same() {
+    fn seeds_are_distinct_and_the_same_in_every_run() {
         let collect = |only, count| {
             let mut seen = Vec::new();
             run(only, count, |s| {
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_names_the_seed_and_its_replay() {
+    fn failure_names_the_seed_and_its_replay() {
         let fail = |panics: bool| {
             let body = |seed| match seed {
                 7 if panics => panic!("went wrong"),
@@ -97,14 +97,14 @@ mod tests {
             assert_eq!(first, "seed 0x0000000000000007 failed: went wrong");
             assert!(second.starts_with("replay: GDS_SEED=0x0000000000000007 cargo test "));
             assert!(
-                second.ends_with("a_failure_names_the_seed_and_its_replay"),
+                second.ends_with("failure_names_the_seed_and_its_replay"),
                 "{second}"
             );
         }
     }
 
     #[test]
-    fn numbers_as_printed_can_be_given_back() {
+    fn printed_numbers_are_accepted_as_input() {
         assert_eq!(parse("0x000000000000002a"), Some(42));
         assert_eq!(parse(" 42 "), Some(42));
         assert_eq!(parse("0xffff_ffff_ffff_ffff"), Some(u64::MAX));

@@ -1,4 +1,4 @@
-//! The simulated driver: one thread, a virtual clock, and a seed that decides who steps.
+//! The simulated driver: one thread, a virtual clock, and a seed that selects each step.
 
 use std::fmt;
 use std::io::Write;
@@ -18,39 +18,39 @@ use crate::host::Core;
 use crate::sched::{Action, Pick};
 use crate::when::When;
 
-/// Freezes ranks and machines by name, also from inside a rank. A name may belong to several,
-/// and to some that come later.
+/// Freezes ranks and machines by name, also from inside a rank. Several actors may have the name,
+/// including actors that are added later.
 #[derive(Clone, Debug)]
 pub struct SimControl(Arc<Core>);
 
 impl SimControl {
-    /// Stops a rank or machine as if its process were stopped: it is not stepped any more.
+    /// Stops a rank or machine, as a stopped process: it is not stepped any more.
     pub fn freeze(&self, name: &str) {
         self.0.state().sched.apply(name, Action::Freeze);
     }
 
-    /// Lets a frozen one go on.
+    /// Resumes a frozen rank or machine.
     pub fn unfreeze(&self, name: &str) {
         self.0.state().sched.apply(name, Action::Unfreeze);
     }
 
-    /// Freezes for ever. What it owns stays until the simulation is dropped.
+    /// Freezes for ever. Its objects stay until the simulation is dropped.
     pub fn kill(&self, name: &str) {
         self.0.state().sched.apply(name, Action::Kill);
     }
 
-    /// [`freeze`](SimControl::freeze), later.
+    /// Schedules a [`freeze`](SimControl::freeze).
     pub fn freeze_at(&self, when: When, name: &str) {
         self.0.state().sched.at(when, name, Action::Freeze);
     }
 
-    /// [`unfreeze`](SimControl::unfreeze), later. A simulation in which nobody can go on
-    /// jumps there.
+    /// Schedules an [`unfreeze`](SimControl::unfreeze). If no actor can continue, the simulation
+    /// jumps to this time or turn.
     pub fn unfreeze_at(&self, when: When, name: &str) {
         self.0.state().sched.at(when, name, Action::Unfreeze);
     }
 
-    /// [`kill`](SimControl::kill), later.
+    /// Schedules a [`kill`](SimControl::kill).
     pub fn kill_at(&self, when: When, name: &str) {
         self.0.state().sched.at(when, name, Action::Kill);
     }
@@ -69,26 +69,25 @@ enum Stage {
 
 /// A world of machines and ranks on one thread, with a virtual clock.
 ///
-/// In each turn one machine is stepped or one rank runs until it waits
-/// ([`Env::wait_until`]); the seed decides which. The choice is unfair on purpose: at times
-/// one is left out for a long while, at times one is nearly alone, but nobody starves for
-/// ever. Each turn takes a little virtual time; when nobody has anything to do, the clock
-/// jumps to the earliest time anybody waits for.
+/// In each turn one machine is stepped, or one rank runs until it waits ([`Env::wait_until`]); the
+/// seed selects it. The choice is unfair on purpose: an actor may be left out for a long time, or
+/// be selected nearly always, but starvation is bounded. Each turn takes some virtual time. If no
+/// actor has work, the clock jumps to the earliest time that an actor waits for.
 ///
-/// Inside a rank, waiting gives way to others, and looking at the clock takes a moment.
-/// Whatever blocks the thread (a lock held across a wait, a sleep, a read) blocks the world.
-/// A rank that works inside the condition it waits for should [`ring`](Env::ring) when it
-/// has done something, so that it is not taken for idle. Outside all ranks, before
-/// [`run`](Sim::run), waiting steps the machines in the same seeded way; a wait that nothing
-/// can end returns `false`. On another thread `wait_until` tries its condition once.
+/// Inside a rank, a wait yields to other actors, and reading the clock takes some virtual time. A
+/// call that blocks the thread (a lock held across a wait, a sleep, a read) blocks the world. A
+/// rank that works inside the condition of its wait should call [`ring`](Env::ring) after the work,
+/// so that it does not count as idle. Outside all ranks, before [`run`](Sim::run), a wait steps the
+/// machines in the same seeded way; a wait that cannot end returns `false`. On another thread
+/// `wait_until` evaluates its condition once.
 ///
 /// # Dropping
-/// Ranks that have not ended are unwound: their destructors run, as they would after a panic,
-/// because what a rank holds (mappings, files, peers' references) must not add up over
-/// thousands of seeds. Destructors may call the host: `wait_until` returns `false` at once
-/// while a simulation is dropped and while a panic unwinds. The alternative, to let ranks run
-/// on with waits that fail, would hang on a rank that tries again. Only if the thread is
-/// panicking already, suspended ranks are leaked instead: a second panic in one of their
+/// Ranks that have not ended are unwound: their destructors run, as after a panic, because the
+/// resources of a rank (mappings, files, peers' references) must not accumulate over thousands of
+/// seeds. Destructors may call the host: `wait_until` returns `false` at once while a simulation is
+/// dropped and while a panic unwinds. Failing waits without the unwinding would hang on a rank that
+/// retries. If the thread is already panicking, suspended ranks are leaked instead: a second panic
+/// in one of their destructors would abort and hide the first.
 /// destructors would abort and hide the first.
 pub struct Sim {
     core: Arc<Core>,
@@ -97,7 +96,7 @@ pub struct Sim {
 }
 
 impl Sim {
-    /// A world with nothing in it.
+    /// An empty world.
     pub fn new(config: SimConfig) -> Sim {
         Sim {
             core: Arc::new(Core::new(&config)),
@@ -106,12 +105,12 @@ impl Sim {
         }
     }
 
-    /// What machines are attached to and ranks wait on.
+    /// The host, to which machines are attached and on which ranks wait.
     pub fn host(&self) -> Arc<dyn Host> {
         Arc::clone(&self.core) as Arc<dyn Host>
     }
 
-    /// A handle that freezes ranks and machines; ranks may own one.
+    /// A handle that freezes ranks and machines; ranks may own a clone.
     pub fn control(&self) -> SimControl {
         SimControl(Arc::clone(&self.core))
     }
@@ -134,20 +133,19 @@ impl Sim {
         self.core.state().sched.trace.write_to(Box::new(writer));
     }
 
-    /// A digest of every choice and answer so far, also of a run that failed: equal for equal runs.
+    /// A digest of every choice and answer, also of a failed run: equal for equal runs.
     pub fn digest(&self) -> u64 {
         self.core.state().sched.trace.digest()
     }
 
-    /// Runs until every rank has ended or is frozen with nobody left to unfreeze it. May be
-    /// called again after ranks were added or unfrozen, or after an error to see how the
-    /// rest goes on.
+    /// Runs until every rank has ended, or is frozen and no actor can unfreeze it. May be called
+    /// again after ranks were added or unfrozen, or after an error to continue with the rest.
     ///
     /// # Errors
-    /// Nobody can go on, a limit is reached, a rank or a machine panicked, no stack for a
-    /// rank, or the trace could not be written.
+    /// No actor can continue, a limit is reached, a rank or a machine panicked, the system refused
+    /// the stack of a rank, or the trace could not be written.
     pub fn run(&mut self) -> Result<SimReport, SimError> {
-        // What went wrong while it was built.
+        // A failure while the world was set up.
         self.check()?;
         while self.core.state().sched.ranks_left() {
             let picked = self.core.state().sched.pick(true, None);
@@ -172,7 +170,7 @@ impl Sim {
         })
     }
 
-    /// Reports what went wrong in a step or with the trace.
+    /// Reports the failure of a step or of the trace.
     fn check(&self) -> Result<(), SimError> {
         let mut state = self.core.state();
         if let Some(fault) = state.take_fault() {
@@ -211,7 +209,7 @@ impl Sim {
         })
     }
 
-    /// A rank that got no stack is gone.
+    /// A rank without a stack is removed.
     fn lost(&mut self, i: usize, source: std::io::Error) -> SimError {
         let Rank { id, name: rank, .. } = self.ranks.remove(i);
         let size = self.stack;
@@ -247,7 +245,7 @@ impl Drop for Sim {
         for machine in self.core.take_machines() {
             note(catch_unwind(AssertUnwindSafe(|| drop(machine))));
         }
-        // A destructor that failed is a failure of the test, unless there is one already.
+        // A failed destructor fails the test, unless another error exists already.
         if let Some(payload) = first.filter(|_| !already) {
             resume_unwind(payload);
         }

@@ -1,11 +1,11 @@
-//! What happened, as a digest and, if wanted, as text.
+//! The trace of a simulation, as a digest and optionally as text.
 
 use std::fmt;
 use std::io::{self, Write};
 
 use gds_step::{Step, Time};
 
-/// A rolling digest of all choices and answers, and a writer that gets a line for each.
+/// A rolling digest of all choices and answers, and a writer that receives a line for each.
 #[derive(Default)]
 pub(super) struct Trace {
     digest: u64,
@@ -22,7 +22,7 @@ impl Trace {
         self.writer = Some(writer);
     }
 
-    /// Why writing stopped, told once.
+    /// The error of the writer, reported once.
     pub(super) fn take_error(&mut self) -> Option<io::Error> {
         self.error.take()
     }
@@ -70,7 +70,7 @@ impl fmt::Debug for Trace {
     }
 }
 
-/// An answer in words.
+/// An answer as text.
 pub(super) struct Answer(pub Step);
 
 impl fmt::Display for Answer {

@@ -1,12 +1,12 @@
-//! When a simulation does something to a rank or a machine.
+//! The time of a scheduled change of a rank or a machine.
 
 use gds_step::Time;
 
-/// When something happens to a rank or a machine.
+/// The time of a scheduled change of a rank or a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// At a virtual time.
     Time(Time),
-    /// In a turn.
+    /// At a turn.
     Turn(u64),
 }

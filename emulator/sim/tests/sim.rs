@@ -15,7 +15,7 @@ use world::{device, get, word, world};
 
 mod world;
 
-/// Adds what is in `from` to `to`, after a microsecond.
+/// Adds the value of `from` to `to` after one microsecond.
 fn wire(host: &Arc<dyn Host>, name: &str, from: &Arc<AtomicU64>, to: &Arc<AtomicU64>) -> MachineId {
     let (from, to, mut due) = (Arc::clone(from), Arc::clone(to), None);
     device(host, name, move |now| match due {
@@ -36,7 +36,7 @@ fn wire(host: &Arc<dyn Host>, name: &str, from: &Arc<AtomicU64>, to: &Arc<Atomic
     })
 }
 
-/// Two ranks send each other ten words; what each saw and when.
+/// Two ranks send each other ten words; returns what each received and when.
 fn ping_pong(seed: u64) -> Result<(SimReport, Vec<Time>), SimError> {
     let (mut sim, host) = world(seed);
     let words: Vec<_> = (0..4).map(|_| word()).collect();
@@ -65,12 +65,12 @@ fn ping_pong(seed: u64) -> Result<(SimReport, Vec<Time>), SimError> {
 }
 
 #[test]
-fn a_seed_replays_exactly_and_seeds_differ() {
+fn seed_replays_exactly_and_seeds_differ() {
     let mut digests = BTreeSet::new();
     seeds(50, |seed| {
         let first = ping_pong(seed)?;
         assert_eq!(first.1.len(), 20);
-        // Twenty microseconds on the wire, and nobody waited a whole second for a poll.
+        // 20 us on the wire; no rank waited a whole second for a poll.
         assert!(first.0.time > Time::from_nanos(20_000));
         assert!(first.0.time < Time::from_nanos(1_000_000_000));
         assert_eq!(first, ping_pong(seed)?);
@@ -82,8 +82,8 @@ fn a_seed_replays_exactly_and_seeds_differ() {
     }
 }
 
-/// Two ranks add one to a counter, giving way between load and store: a lost update, if the
-/// scheduler happens to switch there.
+/// Two ranks increment a counter and yield between load and store. An update is lost if the
+/// scheduler switches there.
 fn racy(seed: u64) -> Result<u64, SimError> {
     let mut sim = Sim::new(SimConfig::seed(seed));
     let counter = word();
@@ -99,7 +99,7 @@ fn racy(seed: u64) -> Result<u64, SimError> {
 }
 
 #[test]
-fn some_seeds_lose_the_race_and_always_the_same_ones() {
+fn same_seeds_lose_the_race_in_every_run() {
     let lost: Vec<_> = (0..40).map(|seed| racy(seed).unwrap() == 1).collect();
     assert!(lost.contains(&true), "no seed finds the race");
     assert!(lost.contains(&false), "no seed misses it");
@@ -126,7 +126,7 @@ fn idle_time_is_jumped_over() {
 }
 
 #[test]
-fn who_polls_instead_of_waiting_comes_to_an_end() {
+fn rank_that_polls_instead_of_waiting_ends() {
     let mut sim = Sim::new(SimConfig::seed(2));
     let (host, ready) = (sim.host(), word());
     let mut steps = 0;
@@ -137,7 +137,7 @@ fn who_polls_instead_of_waiting_comes_to_an_end() {
         Step::IdleUntil(None)
     });
     sim.rank("poller", move || {
-        // By waits that do not wait, and by looking at the clock.
+        // By waits that have timed out already, and by polling the clock.
         while !host.wait_until(Some(Time::ZERO), &mut || get(&ready) == 1) {}
         let deadline = host.now() + Duration::from_micros(100);
         while host.now() < deadline {}
@@ -146,14 +146,14 @@ fn who_polls_instead_of_waiting_comes_to_an_end() {
 }
 
 #[test]
-fn outside_all_ranks_waiting_steps_the_machines() {
+fn wait_outside_all_ranks_steps_the_machines() {
     let build = |seed| {
         let (mut sim, host) = world(seed);
         let (from, to) = (word(), word());
         let id = wire(&host, "wire", &from, &to);
         from.store(5, Ordering::Relaxed);
         assert!(host.wait_until(None, &mut || get(&to) == 5));
-        // Nothing can end this wait; time can end that one.
+        // The first wait cannot end; the second ends by its deadline.
         assert!(!host.wait_until(None, &mut || false));
         assert!(!host.wait_until(Some(Time::from_nanos(5_000_000)), &mut || false));
         assert!(host.now() >= Time::from_nanos(5_000_000));
@@ -173,7 +173,7 @@ fn outside_all_ranks_waiting_steps_the_machines() {
 }
 
 #[test]
-fn machines_come_and_go_from_inside_a_rank() {
+fn rank_attaches_and_detaches_machines() {
     let (mut sim, host) = world(10);
     sim.rank("rank", move || {
         for _ in 0..20 {
@@ -193,7 +193,7 @@ fn machines_come_and_go_from_inside_a_rank() {
 }
 
 #[test]
-fn a_rank_that_works_while_it_waits_is_not_taken_for_idle() {
+fn rank_that_works_while_it_waits_is_not_idle() {
     let (mut sim, host) = world(12);
     let (from, to) = (word(), word());
     wire(&host, "wire", &from, &to);
@@ -215,7 +215,7 @@ fn a_rank_that_works_while_it_waits_is_not_taken_for_idle() {
 }
 
 #[test]
-fn work_done_while_waiting_is_seen_before_time_is_jumped_over() {
+fn work_done_while_waiting_is_observed_before_the_clock_jumps() {
     seeds(50, |seed| {
         let (mut sim, host) = world(seed);
         let (from, to) = (word(), word());
@@ -224,7 +224,7 @@ fn work_done_while_waiting_is_seen_before_time_is_jumped_over() {
             let mut tries = 0;
             let came = host.wait_until(Some(Time::from_nanos(1_000_000_000)), &mut || {
                 tries += 1;
-                // The first time it is found idle, and it does not ring.
+                // The rank works when it is first found idle, and does not ring.
                 from.fetch_add(u64::from(tries == 2), Ordering::Relaxed);
                 get(&to) == 1
             });
@@ -235,7 +235,7 @@ fn work_done_while_waiting_is_seen_before_time_is_jumped_over() {
 }
 
 #[test]
-fn even_a_wait_for_the_past_gives_way_once() {
+fn wait_with_a_passed_deadline_yields_once() {
     let (mut sim, host) = world(17);
     sim.rank("poller", move || {
         for _ in 0..100 {
@@ -251,14 +251,14 @@ fn even_a_wait_for_the_past_gives_way_once() {
 }
 
 #[test]
-fn worlds_within_worlds_and_other_threads() {
+fn worlds_run_inside_worlds_and_other_threads_evaluate_once() {
     let (mut sim, host) = world(13);
     sim.rank("outer", move || {
         let (first, _) = ping_pong(1).unwrap();
         assert!(host.wait_until(Some(Time::from_nanos(1_000)), &mut || true));
         assert_eq!(first, ping_pong(1).unwrap().0);
         host.wait_until(Some(Time::from_nanos(1_000)), &mut || false);
-        // Another thread cannot run the world: it tries once.
+        // Another thread cannot run the world: it evaluates the condition once.
         std::thread::scope(|s| {
             let tries = s.spawn(|| {
                 let mut tries = 0;
@@ -288,7 +288,7 @@ impl io::Write for Lines {
 }
 
 #[test]
-fn the_trace_tells_every_turn() {
+fn trace_has_a_line_for_every_turn() {
     let run = || {
         let lines = Lines::default();
         let mut sim = Sim::new(SimConfig::seed(15));
@@ -314,7 +314,7 @@ fn the_trace_tells_every_turn() {
         has(" nic waits") > 0 && has(" rank waits until 5000.000us") > 0,
         "{text}"
     );
-    // One line a turn (the last one says that the rank goes), two arrivals, one jump.
+    // One line per turn (the last one reports the end of the rank), two arrivals, one jump.
     assert_eq!(text.lines().count() as u64, report.turns + 3, "{text}");
     assert_eq!(run(), (report, text));
 }

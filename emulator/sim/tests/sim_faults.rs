@@ -1,4 +1,4 @@
-//! Worlds that fail: stuck, out of time, panicking, frozen, killed, taken down.
+//! Failing worlds: stuck, out of time, with panics, with frozen or killed actors, dropped early.
 
 use std::cell::Cell;
 use std::io;
@@ -15,7 +15,7 @@ use world::{device, get, word, world};
 mod world;
 
 #[test]
-fn a_stuck_world_names_who_waits() {
+fn stuck_world_lists_the_waiting_actors() {
     let (mut sim, host) = world(0xbad);
     device(&host, "nic0", |_| Step::IdleUntil(None));
     for name in ["left", "right"] {
@@ -59,7 +59,7 @@ fn a_stuck_world_names_who_waits() {
 }
 
 #[test]
-fn limits_of_turns_and_of_time() {
+fn limits_of_turns_and_of_time_are_reported() {
     let run = |config: SimConfig| {
         let mut sim = Sim::new(config);
         let host = sim.host();
@@ -108,7 +108,7 @@ fn panics_are_errors_with_a_seed() {
         struct Waits(Arc<dyn Host>, Rc<Cell<Option<bool>>>);
         impl Drop for Waits {
             fn drop(&mut self) {
-                // Others must not run while this panic unwinds.
+                // Other actors must not run while this panic unwinds.
                 self.1.set(Some(self.0.wait_until(None, &mut || true)));
             }
         }
@@ -133,7 +133,7 @@ fn panics_are_errors_with_a_seed() {
     let text = error.to_string();
     assert!(text.starts_with("seed 0x0000000000000004, turn "), "{text}");
     assert!(text.contains(": rank bad panicked: rank failed"), "{text}");
-    // The rest of the world goes on.
+    // The rest of the world continues.
     sim.run().unwrap();
 
     let (mut sim, host) = world(5);
@@ -150,7 +150,7 @@ fn panics_are_errors_with_a_seed() {
 }
 
 #[test]
-fn the_frozen_are_not_stepped_and_the_killed_never_again() {
+fn frozen_actor_is_not_stepped_and_killed_actor_never_again() {
     seeds(20, |seed| {
         let mut sim = Sim::new(SimConfig::seed(seed));
         let (host, count) = (sim.host(), word());
@@ -190,7 +190,7 @@ fn the_frozen_are_not_stepped_and_the_killed_never_again() {
 }
 
 #[test]
-fn a_killed_rank_does_not_hold_up_the_end() {
+fn killed_rank_does_not_delay_the_end() {
     let mut sim = Sim::new(SimConfig::seed(6));
     let held = Rc::new(());
     let (host, holds) = (sim.host(), Rc::clone(&held));
@@ -204,11 +204,11 @@ fn a_killed_rank_does_not_hold_up_the_end() {
     });
     sim.control().freeze_at(When::Turn(4), "victim");
     assert_eq!(sim.run().unwrap().unfinished, ["victim"]);
-    // It keeps what it owns until the world ends.
+    // Its objects stay until the world is dropped.
     assert_eq!(Rc::strong_count(&held), 2);
     sim.control().unfreeze("victim");
     assert!(matches!(sim.run().unwrap_err().cause, Cause::Stuck(_)));
-    // A thaw in the future is worth jumping to, by time or by turn.
+    // The world jumps to a scheduled unfreeze, by time or by turn.
     sim.control().freeze("victim");
     sim.control().unfreeze_at(When::Turn(1_000_000), "victim");
     let stuck = sim.run().unwrap_err();
@@ -219,7 +219,7 @@ fn a_killed_rank_does_not_hold_up_the_end() {
     assert_eq!(Rc::strong_count(&held), 1);
 }
 
-/// Waits on its host when it is dropped, and tells what came of it.
+/// Waits on its host when it is dropped, and reports the result.
 struct WaitsOnDrop(Arc<dyn Host>, Arc<Mutex<Vec<bool>>>);
 
 impl Drop for WaitsOnDrop {
@@ -230,7 +230,7 @@ impl Drop for WaitsOnDrop {
 }
 
 #[test]
-fn an_unfinished_world_is_taken_down_cleanly() {
+fn unfinished_world_is_dropped_cleanly() {
     let dropped = Arc::new(Mutex::new(Vec::new()));
     let token = Rc::new(());
     let (mut sim, host) = world(7);
@@ -239,7 +239,7 @@ fn an_unfinished_world_is_taken_down_cleanly() {
         sim.rank(format!("parked{i}"), move || {
             let _token = token;
             let _waits = WaitsOnDrop(Arc::clone(&host), dropped);
-            // One that would try for ever.
+            // A rank that would retry for ever.
             while !host.wait_until(None, &mut || false) {}
         });
     }
@@ -254,13 +254,13 @@ fn an_unfinished_world_is_taken_down_cleanly() {
     drop(sim);
     assert_eq!(*dropped.lock().unwrap(), [false; 4]);
     assert_eq!(Rc::strong_count(&token), 1);
-    // The host outlives the world and is of no use.
+    // The host outlives the world, but its calls have no effect.
     assert!(!host.wait_until(None, &mut || true));
     host.detach(device(&host, "late", |_| Step::Progress));
 }
 
 #[test]
-fn a_world_dropped_by_a_panic_does_not_abort() {
+fn world_dropped_by_a_panic_does_not_abort() {
     struct Bomb;
     impl Drop for Bomb {
         fn drop(&mut self) {
@@ -281,7 +281,7 @@ fn a_world_dropped_by_a_panic_does_not_abort() {
 }
 
 #[test]
-fn a_machine_that_detaches_itself_goes_after_its_step() {
+fn machine_that_detaches_itself_is_dropped_after_its_step() {
     let (mut sim, host) = world(11);
     let (own, token) = (Arc::new(Mutex::new(None)), word());
     let (id, held, detacher) = (Arc::clone(&own), Arc::clone(&token), sim.host());
@@ -309,7 +309,7 @@ fn a_machine_that_detaches_itself_goes_after_its_step() {
 }
 
 #[test]
-fn no_stack_is_an_error() {
+fn refused_stack_is_an_error() {
     let config = SimConfig {
         stack: usize::MAX / 4,
         ..SimConfig::seed(14)
@@ -325,7 +325,7 @@ fn no_stack_is_an_error() {
 }
 
 #[test]
-fn a_trace_that_cannot_be_written_is_an_error() {
+fn trace_that_cannot_be_written_is_an_error() {
     struct Full;
     impl io::Write for Full {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {

@@ -1,23 +1,23 @@
-//! An address as the GPU sees it.
+//! An address in the GPU's address space.
 
 use std::fmt;
 use std::ops::Add;
 
-/// An address as the GPU sees it: in device memory, in pinned memory, or in registered host
-/// memory. Not a pointer: it cannot be dereferenced, so a stray access by host code is a type
-/// error. Only kernels and stream operations follow it.
+/// An address in the GPU's address space: in device memory, in pinned memory, or in registered host
+/// memory. It is not a pointer and cannot be dereferenced, so a stray access by host code is a type
+/// error. Only kernels and stream operations access the memory behind it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct DevAddr(u64);
 
 impl DevAddr {
-    /// The address with the number `raw`. Harmless: an operation on an address that lies in
-    /// no live allocation is refused.
+    /// The address with the number `raw`. This is safe: the GPU refuses an operation on an address
+    /// outside every live allocation.
     pub const fn from_raw(raw: u64) -> DevAddr {
         DevAddr(raw)
     }
 
-    /// The number, as kernel arguments carry it.
+    /// The number, as a kernel argument contains it.
     pub const fn raw(self) -> u64 {
         self.0
     }
@@ -26,7 +26,7 @@ impl DevAddr {
 impl Add<u64> for DevAddr {
     type Output = DevAddr;
 
-    /// `offset` bytes further on, modulo 2^64.
+    /// The address `offset` bytes after this one, modulo 2^64.
     fn add(self, offset: u64) -> DevAddr {
         DevAddr(self.0.wrapping_add(offset))
     }

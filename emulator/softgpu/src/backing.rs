@@ -1,4 +1,5 @@
-//! The memory behind allocations and registrations, mapped until its last user is gone.
+//! The memory behind allocations and registrations, which stays mapped until its last user drops
+//! it.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -31,7 +32,7 @@ impl Map {
     /// Maps `len` bytes of `fd`, or fresh private memory, readable and writable.
     fn new(fd: Option<&OwnedFd>, len: usize) -> Result<Map, Error> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the system chooses the place, so nothing that exists is replaced.
+        // SAFETY: the system chooses the address, so no existing mapping is replaced.
         let ptr = unsafe {
             match fd {
                 Some(fd) => rustix::mm::mmap(null_mut(), len, prot, MapFlags::SHARED, fd, 0),
@@ -43,43 +44,43 @@ impl Map {
     }
 }
 
-/// The error of a refusal by the operating system.
+/// The error for a refusal by the operating system.
 fn os(what: &'static str, len: usize) -> impl FnOnce(rustix::io::Errno) -> Error {
     move |errno| Error::Os { what, len, errno }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`; whoever used it is gone, as users hold the `Backing`.
+        // SAFETY: mapped in `new`; there is no user any more, because users hold the `Backing`.
         let _ = unsafe { rustix::mm::munmap(self.ptr, self.len) };
     }
 }
 
 enum Kind {
-    /// A memory file, mapped twice: where kernels see it, perhaps under a protection key, and
-    /// where the engine, NICs and CPU views see it.
+    /// A memory file with two mappings: one for kernels, optionally under a protection key, and one
+    /// for the engine, NICs and CPU views.
     Device {
         fd: OwnedFd,
         device: Map,
         alias: Map,
     },
-    /// Private memory of the process; kernels see it where everybody does.
+    /// Private memory of the process; kernels and all others use the same mapping.
     Pinned { map: Map },
-    /// Memory of somebody else.
+    /// Memory of another owner.
     Registered {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     },
 }
 
-/// Memory that a GPU knows. Shared by its handle, windows, CPU views and whatever still
-/// operates on it; unmapped with the last of them.
+/// Memory that a GPU can address. Its handle, windows, CPU views and running operations share it;
+/// the last of them unmaps it.
 pub(crate) struct Backing {
     kind: Kind,
-    /// Where kernels and operations see it.
+    /// The address that kernels and operations use.
     addr: DevAddr,
-    /// Where everybody else accesses it.
+    /// The address that all others use.
     span: Span,
-    /// Its share of the GPU's memory, if it is the GPU's.
+    /// Its part of the GPU's memory budget, if it is GPU memory.
     _share: Option<Share>,
 }
 
@@ -104,14 +105,14 @@ impl Backing {
         })
     }
 
-    /// Device memory that another `Backing`, mostly of another process, exported.
+    /// Device memory that another `Backing`, usually of another process, has exported.
     pub(crate) fn import(fd: OwnedFd, len: usize, key: Option<Key>) -> Result<Backing, Error> {
         let size = round(len).ok_or(Error::BadLength {
             what: "imported memory",
             len,
         })?;
         let refuse = |why| Err(Error::BadImport { why });
-        // A file that could shrink would turn accesses into SIGBUS.
+        // If the file could shrink, accesses would raise SIGBUS.
         match rustix::fs::fcntl_get_seals(&fd) {
             Ok(s) if s.contains(SealFlags::SHRINK) => {}
             Ok(_) => return refuse("the file may shrink"),
@@ -133,7 +134,7 @@ impl Backing {
         let device = Map::new(Some(&fd), size)?;
         let alias = Map::new(Some(&fd), size)?;
         if let Some(key) = key {
-            // SAFETY: the mapping is new, and accessed by kernels alone.
+            // SAFETY: the mapping is new, and only kernels access it.
             unsafe { key.protect(device.ptr, size) }.map_err(os("pkey_mprotect", len))?;
         }
         Ok(Backing {
@@ -145,7 +146,7 @@ impl Backing {
         })
     }
 
-    /// Zeroed host memory that the GPU sees.
+    /// Zeroed host memory that the GPU can address.
     pub(crate) fn pinned(len: usize, budget: &Arc<Budget>) -> Result<Backing, Error> {
         const WHAT: &str = "pinned memory";
         let size = round(len).ok_or(Error::BadLength { what: WHAT, len })?;
@@ -160,11 +161,11 @@ impl Backing {
         })
     }
 
-    /// Host memory of somebody else.
+    /// Host memory of another owner.
     ///
     /// # Safety
-    /// The memory stays valid, and is accessed by others only atomically or when the GPU
-    /// does not, until this `Backing` is gone; `owner` may be what makes it so.
+    /// Until this `Backing` is dropped, the memory stays valid, and others access it only
+    /// atomically or while the GPU does not access it. `owner` may be the object that ensures this.
     pub(crate) unsafe fn registered(
         ptr: *mut u8,
         len: usize,
@@ -186,17 +187,17 @@ impl Backing {
         })
     }
 
-    /// Where kernels and operations see it.
+    /// The address that kernels and operations use.
     pub(crate) fn addr(&self) -> DevAddr {
         self.addr
     }
 
-    /// Where everybody else accesses it.
+    /// The address that all others use.
     pub(crate) fn span(&self) -> Span {
         self.span
     }
 
-    /// Whether it is memory of a device, behind a bus as a NIC sees it.
+    /// Whether it is device memory, which a NIC reaches over a bus.
     pub(crate) fn is_device(&self) -> bool {
         matches!(self.kind, Kind::Device { .. })
     }
@@ -230,7 +231,7 @@ impl fmt::Debug for Backing {
     }
 }
 
-/// `len` in whole pages, if that is a length.
+/// `len` rounded up to whole pages; `None` if it is not a possible length.
 fn round(len: usize) -> Option<usize> {
     let page = rustix::param::page_size();
     if len == 0 || len > isize::MAX as usize - page {

@@ -1,4 +1,4 @@
-//! How much memory a GPU has, and how much of it is in use.
+//! The memory size of a GPU, and the part in use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,11 +9,11 @@ use crate::Error;
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,
-    /// Bytes in use. Relaxed: a count, which orders nothing.
+    /// The bytes in use. Relaxed: a count, which orders nothing.
     used: AtomicUsize,
 }
 
-/// A part of a budget, given back when dropped.
+/// A part of a budget, returned when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: Arc<Budget>,
@@ -29,7 +29,7 @@ impl Budget {
     /// Takes `len` bytes for `what`.
     ///
     /// # Errors
-    /// Less is left.
+    /// Less than `len` bytes are left.
     pub(crate) fn take(self: &Arc<Budget>, what: &'static str, len: usize) -> Result<Share, Error> {
         let limit = self.limit;
         let more = |used: usize| used.checked_add(len).filter(|used| *used <= limit);

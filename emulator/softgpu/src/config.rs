@@ -1,10 +1,9 @@
-//! What a software GPU can do and how it behaves: its capabilities, its limits, and whether
-//! its memory is weak on purpose.
+//! The configuration of a software GPU: its capabilities, its limits, and its memory model.
 
 use crate::{Error, GridConfig};
 
-/// What a GPU's streams can do. Switched off one by one, so that every fall-back of the
-/// library above can be run.
+/// The capabilities of a GPU's streams. Each can be disabled, so that every fall-back of a library
+/// above can be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// 64-bit memory operations.
@@ -13,12 +12,12 @@ pub struct Caps {
     pub nor: bool,
     /// Waits with `flush`, and [`MemOp::FlushRemote`](crate::MemOp::FlushRemote).
     pub flush: bool,
-    /// Memory operations of one submission, at most.
+    /// The maximal number of memory operations of one submission.
     pub batch_limit: usize,
 }
 
 impl Default for Caps {
-    /// Everything, with the batch limit of CUDA and HIP.
+    /// All capabilities, with the batch limit of CUDA and HIP.
     fn default() -> Caps {
         Caps {
             memops64: true,
@@ -29,23 +28,23 @@ impl Default for Caps {
     }
 }
 
-/// Memory that is weak on purpose: what is not ordered by a fence or a flush becomes visible
-/// late and in any order the rules leave open. The chances are per engine step, drawn from
-/// the seed, so a run under a deterministic driver replays exactly.
+/// A weak memory model for tests: a write that no fence or flush orders becomes visible late, in
+/// any order that the rules permit. The probabilities are per engine step, drawn from the seed, so
+/// a run under a deterministic driver replays exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weak {
-    /// Seed of every draw.
+    /// The seed of all draws.
     pub seed: u64,
-    /// A held-back store of a stream becomes visible with a chance of one in this many, each
-    /// step.
+    /// In each step, a held-back store of a stream becomes visible with a probability of one in
+    /// this number.
     pub store_one_in: u32,
-    /// A held-back write of a NIC reaches device memory with a chance of one in this many, each
-    /// step.
+    /// In each step, a held-back write of a NIC reaches device memory with a probability of one in
+    /// this number.
     pub nic_one_in: u32,
 }
 
 impl Weak {
-    /// Weak memory with middling delays.
+    /// Weak memory with medium delays.
     pub fn seeded(seed: u64) -> Weak {
         Weak {
             seed,
@@ -55,31 +54,31 @@ impl Weak {
     }
 }
 
-/// How to make a software GPU.
+/// The configuration of a software GPU.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Its name in errors and traces.
     pub name: String,
-    /// What its streams can do.
+    /// The capabilities of its streams.
     pub caps: Caps,
-    /// Bytes of device and pinned memory that can be allocated at a time. By default as many as
-    /// the machine has.
+    /// The limit of allocated device and pinned memory in bytes. The default is the memory size of
+    /// the machine.
     pub memory: usize,
-    /// Unfinished submissions a stream holds; an enqueue past it blocks.
+    /// The maximal number of unfinished submissions of a stream; an enqueue above it blocks.
     pub stream_bound: usize,
-    /// Hardware channels: when this many streams stand at a wait, every other stream of the
-    /// GPU stands still too.
+    /// The number of hardware channels. When as many streams wait as there are channels, every
+    /// other stream of the GPU stops too.
     pub channels: usize,
-    /// Weak memory, if wanted.
+    /// Weak memory, if it is enabled.
     pub weak: Option<Weak>,
-    /// Who sees a write of a NIC's sees those before it, wherever they went: to the device or to
-    /// pinned memory. With weak memory, all of them are on one way then.
+    /// NIC writes are ordered across device memory and pinned memory: an observer of one write
+    /// observes all earlier ones. With weak memory, all of them then take the same path.
     pub ordered_writes: bool,
-    /// Put device memory under a memory protection key, so that a stray access by host code
-    /// faults, where CPU and kernel can.
+    /// Device memory has a memory protection key, so that a stray access by host code faults, if
+    /// CPU and kernel support keys.
     pub protect: bool,
-    /// How many threads of a kernel run at the same time, on which stacks, in which order. With
-    /// weak memory and no seed of its own, a kernel's threads take the seed of `weak`.
+    /// The number of kernel threads that run at the same time, their stacks and their order. With
+    /// weak memory and no separate seed, a kernel's threads use the seed of `weak`.
     pub kernels: GridConfig,
 }
 
@@ -99,7 +98,7 @@ impl Default for Config {
     }
 }
 
-/// Bytes of memory that the machine has.
+/// The memory size of the machine in bytes.
 fn machine_memory() -> usize {
     // SAFETY: reads a number.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };

@@ -1,53 +1,53 @@
-//! What can go wrong, each named with its object and its limit.
+//! Errors of the software GPU. Each names its object and its limit.
 
 use std::fmt;
 
 use crate::{DevAddr, KernelFault, LaunchError};
 
-/// Why an operation on a software GPU was refused. Nothing was enqueued or changed.
+/// The reason for which a software GPU refused an operation. Nothing was enqueued or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A value of the configuration with which no GPU works.
+    /// The configuration has an invalid value.
     #[error("configuration: {what} is {value}, must be from {min} to {max}")]
     BadConfig {
         /// The setting.
         what: &'static str,
         /// Its value.
         value: usize,
-        /// The least it may be.
+        /// The least permitted value.
         min: usize,
-        /// The most it may be.
+        /// The largest permitted value.
         max: usize,
     },
     /// The GPU lacks a capability.
-    #[error("unsupported by this GPU: {what}")]
+    #[error("this GPU does not support {what}")]
     Unsupported {
-        /// The capability that is missing.
+        /// The missing capability.
         what: &'static str,
     },
-    /// An address range of an operation lies in no live allocation or registration.
-    #[error("{object}: {len} bytes at {addr} lie in no live memory of this GPU")]
+    /// An address range of an operation is not within one live allocation or registration.
+    #[error("{object}: {len} bytes at {addr} are not within live memory of this GPU")]
     BadAddress {
-        /// The operation, and which of its addresses.
+        /// The operation and the operand.
         object: Object,
-        /// Where the range starts.
+        /// The start of the range.
         addr: DevAddr,
-        /// How long it is.
+        /// The length of the range in bytes.
         len: usize,
     },
     /// The address of a memory operation is not a multiple of its size.
     #[error("{object}: {addr} is not a multiple of {align}")]
     Misaligned {
-        /// The operation, and which of its addresses.
+        /// The operation and the operand.
         object: Object,
         /// The address.
         addr: DevAddr,
-        /// What it must be a multiple of.
+        /// The required alignment in bytes.
         align: usize,
     },
-    /// A submission has more operations than the GPU takes at once.
-    #[error("stream {stream}: a submission of {ops} memory operations, at most {limit}")]
+    /// A submission has more operations than the GPU's limit.
+    #[error("stream {stream}: the submission has {ops} memory operations; the limit is {limit}")]
     BatchTooLong {
         /// The stream.
         stream: u64,
@@ -56,12 +56,12 @@ pub enum Error {
         /// The GPU's limit.
         limit: usize,
     },
-    /// More data than an inline copy carries.
-    #[error("inline copy of {len} bytes, at most {limit}")]
+    /// The data are longer than the limit of an inline copy.
+    #[error("the inline copy has {len} bytes; the limit is {limit}")]
     InlineTooLong {
-        /// Bytes wanted.
+        /// The length in bytes.
         len: usize,
-        /// The limit.
+        /// The limit in bytes.
         limit: usize,
     },
     /// Source and destination of a copy overlap.
@@ -71,7 +71,7 @@ pub enum Error {
         dst: DevAddr,
         /// The source.
         src: DevAddr,
-        /// The length.
+        /// The length in bytes.
         len: usize,
     },
     /// The stream is capturing, which no operation here supports. Nothing was recorded.
@@ -80,71 +80,71 @@ pub enum Error {
         /// The stream.
         stream: u64,
     },
-    /// The capture to be ended was not begun.
+    /// The stream has no capture to end.
     #[error("stream {stream} is not capturing")]
     NotCapturing {
         /// The stream.
         stream: u64,
     },
-    /// A launch that the kernel cannot take.
+    /// The kernel refuses the launch.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// Part of the range is registered, or is memory of the GPU, already.
-    #[error("host range of {len} bytes at {addr:#x} overlaps memory known to this GPU")]
+    /// Part of the range is registered already, or is memory of the GPU.
+    #[error("host range of {len} bytes at {addr:#x} overlaps memory of this GPU or a registration")]
     AlreadyRegistered {
-        /// Where the range starts.
+        /// The start of the range.
         addr: usize,
-        /// How long it is.
+        /// The length of the range in bytes.
         len: usize,
     },
-    /// A length that no memory can have.
+    /// A length that no memory can have: zero, or too large.
     #[error("{what}: a length of {len} bytes is not possible")]
     BadLength {
-        /// What was to be allocated.
+        /// The kind of memory.
         what: &'static str,
-        /// The length wanted.
+        /// The requested length in bytes.
         len: usize,
     },
-    /// More memory than the GPU has left.
+    /// The GPU has less memory left than requested.
     #[error("{what} of {len} bytes: the GPU has {limit}, of which {used} are in use")]
     OutOfMemory {
-        /// What was to be allocated.
+        /// The kind of memory.
         what: &'static str,
-        /// The length wanted.
+        /// The requested length in bytes.
         len: usize,
-        /// Bytes in use.
+        /// The bytes in use.
         used: usize,
-        /// Bytes that the GPU has.
+        /// The memory size of the GPU in bytes.
         limit: usize,
     },
-    /// A file descriptor that is not exported device memory.
+    /// The file descriptor is not that of exported device memory.
     #[error("import: {why}")]
     BadImport {
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
     /// The operating system refused memory.
     #[error("{what} of {len} bytes: {errno}")]
     Os {
-        /// What was to be done.
+        /// The refused call.
         what: &'static str,
-        /// The length wanted.
+        /// The requested length in bytes.
         len: usize,
-        /// The system's answer.
+        /// The error of the system.
         errno: rustix::io::Errno,
     },
-    /// The GPU stopped at an error of its own; it stays that way.
+    /// The GPU stopped after a fault; it stays stopped.
     #[error("device error: {0}")]
     Device(DeviceError),
-    /// The GPU's engine is gone: nothing will run any more.
+    /// The GPU's engine was dropped: no operation runs any more.
     #[error("the GPU's engine was dropped")]
     Stopped,
 }
 
-/// Which operation an error is about.
+/// The operation and the operand of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object {
-    /// The memory operation with this number in its submission.
+    /// The memory operation with this index in its submission.
     MemOp(usize),
     /// The destination of a copy.
     CopyTo,
@@ -165,26 +165,26 @@ impl fmt::Display for Object {
     }
 }
 
-/// Why a GPU stopped. Sticky: later calls repeat it.
+/// The fault that stopped a GPU. Sticky: later calls return it again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("stream {stream}: {fault}")]
 pub struct DeviceError {
-    /// The stream that the kernel ran on.
+    /// The stream of the kernel.
     pub stream: u64,
-    /// The kernel, and what it did.
+    /// The kernel, and its fault.
     pub fault: KernelFault,
 }
 
-/// An access through a window or CPU view that lies outside of it or is not aligned.
+/// An access through a window or a CPU view that is out of bounds or not aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at offset {offset:#x} of memory of {limit:#x} bytes: {}", if *.misaligned { "misaligned" } else { "out of bounds" })]
 pub struct Fault {
-    /// Where the access starts.
+    /// The offset of the access in bytes.
     pub offset: u64,
-    /// Its length.
+    /// The length of the access in bytes.
     pub len: usize,
-    /// The length of the memory.
+    /// The length of the memory in bytes.
     pub limit: usize,
-    /// Within bounds, but the offset is not a multiple of the length.
+    /// In bounds, but the offset is not a multiple of the length.
     pub misaligned: bool,
 }

@@ -5,17 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::op::Op;
 use crate::queue::Ring;
 
-/// A mark in a stream. Names the newest [`record`](crate::Stream::record) at any time; clones
-/// share. Never recorded, it counts as complete. Has no time stamp.
+/// A mark in a stream. It stands for the newest [`record`](crate::Stream::record); clones share it.
+/// An event that was never recorded is complete. Events have no time stamp.
 #[derive(Clone, Debug, Default)]
 pub struct Event(Arc<Mutex<Option<Mark>>>);
 
-/// The place in a stream that an event marks.
+/// The position in a stream that an event marks.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark {
     /// The stream's ring.
     pub(crate) ring: Arc<Ring<Op>>,
-    /// Complete when it has retired so many submissions.
+    /// The event is complete when the ring has retired this many submissions.
     pub(crate) upto: u64,
 }
 

@@ -1,29 +1,28 @@
 //! A software GPU: memory, streams, memory operations, events and kernels, executed on the CPU
 //! by a step machine.
 //!
-//! It exists so that a library that drives GPUs runs, whole and unchanged, where there is no
-//! GPU, and so that the library can be tested against behaviour that hardware shows once in a
-//! million runs: the [`Engine`] owns no thread and reads no clock, so under a deterministic
-//! driver a run replays exactly, and with [`Weak`] memory on, everything that fences and
-//! flushes do not order really happens out of order.
+//! With it, a library that drives GPUs runs, complete and unchanged, on machines without a GPU. It
+//! also tests the library against behaviour that hardware shows once in a million runs. The
+//! [`Engine`] owns no thread and reads no clock, so a run under a deterministic driver replays
+//! exactly. With [`Weak`] memory, operations that no fence or flush orders do take effect out of
+//! order.
 //!
-//! What it takes from CUDA: streams run in order; an enqueue past
-//! [`Config::stream_bound`] blocks; a stream at an unsatisfied wait holds a hardware channel,
-//! and when all [`Config::channels`] are held, every other stream of the GPU starts nothing
-//! new; `GEQ` compares cyclically; a fault of a kernel stops the GPU for good; freed memory is
-//! unmapped when what was enqueued before has completed.
+//! Properties of CUDA: streams run in order. An enqueue above [`Config::stream_bound`] blocks. A
+//! stream at an unsatisfied wait holds a hardware channel; while all [`Config::channels`] are held,
+//! no other stream of the GPU starts an operation. `GEQ` compares cyclically. A fault of a kernel
+//! stops the GPU permanently. Freed memory is unmapped after all earlier operations have completed.
 //!
 //! # Memory model
 //! Without [`Config::weak`] every write is visible at once and in order. With it:
 //!
-//! - writes by memory operations and by the device functions of kernels are held back per
-//!   stream and become visible in any order, same bytes excepted; 64-bit writes without a fence
-//!   may tear; a fence, a fenced write (for what is before it), a kernel's start and end, a copy
-//!   and an event record let everything out, and so does completion: who sees the stream idle
-//!   sees what it wrote;
-//! - writes by NICs ([`Window`]) into device memory arrive late but in order; writes into host
-//!   memory are not held back, so a completion there can be seen before the payload it
-//!   announces, unless the wait for it flushes.
+//! - Writes by memory operations and by the device functions of kernels are held back per stream.
+//!   They become visible in any order, except writes to the same bytes. 64-bit writes without a
+//!   fence may tear. A fence, a fenced write (for the writes before it), the start and the end of a
+//!   kernel, a copy and an event record make all earlier writes visible. So does completion: an
+//!   observer that finds the stream idle observes its writes.
+//! - Writes by NICs ([`Window`]) into device memory arrive late but in order. Writes into host
+//!   memory are not held back. A completion in host memory can therefore be observed before its
+//!   payload in device memory, unless the wait for the completion flushes.
 
 mod addr;
 mod backing;

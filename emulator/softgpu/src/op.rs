@@ -1,12 +1,12 @@
-//! Stream operations: the memory operations as callers state them, and the form in which
-//! they travel to the engine.
+//! Stream operations: the memory operations of the public interface, and their form in the ring to
+//! the engine.
 
 use std::sync::Arc;
 
 use crate::queue::Ring;
 use crate::{DevAddr, Dims, Error, Kernel};
 
-/// When a wait is over. `v` is the word in memory under the wait's mask.
+/// The condition of a wait. `v` is the word in memory under the wait's mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cond {
     /// `v - value`, cyclic in the word's width, is not negative.
@@ -20,8 +20,8 @@ pub enum Cond {
 }
 
 impl Cond {
-    /// Whether a wait is over when memory holds `word`. The words have 64 bits if they are `wide`,
-    /// else the upper halves do not count.
+    /// Whether `word` satisfies the condition. The words have 64 bits if they are `wide`; else the
+    /// upper halves are ignored.
     #[inline]
     pub fn holds(self, word: u64, value: u64, mask: u64, wide: bool) -> bool {
         let low = |n: u64| u64::from(n as u32);
@@ -53,13 +53,13 @@ pub struct InlineData {
 }
 
 impl InlineData {
-    /// The most bytes there can be.
+    /// The maximal length in bytes.
     pub const LIMIT: usize = 64;
 
     /// A copy of `data`.
     ///
     /// # Errors
-    /// It is longer than [`LIMIT`](Self::LIMIT).
+    /// `data` is longer than [`LIMIT`](Self::LIMIT).
     pub fn new(data: &[u8]) -> Result<InlineData, Error> {
         let len = data.len();
         let mut bytes = [0; InlineData::LIMIT];
@@ -94,57 +94,58 @@ impl std::fmt::Debug for InlineData {
 /// A memory operation on a stream. Words are in the byte order of the machine and aligned to
 /// their size.
 ///
-/// Operations of a stream run in order, but under weak memory a write that is not `fenced`
-/// may become visible to others late, and after later ones; [`Fence`](MemOp::Fence), a fenced
-/// write, a copy, a kernel and an event record put everything before them in order. The stream
-/// itself sees its own writes.
+/// Operations of a stream run in order. Under weak memory, a write that is not `fenced` may become
+/// visible to others late, and after later writes. [`Fence`](MemOp::Fence), a fenced write, a copy,
+/// a kernel and an event record order all earlier writes. The stream itself observes its own
+/// writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemOp {
     /// Stores a word.
     Write {
-        /// Where.
+        /// The address.
         addr: DevAddr,
-        /// What: all of it if the word is wide, else the lower half.
+        /// The value; the whole value if the word is wide, else the lower half.
         value: u64,
-        /// A word of 64 bits, not 32. Under weak memory and not `fenced`, its halves may come apart.
+        /// A word of 64 bits, not 32. Under weak memory, if it is not `fenced`, its halves may
+        /// become visible separately.
         wide: bool,
-        /// Everything before is visible before this is.
+        /// All earlier writes are visible before this one.
         fenced: bool,
     },
-    /// Holds the stream until a word fulfils a condition.
+    /// Stops the stream until a word satisfies a condition.
     Wait {
-        /// Where.
+        /// The address.
         addr: DevAddr,
-        /// What the word is compared with.
+        /// The operand of the comparison.
         value: u64,
-        /// Which bits of the word count.
+        /// The mask of the compared bits.
         mask: u64,
-        /// How they are compared.
+        /// The comparison.
         cond: Cond,
         /// A word of 64 bits, not 32.
         wide: bool,
-        /// What NICs wrote before to device memory is visible to what follows.
+        /// After the wait, earlier NIC writes to device memory are visible to later operations.
         flush: bool,
     },
-    /// Stores bytes that the operation carries, at any alignment.
+    /// Stores inline bytes, at any alignment.
     Copy {
-        /// Where.
+        /// The address.
         addr: DevAddr,
-        /// What.
+        /// The bytes.
         data: InlineData,
     },
-    /// Makes everything before visible.
+    /// Makes all earlier writes of the stream visible.
     Fence,
-    /// Makes visible to what follows what NICs wrote before to device memory.
+    /// Makes earlier NIC writes to device memory visible to later operations.
     FlushRemote,
 }
 
-/// Where the engine finds an operand; the address was checked when the operation was enqueued,
-/// and the memory stays mapped until it has retired.
+/// The engine's address of an operand. The address was checked at the enqueue, and the memory stays
+/// mapped until the operation has retired.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target(pub(crate) *mut u8);
 
-// SAFETY: only the engine follows it, as told above.
+// SAFETY: only the engine uses the pointer, as the comment above says.
 unsafe impl Send for Target {}
 
 /// A wait for a word: of 64 bits if it is wide, else of 32.
@@ -158,10 +159,10 @@ pub(crate) struct Wait {
     pub(crate) flush: bool,
 }
 
-/// Bytes of inline data an [`Op::Data`] carries.
+/// The number of inline bytes of an [`Op::Data`].
 pub(crate) const DATA: usize = 24;
 
-/// What travels in a stream's ring. Half a cache line.
+/// An item of a stream's ring. Half a cache line.
 #[derive(Debug)]
 pub(crate) enum Op {
     Write {
@@ -171,7 +172,7 @@ pub(crate) enum Op {
         fenced: bool,
     },
     Wait(Wait),
-    /// Followed by as many `Data` as `len` bytes need.
+    /// `Data` items with the `len` bytes follow.
     Inline {
         at: Target,
         len: u8,
@@ -190,9 +191,9 @@ pub(crate) enum Op {
         byte: u8,
     },
     Launch(Box<Launch>),
-    /// Everything before is visible when the submission retires.
+    /// All earlier writes are visible when the submission retires.
     Record,
-    /// Goes on when the other stream has retired so many submissions.
+    /// Continues when the other stream has retired this many submissions.
     WaitEvent {
         ring: Arc<Ring<Op>>,
         upto: u64,
@@ -202,7 +203,7 @@ pub(crate) enum Op {
 const _: () = assert!(size_of::<Op>() == 32);
 
 impl Op {
-    /// Whether everything the stream wrote before is visible before this starts.
+    /// Whether all earlier writes of the stream must be visible before this operation starts.
     #[inline]
     pub(crate) fn comes_after_writes(&self) -> bool {
         match self {
@@ -217,7 +218,7 @@ impl Op {
     }
 }
 
-/// A kernel, its shape and its arguments.
+/// A kernel, its dimensions and its arguments.
 #[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) kernel: Kernel,
@@ -231,7 +232,7 @@ mod tests {
     use super::*;
 
     fn narrow(cond: Cond, word: u32, value: u32, mask: u32) -> bool {
-        // What stands above the word does not count.
+        // Bits above the word are ignored.
         let above = |half: u32| 0xdead_beef << 32 | u64::from(half);
         cond.holds(above(word), above(value), above(mask), false)
     }

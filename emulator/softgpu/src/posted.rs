@@ -1,5 +1,5 @@
-//! Weak memory of the bus: what NICs wrote to device memory, or on a GPU that orders their writes
-//! to any, and has not arrived yet.
+//! Weak memory of the bus: NIC writes that have not arrived yet. They go to device memory, or, on a
+//! GPU that orders them, to any memory.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -10,17 +10,17 @@ use fastrand::Rng;
 use crate::Fault;
 use crate::backing::Backing;
 
-/// Bytes that travel as one.
+/// The maximal size of a packet in bytes.
 const PACKET: usize = 512;
-/// Packets on their way at most; one more pushes the oldest in.
+/// The maximal number of pending packets; one more makes the oldest arrive.
 const MOST: usize = 8192;
 
-/// Writes on their way to the memory of one GPU, in the order in which NICs made them.
+/// Pending writes to the memory of one GPU, in the order of the NICs' writes.
 #[derive(Debug)]
 pub(crate) struct Posted {
     queue: Mutex<Queue>,
     one_in: u32,
-    /// Whether writes to host memory are on the same way.
+    /// Whether writes to host memory take the same path.
     all: bool,
 }
 
@@ -32,7 +32,7 @@ struct Queue {
 
 #[derive(Debug)]
 struct Packet {
-    /// Keeps the memory mapped until the packet is there.
+    /// Keeps the memory mapped until the packet has arrived.
     memory: Arc<Backing>,
     offset: u64,
     data: Data,
@@ -47,7 +47,7 @@ enum Data {
 impl Packet {
     fn arrive(&self) {
         let span = self.memory.span();
-        // Bounds and alignment were checked when it was posted.
+        // Bounds and alignment were checked at the post.
         let arrived: Result<(), Fault> = match &self.data {
             Data::Bytes(bytes) => span.write(self.offset, bytes),
             Data::Word(value) => span
@@ -70,12 +70,12 @@ impl Posted {
         }
     }
 
-    /// On the same way as writes to host memory, and in order with them.
+    /// Writes to host memory take the same path, in order with these.
     pub(crate) fn for_all(self) -> Posted {
         Posted { all: true, ..self }
     }
 
-    /// Whether what NICs write to `memory` takes this way.
+    /// Whether NIC writes to `memory` take this path.
     pub(crate) fn carries(&self, memory: &Backing) -> bool {
         self.all || memory.is_device()
     }
@@ -84,7 +84,7 @@ impl Posted {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends bytes to `offset` of `memory`, where they fit.
+    /// Sends bytes to `offset` of `memory`; the range was checked.
     pub(crate) fn write(&self, memory: &Arc<Backing>, offset: u64, bytes: &[u8]) {
         let mut queue = self.queue();
         for (i, part) in bytes.chunks(PACKET).enumerate() {
@@ -96,7 +96,7 @@ impl Posted {
         }
     }
 
-    /// Sends a word to `offset` of `memory`, where it fits.
+    /// Sends a word to `offset` of `memory`; the range was checked.
     pub(crate) fn write32(&self, memory: &Arc<Backing>, offset: u64, value: u32) {
         self.queue().send(Packet {
             memory: Arc::clone(memory),
@@ -105,15 +105,15 @@ impl Posted {
         });
     }
 
-    /// Lets everything arrive.
+    /// Makes all pending writes arrive.
     pub(crate) fn drain(&self) {
         for packet in self.queue().packets.drain(..) {
             packet.arrive();
         }
     }
 
-    /// Once a step: perhaps lets some of the oldest arrive. Returns whether any are still on
-    /// their way.
+    /// Called once per step: may make some of the oldest writes arrive. Returns whether any are
+    /// still pending.
     pub(crate) fn pass_time(&self) -> bool {
         let mut queue = self.queue();
         let waiting = queue.packets.len();
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_bus_lets_the_oldest_arrive() {
+    fn oldest_write_arrives_when_the_bus_is_full() {
         let memory =
             Arc::new(Backing::device(64, None, &crate::budget::Budget::new(1 << 20)).unwrap());
         let word = || memory.span().word32(0).unwrap().load(Ordering::Relaxed);

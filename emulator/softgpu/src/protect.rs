@@ -1,9 +1,9 @@
-//! Memory protection keys: device memory that faults when host code touches it.
+//! Memory protection keys: host code that accesses device memory faults.
 //!
-//! A key marks pages; a register of each thread says which keys it may use. The kernel starts
-//! every thread with none but key 0, so pages under our key are out of reach until a
-//! [`DeviceAccess`] guard opens them on the thread that executes a kernel. One key serves
-//! the whole process. Where CPU or kernel has no keys, device memory is simply accessible.
+//! A key marks pages; a register of each thread selects the keys that the thread may use. The
+//! kernel starts every thread with access to key 0 only. Pages under our key are therefore not
+//! accessible until a [`DeviceAccess`] guard opens them on the thread that executes a kernel. One
+//! key serves the whole process. If CPU or kernel has no keys, device memory is accessible.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 pub(crate) struct Key(u32);
 
 impl Key {
-    /// The key, allocated on the first call; `None` where there are none (left).
+    /// The key, allocated on the first call; `None` if the system has none (left).
     pub(crate) fn get() -> Option<Key> {
         static KEY: OnceLock<Option<Key>> = OnceLock::new();
         *KEY.get_or_init(|| {
@@ -26,10 +26,10 @@ impl Key {
         })
     }
 
-    /// Puts a mapping under the key, readable and writable for those who hold it.
+    /// Puts a mapping under the key, readable and writable for threads with access to the key.
     ///
     /// # Safety
-    /// The pages are a mapping of the caller's own, and nobody relies on plain access to them.
+    /// The pages are a mapping of the caller's own, and no code relies on plain access to them.
     pub(crate) unsafe fn protect(self, ptr: *mut c_void, len: usize) -> rustix::io::Result<()> {
         let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         // SAFETY: the caller owns the mapping.
@@ -49,12 +49,12 @@ impl Key {
 /// The access-disable right of a key, as `pkey_alloc` takes it.
 const PKEY_DISABLE_ACCESS: u64 = 1;
 
-/// While it lives, the thread that made it may touch device memory.
+/// While the guard lives, its thread may access device memory.
 #[derive(Debug)]
 pub(crate) struct DeviceAccess {
     before: u32,
     key: Option<Key>,
-    /// The register belongs to a thread, so must the guard.
+    /// The register belongs to a thread, so the guard must stay on that thread.
     _thread: std::marker::PhantomData<*const ()>,
 }
 
@@ -65,7 +65,7 @@ impl DeviceAccess {
         let mut before = 0;
         if let Some(Key(n)) = key {
             before = register::read();
-            // Two bits a key: access disabled, writes disabled.
+            // Two bits per key: access disabled, writes disabled.
             register::write(before & !(0b11 << (2 * n)));
         }
         DeviceAccess {
@@ -117,7 +117,7 @@ mod register {
     }
 }
 
-/// Other CPUs: no keys known to us.
+/// Other CPUs: this crate supports no keys there.
 #[cfg(not(target_arch = "x86_64"))]
 mod register {
     pub(super) fn available() -> bool {

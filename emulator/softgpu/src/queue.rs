@@ -1,21 +1,20 @@
-//! The ring between the threads that enqueue on a stream and the engine: single producer,
-//! single consumer, bounded, without allocation once made.
+//! The ring between the threads that enqueue on a stream and the engine: single producer, single
+//! consumer, bounded, without allocation after its creation.
 //!
-//! What travels are *submissions* of one or more items, all or nothing. Three things live
-//! in shared memory:
+//! The ring transfers *submissions* of one or more items, all or none. Shared memory contains:
 //!
-//! - `slots`: the items, at their running number modulo the capacity;
-//! - `ends`: for each submission, the running number one past its last item;
+//! - `slots`: the items, at their sequence number modulo the capacity;
+//! - `ends`: for each submission, the sequence number one past its last item;
 //! - two atomic words. `tail` counts published items; only the producer stores it.
 //!   `retired` counts finished submissions; only the consumer stores it.
 //!
-//! The producer writes slots and the submission's end, then publishes all of it by one
-//! release store of `tail`; the consumer's acquire load of `tail` pairs with it. The consumer
-//! moves items out, and when a submission's work is *done* (not when its items were taken),
-//! gives its slots back by a release store of `retired`; the producer's acquire load pairs
-//! with it, so a slot is rewritten only after the consumer has read it. The producer finds
-//! how many slots came back in `ends`, which it wrote itself; the entry of the newest
-//! retired submission is still there, as at most `bound` submissions are younger.
+//! The producer writes slots and the submission's end, then publishes them by one release store of
+//! `tail`; the consumer's acquire load of `tail` pairs with it. The consumer moves items out. When
+//! a submission's work is *done* (not when its items were taken), it returns the slots by a release
+//! store of `retired`. The producer's acquire load pairs with that store, so a slot is rewritten
+//! only after the consumer has read it. The producer finds the number of returned slots in `ends`,
+//! which it wrote itself. The entry of the newest retired submission is still there, because at
+//! most `bound` submissions are younger.
 //!
 //! The words and cells are a type parameter ([`Family`]), so that the same source runs under
 //! a model checker.
@@ -29,24 +28,24 @@ use gds_step::Word;
 
 /// A slot that one side writes and the other reads, never both at once.
 pub trait Slot<T> {
-    /// A slot that holds nothing.
+    /// A slot without a value.
     fn empty() -> Self;
 
-    /// Puts `value` in, without dropping what was there.
+    /// Writes `value` without dropping the old content.
     ///
     /// # Safety
-    /// Nobody reads or writes the slot meanwhile.
+    /// No other thread reads or writes the slot during the call.
     unsafe fn put(&self, value: T);
 
     /// Copies the value out bit by bit.
     ///
     /// # Safety
-    /// The slot holds a value, nobody writes it meanwhile, and unless `T` is `Copy` the value
-    /// is taken only once.
+    /// The slot holds a value, no thread writes it during the call, and unless `T` is `Copy` the
+    /// value is taken only once.
     unsafe fn take(&self) -> T;
 }
 
-/// The words and slots a ring is made of.
+/// The types of the words and slots of a ring.
 pub trait Family: 'static {
     /// The type of `tail` and `retired`.
     type Word: Word<Value = u64>;
@@ -57,7 +56,7 @@ pub trait Family: 'static {
     fn word(value: u64) -> Self::Word;
 }
 
-/// Words and slots of the machine itself.
+/// The native words and slots.
 #[derive(Debug)]
 pub struct Native;
 
@@ -72,13 +71,13 @@ impl<T> Slot<T> for NativeSlot<T> {
 
     #[inline]
     unsafe fn put(&self, value: T) {
-        // SAFETY: the caller is alone with the slot.
+        // SAFETY: the caller has exclusive access to the slot.
         unsafe { (*self.0.get()).write(value) };
     }
 
     #[inline]
     unsafe fn take(&self) -> T {
-        // SAFETY: the caller knows that a value is there and that nobody writes it.
+        // SAFETY: the caller ensures that the slot holds a value and that no thread writes it.
         unsafe { (*self.0.get()).assume_init_read() }
     }
 }
@@ -92,26 +91,26 @@ impl Family for Native {
     }
 }
 
-/// Keeps what one side writes out of the cache lines that the other uses.
+/// Keeps the fields that one side writes out of the cache lines of the other side.
 #[repr(align(64))]
 pub(crate) struct Line<W>(pub W);
 
-/// What producer and consumer share.
+/// The state that producer and consumer share.
 pub struct Ring<T, F: Family = Native> {
-    /// Items published so far. Stored (release) by the producer after the slots and the end
-    /// they belong to, loaded (acquire) by the consumer before it reads those.
+    /// The number of items published. Stored (release) by the producer after their slots and ends,
+    /// loaded (acquire) by the consumer before it reads those.
     tail: Line<F::Word>,
-    /// Submissions finished so far. Stored (release) by the consumer after their slots were
-    /// read and their work is visible, loaded (acquire) by the producer before it reuses
-    /// slots, and by whoever asks whether work is done.
+    /// The number of submissions finished. Stored (release) by the consumer after their slots were
+    /// read and their work is visible. Loaded (acquire) by the producer before it reuses slots, and
+    /// by threads that test for completion.
     retired: Line<F::Word>,
     slots: Box<[F::Slot<T>]>,
     ends: Box<[F::Slot<u64>]>,
     bound: u64,
 }
 
-// SAFETY: slots are handed over by `tail` and `retired` as told at the top of the file, so
-// a `T` moves from the producer's thread to the consumer's and is never shared.
+// SAFETY: `tail` and `retired` transfer the ownership of slots, as the text at the top of the file
+// says, so a `T` moves from the producer's thread to the consumer's and is never shared.
 unsafe impl<T: Send, F: Family> Send for Ring<T, F> where F::Word: Send {}
 // SAFETY: as above; through a shared reference only the words can be read.
 unsafe impl<T: Send, F: Family> Sync for Ring<T, F> where F::Word: Sync {}
@@ -149,7 +148,7 @@ impl<T, F: Family> Ring<T, F> {
         (producer, consumer)
     }
 
-    /// Submissions finished so far. What they wrote is visible to the caller.
+    /// The number of submissions finished. Their writes are visible to the caller.
     #[inline]
     pub fn retired(&self) -> u64 {
         self.retired.0.load(Ordering::Acquire)
@@ -164,32 +163,32 @@ impl<T, F: Family> Ring<T, F> {
     }
 }
 
-/// The enqueuing side.
+/// The producer.
 pub struct Producer<T, F: Family = Native> {
     ring: Arc<Ring<T, F>>,
     /// Items published; the ring's `tail`.
     tail: u64,
     /// Submissions published.
     submitted: u64,
-    /// The last look at the ring's `retired`.
+    /// The last value read from the ring's `retired`.
     retired: u64,
-    /// Items whose slots came back with those submissions.
+    /// The number of items whose slots were returned with those submissions.
     freed: u64,
 }
 
 impl<T, F: Family> Producer<T, F> {
-    /// The shared half.
+    /// The shared state.
     pub fn ring(&self) -> &Arc<Ring<T, F>> {
         &self.ring
     }
 
-    /// Submissions published so far.
+    /// The number of submissions published.
     #[inline]
     pub fn submitted(&self) -> u64 {
         self.submitted
     }
 
-    /// Starts a submission of at most `items` items, or `None` if the ring has no room now.
+    /// Starts a submission of at most `items` items; returns `None` if the ring has no room now.
     #[inline]
     pub fn begin(&mut self, items: usize) -> Option<Submission<'_, T, F>> {
         if !self.room(items) {
@@ -219,8 +218,8 @@ impl<T, F: Family> Producer<T, F> {
     }
 }
 
-/// A submission being written. Dropped without [`publish`](Submission::publish) it leaves no
-/// trace.
+/// A submission that is being written. Dropping it without [`publish`](Submission::publish)
+/// discards it.
 pub struct Submission<'a, T, F: Family = Native> {
     producer: &'a mut Producer<T, F>,
     written: u64,
@@ -231,7 +230,7 @@ impl<T, F: Family> Submission<'_, T, F> {
     /// Adds an item.
     ///
     /// # Panics
-    /// More items than the submission was begun with: an error in this crate.
+    /// There are more items than `begin` was called for: an error in this crate.
     #[inline]
     pub fn push(&mut self, item: T) {
         assert!(self.written < self.limit, "submission longer than begun");
@@ -241,8 +240,9 @@ impl<T, F: Family> Submission<'_, T, F> {
         self.written += 1;
     }
 
-    /// Publishes the items and returns the number of submissions so far, this one included:
-    /// the submission is done when [`Ring::retired`] reaches it. An empty submission is none.
+    /// Publishes the items and returns the number of submissions so far, including this one. The
+    /// submission is done when [`Ring::retired`] reaches this number. An empty submission is not
+    /// counted.
     #[inline]
     pub fn publish(mut self) -> u64 {
         let written = std::mem::take(&mut self.written);
@@ -262,24 +262,24 @@ impl<T, F: Family> Submission<'_, T, F> {
 impl<T, F: Family> Drop for Submission<'_, T, F> {
     fn drop(&mut self) {
         for i in 0..self.written {
-            // SAFETY: `push` wrote the slot and nobody was told of it.
+            // SAFETY: `push` wrote the slot, which is not published.
             drop(unsafe { self.producer.ring.slot(self.producer.tail + i).take() });
         }
     }
 }
 
-/// The executing side.
+/// The consumer.
 pub struct Consumer<T, F: Family = Native> {
     ring: Arc<Ring<T, F>>,
-    /// Items taken.
+    /// The number of items taken.
     head: u64,
-    /// The last look at the ring's `tail`.
+    /// The last value read from the ring's `tail`.
     tail: u64,
-    /// One past the last item of the submission being taken.
+    /// One past the last item of the current submission.
     end: u64,
-    /// Submissions of which every item was taken and finished.
+    /// The number of submissions of which every item was taken and finished.
     finished: u64,
-    /// The ring's `retired`; lags `finished` until [`retire`](Consumer::retire).
+    /// The ring's `retired`; behind `finished` until [`retire`](Consumer::retire).
     retired: u64,
 }
 
@@ -303,8 +303,8 @@ impl<T, F: Family> Consumer<T, F> {
         Some(item)
     }
 
-    /// Says that the items taken so far are finished. Must be called before the first item
-    /// of the next submission is taken. Returns whether a submission ended here.
+    /// Marks the items taken so far as finished. Must be called before the first item of the next
+    /// submission is taken. Returns whether a submission ended here.
     #[inline]
     pub fn finish(&mut self) -> bool {
         let ended = self.head == self.end;
@@ -314,8 +314,7 @@ impl<T, F: Family> Consumer<T, F> {
         ended
     }
 
-    /// Gives the slots of finished submissions back, and lets everybody know that what they
-    /// wrote is visible.
+    /// Returns the slots of finished submissions, and publishes that their writes are visible.
     #[inline]
     pub fn retire(&mut self) {
         if self.retired != self.finished {
@@ -330,7 +329,7 @@ impl<T, F: Family> Consumer<T, F> {
         self.retired != self.finished
     }
 
-    /// Whether nothing is published that was not taken.
+    /// Whether all published items were taken.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.head == self.tail && self.ring.tail.0.load(Ordering::Acquire) == self.tail
@@ -338,7 +337,7 @@ impl<T, F: Family> Consumer<T, F> {
 }
 
 impl<T, F: Family> Drop for Consumer<T, F> {
-    /// Drops what is published and never ran. What is published later stays in the ring.
+    /// Drops items that were published and never ran. Items published later stay in the ring.
     fn drop(&mut self) {
         while self.pop().is_some() {
             self.finish();

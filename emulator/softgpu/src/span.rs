@@ -1,11 +1,12 @@
-//! Memory that others write at any time: every access is atomic, word by word, so that
-//! a race is a late or an early value and nothing worse.
+//! Memory that other threads write at any time. Every access is atomic, word by word, so that a
+//! race only returns an early or a late value.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::Fault;
 
-/// A range of shared memory. Whoever holds one also holds what keeps the memory mapped.
+/// A range of shared memory. The holder of a span also holds the object that keeps the memory
+/// mapped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     ptr: *mut u8,
@@ -21,8 +22,8 @@ impl Span {
     /// The `len` bytes at `ptr`.
     ///
     /// # Safety
-    /// They stay readable and writable as long as the span or a copy of it is used, and nobody
-    /// holds a plain reference into them meanwhile.
+    /// They stay readable and writable as long as the span or a copy of it is used, and no plain
+    /// reference into them exists during that time.
     pub(crate) unsafe fn new(ptr: *mut u8, len: usize) -> Span {
         Span { ptr, len }
     }
@@ -35,7 +36,7 @@ impl Span {
         self.len
     }
 
-    /// The address of `len` bytes at `offset`, if they lie in the span.
+    /// The address of `len` bytes at `offset`; `None` if they are not within the span.
     #[inline]
     pub(crate) fn at(self, offset: u64, len: usize) -> Result<*mut u8, Fault> {
         let limit = self.len;
@@ -138,7 +139,7 @@ pub(crate) unsafe fn store(ptr: *mut u8, value: u64, wide: bool, order: Ordering
 /// Both ranges are mapped, do not overlap, and are accessed by others only atomically.
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     let src = src.cast_mut();
-    // Words need both ends aligned alike; then at most seven bytes come first.
+    // Words need the same alignment of both addresses; then at most seven bytes come first.
     let head = if (dst.addr() ^ src.addr()) & 7 == 0 {
         dst.addr().wrapping_neg() & 7
     } else {
@@ -146,8 +147,8 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     };
     let head = head.min(len);
     let words = (len - head) / 8;
-    // SAFETY (of the three blocks): the caller vouches for the ranges, `i` stays within
-    // them, and eight-byte accesses are aligned from `head` on.
+    // SAFETY (of the three blocks): the caller vouches for the ranges, `i` stays within them, and
+    // eight-byte accesses are aligned from `head` on.
     for i in 0..head {
         // SAFETY: see above.
         unsafe { copy8(dst.add(i), src.add(i)) };
@@ -185,7 +186,7 @@ pub(crate) unsafe fn fill(dst: *mut u8, byte: u8, len: usize) {
     let words = (len - head) / 8;
     let word = u64::from_ne_bytes([byte; 8]);
     for i in (0..head).chain(head + 8 * words..len) {
-        // SAFETY: `i` lies in the caller's range.
+        // SAFETY: `i` is within the caller's range.
         unsafe { AtomicU8::from_ptr(dst.add(i)) }.store(byte, Ordering::Relaxed);
     }
     for i in 0..words {
@@ -199,13 +200,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_any_alignment_and_nothing_else() {
+    fn copies_exactly_the_range_at_any_alignment() {
         let src: Vec<u8> = (0..64).map(|i| i as u8 + 1).collect();
         for d in 0..9 {
             for s in 0..9 {
                 for len in 0..40 {
                     let mut dst = vec![0_u8; 64];
-                    // SAFETY: both ranges lie in vectors of this test.
+                    // SAFETY: both ranges are within vectors of this test.
                     unsafe { copy(dst.as_mut_ptr().add(d), src.as_ptr().add(s), len) };
                     assert_eq!(&dst[d..d + len], &src[s..s + len]);
                     assert!(dst[..d].iter().chain(&dst[d + len..]).all(|&b| b == 0));

@@ -1,4 +1,4 @@
-//! Weak memory of a stream: stores that were made and are not visible to others yet.
+//! Weak memory of a stream: stores that are not yet visible to others.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -9,10 +9,10 @@ use crate::span;
 // Bytes of a word are counted from its least significant one.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Stores held back at most; one more pushes some other out.
+/// The maximal number of held-back stores; one more makes another visible.
 const MOST: usize = 64;
 
-/// A store of one to eight bytes on its way.
+/// A held-back store of one to eight bytes.
 #[derive(Clone, Copy, Debug)]
 struct Store {
     ptr: *mut u8,
@@ -26,8 +26,8 @@ impl Store {
     }
 }
 
-/// The stores of one stream that others cannot see yet. They become visible in any order,
-/// except that stores to the same bytes keep theirs.
+/// The held-back stores of one stream. They become visible in any order, except that stores to the
+/// same bytes keep their order.
 #[derive(Debug)]
 pub(crate) struct StoreBuffer {
     stores: Vec<Store>,
@@ -36,7 +36,7 @@ pub(crate) struct StoreBuffer {
     just_fenced: bool,
 }
 
-// SAFETY: the pointers are followed only while whoever called `store` keeps them valid.
+// SAFETY: the pointers are used only while the caller of `store` keeps them valid.
 unsafe impl Send for StoreBuffer {}
 
 impl StoreBuffer {
@@ -53,12 +53,12 @@ impl StoreBuffer {
         self.stores.is_empty()
     }
 
-    /// Whether nothing was stored since the last [`drain`](Self::drain).
+    /// Whether no store is held back.
     pub(crate) fn just_fenced(&self) -> bool {
         self.just_fenced
     }
 
-    /// Holds a store of `data` back. `tear`: eight bytes may come apart into halves.
+    /// Holds back a store of `data`. `tear`: eight bytes may become visible as separate halves.
     ///
     /// # Safety
     /// `ptr` is valid for atomic writes of `data` until the buffer is empty.
@@ -83,7 +83,7 @@ impl StoreBuffer {
         }
     }
 
-    /// Holds a word back, of 64 bits if it is `wide`, else the lower half of `value`.
+    /// Holds back a word: 64 bits if it is `wide`, else the lower half of `value`.
     ///
     /// # Safety
     /// As for [`store`](Self::store).
@@ -93,7 +93,7 @@ impl StoreBuffer {
         unsafe { self.store(ptr, if wide { &word } else { &half }, tear) };
     }
 
-    /// Makes everything visible, in order.
+    /// Makes all stores visible, in order.
     pub(crate) fn drain(&mut self) {
         for store in self.stores.drain(..) {
             commit(store);
@@ -101,7 +101,7 @@ impl StoreBuffer {
         self.just_fenced = true;
     }
 
-    /// Once a step: perhaps makes some store visible.
+    /// Called once per step: may make one store visible.
     pub(crate) fn pass_time(&mut self) {
         if !self.stores.is_empty() && self.rng.u32(..self.one_in) == 0 {
             self.commit_one();
@@ -115,7 +115,7 @@ impl StoreBuffer {
         }
     }
 
-    /// What the stream itself reads: memory, and its own stores on top.
+    /// The stream's own view: memory, with its own held-back stores applied.
     ///
     /// # Safety
     /// The word is aligned and valid for an atomic load.
@@ -134,13 +134,13 @@ impl StoreBuffer {
         word
     }
 
-    /// Makes a store visible that no older one to the same bytes stands before.
+    /// Makes a store visible that has no older store to the same bytes before it.
     fn commit_one(&mut self) {
         let i = self.rng.usize(..self.stores.len());
         self.commit(i);
     }
 
-    /// Makes the store with index `i`, or an older one that it must not pass, visible.
+    /// Makes the store with index `i`, or an older one that it must not overtake, visible.
     fn commit(&mut self, mut i: usize) {
         while let Some(older) = self.stores[..i]
             .iter()
@@ -152,7 +152,7 @@ impl StoreBuffer {
     }
 }
 
-/// Writes a store to memory, as one access where it is a word.
+/// Writes a store to memory, in one access if it is a word.
 fn commit(store: Store) {
     let Store { ptr, len, data } = store;
     if matches!(len, 4 | 8) && ptr.addr().is_multiple_of(len) {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn own_stores_are_seen_and_same_bytes_keep_their_order() {
+    fn own_stores_are_observed_and_same_bytes_keep_their_order() {
         for seed in 0..200 {
             let mut mem = [0_u64; 2];
             let mut b = StoreBuffer::new(seed, 1);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_buffer_lets_some_out() {
+    fn full_buffer_makes_stores_visible() {
         let mut mem = [0_u64; 2 * MOST];
         let mut b = StoreBuffer::new(1, u32::MAX);
         for i in 0..2 * MOST {

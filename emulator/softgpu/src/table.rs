@@ -1,5 +1,5 @@
-//! Which addresses an operation may name: the live allocations and registrations of a GPU,
-//! and where the engine finds their bytes.
+//! The addresses that operations may use: the live allocations and registrations of a GPU, and the
+//! engine's addresses of their bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -11,14 +11,14 @@ use crate::backing::Backing;
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     live: RwLock<Vec<Arc<Backing>>>,
-    /// Counts removals. Written under the write lock. A [`Cache`] filled under an older value
-    /// is stale; its owner reads this (acquire) under the producer lock of its stream, which
-    /// whoever removes memory takes after the removal, so either the operation that used a
-    /// stale hit is counted as enqueued before the free, or the new value is seen.
+    /// The number of removals. Written under the write lock. A [`Cache`] filled under an older
+    /// value is stale. Its owner reads this (acquire) under the producer lock of its stream, and a
+    /// thread that removes memory takes that lock after the removal. Therefore either the operation
+    /// that used a stale hit is counted as enqueued before the free, or the new value is observed.
     epoch: AtomicU64,
 }
 
-/// Where the bytes of a live range are.
+/// The location of the bytes of a live range.
 #[derive(Clone, Copy, Debug)]
 struct Hit {
     base: u64,
@@ -41,7 +41,7 @@ impl Hit {
         }
     }
 
-    /// The bytes at `addr`, if `len` of them, at least one, lie here.
+    /// The bytes at `addr`; `None` if `len` bytes, at least one, are not within this range.
     #[inline]
     fn at(&self, addr: u64, len: usize) -> Option<*mut u8> {
         let offset = addr.wrapping_sub(self.base);
@@ -54,7 +54,7 @@ impl Hit {
 }
 
 impl Table {
-    /// Makes memory known. `false`: part of the range is known already.
+    /// Adds memory. Returns `false` if part of the range is present already.
     pub(crate) fn insert(&self, backing: Arc<Backing>) -> bool {
         let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);
         let new = Hit::of(&backing);
@@ -72,7 +72,7 @@ impl Table {
         free_below && free_above
     }
 
-    /// Makes the memory at `addr` unknown.
+    /// Removes the memory at `addr`.
     pub(crate) fn remove(&self, addr: DevAddr) {
         let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);
         if let Ok(i) = live.binary_search_by_key(&addr, |b| b.addr()) {
@@ -81,12 +81,12 @@ impl Table {
         }
     }
 
-    /// Where the engine finds `len` bytes that kernels see at `addr`.
+    /// The engine's address of `len` bytes that kernels address by `addr`.
     pub(crate) fn alias(&self, addr: u64, len: usize) -> Option<*mut u8> {
         self.find(addr).0.at(addr, len)
     }
 
-    /// The range that may hold `addr`, and the epoch in which it did.
+    /// The range that may contain `addr`, and the epoch of the look-up.
     fn find(&self, addr: u64) -> (Hit, u64) {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
         let i = live.partition_point(|b| b.addr().raw() <= addr);
@@ -99,8 +99,8 @@ impl Table {
     }
 }
 
-/// A stream's last hits: a send names a doorbell record, a doorbell and a completion queue
-/// again and again.
+/// A stream's last hits: sends use the same doorbell record, doorbell and completion queue again
+/// and again.
 #[derive(Debug)]
 pub(crate) struct Cache {
     epoch: u64,
@@ -108,7 +108,7 @@ pub(crate) struct Cache {
     oldest: usize,
 }
 
-// SAFETY: the pointers are only handed out, together with the promise of `Table::epoch`.
+// SAFETY: the pointers are only returned, together with the promise of `Table::epoch`.
 unsafe impl Send for Cache {}
 
 impl Cache {
@@ -120,8 +120,8 @@ impl Cache {
         }
     }
 
-    /// Where the engine finds `len` bytes (at least one) at `addr`; `None` if they do not lie
-    /// in one live range. To be called under the stream's producer lock.
+    /// The engine's address of `len` bytes (at least one) at `addr`; `None` if they are not within
+    /// one live range. The caller must hold the stream's producer lock.
     #[inline]
     pub(crate) fn alias(&mut self, table: &Table, addr: DevAddr, len: usize) -> Option<*mut u8> {
         if table.epoch.load(Ordering::Acquire) == self.epoch {
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lies_in_one_live_range() {
+    fn range_must_be_within_one_live_range() {
         let table = Table::default();
         let mut cache = Cache::new();
         let a = Arc::new(Backing::pinned(100, &crate::budget::Budget::new(1 << 20)).unwrap());
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_are_refused_neighbours_are_not() {
+    fn overlaps_are_refused_and_neighbours_accepted() {
         let table = Table::default();
         let mut mem = [0_u64; 8];
         let ptr: *mut u8 = mem.as_mut_ptr().cast();

@@ -1,4 +1,4 @@
-//! What a device on the bus, a NIC, sees of a GPU's memory or of pinned host memory.
+//! The interface of a NIC, a device on the bus, to a GPU's memory or to pinned host memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,20 +8,20 @@ use crate::backing::Backing;
 use crate::posted::Posted;
 use crate::span::Span;
 
-/// Memory as a device on the bus sees it; keeps the memory alive, clones share.
+/// Memory for accesses of a device on the bus. It keeps the memory alive; clones share it.
 ///
 /// Writes are *posted*: they return before they have arrived, and arrive in order. Reads and
-/// atomics arrive after the writes before them. With [weak memory](crate::Weak), writes into
-/// *device* memory arrive late, and what else can be seen, such as a completion in host
-/// memory, may be seen before; a wait that flushes, or
-/// [`Gpu::flush_remote_writes`](crate::Gpu::flush_remote_writes), lets them arrive. So does a read by a NIC. Where the GPU orders them
+/// atomics arrive after all earlier writes. With [weak memory](crate::Weak), writes into *device*
+/// memory arrive late. Other writes, for example a completion in host memory, may then be observed
+/// before them. A wait that flushes, [`Gpu::flush_remote_writes`](crate::Gpu::flush_remote_writes)
+/// and a read by a NIC make them arrive. On a GPU that orders them
 /// ([`Config::ordered_writes`](crate::Config)), writes into host memory are late too, and all
-/// arrive in the order in which they were made.
+/// writes arrive in the order in which they were made.
 #[derive(Clone, Debug)]
 pub struct Window {
     memory: Arc<Backing>,
     span: Span,
-    /// The way to memory that is weak.
+    /// The path to weak memory.
     posted: Option<Arc<Posted>>,
 }
 
@@ -41,7 +41,7 @@ impl Window {
         self.span.len()
     }
 
-    /// The memory, once what was written before has arrived.
+    /// The memory, after all earlier writes have arrived.
     #[inline]
     fn arrived(&self) -> &Span {
         if let Some(posted) = &self.posted {
@@ -53,7 +53,7 @@ impl Window {
     /// Reads bytes.
     ///
     /// # Errors
-    /// They lie outside of the window.
+    /// The bytes are out of bounds.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), Fault> {
         self.arrived().read(offset, data)
     }
@@ -61,7 +61,7 @@ impl Window {
     /// Writes bytes (posted), ascending.
     ///
     /// # Errors
-    /// They lie outside of the window; nothing was written.
+    /// The bytes are out of bounds; nothing was written.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Fault> {
         match &self.posted {
             None => self.span.write(offset, data),
@@ -76,7 +76,7 @@ impl Window {
     /// Loads a word with acquire ordering.
     ///
     /// # Errors
-    /// It lies outside of the window or is not aligned.
+    /// The word is out of bounds or not aligned.
     pub fn load32(&self, offset: u64) -> Result<u32, Fault> {
         Ok(self.arrived().word32(offset)?.load(Ordering::Acquire))
     }
@@ -84,16 +84,16 @@ impl Window {
     /// Loads a word with acquire ordering.
     ///
     /// # Errors
-    /// It lies outside of the window or is not aligned.
+    /// The word is out of bounds or not aligned.
     pub fn load64(&self, offset: u64) -> Result<u64, Fault> {
         Ok(self.arrived().word64(offset)?.load(Ordering::Acquire))
     }
 
-    /// Stores a word (posted) with release ordering: whoever sees it with an acquire load
-    /// sees what was written before it through windows of the same memory kind.
+    /// Stores a word (posted) with release ordering. An acquire load that observes the word also
+    /// observes all earlier writes through windows of the same memory kind.
     ///
     /// # Errors
-    /// It lies outside of the window or is not aligned.
+    /// The word is out of bounds or not aligned.
     pub fn store32(&self, offset: u64, value: u32) -> Result<(), Fault> {
         let word = self.span.word32(offset)?;
         match &self.posted {
@@ -103,28 +103,28 @@ impl Window {
         Ok(())
     }
 
-    /// Exchanges a word; returns what was there.
+    /// Exchanges a word; returns the old value.
     ///
     /// # Errors
-    /// It lies outside of the window or is not aligned.
+    /// The word is out of bounds or not aligned.
     pub fn swap64(&self, offset: u64, value: u64) -> Result<u64, Fault> {
         Ok(self.arrived().word64(offset)?.swap(value, Ordering::AcqRel))
     }
 
-    /// Stores `new` if the word is `current`; returns what was there.
+    /// Stores `new` if the word is `current`; returns the old value.
     ///
     /// # Errors
-    /// It lies outside of the window or is not aligned.
+    /// The word is out of bounds or not aligned.
     pub fn compare_swap64(&self, offset: u64, current: u64, new: u64) -> Result<u64, Fault> {
         let word = self.arrived().word64(offset)?;
         let was = word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire);
         Ok(was.unwrap_or_else(|other| other))
     }
 
-    /// Adds to a word, modulo 2^64; returns what was there.
+    /// Adds to a word, modulo 2^64; returns the old value.
     ///
     /// # Errors
-    /// It lies outside of the window or is not aligned.
+    /// The word is out of bounds or not aligned.
     pub fn fetch_add64(&self, offset: u64, value: u64) -> Result<u64, Fault> {
         Ok(self
             .arrived()

@@ -54,7 +54,7 @@ GDS_KERNEL(softgpu_test_reverse, Reversal, p) {
     p.out[global_thread()] = turned[threadIdx.x] + last;
 }
 
-// What a block finds in a variable that nobody has written.
+// The initial value of a shared variable in a block.
 struct Fresh {
     uint32_t* out;
 };

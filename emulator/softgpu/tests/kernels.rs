@@ -68,7 +68,7 @@ unsafe extern "C" fn publish(p: *const c_void) {
             softgpu_fence();
         }
         softgpu_store32(words.add(1), p.value);
-        // Others have time to look before the kernel's end makes all visible.
+        // Other actors have time to check before the end of the kernel makes all writes visible.
         for _ in 0..4 {
             softgpu_yield(0, 0);
         }
@@ -162,7 +162,7 @@ fn arguments_of_another_size_are_refused() {
 }
 
 #[test]
-fn a_fault_stops_the_gpu_and_says_why() {
+fn fault_stops_the_gpu_and_is_reported() {
     let (_env, gpu) = rig(Config::default().changed(|c| c.stream_bound = 2));
     let pin = gpu.alloc_pinned(64).unwrap();
     let (bad, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -192,7 +192,7 @@ fn a_fault_stops_the_gpu_and_says_why() {
 }
 
 #[test]
-fn a_spinning_kernel_holds_no_channel_and_lets_others_run() {
+fn spinning_kernel_holds_no_channel_and_others_run() {
     let (env, gpu) = rig(Config::default().changed(|c| c.channels = 1));
     let dev = gpu.alloc_device(64).unwrap();
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -206,7 +206,7 @@ fn a_spinning_kernel_holds_no_channel_and_lets_others_run() {
 }
 
 #[test]
-fn a_running_kernel_goes_on_when_waits_hold_every_channel() {
+fn running_kernel_continues_while_waits_hold_every_channel() {
     let (env, gpu) = rig(Config::default().changed(|c| c.channels = 1));
     let dev = gpu.alloc_device(64).unwrap();
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -226,7 +226,7 @@ fn a_running_kernel_goes_on_when_waits_hold_every_channel() {
     assert_eq!(window.load32(8), Ok(1));
 }
 
-/// In how many seeds the flag is seen before the data, and the wide word torn.
+/// The number of seeds in which the flag is observed before the data, and the wide word torn.
 fn seen(fence: bool) -> (u32, u32) {
     let (mut early, mut torn) = (0, 0);
     for seed in 0..200 {

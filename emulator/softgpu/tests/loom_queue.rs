@@ -125,7 +125,7 @@ mod model {
     }
 
     #[test]
-    fn the_bound_holds_and_what_retired_work_wrote_is_visible() {
+    fn bound_holds_and_writes_of_retired_work_are_visible() {
         loom::model(|| {
             let (mut tx, mut rx) = Ring::<_, Loom>::channel(1, 4);
             // What the consumer's work writes; plain memory, so loom sees a missing order.
@@ -172,7 +172,7 @@ mod model {
     }
 
     #[test]
-    fn an_abandoned_submission_leaves_no_trace() {
+    fn abandoned_submission_publishes_nothing() {
         loom::model(|| {
             let (mut tx, mut rx) = Ring::<_, Loom>::channel(2, 2);
             let mut abandoned = tx.begin(2).unwrap();

@@ -11,7 +11,7 @@ use common::{Changed, rig, sync, unfenced64, wait32, wait64, weak, write32};
 use softgpu::{Config, Error, Fault};
 
 #[test]
-fn lengths_are_as_asked_and_memory_is_zeroed() {
+fn memory_has_the_requested_length_and_is_zeroed() {
     let (_env, gpu) = rig(Config::default());
     for len in [1, 4096, 4097, 1 << 20] {
         let (dev, pin) = (
@@ -80,7 +80,7 @@ fn windows_and_views_check_bounds_and_alignment() {
 }
 
 #[test]
-fn registered_memory_is_seen_at_its_own_address_and_only_once() {
+fn memory_is_registered_at_its_own_address_and_only_once() {
     let (_env, gpu) = rig(Config::default());
     let mut words = vec![0_u32; 64];
     let ptr: *mut u8 = words.as_mut_ptr().cast();
@@ -155,7 +155,7 @@ fn freed_memory_stays_until_earlier_operations_have_retired() {
             2,
             "an operation may still touch it"
         );
-        // What others enqueue later does not hold it.
+        // Later operations of other streams do not delay the free.
         b.submit([wait32(gate.addr(), 2)]).unwrap();
         gate.window().store32(0, 1).unwrap();
         sync(&a);
@@ -168,7 +168,7 @@ fn freed_memory_stays_until_earlier_operations_have_retired() {
 }
 
 #[test]
-fn a_window_keeps_memory_alive_and_an_idle_gpu_frees_at_once() {
+fn window_keeps_memory_alive_and_idle_gpu_frees_at_once() {
     let (env, gpu) = rig(Config::default());
     let stream = gpu.stream().unwrap();
     let dev = gpu.alloc_device(64).unwrap();
@@ -191,7 +191,7 @@ fn a_window_keeps_memory_alive_and_an_idle_gpu_frees_at_once() {
 }
 
 #[test]
-fn dropping_the_engine_frees_what_it_will_never_touch() {
+fn dropping_the_engine_frees_memory_of_pending_operations() {
     let (env, gpu) = rig(Config::default());
     let stream = gpu.stream().unwrap();
     let dev = gpu.alloc_device(64).unwrap();
@@ -204,8 +204,8 @@ fn dropping_the_engine_frees_what_it_will_never_touch() {
     assert!(!probe.mapped());
 }
 
-/// Tells, while other tests map what they like, whether a memory file is mapped: its number is
-/// its own for as long as a descriptor is open.
+/// Whether a memory file is mapped, while other tests map other files. The file's number is unique
+/// as long as a descriptor is open.
 struct Probe(OwnedFd);
 
 impl Probe {
@@ -308,10 +308,10 @@ fn the_other_process() {
 
 const CHILD_ADDR: &str = "SOFTGPU_TEST_TOUCH";
 
-/// Where CPU and kernel have protection keys, a stray access dies; elsewhere, or when asked
-/// not to protect, it goes through. Either way `protected` tells.
+/// If CPU and kernel have protection keys, a stray access ends the process. Without keys, or if
+/// protection is disabled, the access succeeds. `protected` tells which.
 #[test]
-fn protected_tells_what_a_stray_access_does() {
+fn protected_predicts_the_result_of_a_stray_access() {
     for protect in ["yes", "no"] {
         let status = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_stray_access", "--ignored", "--nocapture"])
@@ -330,19 +330,19 @@ fn protected_tells_what_a_stray_access_does() {
 }
 
 #[test]
-#[ignore = "the other process of protected_tells_what_a_stray_access_does"]
+#[ignore = "the other process of protected_predicts_the_result_of_a_stray_access"]
 fn a_stray_access() {
     let protect = std::env::var(CHILD_ADDR).unwrap() == "yes";
     let (_env, gpu) = rig(Config::default().changed(|c| c.protect = protect));
     let dev = gpu.alloc_device(64).unwrap();
     let stray = dev.addr().raw() as *mut u32;
-    // SAFETY: mapped, and nobody else touches it; whether it may be touched is the question.
+    // SAFETY: mapped, and no other thread accesses it; the test shows whether the access faults.
     unsafe { stray.write_volatile(1) };
     assert_eq!(dev.map_cpu().load32(0), Ok(1));
 }
 
 #[test]
-fn memory_past_what_the_gpu_has_is_refused_until_some_is_freed() {
+fn memory_above_the_limit_is_refused_until_some_is_freed() {
     let (env, gpu) = rig(Config::default().changed(|c| c.memory = 3 * 4096));
     let full = |e: Error| matches!(e, Error::OutOfMemory { limit: 12288, .. });
     assert!(gpu.alloc_device(3 * 4096 + 1).is_err_and(full));
@@ -353,7 +353,7 @@ fn memory_past_what_the_gpu_has_is_refused_until_some_is_freed() {
     );
     assert!(gpu.alloc_device(1).is_err_and(full));
     assert!(gpu.alloc_pinned(1).is_err_and(full));
-    // It is in use as long as an operation may touch it.
+    // It counts as in use as long as an operation may access it.
     let gate = Box::leak(Box::new([0_u64; 8]));
     // SAFETY: never freed, and only accessed by the GPU and its window.
     let gate = unsafe { gpu.register_host(gate.as_mut_ptr().cast(), 64, None) }.unwrap();
@@ -371,7 +371,7 @@ fn memory_past_what_the_gpu_has_is_refused_until_some_is_freed() {
 }
 
 #[test]
-fn an_owner_may_free_other_memory_when_it_is_dropped() {
+fn owner_may_free_other_memory_when_dropped() {
     let (env, gpu) = rig(Config::default());
     let gate = gpu.alloc_pinned(8).unwrap();
     let stream = gpu.stream().unwrap();
@@ -387,7 +387,7 @@ fn an_owner_may_free_other_memory_when_it_is_dropped() {
 }
 
 #[test]
-fn what_is_released_is_gone_at_once() {
+fn released_memory_is_removed_at_once() {
     let (_env, gpu) = rig(Config::default());
     let gate = gpu.alloc_pinned(8).unwrap();
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());

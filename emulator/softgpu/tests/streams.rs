@@ -10,7 +10,7 @@ use gds_step::{Env, Time};
 use softgpu::{Caps, Cond, Config, DevAddr, Error, Event, InlineData, MemOp, Object};
 
 #[test]
-fn operations_run_in_order_and_each_kind_does_its_work() {
+fn operations_of_every_kind_run_in_order() {
     let (env, gpu) = rig(Config::default());
     let dev = gpu.alloc_device(4096).unwrap();
     let pin = gpu.alloc_pinned(4096).unwrap();
@@ -51,7 +51,7 @@ fn operations_run_in_order_and_each_kind_does_its_work() {
 }
 
 #[test]
-fn a_long_copy_takes_many_steps_and_others_go_on() {
+fn long_copy_takes_many_steps_and_other_streams_continue() {
     let (env, gpu) = rig(Config::default());
     let n = 3 << 20;
     let (a, b) = (
@@ -72,12 +72,12 @@ fn a_long_copy_takes_many_steps_and_others_go_on() {
 }
 
 #[test]
-fn waits_hold_under_every_condition_until_the_word_fits() {
+fn wait_holds_until_its_condition_is_satisfied() {
     let (env, gpu) = rig(Config::default());
     let pin = gpu.alloc_pinned(64).unwrap();
     let window = pin.window();
     let out = pin.addr() + 32;
-    // (condition, value, mask, a word that does not fit, one that does)
+    // (condition, value, mask, a word that does not satisfy it, one that does)
     let cases: [(_, u32, u32, u32, u32); 8] = [
         (Cond::Geq, 5, !0, 4, 5),
         (Cond::Geq, u32::MAX, !0, u32::MAX - 1, 3),
@@ -115,7 +115,7 @@ fn waits_hold_under_every_condition_until_the_word_fits() {
 }
 
 #[test]
-fn waiting_streams_stop_the_others_when_they_hold_every_channel() {
+fn waiting_streams_that_hold_every_channel_stop_the_others() {
     let (env, gpu) = rig(Config::default());
     let pin = gpu.alloc_pinned(4096).unwrap();
     let window = pin.window();
@@ -137,13 +137,13 @@ fn waiting_streams_stop_the_others_when_they_hold_every_channel() {
     env.steps(100);
     assert_eq!((window.load32(2048), window.load32(2056)), (Ok(0), Ok(0)));
     assert_eq!((streams[8].pending(), streams[9].pending()), (40, 40));
-    // One passes: the others go on.
+    // One wait completes: the others continue.
     window.store32(64 * 3, 1).unwrap();
     sync(&streams[8]);
     sync(&streams[9]);
     assert_eq!(window.load32(2048), Ok(1));
     assert_eq!(gpu.waiting_streams(), 7);
-    // The stream that passed went on too.
+    // The stream whose wait completed continued too.
     assert_eq!(window.load32(64 * 3 + 4), Ok(1));
     // A wait takes the channel again.
     streams[8].submit([wait32(counter, 77)]).unwrap();
@@ -156,7 +156,7 @@ fn waiting_streams_stop_the_others_when_they_hold_every_channel() {
 }
 
 #[test]
-fn channels_of_another_gpu_are_its_own() {
+fn channels_of_another_gpu_are_separate() {
     let (env, a) = rig(Config::default().changed(|c| c.channels = 1));
     let b = add_gpu(&env, Config::default().changed(|c| c.channels = 1));
     let (pa, pb) = (a.alloc_pinned(8).unwrap(), b.alloc_pinned(8).unwrap());
@@ -170,7 +170,7 @@ fn channels_of_another_gpu_are_its_own() {
 }
 
 #[test]
-fn a_full_stream_blocks_until_a_submission_retires() {
+fn full_stream_blocks_until_a_submission_retires() {
     let (env, gpu) = rig(Config::default().changed(|c| c.stream_bound = 4));
     let pin = gpu.alloc_pinned(64).unwrap();
     let stream = gpu.stream().unwrap();
@@ -209,7 +209,7 @@ fn a_full_stream_blocks_until_a_submission_retires() {
 }
 
 #[test]
-fn the_longest_submissions_fit_and_longer_are_refused_whole() {
+fn longest_submission_fits_and_a_longer_one_is_refused() {
     let (_env, gpu) = rig(Config::default().changed(|c| c.stream_bound = 1));
     let pin = gpu.alloc_pinned(64 * 256).unwrap();
     let stream = gpu.stream().unwrap();
@@ -278,7 +278,7 @@ fn events_order_streams_and_name_the_newest_record() {
 }
 
 #[test]
-fn a_capturing_stream_takes_nothing() {
+fn capturing_stream_refuses_operations() {
     let (_env, gpu) = rig(Config::default());
     let pin = gpu.alloc_pinned(64).unwrap();
     let stream = gpu.stream().unwrap();
@@ -365,7 +365,7 @@ fn addresses_are_checked_when_enqueued_and_nothing_of_the_submission_runs() {
 }
 
 #[test]
-fn memory_of_another_gpu_is_foreign() {
+fn memory_of_another_gpu_is_refused() {
     let (env, a) = rig(Config::default());
     let b = add_gpu(&env, Config::default());
     let pin = b.alloc_pinned(8).unwrap();
@@ -453,7 +453,7 @@ fn synchronize_keeps_its_deadline() {
 }
 
 #[test]
-fn without_its_engine_a_gpu_refuses_and_nobody_hangs() {
+fn gpu_without_an_engine_refuses_calls_without_a_hang() {
     let (env, gpu) = rig(Config::default());
     let pin = gpu.alloc_pinned(8).unwrap();
     let stream = gpu.stream().unwrap();
@@ -467,7 +467,7 @@ fn without_its_engine_a_gpu_refuses_and_nobody_hangs() {
 }
 
 #[test]
-fn an_impossible_configuration_is_refused() {
+fn invalid_configuration_is_refused() {
     let env = Arc::new(common::TestEnv::default());
     for config in [
         Config::default().changed(|c| c.stream_bound = 0),

@@ -1,4 +1,4 @@
-//! Engine and enqueueing threads at the same time, as the `live` driver runs them.
+//! Engine and enqueueing threads at the same time, as under the `live` driver.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::{Changed, wait32, weak, write32};
 use gds_step::{Env, Machine, Time};
 use softgpu::{Config, Event, Gpu};
 
-/// Waits by giving way; an engine runs on a thread of its own.
+/// Waits by yielding; an engine runs on another thread.
 #[derive(Debug, Default)]
 struct Live(AtomicU64);
 
@@ -76,7 +76,7 @@ fn threads_share_a_stream_and_block_on_its_bound() {
                     s.spawn(move || {
                         for n in 0..500_u32 {
                             let write = write32(word, n + 1);
-                            // The stream sees its own writes, so no wait holds it for ever.
+                            // The stream observes its own writes, so every wait ends.
                             stream.submit([wait32(word, n), write]).unwrap();
                         }
                         assert_eq!(stream.synchronize(None), Ok(true));
@@ -90,9 +90,9 @@ fn threads_share_a_stream_and_block_on_its_bound() {
     }
 }
 
-/// A stream and a CPU thread play ping-pong through words, with memory that comes and goes.
+/// A stream and a CPU thread play ping-pong through words, in memory that is allocated and freed.
 #[test]
-fn a_cpu_thread_answers_a_stream() {
+fn cpu_thread_answers_a_stream() {
     with_engine(Config::default(), |gpu| {
         for _ in 0..5 {
             let pin = gpu.alloc_pinned(256).unwrap();

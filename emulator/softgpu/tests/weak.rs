@@ -1,4 +1,4 @@
-//! Weak memory: what goes wrong without fences and flushes, for some seed, and never with them.
+//! Weak memory: errors that occur without fences and flushes for some seed, and never with them.
 
 mod common;
 
@@ -9,7 +9,7 @@ use softgpu::{Cond, Config, DevAddr, InlineData, MemOp};
 
 const SEEDS: u64 = 200;
 
-/// Steps until the stream is idle, and tells `look` to look at memory before each step.
+/// Steps until the stream is idle, and calls `look` before each step to check memory.
 fn watch(seed: u64, ops: impl Fn(DevAddr) -> Vec<MemOp>, mut look: impl FnMut([u32; 4])) {
     let (env, gpu) = rig(weak(seed));
     let pin = gpu.alloc_pinned(64).unwrap();
@@ -23,7 +23,7 @@ fn watch(seed: u64, ops: impl Fn(DevAddr) -> Vec<MemOp>, mut look: impl FnMut([u
     look([0, 4, 8, 12].map(|at| window.load32(at).unwrap()));
 }
 
-/// In how many seeds `bad` is seen at some time.
+/// The number of seeds in which `bad` is observed.
 fn seeds_with(ops: impl Fn(DevAddr) -> Vec<MemOp>, bad: impl Fn([u32; 4]) -> bool) -> u64 {
     let mut count = 0;
     for seed in 0..SEEDS {
@@ -34,13 +34,13 @@ fn seeds_with(ops: impl Fn(DevAddr) -> Vec<MemOp>, bad: impl Fn([u32; 4]) -> boo
     count
 }
 
-/// The flag is seen and the data is not.
+/// The flag is observed, and the data are not.
 fn flag_first(m: [u32; 4]) -> bool {
     m[1] == 1 && m[0] == 0
 }
 
 #[test]
-fn a_flag_overtakes_its_data_unless_fenced() {
+fn flag_overtakes_its_data_unless_fenced() {
     let with = |between: Vec<MemOp>, fenced| {
         seeds_with(
             |a| {
@@ -65,7 +65,7 @@ fn a_flag_overtakes_its_data_unless_fenced() {
 }
 
 #[test]
-fn an_inline_copy_is_as_weak_as_a_write() {
+fn inline_copy_is_as_weak_as_a_write() {
     let copy = |a| MemOp::Copy {
         addr: a,
         data: InlineData::new(&[1; 4]).unwrap(),
@@ -78,7 +78,7 @@ fn an_inline_copy_is_as_weak_as_a_write() {
 }
 
 #[test]
-fn a_wide_write_tears_unless_fenced() {
+fn wide_write_tears_unless_fenced() {
     let write = |fenced| {
         move |addr| {
             vec![MemOp::Write {
@@ -111,7 +111,7 @@ fn writes_to_the_same_word_keep_their_order() {
 }
 
 #[test]
-fn a_stream_sees_its_own_writes() {
+fn stream_sees_its_own_writes() {
     for seed in 0..SEEDS {
         watch(
             seed,
@@ -187,7 +187,7 @@ fn stale_payloads(completion_in_device: bool, flush: bool, flush_op: bool) -> u6
 }
 
 #[test]
-fn a_completion_overtakes_its_payload_unless_the_wait_flushes() {
+fn completion_overtakes_its_payload_unless_the_wait_flushes() {
     assert!(stale_payloads(false, false, false) > 10);
     assert_eq!(stale_payloads(false, true, false), 0);
     assert_eq!(stale_payloads(false, false, true), 0);
@@ -199,7 +199,7 @@ fn a_completion_overtakes_its_payload_unless_the_wait_flushes() {
 }
 
 #[test]
-fn what_a_nic_wrote_arrives_in_order_and_before_what_it_reads() {
+fn nic_writes_arrive_in_order_and_before_its_reads() {
     for seed in 0..SEEDS {
         let (env, gpu) = rig(weak(seed));
         let dev = gpu.alloc_device(64).unwrap();
@@ -245,11 +245,12 @@ fn writes_to_host_memory_are_not_late() {
     let (_env, gpu) = rig(weak(1));
     let pin = gpu.alloc_pinned(64).unwrap();
     pin.window().write(0, &7_u32.to_ne_bytes()).unwrap();
-    // SAFETY: the memory lives, and nobody writes it now.
+    // SAFETY: the memory lives, and no thread writes it now.
     assert_eq!(unsafe { pin.as_ptr().cast::<u32>().read_volatile() }, 7);
 }
 
-/// A GPU that orders them has writes to host memory arrive late too, behind earlier ones to its own.
+/// On a GPU that orders them, writes to host memory arrive late too, after earlier ones to device
+/// memory.
 #[test]
 fn ordered_writes_arrive_in_order_wherever_they_go() {
     let mut late = 0;
@@ -275,9 +276,9 @@ fn ordered_writes_arrive_in_order_wherever_they_go() {
     assert!(late > SEEDS as usize, "nothing was late");
 }
 
-/// Random programs end in the same memory as with strong memory, whatever the seed.
+/// Random programs end with the same memory as with strong memory, for every seed.
 #[test]
-fn weak_memory_changes_when_not_what() {
+fn weak_memory_changes_the_time_but_not_the_result() {
     for seed in 0..SEEDS {
         let run = |config: Config| {
             let mut rng = fastrand::Rng::with_seed(seed);
@@ -328,7 +329,7 @@ fn weak_memory_changes_when_not_what() {
 }
 
 #[test]
-fn a_seed_replays_exactly() {
+fn seed_replays_exactly() {
     let run = |seed| {
         let mut seen = Vec::new();
         watch(

@@ -1,31 +1,32 @@
-//! Who is who: GUIDs, LIDs and GIDs of the devices of a fabric, and which process's NIC answers
-//! for a queue pair number.
+//! Addresses: GUIDs, LIDs and GIDs of the devices of a fabric, and the mapping from a QP number to
+//! the NIC of a process.
 //!
-//! All processes of a fabric see the same devices: `mlx5_0` of one is `mlx5_0` of the other. Each
-//! process has a *slot* of its own on each of them, with a NIC and a range of queue pair numbers
-//! by which the others find it.
+//! All processes of a fabric have the same devices: `mlx5_0` of one process is `mlx5_0` of the
+//! other. On each device, each process has a *slot*, with a NIC and a range of QP numbers by which
+//! the other processes find it.
 
 use vmlx5::QpnSpace;
 use vmlx5::fabric::NodeId;
 
-/// Queue pairs of one process on one device, as a power of two.
+/// The number of QPs of one process on one device, as a power of two.
 pub const LOG_QPS: u8 = 12;
-/// Processes on one device: queue pair numbers have 24 bits, and the first range stays free.
+/// The number of processes on one device: QP numbers have 24 bits, and the first range stays
+/// unused.
 pub const SLOTS: u32 = (1 << (24 - LOG_QPS)) - 1;
-/// Most devices of a fabric.
+/// The maximal number of devices of a fabric.
 pub const MAX_DEVICES: u32 = 64;
-/// Most ports of a device.
+/// The maximal number of ports of a device.
 pub const MAX_PORTS: u8 = 4;
 
 const GUID: u64 = 0xb8ce_f603_0000_0000;
 
-/// What a port is plugged into.
+/// The link layer of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkLayer {
     /// InfiniBand: ports have LIDs.
     #[default]
     InfiniBand,
-    /// Ethernet: peers are named by GIDs (RoCE).
+    /// Ethernet: GIDs identify peers (RoCE).
     Ethernet,
 }
 
@@ -51,13 +52,13 @@ impl GidType {
 /// The devices of a fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fabric {
-    /// Its name: processes with another see other devices.
+    /// Its name; a process with another name has other devices.
     pub name: String,
-    /// How many devices there are.
+    /// The number of devices.
     pub devices: u32,
-    /// How many ports each of them has.
+    /// The number of ports of each device.
     pub ports: u8,
-    /// What the ports are plugged into.
+    /// The link layer of the ports.
     pub link: LinkLayer,
 }
 
@@ -149,7 +150,7 @@ impl Fabric {
         }
     }
 
-    /// Whose NIC has the queue pair `qpn` of a device.
+    /// The node of the process whose NIC has QP `qpn` of a device.
     pub fn node_of(&self, device: u32, qpn: u32) -> Option<NodeId> {
         let slot = (qpn >> LOG_QPS).checked_sub(1).filter(|&s| s < SLOTS)?;
         Some(self.node(device, slot))
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_number_names_its_process() {
+    fn qp_number_identifies_its_process() {
         let f = fabric(LinkLayer::InfiniBand);
         for slot in [0, 1, SLOTS - 1] {
             let space = Fabric::qpns(slot);

@@ -1,5 +1,5 @@
-//! A command as it is written to the device file: header, input of the core and of the driver,
-//! and the room for both answers.
+//! The format of a command that is written to the device file: headers, the inputs of the core and
+//! of the driver, and the buffers for both answers.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -7,39 +7,39 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::abi::core::{CmdHdr, ExCmdHdr, command};
 use crate::user::User;
 
-/// What comes of a command that answers into the process.
+/// The result of a command with an answer in the process's memory.
 pub(crate) type Done = Result<(), Errno>;
 
-/// How large the fixed parts of a command are, in bytes without headers.
+/// The lengths of the fixed parts of a command, in bytes without headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub input: usize,
     pub answer: usize,
-    /// An input that starts with the address of the answer.
+    /// An input that begins with the address of the answer.
     pub addressed: bool,
 }
 
-/// A command taken apart.
+/// A parsed command.
 pub(crate) struct Call<'a> {
     pub user: &'a dyn User,
     pub core: &'a [u8],
-    /// What the driver's part of the library said.
+    /// The input from the driver's part of the library.
     pub driver: &'a [u8],
     pub core_out: Room,
     pub driver_out: Room,
 }
 
-/// Room for an answer in the process.
+/// A buffer for an answer in the process's memory.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Room {
     pub addr: u64,
     pub len: usize,
 }
 
-/// The number in a command's header, and whether it is an extended command.
+/// The number in a command's header, and whether the command is extended.
 ///
 /// # Errors
-/// `EINVAL`: no header, or a flag that does not exist.
+/// `EINVAL`: the header is missing, or has an unknown flag.
 pub(crate) fn number(bytes: &[u8]) -> Result<(u32, bool), Errno> {
     let (hdr, _) = CmdHdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
     if hdr.command & !(command::EXTENDED | command::MASK) != 0 {
@@ -50,8 +50,8 @@ pub(crate) fn number(bytes: &[u8]) -> Result<(u32, bool), Errno> {
 }
 
 impl<'a> Call<'a> {
-    /// Checks the header of a command that is not extended: its words count four bytes and the
-    /// header.
+    /// Checks the header of a command that is not extended. Its lengths are in words of four bytes,
+    /// including the header.
     pub fn plain(user: &'a dyn User, bytes: &'a [u8], shape: Shape) -> Result<Call<'a>, Errno> {
         let (hdr, body) = CmdHdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
         if usize::from(hdr.in_words) * 4 != bytes.len() {
@@ -83,7 +83,8 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
-    /// Checks the headers of an extended command: words count eight bytes, without headers.
+    /// Checks the headers of an extended command. Its lengths are in words of eight bytes, without
+    /// headers.
     pub fn extended(user: &'a dyn User, bytes: &'a [u8], shape: Shape) -> Result<Call<'a>, Errno> {
         let (hdr, rest) = CmdHdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
         let (ex, body) = ExCmdHdr::read_from_prefix(rest).map_err(|_| Errno::INVAL)?;
@@ -119,7 +120,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Checks a command whose pieces came by themselves.
+    /// Checks a command whose parts came as separate attributes.
     pub fn checked(self, extended: bool, shape: Shape) -> Result<Call<'a>, Errno> {
         if self.core.len() < shape.input || self.core_out.len < shape.answer {
             return Err(Errno::NOSPC);
@@ -136,10 +137,10 @@ impl<'a> Call<'a> {
         Ok(value)
     }
 
-    /// The input of the driver; what an older library does not say is zero.
+    /// The input of the driver; fields that an older library does not have are zero.
     ///
     /// # Errors
-    /// `EINVAL`: less than `least` bytes. `EOPNOTSUPP`: something beyond what is known here.
+    /// `EINVAL`: fewer than `least` bytes. `EOPNOTSUPP`: an unknown field is not zero.
     pub fn driver_input<T: FromBytes + IntoBytes + Default>(
         &self,
         least: usize,
@@ -157,28 +158,28 @@ impl<'a> Call<'a> {
         Ok(value)
     }
 
-    /// Bytes that the core's answer may have.
+    /// The buffer length in bytes for the core's answer.
     pub fn room(&self) -> usize {
         self.core_out.len
     }
 
-    /// Answers: as much as there is room for, the rest of the room becomes zero.
+    /// Writes the answer up to the length of the buffer; the rest of the buffer becomes zero.
     pub fn answer<T: IntoBytes + Immutable>(&self, value: &T) -> Done {
         self.core_out.fill(self.user, value.as_bytes())
     }
 
-    /// Bytes that the driver's answer may have.
+    /// The buffer length in bytes for the driver's answer.
     pub fn driver_room(&self) -> usize {
         self.driver_out.len
     }
 
-    /// Answers for the driver, likewise.
+    /// Writes the driver's answer in the same way.
     pub fn driver_answer<T: IntoBytes + Immutable + ?Sized>(&self, value: &T) -> Done {
         self.driver_out.fill(self.user, value.as_bytes())
     }
 }
 
-/// What a newer library says beyond what is known here must say nothing.
+/// Fields of a newer library that are unknown here must be zero.
 fn nothing_new(beyond: &[u8]) -> Done {
     if beyond.iter().any(|&b| b != 0) {
         return Err(Errno::OPNOTSUPP);

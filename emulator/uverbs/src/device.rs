@@ -1,4 +1,4 @@
-//! A device as the processes that open it see it: its attributes and ports.
+//! A device for the processes that open it: its attributes and ports.
 
 use std::sync::{Arc, Mutex};
 
@@ -19,56 +19,56 @@ use crate::event::lock;
 use crate::targets::{Read, Targets};
 use crate::user::User;
 
-/// The vendor's number.
+/// The vendor ID.
 pub const VENDOR: u32 = 0x15b3;
-/// The part's number: a ConnectX-7.
+/// The part ID: a ConnectX-7.
 pub const PART: u32 = 0x1021;
-/// The firmware's version, which other sources call 28.39.1002.
+/// The firmware version, which other interfaces write as 28.39.1002.
 pub const FIRMWARE: (u16, u16, u16) = (28, 39, 1002);
 /// Completion vectors.
 pub(crate) const COMP_VECTORS: u32 = 4;
-/// Most basic blocks of a send queue, and most receives.
+/// The maximal number of basic blocks of a send queue, and of receives.
 pub(crate) const MAX_WQE: u32 = 1 << 15;
 pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
 pub(crate) const MAX_SGE: u32 = 30;
-/// Most pieces of a shared receive, whose entry begins with a segment more.
+/// The maximal number of SGEs of a shared receive, whose entry begins with an additional segment.
 pub(crate) const MAX_SRQ_SGE: u32 = 31;
 pub(crate) const MAX_INLINE: u32 = 1024;
 pub(crate) const MAX_RD_ATOMIC: u32 = 16;
 
-/// How the pages of doorbells are handed out.
+/// The allocation of doorbell pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UarMode {
-    /// One by one, as current kernels do if the library can ask.
+    /// One by one, as current kernels do if the library can request pages.
     #[default]
     Dynamic,
     /// All at the start, as older kernels do.
     Static,
 }
 
-/// How a device is made.
+/// The configuration of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// The devices of the fabric.
     pub fabric: Fabric,
-    /// Which of them this is.
+    /// The index of this device.
     pub index: u32,
-    /// How doorbell pages are handed out.
+    /// The allocation of doorbell pages.
     pub uar: UarMode,
 }
 
-/// A device: one NIC, and what processes that open it do with it.
+/// A device: one NIC, and the state of the processes that open it.
 pub struct Device {
     pub(crate) config: DeviceConfig,
     pub(crate) nic: Shared<Nic>,
     pub(crate) user: Arc<dyn User>,
-    /// Who is told of events. Locked before the NIC, never while it is.
+    /// The recipients of events. Locked before the NIC, never while the NIC is locked.
     pub(crate) targets: Mutex<Targets>,
 }
 
 impl Device {
-    /// A device whose NIC, `nic`, steps on its own. Its queue pair numbers must be those of its
-    /// node's slot: see [`Fabric::qpns`].
+    /// A device with the NIC `nic`, which is stepped separately. Its QP numbers must be those of
+    /// its node's slot: see [`Fabric::qpns`].
     pub fn new(config: DeviceConfig, nic: Shared<Nic>, user: Arc<dyn User>) -> Arc<Device> {
         let directory = Directory::new(config.fabric.clone(), config.index);
         nic.with(|nic| nic.set_resolver(Arc::new(directory)));
@@ -80,7 +80,7 @@ impl Device {
         })
     }
 
-    /// Sends the events that are due. To be called after every step of the NIC.
+    /// Sends the pending events. Must be called after every step of the NIC.
     pub fn turn(&self) {
         let mut targets = lock(&self.targets);
         while let Some(event) = self.nic.with(Nic::next_event) {
@@ -89,8 +89,8 @@ impl Device {
         targets.push();
     }
 
-    /// Forgets an object that is gone, with those of its events that were not read. Returns how
-    /// many were: the library waits until that many are acknowledged.
+    /// Removes a destroyed object and its unread events. Returns the number of its events that were
+    /// read: the library waits until the program has acknowledged as many.
     pub(crate) fn untrack(&self, owner: u64) -> Read {
         lock(&self.targets).remove(owner)
     }
@@ -98,7 +98,7 @@ impl Device {
     /// Runs `f` on the NIC.
     ///
     /// # Errors
-    /// What the NIC refuses, as the errors of a kernel.
+    /// The refusal of the NIC, as a kernel's errno.
     pub(crate) fn with_nic<R>(
         &self,
         f: impl FnOnce(&mut Nic) -> Result<R, NicError>,
@@ -112,7 +112,7 @@ impl Device {
         Place { device, port }
     }
 
-    /// True while there are objects that events may speak of.
+    /// Whether there are objects with possible events.
     pub fn has_targets(&self) -> bool {
         !lock(&self.targets).is_empty()
     }
@@ -167,7 +167,7 @@ impl Device {
         }
         let mut say = ExQueryDeviceResp {
             base: self.attributes(),
-            // Completion entries carry the time in nanoseconds.
+            // The timestamps of CQEs are in nanoseconds.
             timestamp_mask: !0,
             hca_core_clock: 1_000_000,
             ..ExQueryDeviceResp::default()
@@ -188,7 +188,7 @@ impl Device {
     /// The attributes of a port.
     ///
     /// # Errors
-    /// `EINVAL`: there is none of the number.
+    /// `EINVAL`: there is no port with this number.
     pub(crate) fn port(&self, number: u8) -> Result<QueryPortResp, Errno> {
         let fabric = &self.config.fabric;
         let place = self.place(number);
@@ -198,14 +198,14 @@ impl Device {
         let up = self.with_nic(|nic| nic.port(place.port))?;
         let infiniband = fabric.link == LinkLayer::InfiniBand;
         Ok(QueryPortResp {
-            // A communication manager; on Ethernet GIDs made of IP addresses.
+            // The port has a communication manager; on Ethernet its GIDs are made of IP addresses.
             port_cap_flags: 1 << 16 | u32::from(!infiniband) << 26,
             max_msg_sz: 1 << 30,
             gid_tbl_len: fabric.gids(place).len() as u32,
             pkey_tbl_len: 1,
             lid: fabric.lid(place),
             sm_lid: infiniband.into(),
-            // Active or down; and beneath, the link is there, or is looked for.
+            // Active or down; the physical state is link up, or polling.
             state: if up { 4 } else { 1 },
             max_mtu: 5,
             active_mtu: 5,
@@ -222,7 +222,7 @@ impl Device {
     }
 }
 
-/// What a device can do.
+/// The capabilities of the device.
 mod cap {
     pub const CURR_QP_STATE_MOD: u32 = 1 << 7;
     pub const PORT_ACTIVE_EVENT: u32 = 1 << 10;

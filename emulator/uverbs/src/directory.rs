@@ -1,4 +1,4 @@
-//! Whose address is whose: what the address vectors of datagrams stand for on a device.
+//! The resolution of the address vectors of datagrams, for one device.
 
 use mlx5_prm::cqe::L3Header;
 use mlx5_prm::wqe::AvSeg;
@@ -6,11 +6,11 @@ use vmlx5::{Resolve, Route, RouteHeader};
 
 use crate::address::{Fabric, GidType, LinkLayer, Place};
 
-/// The addresses of a fabric as they are seen from one of its devices.
+/// The addresses of a fabric, as one of its devices resolves them.
 pub(crate) struct Directory {
     fabric: Fabric,
     device: u32,
-    /// All ports' GIDs, by which they are found without making their tables.
+    /// The GIDs of all ports, so that a look-up does not build their tables.
     gids: Vec<([u8; 16], Place)>,
     /// The device's own GID tables, by port from 1 on.
     own: Vec<Vec<([u8; 16], GidType)>>,
@@ -40,7 +40,7 @@ impl Directory {
         found.map(|&(_, place)| place)
     }
 
-    /// The header of what is sent from one of the port's GIDs.
+    /// The header of a datagram from one of the port's GIDs.
     fn header(&self, av: &AvSeg, port: u8) -> Option<RouteHeader> {
         let table = self.own.get(usize::from(port).checked_sub(1)?)?;
         let &(sgid, kind) = table.get(usize::from(av.sgid_index()))?;
@@ -65,7 +65,7 @@ impl Resolve for Directory {
         let device = self.device;
         let ethernet = self.fabric.link == LinkLayer::Ethernet;
         let (to, header) = if ethernet {
-            // Nothing leaves without an address that it comes from.
+            // A datagram without a source address is not sent.
             (self.by_gid(&av.rgid)?, Some(self.header(av, port)?))
         } else {
             let header = match av.has_grh() {
@@ -109,7 +109,7 @@ mod tests {
     const QPN: u32 = 3 << crate::address::LOG_QPS | 5;
 
     #[test]
-    fn a_lid_or_else_a_gid_names_a_port_of_infiniband() {
+    fn lid_or_gid_identifies_a_port_on_infiniband() {
         let fabric = fabric(LinkLayer::InfiniBand);
         let directory = Directory::new(fabric.clone(), 1);
         for device in 0..2 {
@@ -152,7 +152,7 @@ mod tests {
             let av = AvSeg::infiniband(0, QPN, lid, 0);
             assert_eq!(directory.resolve(&av, 1), None);
         }
-        // Numbers below all slots; a port and a GID that the device does not have.
+        // QP numbers below all slots; a port and a GID that the device does not have.
         let av = AvSeg::infiniband(0, 5, 1, 0);
         assert_eq!(directory.resolve(&av, 1), None);
         let global = AvSeg {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gid_names_a_port_of_ethernet_and_the_own_one_the_header() {
+    fn gid_identifies_a_port_on_ethernet_and_the_local_gid_the_header() {
         let fabric = fabric(LinkLayer::Ethernet);
         let directory = Directory::new(fabric.clone(), 0);
         let gids = fabric.gids(Place { device: 1, port: 1 });

@@ -1,10 +1,11 @@
-//! Doorbell pages and the registers on them: which page an offset of `mmap` means, and which
-//! register a queue pair gets.
+//! Doorbell pages and their registers: the page of an `mmap` offset, and the register of a QP.
 //!
-//! With static pages the library maps all of them at the start and the driver numbers their
-//! registers, two a page that may be used: register `n` lies on page `n / 2`, and the library
-//! calls it `n / 2 * 4 + n % 2`. The last ones are for one queue pair each, as the library takes
-//! no lock there; 0 is for any number of them, as it is written with plain doorbells only; those
+//! With static pages, the library maps all pages at the start, and the driver numbers their
+//! registers, two per usable page: register `n` is on page `n / 2`, and the library's number of it
+//! is `n / 2 * 4 + n % 2`. The last registers are for one QP each, because the library takes no
+//! lock there. Register 0 is for any number of QPs, because it is written with plain doorbells
+//! only. The registers between are shared. With dynamic pages, the library requests each page by an
+//! ioctl.
 //! between are shared. With dynamic pages the library asks for each by an ioctl.
 
 use std::collections::BTreeMap;
@@ -17,9 +18,9 @@ use vmlx5::UarId;
 use crate::abi::mlx5::{AllocUcontextReqV2, lib_cap, map};
 use crate::device::{Device, UarMode};
 
-/// Most registers that a library may ask for.
+/// The maximal number of registers that a library may request.
 const MAX_REGISTERS: u32 = 512;
-/// Pages of static mode beyond those, mapped one by one.
+/// Additional pages in static mode, mapped one by one.
 pub(crate) const DYNAMIC_REGISTERS: u32 = 512;
 /// The first number of a page of a dynamic context.
 const FIRST_PAGE: u32 = 0x400;
@@ -27,13 +28,13 @@ const FIRST_PAGE: u32 = 0x400;
 const LAST_PAGE: u32 = 0xffff;
 const PAGE: u64 = 4096;
 
-/// A page that the NIC knows.
+/// A UAR page of the NIC.
 pub(crate) struct Page {
     pub uar: UarId,
     pub file: OwnedFd,
 }
 
-/// A page that the user asked for by an ioctl.
+/// A page that the user requested by an ioctl.
 pub(crate) struct Doorbell {
     pub index: u32,
 }
@@ -41,10 +42,10 @@ pub(crate) struct Doorbell {
 /// The doorbells of a context.
 pub(crate) struct Doorbells {
     pages: BTreeMap<u32, Page>,
-    /// Registers in all; none with dynamic pages.
+    /// The number of registers; zero with dynamic pages.
     pub registers: u32,
     low_latency: u32,
-    /// Queue pairs on each.
+    /// The number of QPs on each register.
     users: Vec<u32>,
     next: u32,
 }
@@ -56,7 +57,7 @@ impl Doorbells {
         if asked == 0 || asked > MAX_REGISTERS {
             return Err(Errno::INVAL);
         }
-        // Two a page.
+        // Two registers per page.
         let registers = asked.next_multiple_of(2);
         if ask.num_low_latency_bfregs >= registers {
             return Err(Errno::INVAL);
@@ -71,7 +72,7 @@ impl Doorbells {
         })
     }
 
-    /// The page of a number, made if it is new.
+    /// The page with a number, created on first use.
     fn page(&mut self, device: &Device, index: u32) -> Result<&Page, Errno> {
         match self.pages.entry(index) {
             Entry::Occupied(page) => Ok(page.into_mut()),
@@ -84,7 +85,7 @@ impl Doorbells {
         }
     }
 
-    /// A page of its own for who asked by ioctl.
+    /// Allocates a separate page for a request by ioctl.
     pub fn allocate(&mut self, device: &Device) -> Result<Doorbell, Errno> {
         let free = (self.next..=LAST_PAGE).chain(FIRST_PAGE..self.next);
         let index = { free }
@@ -95,10 +96,10 @@ impl Doorbells {
         Ok(Doorbell { index })
     }
 
-    /// Gives a page back.
+    /// Frees a page.
     ///
     /// # Errors
-    /// `EBUSY`: queue pairs are bound to it.
+    /// `EBUSY`: QPs are bound to it.
     pub fn free(&mut self, device: &Device, index: u32) -> Result<(), Errno> {
         if let Some(page) = self.pages.get(&index) {
             device.with_nic(|nic| nic.free_uar(page.uar))?;
@@ -107,18 +108,18 @@ impl Doorbells {
         Ok(())
     }
 
-    /// Gives all pages back.
+    /// Frees all pages.
     pub fn clear(&mut self, device: &Device) {
         for (_, page) in std::mem::take(&mut self.pages) {
-            // Its queue pairs are gone, so the NIC has no reason to refuse.
+            // Its QPs are destroyed, so the NIC has no reason to refuse.
             let _ = device.nic.with(|nic| nic.free_uar(page.uar));
         }
     }
 
-    /// The file behind an offset of `mmap`.
+    /// The file at an offset of `mmap`.
     ///
     /// # Errors
-    /// `EINVAL`: no such page, or not one that can be had.
+    /// `EINVAL`: there is no page with this offset, or it cannot be mapped.
     pub fn map(&mut self, device: &Device, offset: u64, len: usize) -> Result<&OwnedFd, Errno> {
         let number = offset / PAGE;
         let (command, low, high) = (number >> 8 & 0xff, number & 0xff, number >> 16);
@@ -133,14 +134,14 @@ impl Doorbells {
             {
                 index
             }
-            // These count from the first beyond the static ones.
+            // These are counted from the first additional page.
             map::ALLOC_WC if index < self.beyond() => fixed + index,
             _ => return Err(Errno::INVAL),
         };
         Ok(&self.page(device, index)?.file)
     }
 
-    /// Pages beyond the static ones that can be mapped one by one.
+    /// The number of additional pages that can be mapped one by one.
     fn beyond(&self) -> u32 {
         if self.registers > 0 {
             DYNAMIC_REGISTERS / 2
@@ -149,7 +150,7 @@ impl Doorbells {
         }
     }
 
-    /// The page of a register beyond the static ones, as the library numbers these.
+    /// The additional page of a register, by the library's number.
     pub fn named_register(&self, register: u32) -> Result<UarId, Errno> {
         if register >= DYNAMIC_REGISTERS {
             return Err(Errno::INVAL);
@@ -169,7 +170,7 @@ impl Doorbells {
         PAGE * (map::WC_PAGE << 8 | index & 0xff | (index >> 8) << 16)
     }
 
-    /// The page on which completion queues are armed: one that a user named, or the first.
+    /// The page on which CQs are armed: the page that the user named, or the first one.
     pub fn of_queues(&mut self, device: &Device, named: Option<u32>) -> Result<UarId, Errno> {
         match named {
             Some(index) => self.named(index),
@@ -177,13 +178,13 @@ impl Doorbells {
         }
     }
 
-    /// A page that a user named: one that was made.
+    /// A page that the user named, if it was created.
     pub fn named(&self, index: u32) -> Result<UarId, Errno> {
         let page = self.pages.get(&index).ok_or(Errno::INVAL)?;
         Ok(page.uar)
     }
 
-    /// A register for a queue pair, and its page.
+    /// Takes a register for a QP; returns it with its page.
     pub fn take(&mut self, device: &Device) -> Result<(u32, UarId), Errno> {
         if self.registers == 0 {
             return Err(Errno::INVAL);
@@ -200,14 +201,14 @@ impl Doorbells {
         Ok((register, uar))
     }
 
-    /// Gives a register back.
+    /// Frees a register.
     pub fn give_back(&mut self, register: u32) {
         if let Some(users) = self.users.get_mut(register as usize) {
             *users = users.saturating_sub(1);
         }
     }
 
-    /// What the library calls a register.
+    /// The library's number of a register.
     pub fn called(register: u32) -> u32 {
         register / 2 * 4 + register % 2
     }

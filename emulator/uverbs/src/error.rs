@@ -1,9 +1,9 @@
-//! What the NIC refuses, as the errors of a kernel.
+//! The refusals of the NIC, as a kernel's errno values.
 
 use rustix::io::Errno;
 use vmlx5::NicError;
 
-/// The error number for a refusal.
+/// The errno of a refusal.
 pub(crate) fn errno(error: NicError) -> Errno {
     match error {
         NicError::Full { .. } | NicError::Link { .. } => Errno::NOMEM,

@@ -1,7 +1,7 @@
-//! Event files: what a completion channel and the file of asynchronous events are made of.
+//! Event files: the descriptors of completion channels and of asynchronous events.
 //!
-//! A file is a pair of sequenced sockets. One end is the user's, who reads an event a message;
-//! what does not fit now is kept at the other end and sent later.
+//! A file is a pair of sequenced-packet sockets. The user has one end and reads one event per
+//! message. Events that do not fit into the socket are queued at the other end and sent later.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -14,7 +14,7 @@ pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An event: at most 16 bytes, and whose it is.
+/// An event of at most 16 bytes, with its owner.
 #[derive(Clone, Copy)]
 struct Message {
     bytes: [u8; 16],
@@ -28,13 +28,13 @@ pub(crate) struct EventFile {
 
 struct Ends {
     ours: OwnedFd,
-    /// A copy of the user's end, to take back what the user has not read.
+    /// A copy of the user's end, to take back unread events.
     theirs: OwnedFd,
     waiting: VecDeque<Message>,
 }
 
 impl EventFile {
-    /// A new file, and the descriptor for the user.
+    /// Creates a file, and the descriptor for the user.
     pub fn new() -> Result<(EventFile, OwnedFd), Errno> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, user) =
@@ -48,14 +48,15 @@ impl EventFile {
         Ok((EventFile { ends }, user))
     }
 
-    /// Whether a descriptor of this process's is the user's end, and not closed, or another file's.
+    /// Whether a descriptor of this process is the open user's end of this file, and not another
+    /// file.
     pub fn is_known_by(&self, fd: RawFd) -> bool {
         let theirs = lock(&self.ends).theirs.as_raw_fd();
         let file = |fd: RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
         file(fd).is_some_and(|it| Some(it) == file(theirs))
     }
 
-    /// Says something to the user. False if some of it has to wait.
+    /// Sends an event to the user. Returns `false` if some events have to wait.
     pub fn send(&self, bytes: &[u8]) -> bool {
         let mut message = Message {
             bytes: [0; 16],
@@ -67,12 +68,12 @@ impl EventFile {
         ends.push()
     }
 
-    /// Sends what did not fit before. False if some of it still does not.
+    /// Sends the queued events. Returns `false` if some still have to wait.
     pub fn push(&self) -> bool {
         lock(&self.ends).push()
     }
 
-    /// Takes back those of the events that were not read of which `is` says so. Returns how many.
+    /// Takes back the unread events that satisfy `is`. Returns their number.
     pub fn take_back(&self, is: impl Fn(&[u8]) -> bool) -> u32 {
         let mut ends = lock(&self.ends);
         let mut unread = VecDeque::new();
@@ -100,7 +101,7 @@ impl Ends {
         while let Some(message) = self.waiting.front() {
             match rustix::net::send(&self.ours, &message.bytes[..message.len], flags) {
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => return false,
-                // Sent, or nobody reads it any more.
+                // The event was sent, or the user's end is closed.
                 _ => self.waiting.pop_front(),
             };
         }

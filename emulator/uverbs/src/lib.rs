@@ -1,17 +1,16 @@
-//! The kernel interface of an mlx5 device, as libibverbs and libmlx5 speak it, over the virtual
+//! The kernel interface of an mlx5 device, as libibverbs and libmlx5 use it, over the virtual
 //! ConnectX of the crate `vmlx5`: commands written to a device file, ioctls on it, pages mapped
 //! from it.
 //!
-//! A [`Device`] is a NIC and its attributes; [`Device::open`] gives a [`Context`], which stands
-//! for an open device file: [`Context::write`] and [`Context::ioctl`] carry out commands,
-//! [`Context::map`] names the memory file behind an offset of `mmap`. Everything that belongs to
-//! the process, its memory above all, is behind the trait [`User`], so the interface can be
-//! tested and fuzzed without any library or preloading: it is a function from bytes to bytes and
-//! an `errno`.
+//! A [`Device`] is a NIC and its attributes. [`Device::open`] returns a [`Context`], which stands
+//! for an open device file: [`Context::write`] and [`Context::ioctl`] execute commands,
+//! [`Context::map`] returns the memory file at an offset of `mmap`. The trait [`User`] has the
+//! resources of the process, above all its memory. The interface is therefore a function from bytes
+//! to bytes and an `errno`, and can be tested and fuzzed without a library and without preloading.
 //!
-//! What is not emulated is refused with the error that a kernel gives for a device without it:
-//! memory windows, extended reliable connections, multicast, resizing of queues, flow steering,
-//! raw packets, memory on the device, memory registered on demand.
+//! The interface refuses features that are not emulated with the error that a kernel returns for a
+//! device without them: memory windows, extended reliable connections, multicast, resizing of
+//! queues, flow steering, raw packets, device memory, on-demand paging.
 #![forbid(unsafe_code)]
 
 pub mod abi;

@@ -1,10 +1,11 @@
-//! Who is told what happens on a device: its objects by what their events carry, and the event
-//! files of the contexts that made them.
+//! The delivery of a device's events: the objects by the owner field of their events, and the event
+//! files of their contexts.
 //!
-//! A completion event is eight bytes on the channel of its queue, an asynchronous one sixteen on
-//! the file of the context; both begin with the user's name of the object. The library waits,
-//! when it destroys an object, until the program acknowledged as many events as are reported
-//! then: those that the program read. So events are counted, and unread ones taken back.
+//! A completion event has eight bytes and goes to the channel of its CQ. An asynchronous event has
+//! 16 bytes and goes to the file of the context. Both begin with the user's name of the object.
+//! When the library destroys an object, it waits until the program has acknowledged the reported
+//! number of events, which are those that the program has read. Events are therefore counted, and
+//! unread ones are taken back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -15,45 +16,45 @@ use zerocopy::IntoBytes;
 use crate::abi::core::{AsyncEventDesc, async_event};
 use crate::event::EventFile;
 
-/// An object that events may speak of.
+/// An object with possible events.
 pub(crate) struct Target {
-    /// The user's name of it.
+    /// The user's name of the object.
     pub handle: u64,
-    /// Where its completions are told.
+    /// The channel of its completion events.
     pub channel: Option<Arc<EventFile>>,
-    /// Where all else of it is told: the file of its context.
+    /// The file of its other events: that of its context.
     pub file: Arc<EventFile>,
 }
 
-/// How many events of an object its user has read.
+/// The numbers of an object's events that its user has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Read {
     pub completions: u32,
     pub asynchronous: u32,
 }
 
-/// All objects of a device that events may speak of.
+/// All objects of a device with possible events.
 #[derive(Default)]
 pub(crate) struct Targets {
     last: u64,
     all: BTreeMap<u64, (Target, Read)>,
-    /// Queue pairs whose user does not ask to be told that they are drained.
+    /// QPs whose user does not request an event when they are drained.
     quiet: BTreeSet<u64>,
     /// The files of asynchronous events of all contexts.
     contexts: Vec<Weak<EventFile>>,
-    /// Files that did not take all yet.
+    /// Files with queued events.
     full: Vec<Arc<EventFile>>,
 }
 
 impl Targets {
-    /// Adds an object. Returns what its events must carry as its owner.
+    /// Adds an object. Returns the owner field of its events.
     pub fn add(&mut self, target: Target) -> u64 {
         self.last += 1;
         self.all.insert(self.last, (target, Read::default()));
         self.last
     }
 
-    /// Removes an object with the events that were not read.
+    /// Removes an object with its unread events.
     pub fn remove(&mut self, owner: u64) -> Read {
         self.quiet.remove(&owner);
         let Some((target, sent)) = self.all.remove(&owner) else {
@@ -63,7 +64,7 @@ impl Targets {
         let channel = target.channel.as_ref();
         let completions = channel.map_or(0, |channel| channel.take_back(of_it));
         let asynchronous = target.file.take_back(|bytes| {
-            // The numbers of ports are no names of objects.
+            // Port numbers are not names of objects.
             let of_port = [
                 async_event::DEVICE_FATAL,
                 async_event::PORT_ACTIVE,
@@ -79,7 +80,7 @@ impl Targets {
         }
     }
 
-    /// Says whether the user of a queue pair asks to be told when it is drained.
+    /// Sets whether the user of a QP requests an event when it is drained.
     pub fn tell_drained(&mut self, owner: u64, asked: bool) {
         if asked {
             self.quiet.remove(&owner);
@@ -88,18 +89,18 @@ impl Targets {
         }
     }
 
-    /// Adds a context, which is told of ports as long as its file is there.
+    /// Adds a context, which receives port events as long as its file is open.
     pub fn add_context(&mut self, file: &Arc<EventFile>) {
         self.contexts.retain(|file| file.strong_count() > 0);
         self.contexts.push(Arc::downgrade(file));
     }
 
-    /// True if there is nobody to tell anything.
+    /// Whether there is no recipient.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Tells who is concerned.
+    /// Delivers an event to its recipients.
     pub fn tell(&mut self, event: Event) {
         use async_event::*;
         let (owner, kind) = match event {
@@ -118,7 +119,7 @@ impl Targets {
             Event::LastWqe { owner, .. } => (owner, QP_LAST_WQE_REACHED),
             Event::SrqLimit { owner, .. } => (owner, SRQ_LIMIT_REACHED),
             Event::SrqError { owner, .. } => (owner, SRQ_ERR),
-            // Of objects that no context can make.
+            // Events of objects that no context can create.
             _ => return,
         };
         if let Some((target, sent)) = self.all.get_mut(&owner) {
@@ -140,7 +141,7 @@ impl Targets {
         }
     }
 
-    /// To every context; of port 0: of the device.
+    /// Sends an event to every context; port 0 stands for the device.
     fn tell_port(&mut self, port: u8, kind: u32) {
         let files: Vec<Arc<EventFile>> = self.contexts.iter().filter_map(Weak::upgrade).collect();
         for file in files {
@@ -154,7 +155,7 @@ impl Targets {
         }
     }
 
-    /// Sends what did not fit before.
+    /// Sends the queued events.
     pub fn push(&mut self) {
         self.full.retain(|file| !file.push());
     }

@@ -2,7 +2,7 @@
 
 use crate::abi::core::command::{EXTENDED, MASK};
 
-/// The name of what was written, by its first word.
+/// The name of a written command, by its first word.
 pub fn name_of(command: u32) -> &'static str {
     const NAMES: &str = "GET_CONTEXT QUERY_DEVICE QUERY_PORT ALLOC_PD DEALLOC_PD CREATE_AH \
         MODIFY_AH QUERY_AH DESTROY_AH REG_MR REG_SMR REREG_MR QUERY_MR DEREG_MR ALLOC_MW BIND_MW \

@@ -1,15 +1,15 @@
-//! The states of a queue pair as verbs number them, and which attributes a way from one to the
-//! other needs and may have, by kind of queue pair.
+//! The states of a QP as verbs number them, and the attributes that each transition needs and
+//! permits, by kind of QP.
 
 use rustix::io::Errno;
 use vmlx5::{QpState, Service};
 
 use crate::abi::core::attr::*;
 
-/// The service that verbs number so.
+/// The service with this number in verbs.
 ///
 /// # Errors
-/// `EOPNOTSUPP`: a kind that is not emulated. `EINVAL`: no kind.
+/// `EOPNOTSUPP`: the kind is not emulated. `EINVAL`: there is no such kind.
 pub(crate) fn service(number: u8) -> Result<Service, Errno> {
     match number {
         2 => Ok(Service::Rc),
@@ -29,7 +29,7 @@ pub(crate) const SQE: u8 = 5;
 pub(crate) const ERR: u8 = 6;
 const LAST: u8 = ERR;
 
-/// A state's number in verbs.
+/// The number of a state in verbs.
 pub(crate) fn number(state: QpState) -> u8 {
     match state {
         QpState::Reset => RESET,
@@ -42,10 +42,10 @@ pub(crate) fn number(state: QpState) -> u8 {
     }
 }
 
-/// Attributes that a way needs, and those that it may have besides.
+/// The attributes that a transition needs, and those that it also permits.
 type Way = (u32, u32);
 
-/// The way of a queue pair of datagrams from one state to another; `None`: there is none.
+/// The transition of a UD QP from one state to another; `None`: it does not exist.
 fn way_of_datagrams(from: u8, to: u8) -> Option<Way> {
     Some(match (from, to) {
         (_, RESET | ERR) => (0, 0),
@@ -60,7 +60,7 @@ fn way_of_datagrams(from: u8, to: u8) -> Option<Way> {
     })
 }
 
-/// The way from one state to another; `None`: there is none.
+/// The transition from one state to another; `None`: it does not exist.
 fn way(service: Service, from: u8, to: u8) -> Option<Way> {
     if service == Service::Ud {
         return way_of_datagrams(from, to);
@@ -68,7 +68,7 @@ fn way(service: Service, from: u8, to: u8) -> Option<Way> {
     const ALTERNATE: u32 = ALT_PATH | PATH_MIG_STATE;
     const CLOCKS: u32 = TIMEOUT | RETRY_CNT | RNR_RETRY | MIN_RNR_TIMER;
     const DEPTHS: u32 = MAX_QP_RD_ATOMIC | MAX_DEST_RD_ATOMIC;
-    // What only who answers, or is answered, has.
+    // Attributes of the responder, or of a requester that receives responses.
     let answered = |attributes: u32| match service {
         Service::Rc => attributes,
         _ => 0,
@@ -99,7 +99,7 @@ fn way(service: Service, from: u8, to: u8) -> Option<Way> {
     })
 }
 
-/// Checks that a queue pair may go from one state to another with the attributes in `mask`.
+/// Checks that a QP may change from one state to another with the attributes in `mask`.
 ///
 /// # Errors
 /// `EINVAL`.
@@ -165,7 +165,7 @@ mod tests {
             assert_eq!(check(rc, from, ERR, STATE), Ok(()));
         }
         assert_eq!(check(rc, RESET, 7, STATE), Err(Errno::INVAL));
-        // Where sends failed, datagrams can be told to go on.
+        // After failed sends, a UD QP can be set to continue.
         assert_eq!(check(Service::Ud, SQE, RTS, STATE | QKEY), Ok(()));
         assert_eq!(check(Service::Ud, INIT, RTR, STATE | AV), Err(Errno::INVAL));
     }

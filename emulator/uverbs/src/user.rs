@@ -1,4 +1,4 @@
-//! What the interface asks of the process that uses it: its memory, and pages for doorbells.
+//! The interface to the user's process: its memory, and pages for doorbells.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use vmlx5::Dma;
 
-/// A doorbell page: the memory file that the process maps, and the NIC's own view of it, which
-/// stays when the process unmaps it.
+/// A doorbell page: the memory file that the process maps, and the NIC's own mapping of it, which
+/// stays when the process unmaps the page.
 pub struct DoorbellPage {
     /// A memory file of 4096 bytes.
     pub file: OwnedFd,
@@ -15,23 +15,25 @@ pub struct DoorbellPage {
     pub memory: Arc<dyn Dma>,
 }
 
-/// The process whose commands are carried out. Addresses are its own; none of the methods trusts
-/// them.
+/// The process whose commands are executed. Addresses are those of the process, and no method
+/// trusts them.
 pub trait User: Send + Sync {
-    /// The `len` bytes at `addr`, for the NIC: offset 0 is `addr`. `writable`: the NIC will write
-    /// there as well.
+    /// The `len` bytes at `addr`, for the NIC: offset 0 is `addr`. `writable`: the NIC also writes
+    /// them.
     ///
     /// # Errors
-    /// `EFAULT`: not all of it is there now. What vanishes later is a [`vmlx5::DmaFault`].
+    /// `EFAULT`: some of it is not mapped now. Memory that is unmapped later is a
+    /// [`vmlx5::DmaFault`].
     fn memory(&self, addr: u64, len: u64, writable: bool) -> Result<Arc<dyn Dma>, Errno>;
 
     /// The `len` bytes at `offset` of the memory behind the descriptor `fd` of the process (a
-    /// dma-buf, or a file that can be mapped), for the NIC, which keeps it whatever becomes of the
-    /// descriptor: offset 0 is `offset`.
+    /// dma-buf, or a file that can be mapped), for the NIC: offset 0 is `offset`. The NIC keeps the
+    /// memory when the descriptor is closed.
     ///
     /// # Errors
-    /// `EBADF`: no descriptor. `EINVAL`: it ends before. `EOPNOTSUPP`: memory that the NIC cannot
-    /// reach, which is what a process without such memory answers.
+    /// `EBADF`: the descriptor is not open. `EINVAL`: the memory ends before the range.
+    /// `EOPNOTSUPP`: the NIC cannot access the memory; a process without dma-buf memory returns
+    /// this.
     fn dmabuf(
         &self,
         fd: i32,
@@ -58,9 +60,9 @@ pub trait User: Send + Sync {
     /// A new page of zeros to ring doorbells in.
     ///
     /// # Errors
-    /// The system has no memory for it.
+    /// The system has no memory for a page.
     fn doorbell_page(&self) -> Result<DoorbellPage, Errno>;
 
-    /// Makes the NIC look for work soon.
+    /// Wakes the NIC to look for work.
     fn ring(&self);
 }

@@ -1,5 +1,5 @@
-//! The structures have the sizes that the C headers give them, their fields lie where those say,
-//! and the numbers of ioctls are theirs.
+//! The structures have the sizes and field offsets of the C headers, and ioctls have the headers'
+//! numbers.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use vmlx5_uverbs::abi::{Layout, core, mlx5};
 
-/// The name of a structure in C: ours in lower case, behind the header's prefix.
+/// The name of a structure in C: ours in lower case, after the header's prefix.
 fn structure(prefix: &str, ours: &str) -> String {
     match ours {
         "Handle" => return "ib_uverbs_dealloc_pd".into(),
@@ -25,7 +25,7 @@ fn structure(prefix: &str, ours: &str) -> String {
     theirs
 }
 
-/// The name of a field in C; `None` for what is reserved, or lies within a field there.
+/// The name of a field in C; `None` for a reserved field, or for one within a field of C.
 fn field<'a>(structure: &str, ours: &'a str) -> Option<&'a str> {
     match (structure, ours) {
         ("CreateQp" | "ExCreateQp", "init") | ("Handle", "handle") => Some("pd_handle"),
@@ -38,7 +38,7 @@ fn field<'a>(structure: &str, ours: &'a str) -> Option<&'a str> {
 }
 
 #[test]
-fn structures_are_those_of_the_headers() {
+fn structures_have_the_layout_of_the_headers() {
     let mut source = String::from(
         "#include <stddef.h>\n#include <rdma/ib_user_verbs.h>\n#include <rdma/mlx5-abi.h>\n\
          #include <rdma/rdma_user_ioctl_cmds.h>\n",
@@ -48,7 +48,7 @@ fn structures_are_those_of_the_headers() {
     };
     let all: [(&str, &[Layout]); 2] = [("ib_uverbs", core::LAYOUTS), ("mlx5_ib", mlx5::LAYOUTS)];
     for (prefix, layouts) in all {
-        // What the two ways to create a queue pair have in common is no structure in C.
+        // The common part of the two commands that create a QP is not a structure in C.
         for (ours, size, fields) in layouts.iter().filter(|l| l.0 != "QpInit") {
             let theirs = structure(prefix, ours);
             check(format!("sizeof(struct {theirs})"), *size);
@@ -67,7 +67,7 @@ fn structures_are_those_of_the_headers() {
 }
 
 #[test]
-fn methods_and_attributes_of_ioctls_are_those_of_the_headers() {
+fn methods_and_attributes_of_ioctls_have_the_headers_numbers() {
     let mut source = String::from(
         "#include <rdma/ib_user_ioctl_cmds.h>\n#include <rdma/mlx5_user_ioctl_cmds.h>\n",
     );

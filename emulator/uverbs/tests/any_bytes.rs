@@ -1,5 +1,6 @@
-//! Commands, ioctls, memory and work of random bytes, judged by a process that knows what must
-//! exist: the fuzzer's target, by chance. One test, since it counts the descriptors of the process.
+//! Random commands, ioctls, memory and work requests, against a model of the existing objects: the
+//! target of the fuzzer with random input. It is the only test in the file because it counts the
+//! descriptors of the process.
 //!
 //! `GDS_SEED` replays a run.
 #![allow(dead_code, unreachable_pub, reason = "the fuzzer's target")]

@@ -1,4 +1,4 @@
-//! What each command does and refuses, as bytes in and an error number out.
+//! The effect and the refusals of each command: bytes in, and an errno out.
 
 mod rig;
 
@@ -11,7 +11,7 @@ use vmlx5_uverbs::abi::mlx5;
 use vmlx5_uverbs::address::{LinkLayer, Place};
 use zerocopy::IntoBytes;
 
-/// Every command that is emulated: number, bytes of input, bytes of answer.
+/// Every emulated command: number, bytes of input, bytes of answer.
 const PLAIN: [(u32, usize, usize); 21] = [
     (command::QUERY_DEVICE, 8, 176),
     (command::QUERY_PORT, 16, 40),
@@ -43,7 +43,7 @@ const EXTENDED: [(u32, usize, usize); 4] = [
 ];
 
 #[test]
-fn the_first_command_comes_first_and_once() {
+fn first_command_is_required_once() {
     let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
     for (number, input, answer) in PLAIN {
         let bytes = plain(number, &vec![0; input], answer);
@@ -60,7 +60,7 @@ fn the_first_command_comes_first_and_once() {
 }
 
 #[test]
-fn what_an_older_or_newer_library_asks() {
+fn older_and_newer_libraries_are_answered() {
     let ask = |rig: &mut Rig, driver: &[u8]| -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
         let input = GetContext::default();
         rig.ask(&input, driver)
@@ -68,7 +68,7 @@ fn what_an_older_or_newer_library_asks() {
     let fresh = || Rig::new(LinkLayer::InfiniBand, UarMode::Dynamic);
     let v1 = [16_u32, 4];
     let (_, own) = ask(&mut fresh(), v1.as_bytes()).unwrap();
-    // It cannot ask for pages one by one.
+    // It cannot request pages one by one.
     assert_eq!((own.tot_bfregs, own.cqe_version), (16, 0));
     let (_, own) = fresh().get_context().unwrap();
     assert_eq!(own.tot_bfregs, 0);
@@ -97,7 +97,7 @@ fn what_an_older_or_newer_library_asks() {
 }
 
 #[test]
-fn headers_must_count_right() {
+fn wrong_length_in_a_header_is_refused() {
     let rig = Rig::open();
     let at = rig.process.memory.addr();
     let refused = |number: u32, bytes: &[u8], errno| {
@@ -134,7 +134,7 @@ fn headers_must_count_right() {
 }
 
 #[test]
-fn what_is_not_emulated_is_refused_as_a_kernel_does() {
+fn command_that_is_not_emulated_has_a_kernels_error() {
     let rig = Rig::open();
     let plain_ones: Vec<u32> = PLAIN.iter().map(|c| c.0).collect();
     let extended_ones: Vec<u32> = EXTENDED.iter().map(|c| c.0).collect();
@@ -179,7 +179,7 @@ fn queries() {
 }
 
 #[test]
-fn an_extended_query_answers_as_far_as_there_is_room() {
+fn extended_query_fills_the_answer_buffer() {
     let rig = Rig::open();
     let at = rig.process.memory.addr();
     let ask = |out, driver| {
@@ -203,7 +203,7 @@ fn an_extended_query_answers_as_far_as_there_is_room() {
 }
 
 #[test]
-fn handles_are_of_a_kind() {
+fn handle_of_another_kind_is_refused() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let cq = rig.cq(-1);
@@ -229,7 +229,7 @@ fn handles_are_of_a_kind() {
 }
 
 #[test]
-fn what_is_used_stays() {
+fn object_in_use_is_not_destroyed() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let at = rig.room(4096);
@@ -256,7 +256,7 @@ fn regions() {
     assert_eq!(rig.mr(pd, NOWHERE, 1, 1).err(), Some(Errno::FAULT));
     assert_eq!(rig.mr(pd, at, 0, 1).err(), Some(Errno::INVAL));
     assert_eq!(rig.mr(pd, at, u64::MAX, 1).err(), Some(Errno::INVAL));
-    // Remote rights to write need the local one.
+    // Remote write rights need the local write right.
     assert_eq!(rig.mr(pd, at, 8, 2).err(), Some(Errno::INVAL));
     assert_eq!(rig.mr(pd, at, 8, 8).err(), Some(Errno::INVAL));
     assert_eq!(rig.mr(pd, at, 8, 1 << 6).err(), Some(Errno::OPNOTSUPP));
@@ -292,7 +292,7 @@ fn regions() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_given_makes_nothing() {
+fn command_with_an_unwritable_answer_creates_nothing() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let cq = rig.cq(-1);
@@ -322,13 +322,13 @@ fn an_answer_that_cannot_be_given_makes_nothing() {
         refused(command::CREATE_QP, new_qp.as_bytes(), qp_own.as_bytes(), 72);
     }
     assert_eq!(rig.nic.with(|nic| format!("{nic:?}")), before);
-    // There would be no room for more, had they been made.
+    // If they had been created, there would be no room for more.
     rig.qp(pd, &cq).unwrap();
     rig.pd();
 }
 
 #[test]
-fn completion_queues_that_cannot_be() {
+fn invalid_cqs_are_refused() {
     let mut rig = Rig::open();
     let (buf, db) = (rig.room(1024), rig.room(8));
     let good = CreateCq::default().changed(|c| (c.cqe, c.comp_channel) = (15, -1));
@@ -355,7 +355,7 @@ fn completion_queues_that_cannot_be() {
         own.changed(|c| c.db_addr = db + 4),
     ];
     for (i, own) in wrong.into_iter().enumerate() {
-        // A page that is not there (flags 2) as well.
+        // The same for a page that does not exist (flags 2).
         let own = own.changed(|c| c.uar_page_index = 99);
         assert_eq!(make(good, own), Err(Errno::INVAL), "{i}");
     }
@@ -365,7 +365,7 @@ fn completion_queues_that_cannot_be() {
 }
 
 #[test]
-fn queue_pairs_that_cannot_be() {
+fn invalid_qps_are_refused() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let cq = rig.cq(-1);
@@ -410,14 +410,14 @@ fn queue_pairs_that_cannot_be() {
 }
 
 #[test]
-fn a_queue_pair_goes_its_way_and_tells_where_it_is() {
+fn qp_changes_its_state_and_query_returns_it() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let cq = rig.cq(-1);
     let qp = rig.qp(pd, &cq).unwrap();
     let ways = rig.ways(qp.handle, qp.qpn);
     assert_eq!(rig.query_qp(qp.handle).unwrap().qp_state, 0);
-    // Not out of order, not without an attribute, not with one too many.
+    // Refused: a wrong order, a missing attribute, an attribute too many.
     assert_eq!(rig.tell(command::MODIFY_QP, &ways[1]), Err(Errno::INVAL));
     for way in ways {
         // All that is named here is needed, but the state, which then stays.
@@ -497,7 +497,7 @@ fn values_beyond_their_range_are_refused() {
 }
 
 #[test]
-fn ethernet_has_addresses_of_its_own() {
+fn ethernet_ports_have_their_own_addresses() {
     let mut rig = Rig::new(LinkLayer::Ethernet, UarMode::Static);
     rig.get_context().unwrap();
     let pd = rig.pd();
@@ -526,7 +526,7 @@ fn ethernet_has_addresses_of_its_own() {
     rig.tell(command::DESTROY_AH, &Handle { handle }).unwrap();
     let again = rig.tell(command::DESTROY_AH, &Handle { handle });
     assert_eq!(again, Err(Errno::NOENT));
-    // A connection without a global route leads nowhere.
+    // A connection without a global route has no destination.
     let cq = rig.cq(-1);
     let qp = rig.qp(pd, &cq).unwrap();
     let [init, rtr, _] = rig.ways(qp.handle, qp.qpn);

@@ -1,4 +1,4 @@
-//! Objects made by commands do their work: rights, completions, events, pages, registers.
+//! Objects that commands created are used: rights, completions, events, pages, registers.
 
 mod rig;
 mod work;
@@ -14,7 +14,7 @@ use vmlx5_uverbs::address::LinkLayer;
 use vmlx5_uverbs::{Context, UarMode};
 use work::sge;
 
-/// A connected queue pair that talks to itself.
+/// A QP that is connected with itself.
 fn connected(rig: &mut Rig, channel: i32) -> (Cq, Qp, u32, RegMrResp, u64) {
     let pd = rig.pd();
     let cq = rig.cq(channel);
@@ -39,7 +39,7 @@ fn write_of<'a>(sges: &'a [Sge], addr: u64, mr: &RegMrResp) -> SendWqe<'a> {
 }
 
 #[test]
-fn rights_change_where_they_are_named() {
+fn rights_change_with_the_attribute_that_names_them() {
     use attr::*;
     let mut rig = Rig::open();
     let pd = rig.pd();
@@ -54,7 +54,7 @@ fn rights_change_where_they_are_named() {
         qp_access_flags: flags,
         ..Default::default()
     };
-    // Taken away in INIT, on the way to RTR, and in RTS; there also given back.
+    // Removed in INIT, on the transition to RTR, and in RTS, where they are also restored.
     for (n, back) in [(0, false), (1, false), (2, false), (2, true)] {
         let qp = rig.qp(pd, &cq).unwrap();
         for (i, mut way) in rig.ways(qp.handle, qp.qpn).into_iter().enumerate() {
@@ -73,7 +73,7 @@ fn rights_change_where_they_are_named() {
         }
         rig.post(&qp, 0, &write_of(&sges, data + 4096, &mr));
         rig.settle();
-        // Both ends are one queue pair: what it refuses flushes what it sent.
+        // Requester and responder are one QP: a refusal as responder flushes its sends.
         let query = rig.query_qp(qp.handle).unwrap();
         assert_eq!(query.qp_state, if back { 3 } else { 6 }, "{n}");
         rig.destroy_qp(qp.handle).unwrap();
@@ -94,7 +94,7 @@ fn arm(rig: &Rig, cq: &Cq, sequence: u32, solicited: bool, ci: u32) {
 }
 
 #[test]
-fn an_armed_queue_tells_once() {
+fn armed_cq_raises_one_event() {
     let mut rig = Rig::open();
     let channel = rig.channel();
     let (cq, qp, _, mr, data) = connected(&mut rig, channel as i32);
@@ -103,7 +103,8 @@ fn an_armed_queue_tells_once() {
     rig.post(&qp, 0, &wqe);
     rig.settle();
     assert_eq!(events(channel), [], "it was not armed");
-    // Armed after the entry, at an index before it: it tells at once. The first word is zero.
+    // Armed after the completion, at an earlier index: the event is raised at once. The first word
+    // is zero.
     arm(&rig, &cq, 0, false, 0);
     rig.settle();
     assert_eq!(events(channel), [0xc0ffee]);
@@ -116,7 +117,7 @@ fn an_armed_queue_tells_once() {
     rig.post(&qp, 2, &wqe);
     rig.settle();
     assert_eq!(events(channel), [0xc0ffee]);
-    // Only what is solicited: not this, but an error is.
+    // Armed for solicited completions: this completion raises no event, but an error does.
     arm(&rig, &cq, 2, true, 3);
     rig.post(&qp, 3, &wqe);
     rig.settle();
@@ -131,7 +132,7 @@ fn an_armed_queue_tells_once() {
 }
 
 #[test]
-fn events_that_were_not_read_do_not_count() {
+fn unread_events_are_not_counted() {
     let mut rig = Rig::open();
     let channel = rig.channel();
     let (cq, qp, pd, mr, data) = connected(&mut rig, channel as i32);
@@ -145,7 +146,7 @@ fn events_that_were_not_read_do_not_count() {
     rig.post(&second, 0, &write_of(&sges, data, &mr));
     rig.settle();
     rig.destroy_qp(qp.handle).unwrap();
-    // Both queues have the same user handle here, so both events are taken back by the first.
+    // Both CQs have the same user handle here, so the first takes back both events.
     assert_eq!(rig.destroy_cq(cq.handle).unwrap().comp_events_reported, 0);
     assert_eq!(events(channel), []);
 }
@@ -177,7 +178,7 @@ fn pages_one_by_one() {
         rig.context.map(offset + 4096, 4096).err(),
         Some(Errno::INVAL)
     );
-    // A queue pair on the page, which then stays.
+    // A page with a QP on it stays.
     let pd = rig.pd();
     let cq = rig.cq(-1);
     let mut make = |page| -> Result<u32, Errno> {
@@ -197,7 +198,7 @@ fn pages_one_by_one() {
 }
 
 #[test]
-fn ioctls_that_are_not_there_say_so() {
+fn unknown_ioctls_are_refused() {
     let rig = Rig::open();
     for (object, method) in [(0, 1), (0, 3), (0x1000, 0x1003), (7, 0), (0x1008, 0x1002)] {
         let done = rig.ioctl(object, method, &[]);
@@ -214,7 +215,7 @@ fn ioctls_that_are_not_there_say_so() {
     assert_eq!(rig.ioctl(0x1008, 0x1000, &[]).err(), Some(Errno::INVAL));
     let large = [(0x1000, 0, 0), (0x1001, 9, 0)];
     assert_eq!(rig.ioctl(0x1008, 0x1000, &large).err(), Some(Errno::INVAL));
-    // The header must say how long it is.
+    // The header must contain its length.
     let at = rig.process.memory.addr();
     rig.put(at, &[1, 0]);
     assert_eq!(rig.context.ioctl(at), Err(Errno::INVAL));
@@ -234,20 +235,21 @@ fn pages_all_at_once() {
     assert!(refused(page(5, 0)));
     assert!(refused(page(7, 0)));
     assert!(refused(u64::MAX));
-    // Those beyond the static ones count anew.
+    // The additional pages are counted from zero.
     rig.context.map(page(6, 0), 4096).unwrap();
     rig.context.map(page(6, 255), 4096).unwrap();
     assert!(refused(page(6, 256)));
 }
 
 #[test]
-fn registers_are_alone_as_long_as_there_are_any() {
+fn qps_have_separate_registers_as_long_as_any_is_free() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let cq = rig.cq(-1);
     let qps: Vec<Qp> = (0..18).map(|_| rig.qp(pd, &cq).unwrap()).collect();
     let names: Vec<u32> = qps.iter().map(|qp| qp.bfreg).collect();
-    // Four without a lock in the library, eleven shared ones in turn, and these again.
+    // Four registers without a lock in the library, then eleven shared ones in turn, then these
+    // again.
     assert_eq!(names[..4], [24, 25, 28, 29]);
     assert_eq!(names[4..15], [1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21]);
     assert_eq!(names[15..], [1, 4, 5]);
@@ -256,9 +258,9 @@ fn registers_are_alone_as_long_as_there_are_any() {
 }
 
 #[test]
-fn a_file_that_is_closed_leaves_nothing() {
+fn closed_file_leaves_no_objects() {
     let mut rig = Rig::open();
-    // More than there may be protection domains and queues, had any been left.
+    // More than the limit of PDs and CQs, if any were left.
     for _ in 0..300 {
         connected(&mut rig, -1);
         let next = rig.device.open();

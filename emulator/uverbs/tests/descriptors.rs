@@ -1,5 +1,6 @@
-//! Commands whose answer finds no memory, and completion channels that programs close, leave no
-//! descriptors behind. One test, since it counts those of the whole process.
+//! Commands with an unwritable answer, and completion channels that programs close, leave no open
+//! descriptors. It is the only test in the file because it counts the descriptors of the whole
+//! process.
 
 mod rig;
 
@@ -18,11 +19,11 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn none_is_left_of_what_is_not_answered_or_was_closed() {
+fn no_descriptor_is_left_of_unanswered_commands_and_closed_channels() {
     let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
     let before = descriptors();
     let ask = mlx5::AllocUcontextReqV2::default().changed(|a| a.total_num_bfregs = 16);
-    // The core's answer has no room; the driver's, behind it, has.
+    // The core's answer has no memory; the driver's, after it, has.
     let at = rig.process.memory.addr();
     for response in [at - 8, NOWHERE] {
         let body = [GetContext { response }.as_bytes(), ask.as_bytes()].concat();
@@ -42,12 +43,12 @@ fn none_is_left_of_what_is_not_answered_or_was_closed() {
     let before = descriptors();
     for round in 0..100 {
         let fd = rig.channel();
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: just created, and no other code owns it.
         drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
-        // The last one's, until there is another.
+        // The last channel stays until the next one is created.
         let now = descriptors();
         assert!(now <= before + 2, "round {round}: {now} after {before}");
     }
-    // One that is open is known still.
+    // An open channel is still accepted.
     rig.cq(kept as i32);
 }

@@ -1,5 +1,5 @@
-//! What objects made by commands of the device tell of themselves and are used by. That their rings
-//! do the work shows `emulator/programs/devx.c`.
+//! Queries and uses of objects that DEVX commands created. `emulator/programs/devx.c` shows that
+//! their rings work.
 
 mod mailbox;
 mod rig;
@@ -18,14 +18,14 @@ use vmlx5_uverbs::{UarMode, User};
 use zerocopy::IntoBytes;
 
 #[test]
-fn fields_are_where_they_are_said_to_be() {
+fn fields_have_their_declared_position() {
     let mut bytes = [0; 16];
     let field = Field { bit: 13, bits: 40 };
     field.set(&mut bytes, 0x12_3456_789a | 0xff << 40);
     assert_eq!(field.get(&bytes), 0x12_3456_789a);
     let around = [Field { bit: 0, bits: 13 }, Field { bit: 53, bits: 64 }];
     assert!(around.iter().all(|f| f.get(&bytes) == 0));
-    // Beyond the end there is nothing, and nothing is changed there.
+    // A read beyond the end returns zero, and a write there changes nothing.
     let beyond = Field { bit: 124, bits: 8 };
     beyond.set(&mut bytes, 0xff);
     assert_eq!((bytes[15], beyond.get(&bytes)), (0x0f, 0xf0));
@@ -34,7 +34,7 @@ fn fields_are_where_they_are_said_to_be() {
 }
 
 #[test]
-fn rings_of_ones_own_do_the_work() {
+fn rings_in_program_memory_work() {
     let mut devx = Devx::on(LinkLayer::Ethernet);
     let cq = devx.create(&devx.cq()).unwrap();
     let a = devx.create(&devx.qp(0, cq.1)).unwrap();
@@ -61,7 +61,7 @@ fn rings_of_ones_own_do_the_work() {
     assert_eq!(cqc::PRODUCER_COUNTER.get(&answer[cqc::AT..]), 1);
     assert_eq!(cqc::LOG_CQ_SIZE.get(&answer[cqc::AT..]), LOG_CQ);
 
-    // What is used stays; then all goes.
+    // Objects in use are not destroyed; then all are.
     assert_eq!(devx.remove(cq.0), Err(Errno::BUSY));
     assert_eq!(devx.deregister(devx.umem), Err(Errno::BUSY));
     for handle in [a.0, b.0, cq.0] {
@@ -73,11 +73,11 @@ fn rings_of_ones_own_do_the_work() {
 }
 
 #[test]
-fn shared_receives_and_small_payloads_in_entries() {
+fn shared_receives_and_inline_scatter_work() {
     let mut devx = Devx::new();
     let (ring, db, data) = (devx.rig.room(128), devx.rig.room(8), devx.rig.room(4096));
     let mr = devx.rig.mr(devx.pd, data, 4096, 0xf).unwrap();
-    // Two receives of 64 bytes: which entry is next, and a piece.
+    // Two receives of 64 bytes: the index of the next entry, and an SGE.
     for i in 0..2_u64 {
         let mut entry = [0; 32];
         entry[2..4].copy_from_slice(&(i as u16 + 1).to_be_bytes());
@@ -137,7 +137,7 @@ fn shared_receives_and_small_payloads_in_entries() {
 }
 
 #[test]
-fn what_a_device_can_do() {
+fn capabilities_are_returned() {
     for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
         let devx = Devx::on(link);
         let ethernet = u64::from(link == LinkLayer::Ethernet);
@@ -158,7 +158,7 @@ fn what_a_device_can_do() {
         assert_eq!(cap::atomic::SIZE_QP.get(&caps(cap::ATOMIC)), 8);
         let version = if ethernet == 1 { 5 } else { 0 };
         assert_eq!(cap::roce::VERSION.get(&caps(cap::ROCE)), version);
-        // Structures that are not there are zeros; a short room takes what it holds.
+        // Unknown structures are zeros; a short buffer receives the beginning.
         assert!(caps(0xc).iter().all(|&b| b == 0));
         let (done, _) = devx.general(&header(opcode::QUERY_HCA_CAP), 64);
         assert_eq!(done.unwrap()[16..], general[..48]);
@@ -196,7 +196,7 @@ fn event_queues_and_pages_have_numbers() {
     assert_eq!(query(&devx, DEVX_QUERY_EQN, 3), Ok(7));
     assert_eq!(query(&devx, DEVX_QUERY_EQN, 4), Err(Errno::INVAL));
     assert_eq!(query(&devx, DEVX_QUERY_UAR, 0), Err(Errno::INVAL));
-    // With static pages, those beyond are asked for by the library's own number.
+    // With static pages, the library requests the additional pages by its own numbers.
     let rig = open(LinkLayer::InfiniBand, UarMode::Static, 1);
     let devx = Devx { rig, ..devx };
     let out = devx.rig.process.memory.addr() + 2048;
@@ -213,7 +213,7 @@ fn event_queues_and_pages_have_numbers() {
 }
 
 #[test]
-fn a_protection_domain_by_command() {
+fn pd_is_created_by_command() {
     let devx = Devx::new();
     let pd = devx.create(&header(opcode::ALLOC_PD)).unwrap();
     let cq = devx.create(&devx.cq()).unwrap();
@@ -227,7 +227,7 @@ fn a_protection_domain_by_command() {
 }
 
 #[test]
-fn a_context_that_ends_takes_all_with_it() {
+fn closed_context_destroys_its_objects() {
     let mut devx = Devx::new();
     let cq = devx.create(&devx.cq()).unwrap();
     let qp = devx.create(&devx.qp(0, cq.1)).unwrap();

@@ -1,4 +1,4 @@
-//! How commands of the device are refused, each by its field; and mailboxes of anything.
+//! Refusals of DEVX commands, each because of a field; and random mailboxes.
 
 mod mailbox;
 mod rig;
@@ -13,7 +13,7 @@ use vmlx5_uverbs::abi::prm::{Field, cqc, input, opcode, qpc, status};
 use vmlx5_uverbs::address::LinkLayer;
 
 #[test]
-fn without_the_flag_there_is_nothing() {
+fn commands_without_the_devx_flag_are_refused() {
     let devx = Devx::new().changed(|d| d.rig = open(LinkLayer::InfiniBand, UarMode::Dynamic, 0));
     let at = devx.rig.process.memory.addr();
     let devx = devx.changed(|d| (d.input, d.output) = (at + 4096, at + 8192));
@@ -25,7 +25,7 @@ fn without_the_flag_there_is_nothing() {
 }
 
 #[test]
-fn registrations_that_are_refused() {
+fn invalid_registrations_are_refused() {
     let devx = Devx::new();
     let (at, len) = (devx.umem.at, 4096);
     assert_eq!(devx.register(at, 0, 1).err(), Some(Errno::INVAL));
@@ -33,7 +33,7 @@ fn registrations_that_are_refused() {
     assert_eq!(devx.register(at, len, 8).err(), Some(Errno::INVAL));
     assert_eq!(devx.register(NOWHERE, len, 1).err(), Some(Errno::FAULT));
     assert_eq!(devx.register(at, 1 << 40, 1).err(), Some(Errno::FAULT));
-    // The memory behind a descriptor, which an address is an offset of.
+    // The memory behind a descriptor; the address is an offset of it.
     let of_file = |fd: i32, offset: u64| {
         let out = devx.rig.process.memory.addr() + 2048;
         let attrs = [
@@ -51,7 +51,7 @@ fn registrations_that_are_refused() {
     assert_eq!(of_file(FILE, 4096), Ok(()));
     assert_eq!(of_file(FILE, FILE_LEN), Err(Errno::INVAL));
     assert_eq!(of_file(GPU, 0), Err(Errno::OPNOTSUPP));
-    // A part of a page, as records are registered.
+    // A part of a page, as doorbell records are registered.
     let small = devx.register(at + 8, 8, 0).unwrap();
     assert_ne!(small.id, devx.umem.id);
     devx.deregister(small).unwrap();
@@ -62,7 +62,7 @@ fn registrations_that_are_refused() {
 }
 
 #[test]
-fn queues_that_are_refused() {
+fn invalid_cqs_are_refused() {
     use cqc::*;
     let devx = Devx::new();
     let good = devx.cq();
@@ -100,7 +100,7 @@ fn queues_that_are_refused() {
     assert_eq!(far, Err(Refused::Device(status::BAD_PARAM, 0x280)));
     let short = devx.create(&good[..cqc::MAILBOX - 8]);
     assert_eq!(short, Err(Refused::Device(status::BAD_INPUT_LEN, 0)));
-    // Entries are written: the memory must be.
+    // The NIC writes CQEs, so the memory must be writable.
     let read_only = devx.register(devx.umem.at, ROOM as u64, 0).unwrap();
     let bytes = with(&good, 0, create::CQ_UMEM_ID, read_only.id.into());
     let refused = Refused::Device(status::BAD_PARAM, 0x280);
@@ -108,7 +108,7 @@ fn queues_that_are_refused() {
 }
 
 #[test]
-fn queue_pairs_that_are_refused() {
+fn invalid_qps_are_refused() {
     use qpc::*;
     let devx = Devx::new();
     let cq = devx.create(&devx.cq()).unwrap();
@@ -149,7 +149,7 @@ fn queue_pairs_that_are_refused() {
         status::BAD_PARAM,
     );
     bad(0, create::WQ_UMEM_OFFSET, 32, status::BAD_PARAM);
-    // A receive queue of less than a block would leave the sends unaligned.
+    // A receive queue smaller than a block would leave the sends unaligned.
     let tiny = with(&good, AT, LOG_RQ_STRIDE, 0);
     let tiny = devx.create(&with(&tiny, AT, LOG_RQ_SIZE, 1));
     let place = AT as u32 * 8 + LOG_RQ_SIZE.bit;
@@ -162,7 +162,7 @@ fn queue_pairs_that_are_refused() {
 }
 
 #[test]
-fn changes_that_are_refused() {
+fn invalid_modifications_are_refused() {
     use qpc::*;
     let devx = Devx::new();
     let cq = devx.create(&devx.cq()).unwrap();
@@ -197,7 +197,7 @@ fn changes_that_are_refused() {
     assert_eq!(devx.state(qp), 1);
     devx.modify(qp, &mut to_rtr.clone()).unwrap();
     bad(&to_rts, AT, LOG_SRA_MAX, 5);
-    // Rights may come late.
+    // Rights may be set later.
     let late = with(&to_rts, 0, modify::OPT_PARAM_MASK, opt::RWE);
     devx.modify(qp, &mut late.clone()).unwrap();
     let context = devx.query_qp(qp);
@@ -217,7 +217,7 @@ fn changes_that_are_refused() {
 }
 
 #[test]
-fn what_the_kernel_refuses() {
+fn refusals_of_the_kernel_are_einval() {
     let devx = Devx::new();
     let cq = devx.create(&devx.cq()).unwrap();
     let qp = devx.create(&devx.qp(0, cq.1)).unwrap();
@@ -240,13 +240,13 @@ fn what_the_kernel_refuses() {
     kernel(DEVX_OBJ_MODIFY, 999, &header(opcode::TO_ERR_QP), 16);
     let (done, _) = devx.general(&header(opcode::CREATE_CQ), 16);
     assert_eq!(done.err(), Some(invalid));
-    // A room too small for what there is to say is the device's business.
+    // The device handles an answer buffer that is too small for the result.
     let bytes = with(&header(opcode::QUERY_QP), 0, input::NUMBER, qp.1.into());
     let (done, answer) = devx.object(DEVX_OBJ_QUERY, qp.0, &bytes, 100);
     let errno = done.err().unwrap();
     let short = Refused::Device(status::BAD_OUTPUT_LEN, 0);
     assert_eq!(refused(errno, &answer), short);
-    // An answer that nobody can have leaves nothing behind.
+    // A command with an unwritable answer creates nothing.
     let bytes = devx.cq();
     let attrs = [
         (DEVX_OBJ_HANDLE, 0, 0),
@@ -270,7 +270,7 @@ fn random_mailboxes_do_no_harm() {
     let mut done = [0; 2];
     for _ in 0..5_000 {
         let (handle, number) = objects[random.usize(..objects.len())];
-        // Something like what works, or a few bytes of anything.
+        // A nearly valid command, or a few random bytes.
         let mut bytes = match random.u32(..10) {
             0 => devx.cq(),
             1 | 2 => devx.qp(random.u64(..4), cq.1),

@@ -1,4 +1,4 @@
-//! Regions on the memory behind a descriptor.
+//! MRs on the memory behind a descriptor.
 
 mod rig;
 
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use vmlx5_uverbs::abi::core::ioctl::*;
 use vmlx5_uverbs::abi::core::*;
 
-/// What a registration says.
+/// The arguments of a registration.
 #[derive(Clone, Copy)]
 struct Wanted {
     pd: u32,
@@ -38,7 +38,7 @@ fn register(rig: &Rig, want: Wanted) -> Result<(u32, u32, u32), Errno> {
 }
 
 #[test]
-fn a_region_on_a_file_comes_and_goes() {
+fn mr_on_a_file_is_registered_and_deregistered() {
     let mut rig = Rig::open();
     let good = Wanted {
         pd: rig.pd(),
@@ -50,7 +50,7 @@ fn a_region_on_a_file_comes_and_goes() {
     };
     let (handle, lkey, rkey) = register(&rig, good).unwrap();
     assert!(lkey != 0 && rkey != 0);
-    // Where it lies cannot be said anew.
+    // Its address cannot be changed by a re-registration.
     let again = ReregMr {
         mr_handle: handle,
         flags: 4,

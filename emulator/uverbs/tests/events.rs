@@ -1,4 +1,5 @@
-//! Asynchronous events: what is told on the file of a context, and counted when objects go.
+//! Asynchronous events: delivery on the file of a context, and the counts at the destruction of
+//! objects.
 
 mod rig;
 
@@ -11,8 +12,8 @@ use vmlx5_uverbs::address::LinkLayer;
 const SQD: u8 = 4;
 const RTS: u8 = 3;
 
-/// A process, its file of asynchronous events, and a queue pair that the user calls `handle`,
-/// connected with itself.
+/// A process, its file of asynchronous events, and a QP with the user's name `handle`, connected
+/// with itself.
 fn opened(handle: u64) -> (Rig, u32, Qp) {
     let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
     let (say, _) = rig.get_context().unwrap();
@@ -29,7 +30,7 @@ fn named_qp(rig: &mut Rig, pd: u32, cq: &Cq, handle: u64) -> Qp {
     qp
 }
 
-/// To another state, with this of the notification.
+/// Changes the state, with this value of the notification attribute.
 fn to(rig: &Rig, qp: &Qp, state: u8, notify: Option<u8>) -> Result<usize, Errno> {
     let notified = notify.map_or(0, |_| attr::EN_SQD_ASYNC_NOTIFY);
     let ask = ModifyQp {
@@ -42,14 +43,14 @@ fn to(rig: &Rig, qp: &Qp, state: u8, notify: Option<u8>) -> Result<usize, Errno>
     rig.tell(command::MODIFY_QP, &ask)
 }
 
-/// How many events the user must have acknowledged before a queue pair goes.
+/// The number of events that the user must acknowledge before a QP is destroyed.
 fn reported(rig: &mut Rig, qp: &Qp) -> u32 {
     let input = DestroyQp::default().changed(|d| d.qp_handle = qp.handle);
     rig.ask(&input, &[]).unwrap().0.events_reported
 }
 
 #[test]
-fn a_queue_pair_at_rest_says_so_if_asked() {
+fn drained_qp_raises_an_event_on_request() {
     let (mut rig, file, qp) = opened(0xabcd);
     assert_eq!(to(&rig, &qp, 5, None), Err(Errno::INVAL));
     for (notify, events) in [(None, 0), (Some(0), 0), (Some(1), 1), (Some(1), 1)] {
@@ -65,9 +66,9 @@ fn a_queue_pair_at_rest_says_so_if_asked() {
 }
 
 #[test]
-fn what_was_not_read_is_taken_back_and_does_not_count() {
+fn unread_events_are_taken_back_and_not_counted() {
     let (mut rig, file, qp) = opened(0xabcd);
-    // A queue pair that has the number of a port for a name.
+    // A QP whose name is the number of a port.
     let pd = rig.pd();
     let cq = rig.cq(-1);
     let other = named_qp(&mut rig, pd, &cq, 1);
@@ -87,7 +88,7 @@ fn what_was_not_read_is_taken_back_and_does_not_count() {
 }
 
 #[test]
-fn every_context_is_told_of_ports() {
+fn every_context_receives_port_events() {
     let (mut rig, first, _) = opened(0xabcd);
     let second = rig.device.open();
     let before = std::mem::replace(&mut rig.context, second);
@@ -103,7 +104,7 @@ fn every_context_is_told_of_ports() {
     for file in [first, say.async_fd] {
         assert_eq!(told(&mut rig, file), [(1, async_event::PORT_ERR)]);
     }
-    // Who is gone is not told.
+    // A closed context receives no event.
     drop(before);
     rig.nic.with(|nic| nic.set_port(1, true)).unwrap();
     assert_eq!(

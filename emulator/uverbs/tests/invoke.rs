@@ -1,4 +1,4 @@
-//! Commands by ioctl: the same commands, with the same answers, as those that are written.
+//! Commands by ioctl: the same commands with the same answers as written commands.
 
 mod rig;
 
@@ -26,7 +26,8 @@ fn attr(attr_id: u16, data: u64, len: usize) -> IoctlAttr {
     }
 }
 
-/// Puts bytes into the process; an attribute with them, in itself if they are few.
+/// Puts bytes into the process; returns an attribute with them, which contains a short input
+/// itself.
 fn input(rig: &mut Rig, id: u16, bytes: &[u8]) -> IoctlAttr {
     let mut word = [0; 8];
     let data = if let Some(inline) = word.get_mut(..bytes.len()) {
@@ -97,7 +98,7 @@ fn open() -> Rig {
 }
 
 #[test]
-fn commands_do_what_they_do_when_written() {
+fn invoked_commands_work_like_written_ones() {
     let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
     let (context, driver) = first(&mut rig).unwrap();
     assert_eq!((context.num_comp_vectors, driver.tot_bfregs), (4, 16));
@@ -115,7 +116,7 @@ fn commands_do_what_they_do_when_written() {
         invoke(&mut rig, command::ALLOC_PD, &AllocPd::default(), &[]).unwrap();
     let at = rig.room(4096);
     let region = rig.mr(pd.pd_handle, at, 4096, 1).unwrap();
-    // Used, by what was written.
+    // A written command created the object that uses it.
     let done = |rig: &mut Rig, command, handle| {
         let ask = Handle { handle };
         invoke::<(), ()>(rig, command, &ask, &[]).map(drop)
@@ -129,7 +130,7 @@ fn commands_do_what_they_do_when_written() {
 }
 
 #[test]
-fn extended_commands_answer_as_far_as_there_is_room() {
+fn extended_commands_fill_the_answer_buffer() {
     let mut rig = open();
     let command = command::EXTENDED | command::QUERY_DEVICE;
     let ask = ExQueryDevice::default();
@@ -139,7 +140,7 @@ fn extended_commands_answer_as_far_as_there_is_room() {
     assert_eq!(u32::from_ne_bytes(driver[4..8].try_into().unwrap()), 32);
     let (short, ()): ([u8; 8], ()) = invoke(&mut rig, command, &ask, &[]).unwrap();
     assert_eq!(short, say.as_bytes()[..8]);
-    // More than is known is no offence while it says nothing.
+    // Unknown fields are accepted while they are zero.
     rig.forget_room();
     let mut longer = [0_u64; 4];
     invoke::<ExQueryDeviceResp, ()>(&mut rig, command, &longer, &[]).unwrap();
@@ -149,7 +150,7 @@ fn extended_commands_answer_as_far_as_there_is_room() {
 }
 
 #[test]
-fn what_is_wrong_with_the_attributes_is_said() {
+fn invalid_attributes_are_refused() {
     let mut rig = open();
     let says = |rig: &mut Rig, attrs: &[IoctlAttr]| {
         let at = call(rig, attrs);
@@ -159,7 +160,7 @@ fn what_is_wrong_with_the_attributes_is_said() {
     };
     let word = |command: u32| attr(WRITE_CMD, command.into(), 8);
     let query = word(command::QUERY_DEVICE);
-    // With this libraries find out whether the method is there.
+    // Libraries probe for the method with this call.
     let number = Some(command::QUERY_DEVICE);
     assert_eq!(says(&mut rig, &[query]), (Err(Errno::NOSPC), number));
     assert_eq!(says(&mut rig, &[]), (Err(Errno::INVAL), None));
@@ -180,7 +181,7 @@ fn what_is_wrong_with_the_attributes_is_said() {
     let fault = (Err(Errno::FAULT), number);
     assert_eq!(says(&mut rig, &[dealloc, away]), fault);
     assert_eq!(says(&mut rig, &[dealloc; 17]).0, Err(Errno::INVAL));
-    // An answer into nothing makes nothing.
+    // An unwritable answer creates nothing.
     let alloc = word(command::ALLOC_PD);
     let (input, out) = (attr(CORE_IN, 0, 8), attr(CORE_OUT, NOWHERE, 4));
     let fault = (Err(Errno::FAULT), Some(command::ALLOC_PD));

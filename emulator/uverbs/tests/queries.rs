@@ -1,4 +1,4 @@
-//! What is asked by ioctl about ports, GIDs and regions.
+//! Queries by ioctl of ports, GIDs and MRs.
 
 mod rig;
 
@@ -64,7 +64,7 @@ fn gids_one_by_one_and_all() {
             let done = rig.ioctl(OBJECT_DEVICE, QUERY_GID_TABLE, &attrs);
             done.map(|_| rig.read::<u64>(out + 2048))
         };
-        // A newer library's entries are longer; what it knows beyond is zero.
+        // A newer library's entries are longer; their unknown fields are zero.
         for size in [32, 40] {
             let dirt = [0xee; 256];
             rig.process

@@ -1,4 +1,4 @@
-//! Shared receive queues by commands: how they come and go, who holds them, and what is refused.
+//! Shared receive queues by commands: creation, destruction, references to them, and refusals.
 
 mod rig;
 mod work;
@@ -77,7 +77,7 @@ fn destroy(rig: &mut Rig, handle: u32) -> Result<DestroySrqResp, Errno> {
     rig.ask(&ask, &[]).map(|(say, ())| say)
 }
 
-/// A queue pair that takes its receives from the queue; its sends are all of its buffer.
+/// A QP that takes its receives from the SRQ; its whole buffer is for sends.
 fn qp_on(rig: &mut Rig, pd: u32, cq: &Cq, srq: u32) -> Result<(Qp, CreateQpResp), Errno> {
     let mut input = qp_input(pd, cq.handle);
     (input.init.is_srq, input.init.srq_handle) = (1, srq);
@@ -85,7 +85,7 @@ fn qp_on(rig: &mut Rig, pd: u32, cq: &Cq, srq: u32) -> Result<(Qp, CreateQpResp)
 }
 
 #[test]
-fn what_is_refused_at_creation() {
+fn invalid_srqs_are_refused_at_creation() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let (buf, db) = (rig.room(4096), rig.room(8));
@@ -123,7 +123,7 @@ fn what_is_refused_at_creation() {
     body.extend_from_slice(good.as_bytes());
     let tight = plain(command::CREATE_SRQ, &body, 12);
     assert_eq!(rig.context.write(&tight), Err(Errno::NOSPC));
-    // An answer that cannot be written leaves nothing behind.
+    // An unwritable answer creates nothing.
     body[..8].copy_from_slice(&NOWHERE.to_ne_bytes());
     let lost = plain(command::CREATE_SRQ, &body, 24);
     assert_eq!(rig.context.write(&lost), Err(Errno::FAULT));
@@ -132,7 +132,7 @@ fn what_is_refused_at_creation() {
 }
 
 #[test]
-fn one_is_changed_asked_and_removed() {
+fn srq_is_modified_queried_and_destroyed() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let srq = srq(&mut rig, pd);
@@ -142,14 +142,15 @@ fn one_is_changed_asked_and_removed() {
         srq_limit: 0,
         reserved: 0,
     };
-    // The limit at creation means nothing.
+    // The limit at creation is ignored.
     assert_eq!(query(&mut rig, srq.handle), Ok(held));
-    // Three receives stand in the record.
+    // The record has a count of three receives.
     rig.put32(srq.db, doorbell::record_value(3));
     modify(&rig, srq.handle, LIMIT, 3).unwrap();
     let limited = held.changed(|q| q.srq_limit = 3);
     assert_eq!(query(&mut rig, srq.handle), Ok(limited));
-    // Nothing named: nothing changes. No resizing, alone or not, no limit beyond its size.
+    // Without an attribute nothing changes. Refused: resizing, alone or not, and a limit above its
+    // size.
     modify(&rig, srq.handle, 0, 1).unwrap();
     assert_eq!(modify(&rig, srq.handle, 1, 1), Err(Errno::INVAL));
     assert_eq!(modify(&rig, srq.handle, 1 | LIMIT, 1), Err(Errno::INVAL));
@@ -162,7 +163,7 @@ fn one_is_changed_asked_and_removed() {
     assert_eq!(query(&mut rig, 99).err(), Some(Errno::INVAL));
     assert_eq!(destroy(&mut rig, pd).err(), Some(Errno::INVAL));
     assert_eq!(destroy(&mut rig, 99).err(), Some(Errno::NOENT));
-    // The domain is in use.
+    // The PD is in use.
     let handle = Handle { handle: pd };
     assert_eq!(rig.tell(command::DEALLOC_PD, &handle), Err(Errno::BUSY));
     assert_eq!(destroy(&mut rig, srq.handle).unwrap().events_reported, 0);
@@ -171,7 +172,7 @@ fn one_is_changed_asked_and_removed() {
 }
 
 #[test]
-fn queue_pairs_name_one_and_hold_it() {
+fn qps_refer_to_an_srq_and_keep_it_alive() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let srq = srq(&mut rig, pd);
@@ -179,7 +180,7 @@ fn queue_pairs_name_one_and_hold_it() {
     assert_eq!(qp_on(&mut rig, pd, &cq, 99).err(), Some(Errno::INVAL));
     assert_eq!(qp_on(&mut rig, pd, &cq, pd).err(), Some(Errno::INVAL));
     let (qp, say) = qp_on(&mut rig, pd, &cq, srq.handle).unwrap();
-    // What is said of a queue of its own is not heeded.
+    // The attributes of a separate receive queue are ignored.
     assert_eq!((say.max_send_wr, say.max_recv_wr), (4, 0));
     assert_eq!(rig.query_qp(qp.handle).unwrap().max_recv_wr, 0);
     assert_eq!(destroy(&mut rig, srq.handle).err(), Some(Errno::BUSY));

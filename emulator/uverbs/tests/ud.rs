@@ -1,5 +1,5 @@
-//! What commands change of queue pairs of datagrams, which talk to themselves. That datagrams go
-//! by every kind of address shows `emulator/programs/ud.c`.
+//! Modifications of UD QPs, which send to themselves. `emulator/programs/ud.c` shows datagrams to
+//! every kind of address.
 
 mod rig;
 mod work;
@@ -12,10 +12,10 @@ use vmlx5_uverbs::abi::core::*;
 use work::sge;
 
 const OUR_KEY: u32 = 0x1111_1111;
-/// The kind of queue pair, as verbs number it.
+/// The kind of QP, as verbs number it.
 const UD: u8 = 4;
 
-/// The ways from RESET to RTS.
+/// The transitions from RESET to RTS.
 fn ways(qp: u32) -> [ModifyQp; 3] {
     use attr::*;
     let base = ModifyQp {
@@ -93,7 +93,7 @@ impl Setup {
 }
 
 #[test]
-fn a_key_is_changed_by_commands() {
+fn qkey_is_changed_by_commands() {
     let mut s = setup();
     let change = |qkey| ModifyQp {
         qp_handle: s.qp.handle,
@@ -115,7 +115,7 @@ fn a_key_is_changed_by_commands() {
 }
 
 #[test]
-fn sends_that_failed_are_taken_up_again() {
+fn ud_qp_continues_after_failed_sends() {
     let mut s = setup();
     let mr = s.mr.lkey;
     s.mr.lkey ^= 1;

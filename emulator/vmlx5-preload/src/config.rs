@@ -1,4 +1,4 @@
-//! What the environment says.
+//! The configuration from the environment.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use vmlx5_core::fabric::faults::Faults;
 use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::address::{Fabric, LinkLayer, MAX_DEVICES, MAX_PORTS};
 
-/// How memory of the program is reached.
+/// The access to the program's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// Directly; a fault is caught.
+    /// Directly; a fault handler catches faults.
     Signal,
     /// By system calls.
     Syscall,
 }
 
-/// How libraries give their commands.
+/// The interface by which libraries issue commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abi {
     /// By ioctl, as current kernels offer it.
@@ -25,7 +25,7 @@ pub enum Abi {
     Write,
 }
 
-/// All of it.
+/// The whole configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub fabric: Fabric,
@@ -37,11 +37,11 @@ pub struct Config {
     pub spin: Option<Duration>,
     pub guard: Guard,
     pub priority: bool,
-    /// What happens to frames and ports.
+    /// Faults of frames and ports.
     pub faults: Option<Faults>,
 }
 
-/// The value of a variable; empty is as good as none.
+/// The value of a variable; an empty value counts as unset.
 fn var(name: &str) -> Option<String> {
     let value = std::env::var(name).ok()?;
     (!value.is_empty()).then_some(value)
@@ -56,7 +56,7 @@ fn choice<T: Copy>(name: &str, of: &[(&str, T)]) -> Result<T, String> {
     chosen.map(|(_, it)| *it).ok_or_else(|| {
         let names: Vec<&str> = of.iter().map(|(known, _)| *known).collect();
         format!(
-            "{name} is '{}': it may be one of {}",
+            "{name} is '{}': it must be one of {}",
             value.unwrap_or_default(),
             names.join(", ")
         )
@@ -68,7 +68,7 @@ fn count(name: &str, most: u32) -> Result<u32, String> {
         return Ok(1);
     };
     let count = value.parse().ok().filter(|n| (1..=most).contains(n));
-    count.ok_or_else(|| format!("{name} is '{value}': it may be a number from 1 to {most}"))
+    count.ok_or_else(|| format!("{name} is '{value}': it must be a number from 1 to {most}"))
 }
 
 fn micros(name: &str) -> Result<Option<Duration>, String> {
@@ -77,7 +77,7 @@ fn micros(name: &str) -> Result<Option<Duration>, String> {
     };
     let micros = value.parse().ok().filter(|&n: &u64| n <= 1_000_000);
     let micros = micros.ok_or_else(|| {
-        format!("{name} is '{value}': it may be a number of microseconds up to 1000000")
+        format!("{name} is '{value}': it must be a number of microseconds up to 1000000")
     })?;
     Ok(Some(Duration::from_micros(micros)))
 }
@@ -94,16 +94,16 @@ fn faults(name: &str, ports: u8) -> Result<Option<Faults>, String> {
 }
 
 impl Config {
-    /// From the variables `VMLX5_*`.
+    /// Reads the variables `VMLX5_*`.
     ///
     /// # Errors
-    /// A text that names the variable that is not understood, and what it may be.
+    /// A text that names the invalid variable and its permitted values.
     pub fn from_env() -> Result<Config, String> {
         let name = var("VMLX5_FABRIC").unwrap_or_else(|| "default".into());
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.len() > 64 || name.starts_with('.') || !name.chars().all(plain) {
             return Err(format!(
-                "VMLX5_FABRIC is '{name}': it may be a name of at most 64 letters, digits, \
+                "VMLX5_FABRIC is '{name}': it must be a name of at most 64 letters, digits, \
                  '-', '_' and '.'"
             ));
         }
@@ -137,22 +137,22 @@ impl Config {
     }
 }
 
-/// What was set up, once it was.
+/// The configuration, after the start.
 static SETUP: OnceLock<Setup> = OnceLock::new();
 
-/// What is fixed at the start.
+/// The values that are fixed at the start.
 pub struct Setup {
     pub config: Config,
-    /// Where the tree is, without a slash at the end.
+    /// The path of the tree, without a slash at the end.
     pub tree: Vec<u8>,
 }
 
-/// What was set up; nothing before the start, or if something was wrong then.
+/// The configuration; `None` before the start, or if it was invalid.
 pub fn setup() -> Option<&'static Setup> {
     SETUP.get()
 }
 
-/// To be called once, at the start.
+/// Sets the configuration. Must be called once, at the start.
 pub fn set_up(setup: Setup) {
     let _ = SETUP.set(setup);
 }

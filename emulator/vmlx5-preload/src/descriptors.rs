@@ -1,5 +1,5 @@
-//! The functions of the C library that close and duplicate descriptors, interposed so that it is
-//! known which of them are device files.
+//! The interposed functions of the C library that close and duplicate descriptors. Through them the
+//! library tracks the descriptors of its device files.
 
 use std::ffi::c_int;
 
@@ -8,7 +8,7 @@ use crate::guard;
 use crate::interpose::interpose;
 use crate::sys::{next, result, syscall};
 
-/// A new descriptor of an open file is one of ours if the old one is.
+/// A duplicate of a descriptor of a device file refers to the same device file.
 fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0 && new != old {
         files::remove(new);
@@ -25,15 +25,15 @@ unsafe fn close_all(first: u32, last: u32, flags: c_int) -> c_int {
         files::remove_range(first, last);
     }
     let args = [first as usize, last as usize, flags as usize];
-    // SAFETY: what the caller of `close_range` asked for.
+    // SAFETY: the request of the caller of `close_range`.
     result(unsafe { syscall(libc::SYS_close_range, args) }) as c_int
 }
 
 type Closefrom = unsafe extern "C" fn(c_int);
 type Control = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
 
-/// `next` is the next library's function. The third argument is always there: passed on as it
-/// came, it is not looked at where the command has none.
+/// `next` is the next library's function. The third argument is always passed on unchanged; a
+/// command without a third argument ignores it.
 unsafe fn control(next: Option<Control>, fd: c_int, command: c_int, argument: usize) -> c_int {
     let Some(next) = next else {
         return guard::missing();

@@ -1,10 +1,10 @@
-//! The thread that steps the NICs of this process, and how it shares the processors with the
+//! The thread that steps the NICs of this process, and its sharing of the processors with the
 //! program.
 //!
-//! A doorbell is a store into memory, which wakes nobody: the thread has to look. Where
-//! processors are many it looks without a pause for a while; where they are few it naps between
-//! two looks, for microseconds while there is traffic and longer when there was none, since a
-//! thread that spins takes the processor from the program that waits for it. Frames of other
+//! A doorbell is a store into memory and wakes no thread, so the thread polls. On a machine with
+//! many processors it polls without a pause for a while. On a machine with few processors it sleeps
+//! between two polls: for microseconds while there is traffic, and longer without traffic, because
+//! a spinning thread would take the processor from the program that waits for it. Frames of other
 //! processes ring a bell.
 
 use std::num::NonZeroU64;
@@ -28,11 +28,12 @@ use crate::{config, trace};
 struct Engine {
     bell: Arc<Bell>,
     devices: Mutex<Vec<Arc<Attached>>>,
-    /// Counts changes of `devices`: written after a change, read by the thread before a round.
+    /// The number of changes of `devices`. Written after a change, read by the thread before a
+    /// round.
     changes: AtomicUsize,
-    /// Written by who ends the process; read by the thread before a round.
+    /// Written at the end of the process; read by the thread before a round.
     stop: AtomicBool,
-    /// Written by the thread when it has seen `stop`.
+    /// Written by the thread after it has observed `stop`.
     stopped: AtomicBool,
 }
 
@@ -43,13 +44,13 @@ struct Attached {
     nic: Shared<Nic>,
 }
 
-/// The engine of this process, once a device was opened; a child has none at first. Leaked, so
-/// that whoever found it may use it.
+/// The engine of this process, after a device was opened; a child starts without one. It is leaked,
+/// so that every reference to it stays valid.
 static ENGINE: AtomicUsize = AtomicUsize::new(0);
 
 fn engine() -> Option<&'static Engine> {
     let at = ENGINE.load(Ordering::Acquire);
-    // SAFETY: zero, or a box that was leaked.
+    // SAFETY: zero, or the address of a leaked box.
     unsafe { (at as *const Engine).as_ref() }
 }
 
@@ -60,12 +61,12 @@ pub fn ring() {
     }
 }
 
-/// In the child of a fork: the thread is not here.
+/// Called in the child of a fork: the thread does not exist there.
 pub fn forget() {
     ENGINE.store(0, Ordering::Release);
 }
 
-/// Lets the thread finish what it has to say, and no more.
+/// Makes the thread send what is pending, then stop.
 pub fn stop() {
     let Some(engine) = engine() else {
         return;
@@ -78,10 +79,10 @@ pub fn stop() {
     }
 }
 
-/// The device of a number, made if it is opened for the first time.
+/// The device with a number; the first open creates it.
 ///
 /// # Errors
-/// The error that `open` gives.
+/// The errno that `open` returns.
 pub fn device(index: u32) -> Result<Arc<Device>, i32> {
     let setup = config::setup().ok_or(libc::ENODEV)?;
     let engine = match engine() {
@@ -104,10 +105,10 @@ pub fn device(index: u32) -> Result<Arc<Device>, i32> {
     Ok(device)
 }
 
-/// Makes a NIC in the first free slot of a device.
+/// Creates a NIC in the first free slot of a device.
 fn attach(config: &Config, index: u32, bell: &Arc<Bell>) -> Result<Attached, i32> {
     let nodes = (0..SLOTS).map(|slot| config.fabric.node(index, slot));
-    // All engines nap for microseconds only.
+    // All engines sleep for microseconds only.
     let quiet = ShmConfig {
         quiet: true,
         ..ShmConfig::default()
@@ -172,13 +173,13 @@ fn start(config: &Config) -> Result<&'static Engine, i32> {
     Ok(engine)
 }
 
-/// All signals are blocked but those of faults, until dropped: a thread that is made meanwhile
-/// takes none of the program's signals.
+/// Blocks all signals except those of faults until dropped, so that a new thread receives none of
+/// the program's signals.
 struct Blocked(libc::sigset_t);
 
 impl Blocked {
     fn all() -> Blocked {
-        // SAFETY: sets of signals in memory of ours, and the mask of this thread.
+        // SAFETY: signal sets in memory of ours, and the mask of this thread.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             let mut before: libc::sigset_t = std::mem::zeroed();
@@ -194,17 +195,17 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // SAFETY: the mask that this thread had before.
+        // SAFETY: the previous mask of this thread.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
     }
 }
 
-/// How the thread shares its time between looking and sleeping.
+/// The polling and sleep times of the thread.
 #[derive(Clone, Copy)]
 struct Pace {
-    /// How long to look without a pause after the last progress.
+    /// How long to poll without a pause after the last progress.
     spin: Duration,
-    /// The naps while there was progress within `BUSY`, within `QUIET`, and later.
+    /// The sleep times within `BUSY` after progress, within `QUIET` after it, and later.
     naps: [Duration; 3],
 }
 
@@ -225,8 +226,8 @@ impl Pace {
     }
 }
 
-/// The thread gets the processor soon and keeps it for short: a priority over the program where
-/// that is allowed, and short slices of time.
+/// Reduces the thread's scheduling latency: a priority above the program if the system permits it,
+/// and short time slices.
 fn prefer() {
     #[repr(C)]
     struct Attr {
@@ -253,7 +254,7 @@ fn prefer() {
     for nice in [(now - 10).max(-20), now] {
         attr.nice = nice;
         let args = [0, &raw const attr as usize];
-        // SAFETY: sets how this thread is scheduled, from a structure that says its size.
+        // SAFETY: sets the scheduling of this thread, from a structure that contains its size.
         if unsafe { crate::sys::syscall(libc::SYS_sched_setattr, args) } == 0 {
             return;
         }
@@ -261,7 +262,7 @@ fn prefer() {
 }
 
 fn run(engine: &Engine, pace: Pace, priority: bool) {
-    // With the default slack of 50 us a nap of 20 us lasts 70. Refusal only costs time.
+    // With the default timer slack of 50 us a nap of 20 us takes 70 us. A refusal only costs time.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     if priority {
         prefer();
@@ -298,7 +299,7 @@ fn run(engine: &Engine, pace: Pace, priority: bool) {
         }
         if engine.stop.load(Ordering::Acquire) {
             engine.stopped.store(true, Ordering::Release);
-            // The process ends; until then nothing is stepped any more.
+            // The process ends; until then no NIC is stepped any more.
             return;
         }
         let idle = now - last;
@@ -312,7 +313,7 @@ fn run(engine: &Engine, pace: Pace, priority: bool) {
             _ => pace.naps[2],
         };
         engine.bell.nap(|| {
-            // Once more after sleep was announced, so that no ring is lost.
+            // One more step after sleep was announced, so that no ring is lost.
             let (progress, next) = look(Time::ZERO + start.elapsed());
             if progress {
                 return None;
@@ -323,7 +324,7 @@ fn run(engine: &Engine, pace: Pace, priority: bool) {
     }
 }
 
-/// The process as the interface sees it.
+/// The process, for the kernel interface.
 pub struct Process;
 
 impl vmlx5_uverbs::User for Process {

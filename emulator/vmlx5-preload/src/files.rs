@@ -1,4 +1,4 @@
-//! The descriptors that are device files of ours.
+//! The descriptors of our device files.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -6,26 +6,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vmlx5_uverbs::Context;
 
-/// Descriptors with a mark of their own.
+/// Descriptors with a separate mark.
 const MARKS: usize = 1 << 16;
 
 const NONE: u8 = 0;
 const OURS: u8 = 1;
-/// Opened by the process that forked this one.
+/// Opened by the parent before the fork.
 const DEAD: u8 = 2;
 
-/// What each descriptor is. Read relaxed on every interposed call: a program that uses a
-/// descriptor has it from who opened it, and with that everything written before; the table
-/// itself is behind a lock.
+/// The kind of each descriptor. Read relaxed on every interposed call: a program receives a
+/// descriptor from the thread that opened it, and with it all earlier writes. The table itself is
+/// behind a lock.
 static MARK: [AtomicU8; MARKS] = [const { AtomicU8::new(NONE) }; MARKS];
 
-/// How many descriptors beyond those with marks are ours. Relaxed, as the marks.
+/// The number of our descriptors above those with marks. Relaxed, as the marks.
 static BEYOND: AtomicUsize = AtomicUsize::new(0);
 
 type Table = Mutex<BTreeMap<i32, Arc<Context>>>;
 
-/// The open device files of this process; a child begins with another table, as its parent's may
-/// have been locked when it forked. Written in the child's only thread, so relaxed will do.
+/// The open device files of this process. A child starts with another table, because its parent's
+/// table may have been locked at the fork. Written in the child's only thread, so relaxed suffices.
 static TABLE: AtomicUsize = AtomicUsize::new(0);
 
 fn table() -> MutexGuard<'static, BTreeMap<i32, Arc<Context>>> {
@@ -35,7 +35,7 @@ fn table() -> MutexGuard<'static, BTreeMap<i32, Arc<Context>>> {
         at = match TABLE.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => new,
             Err(other) => {
-                // SAFETY: nobody else knows this box.
+                // SAFETY: there is no other reference to this box.
                 drop(unsafe { Box::from_raw(new as *mut Table) });
                 other
             }
@@ -46,14 +46,14 @@ fn table() -> MutexGuard<'static, BTreeMap<i32, Arc<Context>>> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a descriptor is.
+/// The kind of a descriptor.
 pub enum File {
     Ours(Arc<Context>),
-    /// Of the process before the fork.
+    /// Opened by the process before the fork.
     Dead,
 }
 
-/// What a descriptor is, if it is one of ours.
+/// The kind of a descriptor, if it is one of ours.
 #[inline]
 pub fn find(fd: i32) -> Option<File> {
     match mark(fd) {
@@ -78,18 +78,18 @@ fn set_mark(fd: i32, value: u8) {
     }
 }
 
-/// Makes a descriptor one of ours.
+/// Adds a descriptor to ours.
 pub fn insert(fd: i32, context: Arc<Context>) {
     if fd as usize >= MARKS {
         BEYOND.fetch_add(1, Ordering::Relaxed);
     }
     let former = table().insert(fd, context);
     set_mark(fd, OURS);
-    // Outside the lock: a context takes its time to end.
+    // Outside the lock: the drop of a context takes time.
     drop(former);
 }
 
-/// Forgets a descriptor that is closed. Its context ends with its last one.
+/// Removes a closed descriptor. Its context ends with its last descriptor.
 pub fn remove(fd: i32) {
     if mark(fd) == NONE {
         return;
@@ -102,7 +102,7 @@ pub fn remove(fd: i32) {
     drop(former);
 }
 
-/// Forgets all descriptors from `first` to `last`, which are closed at once.
+/// Removes all descriptors from `first` to `last`, which are closed in one call.
 pub fn remove_range(first: u32, last: u32) {
     let end = MARKS.min((last as usize).saturating_add(1));
     for fd in first as usize..end {
@@ -117,7 +117,7 @@ pub fn remove_range(first: u32, last: u32) {
     }
 }
 
-/// In the child of a fork: none of the parent's is usable here.
+/// Called in the child of a fork: no device file of the parent is usable here.
 pub fn forget() {
     TABLE.store(0, Ordering::Release);
     BEYOND.store(0, Ordering::Relaxed);

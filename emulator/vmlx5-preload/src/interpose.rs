@@ -1,8 +1,8 @@
-//! The functions of the C library that are interposed. Each does its work by the system call,
-//! or asks the next library for the function of that name, unless a device file is meant.
+//! The interposed functions of the C library. Each executes the system call, or calls the next
+//! library's function of that name, unless the call is for a device file.
 //!
-//! `open` and its like take a mode only if a file is to be made; defined with the mode always
-//! there they are called the same way on this architecture.
+//! `open` and its variants have a mode argument only if they create a file. Here the mode is always
+//! declared; on this architecture such functions are called in the same way.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
@@ -39,13 +39,13 @@ const NETLINK_RDMA: c_int = 20;
 /// The only ioctl of device files.
 const RDMA_VERBS_IOCTL: u64 = 0xc018_1b01;
 
-/// What a path means.
+/// The target of a path.
 #[expect(
     clippy::large_enum_variant,
     reason = "it lives on the stack for the length of a call, where nothing may be allocated"
 )]
 enum Path {
-    /// Itself.
+    /// The path itself.
     Plain,
     /// A device file.
     Device(u32),
@@ -100,7 +100,7 @@ impl Path {
 
 const NULL: &CStr = c"/dev/null";
 
-/// Opens a path as it is meant.
+/// Opens the target of a path.
 unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     let open = |dir: c_int, path: *const c_char| {
         let args = [dir as usize, path as usize, flags as usize, mode as usize];
@@ -125,7 +125,7 @@ unsafe fn open_at(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -
     }
 }
 
-/// `newfstatat` on a path as it is meant.
+/// `newfstatat` on the target of a path.
 unsafe fn stat_at(dir: c_int, path: *const c_char, at: *mut c_void, flags: c_int) -> c_int {
     // SAFETY: the caller of `stat` gave a C string, and room for the answer.
     let meant = unsafe { Path::of(path) };
@@ -139,7 +139,7 @@ unsafe fn stat_at(dir: c_int, path: *const c_char, at: *mut c_void, flags: c_int
     result(unsafe { syscall(libc::SYS_newfstatat, args) }) as c_int
 }
 
-/// `access` to a path as it is meant.
+/// `access` to the target of a path.
 unsafe fn access_to(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller of `access` gave a C string.
     let meant = unsafe { Path::of(path) };
@@ -152,7 +152,7 @@ unsafe fn access_to(path: *const c_char, mode: c_int) -> c_int {
     result(unsafe { syscall(libc::SYS_access, [path as usize, mode as usize]) }) as c_int
 }
 
-/// Opens a path as it is meant, by a function of the next library.
+/// Opens the target of a path, by a function of the next library.
 unsafe fn open_by<F>(
     next: Option<F>,
     path: *const c_char,
@@ -189,7 +189,7 @@ interpose! {
     fstatat, fstatat64: fn(
         dir: c_int, path: *const c_char, at: *mut c_void, flags: c_int
     ) -> c_int = stat_at(dir, path, at, flags);
-    // Before version 2.33 of the C library.
+    // For versions of the C library before 2.33.
     __xstat, __xstat64: fn(_version: c_int, path: *const c_char, at: *mut c_void) -> c_int =
         stat_at(libc::AT_FDCWD, path, at, 0);
     __lxstat, __lxstat64: fn(_version: c_int, path: *const c_char, at: *mut c_void) -> c_int =
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> s
         }
         Some(File::Dead) => fail(libc::EIO),
         Some(File::Ours(context)) => {
-            // The longest command has words counted by 16 bits.
+            // The length of a command is in words, counted by 16 bits.
             let mut bytes = vec![0; len.min(1 << 20)];
             if guard::read(from as u64, &mut bytes).is_err() {
                 return fail(libc::EFAULT);
@@ -250,7 +250,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: u64, arg: *mut c_void) -> c_i
             result(unsafe { syscall(libc::SYS_ioctl, args) }) as c_int
         }
         Some(File::Dead) => fail(libc::EIO) as c_int,
-        // Callers may extend the sign of 32 bits.
+        // Callers may have extended the sign of 32 bits.
         Some(File::Ours(context)) if request as u32 == RDMA_VERBS_IOCTL as u32 => {
             let arg = arg as u64;
             let writes_only = config::setup().is_some_and(|s| s.config.abi == Abi::Write);
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: u64, arg: *mut c_void) -> c_i
                 None
             };
             let done = if writes_only && invoked.is_some() {
-                // What older kernels say, upon which libraries write.
+                // The error of older kernels, after which libraries write commands.
                 Err(rustix::io::Errno::PROTONOSUPPORT)
             } else {
                 context.ioctl(arg)
@@ -324,8 +324,8 @@ unsafe fn map(
                     let at = map(page.as_raw_fd(), 0);
                     if at != libc::MAP_FAILED {
                         let args = [at as usize, len, libc::MADV_DONTFORK as usize];
-                        // SAFETY: the new mapping, which a child is not to have, as with a
-                        // kernel's.
+                        // SAFETY: the new mapping, which a child must not inherit, as with a
+                        // kernel's device.
                         unsafe { syscall(libc::SYS_madvise, args) };
                     }
                     at
@@ -340,7 +340,7 @@ unsafe fn map(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && config::setup().is_some() {
-        // Where a kernel has the subsystem it would list its own devices, and none of these.
+        // A kernel with the subsystem would list its own devices, and none of these.
         process::say_what_is_hidden();
         return fail(libc::EPROTONOSUPPORT) as c_int;
     }

@@ -1,14 +1,14 @@
-//! `libvmlx5.so`: virtual ConnectX devices for a program that uses libibverbs and libmlx5 as they
-//! are, preloaded with `LD_PRELOAD`.
+//! `libvmlx5.so`: virtual ConnectX devices for a program with unmodified libibverbs and libmlx5,
+//! preloaded with `LD_PRELOAD`.
 //!
-//! The library stands between the program and the C library for the few calls by which libibverbs
-//! reaches a kernel: it shows a tree of device files ([`tree`]), answers `open`, `write`, `ioctl`
-//! and `mmap` on them ([`interpose`], [`descriptors`], [`files`]), and has one thread that steps the NICs
-//! ([`engine`]). Payloads, rings and doorbells are the program's own memory, which may vanish
-//! under the NIC at any time ([`guard`]).
+//! The library interposes the few calls of the C library by which libibverbs reaches a kernel. It
+//! provides a tree of device files ([`tree`]), answers `open`, `write`, `ioctl` and `mmap` on them
+//! ([`interpose`], [`descriptors`], [`files`]), and has one thread that steps the NICs
+//! ([`engine`]). Payloads, rings and doorbells are the program's own memory, which the program may
+//! unmap at any time ([`guard`]).
 //!
-//! Every other call goes to the kernel as it came, also before this library is set up and in a
-//! child after `fork`. Nothing is allocated on such a call.
+//! Every other call goes to the kernel unchanged, also before this library is set up and in a child
+//! after `fork`. Nothing is allocated in these calls.
 
 mod config;
 mod descriptors;
@@ -22,7 +22,7 @@ mod sys;
 mod trace;
 mod tree;
 
-/// Runs before the program's `main`: shows the tree of devices to libibverbs.
+/// Runs before the program's `main`: makes the tree of devices available to libibverbs.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;

@@ -1,6 +1,6 @@
-//! Memory of files, mapped here as long as the NIC uses it, whatever becomes of the descriptor or
-//! of the program's own mapping. A file that shrinks meanwhile is a fault of the access, as with
-//! the program's own memory.
+//! Memory of files, mapped here as long as the NIC uses it, even if the program closes the
+//! descriptor or unmaps its own mapping. If the file shrinks, an access faults, as with the
+//! program's own memory.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 pub struct Mapping {
     /// The part.
     own: Own,
-    /// The pages that it lies in.
+    /// The pages that contain it.
     pages: Own,
 }
 
@@ -76,11 +76,11 @@ impl Dma for Mapping {
     }
 }
 
-/// The `len` bytes at `offset` of the memory behind a descriptor of the program's.
+/// The `len` bytes at `offset` of the memory behind a descriptor of the program.
 ///
 /// # Errors
-/// `EBADF`: no descriptor. `EINVAL`: it ends before. `EOPNOTSUPP`: it cannot be mapped, as the
-/// memory of a GPU cannot.
+/// `EBADF`: the descriptor is not open. `EINVAL`: the file ends before the range. `EOPNOTSUPP`: the
+/// file cannot be mapped, as the memory of a GPU cannot.
 pub fn of_descriptor(
     fd: i32,
     offset: u64,
@@ -90,12 +90,12 @@ pub fn of_descriptor(
     if fd < 0 || len == 0 {
         return Err(if fd < 0 { Errno::BADF } else { Errno::INVAL });
     }
-    // SAFETY: used for the length of this call; a descriptor that nobody has is refused by the
-    // calls that use it.
+    // SAFETY: used for the length of this call; the calls that use the descriptor refuse one that
+    // is not open.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     let size = rustix::fs::fstat(file)?.st_size as u64;
     let end = offset.checked_add(len).ok_or(Errno::INVAL)?;
-    // What tells no size shows it by its pages.
+    // A file without a size is checked by its pages.
     if size != 0 && end > size {
         return Err(Errno::INVAL);
     }

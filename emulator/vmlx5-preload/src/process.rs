@@ -1,4 +1,4 @@
-//! The process as a whole: what is set up at its start, and what a `fork` leaves of it.
+//! The process as a whole: the setup at its start, and the changes at a `fork`.
 
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
@@ -7,7 +7,8 @@ use std::sync::Once;
 use crate::config::{self, Config, Setup};
 use crate::{engine, files, guard, trace, tree};
 
-/// Sets everything up. What goes wrong is said on standard error, and there are no devices.
+/// Sets up the library. On an error it writes a message to standard error, and there are no
+/// devices.
 pub fn start() {
     let config = match Config::from_env() {
         Ok(config) => config,
@@ -23,7 +24,8 @@ pub fn start() {
     // SAFETY: this runs before `main`, when the process has one thread.
     unsafe { std::env::set_var("SYSFS_PATH", &place) };
     guard::start(config.guard);
-    // SAFETY: the functions are safe to call at any time, and stay: the library is not unloaded.
+    // SAFETY: the functions may be called at any time, and stay loaded: the library is not
+    // unloaded.
     unsafe {
         libc::pthread_atfork(None, None, Some(forked));
         libc::atexit(ended);
@@ -32,8 +34,8 @@ pub fn start() {
     config::set_up(Setup { config, tree });
 }
 
-/// Names on standard error, once, the devices of the machine's own that are hidden behind the
-/// virtual ones. Called when the program lists its devices, so that those that never do are quiet.
+/// Writes to standard error, once, the names of the machine's real devices that the virtual ones
+/// hide. It is called when the program lists its devices, so that other programs write nothing.
 pub fn say_what_is_hidden() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -47,8 +49,8 @@ pub fn say_what_is_hidden() {
     });
 }
 
-/// What the kernel's own directory of devices holds. Read by system calls: for all others that
-/// path leads to the tree.
+/// The content of the kernel's own directory of devices. Read by system calls: for all other
+/// callers that path leads to the tree.
 fn real_devices() -> Vec<String> {
     use rustix::fs::{Mode, OFlags, RawDir, open};
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -68,13 +70,14 @@ fn real_devices() -> Vec<String> {
     names
 }
 
-/// In the child of a fork: the parent's device files are dead here, and its engine is not here.
+/// Called in the child of a fork: the parent's device files are unusable here, and its engine does
+/// not exist.
 extern "C" fn forked() {
     files::forget();
     engine::forget();
 }
 
-/// At the exit: what was sent is on its way before memory goes.
+/// Called at the exit: sends pending messages before the memory is unmapped.
 extern "C" fn ended() {
     engine::stop();
 }

@@ -1,15 +1,15 @@
-//! System calls as they are, without the C library: its functions are the ones that are
-//! interposed. And those functions, as the next library has them.
+//! System calls without the functions of the C library, which are interposed; and the next
+//! library's versions of these functions.
 
 use std::arch::asm;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Carries out a system call of at most six arguments. The result is what the kernel returned: an
-/// error number negated, if it is between -4095 and -1.
+/// Executes a system call of at most six arguments. The result is that of the kernel: a negated
+/// errno if it is between -4095 and -1.
 ///
 /// # Safety
-/// What the kernel does with the arguments must be sound: the caller passes on what it was
-/// called with, or knows the call.
+/// The kernel's use of the arguments must be sound: the caller passes on its own arguments, or
+/// ensures it for this call.
 #[inline]
 pub unsafe fn syscall<const N: usize>(number: i64, args: [usize; N]) -> isize {
     let arg = |n: usize| args.get(n).copied().unwrap_or(0);
@@ -34,7 +34,7 @@ pub unsafe fn syscall<const N: usize>(number: i64, args: [usize; N]) -> isize {
     result
 }
 
-/// What the C library returns for a result of the kernel: -1 and `errno`, or the result.
+/// The C library's return value for a result of the kernel: -1 and `errno`, or the result.
 #[inline]
 pub fn result(raw: isize) -> isize {
     if (-4095..0).contains(&raw) {
@@ -52,8 +52,8 @@ pub fn fail(errno: i32) -> isize {
     -1
 }
 
-/// The function of a name in the libraries after this one, if there is one. Unsafe: the C
-/// library's function of that name has that type.
+/// The function with a name in the libraries after this one, if there is one. Unsafe: the caller
+/// vouches for the type of the function.
 macro_rules! next {
     ($name:ident as $type:ty) => {{
         static FOUND: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
@@ -64,10 +64,10 @@ macro_rules! next {
 
 pub(crate) use next;
 
-/// The address of a function of the next library, looked up once; zero if there is none. `name`
-/// ends with a zero.
+/// The address of a function of the next library, found once and cached; zero if there is none.
+/// `name` ends with a zero.
 pub fn find_next(found: &AtomicUsize, name: &'static str) -> usize {
-    // Relaxed: the same is found whoever looks.
+    // Relaxed: every look-up has the same result.
     let mut at = found.load(Ordering::Relaxed);
     if at == 0 {
         // SAFETY: looks up a name that ends with a zero.

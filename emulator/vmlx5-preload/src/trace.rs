@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether lines are written. Set once at the start, read relaxed: nothing hangs on it.
+/// Whether lines are written. Set once at the start, read relaxed: no other data depend on it.
 static ON: AtomicBool = AtomicBool::new(false);
 
 pub fn turn_on() {
@@ -14,7 +14,7 @@ pub fn on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Writes a line if traces are on.
+/// Writes a line if traces are enabled.
 pub fn line(text: fmt::Arguments<'_>) {
     if on() {
         say(text);
@@ -24,6 +24,6 @@ pub fn line(text: fmt::Arguments<'_>) {
 /// Writes a line.
 pub fn say(text: fmt::Arguments<'_>) {
     let line = format!("vmlx5[{}]: {text}\n", std::process::id());
-    // Nothing can be said about a standard error that does not take it.
+    // An error of standard error cannot be reported.
     let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
 }

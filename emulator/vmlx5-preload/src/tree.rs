@@ -1,4 +1,4 @@
-//! The tree of files in which libibverbs finds devices: what sysfs would show of them.
+//! The tree of files in which libibverbs finds devices, with the content of sysfs.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -10,10 +10,10 @@ use vmlx5_uverbs::{FIRMWARE, PART, VENDOR};
 
 use crate::config::Config;
 
-/// The first component of a tree, under which its version is looked for.
+/// The first component of a tree's path; its version is below it.
 const STAMP: &str = "vmlx5";
 
-/// Where the tree of a configuration lies.
+/// The path of the tree of a configuration.
 fn place(config: &Config) -> PathBuf {
     if let Some(dir) = &config.dir {
         return dir.into();
@@ -31,7 +31,7 @@ fn place(config: &Config) -> PathBuf {
     }
 }
 
-/// True of a directory that belongs to the user, and to nobody else.
+/// Whether the user owns a directory and no other user may write to it.
 fn usable(dir: &Path, uid: u32) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir() && m.uid() == uid && m.mode() & 0o022 == 0)
 }
@@ -102,7 +102,7 @@ fn files(fabric: &Fabric) -> Vec<(String, String)> {
     all
 }
 
-/// Bytes in pairs, as GUIDs and GIDs are written.
+/// Bytes in pairs, as in the text form of GUIDs and GIDs.
 fn words(bytes: &[u8]) -> String {
     let pairs: Vec<String> = bytes
         .chunks(2)
@@ -111,11 +111,12 @@ fn words(bytes: &[u8]) -> String {
     pairs.join(":")
 }
 
-/// Makes the tree unless it is there already; returns where it is. It appears at once, complete.
+/// Creates the tree unless it exists; returns its path. It appears at once, complete.
 pub fn show(config: &Config) -> io::Result<PathBuf> {
     let place = place(config);
     let files = files(&config.fabric);
-    // A digest of the content: another version of this library, or other devices.
+    // A digest of the content: another version of this library, or other devices, have another
+    // tree.
     let digest = files
         .iter()
         .flat_map(|(path, content)| path.bytes().chain(content.bytes()))
@@ -134,7 +135,7 @@ pub fn show(config: &Config) -> io::Result<PathBuf> {
     let mut temporary = place.clone().into_os_string();
     temporary.push(format!(".{}", std::process::id()));
     let temporary = PathBuf::from(temporary);
-    // What a process of the same number left behind.
+    // Left behind by an earlier process with the same number.
     let _ = fs::remove_dir_all(&temporary);
     DirBuilder::new().mode(0o700).create(&temporary)?;
     for (path, content) in &files {
@@ -149,7 +150,7 @@ pub fn show(config: &Config) -> io::Result<PathBuf> {
         if fs::rename(&temporary, &place).is_ok() {
             return Ok(place);
         }
-        // Somebody else was faster, or an older tree is in the way.
+        // Another process was faster, or an older tree has this path.
         if made(&place) {
             break;
         }

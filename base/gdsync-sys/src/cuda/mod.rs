@@ -1,8 +1,7 @@
 //! NVIDIA's CUDA driver: [`Cuda`], the table of libcuda.so.1.
 //!
-//! Names and numbers are those of cuda.h 13.0. Functions stand under the names that the library
-//! exports, so `cuMemAlloc_v2` and not `cuMemAlloc`: the plain name, where both exist, is an
-//! older function.
+//! Names and numbers are those of cuda.h 13.0. Functions have the names that the library exports:
+//! `cuMemAlloc_v2` and not `cuMemAlloc`. Where both exist, the plain name is an older function.
 
 pub mod consts;
 mod result;
@@ -15,34 +14,34 @@ use types::*;
 crate::dl_api! {
     /// The functions of the CUDA driver.
     ///
-    /// Required is what a driver of CUDA 11.7 has and gdsync cannot do without; what is optional
-    /// is newer, or belongs to one capability alone.
+    /// Required functions are those that gdsync needs and that a driver of CUDA 11.7 has. Optional
+    /// functions are newer, or belong to one capability only.
     ///
     /// # Safety
-    /// Every function is as the vendor documents it; addresses must be valid for what it reads
-    /// and writes, and most need a current context. See also what blocks behind a stream that
-    /// waits: `cuMemFree_v2`, `cuMemFreeHost`, `cuMemHostUnregister`, `cuIpcCloseMemHandle`,
-    /// `cuModuleLoadData` and `cuModuleUnload`.
+    /// The vendor's documentation of each function applies. Addresses must be valid for the reads
+    /// and writes of the function, and most functions need a current context. These functions block
+    /// behind a stream that waits: `cuMemFree_v2`, `cuMemFreeHost`, `cuMemHostUnregister`,
+    /// `cuIpcCloseMemHandle`, `cuModuleLoadData` and `cuModuleUnload`.
     pub struct Cuda("CUDA driver") {
         sonames: ["libcuda.so.1"],
         env: "GDS_CUDA_LIB",
         required {
-            /// Starts the driver; `flags` is 0.
+            /// Initialises the driver; `flags` is 0.
             fn cuInit(flags: c_uint) -> CudaResult;
             /// The CUDA version of the driver, 1000 * major + 10 * minor.
             fn cuDriverGetVersion(version: *mut c_int) -> CudaResult;
-            /// The name of a code, a static string.
+            /// The name of a result code, a static string.
             fn cuGetErrorName(error: CudaResult, name: *mut *const c_char) -> CudaResult;
-            /// What a code means, a static string.
+            /// The description of a result code, a static string.
             fn cuGetErrorString(error: CudaResult, text: *mut *const c_char) -> CudaResult;
 
-            /// How many devices there are.
+            /// The number of devices.
             fn cuDeviceGetCount(count: *mut c_int) -> CudaResult;
             /// The device of an ordinal.
             fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> CudaResult;
-            /// Its name, NUL-terminated within `len`.
+            /// The device's name, NUL-terminated within `len` bytes.
             fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaResult;
-            /// One of its attributes.
+            /// The value of one device attribute.
             fn cuDeviceGetAttribute(
                 value: *mut c_int,
                 attribute: CUdevice_attribute,
@@ -50,20 +49,20 @@ crate::dl_api! {
             ) -> CudaResult;
             /// Its PCI address as `domain:bus:device.function`, NUL-terminated within `len`.
             fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: CUdevice) -> CudaResult;
-            /// Bytes of its memory.
+            /// The device's memory in bytes.
             fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) -> CudaResult;
 
             /// Retains the device's primary context.
             fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> CudaResult;
-            /// Gives it back.
+            /// Releases the device's primary context.
             fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CudaResult;
-            /// Makes a context and pushes it on the thread's stack.
+            /// Creates a context and pushes it on the thread's stack.
             fn cuCtxCreate_v2(
                 context: *mut CUcontext,
                 flags: c_uint,
                 device: CUdevice,
             ) -> CudaResult;
-            /// Destroys a context and all it holds.
+            /// Destroys a context and its objects.
             fn cuCtxDestroy_v2(context: CUcontext) -> CudaResult;
             /// The thread's current context, or null.
             fn cuCtxGetCurrent(context: *mut CUcontext) -> CudaResult;
@@ -71,16 +70,16 @@ crate::dl_api! {
             fn cuCtxSetCurrent(context: CUcontext) -> CudaResult;
             /// Pushes a context on the thread's stack.
             fn cuCtxPushCurrent_v2(context: CUcontext) -> CudaResult;
-            /// Pops it.
+            /// Pops the thread's current context.
             fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> CudaResult;
             /// The device of the current context.
             fn cuCtxGetDevice(device: *mut CUdevice) -> CudaResult;
 
             /// Allocates device memory.
             fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> CudaResult;
-            /// Frees it; blocks behind a stream that waits.
+            /// Frees device memory; blocks behind a stream that waits.
             fn cuMemFree_v2(address: CUdeviceptr) -> CudaResult;
-            /// Bytes free and in all.
+            /// Free and total device memory in bytes.
             fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CudaResult;
             /// Allocates pinned host memory; `CU_MEMHOSTALLOC_*`.
             fn cuMemHostAlloc(
@@ -88,7 +87,7 @@ crate::dl_api! {
                 bytes: usize,
                 flags: c_uint,
             ) -> CudaResult;
-            /// Frees it; blocks behind a stream that waits.
+            /// Frees pinned host memory; blocks behind a stream that waits.
             fn cuMemFreeHost(pointer: *mut c_void) -> CudaResult;
             /// Pins host memory; `CU_MEMHOSTREGISTER_*`.
             fn cuMemHostRegister_v2(
@@ -96,7 +95,7 @@ crate::dl_api! {
                 bytes: usize,
                 flags: c_uint,
             ) -> CudaResult;
-            /// Unpins it; blocks behind a stream that waits.
+            /// Unpins host memory; blocks behind a stream that waits.
             fn cuMemHostUnregister(pointer: *mut c_void) -> CudaResult;
             /// The device's address of pinned host memory; `flags` is 0.
             fn cuMemHostGetDevicePointer_v2(
@@ -104,19 +103,19 @@ crate::dl_api! {
                 pointer: *mut c_void,
                 flags: c_uint,
             ) -> CudaResult;
-            /// The allocation around an address.
+            /// The start and the length of the allocation that contains an address.
             fn cuMemGetAddressRange_v2(
                 base: *mut CUdeviceptr,
                 bytes: *mut usize,
                 address: CUdeviceptr,
             ) -> CudaResult;
-            /// One attribute of an address.
+            /// One attribute of the memory at an address.
             fn cuPointerGetAttribute(
                 value: *mut c_void,
                 attribute: CUpointer_attribute,
                 address: CUdeviceptr,
             ) -> CudaResult;
-            /// Sets one attribute of the allocation of an address.
+            /// Sets one attribute of the allocation that contains an address.
             fn cuPointerSetAttribute(
                 value: *const c_void,
                 attribute: CUpointer_attribute,
@@ -152,42 +151,42 @@ crate::dl_api! {
                 stream: CUstream,
             ) -> CudaResult;
 
-            /// Makes a stream; `CU_STREAM_*`.
+            /// Creates a stream; `CU_STREAM_*`.
             fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CudaResult;
-            /// Destroys it; what was enqueued is still done.
+            /// Destroys a stream; the work in it still completes.
             fn cuStreamDestroy_v2(stream: CUstream) -> CudaResult;
-            /// Success if all is done, else `NOT_READY`.
+            /// Returns success if all work of the stream completed, else `NOT_READY`.
             fn cuStreamQuery(stream: CUstream) -> CudaResult;
             /// The context of a stream.
             fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) -> CudaResult;
-            /// Whether it captures.
+            /// The capture status of a stream.
             fn cuStreamIsCapturing(
                 stream: CUstream,
                 status: *mut CUstreamCaptureStatus,
             ) -> CudaResult;
-            /// Lets a stream wait for an event; `flags` is 0.
+            /// Makes a stream wait for an event; `flags` is 0.
             fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CudaResult;
-            /// Makes an event; `CU_EVENT_*`.
+            /// Creates an event; `CU_EVENT_*`.
             fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> CudaResult;
-            /// Destroys it.
+            /// Destroys an event.
             fn cuEventDestroy_v2(event: CUevent) -> CudaResult;
-            /// Records it on a stream.
+            /// Records an event on a stream.
             fn cuEventRecord(event: CUevent, stream: CUstream) -> CudaResult;
-            /// Success if it has happened, else `NOT_READY`.
+            /// Returns success if the event completed, else `NOT_READY`.
             fn cuEventQuery(event: CUevent) -> CudaResult;
 
-            /// Loads PTX (NUL-terminated), a cubin or a fatbin; blocks behind a stream that
-            /// waits.
+            /// Loads a module from PTX (NUL-terminated), a cubin or a fatbin; blocks behind a
+            /// stream that waits.
             fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CudaResult;
-            /// Unloads it; blocks behind a stream that waits.
+            /// Unloads a module; blocks behind a stream that waits.
             fn cuModuleUnload(module: CUmodule) -> CudaResult;
-            /// A kernel by its name.
+            /// The kernel of a module with this name.
             fn cuModuleGetFunction(
                 function: *mut CUfunction,
                 module: CUmodule,
                 name: *const c_char,
             ) -> CudaResult;
-            /// One attribute of a kernel, which is loaded if it was not.
+            /// One attribute of a kernel. Loads the kernel if it is not loaded.
             fn cuFuncGetAttribute(
                 value: *mut c_int,
                 attribute: CUfunction_attribute,
@@ -215,7 +214,7 @@ crate::dl_api! {
                 flags: c_uint,
             ) -> CudaResult;
 
-            /// A name of a device allocation for another process.
+            /// The IPC handle of a device allocation, for another process.
             fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CudaResult;
             /// Maps another process's allocation; `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
             fn cuIpcOpenMemHandle_v2(
@@ -223,32 +222,32 @@ crate::dl_api! {
                 handle: CUipcMemHandle,
                 flags: c_uint,
             ) -> CudaResult;
-            /// Unmaps it; blocks behind a stream that waits.
+            /// Unmaps an allocation of another process; blocks behind a stream that waits.
             fn cuIpcCloseMemHandle(address: CUdeviceptr) -> CudaResult;
         }
         optional {
-            /// The device's UUID, of a MIG slice its own.
+            /// The UUID of the device; a MIG slice has its own UUID.
             fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> CudaResult;
-            /// A number of the stream, unique in the process.
+            /// The identifier of the stream, unique in the process.
             fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong) -> CudaResult;
-            /// A number of the context, unique in the process.
+            /// The identifier of the context, unique in the process.
             fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong) -> CudaResult;
-            /// Copies rows. The driver gives copies of several rows to a copy engine, however
-            /// small they are.
+            /// Copies rows. The driver uses a copy engine for copies of several rows, whatever
+            /// their size.
             fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> CudaResult;
             /// Loads a kernel now.
             fn cuFuncLoad(function: CUfunction) -> CudaResult;
 
-            /// Makes physical memory; `flags` is 0.
+            /// Creates physical memory; `flags` is 0.
             fn cuMemCreate(
                 handle: *mut CUmemGenericAllocationHandle,
                 bytes: usize,
                 prop: *const CUmemAllocationProp,
                 flags: c_ulonglong,
             ) -> CudaResult;
-            /// Releases it, once it is unmapped.
+            /// Releases physical memory; it is freed once it is unmapped.
             fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CudaResult;
-            /// Reserves addresses.
+            /// Reserves a range of addresses.
             fn cuMemAddressReserve(
                 address: *mut CUdeviceptr,
                 bytes: usize,
@@ -256,7 +255,7 @@ crate::dl_api! {
                 hint: CUdeviceptr,
                 flags: c_ulonglong,
             ) -> CudaResult;
-            /// Gives addresses back.
+            /// Frees a reserved range of addresses.
             fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) -> CudaResult;
             /// Maps physical memory to reserved addresses.
             fn cuMemMap(
@@ -266,9 +265,9 @@ crate::dl_api! {
                 handle: CUmemGenericAllocationHandle,
                 flags: c_ulonglong,
             ) -> CudaResult;
-            /// Unmaps it.
+            /// Unmaps physical memory.
             fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> CudaResult;
-            /// Says who may access mapped memory.
+            /// Sets the access rights of devices to mapped memory.
             fn cuMemSetAccess(
                 address: CUdeviceptr,
                 bytes: usize,
@@ -282,13 +281,13 @@ crate::dl_api! {
                 kind: CUmemAllocationHandleType,
                 flags: c_ulonglong,
             ) -> CudaResult;
-            /// Imports it; a file descriptor is passed as the pointer's value.
+            /// Imports physical memory; a file descriptor is passed as the pointer's value.
             fn cuMemImportFromShareableHandle(
                 handle: *mut CUmemGenericAllocationHandle,
                 shareable: *mut c_void,
                 kind: CUmemAllocationHandleType,
             ) -> CudaResult;
-            /// The granularity of such allocations, in bytes.
+            /// The granularity of physical allocations, in bytes.
             fn cuMemGetAllocationGranularity(
                 bytes: *mut usize,
                 prop: *const CUmemAllocationProp,
@@ -308,14 +307,14 @@ crate::dl_api! {
                 scope: CUflushGPUDirectRDMAWritesScope,
             ) -> CudaResult;
 
-            /// Swaps the calling thread's capture mode with the one pointed to.
+            /// Exchanges the capture mode of the calling thread.
             fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CudaResult;
             /// Begins a capture.
             fn cuStreamBeginCapture_v2(
                 stream: CUstream,
                 mode: CUstreamCaptureMode,
             ) -> CudaResult;
-            /// Ends it.
+            /// Ends a capture.
             fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CudaResult;
             /// Destroys a graph.
             fn cuGraphDestroy(graph: CUgraph) -> CudaResult;

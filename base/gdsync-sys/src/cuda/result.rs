@@ -1,10 +1,10 @@
-//! [`CudaResult`]: the driver's return code, an integer with names for those we know.
+//! [`CudaResult`]: the driver's return code, an integer with names for the known codes.
 
 use std::fmt;
 
-/// What a function of the driver returns.
+/// The return code of a driver function.
 ///
-/// An integer, so that a code newer than this table is a number like any other.
+/// It is an integer, so a code that this table does not list is valid too.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[must_use]
@@ -19,9 +19,9 @@ macro_rules! codes {
                 pub const $name: CudaResult = CudaResult($code);
             )*
 
-            /// The name that cuda.h gives the code, if it is one of those listed here.
+            /// The name of the code in cuda.h, if this table lists the code.
             ///
-            /// Needs no driver; `cuGetErrorName` knows the codes of the driver at hand.
+            /// This needs no driver; `cuGetErrorName` names every code of the loaded driver.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(CudaResult::$name => Some(name!($name)),)*
@@ -49,16 +49,16 @@ codes! {
     NOT_INITIALIZED = 3;
     /// The driver is shutting down: the process is exiting.
     DEINITIALIZED = 4;
-    /// The library is a toolkit's stub and not the driver.
+    /// The library is the stub of a toolkit and not the driver.
     STUB_LIBRARY = 34;
     CALL_REQUIRES_NEWER_DRIVER = 36;
-    /// The device is lost, or taken: in exclusive mode by another process.
+    /// The device is lost, or another process has it in exclusive mode.
     DEVICE_UNAVAILABLE = 46;
     NO_DEVICE = 100;
     INVALID_DEVICE = 101;
     DEVICE_NOT_LICENSED = 102;
     INVALID_IMAGE = 200;
-    /// No context is current, or the one named is none.
+    /// No context is current, or the given context is invalid.
     INVALID_CONTEXT = 201;
     MAP_FAILED = 205;
     UNMAP_FAILED = 206;
@@ -78,7 +78,7 @@ codes! {
     INVALID_HANDLE = 400;
     ILLEGAL_STATE = 401;
     NOT_FOUND = 500;
-    /// Not an error: what was asked about is still under way.
+    /// Not an error: the operation has not completed.
     NOT_READY = 600;
     ILLEGAL_ADDRESS = 700;
     LAUNCH_OUT_OF_RESOURCES = 701;
@@ -100,7 +100,7 @@ codes! {
     TENSOR_MEMORY_LEAK = 721;
     NOT_PERMITTED = 800;
     NOT_SUPPORTED = 801;
-    /// The system is not yet ready for work, as before the fabric manager has started.
+    /// The system is not ready, for example because the fabric manager has not started.
     SYSTEM_NOT_READY = 802;
     SYSTEM_DRIVER_MISMATCH = 803;
     COMPAT_NOT_SUPPORTED_ON_DEVICE = 804;
@@ -124,19 +124,19 @@ codes! {
 }
 
 impl CudaResult {
-    /// Whether the call did what it was asked to.
+    /// Whether the call succeeded.
     pub const fn is_success(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether the context, or with it the process's use of the device, is lost: every later
-    /// call of the context returns an error too, and only a new context, or a new process,
-    /// goes on.
+    /// Whether the context, or the process's use of the device, is lost. Then every later call of
+    /// the context returns an error, and the program needs a new context or a new process.
     ///
-    /// True for what cuda.h documents as leaving the context or the process in an inconsistent
-    /// state, for a context destroyed or a driver shutting down, for uncorrectable memory and
-    /// link errors, and for a lost device. A code this table does not know is not sticky; nor
-    /// is [`UNKNOWN`](CudaResult::UNKNOWN), which says nothing of the context.
+    /// True for the codes that leave the context or the process in an inconsistent state by cuda.h,
+    /// for a destroyed context, for a driver that is shutting down, for uncorrectable memory and
+    /// link errors, and for a lost device. A code that this table does not list is not sticky.
+    /// [`UNKNOWN`](CudaResult::UNKNOWN) is not sticky either, because it has no information about
+    /// the context.
     pub const fn is_sticky(self) -> bool {
         matches!(
             self,

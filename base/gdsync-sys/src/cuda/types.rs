@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_ushort, c_void};
 
-/// An opaque object of the driver, known by its address alone.
+/// An opaque object of the driver, identified by its address.
 macro_rules! opaque {
     ($($(#[$meta:meta])* $handle:ident -> $object:ident;)*) => { $(
         #[doc = concat!("What a [`", stringify!($handle), "`] points to.")]
@@ -31,19 +31,19 @@ opaque! {
     CUmodule -> CUmod_st;
     /// A kernel of a module.
     CUfunction -> CUfunc_st;
-    /// A graph, what a capture ends with.
+    /// A graph, the result of a capture.
     CUgraph -> CUgraph_st;
 }
 
 /// A device, by its ordinal.
 pub type CUdevice = c_int;
-/// An address in device memory, or in memory that the device sees.
+/// An address in device memory, or in host memory that the device accesses.
 pub type CUdeviceptr = c_ulonglong;
-/// What `cuDeviceGetAttribute` is asked for: `CU_DEVICE_ATTRIBUTE_*`.
+/// An attribute for `cuDeviceGetAttribute`: `CU_DEVICE_ATTRIBUTE_*`.
 pub type CUdevice_attribute = c_uint;
-/// What `cuPointerGetAttribute` is asked for: `CU_POINTER_ATTRIBUTE_*`.
+/// An attribute for `cuPointerGetAttribute`: `CU_POINTER_ATTRIBUTE_*`.
 pub type CUpointer_attribute = c_uint;
-/// What `cuFuncGetAttribute` is asked for: `CU_FUNC_ATTRIBUTE_*`.
+/// An attribute for `cuFuncGetAttribute`: `CU_FUNC_ATTRIBUTE_*`.
 pub type CUfunction_attribute = c_uint;
 /// `CU_STREAM_CAPTURE_STATUS_*`.
 pub type CUstreamCaptureStatus = c_uint;
@@ -62,19 +62,19 @@ pub type CUflushGPUDirectRDMAWritesScope = c_uint;
 /// Physical memory made by `cuMemCreate`.
 pub type CUmemGenericAllocationHandle = c_ulonglong;
 
-/// 16 bytes that name a device for good.
+/// The UUID of a device, 16 bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CUuuid {
-    /// The bytes, as they are written out.
+    /// The bytes, in the order of the printed form.
     pub bytes: [u8; 16],
 }
 
-/// A device allocation's name for another process of the host.
+/// The IPC handle of a device allocation, for another process of the host.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CUipcMemHandle {
-    /// What to hand to the other process.
+    /// The bytes to send to the other process.
     pub reserved: [u8; 64],
 }
 
@@ -84,13 +84,13 @@ pub struct CUipcMemHandle {
 pub struct CUstreamMemOpWaitValueParams {
     /// `CU_STREAM_MEM_OP_WAIT_VALUE_32` or `_64`.
     pub operation: c_uint,
-    /// The word waited for.
+    /// The address of the word.
     pub address: CUdeviceptr,
-    /// The value compared with; a 32-bit wait looks at the low half.
+    /// The operand of the comparison; a 32-bit wait uses the low half.
     pub value64: u64,
     /// `CU_STREAM_WAIT_VALUE_*`.
     pub flags: c_uint,
-    /// The driver's own; any value.
+    /// Private to the driver; any value.
     pub alias: CUdeviceptr,
 }
 
@@ -100,13 +100,13 @@ pub struct CUstreamMemOpWaitValueParams {
 pub struct CUstreamMemOpWriteValueParams {
     /// `CU_STREAM_MEM_OP_WRITE_VALUE_32` or `_64`.
     pub operation: c_uint,
-    /// The word written.
+    /// The address of the word.
     pub address: CUdeviceptr,
-    /// The value; a 32-bit write takes the low half.
+    /// The value; a 32-bit write uses the low half.
     pub value64: u64,
     /// `CU_STREAM_WRITE_VALUE_*`.
     pub flags: c_uint,
-    /// The driver's own; any value.
+    /// Private to the driver; any value.
     pub alias: CUdeviceptr,
 }
 
@@ -130,7 +130,7 @@ pub struct CUstreamMemOpMemoryBarrierParams {
     pub flags: c_uint,
 }
 
-/// One stream memory operation; its first word says which member holds.
+/// One stream memory operation; the first word selects the member of the union.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union CUstreamBatchMemOpParams {
@@ -144,12 +144,12 @@ pub union CUstreamBatchMemOpParams {
     pub flush_remote_writes: CUstreamMemOpFlushRemoteWritesParams,
     /// A memory barrier.
     pub memory_barrier: CUstreamMemOpMemoryBarrierParams,
-    /// The whole.
+    /// All 48 bytes of the operation.
     pub pad: [u64; 6],
 }
 
 impl CUstreamBatchMemOpParams {
-    /// All zero, which is no operation that the driver knows.
+    /// All bytes zero. The driver has no operation with this code.
     pub const ZERO: CUstreamBatchMemOpParams = CUstreamBatchMemOpParams { pad: [0; 6] };
 
     /// Writes the low 32 bits of `value` to `address`.
@@ -172,7 +172,7 @@ impl CUstreamBatchMemOpParams {
         )
     }
 
-    /// Waits until the 32-bit word at `address` compares with `value` as `flags` say.
+    /// Waits until the 32-bit word at `address` and `value` satisfy the condition in `flags`.
     pub const fn wait32(address: CUdeviceptr, value: u32, flags: c_uint) -> Self {
         Self::wait(
             super::consts::CU_STREAM_MEM_OP_WAIT_VALUE_32,
@@ -182,7 +182,7 @@ impl CUstreamBatchMemOpParams {
         )
     }
 
-    /// Waits until the 64-bit word at `address` compares with `value` as `flags` say.
+    /// Waits until the 64-bit word at `address` and `value` satisfy the condition in `flags`.
     pub const fn wait64(address: CUdeviceptr, value: u64, flags: c_uint) -> Self {
         Self::wait(
             super::consts::CU_STREAM_MEM_OP_WAIT_VALUE_64,
@@ -192,7 +192,7 @@ impl CUstreamBatchMemOpParams {
         )
     }
 
-    /// Makes remote writes that have arrived visible to what follows.
+    /// Makes remote writes that have arrived visible to later operations.
     pub const fn flush_remote_writes() -> Self {
         Self::short(super::consts::CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES, 0)
     }
@@ -202,7 +202,7 @@ impl CUstreamBatchMemOpParams {
         Self::short(super::consts::CU_STREAM_MEM_OP_BARRIER, flags)
     }
 
-    // Members are assigned over zeroes, so that no byte that the driver may read is undefined.
+    // The functions set members over zeroes, so that the driver reads no undefined byte.
 
     const fn write(operation: c_uint, address: CUdeviceptr, value64: u64, flags: c_uint) -> Self {
         Self {
@@ -211,7 +211,7 @@ impl CUstreamBatchMemOpParams {
     }
 
     const fn wait(operation: c_uint, address: CUdeviceptr, value64: u64, flags: c_uint) -> Self {
-        // A wait is laid out as a write is.
+        // A wait has the layout of a write.
         Self::write(operation, address, value64, flags)
     }
 
@@ -233,87 +233,88 @@ impl std::fmt::Debug for CUstreamBatchMemOpParams {
     }
 }
 
-/// Where physical memory is.
+/// The location of physical memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CUmemLocation {
     /// `CU_MEM_LOCATION_TYPE_*`.
     pub kind: c_uint,
-    /// Of a device, its ordinal.
+    /// The ordinal of the device.
     pub id: c_int,
 }
 
-/// What `cuMemCreate` is asked for.
+/// The properties of an allocation of `cuMemCreate`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CUmemAllocationProp {
     /// `CU_MEM_ALLOCATION_TYPE_*`.
     pub kind: c_uint,
-    /// `CU_MEM_HANDLE_TYPE_*` that it may be exported as, or 0.
+    /// The export types `CU_MEM_HANDLE_TYPE_*`, or 0.
     pub requested_handle_types: CUmemAllocationHandleType,
-    /// Where.
+    /// The location.
     pub location: CUmemLocation,
     /// Null on Linux.
     pub win32_handle_meta_data: *mut c_void,
     /// Compression: 0 for none.
     pub compression_type: u8,
-    /// 1 if RDMA devices are to reach it.
+    /// 1 if RDMA devices access the memory.
     pub gpu_direct_rdma_capable: u8,
-    /// 0 but for tile pools.
+    /// 0, except for tile pools.
     pub usage: c_ushort,
     /// 0.
     pub reserved: [u8; 4],
 }
 
-/// Who may access mapped memory, and how.
+/// The access rights of one device to mapped memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CUmemAccessDesc {
-    /// Who.
+    /// The device.
     pub location: CUmemLocation,
     /// `CU_MEM_ACCESS_FLAGS_PROT_*`.
     pub flags: c_uint,
 }
 
-/// A copy of `height` rows of `width_in_bytes` bytes, from and to what the memory types say.
+/// A copy of `height` rows of `width_in_bytes` bytes. The memory types select source and
+/// destination.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CUDA_MEMCPY2D {
-    /// Where each row begins, in bytes.
+    /// The offset of the copy in each row, in bytes.
     pub src_x_in_bytes: usize,
     /// The first row.
     pub src_y: usize,
     /// `CU_MEMORYTYPE_*`.
     pub src_memory_type: c_uint,
-    /// The source, if it is host memory.
+    /// The source in host memory.
     pub src_host: *const c_void,
-    /// The source, if it is device memory.
+    /// The source in device memory.
     pub src_device: CUdeviceptr,
-    /// The source, if it is an array.
+    /// The source array.
     pub src_array: *mut c_void,
-    /// Bytes from one row to the next.
+    /// The distance between rows in bytes (pitch).
     pub src_pitch: usize,
-    /// Where each row begins, in bytes.
+    /// The offset of the copy in each row, in bytes.
     pub dst_x_in_bytes: usize,
     /// The first row.
     pub dst_y: usize,
     /// `CU_MEMORYTYPE_*`.
     pub dst_memory_type: c_uint,
-    /// The destination, if it is host memory.
+    /// The destination in host memory.
     pub dst_host: *mut c_void,
-    /// The destination, if it is device memory.
+    /// The destination in device memory.
     pub dst_device: CUdeviceptr,
-    /// The destination, if it is an array.
+    /// The destination array.
     pub dst_array: *mut c_void,
-    /// Bytes from one row to the next.
+    /// The distance between rows in bytes (pitch).
     pub dst_pitch: usize,
-    /// Bytes of a row.
+    /// The length of a row in bytes.
     pub width_in_bytes: usize,
-    /// Rows.
+    /// The number of rows.
     pub height: usize,
 }
 
-// The sizes and offsets that cuda.h 13.0 has on 64-bit Linux.
+// The sizes and offsets of cuda.h 13.0 on 64-bit Linux.
 const _: () = {
     use std::mem::{align_of, offset_of, size_of};
 

@@ -1,4 +1,4 @@
-//! The verbs that the header of libibverbs has inline.
+//! The verbs that are inline functions in the header of libibverbs.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -7,11 +7,10 @@ use super::Ibverbs;
 use super::consts::VERBS_ABI_IS_EXTENDED;
 use super::types::*;
 
-/// The extended context that `context` is the end of, if it has the field that begins `offset`
-/// bytes into it.
+/// The extended context around `context`, if it has the field at byte `offset`.
 ///
 /// # Safety
-/// `context` is an open one of the library's.
+/// `context` is an open context of this library.
 unsafe fn extended(context: *mut ibv_context, offset: usize) -> Option<*mut verbs_context> {
     // SAFETY: an open context, as the caller says.
     let mark = unsafe { (*context).abi_compat };
@@ -21,13 +20,13 @@ unsafe fn extended(context: *mut ibv_context, offset: usize) -> Option<*mut verb
     let around = context
         .wrapping_byte_sub(offset_of!(verbs_context, context))
         .cast::<verbs_context>();
-    // SAFETY: the mark says that an extended context ends with this one; `sz` lies directly
-    // before it in all of them.
+    // SAFETY: `abi_compat` marks the end of an extended context; `sz` is directly before this
+    // context in every extended context.
     let known = unsafe { (&raw const (*around).sz).read() };
     (known >= size_of::<verbs_context>() - offset).then_some(around)
 }
 
-/// A function of the provider's, if it has it.
+/// Returns the function of the provider, if it has one.
 macro_rules! function {
     ($context:expr, $field:ident) => {{
         let around = extended($context, offset_of!(verbs_context, $field));
@@ -36,17 +35,17 @@ macro_rules! function {
 }
 
 impl Ibverbs {
-    /// What a port is like; 0, or an errno.
+    /// The attributes of a port; returns 0 or an errno.
     ///
     /// # Safety
-    /// `context` is an open one of this library's, `attr` valid for a write.
+    /// `context` is an open context of this library, and `attr` is valid for a write.
     pub unsafe fn query_port(
         &self,
         context: *mut ibv_context,
         port: u8,
         attr: *mut ibv_port_attr,
     ) -> c_int {
-        // SAFETY: as the caller promises; the older function fills the beginning alone.
+        // SAFETY: as the caller promises; the older function fills the beginning of `attr` only.
         unsafe {
             attr.write(ibv_port_attr::default());
             match function!(context, query_port) {
@@ -56,11 +55,11 @@ impl Ibverbs {
         }
     }
 
-    /// Makes a thread domain; null and `errno` if there is none to be had. `None`: the provider
-    /// knows no such.
+    /// Creates a thread domain; returns null and sets `errno` on failure. `None`: the provider has
+    /// no thread domains.
     ///
     /// # Safety
-    /// `context` is an open one of this library's.
+    /// `context` is an open context of this library.
     pub unsafe fn alloc_td(
         &self,
         context: *mut ibv_context,
@@ -70,10 +69,10 @@ impl Ibverbs {
         unsafe { function!(context, alloc_td).map(|alloc| alloc(context, &mut attr)) }
     }
 
-    /// Ends a thread domain; 0, or an errno.
+    /// Destroys a thread domain; returns 0 or an errno.
     ///
     /// # Safety
-    /// `td` is one of `context`'s, used by nothing.
+    /// `td` is a thread domain of `context`, and no object uses it.
     pub unsafe fn dealloc_td(&self, context: *mut ibv_context, td: *mut ibv_td) -> c_int {
         // SAFETY: as the caller promises.
         let dealloc = unsafe { function!(context, dealloc_td) };
@@ -81,12 +80,12 @@ impl Ibverbs {
         dealloc.map_or(libc::EOPNOTSUPP, |dealloc| unsafe { dealloc(td) })
     }
 
-    /// Makes a parent domain; null and `errno` if it cannot be. `None`: the provider knows no
-    /// such. [`ibv_dealloc_pd`](Ibverbs::ibv_dealloc_pd) ends it.
+    /// Creates a parent domain; returns null and sets `errno` on failure. `None`: the provider has
+    /// no parent domains. [`ibv_dealloc_pd`](Ibverbs::ibv_dealloc_pd) destroys it.
     ///
     /// # Safety
-    /// `context` is an open one of this library's, and what `attr` names lives as long as the
-    /// parent domain.
+    /// `context` is an open context of this library, and the objects and functions in `attr` live
+    /// as long as the parent domain.
     pub unsafe fn alloc_parent_domain(
         &self,
         context: *mut ibv_context,
@@ -96,10 +95,10 @@ impl Ibverbs {
         unsafe { function!(context, alloc_parent_domain).map(|alloc| alloc(context, &mut attr)) }
     }
 
-    /// Takes up to `entries` completions; answers how many, or a number below 0.
+    /// Polls up to `entries` completions; returns their number, or a negative number on failure.
     ///
     /// # Safety
-    /// `cq` is a live one of this library's, `wc` valid for writes of so many.
+    /// `cq` is a live CQ of this library, and `wc` is valid for writes of `entries` completions.
     pub unsafe fn poll_cq(&self, cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
         // SAFETY: as the caller promises; a live object names its context.
         unsafe {
@@ -108,10 +107,10 @@ impl Ibverbs {
         }
     }
 
-    /// Has the next completion raise an event; 0, or an errno.
+    /// Arms the CQ: the next completion raises an event. Returns 0 or an errno.
     ///
     /// # Safety
-    /// `cq` is a live one of this library's.
+    /// `cq` is a live CQ of this library.
     pub unsafe fn req_notify_cq(&self, cq: *mut ibv_cq, solicited_only: bool) -> c_int {
         // SAFETY: as the caller promises; a live object names its context.
         unsafe {
@@ -120,11 +119,11 @@ impl Ibverbs {
         }
     }
 
-    /// Posts sends; 0, or an errno.
+    /// Posts send requests; returns 0 or an errno.
     ///
     /// # Safety
-    /// `qp` is a live one of this library's, `wr` a list of requests, each with its data; inline
-    /// data are readable. What keys do not cover the device refuses by itself.
+    /// `qp` is a live QP of this library, `wr` is a list of requests with their SGEs, and inline
+    /// data are readable. The device itself refuses memory that the keys do not cover.
     pub unsafe fn post_send(&self, qp: *mut ibv_qp, wr: *mut ibv_send_wr) -> c_int {
         let mut bad = std::ptr::null_mut();
         // SAFETY: as the caller promises; a live object names its context.
@@ -134,7 +133,7 @@ impl Ibverbs {
         }
     }
 
-    /// Posts receives; 0, or an errno.
+    /// Posts receives; returns 0 or an errno.
     ///
     /// # Safety
     /// As [`post_send`](Ibverbs::post_send).

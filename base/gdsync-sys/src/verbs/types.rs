@@ -1,5 +1,5 @@
-//! The types of libibverbs as its header lays them out: what is used of them by name, the rest
-//! as room.
+//! The types of libibverbs in the layout of its header. Fields that gdsync uses have names; the
+//! rest is padding.
 
 #![allow(non_camel_case_types)]
 
@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 pub use super::work::*;
 
-/// An opaque object of the library, known by its address alone.
+/// An opaque object of the library, identified by its address.
 macro_rules! opaque {
     ($($(#[$meta:meta])* $name:ident;)*) => { $(
         $(#[$meta])*
@@ -22,13 +22,13 @@ macro_rules! opaque {
 opaque! {
     /// A shared receive queue.
     ibv_srq;
-    /// A thread domain: queues of which one thread at a time makes use.
+    /// A thread domain: its queues are used by one thread at a time.
     ibv_td;
     /// An XRC domain.
     ibv_xrcd;
     /// An address handle: the route of datagrams to a port.
     ibv_ah;
-    /// A table of receive work queues.
+    /// A receive work queue indirection table.
     ibv_rwq_ind_table;
 }
 
@@ -39,27 +39,27 @@ pub struct _ibv_device_ops {
     _dummies: [*mut c_void; 2],
 }
 
-/// A device, before it is opened.
+/// A device that is not open.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_device {
-    /// The library's own.
+    /// Private to the library.
     pub _ops: _ibv_device_ops,
     /// `IBV_NODE_CA` for NICs.
     pub node_type: c_int,
-    /// `IBV_TRANSPORT_IB` for what speaks InfiniBand's transport.
+    /// `IBV_TRANSPORT_IB` for devices with the transport of InfiniBand.
     pub transport_type: c_int,
-    /// The kernel's name, such as `mlx5_0`.
+    /// The name of the kernel device, such as `mlx5_0`.
     pub name: [c_char; 64],
-    /// The name of its verbs device, such as `uverbs0`.
+    /// The name of the verbs device, such as `uverbs0`.
     pub dev_name: [c_char; 64],
-    /// Where sysfs has the verbs device.
+    /// The sysfs path of the verbs device.
     pub dev_path: [c_char; 256],
-    /// Where sysfs has the device.
+    /// The sysfs path of the device.
     pub ibdev_path: [c_char; 256],
 }
 
-/// The provider's functions that programs call directly, among those of old.
+/// The old operations of the provider, which inline verbs call directly.
 #[repr(C)]
 pub struct ibv_context_ops {
     _before_poll_cq: [*mut c_void; 11],
@@ -89,28 +89,28 @@ pub struct ibv_context_ops {
     _others: [*mut c_void; 5],
 }
 
-/// An opened device.
+/// An open device.
 #[repr(C)]
 pub struct ibv_context {
-    /// What was opened.
+    /// The device.
     pub device: *mut ibv_device,
-    /// The provider's functions.
+    /// The operations of the provider.
     pub ops: ibv_context_ops,
-    /// The descriptor of its commands.
+    /// The descriptor for commands.
     pub cmd_fd: c_int,
-    /// The descriptor on which asynchronous events are read.
+    /// The descriptor for asynchronous events.
     pub async_fd: c_int,
-    /// Completion vectors.
+    /// The number of completion vectors.
     pub num_comp_vectors: c_int,
-    /// The library's own.
+    /// Private to the library.
     pub mutex: libc::pthread_mutex_t,
     /// [`VERBS_ABI_IS_EXTENDED`](super::consts::VERBS_ABI_IS_EXTENDED) if this is the end of a
     /// [`verbs_context`].
     pub abi_compat: *mut c_void,
 }
 
-/// What providers of today put before their [`ibv_context`]. It grows at its front: `sz` says
-/// how much of it there is, counted from the end.
+/// The extended context, which ends with an [`ibv_context`]. New fields are added at its front:
+/// `sz` is its size, counted back from the end.
 #[repr(C)]
 pub struct verbs_context {
     /// See [`ibv_query_port`](super::Ibverbs::query_port).
@@ -137,21 +137,21 @@ pub struct verbs_context {
         unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td,
     >,
     _others: [*mut c_void; 22],
-    /// Bytes that the provider knows of this.
+    /// The size of the extended context in bytes.
     pub sz: usize,
-    /// The context that programs hold.
+    /// The context that programs use.
     pub context: ibv_context,
 }
 
-/// What an asynchronous event names, by its type.
+/// The object of an asynchronous event; the event's type selects the member.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_async_event_element {
-    /// Of events of completion queues.
+    /// The CQ, in events of CQs.
     pub cq: *mut ibv_cq,
-    /// Of events of queue pairs.
+    /// The QP, in events of QPs.
     pub qp: *mut ibv_qp,
-    /// Of events of ports.
+    /// The port, in events of ports.
     pub port_num: c_int,
 }
 
@@ -159,59 +159,59 @@ pub union ibv_async_event_element {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_async_event {
-    /// What it names.
+    /// The object of the event.
     pub element: ibv_async_event_element,
     /// `IBV_EVENT_*`.
     pub event_type: c_int,
 }
 
-/// What a port is like.
+/// The attributes of a port.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_port_attr {
-    /// `IBV_PORT_*`.
+    /// The port state, `IBV_PORT_*`.
     pub state: c_int,
-    /// The largest packet it can be set to, as verbs number it.
+    /// The largest supported MTU, as `IBV_MTU_*`.
     pub max_mtu: c_uint,
-    /// The largest packet now.
+    /// The active MTU.
     pub active_mtu: c_uint,
-    /// Entries of its table of GIDs.
+    /// The length of the GID table.
     pub gid_tbl_len: c_int,
-    /// What the port can do.
+    /// The capabilities of the port.
     pub port_cap_flags: u32,
-    /// The longest message in bytes.
+    /// The maximal message length in bytes.
     pub max_msg_sz: u32,
-    /// Packets with a wrong partition key.
+    /// The count of packets with a wrong partition key.
     pub bad_pkey_cntr: u32,
-    /// Packets with a wrong queue key.
+    /// The count of packets with a wrong queue key.
     pub qkey_viol_cntr: u32,
-    /// Entries of its table of partition keys.
+    /// The length of the partition key table.
     pub pkey_tbl_len: u16,
-    /// Its local identifier.
+    /// The LID of the port.
     pub lid: u16,
-    /// That of the subnet manager.
+    /// The LID of the subnet manager.
     pub sm_lid: u16,
-    /// Bits of `lid` that choose a path.
+    /// The LID mask count: the number of LID bits that select a path.
     pub lmc: u8,
-    /// Virtual lanes.
+    /// The maximal number of virtual lanes.
     pub max_vl_num: u8,
-    /// The service level to the subnet manager.
+    /// The service level of the subnet manager.
     pub sm_sl: u8,
     /// The subnet's propagation delay.
     pub subnet_timeout: u8,
-    /// What the subnet manager set.
+    /// The initialisation type that the subnet manager set.
     pub init_type_reply: u8,
-    /// Lanes.
+    /// The active link width.
     pub active_width: u8,
-    /// Speed of a lane.
+    /// The active speed of a lane.
     pub active_speed: u8,
     /// The physical state.
     pub phys_state: u8,
     /// `IBV_LINK_LAYER_*`.
     pub link_layer: u8,
-    /// Further properties.
+    /// Further flags.
     pub flags: u8,
-    /// What else the port can do.
+    /// Further capabilities of the port.
     pub port_cap_flags2: u16,
 }
 
@@ -223,19 +223,19 @@ pub struct ibv_gid {
     pub raw: [u8; 16],
 }
 
-/// An entry of a port's table of GIDs.
+/// An entry of a port's GID table.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_gid_entry {
-    /// The identifier.
+    /// The GID.
     pub gid: ibv_gid,
-    /// Its index.
+    /// Its index in the table.
     pub gid_index: u32,
     /// The port.
     pub port_num: u32,
     /// `IBV_GID_TYPE_*`.
     pub gid_type: u32,
-    /// The network interface.
+    /// The index of the network interface.
     pub ndev_ifindex: u32,
 }
 
@@ -243,259 +243,259 @@ pub struct ibv_gid_entry {
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_pd {
-    /// Its device.
+    /// Its context.
     pub context: *mut ibv_context,
     /// The kernel's handle.
     pub handle: u32,
 }
 
-/// A registration.
+/// A memory region (MR).
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_mr {
-    /// Its device.
+    /// Its context.
     pub context: *mut ibv_context,
     /// Its protection domain.
     pub pd: *mut ibv_pd,
-    /// What was registered.
+    /// The address of the memory.
     pub addr: *mut c_void,
     /// Its length in bytes.
     pub length: usize,
     /// The kernel's handle.
     pub handle: u32,
-    /// The key for requests of this side.
+    /// The lkey, for local requests.
     pub lkey: u32,
-    /// The key for requests of peers.
+    /// The rkey, for requests of peers.
     pub rkey: u32,
 }
 
-/// A completion queue: its beginning, which is all that is read.
+/// A CQ: the beginning of the structure, the only part that is read.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_cq {
-    /// Its device.
+    /// Its context.
     pub context: *mut ibv_context,
-    /// Its channel.
+    /// Its completion channel.
     pub channel: *mut ibv_comp_channel,
-    /// The program's own.
+    /// The user's context pointer.
     pub cq_context: *mut c_void,
     /// The kernel's handle.
     pub handle: u32,
-    /// Its entries, less one.
+    /// The index of its last entry: the number of entries less one.
     pub cqe: c_int,
 }
 
-/// A queue pair: its beginning, which is all that is read.
+/// A QP: the beginning of the structure, the only part that is read.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_qp {
-    /// Its device.
+    /// Its context.
     pub context: *mut ibv_context,
-    /// The program's own.
+    /// The user's context pointer.
     pub qp_context: *mut c_void,
     /// Its protection domain.
     pub pd: *mut ibv_pd,
-    /// Where its sends complete.
+    /// The CQ of its sends.
     pub send_cq: *mut ibv_cq,
-    /// Where its receives complete.
+    /// The CQ of its receives.
     pub recv_cq: *mut ibv_cq,
-    /// Where its receives come from, if not from its own queue.
+    /// Its SRQ, or null.
     pub srq: *mut ibv_srq,
     /// The kernel's handle.
     pub handle: u32,
-    /// Its number.
+    /// The QP number.
     pub qp_num: u32,
-    /// Its state, as far as the library knows.
+    /// The state that the library has recorded.
     pub state: c_int,
     /// `IBV_QPT_*`.
     pub qp_type: c_int,
 }
 
-/// How a completion queue is made.
+/// The attributes of a new CQ.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_cq_init_attr_ex {
-    /// Entries at least.
+    /// The minimal number of entries.
     pub cqe: u32,
-    /// The program's own.
+    /// The user's context pointer.
     pub cq_context: *mut c_void,
-    /// Where events go, or null.
+    /// The completion channel, or null.
     pub channel: *mut ibv_comp_channel,
-    /// The vector that raises them.
+    /// The completion vector.
     pub comp_vector: u32,
-    /// What entries are to say beyond the usual.
+    /// The optional fields of completions.
     pub wc_flags: u64,
-    /// `IBV_CQ_INIT_ATTR_MASK_*`: which of the fields below are set.
+    /// `IBV_CQ_INIT_ATTR_MASK_*`: the valid fields below.
     pub comp_mask: u32,
     /// `IBV_CREATE_CQ_ATTR_*`.
     pub flags: u32,
-    /// A parent domain, for its allocators.
+    /// A parent domain with allocators.
     pub parent_domain: *mut ibv_pd,
 }
 
-/// Sizes of a queue pair.
+/// The capacities of a QP.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_qp_cap {
-    /// Sends outstanding.
+    /// The maximal number of outstanding sends.
     pub max_send_wr: u32,
-    /// Receives outstanding.
+    /// The maximal number of outstanding receives.
     pub max_recv_wr: u32,
-    /// Segments of a send.
+    /// The maximal number of SGEs of a send.
     pub max_send_sge: u32,
-    /// Segments of a receive.
+    /// The maximal number of SGEs of a receive.
     pub max_recv_sge: u32,
-    /// Bytes of inline data.
+    /// The maximal number of inline bytes.
     pub max_inline_data: u32,
 }
 
-/// How received packets are spread.
+/// The configuration of receive side scaling.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_rx_hash_conf {
-    /// Which function.
+    /// The hash function.
     pub rx_hash_function: u8,
-    /// Bytes of the key.
+    /// The length of the hash key in bytes.
     pub rx_hash_key_len: u8,
-    /// The key.
+    /// The hash key.
     pub rx_hash_key: *mut u8,
-    /// What is hashed.
+    /// The hashed header fields.
     pub rx_hash_fields_mask: u64,
 }
 
-/// How a queue pair is made.
+/// The attributes of a new QP.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_qp_init_attr_ex {
-    /// The program's own.
+    /// The user's context pointer.
     pub qp_context: *mut c_void,
-    /// Where its sends complete.
+    /// The CQ of its sends.
     pub send_cq: *mut ibv_cq,
-    /// Where its receives complete.
+    /// The CQ of its receives.
     pub recv_cq: *mut ibv_cq,
-    /// Where its receives come from, or null.
+    /// Its SRQ, or null.
     pub srq: *mut ibv_srq,
-    /// Its sizes.
+    /// Its capacities.
     pub cap: ibv_qp_cap,
     /// `IBV_QPT_*`.
     pub qp_type: c_int,
-    /// Whether every send raises an entry.
+    /// Whether every send is signaled.
     pub sq_sig_all: c_int,
-    /// `IBV_QP_INIT_ATTR_*`: which of the fields below are set.
+    /// `IBV_QP_INIT_ATTR_*`: the valid fields below.
     pub comp_mask: u32,
-    /// Its protection or parent domain.
+    /// Its protection domain or parent domain.
     pub pd: *mut ibv_pd,
     /// Its XRC domain.
     pub xrcd: *mut ibv_xrcd,
     /// `IBV_QP_CREATE_*`.
     pub create_flags: u32,
-    /// The longest header of segmented sends.
+    /// The maximal header length of segmented sends (TSO) in bytes.
     pub max_tso_header: u16,
-    /// Where packets are spread to.
+    /// The receive work queue indirection table.
     pub rwq_ind_tbl: *mut ibv_rwq_ind_table,
-    /// How packets are spread.
+    /// The configuration of receive side scaling.
     pub rx_hash_conf: ibv_rx_hash_conf,
-    /// The source's number, for underlays.
+    /// The source QP number, for underlay QPs.
     pub source_qpn: u32,
-    /// Which builders of sends are to be had.
+    /// The requested functions for building sends.
     pub send_ops_flags: u64,
 }
 
-/// The global part of an address.
+/// The global route of an address.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_global_route {
-    /// The peer's identifier.
+    /// The GID of the peer.
     pub dgid: ibv_gid,
-    /// The flow.
+    /// The flow label.
     pub flow_label: u32,
-    /// The index of the own identifier in the port's table.
+    /// The index of the local GID in the port's table.
     pub sgid_index: u8,
-    /// Routers on the path, at most.
+    /// The hop limit.
     pub hop_limit: u8,
     /// The traffic class.
     pub traffic_class: u8,
 }
 
-/// An address.
+/// An address vector.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_ah_attr {
-    /// The global part, if `is_global`.
+    /// The global route, if `is_global`.
     pub grh: ibv_global_route,
-    /// The peer's local identifier.
+    /// The LID of the peer.
     pub dlid: u16,
     /// The service level.
     pub sl: u8,
-    /// The path among those of the own port.
+    /// The source path bits of the local LID.
     pub src_path_bits: u8,
-    /// The rate.
+    /// The static rate.
     pub static_rate: u8,
-    /// Whether there is a global part.
+    /// Whether the address has a global route.
     pub is_global: u8,
-    /// The own port.
+    /// The local port.
     pub port_num: u8,
 }
 
-/// What a queue pair is set to.
+/// The attributes of a QP.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_qp_attr {
-    /// `IBV_QPS_*`.
+    /// The new state, `IBV_QPS_*`.
     pub qp_state: c_int,
-    /// The state it is thought to be in.
+    /// The assumed current state.
     pub cur_qp_state: c_int,
-    /// The largest packet, as verbs number it.
+    /// The path MTU, as `IBV_MTU_*`.
     pub path_mtu: c_uint,
-    /// The state of its second path.
+    /// The path migration state.
     pub path_mig_state: c_int,
-    /// The queue key.
+    /// The queue key (Q_Key).
     pub qkey: u32,
-    /// The number of the first packet that comes.
+    /// The packet sequence number of the first received packet.
     pub rq_psn: u32,
-    /// The number of the first packet that goes.
+    /// The packet sequence number of the first sent packet.
     pub sq_psn: u32,
-    /// The peer's number.
+    /// The QP number of the peer.
     pub dest_qp_num: u32,
-    /// What peers may do: `IBV_ACCESS_*`.
+    /// The permitted remote accesses: `IBV_ACCESS_*`.
     pub qp_access_flags: c_uint,
-    /// Its sizes.
+    /// Its capacities.
     pub cap: ibv_qp_cap,
-    /// Where the peer is.
+    /// The address of the peer.
     pub ah_attr: ibv_ah_attr,
-    /// Where it is by the second path.
+    /// The address of the peer on the alternate path.
     pub alt_ah_attr: ibv_ah_attr,
     /// The index of the partition key in the port's table.
     pub pkey_index: u16,
-    /// The same for the second path.
+    /// The same index for the alternate path.
     pub alt_pkey_index: u16,
-    /// Whether an event tells that it is drained.
+    /// Whether an event reports that the send queue is drained (SQD).
     pub en_sqd_async_notify: u8,
-    /// Whether it drains.
+    /// Whether the send queue is draining.
     pub sq_draining: u8,
-    /// Reads and atomics outstanding as requester.
+    /// The maximal number of outstanding READs and atomics as requester.
     pub max_rd_atomic: u8,
-    /// Reads and atomics outstanding as responder.
+    /// The maximal number of outstanding READs and atomics as responder.
     pub max_dest_rd_atomic: u8,
-    /// How long a peer waits that found no receive.
+    /// The minimal RNR NAK timer, as the peer receives it.
     pub min_rnr_timer: u8,
-    /// The own port.
+    /// The local port.
     pub port_num: u8,
-    /// How long an answer is waited for.
+    /// The acknowledgement timeout.
     pub timeout: u8,
-    /// How often is asked again.
+    /// The retry count.
     pub retry_cnt: u8,
-    /// How often is asked again where there was no receive.
+    /// The RNR retry count.
     pub rnr_retry: u8,
-    /// The port of the second path.
+    /// The port of the alternate path.
     pub alt_port_num: u8,
-    /// The time limit of the second path.
+    /// The acknowledgement timeout of the alternate path.
     pub alt_timeout: u8,
-    /// The most it sends, in kbit/s.
+    /// The rate limit of sends in kbit/s.
     pub rate_limit: u32,
 }
 
-/// How a thread domain is made.
+/// The attributes of a new thread domain.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_td_init_attr {
@@ -503,9 +503,9 @@ pub struct ibv_td_init_attr {
     pub comp_mask: u32,
 }
 
-/// Gives memory for an object of a parent domain; `resource_type` says for what. Null refuses,
-/// [`IBV_ALLOCATOR_USE_DEFAULT`](super::consts::IBV_ALLOCATOR_USE_DEFAULT) leaves it to the
-/// provider.
+/// Allocates memory for an object of a parent domain; `resource_type` is the kind of memory. Null
+/// refuses the object. [`IBV_ALLOCATOR_USE_DEFAULT`](super::consts::IBV_ALLOCATOR_USE_DEFAULT)
+/// leaves the allocation to the provider.
 pub type ParentAlloc = unsafe extern "C" fn(
     pd: *mut ibv_pd,
     pd_context: *mut c_void,
@@ -514,7 +514,7 @@ pub type ParentAlloc = unsafe extern "C" fn(
     resource_type: u64,
 ) -> *mut c_void;
 
-/// Takes such memory back.
+/// Frees memory of the allocator.
 pub type ParentFree = unsafe extern "C" fn(
     pd: *mut ibv_pd,
     pd_context: *mut c_void,
@@ -522,7 +522,7 @@ pub type ParentFree = unsafe extern "C" fn(
     resource_type: u64,
 );
 
-/// How a parent domain is made.
+/// The attributes of a new parent domain.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_parent_domain_init_attr {
@@ -530,12 +530,12 @@ pub struct ibv_parent_domain_init_attr {
     pub pd: *mut ibv_pd,
     /// The thread domain, or null.
     pub td: *mut ibv_td,
-    /// `IBV_PARENT_DOMAIN_INIT_ATTR_*`: which of the fields below are set.
+    /// `IBV_PARENT_DOMAIN_INIT_ATTR_*`: the valid fields below.
     pub comp_mask: u32,
-    /// Where objects' memory comes from.
+    /// The allocator of objects' memory.
     pub alloc: Option<ParentAlloc>,
-    /// Where it goes.
+    /// The function that frees it.
     pub free: Option<ParentFree>,
-    /// What both are handed.
+    /// The context pointer of both functions.
     pub pd_context: *mut c_void,
 }

@@ -1,4 +1,4 @@
-//! The types of libibverbs that posting and polling need, as its header lays them out.
+//! The types of libibverbs for posting and polling, in the layout of its header.
 
 #![allow(non_camel_case_types)]
 
@@ -7,190 +7,190 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use super::consts::{IBV_WC_GENERAL_ERR, IBV_WC_SUCCESS, IBV_WC_WITH_IMM};
 use super::types::{ibv_ah, ibv_context, ibv_cq, ibv_qp_cap, ibv_srq};
 
-/// A channel for completion events.
+/// A completion channel.
 #[repr(C)]
 pub struct ibv_comp_channel {
-    /// Its device.
+    /// Its context.
     pub context: *mut ibv_context,
-    /// The descriptor that is readable when there is an event.
+    /// The descriptor; it is readable if an event is pending.
     pub fd: c_int,
-    /// The library's own.
+    /// Private to the library.
     pub refcnt: c_int,
 }
 
-/// What a device is like.
+/// The attributes of a device.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_device_attr {
-    /// The firmware's version.
+    /// The firmware version.
     pub fw_ver: [c_char; 64],
-    /// The device's GUID, big-endian.
+    /// The GUID of the device, big-endian.
     pub node_guid: u64,
-    /// That of the card, big-endian.
+    /// The GUID of the system image, big-endian.
     pub sys_image_guid: u64,
-    /// Bytes of the longest registration.
+    /// The maximal length of an MR in bytes.
     pub max_mr_size: u64,
-    /// Sizes of pages, a bit each.
+    /// The supported page sizes, one bit each.
     pub page_size_cap: u64,
-    /// Who made it.
+    /// The vendor ID.
     pub vendor_id: u32,
-    /// What the maker calls it.
+    /// The vendor's part ID.
     pub vendor_part_id: u32,
-    /// The maker's version.
+    /// The hardware version.
     pub hw_ver: u32,
-    /// Queue pairs.
+    /// The maximal number of QPs.
     pub max_qp: c_int,
-    /// Requests outstanding on a work queue.
+    /// The maximal number of outstanding requests of a work queue.
     pub max_qp_wr: c_int,
-    /// What the device can do.
+    /// The capabilities of the device.
     pub device_cap_flags: c_uint,
-    /// Segments of a request.
+    /// The maximal number of SGEs of a request.
     pub max_sge: c_int,
-    /// Segments of a READ.
+    /// The maximal number of SGEs of a READ.
     pub max_sge_rd: c_int,
-    /// Completion queues.
+    /// The maximal number of CQs.
     pub max_cq: c_int,
-    /// Entries of one.
+    /// The maximal number of entries of a CQ.
     pub max_cqe: c_int,
-    /// Registrations.
+    /// The maximal number of MRs.
     pub max_mr: c_int,
-    /// Protection domains.
+    /// The maximal number of PDs.
     pub max_pd: c_int,
-    /// READs and atomics that a queue pair answers at once.
+    /// The maximal number of outstanding READs and atomics of a QP as responder.
     pub max_qp_rd_atom: c_int,
     _max_ee_rd_atom: c_int,
     _max_res_rd_atom: c_int,
-    /// READs and atomics that a queue pair keeps outstanding.
+    /// The maximal number of outstanding READs and atomics of a QP as requester.
     pub max_qp_init_rd_atom: c_int,
     _max_ee_init_rd_atom: c_int,
-    /// Against whom atomics are atomic.
+    /// The scope in which atomics are atomic.
     pub atomic_cap: c_int,
     _others: [c_int; 14],
-    /// Partition keys of a port.
+    /// The length of a port's partition key table.
     pub max_pkeys: u16,
-    /// How long it takes to acknowledge.
+    /// The local acknowledgement delay.
     pub local_ca_ack_delay: u8,
-    /// Ports.
+    /// The number of physical ports.
     pub phys_port_cnt: u8,
 }
 
-/// How a queue pair is made.
+/// The attributes of a new QP.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_qp_init_attr {
-    /// The program's own.
+    /// The user's context pointer.
     pub qp_context: *mut c_void,
-    /// Where its sends complete.
+    /// The CQ of its sends.
     pub send_cq: *mut ibv_cq,
-    /// Where its receives complete.
+    /// The CQ of its receives.
     pub recv_cq: *mut ibv_cq,
-    /// Where its receives come from, or null.
+    /// Its SRQ, or null.
     pub srq: *mut ibv_srq,
-    /// Its sizes; those it has, which may be more, afterwards.
+    /// The requested capacities; after the call the actual ones, which may be larger.
     pub cap: ibv_qp_cap,
     /// `IBV_QPT_*`.
     pub qp_type: c_int,
-    /// Whether every send raises an entry.
+    /// Whether every send is signaled.
     pub sq_sig_all: c_int,
 }
 
-/// A piece of registered memory.
+/// A scatter/gather entry (SGE): a range of an MR.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ibv_sge {
-    /// Its address, as the registration counts.
+    /// Its address in the address space of the MR.
     pub addr: u64,
     /// Its length in bytes.
     pub length: u32,
-    /// The registration's key.
+    /// The lkey of the MR.
     pub lkey: u32,
 }
 
-/// Where at the peer; which member it is depends on the opcode.
+/// The remote operand; the opcode selects the member.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_remote {
-    /// Of READs and writes.
+    /// For RDMA READs and WRITEs.
     pub rdma: ibv_send_rdma,
-    /// Of atomics.
+    /// For atomics.
     pub atomic: ibv_send_atomic,
-    /// Of datagrams.
+    /// For datagrams.
     pub ud: ibv_send_ud,
 }
 
-/// Where a READ or write goes.
+/// The remote operand of an RDMA READ or WRITE.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ibv_send_rdma {
-    /// The peer's address.
+    /// The remote address.
     pub remote_addr: u64,
-    /// The peer's key.
+    /// The rkey.
     pub rkey: u32,
 }
 
-/// Where an atomic goes, and its operands.
+/// The remote operand of an atomic, with its values.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ibv_send_atomic {
-    /// The peer's address.
+    /// The remote address.
     pub remote_addr: u64,
-    /// What is compared, or added.
+    /// The value to compare, or to add.
     pub compare_add: u64,
-    /// What is stored.
+    /// The value to store.
     pub swap: u64,
-    /// The peer's key.
+    /// The rkey.
     pub rkey: u32,
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ibv_send_ud {
-    /// The route to the peer's port.
+    /// The address handle.
     pub ah: *mut ibv_ah,
-    /// The peer's queue pair.
+    /// The QP number of the destination.
     pub remote_qpn: u32,
-    /// What the peer's queue pair wants to be told.
+    /// The queue key (Q_Key) of the destination.
     pub remote_qkey: u32,
 }
 
-/// A request of a send queue.
+/// A send request.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_send_wr {
-    /// The program's own, which the completion carries.
+    /// The user's number of the request, which the completion contains.
     pub wr_id: u64,
     /// The next request, or null.
     pub next: *mut ibv_send_wr,
-    /// Its data.
+    /// The SGEs.
     pub sg_list: *mut ibv_sge,
-    /// How many pieces that has.
+    /// The number of SGEs.
     pub num_sge: c_int,
     /// `IBV_WR_*`.
     pub opcode: c_int,
     /// `IBV_SEND_*`.
     pub send_flags: c_uint,
-    /// Immediate data in network order, or the key to invalidate.
+    /// Immediate data in network order, or the rkey to invalidate.
     pub imm_data: u32,
-    /// Where at the peer.
+    /// The remote operand.
     pub wr: ibv_send_remote,
-    /// Of XRC: unused.
+    /// For XRC: unused.
     pub qp_type: u32,
-    /// Of memory windows and segmentation: unused.
+    /// For memory windows and segmentation: unused.
     pub _others: [u64; 6],
 }
 
-/// A request of a receive queue.
+/// A receive request.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_recv_wr {
-    /// The program's own, which the completion carries.
+    /// The user's number of the request, which the completion contains.
     pub wr_id: u64,
     /// The next request, or null.
     pub next: *mut ibv_recv_wr,
-    /// Where the message goes.
+    /// The SGEs.
     pub sg_list: *mut ibv_sge,
-    /// How many pieces that has.
+    /// The number of SGEs.
     pub num_sge: c_int,
 }
 
@@ -198,62 +198,63 @@ pub struct ibv_recv_wr {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_wc {
-    /// The request's.
+    /// The user's number of the request.
     pub wr_id: u64,
-    /// `IBV_WC_*`: how it ended. If not well, little else here means anything.
+    /// The status, `IBV_WC_*`. On an error most other fields are invalid.
     pub status: c_int,
-    /// What was done.
+    /// The opcode of the completed request.
     pub opcode: c_int,
-    /// A code for the vendor's support.
+    /// The vendor's error code.
     pub vendor_err: u32,
-    /// Bytes received.
+    /// The number of bytes received.
     pub byte_len: u32,
-    /// Immediate data in network order, or the key that was invalidated.
+    /// Immediate data in network order, or the rkey that was invalidated.
     pub imm_data: u32,
-    /// The queue pair.
+    /// The QP number.
     pub qp_num: u32,
-    /// The peer's queue pair, of datagrams.
+    /// The QP number of the sender, for datagrams.
     pub src_qp: u32,
-    /// `IBV_WC_WITH_*`: what `imm_data` is.
+    /// Flags `IBV_WC_WITH_*`: the content of `imm_data`.
     pub wc_flags: c_uint,
-    /// The partition key's index.
+    /// The index of the partition key.
     pub pkey_index: u16,
-    /// The peer's local identifier.
+    /// The LID of the sender.
     pub slid: u16,
     /// The service level.
     pub sl: u8,
-    /// The path among those of the own port.
+    /// The path bits of the local LID.
     pub dlid_path_bits: u8,
 }
 
 #[allow(clippy::len_without_is_empty)]
 impl ibv_wc {
-    /// The number that the program gave the request.
+    /// The user's number of the request.
     pub fn wr_id(&self) -> u64 {
         self.wr_id
     }
 
-    /// Bytes received, or read from the peer. Of datagrams, with the 40 bytes before them.
+    /// The number of bytes received, or read from the peer. For a datagram it includes the 40 bytes
+    /// before the payload.
     pub fn len(&self) -> usize {
         self.byte_len as usize
     }
 
-    /// Whether the request succeeded, and with it all unsignaled ones before it.
+    /// Whether the request succeeded, and with it all earlier unsignaled requests.
     pub fn is_valid(&self) -> bool {
         self.status == IBV_WC_SUCCESS
     }
 
-    /// How a request failed, with the maker's own number; `None` if it did not.
+    /// The status and the vendor's error code of a failed request; `None` if it succeeded.
     pub fn error(&self) -> Option<(c_int, u32)> {
         (!self.is_valid()).then_some((self.status, self.vendor_err))
     }
 
-    /// What was done.
+    /// The opcode of the completed request.
     pub fn opcode(&self) -> c_int {
         self.opcode
     }
 
-    /// Immediate data in network order, if the request succeeded and brought some.
+    /// The immediate data in network order, if the request succeeded and has immediate data.
     pub fn imm_data(&self) -> Option<u32> {
         let brought = self.wc_flags & IBV_WC_WITH_IMM != 0;
         (self.is_valid() && brought).then_some(self.imm_data)
@@ -261,7 +262,7 @@ impl ibv_wc {
 }
 
 impl Default for ibv_wc {
-    /// A failure of which nothing is known, which no program takes for a completion.
+    /// A failed completion without details, which no program takes for a success.
     fn default() -> ibv_wc {
         ibv_wc {
             wr_id: 0,

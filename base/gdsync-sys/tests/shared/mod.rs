@@ -1,11 +1,11 @@
-//! Shared libraries compiled by the tests themselves.
+//! Shared libraries that the tests compile.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles `source`, C, to the shared library `name` in `folder` and says where it lies.
+/// Compiles `source`, C, to the shared library `name` in `folder` and returns its path.
 pub fn compile(folder: &Path, name: &str, source: &str) -> PathBuf {
     let c = folder.join(format!("{name}.{}.c", std::process::id()));
     std::fs::write(&c, source).expect("the target folder can be written");
@@ -14,10 +14,10 @@ pub fn compile(folder: &Path, name: &str, source: &str) -> PathBuf {
     library
 }
 
-/// As [`compile`], of the file `source`, with these arguments of the compiler.
+/// As [`compile`], for the file `source`, with these arguments of the compiler.
 ///
-/// Written under another name and moved into place, so that tests of several processes may make
-/// the same library at once.
+/// The file is written under a temporary name and moved into place, so that tests of several
+/// processes may compile the same library at once.
 pub fn compile_file(folder: &Path, name: &str, source: &Path, arguments: &[&str]) -> PathBuf {
     let library = folder.join(name);
     let part = folder.join(format!("{name}.{}", std::process::id()));
@@ -34,7 +34,7 @@ pub fn compile_file(folder: &Path, name: &str, source: &Path, arguments: &[&str]
     library
 }
 
-/// The argument by which a library exports what the file says.
+/// The linker argument for a version script.
 pub fn exports(versions: &Path) -> String {
     format!("-Wl,--version-script={}", versions.display())
 }

@@ -1,118 +1,118 @@
-//! What can be wrong with a request to encode, and with bytes to parse.
+//! Errors of encoding a request, and of parsing an entry.
 
 use thiserror::Error;
 
 use super::{MAX_INLINE, MAX_SEGMENTS, MAX_SGE_LEN, Part};
 use crate::opcode::SendOpcode;
 
-/// A request that has no valid entry.
+/// A request without a valid entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FormatError {
-    /// The opcode is not one that this crate encodes.
+    /// This crate does not encode the opcode.
     #[error("opcode {opcode} is not supported")]
     Unsupported {
         /// The opcode.
         opcode: SendOpcode,
     },
-    /// The opcode needs a part that is not there.
+    /// The request lacks a part that the opcode needs.
     #[error("{opcode} needs {part}")]
     Missing {
         /// The opcode.
         opcode: SendOpcode,
-        /// What is not there.
+        /// The missing part.
         part: Part,
     },
-    /// A part is there that the opcode cannot have.
+    /// The request has a part that the opcode does not permit.
     #[error("{opcode} cannot have {part}")]
     Unexpected {
         /// The opcode.
         opcode: SendOpcode,
-        /// What must not be there.
+        /// The part that is not permitted.
         part: Part,
     },
-    /// The entry is larger than its size field can say.
-    #[error("a work queue entry of {segments} segments; the limit is {MAX_SEGMENTS}")]
+    /// The WQE has more segments than its size field can count.
+    #[error("the WQE has {segments} segments; the limit is {MAX_SEGMENTS}")]
     TooManySegments {
-        /// Segments it would have.
+        /// The number of segments.
         segments: usize,
     },
-    /// More inline bytes than an inline segment's size field can say.
-    #[error("{len} inline bytes; the limit is {MAX_INLINE}")]
+    /// The inline payload is longer than the size field of an inline segment permits.
+    #[error("the payload has {len} inline bytes; the limit is {MAX_INLINE}")]
     InlineTooLong {
-        /// Bytes of all pieces together.
+        /// The total length of all pieces in bytes.
         len: usize,
     },
-    /// A pointer names more than 2 GiB.
-    #[error("an SGE of {len} bytes; the limit is {MAX_SGE_LEN}")]
+    /// A pointer covers more than 2 GiB.
+    #[error("the SGE has {len} bytes; the limit is {MAX_SGE_LEN}")]
     SgeTooLong {
         /// Its length in bytes.
         len: u32,
     },
     /// A queue pair number has more than 24 bits.
-    #[error("queue pair number {qpn:#x}; the limit is 0xffffff")]
+    #[error("QP number {qpn:#x} is above the limit 0xffffff")]
     QpNumber {
         /// The number.
         qpn: u32,
     },
-    /// A NOP of no segments or of more than there can be.
-    #[error("a NOP of {ds} segments; allowed are 1 to {MAX_SEGMENTS}")]
+    /// A NOP of zero segments, or of more than the maximum.
+    #[error("the NOP has {ds} segments; it must have 1 to {MAX_SEGMENTS}")]
     NopSize {
-        /// Segments asked for.
+        /// The requested number of segments.
         ds: u8,
     },
-    /// A receive list does not fit its slot.
-    #[error("a receive of {sges} SGEs in a slot of {stride} bytes, 16 bytes each")]
+    /// A receive list is longer than its slot.
+    #[error("the receive has {sges} SGEs of 16 bytes; its slot has {stride} bytes")]
     RecvTooLong {
-        /// Pointers in the list, empty ones not counted.
+        /// The number of pointers in the list, without empty ones.
         sges: usize,
         /// Size of the slot in bytes.
         stride: usize,
     },
     /// The size of a receive slot is not a positive multiple of 16.
-    #[error("a receive slot of {stride} bytes; it must be a positive multiple of 16")]
+    #[error("the receive slot has {stride} bytes; it must be a positive multiple of 16")]
     RecvStride {
         /// Size of the slot in bytes.
         stride: usize,
     },
-    /// The memory given for the entry is too small.
+    /// The output memory is too small for the entry.
     #[error("an entry of {needed} bytes written to {capacity} bytes of memory")]
     SinkFull {
-        /// Bytes there were.
+        /// The size of the memory in bytes.
         capacity: usize,
-        /// Bytes that were to be written.
+        /// The number of bytes to write.
         needed: usize,
     },
 }
 
-/// Bytes that are no valid entry.
+/// Bytes that are not a valid entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ParseError {
-    /// The control segment itself is not all there.
+    /// The bytes end before the end of the control segment.
     #[error("{len} bytes are less than a control segment")]
     NoCtrl {
-        /// Bytes there are.
+        /// The number of bytes.
         len: usize,
     },
-    /// The control segment gives a size of 0 or more than the limit.
-    #[error("an entry that says it has {ds} segments; allowed are 1 to {MAX_SEGMENTS}")]
+    /// The size in the control segment is 0 or above the limit.
+    #[error("the size of the entry is {ds} segments; it must be 1 to {MAX_SEGMENTS}")]
     Size {
-        /// Segments it says.
+        /// The size in segments.
         ds: u8,
     },
-    /// The entry says it is larger than the bytes there are.
-    #[error("an entry of {ds} segments in {len} bytes")]
+    /// The size in the control segment is larger than the number of bytes.
+    #[error("the entry has {ds} segments of 16 bytes, but only {len} bytes are given")]
     Truncated {
-        /// Segments it says.
+        /// The size in segments.
         ds: u8,
-        /// Bytes there are.
+        /// The number of bytes.
         len: usize,
     },
-    /// The opcode, or its modifier, is not one that this crate parses.
+    /// This crate does not parse the opcode or its modifier.
     #[error("opcode {opcode} with modifier {opmod:#x} is not supported")]
     Unsupported {
         /// The opcode.
         opcode: SendOpcode,
-        /// Its modifier.
+        /// The opcode modifier.
         opmod: u8,
     },
     /// The entry ends before the segments that its opcode needs.
@@ -120,47 +120,47 @@ pub enum ParseError {
     Missing {
         /// The opcode.
         opcode: SendOpcode,
-        /// Segments the entry has.
+        /// The size of the entry in segments.
         ds: u8,
-        /// What is not there.
+        /// The missing part.
         part: Part,
     },
-    /// Inline data where the opcode allows none.
+    /// The entry has inline data, which the opcode does not permit.
     #[error("{opcode} cannot have inline data, found in segment {segment}")]
     InlineNotAllowed {
         /// The opcode.
         opcode: SendOpcode,
-        /// Where, counted from the control segment.
+        /// The index of the segment, counted from the control segment.
         segment: u8,
     },
-    /// An inline segment with a size that has no such meaning.
-    #[error("{len} inline bytes in segment {segment}; the limit is {MAX_INLINE}")]
+    /// The size of an inline segment is above the limit.
+    #[error("segment {segment} has {len} inline bytes; the limit is {MAX_INLINE}")]
     InlineTooLong {
-        /// Where, counted from the control segment.
+        /// The index of the segment, counted from the control segment.
         segment: u8,
-        /// The size it says.
+        /// The size in the segment.
         len: u32,
     },
-    /// Inline data that reaches past the end of the entry.
+    /// Inline data reach past the end of the entry.
     #[error("{len} inline bytes in segment {segment} reach past the end of the entry")]
     InlineOverrun {
-        /// Where, counted from the control segment.
+        /// The index of the segment, counted from the control segment.
         segment: u8,
-        /// The size it says.
+        /// The size in the segment.
         len: u32,
     },
     /// The size of a receive slot is not a positive multiple of 16.
-    #[error("a receive slot of {len} bytes; it must be a positive multiple of 16")]
+    #[error("the receive slot has {len} bytes; it must be a positive multiple of 16")]
     RecvStride {
-        /// Bytes there are.
+        /// The size of the slot in bytes.
         len: usize,
     },
-    /// A byte count in a receive list has its highest bit set: a receive cannot be inline.
-    #[error("SGE {sge} of a receive has byte count {byte_count:#x}, which is no length")]
+    /// A byte count in a receive list has its highest bit set; a receive cannot be inline.
+    #[error("SGE {sge} of a receive has byte count {byte_count:#x}, which is not a length")]
     RecvByteCount {
-        /// Which, from 0.
+        /// The index of the pointer, from 0.
         sge: usize,
-        /// What it says.
+        /// The byte count.
         byte_count: u32,
     },
 }

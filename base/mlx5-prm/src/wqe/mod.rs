@@ -1,29 +1,28 @@
-//! Work queue entries: how a request looks in the ring.
+//! Work queue entries: the format of a request in the ring.
 //!
-//! A send queue entry is a row of *segments* of 16 bytes: a control segment, then what the
-//! operation needs (remote address, atomic operands, address vector), then the data: pointers
-//! to registered memory, or the bytes themselves (*inline*). Entries start at multiples of 64
-//! bytes (*basic blocks*), by which queue indices count. A receive queue entry is a list of
-//! pointers in a slot of fixed size (*stride*).
+//! A send WQE is a sequence of *segments* of 16 bytes: a control segment, then the segments that
+//! the operation needs (remote address, atomic operands, address vector), then the data. The data
+//! are pointers to registered memory, or the bytes themselves (*inline*). A WQE starts at a
+//! multiple of 64 bytes (*basic block*); queue indices count basic blocks. A receive WQE is a list
+//! of pointers in a slot of fixed size (*stride*).
 //!
-//! [`SendWqe`] describes a request and encodes itself into a [`SegmentSink`]; [`parse_send`],
-//! or [`parse_datagram`], takes an entry apart. [`encode_recv`] and [`parse_recv`] do the same for receives.
+//! [`SendWqe`] describes a request and encodes it into a [`SegmentSink`]; [`parse_send`] and
+//! [`parse_datagram`] parse an entry. [`encode_recv`] and [`parse_recv`] do the same for receives.
 //!
-//! # What the vendor's library does, and we do as well
-//! - *Fence*: a fenced request carries mode [`FENCE`] (0x80), not [`FENCE_READS`], whatever
-//!   its operation. It leaves no mark on the next one: an unfenced request right after a fenced
-//!   READ has mode 0. (A fence on its own account, after a local invalidation or a memory
-//!   registration in the queue, does not arise here: there are no such operations.)
-//! - *Empty pieces*: a pointer with a byte count of 0 means 2 GiB to this hardware, so
-//!   pointers of length 0 are left out of the entry, and an inline payload of no bytes has no
-//!   segment.
+//! # Equal to the vendor's library
+//! - *Fence*: a fenced request carries mode [`FENCE`] (0x80), not [`FENCE_READS`], whatever its
+//!   operation. It does not affect the next request: an unfenced request right after a fenced READ
+//!   has mode 0. (The vendor's library also fences the request after a local invalidation or a
+//!   memory registration in the queue. This crate has no such operations.)
+//! - *Empty pieces*: this hardware reads a byte count of 0 as 2 GiB. Pointers of length 0 are
+//!   therefore left out of the entry, and an inline payload of no bytes has no segment.
 //! - *Inline pieces* are joined in one inline segment.
 //!
-//! # What we do in another way
-//! - *What nobody reads* is zero: the rest of the last inline segment, the comparand of a fetch
-//!   and add. The vendor's library leaves there what was there before.
+//! # Different from the vendor's library
+//! - *Unused bytes* are zero: the rest of the last inline segment, and the comparand of a fetch and
+//!   add. The vendor's library leaves the previous bytes of the ring there.
 //! - A pointer of exactly 2 GiB has a byte count of 0, here and in the parsers. The vendor's
-//!   library writes the length as it is, whose highest bit marks inline data.
+//!   library writes the length unchanged, and its highest bit marks inline data.
 
 mod error;
 mod parse;
@@ -41,34 +40,34 @@ pub use segment::{AtomicSeg, AvSeg, CtrlSeg, DataSeg, RaddrSeg};
 pub use send::{Atomic, Encoded, Payload, Remote, SendWqe, Sge, WqeFlags, encode_nop};
 pub use sink::{SegmentSink, SliceSink};
 
-/// Size in bytes of a basic block, the unit of send queue indices.
+/// The size in bytes of a basic block, the unit of send queue indices.
 pub const BASIC_BLOCK: usize = 64;
-/// Size in bytes of a segment, the unit of an entry's size.
+/// The size in bytes of a segment, the unit of an entry's size.
 pub const SEGMENT: usize = 16;
-/// Most segments of an entry: its size has six bits.
+/// The maximal number of segments of an entry: its size has six bits.
 pub const MAX_SEGMENTS: usize = 63;
-/// Most inline bytes of one inline segment: its size has ten bits.
+/// The maximal number of inline bytes of one inline segment: its size has ten bits.
 pub const MAX_INLINE: usize = 0x3ff;
-/// Most bytes one pointer can name: 2 GiB.
+/// The maximal length of one pointer: 2 GiB.
 pub const MAX_SGE_LEN: u32 = 1 << 31;
-/// Marks the byte count of an inline segment.
+/// The bit of a byte count that marks an inline segment.
 pub const INLINE_FLAG: u32 = 1 << 31;
-/// A local key that is never valid; it ends the list of a receive queue entry.
+/// An lkey that is never valid; it ends the list of a receive WQE.
 pub const INVALID_LKEY: u32 = 0x100;
 
-/// In the control segment's `fm_ce_se`: write a completion entry.
+/// In the control segment's `fm_ce_se`: write a completion entry (signaled).
 pub const CE_SIGNALED: u8 = 0x08;
-/// In the control segment's `fm_ce_se`: ask for an event at the receiver.
+/// In the control segment's `fm_ce_se`: raise an event at the receiver (solicited).
 pub const SE: u8 = 0x02;
 /// The bits of the fence mode in `fm_ce_se`.
 pub const FENCE_MASK: u8 = 0xe0;
 /// Fence mode: wait for the READs and atomics before this entry.
 pub const FENCE_READS: u8 = 0x40;
-/// Fence mode of a fenced request, as the vendor's library writes it: that, and to wait for the local
-/// invalidations and registrations before this entry.
+/// Fence mode of a fenced request in the vendor's library: as [`FENCE_READS`], and wait for the
+/// local invalidations and registrations before this entry.
 pub const FENCE: u8 = 0x80;
 
-/// Basic blocks that an entry of `ds` segments occupies.
+/// The number of basic blocks of an entry of `ds` segments.
 #[inline]
 pub const fn basic_blocks(ds: u8) -> u8 {
     ds.div_ceil((BASIC_BLOCK / SEGMENT) as u8)

@@ -1,4 +1,4 @@
-//! Send queue entries, from bytes to what they ask for: the NIC's side.
+//! The parser of send WQEs: the NIC's side.
 
 use zerocopy::FromBytes;
 
@@ -8,41 +8,42 @@ use super::{
 };
 use crate::opcode::SendOpcode;
 
-/// An entry of a send queue, taken apart and checked.
+/// A parsed and checked send WQE.
 #[derive(Clone, Copy, Debug)]
 pub struct ParsedWqe<'a> {
     /// The control segment.
     pub ctrl: CtrlSeg,
-    /// Where at the peer; there if and only if the opcode is a READ, a write or an atomic.
+    /// The remote address; present if and only if the opcode is a READ, a WRITE or an atomic.
     pub remote: Option<Remote>,
-    /// Operands, of the opcode's kind; there if and only if the opcode is an atomic.
+    /// The operands, of the opcode's kind; present if and only if the opcode is an atomic.
     pub atomic: Option<Atomic>,
-    /// Where to; there if and only if the entry is a datagram's.
+    /// The destination; present if and only if the entry is a datagram's.
     pub av: Option<AvSeg>,
     /// The data segments, valid up to the last byte. Empty for a NOP.
     data: &'a [u8],
 }
 
 impl<'a> ParsedWqe<'a> {
-    /// The opcode; always one this crate has a name for.
+    /// The opcode; always one with a name in this crate.
     #[inline]
     pub fn opcode(&self) -> SendOpcode {
         self.ctrl.opcode()
     }
 
-    /// How the request is to be treated.
+    /// The flags of the request.
     #[inline]
     pub fn flags(&self) -> WqeFlags {
         self.ctrl.flags()
     }
 
-    /// The data, piece by piece, in order. To a READ or an atomic, where the answer goes.
+    /// The pieces of the data, in order. For a READ or an atomic they are the destination of the
+    /// response.
     #[inline]
     pub fn data(&self) -> DataItems<'a> {
         DataItems { rest: self.data }
     }
 
-    /// Bytes of all data together.
+    /// The total length of the data in bytes.
     pub fn data_len(&self) -> u64 {
         self.data().map(|item| item.len()).sum()
     }
@@ -51,14 +52,14 @@ impl<'a> ParsedWqe<'a> {
 /// A piece of a request's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data<'a> {
-    /// Registered memory. A byte count of 0 has become 2 GiB, as the NIC takes it.
+    /// Registered memory. A byte count of 0 is already converted to 2 GiB, as the NIC reads it.
     Sge(Sge),
-    /// The bytes themselves.
+    /// Inline bytes.
     Inline(&'a [u8]),
 }
 
 impl Data<'_> {
-    /// Length in bytes.
+    /// The length in bytes.
     #[inline]
     pub fn len(&self) -> u64 {
         match self {
@@ -67,7 +68,7 @@ impl Data<'_> {
         }
     }
 
-    /// Whether there are no bytes in it.
+    /// Whether the length is 0.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -85,14 +86,14 @@ impl<'a> Iterator for DataItems<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Data<'a>> {
-        // The segments were checked when the entry was parsed, so there is no fault to hide.
+        // The parser checked the segments, so this hides no error.
         let (item, rest) = next_item(self.rest).ok().flatten()?;
         self.rest = rest;
         Some(item)
     }
 }
 
-/// What is wrong with a data segment.
+/// A defect of a data segment.
 enum Fault {
     InlineTooLong { len: u32 },
     InlineOverrun { len: u32 },
@@ -120,21 +121,21 @@ fn next_item(rest: &[u8]) -> Result<Option<(Data<'_>, &[u8])>, Fault> {
     Ok(Some((Data::Inline(&inline[4..4 + bytes]), after)))
 }
 
-/// Takes an entry of a connection's send queue apart. `bytes` is a contiguous copy of at least
-/// the entry; what follows the entry's last segment is ignored.
+/// Parses a WQE of a connection's send queue. `bytes` is a contiguous copy that contains at least
+/// the entry; bytes after the entry's last segment are ignored.
 ///
 /// # Errors
-/// The bytes are too few for the entry, or the entry is malformed, or its opcode or opcode
-/// modifier is not one of this crate.
+/// `bytes` is shorter than the entry, the entry is malformed, or this crate does not parse its
+/// opcode or its opcode modifier.
 pub fn parse_send(bytes: &[u8]) -> Result<ParsedWqe<'_>, ParseError> {
     parse(bytes, false)
 }
 
-/// Takes an entry of a UD send queue apart, as [`parse_send`] does those of a connection.
+/// Parses a WQE of a UD send queue, as [`parse_send`] does for a connection.
 ///
 /// # Errors
-/// As [`parse_send`]; and its operation is none for datagrams, or it has no address vector of
-/// all 48 bytes.
+/// As [`parse_send`]. Also, the operation is not possible for datagrams, or the address vector does
+/// not have all 48 bytes.
 pub fn parse_datagram(bytes: &[u8]) -> Result<ParsedWqe<'_>, ParseError> {
     parse(bytes, true)
 }
@@ -206,7 +207,7 @@ fn parse(bytes: &[u8], datagram: bool) -> Result<ParsedWqe<'_>, ParseError> {
     Ok(parsed)
 }
 
-/// Walks over the data segments, the last ones of an entry of `ds` segments.
+/// Checks the data segments, the last ones of an entry of `ds` segments.
 fn check_data(data: &[u8], opcode: SendOpcode, ds: u8, inline: bool) -> Result<(), ParseError> {
     let mut rest = data;
     loop {

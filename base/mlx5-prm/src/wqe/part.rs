@@ -1,19 +1,20 @@
-//! Which parts an entry is made of, beyond the control segment that all have.
+//! The parts of an entry beside the control segment.
 
 use core::fmt;
 
 use crate::opcode::SendOpcode;
 
-/// A part of a request, beyond its opcode and flags.
+/// A part of a request beside its opcode and flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Remote address and key, in a segment behind the control segment. Never with an address vector.
+    /// Remote address and key, in a segment after the control segment. Never with an address
+    /// vector.
     Remote,
-    /// Operands of an atomic operation, of the kind the opcode needs, behind the remote address.
+    /// Operands of an atomic operation, of the opcode's kind, after the remote address.
     Atomic,
     /// Immediate data.
     Immediate,
-    /// Address vector of a UD queue pair, behind the control segment.
+    /// The address vector of a UD QP, after the control segment.
     AddressVector,
     /// Payload of any kind.
     Payload,
@@ -31,7 +32,7 @@ impl Part {
         Part::Inline,
     ];
 
-    /// A bit for the part, if it is there.
+    /// The bit of the part; 0 if the part is absent.
     #[inline]
     pub(super) const fn bit(self, there: bool) -> u8 {
         (there as u8) << self as u8
@@ -51,7 +52,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// The parts that go with an opcode, by bits.
+/// A set of parts that an opcode needs or permits, as bits.
 #[derive(Clone, Copy)]
 pub(super) struct Shape(u8);
 
@@ -70,7 +71,7 @@ impl Shape {
         self.0 & part.bit(true) != 0
     }
 
-    /// The first part of `given`, which are [`Part::bit`]s, that is none of these.
+    /// The first part in `given` (a set of [`Part::bit`]s) that is not in this set.
     #[inline]
     pub(super) const fn excess(self, given: u8) -> Option<Part> {
         match given & !self.0 {
@@ -81,8 +82,7 @@ impl Shape {
 }
 
 impl SendOpcode {
-    /// The parts an entry with this code may have. `None` if the
-    /// code is not known.
+    /// The parts that an entry with this opcode may have. `None` for an unknown opcode.
     #[inline]
     pub(super) const fn shape(self) -> Option<Shape> {
         use Part::{AddressVector, Atomic, Immediate, Inline, Payload, Remote};

@@ -1,4 +1,4 @@
-//! Receive queue entries: a list of pointers in a slot of fixed size.
+//! Receive WQEs: a list of pointers in a slot of fixed size.
 
 use zerocopy::FromBytes;
 
@@ -7,13 +7,13 @@ use super::{
     DataSeg, FormatError, INLINE_FLAG, INVALID_LKEY, ParseError, SEGMENT, SegmentSink, Sge,
 };
 
-/// Writes the list of a receive into a slot of `stride` bytes and gives the number of pointers
-/// written, empty ones left out. A list that does not fill its slot is followed by an end mark;
-/// what comes after the mark is left as it is.
+/// Writes the list of a receive into a slot of `stride` bytes and returns the number of pointers
+/// written, without empty ones. If the list is shorter than the slot, an end mark follows it; the
+/// bytes after the mark stay unchanged.
 ///
 /// # Errors
-/// `stride` is not a positive multiple of 16, the list is longer than the slot, or a pointer
-/// names more than 2 GiB. Nothing is written then.
+/// `stride` is not a positive multiple of 16, the list is longer than the slot, or a pointer covers
+/// more than 2 GiB. Then nothing is written.
 #[inline]
 pub fn encode_recv(
     sges: &[Sge],
@@ -34,11 +34,12 @@ pub fn encode_recv(
     Ok(n)
 }
 
-/// The list in a receive slot, given all the bytes of the slot. It ends at the key
+/// The list in a receive slot. `slot` has all bytes of the slot. The list ends at the key
 /// [`INVALID_LKEY`] or with the slot.
 ///
 /// # Errors
-/// The slot's size is not a positive multiple of 16, or a byte count before the end is no length.
+/// The slot's size is not a positive multiple of 16, or a byte count before the end is not a
+/// length.
 pub fn parse_recv(slot: &[u8]) -> Result<RecvSges<'_>, ParseError> {
     let bad_size = ParseError::RecvStride { len: slot.len() };
     let list = <[DataSeg]>::ref_from_bytes(slot).map_err(|_| bad_size)?;

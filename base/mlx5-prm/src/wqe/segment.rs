@@ -1,4 +1,4 @@
-//! The segments that entries are made of, as they lie in memory.
+//! The segments of WQEs, in their memory layout.
 
 use core::mem::{offset_of, size_of};
 
@@ -8,30 +8,30 @@ use super::{INVALID_LKEY, MAX_SGE_LEN, SEGMENT, Sge, WqeFlags};
 use crate::opcode::SendOpcode;
 
 layout! {
-    /// Starts every send queue entry.
+    /// The control segment, the first of every send WQE.
     CtrlSeg: [u8; SEGMENT] {
         /// Opcode modifier (8 bits), index of the first basic block (16), opcode (8).
         0 opmod_idx_opcode: U32,
-        /// Queue pair (24 bits), size in segments (8, of which 6 count).
+        /// QP number (24 bits), size in segments (8 bits, of which 6 are used).
         4 qpn_ds: U32,
-        /// Checksum; zero unless asked for.
+        /// Checksum; zero unless it was requested.
         8 signature: u8,
         /// Stream or DCI channel; zero on RC.
         9 dci_stream: [u8; 2],
         /// Fence mode, completion, solicited: see [`WqeFlags`].
         11 fm_ce_se: u8,
-        /// Immediate in network order, or the key to invalidate.
+        /// Immediate data in network order, or the key to invalidate.
         12 imm: [u8; 4],
     } means {
         /// The opcode.
         opcode(&self) -> SendOpcode = SendOpcode(self.opmod_idx_opcode.get() as u8);
-        /// Modifier of the opcode; zero for all that this crate encodes.
+        /// The opcode modifier; zero in all requests that this crate encodes.
         opmod(&self) -> u8 = (self.opmod_idx_opcode.get() >> 24) as u8;
         /// Index of the entry's first basic block, modulo 2^16.
         index(&self) -> u16 = (self.opmod_idx_opcode.get() >> 8) as u16;
-        /// The queue pair.
+        /// The QP number.
         qpn(&self) -> u32 = self.qpn_ds.get() >> 8;
-        /// Size of the entry in segments, as written, also if it is more than there can be.
+        /// The size of the entry in segments as written, even if it is above the maximum.
         ds(&self) -> u8 = self.qpn_ds.get() as u8;
         /// The flags.
         flags(&self) -> WqeFlags = WqeFlags::from_byte(self.fm_ce_se);
@@ -39,7 +39,7 @@ layout! {
 }
 
 impl CtrlSeg {
-    /// A control segment. Of `qpn` 24 bits are kept.
+    /// A control segment, with 24 bits of `qpn`.
     #[inline]
     pub const fn new(
         opcode: SendOpcode,
@@ -61,11 +61,11 @@ impl CtrlSeg {
 }
 
 layout! {
-    /// Where at the peer.
+    /// The remote address segment.
     RaddrSeg: [u8; SEGMENT] {
-        /// Address in the peer's region.
+        /// The address in the MR of the peer.
         0 addr: U64,
-        /// Key of the peer's region.
+        /// The rkey.
         8 rkey: U32,
         /// Zero.
         12 reserved: [u8; 4],
@@ -91,13 +91,13 @@ impl RaddrSeg {
 
 layout! {
     /// A pointer to registered local memory. On a send queue the highest bit of the byte count
-    /// tells an inline segment from a pointer.
+    /// distinguishes an inline segment from a pointer.
     DataSeg: [u8; SEGMENT] {
-        /// Length in bytes; 0 stands for 2 GiB.
+        /// The length in bytes; 0 stands for 2 GiB.
         0 byte_count: U32,
-        /// Key of the region.
+        /// The lkey.
         4 lkey: U32,
-        /// Address in the region.
+        /// The address in the MR.
         8 addr: U64,
     }
 }
@@ -110,15 +110,15 @@ impl DataSeg {
     /// Byte offset of the address in the segment.
     pub const ADDR: usize = offset_of!(DataSeg, addr);
 
-    /// Ends the list of a receive queue entry.
+    /// The end mark of the list of a receive WQE.
     pub const END: DataSeg = DataSeg {
         byte_count: U32::ZERO,
         lkey: U32::new(INVALID_LKEY),
         addr: U64::ZERO,
     };
 
-    /// A pointer. Of the length 31 bits are kept, so that [`MAX_SGE_LEN`] becomes 0. A length
-    /// of 0 must not come here: the NIC takes it for 2 GiB.
+    /// A pointer with 31 bits of the length, so that [`MAX_SGE_LEN`] becomes 0. The caller must not
+    /// pass a length of 0: the NIC reads it as 2 GiB.
     #[inline]
     pub const fn new(sge: Sge) -> DataSeg {
         DataSeg {
@@ -128,7 +128,7 @@ impl DataSeg {
         }
     }
 
-    /// What the pointer means to the NIC.
+    /// The pointer as the NIC reads it.
     #[inline]
     pub const fn sge(&self) -> Sge {
         Sge {
@@ -143,11 +143,11 @@ impl DataSeg {
 }
 
 layout! {
-    /// Operands of an atomic operation.
+    /// The operands of an atomic operation.
     AtomicSeg: [u8; SEGMENT] {
-        /// What to store on a match, or what to add.
+        /// The value to store on a match, or to add.
         0 swap_add: U64,
-        /// What to compare with; zero on fetch and add.
+        /// The value to compare; zero for fetch and add.
         8 compare: U64,
     }
 }
@@ -164,13 +164,14 @@ impl AtomicSeg {
 }
 
 layout! {
-    /// Address vector: where a UD message goes. Three segments.
+    /// The address vector: the destination of a UD message. Three segments.
     AvSeg: [[u8; SEGMENT]; 3] {
-        /// Queue key of the destination.
+        /// The queue key (Q_Key) of the destination.
         0 qkey: U32,
         /// Zero on UD.
         4 reserved0: [u8; 4],
-        /// Destination queue pair (24 bits); the highest bit says that all 48 bytes are there.
+        /// The QP number of the destination (24 bits); the highest bit says that the address vector
+        /// has 48 bytes.
         8 dqp_dct: U32,
         /// Static rate (4 bits), service level (4 bits).
         12 stat_rate_sl: u8,
@@ -186,22 +187,22 @@ layout! {
         26 tclass: u8,
         /// Hop limit.
         27 hop_limit: u8,
-        /// Whether there is a global route header ([`GRH`](AvSeg::GRH)), the index of the own GID (8
-        /// bits), the flow label (20).
+        /// Whether the message has a global route header ([`GRH`](AvSeg::GRH)), the index of the
+        /// local GID (8 bits), the flow label (20 bits).
         28 grh_gid_fl: U32,
         /// GID of the destination.
         32 rgid: [u8; 16],
     } means {
-        /// The destination queue pair.
+        /// The QP number of the destination.
         qpn(&self) -> u32 = self.dqp_dct.get() & 0x00ff_ffff;
-        /// The service level; on Ethernet the priority and a bit below it.
+        /// The service level; on Ethernet the priority and the bit below it.
         service_level(&self) -> u8 = self.stat_rate_sl & 0xf;
-        /// Low bits of the own LID that the message is sent from.
+        /// Low bits of the local source LID.
         path_bits(&self) -> u8 = self.fl_mlid & 0x7f;
-        /// On InfiniBand: whether the message carries a global route header. On Ethernet, where
-        /// all do, the bit is clear.
+        /// On InfiniBand: whether the message has a global route header. On Ethernet every message
+        /// has one, and the bit is clear.
         has_grh(&self) -> bool = self.grh_gid_fl.get() & AvSeg::GRH != 0;
-        /// Which of the port's own GIDs the message is sent from.
+        /// The index of the local source GID.
         sgid_index(&self) -> u8 = (self.grh_gid_fl.get() >> 20) as u8;
         /// The flow label, 20 bits.
         flow_label(&self) -> u32 = self.grh_gid_fl.get() & 0x000f_ffff;
@@ -213,10 +214,10 @@ impl AvSeg {
     pub const EXTENDED: u32 = 1 << 31;
     /// In [`grh_gid_fl`](AvSeg::grh_gid_fl): the message carries a global route header.
     pub const GRH: u32 = 1 << 30;
-    /// Segments of an address vector.
+    /// The number of segments of an address vector.
     pub const SEGMENTS: usize = size_of::<AvSeg>() / SEGMENT;
 
-    /// The address of queue pair `qpn` behind `lid` in the own InfiniBand subnet.
+    /// The address of QP `qpn` at `lid` in the local InfiniBand subnet.
     #[inline]
     pub const fn infiniband(qkey: u32, qpn: u32, lid: u16, service_level: u8) -> AvSeg {
         AvSeg {

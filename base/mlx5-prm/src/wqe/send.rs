@@ -1,4 +1,4 @@
-//! Send queue entries, from a request to bytes.
+//! The encoder of send WQEs.
 
 use super::{
     AtomicSeg, AvSeg, CE_SIGNALED, CtrlSeg, DataSeg, FENCE, FENCE_MASK, FENCE_READS, FormatError,
@@ -8,45 +8,45 @@ use super::{
 use crate::doorbell;
 use crate::opcode::SendOpcode;
 
-/// A piece of registered local memory.
+/// A range of registered local memory (SGE).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
-    /// Address in the region.
+    /// The address in the MR.
     pub addr: u64,
-    /// Key of the region.
+    /// The lkey.
     pub lkey: u32,
-    /// Length in bytes, at most [`MAX_SGE_LEN`]. Pieces of length 0 are left out of entries.
+    /// The length in bytes, at most [`MAX_SGE_LEN`]. Pieces of length 0 are left out of entries.
     pub len: u32,
 }
 
-/// A place in registered memory of the peer.
+/// A remote address with its key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remote {
-    /// Address in the region.
+    /// The address in the MR of the peer.
     pub addr: u64,
-    /// Key of the region.
+    /// The rkey.
     pub rkey: u32,
 }
 
-/// An atomic operation on eight bytes of the peer. The value before goes to the payload's memory.
+/// An atomic operation on eight bytes of the peer. The payload's memory receives the old value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
-    /// Stores `swap` if the value is `compare`.
+    /// Compare and swap: stores `swap` if the old value equals `compare`.
     CompareSwap {
-        /// What the value is compared with.
+        /// The value to compare.
         compare: u64,
-        /// What is stored if it matches.
+        /// The value to store on a match.
         swap: u64,
     },
-    /// Adds `add`, modulo 2^64.
+    /// Fetch and add: adds `add`, modulo 2^64.
     FetchAdd {
-        /// What is added.
+        /// The value to add.
         add: u64,
     },
 }
 
 impl Atomic {
-    /// The opcode that goes with these operands.
+    /// The opcode of these operands.
     #[inline]
     pub const fn opcode(&self) -> SendOpcode {
         match self {
@@ -64,21 +64,22 @@ impl Atomic {
     }
 }
 
-/// What a request is about.
+/// The data of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Payload<'a> {
     /// No data.
     #[default]
     None,
-    /// Registered memory: read by sends and writes, filled by READs and atomics.
+    /// Registered memory: SENDs and WRITEs read it, READs and atomics write it.
     Gather(&'a [Sge]),
-    /// The pieces, joined, travel in the entry itself: their memory need not be registered and
-    /// may be reused at once. At most [`MAX_INLINE`] bytes, and no more than fit the entry.
+    /// Inline data: the entry contains the joined pieces. Their memory needs no registration and
+    /// may be reused at once. At most [`MAX_INLINE`] bytes, and no more than the entry has room
+    /// for.
     Inline(&'a [&'a [u8]]),
 }
 
 impl Payload<'_> {
-    /// Segments of the payload, and the inline bytes in it.
+    /// The number of segments of the payload, and of inline bytes in it.
     #[inline]
     fn size(&self) -> Result<(usize, usize), FormatError> {
         match *self {
@@ -102,7 +103,7 @@ impl Payload<'_> {
     }
 }
 
-/// How many pointers the list needs in an entry: empty ones need none.
+/// The number of pointers of the list in an entry, without empty ones.
 #[inline]
 pub(super) fn count(sges: &[Sge]) -> Result<usize, FormatError> {
     let mut n = 0;
@@ -123,14 +124,14 @@ pub(super) fn put_pointers(sges: &[Sge], sink: &mut impl SegmentSink) {
     }
 }
 
-/// How a request is to be treated.
+/// The flags of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WqeFlags {
-    /// Write a completion entry. (A failure writes one in any case.)
+    /// Signaled: write a completion entry. (A failed request writes one in any case.)
     pub signaled: bool,
-    /// Ask for an event at the receiver.
+    /// Solicited: raise an event at the receiver.
     pub solicited: bool,
-    /// Start only after the READs and atomics before it are done.
+    /// Fence: start only after the earlier READs and atomics are complete.
     pub fence: bool,
 }
 
@@ -144,7 +145,7 @@ impl WqeFlags {
         signaled | solicited | fence
     }
 
-    /// The meaning of `fm_ce_se`. Every fence mode that waits for READs counts as a fence.
+    /// Parses `fm_ce_se`. Every fence mode that waits for READs counts as a fence.
     #[inline]
     pub const fn from_byte(byte: u8) -> WqeFlags {
         WqeFlags {
@@ -157,36 +158,36 @@ impl WqeFlags {
 
 /// A send queue request.
 ///
-/// Which parts must be there follows from the opcode: READs, writes and atomics have a
-/// `remote`; atomics have `atomic` operands of their kind; an immediate other than zero is for
-/// opcodes that deliver one (for [`SendOpcode::SEND_INV`] it is the key to invalidate); an
-/// address vector is for SENDs on UD queue pairs; READs and atomics have no inline payload.
+/// The opcode determines the parts. READs, WRITEs and atomics have a `remote`. Atomics have
+/// `atomic` operands of their kind. Only opcodes with immediate data have an immediate other than
+/// zero (for [`SendOpcode::SEND_INV`] it is the key to invalidate). Only SENDs on UD QPs have an
+/// address vector. READs and atomics have no inline payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendWqe<'a> {
     /// The operation.
     pub opcode: SendOpcode,
-    /// How it is to be treated.
+    /// The flags.
     pub flags: WqeFlags,
     /// Immediate data, in network order.
     pub imm: [u8; 4],
-    /// Where at the peer.
+    /// The remote address.
     pub remote: Option<Remote>,
     /// Operands of an atomic operation.
     pub atomic: Option<Atomic>,
-    /// Where to, on a UD queue pair.
+    /// The destination, on a UD QP.
     pub av: Option<AvSeg>,
-    /// What.
+    /// The data.
     pub payload: Payload<'a>,
 }
 
-/// An entry that was written.
+/// The result of encoding an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoded {
     /// Its size in segments of 16 bytes.
     pub ds: u8,
-    /// Its size in basic blocks of 64 bytes: how far the queue's index moves.
+    /// Its size in basic blocks of 64 bytes: the advance of the queue's index.
     pub basic_blocks: u8,
-    /// What to write to the doorbell, in the order the bytes stand in memory.
+    /// The value of the doorbell, in the order of memory.
     pub doorbell: [u8; 8],
 }
 
@@ -201,15 +202,15 @@ impl Encoded {
         }
     }
 
-    /// The doorbell as a 64-bit value for a store by a little-endian machine. Where only
-    /// 32-bit stores exist, the low half goes to the lower address, first.
+    /// The doorbell as a 64-bit value for a store by a little-endian machine. A machine with 32-bit
+    /// stores only stores the low half first, to the lower address.
     #[inline]
     pub const fn doorbell_value(&self) -> u64 {
         u64::from_le_bytes(self.doorbell)
     }
 
-    /// What to store into the send doorbell record, if the entry began at `index` (counted
-    /// over all laps), as [`doorbell::record_value`] gives it.
+    /// The value of the send doorbell record, if the entry began at `index` (counted over all
+    /// laps), as [`doorbell::record_value`] returns it.
     #[inline]
     pub const fn record_value(&self, index: u32) -> u32 {
         doorbell::record_value(index.wrapping_add(self.basic_blocks as u32))
@@ -217,10 +218,11 @@ impl Encoded {
 }
 
 impl SendWqe<'_> {
-    /// Segments before the payload: the number, counted from 0, of the first payload segment.
+    /// The number of segments before the payload, which is the index (from 0) of the first payload
+    /// segment.
     ///
     /// # Errors
-    /// The parts do not go with the opcode.
+    /// The opcode does not permit these parts, or it needs others.
     #[inline]
     pub fn payload_start(&self) -> Result<u8, FormatError> {
         let opcode = self.opcode;
@@ -253,10 +255,10 @@ impl SendWqe<'_> {
             + segments(self.av.is_some(), AvSeg::SEGMENTS as u8))
     }
 
-    /// Checks the request and measures its entry, without writing it.
+    /// Checks the request and computes the size of its entry, without writing it.
     ///
     /// # Errors
-    /// The request has no valid entry: its parts do not go with the opcode, or it is too large.
+    /// The request has no valid entry: its parts do not match the opcode, or it is too large.
     #[inline]
     pub fn measure(&self) -> Result<Measured<'_>, FormatError> {
         let start = self.payload_start()?;
@@ -284,8 +286,8 @@ impl SendWqe<'_> {
     /// Writes the entry for basic block `index` (modulo 2^16) of queue pair `qpn` to `sink`.
     ///
     /// # Errors
-    /// The request has no valid entry: its parts do not go with the opcode, or it is too large,
-    /// or `qpn` has more than 24 bits. Nothing is written then.
+    /// The request has no valid entry: its parts do not match the opcode, it is too large, or `qpn`
+    /// has more than 24 bits. Then nothing is written.
     #[inline]
     pub fn encode(
         &self,
@@ -315,7 +317,7 @@ impl Measured<'_> {
     /// As [`SendWqe::encode`], with `flags` in place of the request's own.
     ///
     /// # Errors
-    /// `qpn` has more than 24 bits. Nothing is written then.
+    /// `qpn` has more than 24 bits. Then nothing is written.
     #[inline]
     pub fn encode(
         &self,
@@ -348,7 +350,7 @@ impl Measured<'_> {
     }
 }
 
-/// Writes the pieces, together `len` bytes, as one inline segment. Nothing if `len` is 0.
+/// Writes the pieces, in total `len` bytes, as one inline segment. Writes nothing if `len` is 0.
 #[inline]
 fn put_inline(pieces: &[&[u8]], len: usize, sink: &mut impl SegmentSink) {
     if len == 0 {
@@ -384,12 +386,13 @@ fn check_qpn(qpn: u32) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Writes a NOP that covers `ds` segments, for basic block `index` (modulo 2^16) of queue pair
-/// `qpn`. Only the control segment is put to `sink`: the NIC skips the others, whatever they
-/// hold, so an entry that was prepared before can be voided in place.
+/// Writes a NOP of `ds` segments for basic block `index` (modulo 2^16) of QP `qpn`. `sink` receives
+/// the control segment only. The NIC skips the other segments, whatever their content, so the
+/// caller can void a prepared entry in place.
 ///
 /// # Errors
-/// `ds` is 0 or more than [`MAX_SEGMENTS`], or `qpn` has more than 24 bits. Nothing is written then.
+/// `ds` is 0 or more than [`MAX_SEGMENTS`], or `qpn` has more than 24 bits. Then nothing is
+/// written.
 #[inline]
 pub fn encode_nop(
     index: u16,

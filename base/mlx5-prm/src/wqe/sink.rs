@@ -1,13 +1,13 @@
-//! Where encoded segments go.
+//! The destination of encoded segments.
 
 use super::{FormatError, SEGMENT};
 
-/// Takes the segments of an entry, in order. A ring wraps between any two of them, since its
-/// size is a multiple of a segment's.
+/// Receives the segments of an entry, in order. A ring may wrap between any two of them, because
+/// its size is a multiple of a segment's size.
 ///
 /// Closures are sinks: `&mut |segment: &[u8; 16]| list.push(*segment)`.
 pub trait SegmentSink {
-    /// Takes the next segment.
+    /// Receives the next segment.
     fn put(&mut self, segment: &[u8; SEGMENT]);
 }
 
@@ -18,11 +18,11 @@ impl<F: FnMut(&[u8; SEGMENT])> SegmentSink for F {
     }
 }
 
-/// Writes segments into a slice from its start, never past its end.
+/// Writes segments into a slice from its start, and never past its end.
 #[derive(Debug)]
 pub struct SliceSink<'a> {
     memory: &'a mut [u8],
-    /// Bytes put so far, also those that found no room.
+    /// The bytes received so far, including those without room.
     put: usize,
 }
 
@@ -33,10 +33,11 @@ impl<'a> SliceSink<'a> {
         SliceSink { memory, put: 0 }
     }
 
-    /// Bytes written.
+    /// The number of bytes written.
     ///
     /// # Errors
-    /// [`FormatError::SinkFull`] if a segment found no room. Those before it were written.
+    /// [`FormatError::SinkFull`] if the slice had no room for a segment. The segments before it are
+    /// written.
     #[inline]
     pub fn finish(self) -> Result<usize, FormatError> {
         if self.put > self.memory.len() {

@@ -1,4 +1,4 @@
-//! Reading the known-answer vectors.
+//! Reads the known-answer vectors.
 
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, AvSeg, Payload, Remote, SendWqe, Sge, WqeFlags};
@@ -14,12 +14,12 @@ pub fn sends() -> Vec<SendVector> {
     sends_of(&load())
 }
 
-/// The send vectors among others.
+/// The send vectors in `all`.
 pub fn sends_of(all: &Value) -> Vec<SendVector> {
     list(&all["send"]).iter().map(send).collect()
 }
 
-/// A send request and the bytes that the vendor's library made of it.
+/// A send request and the entry that the vendor's library wrote for it.
 pub struct SendVector {
     pub name: String,
     pub opcode: SendOpcode,
@@ -92,8 +92,8 @@ fn send(v: &Value) -> SendVector {
             SendOpcode::ATOMIC_FA => Some(Atomic::FetchAdd { add: compare_add }),
             _ => None,
         },
-        // The destination's queue pair stands where others have the rkey. Its queue key and
-        // its LID were fixed in the program that made the vectors.
+        // The field of the rkey contains the destination QP. The program that made the vectors has
+        // a fixed queue key and a fixed LID.
         av: ud.then(|| AvSeg::infiniband(0x1111_1111, rkey, 1, 0)),
         sges: sges(&v["sge"]),
         inline: (flags & 8 != 0).then(|| list(&v["sge"]).iter().map(|s| hex(&s["data"])).collect()),

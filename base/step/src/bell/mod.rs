@@ -1,8 +1,9 @@
 //! A futex that wakes a device thread, also from another process.
 //!
-//! The sleeper announces itself, looks once more for work, then sleeps; the ringer writes
-//! its data, then looks whether somebody announced sleep. Both put a sequentially consistent
-//! fence between the two halves, so one of them always sees the other: a ring is never lost.
+//! The sleeper announces that it will sleep, checks once more for work, then sleeps. The ringer
+//! writes its data, then checks for an announced sleep. Both execute a sequentially consistent
+//! fence between the two steps. At least one of them therefore observes the other, and no wake-up
+//! is lost.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -17,8 +18,8 @@ use protocol::ASLEEP;
 
 const PAGE: usize = 4096;
 
-/// Who may lose whom, without the futex: generic over the word so that a model checker
-/// runs these very lines.
+/// The protocol without the futex. It is generic over the word, so that a model checker runs the
+/// same lines.
 mod protocol {
     use std::sync::atomic::Ordering;
 
@@ -27,18 +28,18 @@ mod protocol {
     pub const AWAKE: u32 = 0;
     pub const ASLEEP: u32 = 1;
 
-    /// The ringer's half, after its stores. `true`: the caller has to wake the sleeper.
+    /// The ringer's step, after its stores. `true`: the caller must wake the sleeper.
     #[inline]
     pub fn ring<W: Word<Value = u32>>(word: &W) -> bool {
-        // Pairs with the fence in `announce`: either the sleeper's second look sees the
-        // caller's stores, or the load below sees ASLEEP.
+        // Pairs with the fence in `announce`: either the sleeper's second check observes the
+        // caller's stores, or the load below observes ASLEEP.
         W::fence(Ordering::SeqCst);
         // The exchange elects one waker among several ringers.
         word.load(Ordering::Relaxed) == ASLEEP && word.swap(AWAKE, Ordering::Relaxed) == ASLEEP
     }
 
-    /// The sleeper's half, before its second look. After it the sleeper may wait for as
-    /// long as the word says ASLEEP.
+    /// The sleeper's step, before its second check. After it the sleeper may wait as long as the
+    /// word is ASLEEP.
     #[inline]
     pub fn announce<W: Word<Value = u32>>(word: &W) {
         word.store(ASLEEP, Ordering::Relaxed);
@@ -46,22 +47,23 @@ mod protocol {
         W::fence(Ordering::SeqCst);
     }
 
-    /// The sleeper is up again. Data written before a ring is visible after the fence of
-    /// the next `announce` at the latest.
+    /// Ends the announcement. Data written before a ring is visible after the fence of the next
+    /// `announce` at the latest.
     #[inline]
     pub fn rise<W: Word<Value = u32>>(word: &W) {
         word.store(AWAKE, Ordering::Relaxed);
     }
 }
 
-/// A bell in shared memory: one sleeper, any number of ringers, in any process that maps it.
+/// A wake-up word in shared memory: one sleeper, and any number of ringers in any process that maps
+/// it.
 #[derive(Debug)]
 pub struct Bell {
     page: NonNull<AtomicU32>,
     fd: OwnedFd,
 }
 
-/// A bell could not be made or opened.
+/// A bell could not be created or opened.
 #[derive(Debug)]
 pub struct BellError {
     what: &'static str,
@@ -87,10 +89,10 @@ unsafe impl Send for Bell {}
 unsafe impl Sync for Bell {}
 
 impl Bell {
-    /// Makes a bell in a page of its own.
+    /// Creates a bell in a memory page that only it uses.
     ///
     /// # Errors
-    /// The kernel gave no memory file or no mapping.
+    /// The kernel returned no memory file or no mapping.
     pub fn new() -> Result<Bell, BellError> {
         let fail = |what| move |source| BellError { what, source };
         let fd =
@@ -143,7 +145,7 @@ impl Bell {
         Ok(Bell { page, fd })
     }
 
-    /// The memory file, to be passed to processes that shall ring this bell.
+    /// The memory file. Pass it to the processes that ring this bell.
     pub fn fd(&self) -> impl AsFd + '_ {
         self.fd.as_fd()
     }
@@ -154,7 +156,7 @@ impl Bell {
         unsafe { self.page.as_ref() }
     }
 
-    /// Wakes the sleeper if there is one. Call after writing what it shall find.
+    /// Wakes the sleeper if there is one. Call it after the stores that the sleeper must observe.
     #[inline]
     pub fn ring(&self) {
         if protocol::ring(self.word()) {
@@ -164,19 +166,19 @@ impl Bell {
 
     #[cold]
     fn wake(&self) {
-        // A failed wake leaves the sleeper to its time limit: nothing to report.
+        // If the wake-up fails, the sleeper wakes at its timeout, so no error is reported.
         let _ = futex::wake(self.word(), futex::Flags::empty(), 1);
     }
 
-    /// Sleeps for at most `limit`, unless `work_waits`, called once after sleep is announced,
-    /// says that there is something to do. Only one thread may sleep on a bell.
+    /// Sleeps for at most `limit`, unless `work_waits` returns `true`. `work_waits` is called once,
+    /// after the sleep is announced. Only one thread may sleep on a bell.
     pub fn sleep(&self, limit: Duration, mut work_waits: impl FnMut() -> bool) {
         self.nap(|| (!work_waits()).then_some(limit));
     }
 
-    /// As [`sleep`](Bell::sleep), for a sleeper whose last look also tells how long it may
-    /// sleep: `look`, called once after sleep is announced, answers `None` if there is
-    /// something to do, or else the longest time to sleep (`Duration::MAX`: until rung).
+    /// As [`sleep`](Bell::sleep), with a time limit from the last check. `look` is called once,
+    /// after the sleep is announced. It returns `None` if there is work, or else the longest time
+    /// to sleep (`Duration::MAX`: until a ring).
     pub fn nap(&self, look: impl FnOnce() -> Option<Duration>) {
         protocol::announce(self.word());
         if let Some(limit) = look() {
@@ -184,7 +186,7 @@ impl Bell {
                 tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(limit.subsec_nanos()),
             });
-            // Woken, timed out, interrupted: all the same to the caller, who looks again.
+            // Woken, timed out or interrupted: in each case the caller checks for work again.
             let _ = futex::wait(self.word(), futex::Flags::empty(), ASLEEP, limit.as_ref());
         }
         protocol::rise(self.word());

@@ -1,4 +1,4 @@
-//! The bell over a real futex, and its protocol under a model checker.
+//! The bell on a real futex, and its protocol under a model checker.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -14,7 +14,7 @@ fn pair() -> (Bell, Bell) {
 }
 
 #[test]
-fn a_ring_through_another_mapping_wakes_a_sleeper_without_limit() {
+fn ring_through_another_mapping_wakes_a_sleeper_without_limit() {
     let (bell, peer) = pair();
     let rung = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -37,9 +37,9 @@ fn sleep_ends_at_its_limit_and_not_before() {
         bell.sleep(limit, || false);
         naps += 1;
     }
-    // One nap, a few more if signals cut it short; without sleep it would be thousands.
+    // One nap, and a few more if signals interrupt it; without sleep there would be thousands.
     assert!(naps < 10, "{naps} naps");
-    // A ring that meets nobody asleep is not remembered: the look is what finds work.
+    // A ring without a sleeper is not stored: the check finds the work.
     bell.ring();
     assert_eq!(bell.word().load(Ordering::Relaxed), protocol::AWAKE);
 }
@@ -47,13 +47,13 @@ fn sleep_ends_at_its_limit_and_not_before() {
 #[test]
 fn work_found_by_the_last_look_keeps_awake() {
     let bell = Bell::new().unwrap();
-    // Nobody rings: a sleep without limit would never return.
+    // No thread rings: a sleep without limit would never return.
     bell.sleep(Duration::MAX, || true);
     bell.nap(|| None);
 }
 
 #[test]
-fn what_is_not_a_sealed_page_is_refused() {
+fn descriptor_of_an_unsealed_page_is_refused() {
     let open = |size: u64, seals: SealFlags| {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("not-a-bell", flags).unwrap();
@@ -69,8 +69,8 @@ fn what_is_not_a_sealed_page_is_refused() {
     assert_eq!(refused.to_string(), "bell: not a memory file");
 }
 
-/// The sleep protocol on the model checker's words. The futex is a mutex (the kernel's lock
-/// of the hash bucket) and a condition variable; a lost ring shows as a deadlock.
+/// The sleep protocol on the model checker's words. The futex is a mutex (the kernel's lock of the
+/// hash bucket) and a condition variable. A lost wake-up is reported as a deadlock.
 mod model {
     use loom::sync::atomic::AtomicU32;
     use loom::sync::{Arc, Condvar, Mutex};
@@ -109,7 +109,7 @@ mod model {
         bell: AtomicU32,
         bucket: Mutex<()>,
         woken: Condvar,
-        /// What the sleeper waits for, one word a ringer.
+        /// The words that the sleeper waits for, one per ringer.
         doorbells: Vec<AtomicU32>,
     }
 

@@ -15,29 +15,29 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-/// How the live driver shares the processor between looking and sleeping.
+/// The polling and sleep times of the live driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveConfig {
-    /// How long the device and the CPU thread spin after the last progress. Default 500 us:
-    /// several times what a peer needs to wake up, or two ranks that play ping-pong would put
-    /// each other to sleep at every message.
+    /// How long the device and the CPU thread spin after the last progress. Default 500 us: several
+    /// times the wake-up time of a peer. With a shorter spin, two ranks that play ping-pong would
+    /// sleep at every message.
     pub spin: Duration,
-    /// The longest sleep of the device and the CPU thread while a machine is attached:
-    /// the time in which a store that nobody rang for is noticed. Default 40 us, which leaves
-    /// the kernel 10 us to wake the thread.
+    /// The longest sleep of the device and the CPU thread while a machine is attached. It bounds
+    /// the delay of a store without a wake-up. Default 40 us, which leaves the kernel 10 us to wake
+    /// the thread.
     pub nap: Duration,
-    /// How often the watcher's machines are stepped if nothing happens. Default 1 ms.
+    /// The interval at which the watchers' machines are stepped without progress. Default 1 ms.
     pub watch: Duration,
-    /// How long [`Env::wait_until`] spins before it sleeps. Default 5 us, zero on a machine
-    /// of one processor.
+    /// How long [`Env::wait_until`] spins before it sleeps. Default 5 us, zero on a machine with
+    /// one processor.
     pub wait_spin: Duration,
     /// The first sleep of [`Env::wait_until`]; each next one is twice as long. Default 20 us.
     pub wait_first: Duration,
     /// The longest sleep of [`Env::wait_until`]. Default 500 us.
     pub wait_longest: Duration,
-    /// How long a spin keeps the processor; after that it yields to other threads at each
-    /// look, or two ranks that share a processor would wait out each other's spins. Default
-    /// 2 us, zero on a machine of one processor.
+    /// How long a spin keeps the processor. After that it yields to other threads at each check;
+    /// without the yield, two ranks on one processor would wait for the end of each other's spins.
+    /// Default 2 us, zero on a machine with one processor.
     pub keep: Duration,
 }
 
@@ -60,15 +60,15 @@ impl Default for LiveConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LiveError {
-    /// No bell for a thread.
-    #[error("live driver: no bell to wake a thread by")]
+    /// No bell could be created for a thread.
+    #[error("live driver: the bell of a thread could not be created")]
     Bell(#[from] BellError),
-    /// The system refused a thread.
+    /// The system refused to start a thread.
     #[error("live driver: thread {name} did not start")]
     Thread {
         /// The thread's name.
         name: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
 }
@@ -76,43 +76,43 @@ pub enum LiveError {
 /// A machine that panicked in a step (and was detached) or while it was dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The id it was attached under.
+    /// The machine's id.
     pub machine: MachineId,
-    /// The name it gave when it was attached.
+    /// The machine's name at the time of the attach.
     pub name: String,
-    /// What the panic said.
+    /// The message of the panic.
     pub message: String,
 }
 
-/// The driver of a process that runs for real: a device thread, a CPU thread, and one for each
+/// The driver of a process in real time: a device thread, a CPU thread, and one thread for each
 /// watcher.
 ///
-/// * `gds-device` steps the machines of [`Thread::Device`] round robin. It spins while any of
-///   them makes progress and [`LiveConfig::spin`] longer, then sleeps on the [`Bell`], never
-///   longer than [`LiveConfig::nap`] at a time while a machine is attached (a store that
-///   nobody rang for is noticed within that time), shorter if a machine asked for it, and
-///   without limit while none is.
-/// * `gds-cpu` does the same for [`Thread::Cpu`]. It starts with the first such machine.
-/// * Each machine of [`Thread::Watch`] has a thread `gds-watch` of its own, from when it is attached
-///   until it is detached: a watcher that is stuck in a call of its driver stops no other. It is
-///   stepped every [`LiveConfig::watch`], and again at once after progress.
+/// * `gds-device` steps the machines of [`Thread::Device`] round robin. It spins while any of them
+///   makes progress and for [`LiveConfig::spin`] after it. Then it sleeps on the [`Bell`]. While a
+///   machine is attached, it sleeps at most [`LiveConfig::nap`] at a time, so it detects a store
+///   without a wake-up within that time. It sleeps shorter if a machine requests it, and without
+///   limit while no machine is attached.
+/// * `gds-cpu` does the same for [`Thread::Cpu`]. It starts with the first machine of this kind.
+/// * Each machine of [`Thread::Watch`] has its own thread `gds-watch`, from the attach to the
+///   detach. A watcher that is stuck in a driver call therefore does not stop another. The thread
+///   steps it every [`LiveConfig::watch`], and again at once after progress.
 ///
-/// A machine that panics is detached and remembered in [`failures`](Live::failures); its
-/// thread goes on. If the system refuses the CPU thread or a watcher's, the device
-/// thread serves their machines.
+/// A machine that panics is detached and listed in [`failures`](Live::failures); its thread
+/// continues. If the system refuses to start the CPU thread or a watcher's thread, the device
+/// thread steps their machines.
 ///
-/// Machines must not own the driver that steps them: neither would ever be dropped.
+/// A machine must not own the driver that steps it: neither would ever be dropped.
 pub struct Live {
     config: LiveConfig,
     start: Instant,
     device: WorkerThread,
     /// By the machine's id.
     watch: Mutex<BTreeMap<u64, WorkerThread>>,
-    /// `None` inside: the system refused the thread.
+    /// `None` inside: the system refused to start the thread.
     cpu: OnceLock<Option<WorkerThread>>,
     /// Stack of the threads above, in bytes.
     stack: usize,
-    /// Numbers the machines. Only uniqueness counts, so relaxed.
+    /// Numbers the machines. Only uniqueness matters, so relaxed.
     attached: AtomicU64,
     failures: Arc<Mutex<Vec<Failure>>>,
 }
@@ -120,19 +120,19 @@ pub struct Live {
 /// Stack of each thread, in bytes.
 const STACK: usize = 2 << 20;
 
-/// The thread a machine is on, in the lowest bits of its id.
+/// The thread of a machine, in the lowest bits of its id.
 const THREADS: u64 = 4;
 const DEVICE: u64 = 0;
 const WATCH: u64 = 1;
 const CPU: u64 = 2;
 
-/// The time that passed since `start`; after 584 years it stands still.
+/// The time since `start`; it saturates after 584 years.
 fn since(start: Instant) -> Time {
     Time::ZERO + start.elapsed()
 }
 
 impl Live {
-    /// The driver of this process, started on first use and never stopped.
+    /// The driver of this process. It starts on first use and never stops.
     ///
     /// # Errors
     /// The system refused its bell or its thread. The next call tries again.
@@ -147,8 +147,8 @@ impl Live {
         Ok(live)
     }
 
-    /// A driver of its own, for tests and embedding. Dropping the last reference stops its
-    /// threads and drops its machines.
+    /// A separate driver, for tests and embedding. Dropping the last reference stops its threads
+    /// and drops its machines.
     ///
     /// # Errors
     /// The system refused its bell or its thread.
@@ -173,13 +173,12 @@ impl Live {
         }))
     }
 
-    /// The bell of the device thread, for peers in other processes to ring: they open it by
-    /// [`Bell::fd`].
+    /// The bell of the device thread. Peers in other processes open it by [`Bell::fd`] and ring it.
     pub fn bell(&self) -> &Bell {
         self.device.bell()
     }
 
-    /// The machines that panicked so far, oldest first.
+    /// The machines that have panicked, oldest first.
     pub fn failures(&self) -> Vec<Failure> {
         self.failures.lock().clone()
     }
@@ -197,13 +196,13 @@ impl Live {
         WorkerThread::start(name, pace, self.stack, self.start, failures).ok()
     }
 
-    /// The CPU thread, started if need be.
+    /// The CPU thread, started if it does not run.
     fn cpu(&self) -> Option<&WorkerThread> {
         let start = || self.start_worker("gds-cpu", Live::device_pace(&self.config));
         self.cpu.get_or_init(start).as_ref()
     }
 
-    /// A thread for one watcher.
+    /// Starts a thread for one watcher.
     fn start_watch(&self) -> Option<WorkerThread> {
         let pace = Pace {
             spin: Duration::ZERO,
@@ -270,18 +269,18 @@ impl Host for Live {
         id
     }
 
-    /// Waits for the thread of `id` to finish its round, at most ten seconds. If a step has not
-    /// ended by then, a warning names what it is doing, and the machine is detached when it ends. From
-    /// inside a step of the same thread (or the destructor of a machine on it) the machine is
-    /// detached after the round; doing so in a step is a mistake that debug builds report by a
-    /// panic of that step.
+    /// Waits at most 10 s for the thread of `id` to finish its round. If a step does not end within
+    /// 10 s, a warning names its operation, and the machine is detached when the step ends. A call
+    /// from inside a step of the same thread (or from the destructor of a machine on it) detaches
+    /// the machine after the round. A call from inside a step is an error of the caller; debug
+    /// builds report it by a panic of that step.
     fn detach(&self, id: MachineId) {
         let worker = match id.0 % THREADS {
             DEVICE => Some(&self.device),
             CPU => self.cpu.get().and_then(Option::as_ref),
             WATCH => {
                 let worker = self.watch.lock().remove(&id.0);
-                // And the thread ends.
+                // This also ends the thread.
                 if let Some(worker) = worker
                     && !worker.detach(id)
                 {

@@ -1,4 +1,4 @@
-//! What only shows from inside: a thread that the system refuses.
+//! Cases that need private access: the system refuses to start a thread.
 
 use std::sync::mpsc;
 
@@ -6,7 +6,7 @@ use crate::Step;
 
 use super::*;
 
-/// Tells each thread that steps it.
+/// Reports each thread that steps it.
 struct Tell(mpsc::Sender<String>);
 
 impl Machine for Tell {
@@ -21,10 +21,10 @@ impl Machine for Tell {
 }
 
 #[test]
-fn the_device_thread_serves_machines_whose_thread_is_refused() {
+fn device_thread_serves_machines_whose_thread_is_refused() {
     for (stack, expected) in [
         (STACK, ["gds-device", "gds-watch", "gds-cpu"]),
-        // No address space is that large.
+        // No address space has room for this stack.
         (usize::MAX / 4, ["gds-device"; 3]),
     ] {
         let live = Live::with_stack(LiveConfig::default(), stack).unwrap();
@@ -36,7 +36,7 @@ fn the_device_thread_serves_machines_whose_thread_is_refused() {
             let id = live.attach(thread, Box::new(Tell(tell)));
             assert_eq!(told.recv().unwrap(), expected);
             live.detach(id);
-            // The machine, and with it the sender, is gone.
+            // The machine, and with it the sender, was dropped.
             assert!(told.iter().all(|name| name == expected));
         }
     }

@@ -1,5 +1,5 @@
-//! One thread of the live driver: the machines it owns, the loop that steps them, and the
-//! mailbox by which machines come and go.
+//! One thread of the live driver: its machines, the loop that steps them, and the mailbox for
+//! attaching and detaching machines.
 
 use std::cell::Cell;
 use std::num::NonZeroU64;
@@ -14,31 +14,31 @@ use crate::{Bell, Machine, MachineId, Mutex, Probe, Step, Time};
 use super::{Failure, LiveError};
 use crate::panic_message;
 
-/// How long a detach waits for the step that the thread is in.
+/// How long a detach waits for the current step of the thread.
 const DETACH: Duration = Duration::from_secs(10);
 
 thread_local! {
-    /// The worker whose thread this is, and whether it is inside a round of steps.
+    /// The worker of this thread, and whether it is inside a round of steps.
     static ON: Cell<(*const Worker, bool)> = const { Cell::new((std::ptr::null(), false)) };
 }
 
-/// Whether the calling code runs inside the step of some machine.
+/// Whether the caller runs inside the step of a machine.
 pub(super) fn inside_a_step() -> bool {
     ON.get().1
 }
 
-/// How a thread shares its time between looking and sleeping.
+/// The polling and sleep times of a thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// How long to spin after the last progress.
     pub spin: Duration,
     /// The longest sleep while any machine is attached.
     pub nap: Duration,
-    /// How long to spin before giving the processor away between two looks.
+    /// How long to spin before the thread yields the processor between two checks.
     pub keep: Duration,
 }
 
-/// A machine on its thread. The name is asked once, when it is attached.
+/// A machine on its thread. Its name is read once, at the attach.
 struct Slot {
     id: MachineId,
     name: String,
@@ -51,18 +51,18 @@ enum Letter {
     Stop,
 }
 
-/// What was asked of the thread. Letters are numbered from one.
+/// The requests to the thread. Letters are numbered from one.
 #[derive(Default)]
 struct Mailbox {
     letters: Vec<Letter>,
     posted: u64,
     handled: u64,
-    /// The value of `handled` when a detach ran out of time: no other detach waits before the
-    /// thread goes on.
+    /// The value of `handled` when a detach timed out. No other detach waits until the thread
+    /// continues.
     stuck: Option<u64>,
 }
 
-/// The part of a thread that others see.
+/// The part of a thread that other threads access.
 pub(super) struct Worker {
     bell: Bell,
     pace: Pace,
@@ -73,15 +73,16 @@ pub(super) struct Worker {
     handled: Condvar,
     /// The probes of the machines, by their names.
     probes: Mutex<Vec<(MachineId, String, Probe)>>,
-    /// True while letters wait. Written under the mailbox's lock, read relaxed once a round:
-    /// a hint, the lock carries the ordering. A sleeper does not miss it, as a ring follows.
+    /// True while letters are pending. Written under the mailbox's lock, read relaxed once a round.
+    /// It is a hint: the lock provides the ordering. A sleeper does not miss it, because a ring
+    /// follows.
     mail: AtomicBool,
 }
 
-/// What a round over all machines brought.
+/// The result of a round over all machines.
 enum Round {
     Progress,
-    /// The earliest time that a machine asked for.
+    /// The earliest step time that a machine requested.
     Idle(Time),
 }
 
@@ -98,12 +99,13 @@ impl Worker {
         self.post(Letter::Attach(Slot { id, name, machine }));
     }
 
-    /// Answers whether the machine is gone, or goes after the round that this is called in.
+    /// Returns whether the machine is detached, or will be after the current round.
     pub(super) fn detach(&self, id: MachineId) -> bool {
         let (on, stepping) = ON.get();
         let ticket = self.post(Letter::Detach(id));
         if std::ptr::eq(on, self) {
-            // Waiting for oneself would never end: the letter is read after this round.
+            // A wait for the own thread would never end: the thread reads the letter after this
+            // round.
             debug_assert!(!stepping, "detach from inside a step of the same thread");
             return true;
         }
@@ -126,7 +128,7 @@ impl Worker {
         true
     }
 
-    /// Warns of the step that keeps the thread from detaching.
+    /// Warns of the step that delays the detach.
     #[cold]
     fn accuse(&self) {
         let probes = self.probes.lock();
@@ -136,7 +138,7 @@ impl Worker {
         });
         let at: Vec<String> = at.collect();
         let at = match at.is_empty() {
-            true => "a step that does not tell what it is at".to_owned(),
+            true => "a step that does not name its operation".to_owned(),
             false => at.join("; "),
         };
         tracing::warn!(
@@ -163,7 +165,8 @@ impl Worker {
 
     fn run(&self) {
         ON.set((self, false));
-        // With the default slack of 50 us a nap of 40 us lasts 90. Refusal only costs time.
+        // With the default timer slack of 50 us, a nap of 40 us takes 90 us. A refusal only costs
+        // time.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut slots = Vec::new();
         let mut spin_until = Time::ZERO;
@@ -178,7 +181,7 @@ impl Worker {
             if now < spin_until && !slots.is_empty() {
                 match self.round(&mut slots, now) {
                     Round::Progress => spin_until = now + self.pace.spin,
-                    // `spin_until` lies `spin` after the last progress.
+                    // `spin_until` is the time of the last progress plus `spin`.
                     Round::Idle(_) if now + self.pace.spin < spin_until + self.pace.keep => {
                         std::hint::spin_loop()
                     }
@@ -236,7 +239,7 @@ impl Worker {
         }
     }
 
-    /// Handles all letters; `false` when told to stop.
+    /// Handles all letters; returns `false` after a request to stop.
     fn read_mail(&self, slots: &mut Vec<Slot>) -> bool {
         let (letters, last) = {
             let mut mailbox = self.mailbox.lock();
@@ -321,7 +324,7 @@ impl WorkerThread {
                 move || worker.run()
             })
             .map_err(|source| LiveError::Thread { name, source })?;
-        // It answers its first letter: from now on it runs under its name.
+        // The thread answers its first letter; from then on it runs under its name.
         worker.detach(MachineId(u64::MAX));
         Ok(WorkerThread {
             worker,
@@ -331,7 +334,7 @@ impl WorkerThread {
 }
 
 impl WorkerThread {
-    /// Ends the thread after the round that it is in, without waiting for that.
+    /// Ends the thread after the current round, without waiting for it.
     pub(super) fn abandon(mut self) {
         self.handle = None;
     }
@@ -349,10 +352,10 @@ impl Drop for WorkerThread {
     fn drop(&mut self) {
         self.worker.post(Letter::Stop);
         let own = std::ptr::eq(ON.get().0, &*self.worker);
-        // A machine that held the last reference to its driver drops it on the driver's own
-        // thread, which cannot wait for itself: it ends after this round.
+        // A machine with the last reference to its driver drops the driver on the driver's own
+        // thread. That thread cannot wait for itself: it ends after this round.
         if let Some(handle) = self.handle.take().filter(|_| !own) {
-            // The loop catches every panic of a machine, so there is nothing to hear.
+            // The loop catches every panic of a machine, so the join has no error to report.
             let _ = handle.join();
         }
     }

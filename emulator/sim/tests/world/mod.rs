@@ -1,4 +1,4 @@
-//! What the tests of the simulated driver build their worlds of.
+//! Helpers of the tests of the simulated driver: machines and worlds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gds_sim::{Sim, SimConfig};
 use gds_step::{Host, Machine, MachineId, Step, Thread, Time};
 
-/// A machine made of a name and a closure.
+/// A machine with a name and a closure as its step.
 struct With<F>(String, F);
 
 impl<F: FnMut(Time) -> Step + Send> Machine for With<F> {

@@ -1,4 +1,5 @@
-//! The machine that executes: every stream of a GPU in turn, a bounded piece at a time.
+//! The engine: a step machine that executes every stream of a GPU in turn, with bounded work per
+//! step.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,26 +14,26 @@ use crate::kernel::GridConfig;
 use crate::store_buffer::StoreBuffer;
 use crate::{Config, Weak};
 
-/// Operations of a stream executed in one step, at most.
+/// The maximal number of operations of a stream in one step.
 const BUDGET: u32 = 16;
-/// Turns of a kernel's threads in one step.
+/// The maximal number of turns of a kernel's threads in one step.
 const TURNS: u32 = 128;
 
-/// Executes a GPU's streams when stepped. Dropped, it leaves what is enqueued undone; the
-/// GPU then refuses everything.
+/// Executes a GPU's streams when stepped. When it is dropped, enqueued operations stay undone, and
+/// the GPU refuses every later call.
 pub struct Engine {
     core: Arc<Core>,
     lanes: Vec<Lane>,
     kernels: GridConfig,
     channels: usize,
-    /// Streams that stand at a wait.
+    /// The number of streams that are at a wait.
     waiting: usize,
-    /// The lane that goes first.
+    /// The lane that runs first in the next step.
     first: usize,
     chaos: Option<Chaos>,
 }
 
-/// Draws of a GPU with weak memory.
+/// The random numbers of a GPU with weak memory.
 struct Chaos {
     weak: Weak,
     rng: Rng,
@@ -72,7 +73,7 @@ impl Engine {
         });
     }
 
-    /// Forgets streams without handle and work.
+    /// Removes streams without handle and without work.
     fn forget(&mut self) {
         let core = &self.core;
         self.lanes.retain(|lane| {
@@ -87,7 +88,7 @@ impl Engine {
 
 impl Machine for Engine {
     fn step(&mut self, now: Time) -> Step {
-        // What NICs wrote arrives even at a GPU that has stopped.
+        // NIC writes arrive even at a stopped GPU.
         let mut busy = self.core.posted.as_ref().is_some_and(|p| p.pass_time());
         if self.core.running().is_err() {
             return if busy {
@@ -159,7 +160,7 @@ impl Machine for Engine {
     }
 
     fn probe(&self) -> Option<Probe> {
-        // Weak: it must not keep the memory.
+        // Weak: it must not keep the memory mapped.
         let core = Arc::downgrade(&self.core);
         Some(Arc::new(move || core.upgrade()?.running_kernel()))
     }
@@ -167,7 +168,7 @@ impl Machine for Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Drop what never ran before the memory it names is unmapped.
+        // Drops operations that never ran, before their memory is unmapped.
         self.lanes.clear();
         self.core.engine_gone();
     }

@@ -1,4 +1,4 @@
-//! A stream as the engine sees it: what it is doing, and one bounded piece of it.
+//! A stream on the engine's side: its current operation, and one bounded part of it per step.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -16,7 +16,7 @@ use crate::protect::DeviceAccess;
 use crate::queue::Consumer;
 use crate::span;
 
-/// Bytes of a copy done at a time.
+/// The maximal number of bytes of a copy in one chunk.
 const CHUNK: usize = 64 * 1024;
 /// A stream's work.
 pub(crate) struct Lane {
@@ -26,13 +26,13 @@ pub(crate) struct Lane {
     memory: Arc<StreamMemory>,
 }
 
-/// The operation that is under way. A grid lies in place, so that a launch allocates nothing.
+/// The current operation. A grid is stored in place, so that a launch allocates nothing.
 #[allow(clippy::large_enum_variant)]
 enum Current {
     Nothing,
-    /// Weak memory: an operation that starts when all that the stream wrote is visible.
+    /// Weak memory: an operation that starts when all earlier writes of the stream are visible.
     Held(Op),
-    /// Weak memory: a kernel that is over when all that the stream wrote is visible.
+    /// Weak memory: a kernel that completes when all writes of the stream are visible.
     Ending,
     /// An unsatisfied wait.
     Wait(Wait),
@@ -42,24 +42,24 @@ enum Current {
     Grid(Grid),
 }
 
-/// What the engine gives a lane for a step.
+/// The resources of a lane for one step.
 pub(crate) struct Cx<'a> {
     pub(crate) core: &'a Core,
     pub(crate) kernels: &'a GridConfig,
     pub(crate) now: Time,
-    /// Turns of a kernel's threads in a step.
+    /// Turns of a kernel's threads in one step.
     pub(crate) turns: u32,
-    /// Hardware channels, and how many are taken by streams that stand at a wait.
+    /// The number of hardware channels, and how many of them waiting streams hold.
     pub(crate) channels: usize,
     pub(crate) waiting: usize,
 }
 
-/// What came of running a lane.
+/// The result of running a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {
-    /// Something was done.
+    /// The lane made progress.
     Something,
-    /// Nothing could be done; a kernel that spins wants to run again at the given time.
+    /// No progress was possible; a spinning kernel requests to run again at the given time.
     Nothing(Option<Time>),
 }
 
@@ -73,7 +73,7 @@ impl Lane {
         }
     }
 
-    /// Whether something could be done without anybody else's doing.
+    /// Whether the lane can make progress without another actor.
     pub(crate) fn is_ready(&self) -> bool {
         match self.current {
             Current::Nothing => !self.queue.is_empty(),
@@ -82,7 +82,7 @@ impl Lane {
         }
     }
 
-    /// Whether the stream has no handle and no work: it can be forgotten.
+    /// Whether the stream has no handle and no work, so that it can be removed.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.current, Current::Nothing)
             && self.shared.closed.load(Ordering::Acquire)
@@ -109,7 +109,7 @@ impl Lane {
         for _ in 0..budget {
             let advanced = match &self.current {
                 Current::Nothing => {
-                    // When waiting streams hold every channel, nobody else starts anything.
+                    // When waiting streams hold every channel, no other stream starts an operation.
                     if cx.waiting >= cx.channels {
                         break;
                     }
@@ -155,7 +155,7 @@ impl Lane {
         ran
     }
 
-    /// Does an operation, or starts it. `false`: it waits.
+    /// Executes an operation, or starts it. Returns `false` if it waits.
     #[inline]
     fn start(&mut self, op: Op, cx: &mut Cx<'_>) -> bool {
         if op.comes_after_writes() && !self.all_visible() {
@@ -199,7 +199,7 @@ impl Lane {
                 }
                 self.finish();
             }
-            // Taken with the operation it belongs to.
+            // It was taken with its operation.
             Op::Data(_) => debug_assert!(false, "inline data without its operation"),
         }
         true
@@ -228,7 +228,7 @@ impl Lane {
         false
     }
 
-    /// Whether a wait is over. One load.
+    /// Whether a wait is satisfied. One load.
     #[inline]
     fn holds(&self, wait: Wait) -> bool {
         let Wait {
@@ -241,7 +241,7 @@ impl Lane {
         } = wait;
         let word = match self.memory.weak() {
             // SAFETY: see `Target`; alignment was checked when it was enqueued. The acquire pairs
-            // with the release store of whoever fulfils the wait.
+            // with the release store that satisfies the wait.
             None => unsafe { span::load(at.0, wide) },
             // SAFETY: as above.
             Some(buffer) => unsafe { buffer.load(at.0, wide) },
@@ -249,7 +249,7 @@ impl Lane {
         cond.holds(word, value, mask, wide)
     }
 
-    /// Passes a wait.
+    /// Completes a wait.
     #[inline]
     fn pass(&mut self, flush: bool, cx: &Cx<'_>) {
         if flush && let Some(posted) = &cx.core.posted {
@@ -258,7 +258,7 @@ impl Lane {
         self.finish();
     }
 
-    /// The current operation is done.
+    /// Completes the current operation.
     #[inline]
     fn finish(&mut self) {
         self.current = Current::Nothing;
@@ -267,7 +267,7 @@ impl Lane {
         }
     }
 
-    /// Whether others see everything that the stream wrote.
+    /// Whether all writes of the stream are visible to others.
     #[inline]
     fn all_visible(&self) -> bool {
         self.memory.weak().is_none_or(|b| b.is_empty())
@@ -296,7 +296,7 @@ impl Lane {
         }
     }
 
-    /// Does a chunk of a copy or fill.
+    /// Executes a chunk of a copy or fill.
     fn move_chunk(&mut self) {
         let Current::Moving(op) = &mut self.current else {
             return;
@@ -325,7 +325,7 @@ impl Lane {
         }
     }
 
-    /// Lets the threads of a kernel take turns.
+    /// Runs turns of a kernel's threads.
     fn run_grid(&mut self, cx: &Cx<'_>) -> Ran {
         let Current::Grid(grid) = &mut self.current else {
             return Ran::Nothing(None);

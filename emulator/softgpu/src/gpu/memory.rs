@@ -1,7 +1,7 @@
-//! Handles of a GPU's memory: allocated on the device, pinned on the host, or registered.
+//! Handles of a GPU's memory: device memory, pinned host memory, or registered host memory.
 //!
-//! Dropping a handle frees: later operations on its addresses are refused, and the memory is
-//! unmapped once what was enqueued before has retired and windows and views are gone.
+//! Dropping a handle frees the memory: later operations on its addresses are refused. The memory is
+//! unmapped after all earlier operations have retired and all windows and views are dropped.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::backing::Backing;
 use crate::span::Span;
 use crate::{DevAddr, Error, Fault, Window};
 
-/// Memory that a GPU knows, until dropped.
+/// Memory that a GPU can address, until it is dropped.
 #[derive(Debug)]
 struct Known {
     core: Arc<Core>,
     memory: Arc<Backing>,
-    /// No operation that was enqueued can touch it.
+    /// No enqueued operation can access it.
     unused: bool,
 }
 
@@ -47,16 +47,16 @@ impl Drop for Known {
     }
 }
 
-/// Memory of the device, zeroed when allocated. The host sees it only through a
-/// [`CpuView`], other devices through a [`Window`].
+/// Device memory, zeroed at allocation. The host accesses it only through a [`CpuView`], other
+/// devices through a [`Window`].
 #[derive(Debug)]
 pub struct DeviceMemory(Known);
 
-/// Host memory, zeroed when allocated, that the GPU sees too, at the same address.
+/// Pinned host memory, zeroed at allocation. The GPU uses the same address.
 #[derive(Debug)]
 pub struct PinnedMemory(Known);
 
-/// Host memory of somebody else that the GPU sees too, at the same address.
+/// Registered host memory of another owner. The GPU uses the same address.
 #[derive(Debug)]
 pub struct HostRegistration(Known);
 
@@ -67,19 +67,19 @@ macro_rules! known {
                 Known::new(core, memory).map($name)
             }
 
-            /// Where the GPU sees it.
+            /// Its address in the GPU's address space.
             pub fn addr(&self) -> DevAddr {
                 self.0.memory.addr()
             }
 
-            /// The length in bytes, as asked for.
+            /// The requested length in bytes.
             // Memory is never empty.
             #[allow(clippy::len_without_is_empty)]
             pub fn len(&self) -> usize {
                 self.0.memory.span().len()
             }
 
-            /// What a device on the bus sees of it.
+            /// The interface of the memory for other devices on the bus.
             pub fn window(&self) -> Window {
                 Window::new(Arc::clone(&self.0.memory), self.0.core.posted.as_ref())
             }
@@ -90,7 +90,7 @@ macro_rules! known {
 known! { DeviceMemory PinnedMemory HostRegistration }
 
 impl DeviceMemory {
-    /// A mapping for the CPU, as gdrcopy makes one.
+    /// A mapping for the CPU, as gdrcopy creates it.
     pub fn map_cpu(&self) -> CpuView {
         CpuView {
             span: self.0.memory.span(),
@@ -98,37 +98,37 @@ impl DeviceMemory {
         }
     }
 
-    /// A descriptor by which another process can [import](crate::Gpu::import) the memory, which
-    /// lives as long as any process has it.
+    /// A descriptor with which another process can [import](crate::Gpu::import) the memory. The
+    /// memory lives as long as any process holds it.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// The process has no free descriptor.
     pub fn export(&self) -> Result<OwnedFd, Error> {
         self.0.memory.export()
     }
 }
 
 impl PinnedMemory {
-    /// Where the host sees it. Others write it at any time: access it atomically, or by volatile
-    /// accesses, unless the GPU and NICs are known not to.
+    /// The host address. Other threads and devices write the memory at any time: use atomic or
+    /// volatile accesses, unless the GPU and NICs are known not to access it.
     pub fn as_ptr(&self) -> *mut u8 {
         self.0.memory.span().ptr()
     }
 }
 
 impl HostRegistration {
-    /// Ends the registration at once, whatever streams have still to run.
+    /// Ends the registration at once, even if streams have pending operations.
     ///
     /// # Safety
-    /// Every enqueued operation that names the memory is known to have run: see
+    /// Every enqueued operation that names the memory has already run: see
     /// [`Gpu::ends`](crate::Gpu::ends).
     pub unsafe fn release(mut self) {
         self.0.unused = true;
     }
 }
 
-/// Device memory as the CPU sees it through a mapping of its own; keeps the memory alive.
-/// Not what the engine orders: the CPU's accesses take part in no stream's order.
+/// Device memory in a separate CPU mapping; keeps the memory alive. The engine does not order it:
+/// CPU accesses are not part of any stream's order.
 #[derive(Clone, Debug)]
 pub struct CpuView {
     span: Span,
@@ -136,7 +136,7 @@ pub struct CpuView {
 }
 
 impl CpuView {
-    /// Where the CPU sees the memory. Valid as long as the view.
+    /// The CPU address. It is valid as long as the view.
     pub fn as_ptr(&self) -> *mut u8 {
         self.span.ptr()
     }
@@ -151,7 +151,7 @@ impl CpuView {
     /// Reads bytes.
     ///
     /// # Errors
-    /// They lie outside of the memory.
+    /// The bytes are out of bounds.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), Fault> {
         self.span.read(offset, data)
     }
@@ -159,7 +159,7 @@ impl CpuView {
     /// Loads a word with acquire ordering.
     ///
     /// # Errors
-    /// It lies outside of the memory or is not aligned.
+    /// The word is out of bounds or not aligned.
     pub fn load32(&self, offset: u64) -> Result<u32, Fault> {
         Ok(self.span.word32(offset)?.load(Ordering::Acquire))
     }
@@ -167,7 +167,7 @@ impl CpuView {
     /// Loads a word with acquire ordering.
     ///
     /// # Errors
-    /// It lies outside of the memory or is not aligned.
+    /// The word is out of bounds or not aligned.
     pub fn load64(&self, offset: u64) -> Result<u64, Fault> {
         Ok(self.span.word64(offset)?.load(Ordering::Acquire))
     }

@@ -1,4 +1,4 @@
-//! The GPU as its users hold it, and what they share with its engine.
+//! The handle of a GPU, and the state that it shares with its engine.
 
 mod engine;
 mod lane;
@@ -29,8 +29,8 @@ use crate::queue::{Consumer, Line, Ring};
 use crate::table::Table;
 use crate::{Caps, Config, DeviceError, Dims, Error, Kernel};
 
-/// A software GPU. Clones share. Memory, streams and events come from here; the [`Engine`],
-/// stepped by a driver, executes.
+/// A software GPU. Clones share it. It creates memory, streams and events; the [`Engine`], which a
+/// driver steps, executes them.
 #[derive(Clone)]
 pub struct Gpu(Arc<Front>);
 
@@ -39,8 +39,8 @@ struct Front {
     env: Arc<dyn Env>,
 }
 
-/// What front end and engine share. Holds no environment, as the environment may hold the
-/// engine.
+/// The state that handles and engine share. It holds no environment, because the environment may
+/// hold the engine.
 pub(crate) struct Core {
     pub(crate) name: String,
     pub(crate) caps: Caps,
@@ -49,48 +49,48 @@ pub(crate) struct Core {
     pub(crate) key: Option<Key>,
     pub(crate) table: Table,
     budget: Arc<Budget>,
-    /// NIC writes on their way, if memory is weak.
+    /// Pending NIC writes, if memory is weak.
     pub(crate) posted: Option<Arc<Posted>>,
     pub(crate) launches: Launches,
-    /// Streams that stand at a wait. Written by the engine, read by who is curious.
+    /// The number of streams that are at a wait. Written by the engine, read for diagnosis.
     pub(crate) waiting: Line<AtomicUsize>,
-    /// The stream whose kernel the engine runs now: its number and 1, or 0. Relaxed: read to name
-    /// a kernel that has not given way for seconds.
+    /// The stream whose kernel the engine runs now: its number plus 1, or 0. Relaxed: a warning
+    /// reads it to name a kernel that has not yielded for seconds.
     pub(crate) running: Line<AtomicU64>,
-    /// RUNNING until the engine stops for good. Stored (release) after `fault` by the engine,
-    /// loaded (acquire) by every enqueue.
+    /// RUNNING until the engine stops permanently. The engine stores it (release) after `fault`;
+    /// every enqueue loads it (acquire).
     state: AtomicU32,
     fault: Mutex<Option<DeviceError>>,
     next_stream: AtomicU64,
     /// Streams that may have work.
     streams: Mutex<Vec<Arc<Shared>>>,
-    /// Streams that the engine has not seen yet.
+    /// Streams that the engine has not yet taken over.
     fresh: Mutex<Vec<(Arc<Shared>, Consumer<Op>)>>,
-    /// Something is in `fresh`. Only a hint, the lock carries the ordering; but it is stored
-    /// before the stream is handed out, so the engine sees it at the latest when it is rung
-    /// for the first submission.
+    /// Whether `fresh` is not empty. It is a hint: the lock provides the ordering. It is stored
+    /// before the caller receives the stream, so the engine observes it at the ring for the first
+    /// submission at the latest.
     any_fresh: AtomicBool,
     deferred_frees: Mutex<Vec<DeferredFree>>,
-    /// Something is in `deferred_frees`; a hint like `any_fresh`.
+    /// Whether `deferred_frees` is not empty; a hint like `any_fresh`.
     any_deferred: AtomicBool,
 }
 
-/// Freed memory that operations may still touch.
+/// Freed memory that operations may still access.
 struct DeferredFree {
-    /// Unmapped when dropped, unless windows hold it too.
+    /// Unmapped when dropped, unless a window holds it too.
     _memory: Arc<Backing>,
-    /// How far each stream had been enqueued when it was freed.
+    /// The end of each stream's enqueued work at the time of the free.
     until: Vec<Mark>,
 }
 
-/// How far the streams of a GPU were enqueued when it was taken.
+/// The end of the enqueued work of each stream of a GPU at one time.
 pub struct Ends {
     core: Arc<Core>,
     marks: Vec<Mark>,
 }
 
 impl Ends {
-    /// Whether they have run all of it, or nothing runs any more.
+    /// Whether the streams have run all of it, or no operation runs any more.
     pub fn is_reached(&self) -> bool {
         self.core.state.load(Ordering::Acquire) == STOPPED
             || self.marks.iter().all(Mark::is_complete)
@@ -113,7 +113,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Core {
     /// # Errors
-    /// The GPU has stopped, and why.
+    /// The GPU has stopped; the error has the reason.
     #[inline]
     pub(crate) fn running(&self) -> Result<(), Error> {
         if self.state.load(Ordering::Acquire) == RUNNING {
@@ -130,13 +130,13 @@ impl Core {
             .map_or(Error::Stopped, Error::Device)
     }
 
-    /// Stops the GPU for good.
+    /// Stops the GPU permanently.
     pub(crate) fn fail(&self, error: DeviceError) {
         lock(&self.fault).get_or_insert(error);
         self.state.store(FAULTED, Ordering::Release);
     }
 
-    /// The engine is gone; nothing runs any more, so nothing needs to be kept.
+    /// The engine was dropped: no operation runs any more, so no memory must be kept.
     pub(crate) fn engine_gone(&self) {
         self.state.store(STOPPED, Ordering::Release);
         lock(&self.fresh).clear();
@@ -144,7 +144,7 @@ impl Core {
         let _deferred = std::mem::take(&mut *lock(&self.deferred_frees));
     }
 
-    /// Streams made since the last call.
+    /// The streams created since the last call.
     pub(crate) fn take_fresh(&self, mut adopt: impl FnMut(Arc<Shared>, Consumer<Op>)) {
         if self.any_fresh.load(Ordering::Relaxed) {
             self.any_fresh.store(false, Ordering::Relaxed);
@@ -154,7 +154,7 @@ impl Core {
         }
     }
 
-    /// Names the kernel that the engine runs, for a warning.
+    /// The name of the kernel that the engine runs, for a warning.
     pub(crate) fn running_kernel(&self) -> Option<String> {
         let id = self.running.0.load(Ordering::Relaxed).checked_sub(1)?;
         let streams = lock(&self.streams);
@@ -166,12 +166,12 @@ impl Core {
         ))
     }
 
-    /// Forgets a stream that has no handle and no work.
+    /// Removes a stream that has no handle and no work.
     pub(crate) fn forget(&self, stream: &Arc<Shared>) {
         lock(&self.streams).retain(|s| !Arc::ptr_eq(s, stream));
     }
 
-    /// Makes memory unknown, and unmaps it when nothing enqueued before can touch it.
+    /// Removes memory from the table, and unmaps it when no earlier operation can access it.
     pub(crate) fn free(&self, memory: Arc<Backing>) {
         self.table.remove(memory.addr());
         if self.state.load(Ordering::Acquire) == STOPPED {
@@ -187,8 +187,8 @@ impl Core {
         }
     }
 
-    /// How far each busy stream has been enqueued. Takes each stream's producer lock, behind the
-    /// removal of what is freed: see `Table::epoch`.
+    /// The end of each busy stream's enqueued work. Takes each stream's producer lock, after the
+    /// freed memory is removed from the table: see `Table::epoch`.
     fn ends(&self) -> Vec<Mark> {
         lock(&self.streams)
             .iter()
@@ -200,7 +200,7 @@ impl Core {
             .collect()
     }
 
-    /// Unmaps freed memory that nothing can touch any more.
+    /// Unmaps freed memory that no operation can access any more.
     pub(crate) fn unmap_freed(&self) {
         if self.any_deferred.load(Ordering::Relaxed) {
             // Dropped after the lock is released: an owner of memory may free other memory.
@@ -221,13 +221,13 @@ impl Core {
     }
 }
 
-/// Boxes for launches, used again and again. The boxes are what travels in rings.
+/// Reused boxes for launches. Rings contain these boxes.
 #[derive(Default)]
 #[allow(clippy::vec_box)]
 pub(crate) struct Launches(Mutex<Vec<Box<Launch>>>);
 
 impl Launches {
-    /// Boxes kept.
+    /// The maximal number of boxes kept.
     const KEPT: usize = 64;
 
     pub(crate) fn take(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Box<Launch> {
@@ -256,11 +256,11 @@ impl Launches {
 }
 
 impl Gpu {
-    /// Makes a GPU, and the engine that a driver steps for it. `env` is how enqueueing threads
-    /// wait and wake the driver.
+    /// Creates a GPU, and the engine that a driver steps for it. Enqueueing threads wait and wake
+    /// the driver through `env`.
     ///
     /// # Errors
-    /// A setting with which no GPU works.
+    /// The configuration has an invalid setting.
     pub fn new(env: Arc<dyn Env>, config: Config) -> Result<(Gpu, Engine), Error> {
         config.check()?;
         let posted = config
@@ -308,7 +308,7 @@ impl Gpu {
         &self.0.core.name
     }
 
-    /// What its streams can do.
+    /// The capabilities of its streams.
     pub fn caps(&self) -> Caps {
         self.0.core.caps
     }
@@ -321,7 +321,7 @@ impl Gpu {
     /// Allocates device memory, zeroed.
     ///
     /// # Errors
-    /// The length is zero or absurd, or the GPU or the system has no memory left.
+    /// The length is zero or too large, or the GPU or the system has no memory left.
     pub fn alloc_device(&self, len: usize) -> Result<DeviceMemory, Error> {
         DeviceMemory::new(
             &self.0.core,
@@ -333,29 +333,29 @@ impl Gpu {
     /// [exported](DeviceMemory::export).
     ///
     /// # Errors
-    /// The descriptor is none of exported memory, or the memory is shorter.
+    /// The descriptor is not that of exported memory, or the memory is shorter than `len`.
     pub fn import(&self, fd: OwnedFd, len: usize) -> Result<DeviceMemory, Error> {
         DeviceMemory::new(&self.0.core, Backing::import(fd, len, self.0.core.key)?)
     }
 
-    /// Allocates host memory that the GPU sees, zeroed.
+    /// Allocates pinned host memory, zeroed.
     ///
     /// # Errors
-    /// The length is zero or absurd, or the GPU or the system has no memory left.
+    /// The length is zero or too large, or the GPU or the system has no memory left.
     pub fn alloc_pinned(&self, len: usize) -> Result<PinnedMemory, Error> {
         PinnedMemory::new(&self.0.core, Backing::pinned(len, &self.0.core.budget)?)
     }
 
-    /// Lets the GPU see host memory of the caller's, and keeps `owner` alive until nothing can
-    /// touch it any more.
+    /// Registers host memory of the caller, and keeps `owner` alive until no operation can access
+    /// the memory any more.
     ///
     /// # Errors
-    /// The range is empty, null, or overlaps memory that this GPU knows.
+    /// The range is empty, null, or overlaps memory that this GPU can already address.
     ///
     /// # Safety
-    /// While `owner` lives, the memory stays valid and is accessed by others only atomically, or
-    /// while neither this GPU nor a NIC does. Without an owner this is so until the registration
-    /// and every window of it are dropped *and* all that was enqueued before has completed.
+    /// While `owner` lives, the memory stays valid, and others access it only atomically, or while
+    /// neither this GPU nor a NIC accesses it. Without an owner this must hold until the
+    /// registration and all its windows are dropped *and* all earlier operations have completed.
     pub unsafe fn register_host(
         &self,
         ptr: *mut u8,
@@ -367,15 +367,15 @@ impl Gpu {
         HostRegistration::new(&self.0.core, memory)
     }
 
-    /// Makes a stream.
+    /// Creates a stream.
     ///
     /// # Errors
     /// The GPU has stopped.
     pub fn stream(&self) -> Result<Stream, Error> {
         let core = &self.0.core;
         core.running()?;
-        // Room for a few items a submission, and for the longest submission there can be,
-        // each of whose operations has at most four.
+        // Room for a few items per submission, and for the longest possible submission, each of
+        // whose operations has at most four items.
         let items = (core.stream_bound * 8).max(core.caps.batch_limit * 4);
         let (producer, consumer) = Ring::channel(core.stream_bound, items);
         let id = core.next_stream.fetch_add(1, Ordering::Relaxed);
@@ -386,27 +386,26 @@ impl Gpu {
         Ok(Stream::new(shared, self.clone()))
     }
 
-    /// How far its streams have been enqueued.
+    /// The end of the enqueued work of its streams.
     pub fn ends(&self) -> Ends {
         let core = Arc::clone(&self.0.core);
         let marks = core.ends();
         Ends { core, marks }
     }
 
-    /// Makes visible, before it returns, what NICs wrote before to device memory: the flush
-    /// that the host can do.
+    /// Makes earlier NIC writes to device memory visible before it returns: the flush by the host.
     pub fn flush_remote_writes(&self) {
         if let Some(posted) = &self.0.core.posted {
             posted.drain();
         }
     }
 
-    /// Streams that stand at a memory operation's wait at the moment.
+    /// The number of streams that are at the wait of a memory operation now.
     pub fn waiting_streams(&self) -> usize {
         self.0.core.waiting.0.load(Ordering::Relaxed)
     }
 
-    /// Why the GPU stopped, if it did. It stays that way.
+    /// The fault that stopped the GPU, if it stopped. It stays stopped.
     pub fn last_error(&self) -> Option<DeviceError> {
         lock(&self.0.core.fault).clone()
     }

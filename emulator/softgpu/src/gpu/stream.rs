@@ -1,4 +1,4 @@
-//! Streams: where the host enqueues.
+//! Streams, into which the host enqueues operations.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,8 +13,8 @@ use crate::queue::{Line, Producer, Ring, Submission};
 use crate::table::Cache;
 use crate::{Cond, DevAddr, Dims, Error, Kernel, MemOp, Object};
 
-/// A queue of operations that the GPU runs in order. Clones share; when the last is dropped,
-/// what is enqueued still runs.
+/// A queue of operations that the GPU runs in order. Clones share it. After the last clone is
+/// dropped, enqueued operations still run.
 ///
 /// Enqueueing takes no lock that the engine takes, allocates nothing, and blocks only when
 /// the stream is full: it holds at most [`Config::stream_bound`](crate::Config::stream_bound)
@@ -29,28 +29,29 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Pairs with the engine's acquire load: whoever sees it sees every submission.
+        // Pairs with the engine's acquire load: if the engine observes it, it observes every
+        // submission.
         self.shared.closed.store(true, Ordering::Release);
     }
 }
 
-/// What a stream's handles and the engine share.
+/// The state that a stream's handles and the engine share.
 pub(crate) struct Shared {
     pub(crate) id: u64,
     pub(crate) ring: Arc<Ring<Op>>,
     enqueue: Line<Mutex<Enqueue>>,
-    /// Whether the stream is capturing. Changed under the lock of `enqueue`, where whoever enqueues
-    /// looks; others read it relaxed: nothing depends on it.
+    /// Whether the stream is capturing. Changed under the lock of `enqueue`, and read there by
+    /// enqueuers. Others read it relaxed: nothing depends on it.
     capturing: AtomicBool,
-    /// The number that messages name it by. Relaxed: it is set before anything is enqueued.
+    /// The stream's number in messages. Relaxed: it is set before the first enqueue.
     number: AtomicU64,
-    /// The kernel that runs, or ran last.
+    /// The kernel that runs, or that ran last.
     kernel: Mutex<Option<&'static str>>,
-    /// No handle is left. Set (release) once, read (acquire) by the engine.
+    /// The last handle was dropped. Set (release) once, read (acquire) by the engine.
     pub(crate) closed: AtomicBool,
 }
 
-/// The host's end of the ring, one thread at a time.
+/// The producer end of the ring; one thread uses it at a time.
 struct Enqueue {
     producer: Producer<Op>,
     cache: Cache,
@@ -89,7 +90,7 @@ impl Shared {
         enqueue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Submissions enqueued so far.
+    /// The number of submissions so far.
     pub(crate) fn submitted(&self) -> u64 {
         self.enqueue().producer.submitted()
     }
@@ -97,7 +98,7 @@ impl Shared {
 
 const WIDE: &str = "64-bit memory operations";
 
-/// Checks operands of one submission and finds where they are.
+/// Checks the operands of one submission and finds their memory.
 struct Operands<'a> {
     core: &'a Core,
     cache: &'a mut Cache,
@@ -114,7 +115,7 @@ impl Operands<'_> {
 
     #[inline]
     fn word(&mut self, n: usize, addr: DevAddr, wide: bool) -> Result<Target, Error> {
-        // Each with its length as a constant.
+        // Each case has a constant length.
         match wide {
             true => self.aligned(n, addr, 8),
             false => self.aligned(n, addr, 4),
@@ -145,7 +146,7 @@ impl Operands<'_> {
                 Err(Error::Unsupported { what })
             }
         };
-        // Each arm writes its item where it belongs, not by way of the stack.
+        // Each arm writes its item directly into the ring, not through the stack.
         match *op {
             MemOp::Write {
                 addr,
@@ -207,7 +208,7 @@ impl Operands<'_> {
     }
 }
 
-/// Ring items of a memory operation.
+/// The number of ring items of a memory operation.
 #[inline]
 fn items(op: &MemOp) -> usize {
     match op {
@@ -221,7 +222,7 @@ impl Stream {
         Stream(Arc::new(Handle { shared, gpu }))
     }
 
-    /// Names the stream within its GPU.
+    /// The stream's identifier within its GPU.
     pub fn id(&self) -> u64 {
         self.0.shared.id
     }
@@ -231,13 +232,13 @@ impl Stream {
         &self.0.gpu
     }
 
-    /// Enqueues memory operations as one submission, all or nothing. Waits while the stream is
-    /// full. Nothing to do is no submission. They may be made as they are enqueued: no list of
-    /// them has to exist.
+    /// Enqueues memory operations as one submission, all or none. Waits while the stream is full.
+    /// An empty list is no submission. The iterator may create the operations during the enqueue,
+    /// so no list of them has to exist.
     ///
     /// # Errors
-    /// Too many operations; an operation that the GPU lacks; an address that is misaligned or
-    /// lies in no live memory; the stream is capturing; the GPU has stopped.
+    /// There are too many operations; the GPU lacks an operation; an address is misaligned or
+    /// outside live memory; the stream is capturing; or the GPU has stopped.
     #[inline]
     pub fn submit(
         &self,
@@ -259,11 +260,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Enqueues a copy of `len` bytes, in either kind of memory. What the stream did before
-    /// is visible before it starts.
+    /// Enqueues a copy of `len` bytes in any kind of memory. Earlier writes of the stream are
+    /// visible before it starts.
     ///
     /// # Errors
-    /// A range lies in no live memory, or they overlap; otherwise as for
+    /// A range is outside live memory, or the ranges overlap; otherwise as for
     /// [`submit`](Self::submit).
     pub fn copy(&self, dst: DevAddr, src: DevAddr, len: usize) -> Result<(), Error> {
         if len == 0 {
@@ -281,10 +282,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Enqueues setting `len` bytes.
+    /// Enqueues a fill of `len` bytes.
     ///
     /// # Errors
-    /// The range lies in no live memory; otherwise as for [`submit`](Self::submit).
+    /// The range is outside live memory; otherwise as for [`submit`](Self::submit).
     pub fn fill(&self, dst: DevAddr, byte: u8, len: usize) -> Result<(), Error> {
         if len == 0 {
             return self.check();
@@ -297,11 +298,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Enqueues a kernel. `args` are the bytes of its parameters, captured now; addresses in
-    /// them are the kernel's own affair, their memory must live until the launch is enqueued.
+    /// Enqueues a kernel. `args` are the bytes of its parameters, copied now. The GPU does not
+    /// check addresses in them; their memory must live until the launch is enqueued.
     ///
     /// # Errors
-    /// `args` are not of the kernel's size; otherwise as for [`submit`](Self::submit).
+    /// The length of `args` is not the kernel's parameter size; otherwise as for
+    /// [`submit`](Self::submit).
     pub fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<(), Error> {
         kernel.check_args(args.len())?;
         let mut launch = Some(self.0.gpu.core().launches.take(kernel, dims, args));
@@ -314,7 +316,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes `event` mark this place in the stream.
+    /// Records `event` at this position in the stream.
     ///
     /// # Errors
     /// As for [`submit`](Self::submit).
@@ -328,8 +330,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Holds the stream until the place that `event` marks now, in whichever stream, is
-    /// reached.
+    /// Makes the stream wait until the position that `event` marks now is reached, in whichever
+    /// stream it is.
     ///
     /// # Errors
     /// As for [`submit`](Self::submit).
@@ -348,11 +350,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Starts a capture. No operation supports it: until it is ended, each is refused with
-    /// [`Error::Capturing`].
+    /// Starts a capture. No operation supports captures: until the end of the capture, every
+    /// operation is refused with [`Error::Capturing`].
     ///
     /// # Errors
-    /// The stream is capturing already.
+    /// The stream is already capturing.
     pub fn begin_capture(&self) -> Result<(), Error> {
         let shared = &self.0.shared;
         let _enqueue = shared.enqueue();
@@ -362,7 +364,7 @@ impl Stream {
         }
     }
 
-    /// Ends the capture, which holds nothing.
+    /// Ends the capture, which is empty.
     ///
     /// # Errors
     /// The stream is not capturing.
@@ -375,7 +377,7 @@ impl Stream {
         }
     }
 
-    /// Sets the number that messages name it by.
+    /// Sets the stream's number in messages.
     pub fn set_number(&self, number: u64) {
         self.0.shared.number.store(number, Ordering::Relaxed);
     }
@@ -390,18 +392,18 @@ impl Stream {
         self.pending() == 0
     }
 
-    /// Submissions enqueued so far that have not completed.
+    /// The number of submissions that have not completed.
     pub fn pending(&self) -> usize {
         let submitted = self.0.shared.submitted();
-        // The ring may have retired younger ones meanwhile.
+        // The ring may have retired later submissions meanwhile.
         submitted.saturating_sub(self.0.shared.ring.retired()) as usize
     }
 
-    /// Waits until everything enqueued so far has completed and is visible (then `true`), or
-    /// the deadline has passed (then `false`).
+    /// Waits until all enqueued operations have completed and are visible (returns `true`), or the
+    /// deadline has passed (returns `false`).
     ///
     /// # Errors
-    /// The stream is capturing; the GPU has stopped.
+    /// The stream is capturing, or the GPU has stopped.
     pub fn synchronize(&self, deadline: Option<Time>) -> Result<bool, Error> {
         self.check()?;
         let core = self.0.gpu.core();
@@ -419,7 +421,7 @@ impl Stream {
         Ok(done)
     }
 
-    /// Whether an operation would be refused for the stream's or the GPU's state.
+    /// Whether the state of the stream or of the GPU refuses operations.
     fn check(&self) -> Result<(), Error> {
         self.0.gpu.core().running()?;
         if self.is_capturing() {
@@ -428,8 +430,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Enqueues what `fill` puts into a submission of at most `items` items. Returns the number
-    /// of submissions so far.
+    /// Enqueues the items of `fill` as a submission of at most `items` items. Returns the number of
+    /// submissions so far.
     #[inline]
     fn enqueue(
         &self,
@@ -457,7 +459,7 @@ impl Stream {
                 env.ring();
                 return Ok(submitted);
             }
-            // No lock is held while others step.
+            // No lock is held during the wait, in which other actors step.
             env.wait_until(None, &mut || {
                 core.running().is_err() || shared.enqueue().producer.begin(items).is_some()
             });

@@ -1,4 +1,4 @@
-//! The memory of a stream as the device functions of its kernels see it: strong, or held back in
+//! The memory interface of a stream for the device functions of its kernels: strong, or delayed by
 //! a store buffer.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -12,8 +12,8 @@ use crate::store_buffer::StoreBuffer;
 /// Memory and clock of a stream.
 pub(crate) struct StreamMemory {
     core: Arc<Core>,
-    /// Stores that others do not see yet; `None`: memory is strong. Only the engine's thread
-    /// takes the lock.
+    /// Stores that are not yet visible to others; `None`: memory is strong. Only the engine's
+    /// thread takes the lock.
     weak: Option<Mutex<StoreBuffer>>,
     /// The time of the step in progress; written and read by the engine's thread alone.
     now_ns: AtomicU64,
@@ -28,7 +28,7 @@ impl StreamMemory {
         }
     }
 
-    /// The stores that others do not see yet, if memory is weak.
+    /// The stores that are not yet visible to others, if memory is weak.
     #[inline]
     pub(crate) fn weak(&self) -> Option<MutexGuard<'_, StoreBuffer>> {
         let buffer = self.weak.as_ref()?;
@@ -39,8 +39,8 @@ impl StreamMemory {
         self.now_ns.store(ns, Ordering::Relaxed);
     }
 
-    /// The buffer, if memory is weak, and where the engine finds what kernels see at `ptr`.
-    /// Memory that the GPU does not know is never held back.
+    /// The buffer, if memory is weak, and the engine's address of the memory that kernels address
+    /// by `ptr`. Stores to memory that is not in the GPU's table are never held back.
     fn held_back(&self, ptr: u64, len: usize) -> Option<(MutexGuard<'_, StoreBuffer>, *mut u8)> {
         let buffer = self.weak()?;
         Some((buffer, self.core.table.alias(ptr, len)?))
@@ -52,8 +52,8 @@ impl StoreHook for StreamMemory {
         match self.held_back(ptr as u64, if wide { 8 } else { 4 }) {
             Some((mut buffer, alias)) => {
                 let tear = wide && !buffer.just_fenced();
-                // SAFETY: the alias is the same memory and lies in a live allocation, which is not
-                // unmapped before this stream's launch has retired with an empty buffer.
+                // SAFETY: the alias is the same memory and is within a live allocation, which is
+                // not unmapped before this stream's launch has retired with an empty buffer.
                 unsafe { buffer.store_word(alias, value, wide, tear) };
             }
             // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! The C functions that kernels call, and the running thread they speak for.
+//! The C functions that kernels call, and the running kernel thread on whose behalf they act.
 //!
 //! While a grid runs, a thread-local names the running kernel thread. It is read once at the
 //! entry of each function, never after a suspension, for a grid may be resumed by another OS
@@ -12,10 +12,10 @@ use super::block::BarrierKind;
 use super::fiber::{Misuse, Request, ThreadState};
 use super::warp::{WarpCall, WarpKind};
 
-/// How long a thread sleeps that looks at a clock which stands still, in nanoseconds.
+/// The sleep, in nanoseconds, of a thread that reads an unchanged clock.
 const CLOCK_NAP: u64 = 64;
 
-/// What a kernel reads of its thread; `softgpu_view` in C++.
+/// The data of a thread that a kernel reads; `softgpu_view` in C++.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct View {
@@ -31,7 +31,7 @@ thread_local! {
     static THREAD: Cell<*const ThreadState> = const { Cell::new(ptr::null()) };
 }
 
-/// Names the kernel thread that is about to be resumed; null: none.
+/// Sets the kernel thread that is about to be resumed; null: none.
 #[inline]
 pub(super) fn set_thread(state: *const ThreadState) {
     THREAD.set(state);
@@ -40,8 +40,8 @@ pub(super) fn set_thread(state: *const ThreadState) {
 /// The running kernel thread.
 ///
 /// # Safety
-/// A kernel thread is running: the caller was called by kernel code that a grid resumed. The
-/// reference must not outlive the thread, whose state outlives every call it makes.
+/// A kernel thread is running: kernel code that a grid resumed has called the caller. The reference
+/// must not outlive the thread, whose state outlives all its calls.
 #[inline]
 unsafe fn thread<'a>() -> &'a ThreadState {
     // SAFETY: set by the grid before the resume that led here; the state belongs to a fiber
@@ -55,8 +55,8 @@ macro_rules! functions {
         |$thread:ident| $body:expr
     })*) => {$(
         /// # Safety
-        /// Called by kernel code that a grid runs. A pointer is aligned and valid for the atomic
-        /// access, a store's until the grid is done.
+        /// The caller is kernel code that a grid runs. A pointer is aligned and valid for the
+        /// atomic access; for a store it stays valid until the grid is done.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
             // SAFETY: the caller's promise.
@@ -183,8 +183,8 @@ unsafe extern "C" fn softgpu_warp(kind: u32, mask: u32, value: u64, arg: u32, wi
     }))
 }
 
-/// The time as kernels ask for it. A thread that finds the clock where it left it naps, so
-/// that a loop which watches the clock does not keep the clock from moving.
+/// The time for kernels. A thread that reads the same time again sleeps, so that a loop that polls
+/// the clock does not stop the clock.
 ///
 /// # Safety
 /// Called by kernel code that a grid runs.

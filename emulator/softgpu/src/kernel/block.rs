@@ -1,4 +1,4 @@
-//! A block: who of its threads lives, who waits where, and when a wait is over.
+//! A block: its live threads, its waiting threads, and the end of each wait.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,23 +29,23 @@ impl fmt::Display for BarrierKind {
     }
 }
 
-/// Names a fiber of the grid.
+/// The index of a fiber of the grid.
 pub(super) type FiberId = u32;
 
-/// Fibers whose wait is over, with the reply to each.
+/// Fibers whose wait has ended, with the reply to each.
 pub(super) type Released = Vec<(FiberId, u64)>;
 
-/// The state of a block that runs.
+/// The state of a running block.
 #[derive(Default)]
 pub(super) struct Block {
     pub(super) index: [u32; 3],
-    /// Counted rather than boxed, since its threads point to it too; the count stays one.
+    /// An `Rc` instead of a box, because its threads point to it too; the count stays one.
     pub(super) shared: Rc<Shared>,
     pub(super) order: Order,
     /// The position in `order` of the next thread to start.
     pub(super) next: u32,
     live: u32,
-    /// Threads that wait for others of the block, at the barrier or a warp operation.
+    /// Threads that wait for others of the block, at the barrier or at a warp operation.
     parked: u32,
     barrier: BarrierKind,
     votes: u32,
@@ -55,12 +55,12 @@ pub(super) struct Block {
     by_thread: Vec<FiberId>,
 }
 
-// SAFETY: nobody else counts `shared`, whose memory is owned; what else points into it are the
-// block's threads, which move along with the grid that owns both.
+// SAFETY: there is no clone of the `Rc` in `shared`, which owns its memory. The only other pointers
+// into it are those of the block's threads, which move with the grid that owns both.
 unsafe impl Send for Block {}
 
 impl Block {
-    /// Makes it a new block, none of whose threads has started.
+    /// Resets it to a new block without started threads.
     pub(super) fn reset(&mut self, index: [u32; 3], order: Order, dynamic_shared: u32) {
         let threads = order.threads;
         self.index = index;
@@ -87,12 +87,12 @@ impl Block {
         self.live
     }
 
-    /// Whether threads are left to start.
+    /// Whether threads have yet to start.
     pub(super) fn has_unstarted(&self) -> bool {
         self.next < self.order.threads
     }
 
-    /// Every live thread waits for others of the block: nothing outside can help.
+    /// Every live thread waits for others of the block: no change outside can end the waits.
     pub(super) fn is_stuck(&self) -> bool {
         self.live > 0 && self.parked == self.live
     }
@@ -100,7 +100,7 @@ impl Block {
     /// The running thread on `fiber` waits at the barrier.
     ///
     /// # Errors
-    /// Another barrier is under way.
+    /// Other threads wait at a different barrier.
     pub(super) fn arrive(
         &mut self,
         fiber: FiberId,
@@ -173,7 +173,7 @@ impl Block {
         self.try_barrier(released);
     }
 
-    /// Who waits where, for the message of a divergence.
+    /// The waiting threads and their places, for the message of a divergence.
     pub(super) fn describe_waits(&self) -> String {
         let mut counts = BTreeMap::new();
         if !self.arrived.is_empty() {

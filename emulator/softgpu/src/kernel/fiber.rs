@@ -1,8 +1,8 @@
 //! A fiber: a stack on which kernel threads run, one after the other.
 //!
-//! The grid hands a fiber a range of threads of one block. A thread that never suspends
-//! returns, and the fiber goes on with the next on the same stack; one that does suspend
-//! keeps the fiber until it has ended, and the grid takes another fiber for the rest.
+//! The grid assigns a range of threads of one block to a fiber. If a thread never suspends, the
+//! fiber continues with the next thread on the same stack. A thread that suspends keeps the fiber
+//! until it ends, and the grid assigns the rest of the range to another fiber.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
@@ -22,7 +22,7 @@ use super::hook::StoreHook;
 use super::shared::{Shared, SharedError};
 use super::warp::{WARP, WarpCall};
 
-/// Why a fiber gave way.
+/// The reason for which a fiber yields.
 #[derive(Debug)]
 pub(super) enum Request {
     /// Every thread of its range has ended.
@@ -31,16 +31,16 @@ pub(super) enum Request {
     Barrier { kind: BarrierKind, predicate: bool },
     /// The thread waits for lanes of its warp. Reply: the value.
     Warp(WarpCall),
-    /// The thread found a condition false: for the first time, or `again` with nothing done
-    /// in between. At `deadline` (nanoseconds, `u64::MAX`: none) it wants to look once more.
+    /// The thread found a condition false: for the first time, or `again` without other work in
+    /// between. It requests another check at `deadline` (nanoseconds, `u64::MAX`: none).
     Spin { again: bool, deadline: u64 },
-    /// The thread wants to run again at `until`, not before. Reply: the time.
+    /// The thread sleeps until `until`. Reply: the time.
     Sleep { until: u64 },
-    /// The thread cannot go on and is never resumed.
+    /// The thread has failed and is never resumed.
     Fail(Misuse),
 }
 
-/// What a thread did that no GPU allows.
+/// An action of a thread that no GPU permits.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Misuse {
     #[error("{0}")]
@@ -55,7 +55,7 @@ pub(super) enum Misuse {
     Trap,
 }
 
-/// The threads of one block that a fiber shall run, and what they need.
+/// The threads of one block that a fiber runs, and their data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) entry: Entry,
@@ -73,7 +73,7 @@ pub(super) struct Job {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Order {
     pub(super) threads: u32,
-    /// Has no divisor in common with `threads`.
+    /// Coprime to `threads`.
     pub(super) step: u32,
     pub(super) offset: u32,
 }
@@ -90,16 +90,16 @@ impl Order {
     }
 }
 
-/// What a fiber and the grid share: the fiber writes while it runs, the grid while it does
-/// not. It stays where it is, so that kernel code can hold the address of its view.
+/// The state that a fiber and the grid share: the fiber writes it while it runs, the grid while the
+/// fiber does not run. It does not move, so that kernel code can hold the address of its view.
 pub(super) struct ThreadState {
     view: UnsafeCell<View>,
     job: Cell<Job>,
-    /// The position in the job's order of the thread that runs, and one past the last that
-    /// this fiber shall run.
+    /// The position in the job's order of the running thread, and one past the last thread of this
+    /// fiber.
     at: Cell<u32>,
     end: Cell<u32>,
-    /// The clock as the thread last saw it.
+    /// The last time that the thread read.
     clock: Cell<u64>,
     yielder: Cell<*const Yielder<u64, Request>>,
 }
@@ -125,7 +125,7 @@ impl ThreadState {
         unsafe { &*self.job.get().shared }
     }
 
-    /// The engine, as the grid's stream sees it.
+    /// The memory and clock of the grid's stream.
     #[inline]
     pub(super) fn hook(&self) -> &dyn StoreHook {
         let Some(hook) = self.job.get().hook else {
@@ -136,21 +136,20 @@ impl ThreadState {
         unsafe { hook.as_ref() }
     }
 
-    /// Remembers the clock, returns what was remembered.
+    /// Stores the clock and returns the previous value.
     #[inline]
     pub(super) fn swap_clock(&self, now: u64) -> u64 {
         self.clock.replace(now)
     }
 
-    /// Gives way; returns the grid's reply when the thread is resumed, perhaps by another
-    /// OS thread.
+    /// Yields. Returns the grid's reply when the thread is resumed, possibly by another OS thread.
     #[inline]
     pub(super) fn suspend(&self, request: Request) -> u64 {
         // SAFETY: set by `run_threads` on this fiber's stack, where it outlives every thread.
         unsafe { &*self.yielder.get() }.suspend(request)
     }
 
-    /// Stops the thread for good.
+    /// Stops the thread permanently.
     #[cold]
     pub(super) fn fail(&self, why: Misuse) -> ! {
         let mut request = Request::Fail(why);
@@ -161,7 +160,7 @@ impl ThreadState {
         }
     }
 
-    /// Puts the view of the thread at `position` in place and runs it to its end.
+    /// Sets the view of the thread at `position` and runs the thread to its end.
     #[inline]
     fn run_thread(&self, job: &Job, position: u32) {
         let linear = job.order.thread(position);
@@ -186,11 +185,10 @@ impl ThreadState {
     }
 }
 
-/// A stack and what runs on it.
+/// A stack with the threads that run on it.
 pub(super) struct Fiber {
     coroutine: ManuallyDrop<Coroutine<u64, Request, ()>>,
-    /// Counted rather than boxed, since a box would claim that nobody else points to it; the
-    /// count stays one.
+    /// An `Rc` instead of a box, because a box would claim unique access; the count stays one.
     state: Rc<ThreadState>,
 }
 
@@ -198,14 +196,14 @@ pub(super) struct Fiber {
 // contract forbids thread-locals) and of `abi` functions, which hold no value bound to an OS
 // thread across a suspension: they read their thread-locals before it and never after. The
 // pointers in `state` lead to memory that the grid owns and moves along with the fiber, and
-// nobody else counts `state`.
+// there is no clone of the `Rc` in `state`.
 unsafe impl Send for Fiber {}
 
 impl Fiber {
-    /// Makes a fiber with a stack of its own, below which lies a guard page.
+    /// Creates a fiber with a stack and a guard page below it.
     ///
     /// # Errors
-    /// The operating system gave no memory.
+    /// The operating system returned no memory.
     pub(super) fn new(stack_bytes: usize) -> io::Result<Fiber> {
         unsafe extern "C" fn nothing(_: *const c_void) {}
         let state = Rc::new(ThreadState {
@@ -251,14 +249,14 @@ impl Fiber {
         self.state.at.get()
     }
 
-    /// Leaves this fiber to the thread that suspended on it: the rest of its range is for
+    /// Leaves this fiber to the thread that suspended on it: the rest of its range is run by
     /// another fiber.
     #[inline]
     pub(super) fn bind(&mut self) {
         self.state.end.set(self.state.at.get() + 1);
     }
 
-    /// Runs the fiber until it gives way. `reply` answers its last request.
+    /// Runs the fiber until it yields. `reply` answers its last request.
     #[inline]
     pub(super) fn resume(&mut self, reply: u64) -> Request {
         abi::set_thread(&*self.state);
@@ -268,9 +266,9 @@ impl Fiber {
         }
     }
 
-    /// Forgets whatever runs on the fiber, which is idle afterwards.
+    /// Abandons the thread on the fiber, which is idle afterwards.
     pub(super) fn reset(&mut self) {
-        // SAFETY: taken once, and written anew before anyone looks.
+        // SAFETY: taken once, and written again before any other access.
         let mut old = unsafe { ManuallyDrop::take(&mut self.coroutine) };
         // SAFETY: nothing on the stack needs its destructor: see `Drop`.
         unsafe { old.force_reset() };
@@ -299,13 +297,13 @@ fn start(stack: DefaultStack, state: &ThreadState) -> Coroutine<u64, Request, ()
     })
 }
 
-/// The life of a fiber: ranges of threads, for ever.
+/// The main loop of a fiber: it runs ranges of threads, for ever.
 fn run_threads(yielder: &Yielder<u64, Request>, state: &ThreadState) {
     state.yielder.set(yielder);
     loop {
         let job = state.job.get();
         let mut position = state.at.get();
-        // The end is read anew after each thread: one that suspended has brought it near.
+        // The end is read again after each thread: a suspended thread has moved it.
         while position < state.end.get() {
             state.run_thread(&job, position);
             position += 1;

@@ -1,4 +1,5 @@
-//! A running grid: which thread runs next, and when the grid is done, stuck or waiting.
+//! A running grid: the choice of the next thread, and the detection of its end, of deadlocks and of
+//! waits.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,31 +14,31 @@ use super::pool::Lease;
 use super::work::BlockId;
 use super::{Dims, Fault, Kernel};
 
-/// In order, every so many turns one goes to a thread that spins, and, more rarely, since
-/// each takes stacks, to threads not yet started and to the next block, even while others
-/// could go on: these may be waiting for those.
+/// In order, one of so many turns goes to a spinning thread. More rarely, because each needs
+/// stacks, a turn goes to threads that have not started and to the next block, even while other
+/// threads can continue: these may wait for threads not yet started.
 const TURNS_TO_POLL: u32 = 16;
 const TURNS_TO_START: u32 = 2048;
 
-/// What [`Grid::run`] left behind.
+/// The state of a grid after [`Grid::run`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GridState {
-    /// The budget is used up; threads can go on.
+    /// The budget is used up; threads can continue.
     Progress,
-    /// Every live thread of every started block spins or sleeps, or waits for one that does;
-    /// each has looked since something was last done. Only a change from outside helps, or
-    /// time: see [`Grid::deadline`].
+    /// Every live thread of every started block spins or sleeps, or waits for a thread that does.
+    /// Each has checked its condition since the last progress. Only a change from outside or the
+    /// clock ends the waits: see [`Grid::deadline`].
     Spinning,
     /// Every thread of every block has ended.
     Done,
-    /// The grid cannot go on.
+    /// The grid has failed.
     Faulted(Fault),
 }
 
-/// A kernel's blocks and threads, from launch to end.
+/// The blocks and threads of a launch, from start to end.
 ///
-/// `Send` between steps, since all that it holds is: see `Fiber`. Dropping a grid that is not
-/// done forgets its threads where they stand.
+/// The grid is `Send` between steps, because all its parts are: see `Fiber`. Dropping an unfinished
+/// grid abandons its threads.
 pub(crate) struct Grid {
     lease: Lease,
     hook: Arc<dyn StoreHook>,
@@ -51,15 +52,15 @@ pub(crate) struct Grid {
     fault: Option<Fault>,
 }
 
-/// What happens next.
+/// The next action of a grid.
 enum Turn {
-    /// A thread goes on, or looks again if it spins.
+    /// A thread continues, or checks its condition if it spins.
     Resume(FiberId),
     /// Threads of a block start.
     Start(BlockId),
     /// The next block starts.
     Open,
-    /// Every thread has looked: nothing to do.
+    /// Every thread has checked its condition: no work.
     Quiet,
 }
 
@@ -85,20 +86,20 @@ impl Grid {
         }
     }
 
-    /// Stacks that the grid holds.
+    /// The number of stacks that the grid holds.
     #[cfg(test)]
     pub(super) fn stacks(&self) -> usize {
         self.lease.fibers.len()
     }
 
-    /// The earliest time, in nanoseconds of the hook's clock, at which a thread that spins
-    /// with a timeout or sleeps wants to run. Of use when the grid is spinning.
+    /// The earliest time, in nanoseconds of the hook's clock, at which a thread that sleeps, or
+    /// that spins with a timeout, must run. It is meaningful while the grid is spinning.
     pub(crate) fn deadline(&self) -> Option<u64> {
         self.lease.deadline()
     }
 
-    /// Runs threads: at most `budget` times, rounded up to one, a thread starts or goes on.
-    /// Stores, fences and the clock are those of the context's hook.
+    /// Runs threads: starts or continues at most `budget` of them, at least one. Stores, fences and
+    /// the clock are those of the context's hook.
     pub(crate) fn run(&mut self, budget: u32) -> GridState {
         if let Some(fault) = &self.fault {
             return GridState::Faulted(fault.clone());
@@ -140,7 +141,7 @@ impl Grid {
         Ok(GridState::Progress)
     }
 
-    /// Lets go on the threads that slept until now; returns whether there were any.
+    /// Continues the threads whose sleep has ended; returns whether there were any.
     fn wake(&mut self) -> bool {
         let work = &mut *self.lease;
         !work.sleeping.is_empty() && work.wake(self.hook.now_ns())
@@ -182,7 +183,7 @@ impl Grid {
         }
     }
 
-    /// One of all the turns there are, each as likely as any other.
+    /// A random turn; all have the same probability.
     fn choose_any(&mut self) -> Turn {
         let can_open = self.can_open();
         let work = &mut *self.lease;
@@ -266,7 +267,7 @@ impl Grid {
         self.resume(fiber)
     }
 
-    /// Resumes a fiber, and records what its threads did. Returns how many ran.
+    /// Resumes a fiber and records the results of its threads. Returns how many threads ran.
     fn resume(&mut self, id: FiberId) -> Result<u32, Fault> {
         let work = &mut *self.lease;
         let slot = &mut work.fibers[id as usize];
@@ -329,8 +330,8 @@ impl Grid {
         Ok((at - first).max(1))
     }
 
-    /// After threads of the block ran: lets go on who can, closes the block if none is left,
-    /// and finds out a divergence.
+    /// After threads of the block ran: continues the threads whose waits have ended, closes the
+    /// block if it has no thread left, and detects a divergence.
     fn settle_block(&mut self, id: BlockId) -> Result<(), Fault> {
         let work = &mut *self.lease;
         work.release();
@@ -361,7 +362,7 @@ impl Grid {
     }
 }
 
-/// Some order of a block's threads: every `step`-th, round and round.
+/// An order of a block's threads: every `step`-th thread, cyclic.
 fn random_order(rng: &mut Rng, threads: u32) -> Order {
     let step = loop {
         let step = rng.u32(1..=threads);

@@ -1,7 +1,7 @@
-//! What a running grid asks of the GPU: stores and loads that take part in the memory
-//! model, fences, and the time. Plain loads and stores of a kernel go straight to memory; those
-//! that talk to another device (doorbells, flags, completion words) come through here, so
-//! that weak memory can hold them back and put them out of order.
+//! The interface of a running grid to the GPU: stores and loads of the memory model, fences, and
+//! the time. Plain loads and stores of a kernel access memory directly. Accesses for communication
+//! with another device (doorbells, flags, completion words) use this interface, so that weak memory
+//! can delay and reorder them.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use super::GridConfig;
 /// The memory and clock that the device functions use. Called only while the grid runs, on
 /// the thread that steps the engine.
 pub(crate) trait StoreHook: Send + Sync {
-    /// Stores a word, of 64 bits if it is `wide`, else of 32; visible to others at once, or late if
-    /// memory is weak. The halves of a wide one may become visible apart, unless a fence came just
-    /// before.
+    /// Stores a word: 64 bits if `wide`, else 32 bits. It becomes visible to others at once, or
+    /// late if memory is weak. The halves of a wide word may become visible separately, unless a
+    /// fence came directly before.
     ///
     /// # Safety
-    /// `ptr` is aligned and valid for an atomic store, as a kernel sees memory, until the
+    /// `ptr` is aligned and valid for an atomic store, in the kernel's address space, until the
     /// grid is done.
     unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool);
 
-    /// Loads a word with acquire ordering; the stream's own held-back stores are seen.
+    /// Loads a word with acquire ordering; it observes the stream's own held-back stores.
     ///
     /// # Safety
     /// As for [`store`](Self::store), for a load.
@@ -36,7 +36,7 @@ pub(crate) trait StoreHook: Send + Sync {
     fn now_ns(&self) -> u64;
 }
 
-/// What a grid is given besides its arguments.
+/// The context of a grid, beside its arguments.
 #[derive(Clone)]
 pub(crate) struct KernelContext {
     /// The memory and clock of the stream that the grid runs on.

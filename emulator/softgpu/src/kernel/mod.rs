@@ -1,10 +1,10 @@
 //! Kernels of the software GPU: C++ sources built by the host compiler.
 //!
-//! A kernel is a C++ function written against `gds_device.hpp` of gdsync-build, the one source that
-//! nvcc and hipcc compile too. Here its blocks are tasks and the threads of a block are
-//! fibers; one thread runs at a time, on whichever OS thread steps the grid, and gives way
-//! only at a barrier, a warp operation, a spin or a sleep. A run is therefore deterministic,
-//! in order or, with a seed, randomly interleaved.
+//! A kernel is a C++ function written against `gds_device.hpp` of gdsync-build, the same source
+//! that nvcc and hipcc compile. Here its blocks are tasks, and the threads of a block are fibers.
+//! One thread runs at a time, on the OS thread that steps the grid. It yields only at a barrier, a
+//! warp operation, a spin or a sleep. A run is therefore deterministic: in order or, with a seed,
+//! randomly interleaved.
 
 mod abi;
 mod block;
@@ -27,11 +27,11 @@ pub use pool::GridPool;
 /// The entry of a kernel, as `GDS_KERNEL` defines it.
 pub type Entry = unsafe extern "C" fn(params: *const c_void);
 
-/// The most threads a block has.
+/// The maximal number of threads of a block.
 pub const MAX_BLOCK_THREADS: u32 = 1024;
-/// The most bytes of dynamic shared memory a block has.
+/// The maximal dynamic shared memory of a block in bytes.
 pub const MAX_DYNAMIC_SHARED: u32 = 227 * 1024;
-/// The most bytes a kernel's parameters have.
+/// The maximal size of a kernel's parameters in bytes.
 pub const MAX_ARGS: usize = 4096;
 
 /// A kernel: a C++ function and the size of its parameters.
@@ -46,13 +46,13 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Describes a kernel; `name` is for messages and traces.
+    /// Describes a kernel; `name` is used in messages and traces.
     ///
     /// # Safety
-    /// `entry` was defined by `GDS_KERNEL` of this crate's `gds_device.hpp` with parameters
-    /// of `args_len` bytes, aligned to at most 16, and keeps the rules at the top of
-    /// `softgpu.hpp`: nothing thrown, no `thread_local`, no destructor that matters across
-    /// a suspension.
+    /// `entry` was defined by `GDS_KERNEL` of this crate's `gds_device.hpp` with parameters of
+    /// `args_len` bytes, aligned to at most 16. It observes the rules at the top of `softgpu.hpp`:
+    /// it throws nothing, uses no `thread_local`, and holds no object with a needed destructor
+    /// across a suspension.
     pub const unsafe fn new(name: &'static str, entry: Entry, args_len: usize) -> Kernel {
         Kernel {
             name,
@@ -71,7 +71,7 @@ impl Kernel {
         self.args_len
     }
 
-    /// Checks the number of bytes that a launch gives as parameters.
+    /// Checks the parameter size of a launch.
     pub(crate) fn check_args(&self, got: usize) -> Result<(), LaunchError> {
         let (kernel, want) = (self.name, self.args_len);
         if want > MAX_ARGS {
@@ -84,7 +84,7 @@ impl Kernel {
     }
 }
 
-/// The shape of a launch, within the limits of a GPU.
+/// The dimensions of a launch, within the limits of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
     grid: [u32; 3],
@@ -97,7 +97,7 @@ impl Dims {
     /// shared memory for each block.
     ///
     /// # Errors
-    /// A dimension is zero, or a limit is passed; the error names it.
+    /// A dimension is zero or above its limit; the error names it.
     pub fn new(grid: [u32; 3], block: [u32; 3], shared: u32) -> Result<Dims, LaunchError> {
         if grid.contains(&0) || block.contains(&0) {
             return Err(LaunchError::ZeroDimension { grid, block });
@@ -156,68 +156,68 @@ impl Dims {
     }
 }
 
-/// A launch that cannot be.
+/// An invalid launch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
     /// A grid or a block without threads.
     #[error("launch of a grid {grid:?} of blocks {block:?}: a dimension is zero")]
     ZeroDimension {
-        /// Blocks asked for.
+        /// The requested number of blocks.
         grid: [u32; 3],
-        /// Threads of a block asked for.
+        /// The requested number of threads of a block.
         block: [u32; 3],
     },
-    /// More threads than a block has.
+    /// A block has more threads than the limit.
     #[error("launch of blocks {block:?}: a block has at most {MAX_BLOCK_THREADS} threads")]
     BlockTooLarge {
-        /// Threads of a block asked for.
+        /// The requested number of threads of a block.
         block: [u32; 3],
     },
-    /// More blocks than can be counted.
+    /// The number of blocks is above the limit.
     #[error("launch of a grid {grid:?}: a grid has fewer than 2^64 blocks")]
     GridTooLarge {
-        /// Blocks asked for.
+        /// The requested number of blocks.
         grid: [u32; 3],
     },
-    /// More dynamic shared memory than a block has.
+    /// A block has more dynamic shared memory than the limit.
     #[error("launch with {shared} bytes of dynamic shared memory: at most {MAX_DYNAMIC_SHARED}")]
     SharedTooLarge {
-        /// Bytes asked for.
+        /// The requested number of bytes.
         shared: u32,
     },
-    /// Parameters of another size than the kernel takes.
+    /// The size of the parameters is not that of the kernel.
     #[error("kernel {kernel} takes {want} bytes of parameters, {got} were given")]
     ArgsLength {
         /// The kernel.
         kernel: &'static str,
-        /// Bytes the kernel takes.
+        /// The parameter size of the kernel in bytes.
         want: usize,
-        /// Bytes given.
+        /// The size of the given parameters in bytes.
         got: usize,
     },
-    /// A kernel whose parameters are too many for any launch.
+    /// The parameters of the kernel are above the limit of a launch.
     #[error("kernel {kernel} takes {want} bytes of parameters: at most {MAX_ARGS}")]
     ArgsTooLarge {
         /// The kernel.
         kernel: &'static str,
-        /// Bytes the kernel takes.
+        /// The parameter size of the kernel in bytes.
         want: usize,
     },
 }
 
-/// How grids are run: bounds, order, and where its stacks come from.
+/// The execution of grids: limits, order, and the pool of stacks.
 #[derive(Clone, Debug)]
 pub struct GridConfig {
-    /// The most blocks that run at the same time, as if that many fitted on the GPU. A grid
-    /// of more blocks finishes as long as its blocks do not wait for ones not yet started.
+    /// The maximal number of resident blocks, as if that many fitted on the GPU. A grid of more
+    /// blocks completes if its blocks do not wait for blocks that have not started.
     pub resident_blocks: u32,
-    /// The most threads that run at the same time; at least one block always does.
+    /// The maximal number of resident threads; at least one block is always resident.
     pub resident_threads: u32,
-    /// Bytes of stack of a thread, without its guard page.
+    /// The stack size of a thread in bytes, without its guard page.
     pub stack_bytes: usize,
-    /// Interleaves threads at random, the same way each time; `None`: in order.
+    /// The seed of a random interleaving, the same in each run; `None`: in order.
     pub seed: Option<u64>,
-    /// Where stacks and tables come from, and go back to.
+    /// The pool of stacks and tables.
     pub pool: GridPool,
 }
 
@@ -233,7 +233,7 @@ impl Default for GridConfig {
     }
 }
 
-/// Why a grid stopped before its end. It cannot go on.
+/// The reason for which a grid failed. It cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// Every live thread of a block waits, and none of the waits can end.
@@ -243,10 +243,10 @@ pub enum Fault {
         kernel: &'static str,
         /// The block, in x, y, z.
         block: [u32; 3],
-        /// Which threads wait where.
+        /// The waiting threads and their places.
         waits: String,
     },
-    /// A thread did what no GPU allows.
+    /// A thread made an invalid call.
     #[error("kernel {kernel}, block {block:?}, thread {thread:?}: {what}")]
     Thread {
         /// The kernel.
@@ -255,17 +255,17 @@ pub enum Fault {
         block: [u32; 3],
         /// The thread, in x, y, z.
         thread: [u32; 3],
-        /// What it did.
+        /// The invalid call.
         what: String,
     },
-    /// There is no memory for another thread's stack.
+    /// The system has no memory for another thread's stack.
     #[error("kernel {kernel}: no stack for a thread, {stacks} in use: {reason}")]
     NoStack {
         /// The kernel.
         kernel: &'static str,
-        /// Stacks the grid holds.
+        /// The number of stacks that the grid holds.
         stacks: usize,
-        /// What the operating system said.
+        /// The error of the operating system.
         reason: String,
     },
 }

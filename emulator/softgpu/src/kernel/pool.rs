@@ -1,4 +1,4 @@
-//! Where a grid's stacks and tables come from, and go back to.
+//! The pool of stacks and tables for grids.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::work::Work;
 
-/// Sets of tables kept for grids to come, and stacks kept in all of them. A stack takes two of
-/// the 65,530 mappings that Linux grants a process.
+/// The limits of the sets of tables kept for later grids, and of the stacks in all of them. A stack
+/// uses two of the 65,530 mappings that Linux permits per process.
 const KEPT: usize = 8;
 const KEPT_STACKS: usize = 4096;
 
-/// Stacks and tables of grids that have ended, for the next ones: a launch in steady state
-/// allocates nothing. Clones share; a GPU has one.
+/// Stacks and tables of ended grids, for later grids: a launch in steady state allocates nothing.
+/// Clones share the pool; a GPU has one.
 #[derive(Clone, Default)]
 #[allow(clippy::vec_box)] // The boxes are what is lent.
 pub struct GridPool(Arc<Mutex<Vec<Box<Work>>>>);
 
 impl GridPool {
-    /// Lends a set whose stacks have `stack_bytes`, all of it idle.
+    /// Lends an idle set whose stacks have `stack_bytes` bytes.
     pub(super) fn lease(&self, stack_bytes: usize) -> Lease {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let work = match kept {
@@ -48,7 +48,7 @@ impl fmt::Debug for GridPool {
     }
 }
 
-/// A set of stacks and tables that goes back to its pool when dropped.
+/// A set of stacks and tables that returns to its pool when dropped.
 pub(super) struct Lease {
     work: ManuallyDrop<Box<Work>>,
     pool: GridPool,
@@ -70,7 +70,7 @@ impl DerefMut for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // SAFETY: taken only here, and `work` is not looked at again.
+        // SAFETY: taken only here, and `work` is not used again.
         let work = unsafe { ManuallyDrop::take(&mut self.work) };
         self.pool.put(work);
     }

@@ -6,13 +6,13 @@ use std::ptr::NonNull;
 
 use super::MAX_DYNAMIC_SHARED;
 
-/// The most bytes of named shared memory of a block, as on a GPU.
+/// The maximal named shared memory of a block in bytes, as on a GPU.
 const MAX_NAMED: usize = 48 * 1024;
-/// The most variables a block names.
+/// The maximal number of variables of a block.
 const MAX_NAMES: usize = 64;
-/// What fresh shared memory holds: nothing a kernel may rely on.
+/// The initial content of shared memory, on which no kernel may rely.
 const GARBAGE: u8 = 0xa5;
-/// Dynamic memory, then named; both begin aligned as much as a variable may want.
+/// Dynamic memory, then named memory; both have the maximal alignment of a variable.
 const LAYOUT: Layout = match Layout::from_size_align(MAX_NAMED + MAX_DYNAMIC_SHARED as usize, 128) {
     Ok(layout) => layout,
     Err(_) => panic!("a valid layout"),
@@ -20,7 +20,7 @@ const LAYOUT: Layout = match Layout::from_size_align(MAX_NAMED + MAX_DYNAMIC_SHA
 
 const _: () = assert!((MAX_DYNAMIC_SHARED as usize).is_multiple_of(LAYOUT.align()));
 
-/// Shared memory that a thread asked for and cannot have.
+/// A request of a thread for shared memory that cannot be satisfied.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SharedError {
     #[error("{want} bytes of shared memory besides {used} in use: at most {MAX_NAMED}")]
@@ -32,10 +32,10 @@ pub(super) enum SharedError {
 }
 
 /// Storage that the threads of one block share: dynamic memory first, then variables, each
-/// known by the address of its declaration's key.
+/// identified by the address of its declaration's key.
 #[derive(Default)]
 pub(super) struct Shared {
-    /// Allocated when the block first asks for any, kept for the blocks after it.
+    /// Allocated at the first request of a block, and kept for later blocks.
     base: Cell<Option<NonNull<u8>>>,
     /// Bytes taken by variables.
     used: Cell<usize>,
@@ -44,7 +44,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Makes it a new block's, with `dynamic` bytes of dynamic memory.
+    /// Resets it for a new block with `dynamic` bytes of dynamic memory.
     pub(super) fn reset(&self, dynamic: u32) {
         let dynamic = dynamic as usize;
         self.used.set(0);
@@ -72,7 +72,7 @@ impl Shared {
         self.base().as_ptr()
     }
 
-    /// The variable of this key, made by the first thread that asks.
+    /// The variable of this key; the first thread that requests it creates it.
     pub(super) fn named(
         &self,
         key: usize,
@@ -96,8 +96,8 @@ impl Shared {
             return Err(SharedError::TooManyNames);
         }
         let offset = MAX_DYNAMIC_SHARED as usize + used;
-        // SAFETY: `end` is at most MAX_NAMED, so offset + size is inside the allocation, which
-        // is aligned to more than `align`; nobody has a pointer to these bytes yet.
+        // SAFETY: `end` is at most MAX_NAMED, so offset + size is inside the allocation, which is
+        // aligned to more than `align`; there is no other pointer to these bytes yet.
         let p = unsafe {
             let p = self.base().as_ptr().add(offset);
             p.write_bytes(GARBAGE, size);

@@ -1,8 +1,8 @@
-//! Warp operations: lanes that meet, and what each of them gets.
+//! Warp operations: the lanes that take part, and the result of each lane.
 
 /// Lanes of a warp.
 pub(super) const WARP: u32 = 32;
-/// What a shuffle reads from a lane that takes no part: nothing a kernel may rely on.
+/// The value that a shuffle reads from an absent lane; no kernel may rely on it.
 const GARBAGE: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
 /// A warp operation; the numbers are those of `softgpu_warp_kind`.
@@ -30,17 +30,17 @@ impl WarpKind {
     }
 }
 
-/// One lane's part in a warp operation.
+/// The arguments of one lane in a warp operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WarpCall {
     pub(super) kind: WarpKind,
-    /// The lanes that take part, the caller among them.
+    /// The lanes that take part, including the caller.
     pub(super) mask: u32,
-    /// What the lane gives: a predicate, or the bits of a shuffled value.
+    /// The argument of the lane: a predicate, or the bits of a shuffled value.
     pub(super) value: u64,
-    /// Where a shuffle reads: a lane, a distance or a mask.
+    /// The source of a shuffle: a lane, a distance or a mask.
     pub(super) arg: u32,
-    /// Lanes of a shuffle's segment: a power of two, at most 32.
+    /// The lanes of a shuffle's segment: a power of two, at most 32.
     pub(super) width: u32,
 }
 
@@ -52,7 +52,7 @@ const NO_CALL: WarpCall = WarpCall {
     width: WARP,
 };
 
-/// The lanes of one warp: who lives, who waits, and for what.
+/// The lanes of one warp: the live lanes, and the pending calls.
 #[derive(Clone, Debug)]
 pub(super) struct Warp {
     alive: u32,
@@ -70,21 +70,22 @@ impl Warp {
         }
     }
 
-    /// Makes it a new warp of `lanes` lanes.
+    /// Resets it to a new warp of `lanes` lanes.
     pub(super) fn reset(&mut self, lanes: u32) {
         self.alive = u32::MAX >> (WARP - lanes);
         self.waiting = 0;
     }
 
-    /// A lane calls. Returns the lanes that may go on, the caller last to come: all that take
-    /// part, or none yet. Their results are then in [`result`](Warp::result).
+    /// Records the call of a lane. Returns the lanes that may continue, which are all that take
+    /// part if the caller was the last, or none yet. Their results are then in
+    /// [`result`](Warp::result).
     pub(super) fn call(&mut self, lane: u32, call: WarpCall) -> u32 {
         self.waiting |= 1 << lane;
         self.calls[lane as usize] = call;
         self.complete(call)
     }
 
-    /// A lane has ended. Returns the lanes of one operation that only waited for it.
+    /// Records the end of a lane. Returns the lanes of one operation that waited only for it.
     pub(super) fn exit(&mut self, lane: u32) -> u32 {
         self.alive &= !(1 << lane);
         lanes(self.waiting)
@@ -93,7 +94,7 @@ impl Warp {
             .unwrap_or(0)
     }
 
-    /// The lanes that take part in `call`, if all that live have come; their waits are over.
+    /// The lanes of `call`, if all live ones have called; their waits are over.
     fn complete(&self, call: WarpCall) -> u32 {
         let need = call.mask & self.alive;
         let met = self.waiting & need == need
@@ -109,7 +110,7 @@ impl Warp {
         self.waiting &= !lanes;
     }
 
-    /// What a lane gets from an operation in which `present` take part.
+    /// The result of a lane in an operation in which `present` take part.
     pub(super) fn result(&self, lane: u32, present: u32) -> u64 {
         let call = &self.calls[lane as usize];
         let segment = lane & !(call.width - 1);
@@ -142,7 +143,7 @@ impl Warp {
         }
     }
 
-    /// The calls that wait, for messages.
+    /// The pending calls, for messages.
     pub(super) fn waits(&self) -> impl Iterator<Item = &WarpCall> {
         lanes(self.waiting).map(|lane| &self.calls[lane as usize])
     }

@@ -1,5 +1,5 @@
-//! The stacks and tables of a running grid: its fibers, its blocks, and the queues of what
-//! can run next.
+//! The stacks and tables of a running grid: its fibers, its blocks, and the queues of runnable
+//! threads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,36 +7,37 @@ use std::io;
 use super::block::{Block, FiberId, Released};
 use super::fiber::Fiber;
 
-/// Blocks kept when a grid has ended.
+/// The maximal number of blocks kept after the end of a grid.
 const KEPT_BLOCKS: usize = 64;
 
-/// Names a resident block.
+/// The index of a resident block.
 pub(super) type BlockId = u32;
 
-/// A fiber and what the grid knows of the thread on it.
+/// A fiber and the state of the thread on it.
 pub(super) struct Slot {
     pub(super) fiber: Fiber,
     /// A thread of `block` is suspended on the fiber.
     pub(super) busy: bool,
     pub(super) block: BlockId,
-    /// What its request is answered with at the next resume.
+    /// The reply to its request at the next resume.
     pub(super) reply: u64,
-    /// When a thread that spins or sleeps wants to look again, `u64::MAX` for never.
+    /// The time at which a spinning or sleeping thread must check again; `u64::MAX`: never.
     pub(super) deadline: u64,
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Default)]
 pub(super) struct Work {
     stack_bytes: usize,
     pub(super) fibers: Vec<Slot>,
-    /// Fibers without a thread; the one used last is taken first, its stack being warm.
+    /// Fibers without a thread; the one used last is taken first, because its stack is in the
+    /// cache.
     pub(super) idle: Vec<FiberId>,
-    /// Threads that can go on.
+    /// Threads that can continue.
     pub(super) ready: VecDeque<FiberId>,
-    /// Threads that spin, and have not looked since something was last done.
+    /// Threads that spin and have not checked since the last progress.
     pub(super) spinning: VecDeque<FiberId>,
-    /// Threads that spin, and have looked.
+    /// Threads that spin and have checked.
     pub(super) polled: VecDeque<FiberId>,
     pub(super) sleeping: Vec<FiberId>,
     pub(super) blocks: Vec<Block>,
@@ -59,7 +60,7 @@ impl Work {
         self.stack_bytes
     }
 
-    /// Copies a kernel's parameters to where its threads read them, aligned to 16 bytes.
+    /// Copies a kernel's parameters to the memory that its threads read, aligned to 16 bytes.
     pub(super) fn set_args(&mut self, args: &[u8]) {
         self.args.clear();
         self.args.extend(args.chunks(16).map(|chunk| {
@@ -69,15 +70,15 @@ impl Work {
         }));
     }
 
-    /// Where the parameters are, for as long as they are not set again.
+    /// The address of the parameters, valid until they are set again.
     pub(super) fn args(&self) -> *const std::ffi::c_void {
         self.args.as_ptr().cast()
     }
 
-    /// An idle fiber, a new one if need be.
+    /// Returns an idle fiber; creates one if there is none.
     ///
     /// # Errors
-    /// The operating system gave no stack.
+    /// The operating system returned no stack.
     pub(super) fn idle_fiber(&mut self) -> io::Result<FiberId> {
         if let Some(id) = self.idle.pop() {
             return Ok(id);
@@ -93,7 +94,7 @@ impl Work {
         Ok(id)
     }
 
-    /// A block without threads, a new one if need be.
+    /// Returns a block without threads; creates one if there is none.
     pub(super) fn free_block(&mut self) -> BlockId {
         self.free_blocks.pop().unwrap_or_else(|| {
             self.blocks.push(Block::default());
@@ -101,7 +102,7 @@ impl Work {
         })
     }
 
-    /// Lets go on the fibers whose wait is over.
+    /// Continues the fibers whose wait has ended.
     pub(super) fn release(&mut self) {
         for (fiber, reply) in self.released.drain(..) {
             self.fibers[fiber as usize].reply = reply;
@@ -109,7 +110,7 @@ impl Work {
         }
     }
 
-    /// Something was done: the threads that spin shall look again.
+    /// Records progress: the spinning threads must check again.
     #[inline]
     pub(super) fn look_again(&mut self) {
         if !self.polled.is_empty() {
@@ -117,7 +118,7 @@ impl Work {
         }
     }
 
-    /// Lets go on the threads that slept until now. Returns whether there were any.
+    /// Continues the threads whose sleep has ended. Returns whether there were any.
     pub(super) fn wake(&mut self, now: u64) -> bool {
         let (fibers, ready) = (&mut self.fibers, &mut self.ready);
         let before = self.sleeping.len();
@@ -133,7 +134,7 @@ impl Work {
         self.sleeping.len() < before
     }
 
-    /// The earliest time at which a thread wants to look again.
+    /// The earliest time at which a thread must check again.
     pub(super) fn deadline(&self) -> Option<u64> {
         let waiting = self
             .spinning
@@ -146,8 +147,8 @@ impl Work {
             .filter(|&deadline| deadline != u64::MAX)
     }
 
-    /// Forgets the grid: all fibers and blocks are idle afterwards, and at most so many fibers
-    /// are kept.
+    /// Abandons the grid: all fibers and blocks are idle afterwards, and at most the given number
+    /// of fibers is kept.
     pub(super) fn reset(&mut self, most_fibers: usize) {
         let unfinished = self.idle.len() < self.fibers.len();
         if unfinished {

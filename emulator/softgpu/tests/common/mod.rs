@@ -1,5 +1,4 @@
-//! An environment for tests: it steps the engines itself, inside every wait, on a clock of its
-//! own.
+//! An environment for tests: it steps the engines itself, inside every wait, with its own clock.
 #![allow(dead_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,12 +27,12 @@ pub struct TestEnv {
     engines: Mutex<Vec<Engine>>,
     now: AtomicU64,
     rings: AtomicU64,
-    /// Called once a step, inside waits and outside, with the number of the step.
+    /// Called once per step, inside and outside of waits, with the number of the step.
     each_step: Mutex<Option<EachStep>>,
 }
 
 impl TestEnv {
-    /// Steps every engine once. Returns whether any got anywhere.
+    /// Steps every engine once. Returns whether any made progress.
     pub fn step(&self) -> bool {
         let n = self.now.fetch_add(1, Ordering::Relaxed);
         if let Some(f) = &mut *self.each_step.lock().unwrap() {
@@ -50,7 +49,7 @@ impl TestEnv {
         }
     }
 
-    /// Steps until nothing moves any more.
+    /// Steps until no engine makes progress.
     pub fn settle(&self) {
         while self.step() {}
     }

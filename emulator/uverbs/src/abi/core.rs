@@ -34,7 +34,7 @@ pub mod command {
     pub const MASK: u32 = 0xff;
 }
 
-/// What of a queue pair a modification names.
+/// The attributes of a modification of a QP.
 pub mod attr {
     pub const STATE: u32 = 1 << 0;
     pub const CUR_STATE: u32 = 1 << 1;
@@ -77,13 +77,13 @@ pub mod async_event {
 
 /// Access rights of memory.
 pub mod access {
-    /// The four rights that the NIC knows.
+    /// The four access rights that the NIC implements.
     pub const RIGHTS: u32 = 0xf;
     pub const MW_BIND: u32 = 1 << 4;
     pub const ZERO_BASED: u32 = 1 << 5;
     pub const ON_DEMAND: u32 = 1 << 6;
     pub const HUGETLB: u32 = 1 << 7;
-    /// Rights that a kernel may leave out without saying so.
+    /// Rights that a kernel may ignore without an error.
     pub const OPTIONAL: u32 = 0x3ff0_0000;
 }
 
@@ -126,9 +126,9 @@ pub mod ioctl {
 }
 
 structures! {
-    /// Starts every command.
+    /// The header of every command.
     CmdHdr = 8 { command: u32, in_words: u16, out_words: u16, }
-    /// Follows it in an extended command.
+    /// The second header of an extended command.
     ExCmdHdr = 16 {
         response: u64, provider_in_words: u16, provider_out_words: u16, reserved: u32,
     }
@@ -241,7 +241,7 @@ structures! {
     }
     AllocPd = 8 { response: u64, }
     AllocPdResp = 4 { pd_handle: u32, }
-    /// The commands that name nothing but an object, and answer nothing.
+    /// The commands that name an object only and have no answer.
     Handle = 4 { handle: u32, }
     RegMr = 40 {
         response: u64, start: u64, length: u64, hca_va: u64, pd_handle: u32, access_flags: u32,
@@ -303,7 +303,7 @@ structures! {
         response: u64, user_handle: u64, pd_handle: u32, reserved: u32, attr: AhAttr,
     }
     CreateAhResp = 4 { ah_handle: u32, }
-    /// What the two ways to create a queue pair have in common.
+    /// The common part of the two commands that create a QP.
     QpInit = 40 {
         pd_handle: u32,
         send_cq_handle: u32,

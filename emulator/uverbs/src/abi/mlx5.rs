@@ -20,12 +20,12 @@ pub mod context_flag {
     pub const DEVX: u32 = 1 << 0;
 }
 
-/// What the library says it can do.
+/// The capabilities that the library reports.
 pub mod lib_cap {
     pub const DYN_UAR: u64 = 1 << 1;
 }
 
-/// What an offset of `mmap` asks for.
+/// The meaning of an `mmap` offset.
 pub mod map {
     pub const REGULAR_PAGE: u64 = 0;
     pub const WC_PAGE: u64 = 2;
@@ -166,6 +166,6 @@ structures! {
     ModifyQpResp = 16 { response_length: u32, dctn: u32, ece_options: u32, reserved: u32, }
 }
 
-/// Bytes of what the driver adds to the extended query of a device; all of it zero: none of the
-/// offloads is there.
+/// The length of the driver's part of the extended device query. All of it is zero: the device has
+/// none of the offloads.
 pub const QUERY_DEVICE_RESP: usize = 104;

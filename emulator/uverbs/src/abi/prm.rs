@@ -1,6 +1,6 @@
-//! The commands of the device itself, as DEVX passes them on: mailboxes of big-endian fields,
-//! each named by its first bit, counted from the most significant bit of byte 0, and its width.
-//! Names are those of the programmer's reference manual.
+//! The commands of the device itself, which DEVX passes on. A mailbox has big-endian fields. Each
+//! field is given by its first bit, counted from the most significant bit of byte 0, and its width.
+//! Names are those of the programmer's reference manual (PRM).
 
 /// A field of a mailbox, or of a context within one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub mod opcode {
     pub const ALLOC_PD: u16 = 0x800;
 }
 
-/// What an answer says of its command.
+/// The status codes of answers.
 pub mod status {
     pub const BAD_PARAM: u8 = 0x3;
     pub const BAD_RES: u8 = 0x5;
@@ -69,36 +69,36 @@ pub mod status {
     pub const BAD_OUTPUT_LEN: u8 = 0x51;
 }
 
-/// What every command starts with.
+/// The header of every command.
 pub mod input {
-    /// Bytes that every command has.
+    /// The header's length in bytes.
     pub const HEADER: usize = 16;
     fields! {
         OPCODE = 0x00, 16;
         OP_MOD = 0x30, 16;
-        /// The number of the object that a command is for.
+        /// The number of the command's object.
         NUMBER = 0x48, 24;
     }
 }
 
-/// What every answer starts with.
+/// The header of every answer.
 pub mod output {
-    /// Bytes that every answer has.
+    /// The header's length in bytes.
     pub const HEADER: usize = 16;
     fields! {
         STATUS = 0x00, 8;
         SYNDROME = 0x20, 32;
-        /// The number of the object that was made.
+        /// The number of the new object.
         NUMBER = 0x48, 24;
     }
 }
 
-/// The context of a completion queue, and the commands that carry it.
+/// The context of a CQ, and the commands that contain it.
 pub mod cqc {
-    /// Where the context lies, in what creates a queue and in the answer of a query.
+    /// The offset of the context in the command that creates a CQ and in the answer of a query.
     pub const AT: usize = 16;
     pub const SIZE: usize = 64;
-    /// Bytes of the command that creates a queue, and of the answer of a query.
+    /// The length in bytes of the command that creates a CQ, and of the answer of a query.
     pub const MAILBOX: usize = 272;
     /// An entry of 64 bytes.
     pub const CQE_64: u64 = 0;
@@ -126,13 +126,13 @@ pub mod cqc {
     }
 }
 
-/// The context of a queue pair, and the commands that carry it.
+/// The context of a QP, and the commands that contain it.
 pub mod qpc {
-    /// Where the context lies, in what creates and changes a queue pair and in the answer of a
+    /// The offset of the context in the commands that create and modify a QP and in the answer of a
     /// query.
     pub const AT: usize = 24;
     pub const SIZE: usize = 232;
-    /// Bytes of these commands, and of the answer of a query.
+    /// The length in bytes of these commands, and of the answer of a query.
     pub const MAILBOX: usize = 272;
     /// Reliable and unreliable connections.
     pub const ST_RC: u64 = 0;
@@ -141,7 +141,7 @@ pub mod qpc {
     pub const RQ_REGULAR: u64 = 0;
     pub const RQ_SRQ: u64 = 1;
     pub const RQ_ZERO: u64 = 3;
-    /// Up to 32 bytes in a completion entry.
+    /// Inline scatter: up to 32 bytes of payload in a CQE.
     pub const CS_REQ_32: u64 = 0x11;
     pub const CS_RES_32: u64 = 0x1;
     fields! {
@@ -232,11 +232,12 @@ pub mod qpc {
     }
 }
 
-/// What a device can do: fields of the structures that `QUERY_HCA_CAP` answers.
+/// The device capabilities: fields of the structures that `QUERY_HCA_CAP` returns.
 pub mod cap {
-    /// Bytes of a structure, after the header.
+    /// The length of a structure in bytes, without the header.
     pub const SIZE: usize = 4096;
-    /// Which structure: bits of `OP_MOD` above the lowest, which says "now" instead of "at most".
+    /// The selector of the structure: bits of `OP_MOD` above the lowest bit, which selects
+    /// "current" instead of "maximal".
     pub const GENERAL: u64 = 0x0;
     pub const ATOMIC: u64 = 0x3;
     pub const ROCE: u64 = 0x4;
@@ -299,7 +300,7 @@ pub mod cap {
 
 /// `QUERY_ROCE_ADDRESS`.
 pub mod roce_address {
-    /// Bytes of the answer.
+    /// The length of the answer in bytes.
     pub const OUT: usize = 48;
     /// The bytes of the GID and of the MAC in the answer.
     pub const GID: std::ops::Range<usize> = 16..32;

@@ -18,7 +18,7 @@ pub(crate) fn method(object: u16, method: u16) -> Option<Method> {
     }
 }
 
-/// Registers a part of the memory. The region keeps it when the descriptor is closed.
+/// Registers a part of the memory. The MR keeps the memory when the descriptor is closed.
 fn register(open: &mut Open, ask: &Request<'_>) -> Done {
     ask.only(DMABUF_HANDLE..=DMABUF_RKEY)?;
     let of = Registration {

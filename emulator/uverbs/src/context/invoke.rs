@@ -1,9 +1,10 @@
-//! Commands by ioctl: the method that carries out what would otherwise be written to the file.
-//! Libraries ask for it once and, where it is there, write nothing any more.
+//! Commands by ioctl: the method that executes a command which older libraries write to the file. A
+//! library probes for the method once. If the method exists, the library writes no commands any
+//! more.
 //!
-//! The command is the same, in pieces: its number, the input and the room for the answer of the
-//! core and of the driver are an attribute each. There is no header to count words, and the
-//! address of the answer in the input means nothing.
+//! The command is the same, in parts. Its number, the inputs and the answer buffers of the core and
+//! of the driver are one attribute each. There is no header with lengths, and the address of the
+//! answer in the input is ignored.
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -22,11 +23,10 @@ const CORE_OUT: u16 = 1;
 const WRITE_CMD: u16 = 2;
 const DRIVER_IN: u16 = 0x1000;
 const DRIVER_OUT: u16 = 0x1001;
-/// Most attributes that are looked at.
+/// The maximal number of attributes that are read.
 pub(crate) const MAX_ATTRS: usize = 16;
 
-/// The number of the command that the ioctl whose header lies at `arg` carries out, if it is of
-/// that kind.
+/// The number of the command that the ioctl at `arg` executes, if the ioctl is of this kind.
 pub fn invoked(user: &dyn User, arg: u64) -> Option<u32> {
     let mut hdr = IoctlHdr::default();
     user.read(arg, hdr.as_mut_bytes()).ok()?;
@@ -41,7 +41,7 @@ pub fn invoked(user: &dyn User, arg: u64) -> Option<u32> {
 }
 
 impl Context {
-    /// Carries out the command in the attributes of a call.
+    /// Executes the command in the attributes of a call.
     pub(crate) fn invoke(&self, ask: &Request<'_>) -> Done {
         ask.only_if(|id| matches!(id, CORE_IN..=WRITE_CMD | DRIVER_IN..=DRIVER_OUT))?;
         let user = &*self.device.user;
@@ -73,7 +73,7 @@ impl Context {
     }
 }
 
-/// The bytes of an input: in the attribute itself if they are few.
+/// The bytes of an input; a short input is in the attribute itself.
 fn bytes(user: &dyn User, attr: Option<&IoctlAttr>) -> Result<Vec<u8>, Errno> {
     let Some(attr) = attr else {
         return Ok(Vec::new());

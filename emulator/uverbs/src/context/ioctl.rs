@@ -1,7 +1,7 @@
-//! The ioctls of the device file: objects, methods, attributes. Of all of them only those that
-//! have no command, and the one that carries out commands ([`super::invoke`]), are carried out;
-//! the others are answered so that libraries give the command instead. Doorbell pages are here;
-//! [`devx`], [`dmabuf`] and [`queries`] have the others.
+//! The ioctls of the device file: objects, methods, attributes. This module executes only those
+//! that have no command, and the one that executes commands ([`super::invoke`]). It answers the
+//! others so that libraries use the command instead. Doorbell pages are in this module; [`devx`],
+//! [`dmabuf`] and [`queries`] have the other methods.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -13,14 +13,14 @@ use crate::abi::mlx5::ioctl::*;
 use crate::command::Done;
 use crate::doorbells::{Doorbell, Doorbells};
 
-/// Most attributes of a call.
+/// The maximal number of attributes of a call.
 const MAX_ATTRS: usize = 64;
 
 impl Context {
-    /// Carries out the ioctl whose header lies at `arg` in the process.
+    /// Executes the ioctl whose header is at `arg` in the process.
     ///
     /// # Errors
-    /// The error that `ioctl` gives.
+    /// The errno that `ioctl` returns.
     pub fn ioctl(&self, arg: u64) -> Result<(), Errno> {
         let user = &*self.device().user;
         let mut bytes = [0; size_of::<IoctlHdr>()];
@@ -59,7 +59,8 @@ impl Context {
     }
 }
 
-/// A doorbell page of one's own. Both types, for BlueFlame and not, are the same memory here.
+/// A doorbell page for one program. Both types, with and without BlueFlame, are the same memory
+/// here.
 fn alloc_uar(open: &mut Open, ask: &Request<'_>) -> Done {
     ask.only(UAR_HANDLE..=UAR_PAGE_ID)?;
     if ask.small(UAR_TYPE)? as u32 > 1 {

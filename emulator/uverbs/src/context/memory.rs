@@ -11,7 +11,7 @@ use crate::context::Open;
 use crate::context::{AddressHandle, Object, Region, Registration};
 use crate::device::Device;
 
-/// What a change of a region names.
+/// The attributes of a change of an MR.
 mod rereg {
     pub const TRANSLATION: u32 = 1 << 0;
     pub const PD: u32 = 1 << 1;
@@ -32,7 +32,7 @@ impl Open {
     pub fn dealloc_pd(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let handle = call.input::<Handle>()?.handle;
         let pd = *self.objects.doomed::<PdId>(handle)?;
-        // The NIC knows nothing of these.
+        // The NIC does not implement these.
         let uses = |object: &Object| matches!(object, Object::Ah(ah) if ah.pd == pd);
         if self.objects.each().any(uses) {
             return Err(Errno::BUSY);
@@ -90,7 +90,7 @@ impl Open {
         })
     }
 
-    /// Registers a region anew, under new keys, and forgets the old registration.
+    /// Registers an MR again, under new keys, and drops the old registration.
     pub fn rereg_mr(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: ReregMr = call.input()?;
         let all = rereg::TRANSLATION | rereg::PD | rereg::ACCESS;
@@ -131,8 +131,8 @@ impl Open {
         Ok(())
     }
 
-    /// An address handle of Ethernet: the address of the next hop belongs to it, which a kernel
-    /// finds out. Those of InfiniBand are made by the library alone.
+    /// An address handle of Ethernet. It contains the address of the next hop, which a kernel
+    /// resolves. The library alone creates those of InfiniBand.
     pub fn create_ah(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: CreateAh = call.input()?;
         let pd = *self.objects.get::<PdId>(ask.pd_handle)?;
@@ -151,7 +151,7 @@ impl Open {
             if !global {
                 return Err(Errno::INVAL);
             }
-            // An address that nobody has leads nowhere, as one that does not answer would.
+            // A datagram to an unused address is lost, like one to an address that does not answer.
             let to = fabric.by_gid(&ask.attr.grh.dgid).unwrap_or(place);
             say.dmac = fabric.mac(to);
         }
@@ -170,7 +170,7 @@ impl Open {
     }
 }
 
-/// The rights among the access flags of a region.
+/// The rights among the access flags of an MR.
 pub(crate) fn rights(flags: u32) -> Result<Access, Errno> {
     if flags & (access::ON_DEMAND | access::ZERO_BASED) != 0 {
         return Err(Errno::OPNOTSUPP);

@@ -1,4 +1,4 @@
-//! An open device file: its commands, its objects, its end.
+//! An open device file: its commands, its objects, and the close.
 
 mod devx;
 mod dmabuf;
@@ -32,10 +32,10 @@ use crate::doorbells::{DYNAMIC_REGISTERS, Doorbell, Doorbells};
 use crate::event::{EventFile, lock};
 use crate::targets::Target;
 
-/// An open device file. Dropped, it is closed: its objects are gone.
+/// An open device file. Dropping it closes the file and destroys its objects.
 pub struct Context {
     pub(crate) device: Arc<Device>,
-    /// What the first command made.
+    /// The state that the first command created.
     open: Mutex<Option<Open>>,
 }
 
@@ -44,21 +44,21 @@ pub(crate) struct Open {
     pub objects: Handles,
     pub doorbells: Doorbells,
     pub channels: Vec<Channel>,
-    /// The program may pass commands on to the device.
+    /// Whether the program may pass device commands on (DEVX).
     pub devx: bool,
-    /// The number of the memory that is registered next.
+    /// The number of the next memory registration.
     pub umem_ids: u32,
-    /// The file of asynchronous events.
+    /// The event file for asynchronous events.
     pub events: Arc<EventFile>,
 }
 
-/// A completion channel: the user knows it by its descriptor.
+/// A completion channel; the user identifies it by its descriptor.
 pub(crate) struct Channel {
     pub fd: i32,
     pub file: Arc<EventFile>,
 }
 
-/// How a command is carried out.
+/// The function that executes a command.
 type Run = fn(&mut Open, &Device, &Call<'_>) -> Done;
 
 impl Device {
@@ -77,10 +77,10 @@ impl Context {
         &self.device
     }
 
-    /// Carries out what was written to the file; returns how many bytes that were.
+    /// Executes the bytes written to the file; returns their number.
     ///
     /// # Errors
-    /// The error that `write` gives.
+    /// The errno that `write` returns.
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         let (command, extended) = number(bytes)?;
         let user = &*self.device.user;
@@ -94,7 +94,7 @@ impl Context {
         Ok(bytes.len())
     }
 
-    /// Carries out the command of a number, which `call` takes apart.
+    /// Executes the command with a number, which `call` parses.
     pub(crate) fn carry_out<'a>(
         &self,
         command: u32,
@@ -116,11 +116,10 @@ impl Context {
         Ok(())
     }
 
-    /// The memory file of the page behind an offset of `mmap` on the file: all of it is to be
-    /// mapped.
+    /// The memory file of the page at an `mmap` offset of the file; the caller maps all of it.
     ///
     /// # Errors
-    /// The error that `mmap` gives.
+    /// The errno that `mmap` returns.
     pub fn map(&self, offset: u64, len: usize) -> Result<OwnedFd, Errno> {
         self.with(|open| {
             let file = open.doorbells.map(&self.device, offset, len)?;
@@ -128,7 +127,7 @@ impl Context {
         })
     }
 
-    /// Runs `f` on what the first command made.
+    /// Runs `f` on the state that the first command created.
     pub(crate) fn with<R>(
         &self,
         f: impl FnOnce(&mut Open) -> Result<R, Errno>,
@@ -188,7 +187,7 @@ impl Open {
             async_fd: fd.as_raw_fd() as u32,
             num_comp_vectors: COMP_VECTORS,
         })?;
-        // Now that the user knows of it, it is the user's.
+        // The answer succeeded, so the user now owns it.
         let _ = fd.into_raw_fd();
         let events = Arc::new(events);
         lock(&device.targets).add_context(&events);
@@ -202,8 +201,8 @@ impl Open {
         })
     }
 
-    /// What the events of an object must carry as its owner: those of completions are told on
-    /// `channel`, all others on the context's file, with the user's name of it.
+    /// The owner field of an object's events. `channel` receives the completion events; the
+    /// context's file receives all others, with the user's name of the object.
     pub fn track(&self, device: &Device, handle: u64, channel: Option<Arc<EventFile>>) -> u64 {
         lock(&device.targets).add(Target {
             handle,
@@ -212,9 +211,9 @@ impl Open {
         })
     }
 
-    /// The channel with a descriptor of the user's.
+    /// The channel with a descriptor of the user.
     pub fn channel(&self, fd: i32) -> Result<Arc<EventFile>, Errno> {
-        // The newest: a descriptor that was closed may have come again.
+        // The newest: the number of a closed descriptor may be reused.
         let channel = self.channels.iter().rev().find(|c| c.fd == fd);
         channel.map(|c| Arc::clone(&c.file)).ok_or(Errno::BADF)
     }
@@ -224,7 +223,7 @@ impl Open {
         let raw = fd.as_raw_fd();
         call.answer(&CreateCompChannelResp { fd: raw as u32 })?;
         let raw = fd.into_raw_fd();
-        // Those that the user has closed. Queues that tell events there hold them.
+        // Channels that the user has closed. Queues with events on them hold them.
         self.channels
             .retain(|c| c.fd != raw && c.file.is_known_by(c.fd));
         self.channels.push(Channel {
@@ -234,8 +233,8 @@ impl Open {
         Ok(())
     }
 
-    /// Gives an object a handle, which `answer` tells the user; one that the user does not hear
-    /// of is discarded.
+    /// Assigns a handle to an object, and `answer` returns it to the user. If the answer fails, the
+    /// object is destroyed.
     pub fn keep(
         &mut self,
         device: &Device,
@@ -252,8 +251,8 @@ impl Open {
         answered
     }
 
-    /// Does away with an object that nothing uses: what used it was discarded before, or the user
-    /// does not know it. So the NIC has no reason to refuse.
+    /// Destroys an object without users: they were destroyed before, or the user never received its
+    /// handle. The NIC therefore has no reason to refuse.
     fn discard(&mut self, device: &Device, object: Object) {
         let _ = match object {
             Object::Pd(pd) => device.with_nic(|nic| nic.dealloc_pd(pd)),
@@ -277,7 +276,7 @@ impl Open {
     }
 }
 
-/// How a command is carried out; without a function it is the first one.
+/// How a command is executed; without a function it is the first command.
 fn find(number: u32, extended: bool) -> Option<(Shape, Option<Run>)> {
     use command::*;
     /// An input of type `I` and an answer of type `A`.
@@ -288,11 +287,11 @@ fn find(number: u32, extended: bool) -> Option<(Shape, Option<Run>)> {
             addressed,
         }
     }
-    /// A command whose input says where its answer goes.
+    /// A command whose input contains the address of its answer.
     fn asks<I, A>(run: Run) -> (Shape, Option<Run>) {
         (shape::<I, A>(true), Some(run))
     }
-    /// A command that is extended, or is not answered.
+    /// An extended command, or one without an answer.
     fn tells<I, A>(run: Run) -> (Shape, Option<Run>) {
         (shape::<I, A>(false), Some(run))
     }
@@ -324,7 +323,7 @@ fn find(number: u32, extended: bool) -> Option<(Shape, Option<Run>)> {
         (MODIFY_SRQ, false) => tells::<ModifySrq, ()>(Open::modify_srq),
         (QUERY_SRQ, false) => asks::<QuerySrq, QuerySrqResp>(Open::query_srq),
         (DESTROY_SRQ, false) => asks::<DestroySrq, DestroySrqResp>(Open::destroy_srq),
-        // There are no multicast groups, and connections may not join one.
+        // There are no multicast groups, and connections cannot join one.
         (ATTACH_MCAST | DETACH_MCAST, false) => {
             tells::<McastAttach, ()>(|_, _, _| Err(Errno::INVAL))
         }
@@ -345,7 +344,7 @@ pub(crate) enum Object {
     Devx(Devx),
 }
 
-/// An address handle, which is only counted: the library keeps what it says.
+/// An address handle, which is only counted: the library stores its content.
 pub(crate) struct AddressHandle {
     pub pd: PdId,
 }
@@ -365,11 +364,11 @@ pub(crate) struct Registration {
     pub hca_va: u64,
     pub pd: u32,
     pub access: u32,
-    /// The descriptor of the file whose memory it is; without one it is the process's own.
+    /// The descriptor of the file with its memory; `None`: it is memory of the process.
     pub file: Option<i32>,
 }
 
-/// The kinds of objects that have an own type here.
+/// The kinds of objects with a separate type here.
 pub(crate) trait Kind: Sized {
     fn of(object: &Object) -> Option<&Self>;
     fn of_mut(object: &mut Object) -> Option<&mut Self>;
@@ -407,7 +406,7 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// Gives an object a handle.
+    /// Assigns a handle to an object.
     pub fn insert(&mut self, object: Object) -> u32 {
         while self.objects.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1) & 0x7fff_ffff;
@@ -421,7 +420,7 @@ impl Handles {
     /// The object that a command uses.
     ///
     /// # Errors
-    /// `EINVAL`: there is none of the kind.
+    /// `EINVAL`: there is no object of this kind.
     pub fn get<T: Kind>(&self, handle: u32) -> Result<&T, Errno> {
         let object = self.objects.get(&handle).ok_or(Errno::INVAL)?;
         T::of(object).ok_or(Errno::INVAL)
@@ -430,16 +429,16 @@ impl Handles {
     /// The object that a command changes.
     ///
     /// # Errors
-    /// `EINVAL`: there is none of the kind.
+    /// `EINVAL`: there is no object of this kind.
     pub fn get_mut<T: Kind>(&mut self, handle: u32) -> Result<&mut T, Errno> {
         let object = self.objects.get_mut(&handle).ok_or(Errno::INVAL)?;
         T::of_mut(object).ok_or(Errno::INVAL)
     }
 
-    /// The object that a command is to destroy.
+    /// The object that a command destroys.
     ///
     /// # Errors
-    /// `ENOENT`: there is none. `EINVAL`: it is of another kind.
+    /// `ENOENT`: there is no object with the handle. `EINVAL`: it is of another kind.
     pub fn doomed<T: Kind>(&self, handle: u32) -> Result<&T, Errno> {
         let object = self.objects.get(&handle).ok_or(Errno::NOENT)?;
         T::of(object).ok_or(Errno::INVAL)
@@ -454,7 +453,7 @@ impl Handles {
         self.objects.remove(&handle)
     }
 
-    /// All objects, those that use others first.
+    /// All objects; an object comes before those that it uses.
     pub fn drain(&mut self) -> Vec<Object> {
         let mut all: Vec<Object> = std::mem::take(&mut self.objects).into_values().collect();
         all.sort_by_key(|object| match object {

@@ -1,4 +1,4 @@
-//! Modification of queue pairs.
+//! Modification of QPs.
 
 use rustix::io::Errno;
 use vmlx5::fabric::NodeId;
@@ -60,7 +60,7 @@ impl Open {
         };
         let change = match (from, to) {
             (_, RESET) => Some(Modify::Reset),
-            // Nothing can fail in a queue pair that was never set up.
+            // A QP without a setup cannot fail.
             (RESET, ERR) | (ERR, ERR) => None,
             (_, ERR) => Some(Modify::Error),
             (RESET | INIT, INIT) => Some(init),
@@ -87,7 +87,7 @@ impl Open {
             (SQD | SQE, RTS) => Some(Modify::Resume),
             _ => None,
         };
-        // What goes along with a way, or changes where it is.
+        // Attributes of an address vector, or attributes that change it.
         let along = has(attr::ACCESS_FLAGS) || has(attr::QKEY);
         let first = (from == INIT && to == RTR && along).then_some(init);
         let also = match (from, to) {
@@ -108,7 +108,7 @@ impl Open {
     }
 }
 
-/// The attributes that change beside the state; `rest`: those too that only change at rest.
+/// The attributes that change beside the state; `rest`: also those that change in SQD only.
 fn changes(ask: &ModifyQp, access: Access, rest: bool) -> AttrChange {
     let has = |bit| ask.attr_mask & bit != 0;
     let named = |bit, value| has(bit).then_some(value);
@@ -125,7 +125,7 @@ fn changes(ask: &ModifyQp, access: Access, rest: bool) -> AttrChange {
     }
 }
 
-/// What was set before, and what is set now.
+/// The earlier attributes, overwritten by the new ones.
 fn merge(before: &ModifyQp, ask: &ModifyQp) -> ModifyQp {
     let mut set = *before;
     macro_rules! take {
@@ -158,7 +158,7 @@ fn merge(before: &ModifyQp, ask: &ModifyQp) -> ModifyQp {
     set
 }
 
-/// Checks the values that a modification names.
+/// Checks the values of a modification.
 fn check_values(device: &Device, ask: &ModifyQp) -> Done {
     let has = |bit| ask.attr_mask & bit != 0;
     let fabric = &device.config.fabric;
@@ -189,14 +189,14 @@ fn check_values(device: &Device, ask: &ModifyQp) -> Done {
     Ok(())
 }
 
-/// What the other end may do.
+/// The remote access rights.
 fn remote_rights(flags: u32) -> Result<Access, Errno> {
     let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     Access::from_bits(flags & remote.bits()).map_err(|_| Errno::INVAL)
 }
 
-/// The way to the other end. How it is routed is kept here alone, for queries: nodes are found by
-/// their names.
+/// The address vector of the peer. Its route is stored only for queries: nodes are found by their
+/// names.
 pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
     Ok(Path {
         remote: remote(device, set)?,
@@ -206,7 +206,7 @@ pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
     })
 }
 
-/// The NIC at the other end. One that nobody has is named all the same: nobody answers there.
+/// The NIC of the peer. An unused address is a valid node too, from which no answer comes.
 fn remote(device: &Device, set: &ModifyQp) -> Result<NodeId, Errno> {
     let fabric = &device.config.fabric;
     let dest = &set.dest;

@@ -1,5 +1,5 @@
-//! Queries that current libraries make by ioctl: ports, tables of GIDs, regions. Older ones read
-//! the same from files, or write commands.
+//! Queries that current libraries make by ioctl: ports, GID tables, MRs. Older libraries read the
+//! same data from files, or write commands.
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -52,7 +52,7 @@ fn gids(device: &Device, port: u8) -> Vec<GidEntry> {
     all.map(entry).collect()
 }
 
-/// All GIDs of all ports, as far as there is room.
+/// All GIDs of all ports, up to the length of the buffer.
 fn gid_table(_: &mut Open, ask: &Request<'_>) -> Done {
     ask.only(GID_TABLE_ENTRY_SIZE..=GID_TABLE_RESP_NUM)?;
     let size = ask.small(GID_TABLE_ENTRY_SIZE)? as usize;

@@ -1,4 +1,4 @@
-//! Completion queues and queue pairs: how they come and go.
+//! Creation and destruction of CQs and QPs.
 
 use std::sync::Arc;
 
@@ -17,24 +17,24 @@ use crate::device::{COMP_VECTORS, Device, MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WQE}
 use crate::doorbells::Doorbells;
 use crate::transitions;
 
-/// A completion queue of a context.
+/// A CQ of a context.
 pub(crate) struct CompletionQueue {
     pub cqn: Cqn,
-    /// What its events carry.
+    /// The owner field of its events.
     pub owner: u64,
 }
 
-/// A queue pair of a context, with what was set of its attributes.
+/// A QP of a context, with the attributes that were set.
 pub(crate) struct QueuePair {
     pub qpn: Qpn,
     pub service: Service,
-    /// The register that it was given, if it was given one.
+    /// Its doorbell register, if it has one.
     register: Option<u32>,
-    /// What its events carry.
+    /// The owner field of its events.
     pub owner: u64,
     init: QpInit,
     receives: u32,
-    /// What modifications said; its `attr_mask` is not used.
+    /// The attributes of all modifications; its `attr_mask` is not used.
     pub set: ModifyQp,
 }
 
@@ -81,7 +81,7 @@ impl Open {
         ask: &ExCreateCq,
         answer: impl FnOnce(&CreateCqResp) -> Done,
     ) -> Done {
-        // An older library says nothing of the page.
+        // The input of an older library has no page.
         let least = std::mem::offset_of!(mlx5::CreateCq, uar_page_index) - 4;
         let own: mlx5::CreateCq = call.driver_input(least)?;
         if ask.comp_vector >= COMP_VECTORS || ask.cqe == 0 || ask.cqe > MAX_CQE {
@@ -100,7 +100,7 @@ impl Open {
             fd if fd >= 0 => Some(self.channel(fd)?),
             _ => None,
         };
-        // One entry more than asked for, so that a full queue is not an empty one.
+        // One entry more than requested, so that a full queue differs from an empty one.
         let entries = (ask.cqe + 1).next_power_of_two();
         let log_entries = entries.trailing_zeros() as u8;
         aligned(own.buf_addr, cqe::SIZE)?;
@@ -180,11 +180,11 @@ impl Open {
         answer: impl FnOnce(&CreateQpResp) -> Done,
     ) -> Done {
         let service = transitions::service(init.qp_type)?;
-        // What older libraries say ends here.
+        // The input of older libraries ends here.
         let least = std::mem::offset_of!(mlx5::CreateQp, bfreg_index);
         let mut own: mlx5::CreateQp = call.driver_input(least)?;
         if init.is_srq != 0 {
-            // What is said of a queue of its own means nothing.
+            // The field of a separate queue is ignored.
             own.rq_wqe_count = 0;
         }
         let receives = own.rq_wqe_count;
@@ -223,7 +223,7 @@ impl Open {
         })
     }
 
-    /// What the NIC is to make, and the register that was taken for it.
+    /// The QP that the NIC is to create, and the register that was taken for it.
     fn qp_attr(
         &mut self,
         device: &Device,
@@ -264,7 +264,7 @@ impl Open {
         } else {
             u64::from(own.rq_wqe_count) * stride
         };
-        // A queue that takes nothing has one block that is never looked at.
+        // A queue without entries has one block, which the NIC never reads.
         let sq_blocks = own.sq_wqe_count.max(1);
         let sq_bytes = u64::from(own.sq_wqe_count) * BASIC_BLOCK as u64;
         let bytes = rq_bytes + sq_bytes;
@@ -300,8 +300,7 @@ impl Open {
         Ok((attr, register))
     }
 
-    /// The page on which a queue pair is rung: one that the library chose, or one that is chosen
-    /// for it.
+    /// The doorbell page of a QP: the page that the library chose, or one that is chosen for it.
     fn doorbell(
         &mut self,
         device: &Device,
@@ -311,7 +310,7 @@ impl Open {
             return Ok((self.doorbells.named(own.bfreg_index)?, None));
         }
         if own.flags & qp_flag::BFREG_INDEX != 0 {
-            // Of a page that was mapped on its own.
+            // The register is on a page that was mapped separately.
             return Ok((self.doorbells.named_register(own.bfreg_index)?, None));
         }
         let (register, uar) = self.doorbells.take(device)?;
@@ -378,9 +377,9 @@ impl Open {
         call.answer(&DestroyQpResp { events_reported })
     }
 
-    /// The end of a queue pair. Returns how many events of it were read.
+    /// Destroys a QP. Returns how many of its events were read.
     pub fn drop_qp(&mut self, device: &Device, qp: &QueuePair) -> u32 {
-        // It was there, and is destroyed once: the NIC has no reason to refuse.
+        // The QP exists and is destroyed once: the NIC has no reason to refuse.
         let _ = device.nic.with(|nic| nic.destroy_qp(qp.qpn));
         let read = device.untrack(qp.owner);
         self.release(qp.register);
@@ -389,8 +388,8 @@ impl Open {
     }
 }
 
-/// What the library wants in completion entries: receives if it says so, answers if moreover all
-/// work is signaled or it says that it knows which is.
+/// The inline scatter that the library requests. Receives: if a flag requests it. Responses: if
+/// also all work is signaled, or a flag says that the library tracks which work is.
 fn scatter(service: Service, init: &QpInit, flags: u32) -> Scatter {
     let asked = flags & qp_flag::SCATTER_CQE != 0;
     let all = init.sq_sig_all != 0 || flags & qp_flag::ALLOW_SCATTER_CQE != 0;
@@ -413,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_payloads_lie_in_entries_as_the_flags_say() {
+    fn small_payloads_are_scattered_into_entries_by_the_flags() {
         let (rc, uc, ud) = (Service::Rc, Service::Uc, Service::Ud);
         let (asked, known) = (qp_flag::SCATTER_CQE, qp_flag::ALLOW_SCATTER_CQE);
         for (service, flags, sq_sig_all, responder, requester) in [

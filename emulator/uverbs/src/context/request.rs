@@ -1,4 +1,4 @@
-//! A call by ioctl, taken apart: its attributes, and answers into them.
+//! A parsed ioctl call: its attributes, and the answers into them.
 
 use std::ops::RangeInclusive;
 
@@ -9,10 +9,10 @@ use crate::abi::core::IoctlAttr;
 use crate::command::Done;
 use crate::device::Device;
 
-/// An attribute that must be understood.
+/// The flag of an attribute that must not be ignored.
 const MANDATORY: u16 = 1;
 
-/// How a method is carried out.
+/// The function that executes a method.
 pub(crate) type Method = fn(&mut Open, &Request<'_>) -> Done;
 
 /// A call taken apart.
@@ -28,12 +28,12 @@ impl Request<'_> {
         all.find(|(_, a)| a.attr_id == id).ok_or(Errno::INVAL)
     }
 
-    /// Refuses attributes that must be understood and are not.
+    /// Refuses mandatory attributes that are unknown.
     pub fn only(&self, known: RangeInclusive<u16>) -> Done {
         self.only_if(|id| known.contains(&id))
     }
 
-    /// Likewise, of those that are not in one range.
+    /// The same for mandatory attributes outside a range.
     pub fn only_if(&self, known: impl Fn(u16) -> bool) -> Done {
         let foreign = |a: &IoctlAttr| a.flags & MANDATORY != 0 && !known(a.attr_id);
         if self.attrs.iter().any(foreign) {
@@ -42,7 +42,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// An input of at most eight bytes, which stand in the attribute itself.
+    /// An input of at most eight bytes, which the attribute itself contains.
     pub fn small(&self, id: u16) -> Result<u64, Errno> {
         let (_, attr) = self.find(id)?;
         if attr.len > 8 {
@@ -51,7 +51,7 @@ impl Request<'_> {
         Ok(attr.data)
     }
 
-    /// An input that may be missing.
+    /// An optional input.
     pub fn optional(&self, id: u16) -> Result<Option<u64>, Errno> {
         match self.find(id) {
             Ok(_) => self.small(id).map(Some),
@@ -71,7 +71,7 @@ impl Request<'_> {
         Ok(bytes)
     }
 
-    /// The bytes that there are for an answer: at least `least`.
+    /// The buffer length for an answer, at least `least` bytes.
     pub fn room(&self, id: u16, least: usize) -> Result<usize, Errno> {
         let len = usize::from(self.find(id)?.1.len);
         if len < least {
@@ -80,7 +80,7 @@ impl Request<'_> {
         Ok(len)
     }
 
-    /// An answer into memory.
+    /// Writes an answer into memory.
     pub fn answer(&self, id: u16, bytes: &[u8]) -> Done {
         let (_, attr) = self.find(id)?;
         if usize::from(attr.len) < bytes.len() {
@@ -89,12 +89,12 @@ impl Request<'_> {
         self.device.user.write(attr.data, bytes)
     }
 
-    /// A handle, which stands in the attribute.
+    /// A handle, which the attribute contains.
     pub fn handle(&self, id: u16) -> Result<u32, Errno> {
         Ok(self.find(id)?.1.data as u32)
     }
 
-    /// Answers with a new handle.
+    /// Writes a new handle into the answer.
     pub fn answer_handle(&self, id: u16, handle: u32) -> Done {
         let (i, _) = self.find(id)?;
         let data = i * size_of::<IoctlAttr>() + std::mem::offset_of!(IoctlAttr, data);

@@ -1,4 +1,4 @@
-//! Shared receive queues: how they come and go.
+//! Creation and destruction of SRQs.
 
 use rustix::io::Errno;
 use vmlx5::{PdId, SrqAttr, Srqn};
@@ -11,29 +11,30 @@ use crate::context::Open;
 use crate::context::queues::aligned;
 use crate::device::{Device, MAX_SRQ_SGE, MAX_WQE};
 
-/// A shared receive queue of a context.
+/// An SRQ of a context.
 pub(crate) struct SharedReceives {
     pub srqn: Srqn,
-    /// What its events carry.
+    /// The owner field of its events.
     pub owner: u64,
-    /// How many receives it holds at most, and of how many pieces each.
+    /// The maximal number of receives, and of SGEs of each.
     max_wr: u32,
     max_sge: u32,
 }
 
-/// What a modification names.
+/// The attributes of a modification.
 mod srq_attr {
     pub const MAX_WR: u32 = 1 << 0;
     pub const LIMIT: u32 = 1 << 1;
 }
 
-/// Bytes of a segment: the first of an entry names the next entry, the others are its pieces.
+/// The length of a segment in bytes. The first segment of an entry has the index of the next entry,
+/// the others are its SGEs.
 const SEGMENT: u32 = mlx5_prm::wqe::SEGMENT as u32;
 
 impl Open {
     pub fn create_srq(&mut self, device: &Device, call: &Call<'_>) -> Done {
         let ask: CreateSrq = call.input()?;
-        // An older library says nothing of the index.
+        // The input of an older library has no index.
         let least = std::mem::offset_of!(mlx5::CreateSrq, uidx) - 4;
         let own: mlx5::CreateSrq = call.driver_input(least)?;
         if own.flags != 0 || own.reserved0 != 0 || own.reserved1 != 0 || own.uidx >> 24 != 0 {
@@ -43,7 +44,7 @@ impl Open {
         if ask.max_wr >= MAX_WQE || ask.max_sge > MAX_SRQ_SGE {
             return Err(Errno::INVAL);
         }
-        // One more than asked for: the library never posts the last free one.
+        // One more than requested: the library never posts the last free one.
         let entries = (ask.max_wr + 1).next_power_of_two();
         let stride = (SEGMENT + ask.max_sge * SEGMENT)
             .next_power_of_two()
@@ -61,7 +62,7 @@ impl Open {
             log_entries: entries.trailing_zeros() as u8,
             stride,
             record: (record, 0),
-            // A limit is set by a modification alone.
+            // The limit is set by a modification only.
             limit: 0,
             owner,
         };
@@ -85,7 +86,7 @@ impl Open {
                 srq_handle,
                 max_wr,
                 max_sge,
-                // Meant for other kinds of queues.
+                // Attributes of other kinds of queues.
                 srqn: 0,
             })
         })
@@ -106,7 +107,7 @@ impl Open {
         }
         let limit = ask.srq_limit as u16;
         let armed = device.with_nic(|nic| nic.modify_srq(srq.srqn, limit));
-        // It may have something to tell at once.
+        // An event may be due at once.
         device.user.ring();
         armed
     }

@@ -1,4 +1,5 @@
-//! A process that passes commands on to the device: mailboxes, and what makes and changes objects.
+//! A process that passes commands on to the device: mailboxes, and commands that create and modify
+//! objects.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -16,7 +17,7 @@ use zerocopy::IntoBytes;
 
 use crate::rig::*;
 
-/// A process with a device that it passes commands on to.
+/// A process whose device accepts DEVX commands.
 pub struct Devx {
     pub rig: Rig,
     /// Mailboxes: commands, and 8 KiB for answers.
@@ -35,12 +36,12 @@ pub struct Umem {
     pub at: u64,
 }
 
-/// What a command answered, if the device was asked.
+/// The answer to a command, if the device received it.
 pub type Answered = Result<Vec<u8>, Errno>;
 
-/// Bytes of the registered memory.
+/// The length of the registered memory in bytes.
 pub const ROOM: usize = 8 * 4096;
-/// Where rings and records lie in it.
+/// The offset of rings and records in the registered memory.
 pub const RINGS: u64 = 4096;
 pub const RECORDS: u64 = 7 * 4096;
 pub const LOG_CQ: u64 = 4;
@@ -127,8 +128,8 @@ impl Devx {
         self.destroy(OBJECT_DEVX_OBJ, DEVX_OBJ_DESTROY, handle)
     }
 
-    /// A command for the object `handle`, or for a new one, and its answer, which is there
-    /// whenever the device was asked.
+    /// Executes a command for the object `handle`, or for a new one. Returns its answer if the
+    /// device received the command.
     pub fn object(&self, method: u16, handle: u32, bytes: &[u8], room: u16) -> (Answered, Vec<u8>) {
         let attrs = [
             (DEVX_OBJ_HANDLE, 0, handle.into()),
@@ -155,7 +156,7 @@ impl Devx {
         room: u16,
     ) -> (Answered, Vec<u8>) {
         self.rig.put(self.input, bytes);
-        // What is not written is seen.
+        // The fill value shows which bytes the command does not write.
         self.rig.put(self.output, &[0xaa; 8192]);
         let done = self.rig.ioctl(object, method, attrs);
         let mut answer = vec![0; room.into()];
@@ -163,7 +164,7 @@ impl Devx {
         (done.map(|_| answer.clone()), answer)
     }
 
-    /// Makes an object: its handle and its number.
+    /// Creates an object; returns its handle and its number.
     pub fn create(&self, bytes: &[u8]) -> Result<(u32, u32), Refused> {
         let (done, answer) = self.object(DEVX_OBJ_CREATE, 0, bytes, 16);
         match done {
@@ -195,7 +196,7 @@ impl Devx {
         qpc::STATE.get(&self.query_qp(qp))
     }
 
-    /// What makes a completion queue of 16 entries in the first page.
+    /// The command that creates a CQ of 16 entries in the first page.
     pub fn cq(&self) -> Vec<u8> {
         let mut bytes = vec![0; cqc::MAILBOX];
         input::OPCODE.set(&mut bytes, opcode::CREATE_CQ.into());
@@ -210,7 +211,7 @@ impl Devx {
         bytes
     }
 
-    /// What makes a queue pair of four receives of 64 bytes and four blocks, the `n`th.
+    /// The command that creates the `n`th QP: four receives of 64 bytes and four blocks.
     pub fn qp(&self, n: u64, cqn: u32) -> Vec<u8> {
         let mut bytes = vec![0; qpc::MAILBOX];
         input::OPCODE.set(&mut bytes, opcode::CREATE_QP.into());
@@ -284,7 +285,7 @@ impl Devx {
         }
     }
 
-    /// Posts an entry of the `n`th queue pair, and rings.
+    /// Posts an entry of the `n`th QP, and rings the doorbell.
     pub fn post(&self, n: u64, qpn: u32, index: u32, wqe: &SendWqe<'_>) {
         let qp = Qp {
             qpn,
@@ -300,12 +301,12 @@ impl Devx {
     }
 }
 
-/// Why a command was refused.
+/// The refusal of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// By the kernel: nothing was answered.
+    /// By the kernel: there is no answer.
     Kernel(Errno),
-    /// By the device: a status, and where in the command the field lies, in bits.
+    /// By the device: a status, and the position of the field in the command, in bits.
     Device(u8, u32),
 }
 

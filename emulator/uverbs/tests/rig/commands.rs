@@ -1,13 +1,13 @@
-//! The commands of the interface: what each is answered with, and their bytes.
+//! The commands of the interface: the answer of each, and their bytes.
 
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// The input of a command that is answered.
+/// The input of a command with an answer.
 pub trait Command: IntoBytes + Immutable {
     const NUMBER: u32;
-    /// The answer, and what the driver adds to it.
+    /// The answer of the core, and that of the driver.
     type Says: FromBytes + IntoBytes + Default;
     type Own: FromBytes + IntoBytes + Default;
 }

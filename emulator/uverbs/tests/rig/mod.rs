@@ -34,7 +34,7 @@ pub trait Changed: Sized {
 
 impl<T> Changed for T {}
 
-/// Bytes of the arena; the first page is never handed out.
+/// The length of the arena in bytes; the first page is never allocated.
 pub const ARENA: usize = 1 << 20;
 
 /// The memory of a process. Addresses are those of the arena; all others fault.
@@ -42,9 +42,9 @@ pub struct Process {
     pub memory: Arc<HostMemory>,
     /// Addresses from here on are unmapped. Relaxed: tests have one thread.
     pub end: Arc<AtomicU64>,
-    /// Doorbell pages handed out, from the arena's end down. Relaxed, as `end`.
+    /// Doorbell pages that were allocated, from the arena's end down. Relaxed, as `end`.
     pages: AtomicU64,
-    /// Answers since somebody asked: where, and the bytes.
+    /// The answers since the last read: address and bytes.
     pub answers: Mutex<Vec<(u64, Vec<u8>)>>,
 }
 
@@ -53,14 +53,14 @@ struct Window {
     of: Arc<HostMemory>,
     at: u64,
     len: u64,
-    /// The NIC said that it would write there.
+    /// The NIC has requested to write there.
     writable: bool,
     /// As the process's.
     end: Arc<AtomicU64>,
 }
 
 impl Window {
-    /// What the NIC does to memory that it asked for to read is a fault of the interface.
+    /// A write of the NIC to memory that it requested for reading is a defect of the interface.
     fn changes(&self) {
         assert!(self.writable, "the NIC writes where it was to read");
     }
@@ -161,7 +161,7 @@ impl User for Process {
         let of = Arc::clone(&self.memory);
         let at = self.page(self.pages.fetch_add(1, Ordering::Relaxed));
         let len = 4096;
-        // The NIC's, whatever of the process vanishes.
+        // The NIC's mapping, which stays when the process unmaps the page.
         let end = Arc::new(AtomicU64::new(ARENA as u64));
         let memory = Arc::new(Window {
             of,
@@ -187,15 +187,16 @@ pub struct Rig {
     free: u64,
 }
 
-/// The most doorbell pages of a test.
+/// The maximal number of doorbell pages of a test.
 pub const MAX_PAGES: u64 = 16;
 
-/// A descriptor of a file, whose memory is the arena's first bytes, and of what cannot be mapped.
+/// Descriptors of a file, whose memory is the arena's first bytes, and of an object that cannot be
+/// mapped.
 pub const FILE: i32 = 77;
 pub const FILE_LEN: u64 = 64 << 10;
 pub const GPU: i32 = 79;
 
-/// The address of no memory.
+/// An address without memory.
 pub const NOWHERE: u64 = 0x10;
 
 /// The fabric of all tests.
@@ -238,7 +239,7 @@ impl Rig {
         }
     }
 
-    /// With static pages, on InfiniBand, and the first command carried out.
+    /// A device with static pages, on InfiniBand, after the first command.
     pub fn open() -> Rig {
         let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
         rig.get_context().unwrap();
@@ -253,7 +254,7 @@ impl Rig {
         self.process.memory.addr() + at
     }
 
-    /// Nothing lies in the arena any more.
+    /// The arena is empty again.
     pub fn forget_room(&mut self) {
         self.free = 4096;
         self.process.pages.store(0, Ordering::Relaxed);
@@ -372,13 +373,13 @@ impl Rig {
         self.qp_of(2, pd, cq)
     }
 
-    /// One of any kind, as verbs number them.
+    /// A QP of any kind, as verbs number them.
     pub fn qp_of(&mut self, kind: u8, pd: u32, cq: &Cq) -> Result<Qp, Errno> {
         let input = qp_input(pd, cq.handle).changed(|c| c.init.qp_type = kind);
         self.make_qp(&input, |_| ()).map(|(qp, _)| qp)
     }
 
-    /// One as it is asked for, with a change of what the driver says.
+    /// A QP with the given input, and with a change of the driver's input.
     pub fn make_qp(
         &mut self,
         input: &CreateQp,
@@ -460,7 +461,7 @@ impl Rig {
         }
     }
 
-    /// Steps the NIC until it has nothing to do.
+    /// Steps the NIC until it has no work.
     pub fn settle(&mut self) {
         for _ in 0..1000 {
             self.now = self.now + std::time::Duration::from_micros(1);
@@ -494,7 +495,7 @@ pub fn copy(fd: u32) -> OwnedFd {
     pidfd_getfd(process, fd as i32, PidfdGetfdFlags::empty()).unwrap()
 }
 
-/// What is in an event file, without waiting.
+/// The content of an event file, without waiting.
 pub fn messages(fd: u32) -> Vec<Vec<u8>> {
     let fd = copy(fd);
     let mut all = Vec::new();
@@ -506,7 +507,7 @@ pub fn messages(fd: u32) -> Vec<Vec<u8>> {
     all
 }
 
-/// What was told: of whom, and what.
+/// The delivered events: owner and type.
 pub fn told(rig: &mut Rig, file: u32) -> Vec<(u64, u32)> {
     rig.settle();
     let of = |m: Vec<u8>| {
@@ -544,7 +545,7 @@ pub fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-/// What a current driver says in the first command.
+/// The driver's input of the first command of a current library.
 pub fn first_driver(flags: u32) -> mlx5::AllocUcontextReqV2 {
     mlx5::AllocUcontextReqV2 {
         total_num_bfregs: 16,

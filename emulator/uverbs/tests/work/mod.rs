@@ -1,4 +1,4 @@
-//! Work of queue pairs as a program makes it: entries posted, completions read.
+//! Work requests of QPs as a program makes them: entries posted, completions read.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -12,7 +12,7 @@ use vmlx5_uverbs::abi::core::RegMrResp;
 
 use crate::rig::*;
 
-/// Where a slot of a queue of four lies.
+/// The address of a slot of a queue of four.
 fn slot(queue: u64, index: u32) -> u64 {
     queue + u64::from(index % 4) * BASIC_BLOCK as u64
 }
@@ -36,7 +36,7 @@ impl Rig {
         memory.store32(addr - memory.addr(), value).unwrap();
     }
 
-    /// Posts a send of at most two blocks, and rings.
+    /// Posts a send of at most two blocks, and rings the doorbell.
     pub fn post(&self, qp: &Qp, index: u32, wqe: &SendWqe<'_>) {
         let mut entry = [0; 2 * BASIC_BLOCK];
         let mut sink = SliceSink::new(&mut entry);

@@ -1,5 +1,5 @@
-//! The signals of faults: ours, and the program's handlers of them, as it believes them
-//! installed.
+//! The signals of faults: our handler, and the handlers that the program has installed in its own
+//! view.
 
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::routines::{vmlx5_guard_begin, vmlx5_guard_end, vmlx5_guard_fault};
 use crate::sys::next;
 
-/// True once faults come to [`on_fault`]. Set once before `main`.
+/// Whether [`on_fault`] receives faults. Set once before `main`.
 pub static OURS: AtomicBool = AtomicBool::new(false);
 
 /// A slot for each of the two signals.
@@ -18,7 +18,7 @@ fn slot(signal: i32) -> &'static Mutex<Option<libc::sigaction>> {
     &THEIRS[usize::from(signal == libc::SIGBUS)]
 }
 
-/// True of a signal whose handler is ours, whatever the program installs.
+/// Whether our handler stays installed for a signal, whatever the program installs.
 pub fn guarded(signal: i32) -> bool {
     matches!(signal, libc::SIGSEGV | libc::SIGBUS) && OURS.load(Ordering::Relaxed)
 }
@@ -30,7 +30,7 @@ pub fn get(signal: i32) -> libc::sigaction {
     theirs.unwrap_or_else(|| unsafe { MaybeUninit::zeroed().assume_init() })
 }
 
-/// Remembers the program's action for a signal; returns the former.
+/// Stores the program's action for a signal; returns the former one.
 pub fn set(signal: i32, action: libc::sigaction) -> libc::sigaction {
     let was = get(signal);
     *slot(signal).lock().unwrap_or_else(|e| e.into_inner()) = Some(action);
@@ -46,14 +46,14 @@ pub fn real_sigaction() -> Option<Sigaction> {
     unsafe { next!(sigaction as Sigaction) }
 }
 
-/// Takes over the signals of faults; false if that cannot be.
+/// Installs our handlers for the signals of faults; returns `false` on failure.
 pub fn take_over() -> bool {
     let Some(sigaction) = real_sigaction() else {
         return false;
     };
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
-        // SAFETY: a handler that touches nothing but the context it is given, for signals of
-        // faults, which come on the faulting thread.
+        // SAFETY: the handler accesses only its context argument, for signals of faults, which the
+        // faulting thread receives.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_fault as *const () as usize;
@@ -67,7 +67,7 @@ pub fn take_over() -> bool {
     true
 }
 
-/// A fault: of a guarded access, or of the program's own.
+/// Handles a fault: of a guarded access, or of the program.
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes the interrupted context, which outlives the handler.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
@@ -80,7 +80,7 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     let theirs = get(signal);
     let handler = theirs.sa_sigaction;
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-        // Back to what happens without us: the access faults again, and ends the process.
+        // Restores the default action: the access faults again and ends the process.
         if let Some(sigaction) = real_sigaction() {
             // SAFETY: installs the default action.
             unsafe {
@@ -100,10 +100,10 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     }
 }
 
-/// `sigaction` of the program for a signal of faults.
+/// The program's `sigaction` for a signal of faults.
 ///
 /// # Safety
-/// The pointers are null or of actions.
+/// The pointers are null or point to actions.
 pub unsafe fn program_sigaction(
     signal: i32,
     new: *const libc::sigaction,

@@ -1,9 +1,9 @@
-//! The program's memory, reached without trust: what is not there is a fault of the NIC's access
-//! and not of the process.
+//! Guarded access to the program's memory: an access to unmapped memory is a fault of the NIC's
+//! access, and not of the process.
 //!
-//! All accesses are made by a few routines of assembly that use no stack. A fault in one of them
-//! is turned into its return; a fault anywhere else goes to the handler that the program
-//! installed. Where that cannot be, with sanitizers for one, memory is reached by system calls
+//! A few assembly routines without a stack make all accesses. If one of them faults, the handler
+//! makes it return an error. A fault elsewhere goes to the program's handler. If this is not
+//! possible, for example with sanitizers, the library accesses memory by system calls
 //! (`VMLX5_GUARD=syscall`).
 
 pub mod handlers;
@@ -18,10 +18,10 @@ use crate::sys::{self, syscall};
 pub use routines::Fault;
 use routines::*;
 
-/// How memory is reached; before the start it is not.
+/// The kind of access; none before the start.
 static GUARD: OnceLock<Guard> = OnceLock::new();
 
-/// Settles how memory is reached.
+/// Sets the kind of access.
 pub fn start(guard: Guard) {
     if guard == Guard::Signal && !handlers::take_over() {
         return;
@@ -29,12 +29,12 @@ pub fn start(guard: Guard) {
     let _ = GUARD.set(guard);
 }
 
-/// One piece to be copied by the kernel.
+/// One piece for the kernel to copy.
 fn by_syscall(number: i64, ours: u64, theirs: u64, len: u64) -> Result<(), Fault> {
     let (ours, theirs) = ([ours, len], [theirs, len]);
     let pid = std::process::id() as usize;
     let args = [pid, ours.as_ptr() as usize, 1, theirs.as_ptr() as usize, 1];
-    // SAFETY: copies between a buffer of the caller's and memory that may be there or not.
+    // SAFETY: copies between a buffer of the caller's and memory that may be unmapped.
     match unsafe { syscall(number, args) } {
         done if done == len as isize => Ok(()),
         _ => Err(Fault),
@@ -48,7 +48,7 @@ fn kernel_copies() -> bool {
 const READV: i64 = libc::SYS_process_vm_readv;
 const WRITEV: i64 = libc::SYS_process_vm_writev;
 
-/// Copies out of the program's memory; aligned pieces of it are read at once.
+/// Copies out of the program's memory; reads each aligned piece in one access.
 pub fn read(at: u64, into: &mut [u8]) -> Result<(), Fault> {
     let to = into.as_mut_ptr() as u64;
     if kernel_copies() {
@@ -56,7 +56,7 @@ pub fn read(at: u64, into: &mut [u8]) -> Result<(), Fault> {
     }
     pieces(at, into.len() as u64, |offset, size| {
         let (from, to) = (at + offset, to + offset);
-        // SAFETY: guarded; what is written lies in `into`.
+        // SAFETY: guarded; the written bytes are within `into`.
         unsafe {
             if size >= 16 {
                 return vmlx5_guard_copy(to, from, size).get().map(drop);
@@ -75,7 +75,7 @@ pub fn read(at: u64, into: &mut [u8]) -> Result<(), Fault> {
     })
 }
 
-/// Copies into the program's memory, in ascending order; aligned pieces of it are written at once.
+/// Copies into the program's memory, in ascending order; writes each aligned piece in one access.
 pub fn write(at: u64, from: &[u8]) -> Result<(), Fault> {
     let source = from.as_ptr() as u64;
     if kernel_copies() {
@@ -89,7 +89,7 @@ pub fn write(at: u64, from: &[u8]) -> Result<(), Fault> {
             bytes[..from.len()].copy_from_slice(from);
         }
         let value = u64::from_le_bytes(bytes);
-        // SAFETY: guarded; memory of the program that it gave to the NIC to write to.
+        // SAFETY: guarded; memory that the program registered for writes of the NIC.
         let done = unsafe {
             match size {
                 1 => vmlx5_guard_store8(to, value),
@@ -128,7 +128,7 @@ fn pieces(
     Ok(())
 }
 
-/// True if all pages of `at .. at + len` are there; `writable`: and may be written to.
+/// Whether all pages of `at .. at + len` are mapped; `writable`: and writable.
 pub fn present(at: u64, len: u64, writable: bool) -> bool {
     const PAGE: u64 = 4096;
     let Some(end) = at.checked_add(len) else {
@@ -138,7 +138,8 @@ pub fn present(at: u64, len: u64, writable: bool) -> bool {
     while page < end {
         let mut byte = [0];
         let there = if writable && !kernel_copies() {
-            // SAFETY: guarded; the byte stays as it is, whoever writes it meanwhile.
+            // SAFETY: guarded; the access leaves the byte unchanged, even if other threads write
+            // it.
             unsafe { vmlx5_guard_touch(page).get().is_ok() }
         } else {
             read(page, &mut byte).is_ok()
@@ -187,7 +188,7 @@ impl Own {
         Ok(bytes)
     }
 
-    /// An aligned word, changed: by `guarded`, or read and written by the kernel.
+    /// Changes an aligned word: by `guarded`, or by a read and a write of the kernel.
     fn word(
         &self,
         offset: u64,
@@ -242,7 +243,7 @@ impl Dma for Own {
     }
 
     fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault> {
-        // SAFETY: guarded; a word of the program's that it gave to the NIC.
+        // SAFETY: guarded; a word of the program's that it registered for the NIC.
         let swap = |at| unsafe { vmlx5_guard_swap64(at, value) };
         self.word(offset, swap, |_| Some(value))
     }
@@ -260,7 +261,7 @@ impl Dma for Own {
     }
 }
 
-/// `errno` for what has no implementation to fall back to.
+/// The errno of features without a fall-back.
 pub fn missing() -> i32 {
     sys::fail(libc::ENOSYS) as i32
 }

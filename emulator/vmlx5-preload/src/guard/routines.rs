@@ -1,10 +1,10 @@
-//! The routines of assembly that reach the program's memory.
+//! The assembly routines that access the program's memory.
 
 use std::arch::global_asm;
 
 /// Defines the routines by their arguments, in rdi, rsi and rdx, and their instructions. Every
-/// routine returns a value in rax, and in rdx whether it faulted. None of them touches the stack,
-/// so that a fault at any of their instructions may go on at `vmlx5_guard_fault`.
+/// routine returns a value in rax, and in rdx whether it faulted. None of them uses the stack, so
+/// that execution can continue at `vmlx5_guard_fault` after a fault at any of their instructions.
 macro_rules! routines {
     ($($(#[$doc:meta])* $name:ident($($arg:ident),*): $($instruction:literal)*;)*) => {
         global_asm!(
@@ -79,15 +79,15 @@ routines! {
     vmlx5_guard_store32(at, value): "mov dword ptr [rdi], esi";
     vmlx5_guard_store64(at, value): "mov qword ptr [rdi], rsi";
     vmlx5_guard_swap64(at, value): "mov rax, rsi" "xchg qword ptr [rdi], rax";
-    /// Stores `new` where `current` was.
+    /// Stores `new` if the value is `current`.
     vmlx5_guard_compare_swap64(at, current, new):
         "mov rax, rsi" "lock cmpxchg qword ptr [rdi], rdx";
     vmlx5_guard_fetch_add64(at, value): "mov rax, rsi" "lock xadd qword ptr [rdi], rax";
-    /// Writes a byte as it is.
+    /// Writes a byte back unchanged.
     vmlx5_guard_touch(at): "lock or byte ptr [rdi], 0";
 }
 
-/// What a routine returns.
+/// The result of a routine.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Outcome {
@@ -95,7 +95,7 @@ pub struct Outcome {
     fault: u64,
 }
 
-/// A fault happened.
+/// The access faulted.
 pub struct Fault;
 
 impl Outcome {

@@ -11,16 +11,16 @@ mod run;
 mod sync;
 mod wait;
 
-/// What a hook was asked.
+/// The calls that a hook has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    /// Where, what, and whether it is wide.
+    /// The address, the value, and whether the store is wide.
     Store(usize, u64, bool),
     Settle(usize, usize),
     Fence,
 }
 
-/// A hook that stores at once, remembers what it was asked, and has a clock to be set.
+/// A hook that stores at once, records its calls, and has a settable clock.
 #[derive(Default)]
 struct Plain {
     now: AtomicU64,
@@ -65,7 +65,7 @@ impl StoreHook for Plain {
 /// A pointer argument; its pointee outlives the grid in every test.
 type Ptr<T> = *mut T;
 
-/// The bytes of a parameter struct, field by field as C lays them out.
+/// The bytes of a parameter struct, field by field in the layout of C.
 trait Arg {
     fn push(&self, bytes: &mut Vec<u8>);
 }
@@ -89,7 +89,7 @@ impl Arg for u32 {
     }
 }
 
-/// Lays out arguments as a C struct does.
+/// Arranges arguments as a C struct does.
 fn args(fields: &[&dyn Arg]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for field in fields {
@@ -139,7 +139,7 @@ fn linear(blocks: u32, threads: u32) -> Dims {
     Dims::linear(blocks, threads).unwrap()
 }
 
-/// A configuration of its own, in order or by a seed.
+/// A new configuration, in order or with a seed.
 fn seeded(seed: Option<u64>) -> GridConfig {
     GridConfig {
         seed,
@@ -147,14 +147,14 @@ fn seeded(seed: Option<u64>) -> GridConfig {
     }
 }
 
-/// Several orders: as it comes, and at random.
+/// Several orders: in order, and at random.
 fn in_orders(mut run: impl FnMut(&GridConfig)) {
     for seed in [None, Some(1), Some(2), Some(3)] {
         run(&seeded(seed));
     }
 }
 
-/// A grid and the hook it runs with.
+/// A grid and its hook.
 struct Launch {
     grid: Grid,
     hook: Arc<Plain>,
@@ -175,7 +175,7 @@ impl Launch {
         self.grid.run(budget)
     }
 
-    /// Runs, a few turns at a time, until there is nothing more to do for now.
+    /// Runs, a few turns at a time, until no work is left for now.
     fn finish(&mut self) -> GridState {
         for _ in 0..1_000_000 {
             match self.run(37) {
@@ -186,7 +186,7 @@ impl Launch {
         panic!("the grid has no end");
     }
 
-    /// Runs to the end, which must come.
+    /// Runs to the end of the grid, and fails if the grid does not end.
     fn done(mut self) -> Arc<Plain> {
         assert_eq!(self.finish(), GridState::Done);
         assert_eq!(self.run(1), GridState::Done, "a grid that is done stays so");

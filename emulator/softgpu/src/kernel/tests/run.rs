@@ -21,7 +21,7 @@ fn vector_add_over_many_blocks() {
 }
 
 #[test]
-fn every_thread_of_three_dimensions_runs_once_at_its_place() {
+fn every_thread_of_three_dimensions_runs_once_with_its_index() {
     in_orders(|config| {
         let mut count = vec![0_u32; 5 * 3 * 2 * 7 * 3 * 5];
         let dims = Dims::new([5, 3, 2], [7, 3, 5], 0).unwrap();
@@ -54,7 +54,7 @@ fn ten_thousand_blocks_and_blocks_of_1024() {
 }
 
 #[test]
-fn a_budget_bounds_what_one_run_does() {
+fn budget_bounds_one_run() {
     let mut count = vec![0_u32; 256];
     let args = args(&[&count.as_mut_ptr()]);
     let mut grid = launch(&WHERE, linear(1, 256), &args, &seeded(None));
@@ -67,7 +67,7 @@ fn a_budget_bounds_what_one_run_does() {
 }
 
 #[test]
-fn shared_memory_is_a_blocks_own() {
+fn shared_memory_is_private_to_its_block() {
     in_orders(|config| {
         let mut input: Vec<u32> = (0..20 * 64).map(|i| i * 3).collect();
         let mut out = vec![0_u32; input.len()];
@@ -82,14 +82,14 @@ fn shared_memory_is_a_blocks_own() {
 }
 
 #[test]
-fn no_block_finds_what_another_left_in_shared_memory() {
+fn block_does_not_observe_shared_memory_of_an_earlier_block() {
     let mut out = [0_u32; 100];
     let args = args(&[&out.as_mut_ptr()]);
     launch(&FRESH, linear(100, 1), &args, &seeded(None)).done();
     assert_eq!(out, [0xa5a5_a5a5; 100]);
 }
 
-/// The order in which 4 blocks of 10 threads run that never wait, and whether one stack did.
+/// The order of 4 blocks of 10 threads that never wait, and whether one stack sufficed.
 fn looks(seed: Option<u64>) -> (Vec<u32>, bool) {
     let (mut next, mut order, mut seen) = (0_u32, vec![u32::MAX; 40], vec![0_u64; 40]);
     let args = args(&[&(&raw mut next), &order.as_mut_ptr(), &seen.as_mut_ptr()]);
@@ -120,7 +120,7 @@ fn threads_that_never_wait_share_a_stack_in_any_order() {
     assert!(orders.iter().any(|o| changes(o) > 3));
 }
 
-/// The order in which 3 blocks of 40 threads got to each place.
+/// The order in which 3 blocks of 40 threads reached each place.
 fn trace(seed: Option<u64>) -> Vec<u32> {
     let mut order = vec![u32::MAX; 3 * 40 * 3];
     let mut next = 0_u32;
@@ -131,7 +131,7 @@ fn trace(seed: Option<u64>) -> Vec<u32> {
 }
 
 #[test]
-fn a_seed_is_an_order_and_none_is_the_natural_one() {
+fn seed_selects_an_order_and_no_seed_the_natural_order() {
     let natural = trace(None);
     assert_eq!(natural[..40], (0..40).collect::<Vec<u32>>());
     assert_eq!(natural, trace(None));
@@ -159,7 +159,7 @@ fn a_seed_is_an_order_and_none_is_the_natural_one() {
         }
     }
     assert!(orders.iter().any(|o| *o != orders[0]));
-    // Threads of different blocks come between one another.
+    // Threads of different blocks interleave.
     assert!(
         orders
             .iter()
@@ -199,7 +199,7 @@ fn atomics_of_many_threads() {
         let args = args(&[&w.as_mut_ptr(), &d.as_mut_ptr(), &(&raw mut f)]);
         launch(&ATOMICS, linear(1, 64), &args, config).done();
         assert_eq!(w[..5], [2016, 63, 0, u32::MAX, 0]);
-        // Every value exchanged in came out again, but the last, which is still there.
+        // Every exchanged value was returned, except the last one, which is still in memory.
         assert_eq!(w[5] + w[6], 1000 + 2016);
         assert!(
             w[7] >= 1 && w[7] <= 64,
@@ -212,7 +212,7 @@ fn atomics_of_many_threads() {
 }
 
 #[test]
-fn launches_that_cannot_be_are_refused() {
+fn invalid_launches_are_refused() {
     let zero = Dims::new([1, 0, 1], [1, 1, 1], 0);
     assert!(matches!(zero, Err(LaunchError::ZeroDimension { .. })));
     for block in [[1025, 1, 1], [32, 33, 1], [u32::MAX; 3]] {
@@ -230,7 +230,7 @@ fn launches_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn grids_in_turn_reuse_stacks() {
+fn successive_grids_reuse_stacks() {
     let config = GridConfig::default();
     let mut input = vec![1_u32; 2 * 128];
     let mut sums = [0_u64; 2];
@@ -247,7 +247,7 @@ fn grids_in_turn_reuse_stacks() {
             "the second block used the first one's stacks"
         );
     }
-    // A thread that never suspends leaves its stack to the next.
+    // A thread that never suspends leaves its stack to the next thread.
     let mut count = vec![0_u32; 10 * 256];
     let count_args = super::args(&[&count.as_mut_ptr()]);
     let mut grid = launch(&WHERE, linear(10, 256), &count_args, &seeded(None));

@@ -1,4 +1,4 @@
-//! Barriers, votes and warp operations, and what becomes of threads that miss them.
+//! Barriers, votes and warp operations, and threads that do not reach them.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn votes_of_a_block() {
 
 #[test]
 fn warp_operations_against_a_reference() {
-    /// What lane `lane` gets, row by row.
+    /// The results of lane `lane`, row by row.
     fn reference(row: usize, lane: u64) -> u64 {
         let v = |lane: u64| 1000 + lane;
         let up = |d: u64, width: u64| if lane % width >= d { lane - d } else { lane };
@@ -51,7 +51,7 @@ fn warp_operations_against_a_reference() {
             4 => v(down(4, 32)),
             5 => v(down(3, 16)),
             6 => v(lane ^ 9),
-            // Into a later segment is not allowed, into an earlier one it is.
+            // A read from a later segment is not permitted; a read from an earlier one is.
             7 => v(if lane ^ 9 <= lane / 8 * 8 + 7 {
                 lane ^ 9
             } else {
@@ -90,7 +90,7 @@ fn only_lanes_of_one_mask_meet() {
 }
 
 #[test]
-fn threads_that_have_ended_do_not_hold_up_the_others() {
+fn ended_threads_do_not_block_the_others() {
     in_orders(|config| {
         for (threads, gone) in [(64, 40), (64, 32), (64, 1), (50, 49), (1024, 700)] {
             let mut out = vec![0_u32; threads as usize];
@@ -99,7 +99,7 @@ fn threads_that_have_ended_do_not_hold_up_the_others() {
             for (t, &got) in (0..).zip(&out) {
                 let lanes = (gone - t / 32 * 32).min(32);
                 let expected = if t < gone { lanes + 1000 * gone } else { 0 };
-                // Lanes past the last whole warp of those that stay.
+                // Lanes beyond the last whole warp of the remaining threads.
                 assert_eq!(got, expected, "thread {t} of {threads}, gone from {gone}");
                 if t >= gone {
                     break;
@@ -124,7 +124,7 @@ fn fault(kind: u32) -> Fault {
 }
 
 #[test]
-fn a_divergence_is_a_fault_that_names_the_barriers() {
+fn divergence_is_a_fault_that_names_the_barriers() {
     assert_eq!(
         fault(0).to_string(),
         "kernel softgpu_test_diverge, block [0, 0, 0]: threads diverged, no barrier can \
@@ -165,7 +165,7 @@ fn misuse_is_a_fault_that_names_the_thread() {
 }
 
 #[test]
-fn a_seeded_divergence_is_found_too() {
+fn divergence_is_found_with_a_seed_too() {
     for seed in 0..20 {
         let args = args(&[&0_u32]);
         let mut grid = launch(&DIVERGE, linear(4, 32), &args, &seeded(Some(seed)));

@@ -8,7 +8,7 @@ fn word(value: u32) -> Box<AtomicU32> {
 }
 
 #[test]
-fn a_spin_is_released_by_a_store_of_the_host() {
+fn spin_ends_after_a_store_of_the_host() {
     in_orders(|config| {
         let (flag, out) = (word(0), word(0));
         let args = args(&[&flag.as_ptr(), &out.as_ptr(), &0_u64]);
@@ -29,7 +29,7 @@ fn a_spin_is_released_by_a_store_of_the_host() {
 }
 
 #[test]
-fn a_spin_ends_at_its_timeout() {
+fn spin_ends_at_its_timeout() {
     let (flag, out) = (word(0), word(0));
     let args = args(&[&flag.as_ptr(), &out.as_ptr(), &2000_u64]);
     let mut grid = launch(&SPIN, linear(1, 2), &args, &seeded(None));
@@ -44,7 +44,7 @@ fn a_spin_ends_at_its_timeout() {
 }
 
 #[test]
-fn a_condition_that_holds_at_the_timeout_counts() {
+fn condition_that_holds_at_the_timeout_counts() {
     let (flag, out) = (word(0), word(0));
     let args = args(&[&flag.as_ptr(), &out.as_ptr(), &10_u64]);
     let mut grid = launch(&SPIN, linear(1, 1), &args, &seeded(None));
@@ -95,18 +95,18 @@ fn resident_blocks_may_wait_for_each_other() {
 }
 
 #[test]
-fn blocks_that_do_not_fit_are_waited_for_in_vain() {
+fn wait_for_a_block_that_is_not_resident_does_not_end() {
     let count = word(0);
     let args = args(&[&count.as_ptr(), &65_u32, &0_u32]);
     let mut grid = launch(&GATHER, linear(65, 4), &args, &seeded(None));
     assert_eq!(grid.finish(), GridState::Spinning);
     assert_eq!(count.load(Ordering::Relaxed), 64, "bounded by residency");
-    // Somebody outside stands in for the block that does not fit.
+    // The host acts in place of the block that is not resident.
     count.fetch_add(1, Ordering::Release);
     assert_eq!(grid.finish(), GridState::Done);
     assert_eq!(count.load(Ordering::Relaxed), 66);
 
-    // The bound on threads holds as well.
+    // The limit of threads holds as well.
     let count = word(0);
     let args = super::args(&[&count.as_ptr(), &9_u32, &0_u32]);
     let config = GridConfig {
@@ -119,7 +119,7 @@ fn blocks_that_do_not_fit_are_waited_for_in_vain() {
 }
 
 #[test]
-fn a_busy_block_does_not_starve_one_that_spins() {
+fn busy_block_does_not_starve_a_spinning_block() {
     in_orders(|config| {
         let (flag, ping) = (word(0), word(0));
         let args = args(&[&flag.as_ptr(), &ping.as_ptr()]);
@@ -133,13 +133,13 @@ fn a_busy_block_does_not_starve_one_that_spins() {
 }
 
 #[test]
-fn sleepers_and_clock_watchers_need_only_time() {
+fn sleeping_and_clock_polling_threads_need_only_time() {
     let (woke, watched) = (AtomicU64::new(0), AtomicU64::new(0));
     let ns = 1000_u64;
     let args = args(&[&woke.as_ptr(), &watched.as_ptr(), &ns]);
     let mut grid = launch(&CLOCK, linear(1, 1), &args, &seeded(None));
     let mut steps = 0;
-    // The clock moves only when the grid says that it waits, and as far as it says.
+    // The clock advances only when the grid waits, and only to its deadline.
     loop {
         match grid.finish() {
             GridState::Done => break,
@@ -159,7 +159,7 @@ fn sleepers_and_clock_watchers_need_only_time() {
 }
 
 #[test]
-fn a_sleeper_is_not_woken_early() {
+fn sleeping_thread_is_not_continued_early() {
     let (woke, watched) = (AtomicU64::new(0), AtomicU64::new(0));
     let args = args(&[&woke.as_ptr(), &watched.as_ptr(), &1000_u64]);
     let mut grid = launch(&CLOCK, linear(1, 1), &args, &seeded(None));
@@ -172,13 +172,13 @@ fn a_sleeper_is_not_woken_early() {
 }
 
 #[test]
-fn unfinished_grids_are_dropped_and_their_stacks_used_again() {
+fn stacks_of_dropped_unfinished_grids_are_reused() {
     let config = GridConfig::default();
     for round in 0..20_u32 {
         let (flag, out) = (word(0), word(0));
         let args = args(&[&flag.as_ptr(), &out.as_ptr(), &0_u64]);
         let mut grid = launch(&SPIN, linear(4, 64), &args, &config);
-        // Cut off at many points, before the first thread and with all of them suspended.
+        // Dropped at many points, before the first thread and with all threads suspended.
         for _ in 0..round {
             grid.run(17);
         }
@@ -193,7 +193,7 @@ fn unfinished_grids_are_dropped_and_their_stacks_used_again() {
 }
 
 #[test]
-fn a_grid_moves_between_threads() {
+fn grid_moves_between_threads() {
     let (flag, out) = (word(0), word(0));
     let args = args(&[&flag.as_ptr(), &out.as_ptr(), &0_u64]);
     let mut grid = launch(&SPIN, linear(2, 40), &args, &seeded(None));

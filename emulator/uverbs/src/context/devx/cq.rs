@@ -1,4 +1,4 @@
-//! Completion queues made by commands.
+//! CQs that DEVX commands create.
 
 use std::sync::Arc;
 

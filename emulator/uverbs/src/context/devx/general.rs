@@ -1,4 +1,4 @@
-//! Commands that belong to no object: what the device can do, and its addresses on Ethernet.
+//! Commands without an object: the capabilities of the device, and its Ethernet addresses.
 
 use super::mailbox::{Mailbox, Refusal};
 use crate::abi::prm::{cap, input, output, roce_address};
@@ -10,8 +10,8 @@ const BF_REGISTER: u32 = 512;
 /// The UDP port of RoCE v2.
 const ROCE_PORT: u64 = 4791;
 
-/// Answers as much of a structure as there is room for. One that the device does not have is all
-/// zeros, and so is what a device has that this one does not.
+/// Answers with as much of a structure as the buffer holds. A structure that the device does not
+/// have is all zeros, and so are fields that this device does not implement.
 pub(super) fn query_hca_cap(
     device: &Device,
     command: Mailbox<'_>,
@@ -85,7 +85,7 @@ pub(super) fn query_roce_address(
     use roce_address::{GID, MAC, OUT, input, output};
     command.lengths(crate::abi::prm::input::HEADER, answer, OUT)?;
     let fabric = &device.config.fabric;
-    // One that is not said is the first.
+    // A field that is absent selects the first port.
     let place = device.place(command.get8(input::VHCA_PORT_NUM).max(1));
     if place.port > fabric.ports || fabric.link != LinkLayer::Ethernet {
         return Err(command.wrong(input::VHCA_PORT_NUM));

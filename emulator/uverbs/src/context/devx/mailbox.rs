@@ -1,22 +1,23 @@
-//! Mailboxes: what a command says, field by field, and how it is refused.
+//! Mailboxes: the fields of a command, and the syndromes of a refusal.
 
 use vmlx5::NicError;
 
 use crate::abi::prm::{Field, input, output, status};
 
-/// Set in the syndrome of a refusal for a field: the rest is the field's first bit in the command.
+/// Set in the syndrome of a refusal because of a field; the other bits are the field's first bit in
+/// the command.
 const OF_FIELD: u32 = 0x0100_0000;
 
-/// Why the device does not do what a command asks for.
+/// The reason for which the device refuses a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     status: u8,
-    /// A number of this device's own: where the field at fault lies, or zero.
+    /// The syndrome, specific to this device: the position of the refused field, or zero.
     syndrome: u32,
 }
 
 impl Refusal {
-    /// One that no field is at fault for.
+    /// A refusal that is not because of a field.
     pub fn new(status: u8) -> Refusal {
         Refusal {
             status,
@@ -48,7 +49,7 @@ impl From<NicError> for Refusal {
 #[derive(Clone, Copy)]
 pub(crate) struct Mailbox<'a> {
     bytes: &'a [u8],
-    /// Where in the command it begins, in bytes.
+    /// The offset in the command, in bytes.
     at: usize,
 }
 
@@ -95,7 +96,7 @@ impl<'a> Mailbox<'a> {
         self.refuse(status::BAD_PARAM, field)
     }
 
-    /// The refusal for a field that names nothing.
+    /// The refusal for a field that names no object.
     pub fn unknown(self, field: Field) -> Refusal {
         self.refuse(status::BAD_RES, field)
     }

@@ -1,11 +1,12 @@
-//! DEVX: objects that a program makes by commands of the device itself, passed on by ioctls.
-//! This is how rings come to be that a GPU's kernels drive: completion queues and queue pairs on
-//! memory that the program registered (UMEM), rung on a page of its own.
+//! DEVX: objects that a program creates by device commands, which ioctls pass on. In this way a
+//! program creates rings that a GPU's kernels drive: CQs and QPs on memory that the program
+//! registered (UMEM), with doorbells on a separate UAR page.
 //!
-//! A command is a mailbox of big-endian fields, and so is its answer: [`crate::abi::prm`]. What
-//! the device refuses is answered with a status and a syndrome, and the ioctl gives `EREMOTEIO`.
-//! What the kernel refuses before it asks the device is an `EINVAL`: commands too short for a
-//! header, of the wrong kind for the method, or for another object than the one named.
+//! A command and its answer are mailboxes of big-endian fields: [`crate::abi::prm`]. If the device
+//! refuses a command, the answer has a status and a syndrome, and the ioctl fails with `EREMOTEIO`.
+//! If the kernel refuses a command before the device, the ioctl fails with `EINVAL`: the command is
+//! shorter than a header, is of the wrong kind for the method, or is for another object than the
+//! named one.
 
 mod cq;
 mod general;
@@ -28,14 +29,14 @@ use mailbox::{Mailbox, Refusal};
 use qp::QueuePair;
 pub(crate) use umem::{FIRST_ID, Umem};
 
-/// An object made by a command.
+/// An object that a DEVX command created.
 pub(crate) enum Devx {
     Pd(PdId),
     Cq(CompletionQueue),
     Qp(QueuePair),
 }
 
-/// The number of the event queue of completion vector 0; those of others follow.
+/// The number of the event queue of completion vector 0; those of the other vectors follow.
 const FIRST_EQN: u32 = 4;
 
 /// The method of an object, if it is one of DEVX.
@@ -55,7 +56,7 @@ pub(crate) fn method(object: u16, method: u16) -> Option<Method> {
 }
 
 impl Devx {
-    /// The number that commands call it by.
+    /// The object's number in commands.
     fn number(&self) -> u32 {
         match self {
             Devx::Pd(pd) => pd.number(),
@@ -64,7 +65,7 @@ impl Devx {
         }
     }
 
-    /// The place of its kind in the order in which objects end: see
+    /// The position of its kind in the order of destruction: see
     /// [`Handles::drain`](crate::context::Handles::drain).
     pub fn rank(&self) -> u32 {
         match self {
@@ -85,7 +86,7 @@ impl Devx {
 }
 
 impl Open {
-    /// The protection domain of a number, whichever way it was made.
+    /// The PD with a number, whichever interface created it.
     fn pd_numbered(&self, number: u32) -> Option<PdId> {
         self.objects.each().find_map(|object| match object {
             Object::Pd(pd) | Object::Devx(Devx::Pd(pd)) if pd.number() == number => Some(*pd),
@@ -93,7 +94,7 @@ impl Open {
         })
     }
 
-    /// The shared receive queue of a number.
+    /// The SRQ with a number.
     fn srq_numbered(&self, number: u32) -> Option<Srqn> {
         self.objects.each().find_map(|object| match object {
             Object::Srq(srq) if srq.srqn.0 == number => Some(srq.srqn),
@@ -101,7 +102,7 @@ impl Open {
         })
     }
 
-    /// The completion queue of a number, whichever way it was made.
+    /// The CQ with a number, whichever interface created it.
     fn cq_numbered(&self, number: u32) -> Option<Cqn> {
         self.objects.each().find_map(|object| match object {
             Object::Cq(cq) if cq.cqn.0 == number => Some(cq.cqn),
@@ -110,14 +111,14 @@ impl Open {
         })
     }
 
-    /// The doorbell page that a field names.
+    /// The doorbell page with the number in a field.
     fn page(&self, context: Mailbox<'_>, field: Field) -> Result<UarId, Refusal> {
         let page = self.doorbells.named(context.get32(field));
         page.map_err(|_| context.unknown(field))
     }
 }
 
-/// A command and the room for its answer.
+/// A command and the buffer for its answer.
 fn mailboxes(open: &Open, ask: &Request<'_>, ids: [u16; 2]) -> Result<(Vec<u8>, Vec<u8>), Errno> {
     if !open.devx {
         return Err(Errno::INVAL);
@@ -127,7 +128,7 @@ fn mailboxes(open: &Open, ask: &Request<'_>, ids: [u16; 2]) -> Result<(Vec<u8>, 
     Ok((input, vec![0; room]))
 }
 
-/// Answers a command: with what it wrote, or with why it was refused.
+/// Answers a command: with its result, or with the refusal.
 fn answer<T>(
     ask: &Request<'_>,
     id: u16,
@@ -142,7 +143,7 @@ fn answer<T>(
     done
 }
 
-/// A command that belongs to no object.
+/// Executes a command without an object.
 fn other(open: &mut Open, ask: &Request<'_>) -> Done {
     ask.only(OTHER_CMD_IN..=OTHER_CMD_OUT)?;
     let (input, mut out) = mailboxes(open, ask, [OTHER_CMD_IN, OTHER_CMD_OUT])?;
@@ -155,7 +156,7 @@ fn other(open: &mut Open, ask: &Request<'_>) -> Done {
     answer(ask, OTHER_CMD_OUT, &mut out, done)
 }
 
-/// The device's number of the page of a register: they are the same here.
+/// The device's number of a register's page: both numbers are the same here.
 fn query_uar(open: &mut Open, ask: &Request<'_>) -> Done {
     ask.only(QUERY_UAR_USER_IDX..=QUERY_UAR_DEV_IDX)?;
     let register = ask.small(QUERY_UAR_USER_IDX)? as u32;
@@ -208,7 +209,7 @@ fn destroy(open: &mut Open, ask: &Request<'_>) -> Done {
     Ok(())
 }
 
-/// Checks that a command is for the object whose handle comes with it.
+/// Checks that a command is for the object of the handle in the call.
 fn same(command: Mailbox<'_>, number: u32) -> Done {
     if command.get32(input::NUMBER) == number {
         Ok(())

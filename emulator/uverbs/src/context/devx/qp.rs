@@ -1,4 +1,4 @@
-//! Queue pairs made by commands, and their ways through the states.
+//! QPs that DEVX commands create, and their state transitions.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ pub(super) fn create(
         let cq = open.cq_numbered(context.get32(field));
         cq.ok_or(context.unknown(field))
     };
-    // Nothing completes in the queue of what is not there.
+    // A queue that does not exist has no completions.
     let send_cq = match sends {
         true => cq(qpc::CQN_SND)?,
         false => cq(qpc::CQN_SND).or_else(|_| cq(qpc::CQN_RCV))?,
@@ -81,7 +81,7 @@ pub(super) fn create(
     if !rq_bytes.is_multiple_of(BASIC_BLOCK as u64) {
         return Err(context.wrong(qpc::LOG_RQ_SIZE));
     }
-    // A queue that takes nothing has one block that is never looked at.
+    // A queue without entries has one block, which the NIC never reads.
     let log_blocks = if sends { log_blocks } else { 0 };
     let sq_bytes = if sends {
         (BASIC_BLOCK as u64) << log_blocks
@@ -135,7 +135,7 @@ pub(super) fn create(
     })
 }
 
-/// True if a field asks for small payloads in completion entries of 64 bytes.
+/// Whether a field requests inline scatter into CQEs of 64 bytes.
 fn wants(context: Mailbox<'_>, field: Field, yes: u64) -> Result<bool, Refusal> {
     match context.get(field) {
         0 => Ok(false),
@@ -144,7 +144,7 @@ fn wants(context: Mailbox<'_>, field: Field, yes: u64) -> Result<bool, Refusal> 
     }
 }
 
-/// True of the commands that change a queue pair.
+/// Whether a command modifies a QP.
 pub(super) fn modifies(command: u16) -> bool {
     use opcode::*;
     matches!(
@@ -153,7 +153,7 @@ pub(super) fn modifies(command: u16) -> bool {
     )
 }
 
-/// Fields that a change takes over into the context.
+/// Fields that a modification copies into the context.
 const INIT: [Field; 5] = [
     qpc::RRE,
     qpc::RWE,
@@ -184,7 +184,7 @@ const RTS: [Field; 6] = [
     qpc::NEXT_SEND_PSN,
     path::ACK_TIMEOUT,
 ];
-/// Those that a bit of the option mask names.
+/// The fields that a bit of the option mask selects.
 const OPTIONS: [(u64, Field); 9] = [
     (opt::RRE, qpc::RRE),
     (opt::RAE, qpc::RAE),
@@ -196,13 +196,13 @@ const OPTIONS: [(u64, Field); 9] = [
     (opt::RNR_RETRY, qpc::RNR_RETRY),
     (opt::ACK_TIMEOUT, path::ACK_TIMEOUT),
 ];
-/// Options by the change that may have them.
+/// The options that each modification permits.
 const RIGHTS: u64 = opt::RRE | opt::RAE | opt::RWE;
 const WITH_RTR: u64 = RIGHTS | opt::PKEY_INDEX;
 const WITH_RTS: u64 = RIGHTS | opt::RNR_TIMEOUT;
 
 impl QueuePair {
-    /// Carries out one of the commands that [`modifies`] knows.
+    /// Executes one of the commands that [`modifies`] recognises.
     pub(super) fn modify(
         &mut self,
         device: &Device,
@@ -217,7 +217,7 @@ impl QueuePair {
         let info = device.nic.with(|nic| nic.query_qp(self.qpn))?;
         let may = match (code, info.state) {
             (TO_RST_QP, _) => return self.change(device, &[Modify::Reset]),
-            // Nothing can fail in a queue pair that was never set up.
+            // A QP without a setup cannot fail.
             (TO_ERR_QP, QpState::Reset | QpState::Err) => return Ok(()),
             (TO_ERR_QP, _) => return self.change(device, &[Modify::Error]),
             (RST2INIT_QP, QpState::Reset) | (INIT2INIT_QP, QpState::Init) => WITH_RTR,
@@ -256,7 +256,7 @@ impl QueuePair {
         match code {
             RST2INIT_QP | INIT2INIT_QP => changes.push(init(set)?),
             INIT2RTR_QP => {
-                // Rights that come with it.
+                // The rights in the same command.
                 if options & RIGHTS != 0 {
                     changes.push(init(set)?);
                 }
@@ -332,7 +332,7 @@ fn state(state: QpState) -> u64 {
     }
 }
 
-/// Checks the values that a change names.
+/// Checks the values of a modification.
 fn check(device: &Device, ask: Mailbox<'_>, code: u16) -> Result<(), Refusal> {
     let fabric = &device.config.fabric;
     let port = ask.get8(path::VHCA_PORT_NUM);
@@ -356,7 +356,7 @@ fn check(device: &Device, ask: Mailbox<'_>, code: u16) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What the remote end may do.
+/// The remote access rights.
 fn rights(set: Mailbox<'_>) -> Access {
     [
         (qpc::RRE, Access::REMOTE_READ),
@@ -376,12 +376,12 @@ fn init(set: Mailbox<'_>) -> Result<Modify, Refusal> {
     })
 }
 
-/// The way to the other end as verbs say it.
+/// The address vector of the peer in the form of verbs.
 fn verbs(device: &Device, set: Mailbox<'_>) -> ModifyQp {
     let mut dgid = [0; 16];
     dgid.copy_from_slice(&set.bytes()[path::RGID]);
     let port = set.get8(path::VHCA_PORT_NUM);
-    // Ethernet has no other way.
+    // Ethernet has no other address vector.
     let global = set.is_set(path::GRH) || device.config.fabric.link == LinkLayer::Ethernet;
     ModifyQp {
         dest: QpDest {

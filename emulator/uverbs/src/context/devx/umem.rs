@@ -1,4 +1,4 @@
-//! UMEM: memory of the program that it registered for rings and doorbell records.
+//! UMEM: memory that the program registered for rings and doorbell records.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::context::Object;
 use crate::context::Open;
 use crate::context::request::Request;
 
-/// Registered memory. Objects on it hold it too.
+/// Registered memory. Objects in it hold a reference.
 pub(crate) struct Umem {
     id: u32,
     pub memory: Arc<dyn Dma>,
@@ -22,7 +22,7 @@ pub(crate) struct Umem {
     writable: bool,
 }
 
-/// The rights that a registration may name.
+/// The rights that a registration may have.
 const RIGHTS: u32 = 7;
 const LOCAL_WRITE: u32 = 1;
 const REMOTE_WRITE: u32 = 2;
@@ -53,12 +53,12 @@ pub(super) fn register(open: &mut Open, ask: &Request<'_>) -> Done {
         ask.answer(UMEM_OUT_ID, &id.to_ne_bytes())?;
         ask.answer_handle(UMEM_HANDLE, handle)
     })?;
-    // Numbers are not used twice, so that none is mistaken for a later one.
+    // Numbers are not reused, so that an old number never means a newer registration.
     open.umem_ids = id.checked_add(1).unwrap_or(FIRST_ID);
     Ok(())
 }
 
-/// The first number of a context's memory: no field that was left out names it.
+/// The first number of a context's memory; a field that is absent (zero) never has this value.
 pub(crate) const FIRST_ID: u32 = 1;
 
 pub(super) fn deregister(open: &mut Open, ask: &Request<'_>) -> Done {
@@ -72,16 +72,16 @@ pub(super) fn deregister(open: &mut Open, ask: &Request<'_>) -> Done {
     Ok(())
 }
 
-/// What a command says of a place in registered memory.
+/// A place in registered memory, as a command gives it.
 pub(super) struct Span {
-    /// The registration, held as long as an object lies in it.
+    /// The registration, held as long as it contains an object.
     pub umem: Arc<Umem>,
-    /// Where in it.
+    /// The offset in it.
     pub offset: u64,
 }
 
 impl Open {
-    /// The memory that `id` names, from `offset` on. `len` bytes must lie in it, aligned.
+    /// The memory with the number `id`, from `offset` on. It must contain `len` bytes, aligned.
     pub(super) fn span(
         &self,
         command: Mailbox<'_>,
@@ -106,7 +106,7 @@ impl Open {
     }
 }
 
-/// Where a ring begins: an offset, and a page offset in 64ths of a page of 4096 bytes times 2 to
+/// The start of a ring: an offset, and a page offset in 64ths of a page of 4096 bytes times 2 to
 /// the power of `log_page_size`.
 pub(super) fn ring_at(
     command: Mailbox<'_>,
