@@ -15,9 +15,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// Two command lines.
+const EXAMPLES: &str = "\
+Examples:
+  vmlx5 run --devices 2 ibv_devinfo
+          a program that finds two virtual devices
+  vmlx5 run --link roce --faults loss=0.01,seed=7 -- ib_write_lat
+          a server of perftest on Ethernet ports that lose 1% of the frames
+  vmlx5 run --link roce --wait-port 18515 -- ib_write_lat localhost
+          its client, started when the server listens";
+
 /// Virtual ConnectX devices for programs that use libibverbs.
 #[derive(Parser)]
-#[command(name = "vmlx5", version)]
+#[command(name = "vmlx5", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Task,
@@ -25,7 +35,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs a program that finds virtual devices beside no others.
+    /// Runs a program that finds virtual devices, and no others.
+    #[command(after_help = EXAMPLES)]
     Run(Run),
 }
 
@@ -39,51 +50,52 @@ enum Link {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Uar {
-    /// Doorbell pages one by one, as with current kernels
+    /// Doorbell pages are allocated one by one, as by current kernels
     Dyn,
-    /// All at the start, as with older ones
+    /// All doorbell pages are allocated at the start, as by older kernels
     Static,
 }
 
 #[derive(Args)]
 struct Run {
-    /// What the ports are plugged into
+    /// Link of the ports [default: ib, or VMLX5_LINK]
     #[arg(long)]
     link: Option<Link>,
-    /// How doorbell pages are handed out
+    /// Allocation of doorbell pages [default: dyn, or VMLX5_UAR]
     #[arg(long)]
     uar: Option<Uar>,
-    /// Name of the fabric: programs with the same name reach each other
+    /// Name of the fabric; programs with the same fabric reach each other [default: default, or
+    /// VMLX5_FABRIC]
     #[arg(long)]
     fabric: Option<String>,
-    /// How many devices there are
+    /// Number of devices, 1 to 64 [default: 1, or VMLX5_DEVICES]
     #[arg(long)]
     devices: Option<u32>,
-    /// How many ports each device has
+    /// Number of ports of each device, 1 to 4 [default: 1, or VMLX5_PORTS]
     #[arg(long)]
     ports: Option<u8>,
-    /// What happens to frames and ports on their way: loss=0.01,dup=0.01,reorder=0.01,
-    /// delay=20us..2ms,die=3s,deaf=1s..2s,down=1:1s..2s,seed=7
+    /// Faults of frames and ports, for example loss=0.01,dup=0.01,reorder=0.01,
+    /// delay=20us..2ms,die=3s,deaf=1s..2s,down=1:1s..2s,seed=7 [default: none, or VMLX5_FAULTS]
     #[arg(long)]
     faults: Option<String>,
-    /// Waits for a program on this host that listens on this TCP port, for a minute at most, and
-    /// starts the program then: a client behind its server
+    /// Starts the program when another program on this host listens on this TCP port, for example
+    /// a client after its server. Time limit: 60 s
     #[arg(long, value_name = "PORT")]
     wait_port: Option<u16>,
-    /// Says on standard error what the program asks of its devices
+    /// Prints on standard error every command that the program sends to its devices
     #[arg(long)]
     trace: bool,
-    /// The library to preload [default: libvmlx5.so beside this program, or in ../lib]
+    /// Library to preload [default: libvmlx5.so beside this program, or in ../lib]
     #[arg(long)]
     library: Option<PathBuf>,
-    /// The program and its arguments
+    /// Program to run, with its arguments
     #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
 const LIBRARY: &str = "libvmlx5.so";
 
-/// Longest that `--wait-port` waits.
+/// Time limit of `--wait-port`.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
