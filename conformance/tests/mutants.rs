@@ -29,8 +29,8 @@ fn trials() -> Vec<Trial> {
     })
 }
 
-/// Our own waits test two bits and are immune to this one, by design: what is checked is
-/// the promise itself, for whoever tests the owner bit alone.
+/// The library's waits test two bits and are immune to this mutant, by design. The test checks the
+/// guarantee itself, for code that tests only the owner bit.
 #[cfg(feature = "mutants")]
 fn preset() -> Result<(), libtest_mimic::Failed> {
     use gdsync::mutant::{Mutant, set};

@@ -108,7 +108,7 @@ fn is_over(end: &str, words: &[&str]) -> bool {
 }
 
 fn main() {
-    child::end_with_parent().expect("whoever has started this lives");
+    child::end_with_parent().expect("the parent process runs");
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let here = is_installed();

@@ -12,21 +12,21 @@ use crate::rig::provider::{self, Net};
 use crate::rig::verdict::Verdict;
 use crate::rig::{self, Rig};
 
-/// The key of the first station; each has one of its own.
+/// The Q_Key of the first station; each station has a different one.
 const QKEY: u32 = 0x0da7_a900;
-/// What RoCE v2 is carried by.
+/// Protocol number of UDP, which carries RoCE v2.
 const UDP: u8 = 17;
 /// What follows a header of InfiniBand's own.
 const BTH: u8 = 0x1b;
 
-/// One queue pair of datagrams, and who works for it.
+/// One UD queue pair, with its protection domain and its stream.
 #[derive(Debug)]
 pub struct Station {
     /// The queue pair, active.
     pub qp: Qp,
     /// Its protection domain.
     pub pd: Pd,
-    /// A stream of its own.
+    /// Its stream, which no other station uses.
     pub stream: Stream,
 }
 

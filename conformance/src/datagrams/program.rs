@@ -18,7 +18,7 @@ use crate::rig::{Finding, Rig, expected, finish, reaches, retry, retry_while};
 pub const MANY: usize = 4;
 /// Most messages of a round that one of them sends or gets.
 const MOST: usize = 4;
-/// Bytes before and behind what arrives that nobody may touch.
+/// Guard bytes before and behind a received message, which must stay unchanged.
 const GUARD: usize = 64;
 /// The longest datagram on any link.
 const LONGEST: usize = 4096;
@@ -92,7 +92,7 @@ pub struct Play {
     pub payload: MemoryKind,
     /// Whether the CPU posts all sends.
     pub cpu_sends: bool,
-    /// Who posts receives, as the axis calls it.
+    /// The poster of receives, by the name of the setting.
     pub receives: &'static str,
 }
 
@@ -125,7 +125,7 @@ struct Buffers {
     seen: Region,
     /// The round for which it has posted its receives, counted by its stream.
     ready: Word32,
-    /// Who has heard whom: destinations that answer.
+    /// Destinations of answers, by the station that a message came from.
     heard: BTreeMap<usize, Destination>,
 }
 
@@ -263,7 +263,7 @@ impl<'g> Table<'g> {
                 station.qp.post_receive(due.request)
             })?;
         }
-        // What it sends is there before anybody is told, too.
+        // The payload of sends is also written before any station is signalled.
         for (slot, message) in messages.iter().filter(|m| m.from == i).enumerate() {
             if !message.inline {
                 let (out, len) = (buffers.out.region(), message.len);

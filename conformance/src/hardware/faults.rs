@@ -23,8 +23,8 @@ pub fn config(path: &str) -> QpConfig {
     queues.send_blocks(16).recv_entries(16)
 }
 
-/// Has a stream of its own look for `status` in the error word of `qp`: it passes when it is
-/// there.
+/// Checks by a separate stream that the error word of `qp` becomes `status`: the stream waits for
+/// this value.
 pub fn error_word(rig: &Rig, qp: &Qp, status: Status) -> Verdict {
     let stream = rig.gpu.stream()?;
     let mut batch = Batch::new();

@@ -103,7 +103,7 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
     live.clear();
     rig.fill(&stream, &region, 5, 1000, 77)?;
     finish(&stream, "a kernel that writes there")?;
-    // SAFETY: the GPU is done with it, and nobody else has it now.
+    // SAFETY: the GPU is done with the memory, and nothing else uses it now.
     let bytes = unsafe { std::slice::from_raw_parts(start.add(5), 1000) };
     let right = bytes == expected(77, 1000);
     ensure(right, || "not what the GPU wrote".to_owned())?;
@@ -155,12 +155,12 @@ pub fn dropped(rig: &Rig, path: &str) -> Verdict {
         let mut got = vec![0; LEN];
         seen.read(0, &mut got)?;
         ensure(got == expected(7, LEN), || {
-            "the last copy is another's".to_owned()
+            "the last copy has the bytes of another message".to_owned()
         })?;
         for (i, other) in others.iter().enumerate() {
             other.read(0, &mut got)?;
             ensure(got.iter().all(|byte| usize::from(*byte) == i), || {
-                "memory that was dropped was written as somebody else's".to_owned()
+                "writes to dropped memory changed other memory".to_owned()
             })?;
         }
         pair.leave("after all was dropped")?;

@@ -1,5 +1,5 @@
-//! A peer in a process of its own that echoes messages on its own streams of the same GPU, and is
-//! killed in the middle of it.
+//! A peer in a separate process echoes messages on its own streams of the same GPU, and is killed
+//! in the middle of the exchange.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -23,10 +23,10 @@ const LEN: usize = 256;
 const AHEAD: usize = 4;
 /// Messages that come back before the peer is killed.
 const BEFORE: usize = 24;
-/// Places for messages: all that are ever sent have one of their own.
+/// Slots for messages: each message of the trial has a separate one.
 const SLOTS: usize = BEFORE + AHEAD + 1;
-/// What a killed peer may look like: nobody answers, or, while its kernel takes down what it had,
-/// memory is gone before the queue pair that received into it.
+/// The statuses that a killed peer may cause: it does not answer, or, while its kernel releases its
+/// resources, its memory is gone before the queue pair that received into it.
 const LOST: [Status; 2] = [Status::TRANSPORT_RETRY, Status::REMOTE_OPERATION];
 
 fn hex(bytes: &[u8]) -> String {
@@ -89,7 +89,7 @@ impl Side {
     }
 }
 
-/// The peer: echoes until it is killed, or until whoever started it is gone.
+/// The peer: echoes until it is killed, or until the process that started it ends.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let [runtime, path, payload] = arguments else {
         return Err("a runtime, a path and a kind of memory are needed".into());

@@ -41,7 +41,7 @@ impl Suite {
         })
     }
 
-    /// The GPU of a runtime. `None`: it is absent or broken, which is a trial of its own.
+    /// The GPU of a runtime. `None`: it is absent or broken, which a separate trial reports.
     pub fn gpu(&mut self, runtime: Runtime) -> Option<Gpu> {
         let name = runtime.name();
         match Gpu::open(name) {
@@ -102,7 +102,7 @@ impl Suite {
 
     /// Runs them one after the other and says what they came to. `more` is said behind it.
     pub fn run(self, mut arguments: Arguments, more: impl FnOnce(&Conclusion)) -> ! {
-        // A trial has threads and processes of its own, and on one GPU only a few streams may wait
+        // A trial starts threads and processes, and on one GPU only a few streams may wait
         // at a time.
         arguments.test_threads = Some(1);
         let listed = arguments.list;

@@ -1,5 +1,5 @@
-//! What messages are made of and land in: memory of each kind, bytes that tell one message from
-//! another, and bytes that nobody has written.
+//! The memory of messages: buffers of each kind, bytes that distinguish one message from another,
+//! and the value of bytes that have not been written.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -42,8 +42,8 @@ impl Buffer {
             BufferKind::Pageable => ctx.adopt_vec(vec![0; len]).map_err(|(_, e)| e)?,
             BufferKind::Registered => {
                 let foreign = lent.insert(Lent::new(len));
-                // SAFETY: the memory stays to the end of the process, and nobody else is given it
-                // before the registration is gone, as `give_back` says.
+                // SAFETY: the memory stays to the end of the process, and `give_back` returns it
+                // for other uses only after the registration is gone.
                 unsafe { ctx.register_host(foreign.at as *mut u8, len)? }
             }
         };
@@ -109,14 +109,14 @@ impl Lent {
     }
 }
 
-/// What nobody has written.
+/// Value of bytes that have not been written.
 pub const POISON: u8 = 0xee;
 
 /// Where a message's bytes may begin in [`Ink::bytes`].
 pub const WINDOWS: usize = 1 << 16;
 
-/// What slots are filled with: each message is made of the bytes behind a place of its own in a
-/// long row of random ones.
+/// The contents of slots: each message is a window, at its own offset, of a long row of random
+/// bytes.
 #[derive(Clone, Debug)]
 pub struct Ink {
     /// The row.

@@ -1,5 +1,5 @@
-//! Messages of this rank with one other, in rounds: one each way, by the CPU or a stream of the
-//! pair's own, under a tag of its own, with every byte compared.
+//! Messages of this rank with one other rank, in rounds: one message each way, by the CPU or the
+//! stream of the pair, under the tag of the pair, with every byte compared.
 
 use std::time::Duration;
 

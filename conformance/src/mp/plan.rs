@@ -3,7 +3,7 @@
 use super::memory::{POISON, WINDOWS};
 use super::setup::{Form, GAP, GUARD, ODD, Poster, SEGMENTS, SLACK, Setup, Size, Waiter};
 
-/// Who does something for a request.
+/// The side that posts a request or waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// The CPU.
@@ -24,7 +24,7 @@ impl By {
     }
 }
 
-/// Who posts a request and who waits for it.
+/// The poster and the waiter of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handling {
     /// Posts.
@@ -45,7 +45,7 @@ pub type Segments = Vec<(usize, usize)>;
 pub struct Message {
     /// Where in the row the bytes of its slot begin.
     pub window: usize,
-    /// Where its segments lie in the slot.
+    /// Its segments in the slot.
     pub pieces: Segments,
     /// Bytes of the segments that are not sent, in front.
     pub skip: usize,
@@ -101,8 +101,8 @@ impl Message {
     }
 }
 
-/// Where the segments of receive `k` of a line lie in its slot, with at least so much room, or
-/// exactly so much where the message is `cut`.
+/// The segments of receive `k` of a line in its slot: at least `room` bytes together, or exactly
+/// `cut` bytes where the message is truncated.
 pub fn landing(setup: &Setup, line: u64, k: usize, room: usize, cut: Option<usize>) -> Segments {
     let mut rng = rng(setup, [1 << 40, line, k as u64, 0]);
     let room = room + [0, 0, 1, rng.usize(0..=SLACK)][rng.usize(0..4)];
@@ -125,7 +125,7 @@ pub fn image(segments: &Segments, slot: usize, mut bytes: &[u8]) -> Vec<u8> {
     image
 }
 
-/// Who handles a request: `which` is any number that tells it from others.
+/// The poster and the waiter of a request; `which` identifies the request.
 pub fn handling(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> Handling {
     let [a, b, c] = which;
     let mut rng = rng(setup, [1 << 41, a, b, c]);

@@ -4,7 +4,7 @@ use gdsync::rdma::{Doorbell, Lowering};
 
 use super::memory::BufferKind;
 
-/// Who posts requests.
+/// The poster of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Poster {
     /// The CPU.
@@ -17,10 +17,10 @@ pub enum Poster {
     Mixed,
 }
 
-/// Who waits for requests.
+/// The waiter of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiter {
-    /// Who has posted them.
+    /// Their poster.
     Poster,
     /// The CPU for those of streams, a stream for those of the CPU.
     Other,
@@ -66,7 +66,7 @@ pub enum Size {
 /// Lengths that nothing is a multiple of.
 pub const ODD: [usize; 6] = [3, 63, 777, 4097, 65_539, 300_001];
 
-/// Bytes in front of and behind what is received that nobody may touch.
+/// Guard bytes in front of and behind a received message, which must stay unchanged.
 pub const GUARD: usize = 64;
 /// Most segments of a message.
 pub const SEGMENTS: usize = 30;

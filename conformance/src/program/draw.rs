@@ -45,7 +45,7 @@ impl Operation {
         matches!(self, Operation::SendInline | Operation::WriteInline)
     }
 
-    /// Whether it moves bytes that lie in memory.
+    /// Whether its payload is in registered memory: not inline, atomic or empty.
     pub fn moves(self) -> bool {
         !self.is_inline() && !self.is_atomic() && self != Operation::Nop
     }
@@ -75,7 +75,7 @@ pub enum Wait {
     Both,
 }
 
-/// Who writes the bytes of a message.
+/// The writer of the bytes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
     /// A kernel on the stream that posts.
@@ -132,13 +132,13 @@ pub struct Step {
     pub len: usize,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// Whether the sender is told, where the receiver is anyway.
+    /// Whether the request is signaled where the receiver gets a completion anyway.
     pub signaled: bool,
-    /// A request in front of it is taken back.
+    /// Whether a request in front of it is cancelled.
     pub hole: bool,
     /// What an atomic brings back.
     pub old: u64,
-    /// Who writes what is sent.
+    /// The writer of the payload.
     pub ink: Ink,
     /// What else happens.
     pub odd: Option<Odd>,

@@ -96,8 +96,8 @@ impl Rig {
             len: len as u64,
             seed,
         };
-        // SAFETY: the memory lies in a region, as checked, which the trials keep until the
-        // stream is done.
+        // SAFETY: the memory is inside a region, as checked, and the trials keep the region until
+        // the stream is done.
         unsafe { stream.launch(&self.fill, Dims::linear(1, 64), fill.bytes()) }
     }
 
@@ -142,7 +142,7 @@ impl Rig {
         }
         for lie in qps.into_iter().map(Qp::memory) {
             ensure(lie == wanted, || {
-                format!("queues lie in pinned memory: {lie:?} in place of {wanted:?}")
+                format!("queues are in pinned memory: {lie:?} instead of {wanted:?}")
             })?;
         }
         Ok(())
@@ -200,7 +200,9 @@ pub fn expected(seed: u64, len: usize) -> Vec<u8> {
 /// Waits until the stream has run everything.
 pub fn finish(stream: &Stream, what: &str) -> Verdict {
     let done = stream.synchronize(time_limit())?;
-    ensure(done, || format!("{what}: {stream:?} stands still"))
+    ensure(done, || {
+        format!("{what}: {stream:?} is not idle within the limit")
+    })
 }
 
 /// Tries as long as a queue is full, at most [`time_limit`].

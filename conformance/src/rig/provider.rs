@@ -1,5 +1,5 @@
-//! Who drives the NIC under the trials: what `GDS_PROVIDER` says of the software GPU, asked once
-//! for each process, and the NICs that it opens.
+//! The provider of the trials: the value of `GDS_PROVIDER` on the software GPU, read once in each
+//! process, and the NICs that the provider opens.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

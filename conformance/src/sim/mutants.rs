@@ -123,7 +123,7 @@ pub fn absent() -> Vec<Trial> {
 
 /// Runs the hunts, one at a time, and ends the process.
 pub fn run(trials: Vec<Trial>) -> ! {
-    // What a rank says when a mutant makes it panic is told by the verdict.
+    // The verdict contains the message of a rank that panics because of a mutant.
     std::panic::set_hook(Box::new(|_| ()));
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);

@@ -56,7 +56,7 @@ pub struct Rank {
     board: Rc<RefCell<Board>>,
 }
 
-/// One of six parts of a rank stands still for a while.
+/// A pause of one of the six machines of a rank.
 pub struct Pause {
     rank: usize,
     part: usize,
@@ -172,7 +172,7 @@ impl Rank {
         self.tell(to, &qp.address().to_bytes());
         let address = QpAddress::from_bytes(&self.hear(to)).expect("an address record");
         qp.connect(&address).expect("connected");
-        // Nobody sends before the other end is there.
+        // Neither side sends before both QPs are connected.
         self.tell(to, &[]);
         self.hear(to);
     }

@@ -35,7 +35,7 @@ const AXES: [Axis; 20] = [
     ("ranks", &["2", "3", "4", "8"]),
     ("laps", &["part", "2", "8"]),
     ("into", &["device", "pinned", "pageable", "registered"]),
-    // Who waits for a request, as seen from who has posted it.
+    // The waiter of a request, relative to its poster.
     ("ended", &["poster", "other", "another stream", "mixed"]),
     ("form", &["single", "vectors", "words"]),
     ("source", &["named", "anybody"]),
@@ -83,7 +83,7 @@ pub fn parse(word: &str) -> Option<Cell> {
     (cell.len() == AXES.len() && cell.iter().zip(&AXES).all(fits)).then_some(cell)
 }
 
-/// Of messages that nobody answers, as contexts have it by themselves.
+/// Time limit of messages without an answer: the default of contexts.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 const MIB: usize = 1 << 20;
@@ -161,7 +161,7 @@ impl Setup {
             up_front: is("connect", "up front"),
             manual: is("progress", "manual"),
             prepared: is("posts", "prepared"),
-            // Who receives from anybody meets the others after each round.
+            // A rank that receives from any rank meets the others after each round.
             lag: if wild > 0 {
                 0
             } else {

@@ -1,5 +1,5 @@
-//! Brings the ranks of a cell together: as threads of this process, each with a context and, of
-//! soft GPUs, a GPU of its own. [`processes`](super::processes) has them as processes.
+//! Runs the ranks of a cell as threads of this process, each with its own context and, with soft
+//! GPUs, its own GPU. [`processes`](super::processes) runs them as processes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
             let options = SoftOptions::default()
                 // Room for all streams of a rank to wait.
                 .channels(16)
-                // A full one would make the caller wait, who may be the one to let it go on.
+                // A full stream blocks the caller, and the caller may be the one to release it.
                 .stream_bound(1 << 14);
             Ok(Gpu::soft_with(live, options)?)
         }

@@ -95,7 +95,7 @@ impl Player<'_> {
             idle = stream.is_idle();
             !matches!(idle, Ok(false))
         });
-        ensure(idle?, || format!("{stream:?} stands still"))
+        ensure(idle?, || format!("{stream:?} is not idle within the limit"))
     }
 
     /// Compares a slot with what it should hold.

@@ -1,7 +1,7 @@
-//! One rank of a cell. It goes in rounds: posts its receives, fills and posts its sends, has the
-//! receives end, then the sends. What lies in a slot is written before the request is posted and
-//! overwritten as soon as it has ended, by whoever posts and waits: the CPU, or streams on which
-//! everything is enqueued rounds ahead. In the end every byte of every slot is compared.
+//! One rank of a cell. It works in rounds: it posts its receives, fills and posts its sends,
+//! completes the receives, then the sends. The poster writes a slot before the request is posted,
+//! and the waiter overwrites it as soon as the request is complete. Both are the CPU, or streams on
+//! which everything is enqueued rounds ahead. In the end every byte of every slot is compared.
 
 mod judge;
 mod post;
@@ -333,7 +333,7 @@ impl<'a> Player<'a> {
         self.again(|| self.streams[stream].copy(to, from))
     }
 
-    /// Has the poster of a slot come behind whoever had it before.
+    /// Orders the poster of a slot behind the previous user of the slot.
     fn follow(&self, slots: &Slots, slot: usize, by: By) -> Verdict {
         match (&slots.events[slot], by.stream()) {
             (Some(event), Some(stream)) => self.again(|| self.streams[stream].wait_event(event)),
@@ -394,7 +394,7 @@ impl<'a> Player<'a> {
             let seen = self.seen.span(at, self.setup.slot())?;
             self.copy(stream, &seen, &self.into.span(*slot)?)?;
             self.into.events[*slot] = self.leave_slot(*handling)?;
-            // Nobody need hold the handle.
+            // The handle need not be kept.
             if self.lines[*line].from.is_some() && self.rng.u8(0..4) == 0 {
                 *request = None;
             }

@@ -1,10 +1,10 @@
-//! Plays the messages of a program, and looks at every byte.
+//! Runs the messages of a program, and checks every byte.
 //!
-//! Without hazards a message shares its place in memory with later ones, and kernels fill and verify
-//! it. With them each has a place of its own: what a stream sees right behind its wait is copied
-//! away by that stream, and then written over, so that a byte which arrives late, because a flush or
-//! a fence is missing, or twice, is found. A source is written over as soon as its completion was
-//! waited for: a wait that passes early is found too.
+//! Without hazards a message shares its memory with later messages, and kernels fill and verify it.
+//! With hazards each message has separate memory. The stream copies the received bytes right behind
+//! its wait, and then overwrites them. So the test finds a byte that arrives late (because a flush
+//! or a fence is missing) or twice. The source is overwritten right after the wait for its
+//! completion, so the test also finds a wait that passes early.
 
 mod judge;
 mod receive;
@@ -58,7 +58,7 @@ struct Open {
     spoiled: bool,
 }
 
-/// What a side's messages lie in, and what it is sent.
+/// The memory of one side, for the messages that it sends and receives.
 pub struct Memory {
     /// What is sent or read, and behind it two words for the atomics of each side.
     pub source: Mr,
@@ -207,10 +207,10 @@ impl<'p> Play<'p> {
 
     /// A queue pair of a side that it plays, by side and peer.
     fn qp(&mut self, end: (usize, usize)) -> &mut Qp {
-        self.ends.qps.get_mut(&end).expect("an end of its own")
+        self.ends.qps.get_mut(&end).expect("a QP of this side")
     }
 
-    /// What lies in memory before the first message.
+    /// Fills the memory before the first message.
     fn prepare_memory(&self) -> Verdict {
         let room = self.program.room;
         for Memory { landing, junk, .. } in self.ends.memory.values() {

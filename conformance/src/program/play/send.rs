@@ -12,7 +12,7 @@ use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure, refused};
 
 impl Play<'_> {
-    /// Sees to it that the message lies in the source when stream `s` rings.
+    /// Writes the message into the source, before stream `s` writes the doorbell.
     pub(super) fn ink(&mut self, i: usize, s: usize) -> Verdict {
         let (to, len) = (self.source(i)?, self.steps[i].len);
         let bytes = || expected(seeds(i).0, len);

@@ -11,10 +11,10 @@ use super::{config, passes, weak};
 use crate::rig::reaches;
 use crate::sim::world::{LIMIT, play};
 
-/// Messages between two looks, each in a place of its own.
+/// Messages between two checks, each in separate memory.
 const TOGETHER: usize = 4;
 const ROUNDS: usize = 4;
-/// Bytes of such a place.
+/// Bytes of the memory of a message.
 const ROOM: usize = 4096;
 
 /// How a message gets there, and what a stream waits for.
@@ -26,13 +26,13 @@ enum Transfer {
     WriteImm,
     /// WRITE, another WRITE of a word in host memory, and that word.
     Word,
-    /// As before, with a flush of its own behind a wait that does not flush.
+    /// As `Word`, with a separate flush behind a wait that does not flush.
     WordThenFlush,
-    /// READ by the one who gets it, and its completion.
+    /// READ by the receiver, and its completion.
     Read,
 }
 
-/// The GPU whose policy is `policy`, where it is told of late writes rarely.
+/// Options of a GPU with the policy `policy`, on which late writes rarely become visible.
 fn options(policy: Consistency, rng: &mut Rng) -> SoftOptions {
     let mut options = weak(rng);
     options.caps.ordered_writes = policy == Consistency::Ordered;
@@ -153,7 +153,7 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                         let wait =
                             Descriptor::wait_value(&word, Condition::Geq, number(i) as u64 + 1)
                                 .flush(by_itself);
-                        // No queue pair is named: whoever wrote the word, it holds.
+                        // The wait names no queue pair: it holds for every writer of the word.
                         let mut list = vec![wait];
                         list.extend((!by_itself).then_some(Descriptor::Flush));
                         list.extend(looks_on.then_some(tell_here));

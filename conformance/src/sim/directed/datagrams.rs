@@ -15,8 +15,8 @@ use crate::sim::world::play;
 /// Rounds: so many that all queues wrap.
 const ROUNDS: u32 = 24;
 
-/// Rounds of datagrams, as `conformance` plays them on real threads; who posts, by what, and where
-/// queues and messages lie is drawn.
+/// Rounds of datagrams, the same as `conformance` runs on real threads. The seed draws which side
+/// posts (CPU or stream), the lowering, and the memory of queues and messages.
 ///
 /// # Errors
 /// Whatever did not go so, with the seed.

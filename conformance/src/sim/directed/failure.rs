@@ -1,9 +1,9 @@
 //! One of several requests that were enqueued ahead fails.
 //!
-//! The stream is held at the wait for it as long as nobody looks after it, and then goes on;
-//! every request has its own status, which the stream sees when it goes on; the peer's streams
-//! go on as well; other queue pairs never notice; and after a reset on both sides there is
-//! traffic again.
+//! The stream stays at the wait for the request until the watcher or the CPU handles the failure,
+//! and then continues. Every request has its own status, which the stream sees when it continues.
+//! The peer's streams continue as well, and the failure does not affect other queue pairs. After a
+//! reset on both sides there is traffic again.
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
@@ -189,7 +189,7 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
     let looking_after = [devices.nic() + ".watcher", devices.nic() + ".cpu"];
     looking_after.iter().for_each(|m| rank.control.freeze(m));
     gate.store(1).unwrap();
-    // While the one stands still the other goes on.
+    // While this stream waits, the other one continues.
     traffic(rank, devices, bystander, 10);
     rank.pass(LONG);
     if qp.doorbell() == Doorbell::Direct {
@@ -197,7 +197,7 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
             (case.failing..count).find(|i| case.signaled[*i] && mark(*i).load().unwrap() == 1);
         assert_eq!(
             wrong, None,
-            "a stream passed a failure that nobody has looked after"
+            "a stream passed a failure that has not been handled"
         );
     }
     looking_after.iter().for_each(|m| rank.control.unfreeze(m));

@@ -1,6 +1,6 @@
-//! A peer falls silent in the middle of an exchange: whoever waits for it gets a typed error
-//! within its time limit, its streams are released, and nothing else suffers. A peer that comes
-//! back can be connected to again.
+//! A peer stops answering in the middle of an exchange. A wait for it returns a typed error within
+//! its time limit, the waiting streams continue, and other traffic is not affected. A peer that
+//! answers again can be connected again.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ const PEER_LIMIT: Duration = Duration::from_millis(20);
 /// What happens to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fall {
-    /// Its NIC stands still and comes back later.
+    /// Its NIC pauses and continues later.
     Freezes,
     /// Its process dies, with all its machines.
     Dies,
-    /// Its link is cut: its NIC is gone, and nobody is told.
+    /// Its link is cut: its NIC is unreachable, without any report.
     IsCut,
 }
 
@@ -151,7 +151,7 @@ fn falls(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For, aft
             return;
         }
     }
-    panic!("nobody noticed");
+    panic!("no wait has failed");
 }
 
 /// One step of an exchange on a stream: a write, or a message each way. Answers what the last

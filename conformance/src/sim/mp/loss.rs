@@ -1,5 +1,5 @@
-//! A rank is lost in the middle of the stencil: whoever needs it gets an error that names it
-//! within the time limit, nobody hangs, and those that are left go on talking.
+//! A rank is lost in the middle of the stencil. A request with it fails with an error that names
+//! the rank within the time limit, no rank hangs, and the other ranks still exchange messages.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -34,12 +34,12 @@ enum Fall {
     IsReported,
     /// Its process dies, and its links with it; its launcher reports it a little later.
     Dies,
-    /// Its NIC is cut off; it lives. Who waits for its messages notices that by the time limit
-    /// only, who sends to it at once, and what that one gives up then is a loss to others.
+    /// Its NIC is cut off, but its process runs. A receive from it fails only at the time limit, a
+    /// send to it at once; a rank that stops because of that is a loss to others.
     IsCut,
 }
 
-/// Who is lost, how, and when.
+/// The lost rank, and how and when it is lost.
 #[derive(Clone, Debug)]
 struct Loss {
     rank: usize,
@@ -83,7 +83,7 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
     case.config.iterations = u64::MAX;
     case.config.answer_limit = PEER_LIMIT / 4;
     if case.config.model == Model::Cpu {
-        // Nobody but the CPU waits for its messages.
+        // Only the CPU waits for its messages.
         case.config.limit = PEER_LIMIT;
     }
     let loss = draw(&mut rng, case.ranks());
@@ -152,7 +152,7 @@ fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
     }
     let e = halo2d::run(&ctx, &case.config).expect_err("it has no end");
     assert_typed(&e, rank.me, loss);
-    // Nobody may answer who is cut off.
+    // The rank is cut off, so its peers may not answer.
     drop(ctx);
     devices.device.close(LIMIT).expect("a quiet NIC");
 }
@@ -175,7 +175,7 @@ fn assert_typed(e: &Error, me: usize, loss: &Loss) {
     );
 }
 
-/// Who asks a context for the lost rank is told.
+/// Asserts that a request with the lost rank fails and names it.
 fn assert_lost(ctx: &Context, me: usize, loss: &Loss) {
     let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
     let e = ctx
@@ -213,8 +213,8 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
         && needs(rank.me as u32, lost)
         && e.rank() != Some(lost)
     {
-        // Another one knew it sooner, or stood for it while connecting, and stopped: what is
-        // lost is told to who asks.
+        // The error names another rank, which stopped because it detected the loss earlier or
+        // because it was connecting; a request with the lost rank names that one.
         told.set(told.get() + 1);
         assert_lost(ctx, rank.me, loss);
     }

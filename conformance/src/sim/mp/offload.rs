@@ -2,8 +2,8 @@
 //! whose messages start at given times, and then wait, or sleep through all of it. Every message
 //! completes at the same time either way.
 //!
-//! Turns take no time here: the clock moves only from one event to the next, so that the times of
-//! completions do not depend on who was looked at how often.
+//! A step takes no time here: the clock moves only from one event to the next. So the times of
+//! completions do not depend on how often the simulation steps each machine.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,14 +30,14 @@ const SLEEP: Duration = Duration::from_millis(100);
 /// When everything is enqueued at the latest, and the first message may start.
 const ENQUEUED: Time = Time::from_nanos(20_000_000);
 
-/// Who sleeps while the messages move.
+/// The CPU threads that sleep while the messages are transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
-    /// Nobody: the ranks wait for their streams.
+    /// None: the ranks wait for their streams.
     Nobody,
     /// The ranks.
     Ranks,
-    /// The ranks and all that looks after their contexts and queue pairs.
+    /// The ranks, and all CPU threads of their contexts and queue pairs.
     All,
 }
 
@@ -53,7 +53,7 @@ struct Clockwork {
 
 impl Machine for Clockwork {
     fn step(&mut self, now: Time) -> Step {
-        let mut times = self.times.lock().expect("nobody panicked");
+        let mut times = self.times.lock().expect("no panic under the lock");
         let times = &mut times[self.rank * EACH..];
         for (mark, time) in self.marks.iter().zip(times) {
             if time.is_none() && mark.load().is_ok_and(|set| set == 1) {
@@ -149,7 +149,7 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
         check();
         ctx.close(LIMIT).expect("closed");
     })?;
-    let times = times.lock().expect("nobody panicked");
+    let times = times.lock().expect("no panic under the lock");
     let moved = |time: &Option<Time>| time.expect("every message moved");
     Ok(times.iter().map(moved).collect())
 }
@@ -192,8 +192,8 @@ fn enqueue(ctx: &Context, words: &[[Word64; 2]]) -> impl FnOnce() + use<> {
     }
 }
 
-/// The program, with nobody, the ranks, and all their CPU threads asleep: the times are the same,
-/// and all but the last wait are over before anybody wakes.
+/// Runs the program with no thread, the ranks, and all their CPU threads asleep. The times are the
+/// same, and all waits but the last complete before any thread wakes.
 ///
 /// # Errors
 /// What the simulation found.

@@ -1,6 +1,6 @@
-//! Each rank talks to each other one, by a stream and a tag for every pair, in rounds. One rank is
-//! lost: its partners are told so by their requests with it, and go on with all the others in the
-//! same context, as if nothing had happened.
+//! Each rank exchanges messages with each other rank in rounds, by a stream and a tag for every
+//! pair. One rank is lost: the requests of its peers with it fail, and the peers continue with all
+//! other ranks in the same context.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     let job = Job::new(seed, ranks as u32, settings);
     let report = play(seed, ranks, move |rank| {
         let member = job.join(&rank);
-        // Nobody is lost before all have come.
+        // No rank is lost before all have joined.
         rank.barrier();
         match rank.me == case.lost {
             true => falls(&rank, &job, member, case),

@@ -1,8 +1,9 @@
 //! Random programs of messages of every kind: those of the matrix of messages
 //! (`mp::rank`), with settings that a seed draws, under a schedule that it draws too. Requests are
-//! cancelled as well, messages are too long for their receives, sends are let go at once or waited
-//! for late, receives from anybody stand beside named ones and may be posted before all messages, a
-//! sender gets far ahead of its receivers, and parts of the ranks stand still for a while.
+//! cancelled as well, and messages are too long for their receives (truncation). Sends are dropped
+//! at once or waited for late. Receives from any rank are mixed with receives from a named rank,
+//! and may be posted before all messages. A sender gets far ahead of its receivers, and machines of
+//! the ranks pause.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -104,7 +105,7 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
             Waiter::Another,
             Waiter::Mixed,
         ][rng.usize(0..4)],
-        // The job draws who rings, how, and when connections are made.
+        // The job draws the doorbell, the lowering and the time of connections.
         doorbell: Doorbell::Auto,
         lowering: Lowering::Auto,
         up_front: false,
