@@ -1,6 +1,6 @@
-//! What a connected peer costs in memory. Each rank is a process and looks at its own: with a
-//! context that knows nobody, with one that is connected to every rank, after messages with every
-//! rank under one tag, posted by the CPU, and after the same posted by a stream.
+//! Measures the memory of a connected peer. Each rank is a process and measures its own memory:
+//! with a context without connections, with a context that is connected to every rank, after
+//! messages with every rank under one tag, posted by the CPU, and after the same posted by a stream.
 //!
 //! *Heap* is what the program's allocator gave. *Private* is all private and writable memory
 //! that the system gave, heap, rings and slots, touched or not; *resident* what of the process is
@@ -198,7 +198,7 @@ impl Benchmark for Options {
         let table = Table::new(&[&tagged, "heap", "private", "resident"], 12);
         table.row(&["", "heap", "private", "resident"]);
         let rows = [
-            ("a context that knows nobody", context),
+            ("a context without peers", context),
             ("a peer: connected", connected),
             ("a peer: a stream that posts", stream),
             (tagged.as_str(), tag),

@@ -1,4 +1,4 @@
-//! The GPU that a benchmark runs on: which one it is told to take, and what to say of it.
+//! The GPU that a benchmark runs on: its choice by name, and its description.
 
 use std::fs;
 

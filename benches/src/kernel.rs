@@ -104,8 +104,8 @@ impl Turns {
     /// Enqueues a turn.
     ///
     /// # Safety
-    /// The regions that the turn names live until the stream has run it, and nobody relies on
-    /// what it overwrites.
+    /// The regions that the turn names must live until the stream has run it, and no other code may
+    /// rely on the memory that it overwrites.
     pub unsafe fn launch(&self, stream: &Stream, turn: &Turn) -> Result<()> {
         // SAFETY: the caller's promise; the kernel touches nothing but what the turn names.
         unsafe { stream.launch(&self.kernel, self.dims(turn.bytes), turn.as_bytes())? };

@@ -64,7 +64,7 @@ struct Bench {
 
 impl Benchmark for Options {
     const NAME: &'static str = "loopback";
-    const ABOUT: &'static str = "From the doorbell to the completion, both by one stream";
+    const ABOUT: &'static str = "Latency from the doorbell to the completion, both by one stream";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         ensure!(self.size <= 1 << 20, "messages of at most 1Mi are sent");

@@ -1,4 +1,4 @@
-//! Where ranks that are processes find each other: at a store that whoever starts them hosts.
+//! The bootstrap store of ranks that are processes; the process that starts them hosts it.
 
 use std::fs::File;
 use std::io::Read;

@@ -29,7 +29,7 @@ pub trait Job: Clone + Send + Serialize + DeserializeOwned + 'static {
     fn play(&self, rank: &mut Rank) -> Result<Value>;
 }
 
-/// What a rank tells whoever started it.
+/// A message from a rank to the process that started it.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Note {
     /// So much more is done.
@@ -104,7 +104,7 @@ impl Rank {
         self.tell(note) && well
     }
 
-    /// Reports; `false` if nobody listens any more.
+    /// Sends a report; `false` if the receiver is gone.
     pub fn tell(&self, note: Note) -> bool {
         match &self.outbox {
             Outbox::Stdout => {

@@ -1,6 +1,6 @@
-//! Small messages a second: 8-byte RDMA writes between two queue pairs of one NIC, posted by
-//! the CPU, one in sixteen signaled. Each carries its number into a slot of its own, so that the
-//! memory tells at any time which writes have arrived.
+//! Message rate: 8-byte RDMA writes between two queue pairs of one NIC, posted by the CPU, one in
+//! sixteen signaled. Each writes its number into a separate slot, so the memory shows at any time
+//! which writes have arrived.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub struct Options {
 
 impl Benchmark for Options {
     const NAME: &'static str = "rate";
-    const ABOUT: &'static str = "Small writes a second, posted by the CPU";
+    const ABOUT: &'static str = "Message rate: 8-byte writes a second, posted by the CPU";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let messages = self.messages;

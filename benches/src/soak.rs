@@ -75,7 +75,7 @@ struct Soak {
 
 impl Benchmark for Options {
     const NAME: &'static str = "soak";
-    const ABOUT: &'static str = "Messages by the million, and memory that does not grow";
+    const ABOUT: &'static str = "Millions of messages, with a check that memory does not grow";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut soak = Soak::new(self, limit)?;

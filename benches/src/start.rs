@@ -41,7 +41,7 @@ pub struct Options {
     pub setup: Setup,
 }
 
-/// One start, as the ranks are told of it.
+/// The job of one start, which the ranks receive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
     /// When the first was started, by the system's monotonic clock, in nanoseconds.
@@ -157,7 +157,8 @@ pub fn gather(context: &Context, tag: u32, limit: Duration) -> Result<()> {
 
 impl Benchmark for Options {
     const NAME: &'static str = "start";
-    const ABOUT: &'static str = "From the first process's start until all ranks have their peers";
+    const ABOUT: &'static str =
+        "Time from the start of the first process until all ranks are connected";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut rows = Vec::new();

@@ -8,7 +8,7 @@ const PERCENTILES: [f64; 13] = [
     0.0, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0,
 ];
 
-/// Longest duration that is told from longer ones: a minute, in nanoseconds.
+/// Longest duration that is distinguished from longer ones: a minute, in nanoseconds.
 const LONGEST: u64 = 60_000_000_000;
 
 /// What is kept of many durations, in nanoseconds, exact to a thousandth.

@@ -1,5 +1,5 @@
-//! All benchmarks one after the other, each in a process of its own, and how they compare with
-//! their targets. Figures are judged by people: a slow machine fails nothing.
+//! All benchmarks one after the other, each in a separate process, and a comparison with their
+//! targets. People judge the figures: a slow machine causes no failure.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -59,7 +59,7 @@ struct Trial {
 
 impl Benchmark for Options {
     const NAME: &'static str = "verify";
-    const ABOUT: &'static str = "Messages of changing sizes, every byte verified";
+    const ABOUT: &'static str = "Correctness of messages of changing sizes: every byte is compared";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut trial = Trial::new(self, limit)?;

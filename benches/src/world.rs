@@ -47,8 +47,8 @@ pub fn run(
     two.map_err(|results| anyhow!("{} ranks instead of 2", results.len()))
 }
 
-/// Runs `job` on `count` ranks, each a process of its own, which have no link to each other but
-/// mp's. Returns what each had for a result.
+/// Runs `job` on `count` ranks, each a separate process, which have no link to each other but mp's.
+/// Returns the result of each rank.
 ///
 /// # Errors
 /// As [`run`].
@@ -133,7 +133,7 @@ fn processes(
     Ok(result)
 }
 
-/// Is one of two ranks that were started by somebody else, and tells the other what came of it.
+/// Runs as one of two ranks that a launcher started, and sends the result to the other rank.
 fn launched(
     job: &impl Job,
     limit: Duration,
@@ -207,7 +207,7 @@ fn listen(
     }
 }
 
-/// A rank in a process of its own.
+/// A rank in a separate process.
 struct Process {
     number: u32,
     child: Child,

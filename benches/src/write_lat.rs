@@ -55,8 +55,8 @@ pub struct Options {
     /// Run both ranks in this process, as threads.
     #[arg(long)]
     pub threads: bool,
-    /// Be one of the two ranks, which a launcher or MP_RANK, MP_SIZE and MP_STORE name: on two
-    /// hosts, or each on a processor of its own.
+    /// Runs as one of the two ranks that a launcher, or MP_RANK, MP_SIZE and MP_STORE, name: on two
+    /// hosts, or each on a separate processor.
     #[arg(long, conflicts_with = "threads")]
     pub launched: bool,
     #[command(flatten)]
@@ -222,7 +222,7 @@ impl Job for Options {
 impl Benchmark for Options {
     const NAME: &'static str = "write_lat";
     const ABOUT: &'static str =
-        "What ib_write_lat asks, by streams: writes in turn, and looks at memory";
+        "Latency as ib_write_lat measures it, by streams: writes in turn, detected in memory";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let [first, _] = world::run(self.ranks(), self, limit, &mut |_, _| {})?;

@@ -147,7 +147,7 @@ fn ragged_sizes_and_writes_are_played() {
     }
 }
 
-/// As on two hosts: who has started the one knows nothing of the other.
+/// Two ranks with separate launchers, as on two hosts.
 #[test]
 fn ranks_may_be_started_apart() {
     let _alone = alone();

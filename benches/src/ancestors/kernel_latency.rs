@@ -172,7 +172,7 @@ fn alone(options: &Options, limit: Duration) -> Result<Figures> {
 impl Benchmark for Options {
     const NAME: &'static str = "gds_kernel_latency";
     const ABOUT: &'static str =
-        "Rounds of message, kernel, message between two ranks, or in one process";
+        "Time of a round of message, kernel, message between two ranks, or in one process";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         ensure!(

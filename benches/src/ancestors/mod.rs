@@ -46,8 +46,8 @@ impl WordMemory {
                 // SAFETY: the size is not zero.
                 let memory = unsafe { alloc_zeroed(layout) };
                 ensure!(!memory.is_null(), "no memory");
-                // SAFETY: so many bytes, zeroed, that are used by nobody else and stay as long
-                // as the process: it is not known when the driver is done with them.
+                // SAFETY: `len` zeroed bytes without another user, which stay until the process
+                // ends, because it is unknown when the driver stops using them.
                 Ok(unsafe { gpu.register_host(memory, len)? })
             }
         }

@@ -78,7 +78,7 @@ struct Bench {
     deadline: Instant,
 }
 
-/// Streams that stand still until this goes.
+/// Streams that wait until this value is dropped.
 struct Background {
     streams: Vec<Stream>,
     gate: Gate,
@@ -87,7 +87,7 @@ struct Background {
 impl Benchmark for Options {
     const NAME: &'static str = "gds_poll_lat";
     const ABOUT: &'static str =
-        "From the CPU's store that a stream waits for to the CPU's sight of what comes behind";
+        "Latency from a CPU store that a stream waits for until the CPU sees the stream's answer";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let gpu = gpu::open(std::slice::from_ref(&self.gpu), 0)?;
@@ -211,7 +211,7 @@ impl Bench {
         spin(sleep);
         ensure!(
             !self.stream.is_idle()?,
-            "the stream is past a wait for what nobody has stored"
+            "the stream passed a wait for a value that has not been stored"
         );
         let last = &poked[pokes - 1];
         ensure!(last.load()? != value, "a write has overtaken the wait");

@@ -30,7 +30,7 @@ const WARM_UP: u64 = 1 << 21;
 /// Rounds that the messages are sent in, at most.
 const ROUNDS: u64 = 20;
 
-/// Who posts.
+/// The poster of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Poster {
@@ -49,13 +49,13 @@ pub struct Options {
     /// Messages, of each library.
     #[arg(long, default_value = "4000", value_parser = clap::value_parser!(u64).range(1..))]
     pub messages: u64,
-    /// Messages in flight, each from and to a slot of its own.
+    /// Number of messages in flight; each has separate memory.
     #[arg(long, default_value = "8", value_parser = clap::value_parser!(u64).range(1..=32))]
     pub depth: u64,
     /// Which library carries the messages; both take turns.
     #[arg(long, value_enum, default_value = "gdsync")]
     pub layer: Layers,
-    /// Who posts.
+    /// The poster of the messages.
     #[arg(long, value_enum, default_value = "cpu")]
     pub poster: Poster,
     /// Run both ranks in this process, as threads.
@@ -246,7 +246,7 @@ impl Verifier<'_> {
 
 impl Benchmark for Options {
     const NAME: &'static str = "bandwidth";
-    const ABOUT: &'static str = "Large writes between two processes";
+    const ABOUT: &'static str = "Bandwidth of large messages between two processes";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let ranks = Ranks::of(self.threads, false);

@@ -59,20 +59,20 @@ pub struct Options {
     /// How messages travel, if gdsync carries them.
     #[arg(long, value_enum, default_value = "send")]
     pub operation: Operation,
-    /// Run both ranks in this process, as threads.
+    /// Runs both ranks as threads of this process.
     #[arg(long)]
     pub threads: bool,
-    /// Be one of the two ranks, which a launcher or MP_RANK, MP_SIZE and MP_STORE name: on two
-    /// hosts, for example. Rank 0 shows the figures.
+    /// Runs as one of the two ranks that a launcher, or MP_RANK, MP_SIZE and MP_STORE, name: on two
+    /// hosts, for example. Rank 0 prints the figures.
     #[arg(long, conflicts_with = "threads")]
     pub launched: bool,
     #[command(flatten)]
     pub setup: Setup,
-    /// Draw latency over size into this file.
+    /// Draws a chart of latency over size into this SVG file.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub svg: Option<PathBuf>,
-    /// Get one bit of this message wrong, to see that it is noticed.
+    /// Flips one bit of this message, to test that the benchmark detects it.
     #[arg(long, value_name = "ITERATION", hide = true)]
     pub corrupt: Option<u64>,
 }
@@ -90,7 +90,7 @@ impl Options {
         each * self.layer.each().len() as u64
     }
 
-    /// The largest size.
+    /// The largest size in bytes.
     fn largest(&self) -> u64 {
         self.sizes.iter().copied().max().unwrap_or(8)
     }
@@ -100,42 +100,43 @@ impl Options {
     }
 }
 
-/// What rank 0 tells first.
+/// The first report of rank 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Header {
-    /// What it plays with.
+    /// Names of its GPU, NIC and settings.
     pub names: Names,
-    /// Where the ranks live.
+    /// How the ranks run.
     pub ranks: Ranks,
 }
 
 /// The figures of one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// Which layer carried them.
+    /// The layer that carried the messages.
     pub layer: Layer,
     /// Bytes of a message.
     pub size: u64,
-    /// Round trips that were measured.
+    /// Number of measured round trips.
     pub iterations: u64,
     /// Half a round trip, kernels included, in nanoseconds.
     pub latency_ns: Summary,
-    /// What the kernel takes of each, by its median: verifying one payload, writing another.
+    /// Median time of the kernel in each, which verifies one payload and writes another, in
+    /// nanoseconds.
     pub kernel_ns: u64,
-    /// Bytes a second in one direction, of the mean latency.
+    /// Bandwidth in one direction in bytes a second, from the mean latency.
     pub bandwidth: f64,
-    /// What it cost the host to enqueue one operation (kernel, send, wait), in nanoseconds.
+    /// CPU overhead of enqueuing one operation (kernel, send, wait), in nanoseconds.
     pub enqueue_ns: f64,
 }
 
-/// What a rank has to say at the end.
+/// The last report of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Proof {
-    /// Which layer.
+    /// The layer.
     pub layer: Layer,
     /// Processor time between gates and last completions.
     pub cpu: CpuTimes,
-    /// A few submissions as they were handed to the stream.
+    /// A few submissions, as the stream received them.
     pub trace: Trace,
 }
 
@@ -317,7 +318,7 @@ fn ratios(rows: &[Row]) -> Vec<Ratio> {
 impl Benchmark for Options {
     const NAME: &'static str = "pingpong";
     const ABOUT: &'static str =
-        "One-way latency: two ranks play ping-pong on their streams while their CPUs sleep";
+        "One-way latency of ping-pong between the streams of two ranks, while their CPUs sleep";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         ensure!(!self.sizes.is_empty(), "no sizes");
@@ -347,7 +348,7 @@ impl Benchmark for Options {
         let [first, second] = results?.map(serde_json::from_value::<Vec<Proof>>);
         let pairs = first?.into_iter().zip(second?);
         let figures = Figures {
-            header: header.context("rank 0 told nothing about itself")?,
+            header: header.context("rank 0 sent no first report")?,
             ratios: ratios(&sizes),
             sizes,
             proof: pairs.flat_map(|(a, b)| [a, b]).collect(),

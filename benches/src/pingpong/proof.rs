@@ -1,5 +1,5 @@
-//! Who did the work: processor time of each thread between gate and last completion, and what
-//! the stream was given to do.
+//! Proof that the stream did the work: processor time of each thread between the gate and the last
+//! completion, and the operations that were enqueued on the stream.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -133,7 +133,7 @@ pub fn ratios(ratios: &[Ratio]) {
     }
 }
 
-/// Who did the work.
+/// Prints which threads used processor time, and the operations of the stream.
 pub fn proof(figures: &Figures) {
     println!();
     println!("between gate and last completion, processor time by thread:");

@@ -141,7 +141,7 @@ impl Row {
 
 impl Benchmark for Options {
     const NAME: &'static str = "post";
-    const ABOUT: &'static str = "What it costs the host to prepare and post on a stream";
+    const ABOUT: &'static str = "CPU overhead of preparing a request and posting it on a stream";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut bench = Bench::new(&self.setup, limit)?;
@@ -253,7 +253,7 @@ impl Bench {
         let mut allocations = 0;
         for i in 0..WARM_UP + bursts {
             self.rig.gate.close(&self.rig.endpoint.stream)?;
-            // Whoever comes second finds the driver's memory warm, so they take turns.
+            // The second measurement finds the driver's memory in the cache, so they alternate.
             let mut driver = None;
             if i % 2 == 0 {
                 driver = self.bare(method)?;

@@ -26,8 +26,8 @@ use crate::stats::Samples;
 const BURST: usize = 48;
 /// Blocks of each send queue, of which a message takes two.
 const QUEUE: u32 = 128;
-/// Bursts before anything is timed: every slot of every queue has been used then, also of those
-/// by which senders are told what was taken.
+/// Bursts before the measurement: they use every slot of every queue, also of the queues that
+/// return credits to senders.
 const WARM_UP: u64 = 64;
 /// Bytes of a message.
 const MESSAGE: usize = 8;
@@ -184,7 +184,7 @@ impl Bench {
         let received = alloc::count() - before;
 
         self.sender.gate.close(&self.sender.stream)?;
-        // Whoever comes second finds the driver's memory warm, so they take turns.
+        // The second measurement finds the driver's memory in the cache, so they alternate.
         let mut bare = None;
         if bare_first {
             bare = self.bare()?;

@@ -204,7 +204,7 @@ fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
     let (mut by_wall, mut by_cpu) = (Vec::new(), Vec::new());
     for round in 0..WARM_UP + rounds {
         let mut pair = [None; 2];
-        // Who comes second finds memory warm, so they take turns.
+        // The second measurement finds memory in the cache, so they alternate.
         for i in [round % 2, 1 - round % 2].map(|i| i as usize) {
             pair[i] = Some(benches[i].round(calls)?);
         }
@@ -234,7 +234,7 @@ fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
 
 impl Benchmark for Options {
     const NAME: &'static str = "providers";
-    const ABOUT: &'static str = "What that costs with one provider, compared with another";
+    const ABOUT: &'static str = "CPU overhead of posting with one provider, compared with another";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         stay()?;

@@ -31,8 +31,8 @@ pub const SHORT: [Short; 30] = [
             post(r, on, 6);
             for row in &r["figures"]["rows"].as_array().unwrap()[3..] {
                 assert_eq!(row["layer"], "mp");
-                // Of 192 messages; what runs in the background is counted as well. A stream of
-                // CUDA that stands takes no more at some time, and every refusal is told.
+                // Allocations of 192 messages and of background threads. A waiting CUDA stream
+                // refuses submissions at some point, and every refusal is reported.
                 let refused = on.runtime == "cuda";
                 assert!(refused || number(row, "/allocations") < 64.0, "{row:#}");
             }
@@ -246,7 +246,7 @@ pub fn play((name, words, holds): &Short, on: &On) {
     holds(&report, on);
 }
 
-/// Commands that are told to get something wrong, and what they must say of it.
+/// Commands with an injected error, and the message that they must print.
 pub const WRONG: [(&str, &str); 4] = [
     (
         "pingpong --sizes 64 --iterations 20 --threads --corrupt 9",
