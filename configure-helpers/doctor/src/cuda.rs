@@ -100,7 +100,7 @@ pub struct Gpu {
     pub memory_operations: MemoryOperations,
     /// Whether RDMA devices may reach its memory.
     pub gpudirect_rdma: bool,
-    /// For whom remote writes are in order: 0 nobody, 100 this GPU, 200 every GPU.
+    /// GPUs for which remote writes are in order: 0 none, 100 this GPU, 200 every GPU.
     pub writes_ordering: i32,
     /// Whether `cuFlushGPUDirectRDMAWrites` works.
     pub host_flush: bool,
@@ -188,7 +188,7 @@ pub(crate) fn look(machine: &Machine) -> Cuda {
         module_loading: machine.variable("CUDA_MODULE_LOADING"),
         visible_devices: machine.variable("CUDA_VISIBLE_DEVICES"),
     };
-    // SAFETY: whoever made the machine vouches for its libraries.
+    // SAFETY: the creator of the machine guarantees that its libraries are sound.
     let table = match unsafe { Table::load_from(&machine.libraries().cuda) } {
         Ok(table) => table,
         Err(error) => {

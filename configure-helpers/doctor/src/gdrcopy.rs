@@ -35,7 +35,7 @@ pub(crate) fn look(machine: &Machine) -> Gdrcopy {
         works: false,
         trouble: None,
     };
-    // SAFETY: whoever made the machine vouches for its libraries.
+    // SAFETY: the creator of the machine guarantees that its libraries are sound.
     let table = match unsafe { Gdrapi::load_from(&machine.libraries().gdrapi) } {
         // An open library keeps its table for good.
         Ok(table) => &*Box::leak(Box::new(table)),

@@ -115,9 +115,9 @@ impl fmt::Display for State {
     }
 }
 
-/// Opens a library of which no function is called, and looks whether it has those named.
+/// Opens a library, calls none of its functions, and reports which of the named ones it lacks.
 pub(crate) fn look(api: &'static str, paths: &[OsString], optional: &[&'static CStr]) -> State {
-    // SAFETY: whoever made the machine vouches for its libraries.
+    // SAFETY: the creator of the machine guarantees that its libraries are sound.
     match unsafe { Library::open(api, paths) } {
         Ok(library) => {
             let lacks = optional

@@ -119,7 +119,8 @@ pub(crate) fn look(machine: &Machine) -> Rdma {
 
 /// Whether libibverbs has what gdsync requires of it.
 fn verbs(paths: &[OsString]) -> State {
-    // SAFETY: whoever made the machine vouches for its libraries; none of the functions is called.
+    // SAFETY: the creator of the machine guarantees that its libraries are sound; no function is
+    // called.
     match unsafe { Ibverbs::load_from(paths) } {
         Ok(table) => {
             let lacks = table.ibv_reg_dmabuf_mr.is_none();

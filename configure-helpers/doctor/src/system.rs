@@ -10,7 +10,7 @@ pub struct System {
     pub kernel: Option<String>,
     /// Whether the kernel can load modules.
     pub loadable_modules: bool,
-    /// GPUs and NICs on the PCI bus, whoever drives them.
+    /// GPUs and NICs on the PCI bus, with or without a driver.
     pub pci: Vec<PciDevice>,
     /// The NVIDIA kernel driver, if it is loaded.
     pub nvidia: Option<Nvidia>,

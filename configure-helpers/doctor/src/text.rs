@@ -107,7 +107,7 @@ impl Page {
         let ordering = match gpu.writes_ordering {
             200.. => "for every GPU",
             100.. => "for this GPU",
-            _ => "for nobody",
+            _ => "for no GPU",
         };
         let mode = match gpu.compute_mode {
             0 => "default".to_owned(),

@@ -400,7 +400,8 @@ fn the_program_fails_only_if_it_is_misused() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Without a name the GPU is that of the rank, and more ranks than GPUs are told.
+/// Without a name the GPU is that of the local rank; the report says if there are more ranks than
+/// GPUs.
 #[test]
 fn the_gpu_is_chosen_by_the_local_rank() {
     type Variables<'a> = &'a [(&'a str, &'a str)];
@@ -449,6 +450,6 @@ fn a_gpu_that_allows_one_process_is_told() {
         .advice
         .iter()
         .find(|a| a.missing.contains("EXCLUSIVE_PROCESS"));
-    let advice = advice.expect("it is told");
+    let advice = advice.expect("advice about the compute mode");
     assert!(advice.remedy.contains("nvidia-smi"), "{}", advice.remedy);
 }

@@ -1,5 +1,5 @@
-//! Who uses whom at one level: the folders of the repository, the crates of a folder, the parts of
-//! a folder of modules.
+//! The dependencies at one level: between the folders of the repository, the crates of a folder, or
+//! the parts of a folder of modules.
 
 use std::collections::BTreeSet;
 

@@ -15,7 +15,7 @@ use crate::rank::{Launch, Rank, Start, failure};
 use crate::remains::sweep;
 use crate::writer::{To, Writer};
 
-/// How long to wait at most for what cannot be killed, or for a reader who does not read.
+/// Time limit for processes that cannot be killed, and for a reader that does not read.
 const LAST: Duration = Duration::from_secs(2);
 
 /// Between looks at the writer while it is full.
@@ -136,7 +136,7 @@ impl Job<'_> {
             }
             if self.writer.is_broken() && self.ending.is_none() {
                 // As if by SIGPIPE.
-                self.end(141, "nobody reads the output");
+                self.end(141, "the reader of the output is gone");
             }
             if let Some((_, kill)) = &mut self.ending
                 && kill.is_some_and(|at| at <= now)

@@ -9,8 +9,8 @@ use crate::hosts::Host;
 /// The remedy if the address cannot be found.
 const SAY: &str = "say by --bind ADDRESS where to listen (0.0.0.0: on every address)";
 
-/// The address of this host from which the system reaches the other hosts; or `called`, the name
-/// that ranks are told to use for this host, if it is an address of this host.
+/// The address of this host from which the system reaches the other hosts; or `called`, the name of
+/// this host for ranks on other hosts, if it is an address of this host.
 ///
 /// # Errors
 /// No host can be resolved, or they are reached from different addresses.

@@ -30,7 +30,7 @@ pub struct Launch {
     pub grace: Duration,
 }
 
-/// Who starts where.
+/// The numbers of a rank, and its host.
 #[derive(Clone, Debug)]
 pub struct Start {
     /// The rank.
@@ -44,7 +44,7 @@ pub struct Start {
 }
 
 impl Launch {
-    /// The variables that tell a rank who it is.
+    /// The variables that identify a rank.
     fn identity(&self, start: &Start) -> Vec<(&str, String)> {
         vec![
             ("MP_RANK", start.rank.to_string()),
@@ -76,11 +76,11 @@ impl Launch {
         command
     }
 
-    /// What the other host's shell does, as one line. The rank is a session of its own. When
-    /// standard input ends, because mprun wants that or is no more, the rank is ended.
+    /// The command line for the shell of the other host. The rank runs in a separate session. When
+    /// standard input ends, because mprun closes it or has ended, the shell ends the rank.
     ///
     /// # Errors
-    /// Something in it has more than one line.
+    /// The command, a variable or the current directory contains a line break.
     fn script(&self, start: &Start) -> anyhow::Result<String> {
         let ours =
             |(name, _): &(String, String)| name.starts_with("GDS_") || name == "MP_START_TIMEOUT";
@@ -100,7 +100,7 @@ impl Launch {
             .context("the current directory is no text")?;
         let command = self.command.iter().map(|word| quote(word));
         let command = command.collect::<Vec<_>>().join(" ");
-        // The guard is there before the command, in its group, and not as its child.
+        // The guard starts before the command, in its process group, and is not its child.
         let guard = format!(
             "((trap \"\" TERM; while read -r line <&3; do :; done; kill -s TERM -- -$$; sleep {}; \
              kill -s KILL -- -$$) &) </dev/null >/dev/null 2>&1; exec \"$@\" </dev/null 3<&-",
@@ -129,7 +129,7 @@ fn quote(word: &str) -> String {
 /// A rank that was started. Dropping it kills and reaps it.
 #[derive(Debug)]
 pub struct Rank {
-    /// Who it is.
+    /// Its numbers and its host.
     pub start: Start,
     child: Child,
     /// Readable when it has ended.
@@ -140,7 +140,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Starts a rank as the leader of a process group of its own.
+    /// Starts a rank as the leader of a new process group.
     ///
     /// # Errors
     /// The command cannot be started.
@@ -207,7 +207,7 @@ impl Rank {
         }
     }
 
-    /// Kills it and what it started, except what it moved to groups of its own.
+    /// Kills the rank and its processes, except those that left its process group.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
     }

@@ -1,4 +1,4 @@
-//! The thread that writes, so that a reader who does not read delays output and nothing else.
+//! The thread that writes the output, so that a slow reader delays only the output.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -23,9 +23,10 @@ pub enum To {
 /// Writes pieces in order, each whole.
 pub struct Writer {
     queue: SyncSender<(To, Vec<u8>)>,
-    /// What found no room.
+    /// Output for which the channel has no room.
     held: VecDeque<(To, Vec<u8>)>,
-    /// True once nobody reads any more. Relaxed: a mere flag.
+    /// True once a write has failed because the reader is gone. Relaxed: no other data depends on
+    /// it.
     broken: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
@@ -83,7 +84,7 @@ impl Writer {
         true
     }
 
-    /// Whether nobody reads any more.
+    /// Whether the reader of the output is gone.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! The program as users run it: what ranks are told, what is shown, how jobs end, and that
-//! nothing is left running. Ranks are this very program, called with a part to play.
+//! Tests of the program as users run it: the environment of ranks, the output, the end of jobs, and
+//! that no process is left. Ranks are this program, called with the name of a part.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -124,7 +124,7 @@ fn lines_of(text: &str, rank: u32) -> Vec<&str> {
         .collect()
 }
 
-/// A folder of its own, removed at the end.
+/// A new folder, removed when it is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -190,7 +190,7 @@ impl Running {
             let number = line.rsplit_once("process ").expect("a number").1;
             processes.extend(Pid::from_raw(number.parse().unwrap()));
         }
-        // Somebody has to go on reading.
+        // mprun blocks if its output is not read.
         std::thread::spawn(move || lines.for_each(drop));
         Running { child, processes }
     }
@@ -203,7 +203,7 @@ impl Running {
     fn end(mut self) -> std::process::ExitStatus {
         let status = until(|| self.child.try_wait().unwrap());
         for process in self.processes {
-            // Zombies count: somebody has to have reaped it.
+            // A zombie still exists: the process must have been reaped.
             until(|| test_kill_process(process).is_err().then_some(()));
         }
         status
@@ -318,7 +318,7 @@ fn the_first_failure_ends_all_and_is_named() {
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(err(&output), "mprun: rank 2 exited with status 7\n");
     assert!(begun.elapsed() < LONG);
-    // Those who will not end when asked are killed, and are not what failed.
+    // Ranks that ignore the request to end are killed, and are not reported as the failure.
     let script = "if [ $MP_RANK = 1 ]; then sleep 0.3; exit 8; fi; trap '' TERM; \
                   while :; do sleep 1; done";
     let output = run(&mut sh(&["-n", "3", "--grace", "0.1"], script));
@@ -352,7 +352,7 @@ fn a_dead_rank_is_told_to_the_others() {
 }
 
 fn ctrl_c_leaves_nothing_behind() {
-    // Each rank, a child of it in its group, and one that left for a session of its own.
+    // Each rank, a child in its process group, and a child in a new session.
     let script = "echo process $$; sleep 1000 & echo process $!; \
                   setsid sleep 1000 & echo process $!; wait";
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
@@ -384,7 +384,7 @@ fn ranks_of_other_hosts_end_with_mprun() {
     let running = Running::start(&mut sh(&options, script), 4);
     running.signal(Signal::INT);
     assert_eq!(running.end().code(), Some(130));
-    // Who will not end when asked is killed over there.
+    // A rank that ignores the request to end is killed on the other host.
     let script = "trap '' TERM; echo process $$; while :; do sleep 1; done";
     let short = folder.options("alpha\nbeta\n", &[BIND, "--grace", "0.1"]);
     let running = Running::start(&mut sh(&short, script), 2);
@@ -459,7 +459,7 @@ fn ranks_read_no_input() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(b"for nobody\n").unwrap();
+    stdin.write_all(b"never read\n").unwrap();
     let output = child.wait_with_output().unwrap();
     drop(stdin);
     assert!(output.status.success());
@@ -479,7 +479,7 @@ fn a_reader_who_stops_reading_ends_the_job() {
     drop(reader);
     let status = until(|| child.try_wait().unwrap());
     assert_eq!(status.code(), Some(141));
-    // One who neither reads nor closes delays output, but not Ctrl-C.
+    // A reader that neither reads nor closes delays output, but not Ctrl-C.
     let mut command = sh(&["-n", "2"], "echo process $$; while :; do echo more; done");
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let unread = child.stdout.take().unwrap();
