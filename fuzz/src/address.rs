@@ -77,7 +77,7 @@ fn refused(e: &gdsync::Error) {
     assert!(e.to_string().len() < 200, "{e}");
 }
 
-/// What is named of a peer's memory lies in it.
+/// Checks that spans of a peer's memory stay inside it.
 fn spans(memory: RemoteMemory, input: &mut Input<'_>) {
     for _ in 0..4 {
         let (offset, len) = (input.number(), input.number());

@@ -8,7 +8,7 @@ struct Counted;
 
 thread_local! {
     /// Bytes that this thread was given and has not given back, and the most of them since
-    /// [`bounded`] began. The test harness allocates on threads of its own meanwhile.
+    /// [`bounded`] began. The test harness allocates on its own threads in the meantime.
     static LIVE: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
@@ -22,7 +22,7 @@ fn count(bytes: isize) {
 #[global_allocator]
 static COUNTED: Counted = Counted;
 
-// SAFETY: the system's allocator does it all; counting touches no memory of its own.
+// SAFETY: the system's allocator does all the work; counting allocates no memory.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);

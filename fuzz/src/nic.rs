@@ -83,7 +83,7 @@ struct Scene {
     a: End,
     /// An unreliable connection to the same peer, at first.
     other: End,
-    /// What was told of both.
+    /// The completions of both.
     ledgers: [Ledger; 2],
     c: End,
     d: End,
@@ -371,7 +371,7 @@ impl Scene {
 
     fn reset(&mut self) {
         self.world.modify(&self.a, Modify::Reset);
-        // Entries of before are told by now: of the next life everything is new.
+        // The completions of earlier entries are reported now; after the reset all entries are new.
         self.step();
         (self.a.sq, self.a.rq) = (0, 0);
         self.a.reset_records();
@@ -402,7 +402,7 @@ impl Scene {
                 let _ = self.world.nics[0].modify_qp(self.a.qpn, Modify::Error);
             }
             0xec..0xf0 => {
-                // To where sends rest and back; refused where it makes no sense.
+                // To SQD, where sends pause, and back; refused in an invalid state.
                 for _ in 0..4 {
                     self.step();
                 }
@@ -443,7 +443,7 @@ impl Scene {
 pub fn run(data: &[u8]) {
     let mut scene = Scene::new();
     let mut input = Input(data);
-    // The first byte once said whether the peer says who it is.
+    // Unused; in earlier versions it said whether the peer identifies itself.
     input.byte();
     for _ in 0..ACTS {
         if input.done() {

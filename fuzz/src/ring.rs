@@ -82,8 +82,8 @@ impl Alias {
     pub fn scribble(&self, position: u64, bytes: &[u8]) {
         let len = bytes.len().min(self.held);
         let at = self.place(position, len);
-        // SAFETY: `len` bytes of the mapping; nobody reads at this moment, for the honest end
-        // runs on this thread and holds its slices only as volatile as `take` uses them.
+        // SAFETY: `len` bytes of the mapping, without a concurrent reader: the honest end runs on
+        // this thread, and `take` reads its slices as volatile memory.
         unsafe { at.copy_from_nonoverlapping(NonNull::from(bytes).cast(), len) };
     }
 
@@ -170,8 +170,8 @@ pub fn spoil(alias: &Alias, input: &mut Input<'_>, near: u64, fill: &mut u64) {
     }
 }
 
-/// An honest reader. Whatever is in the ring, it hands over what lies in the ring, moves on by
-/// whole records, never beyond what was published, and comes to an end.
+/// An honest reader. With any contents of the ring, it returns bytes inside the ring, advances by
+/// whole records, never beyond the published position, and terminates.
 pub fn reader(data: &[u8]) {
     let (region, alias) = ring();
     let mut reader = Reader::new(Arc::clone(&region));
@@ -199,8 +199,8 @@ pub fn reader(data: &[u8]) {
         });
         reader.release();
         let now = alias.load(HEAD);
-        // Padding up to what was published, and one record: whoever writes on meanwhile must
-        // not keep the reader busy.
+        // At most padding up to the published position, and one record: a writer that writes on
+        // must not keep the reader busy.
         let most = SIZE as u64 + record(MAX_PAYLOAD as u64);
         assert!(now >= head && now - head <= most && now % LINE == 0);
         match (got, seen) {

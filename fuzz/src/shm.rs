@@ -28,7 +28,7 @@ struct Honest {
     got: Vec<u32>,
 }
 
-/// A caller, or whoever answered a call.
+/// A peer that called, or that answered a call.
 struct Stranger {
     socket: OwnedFd,
     /// A ring that the honest end reads, or, if it called, writes.
@@ -172,7 +172,7 @@ impl World {
 
     /// The honest ends find each other, whatever was before, and talk.
     fn meet(&mut self) {
-        // Whoever kept silent is shown out by then.
+        // By then, silent callers are disconnected.
         self.now += 3_000_000_000;
         for mark in 0xf0_0000.. {
             assert!(mark < 0xf0_0040, "honest ends find each other no more");
@@ -227,7 +227,7 @@ impl World {
         };
         let from = match input.byte() % 16 {
             0 => a,
-            // It says that it is somebody else.
+            // The caller pretends to be another one.
             1 => b,
             n => stranger(u64::from(n) % 8),
         };

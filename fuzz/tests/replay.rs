@@ -46,7 +46,7 @@ impl Drop for About<'_> {
     }
 }
 
-/// Held by who runs a target: some look at the whole process.
+/// Held while a target runs: some targets examine the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {

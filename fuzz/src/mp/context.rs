@@ -37,7 +37,7 @@ const DEPTH: usize = 4;
 const EAGER: usize = 128;
 const MAILBOX: usize = DEPTH * 16 + DEPTH * EAGER;
 const BLOCK: usize = DEPTH * (PLACE + 16);
-/// Bytes of a slot for where a receive lies, and those that are told.
+/// Bytes of a slot for the address of a receive, and the bytes of them that are used.
 const PLACE: usize = 64;
 const TOLD: usize = 28;
 /// After which virtual time something honest counts as hung.

@@ -10,7 +10,7 @@ use crate::heap::bounded;
 use crate::input::Input;
 
 const RANKS: u32 = 3;
-/// Who is hostile, and who is no rank.
+/// The hostile rank, and the number of a connection that is no rank.
 const HOSTILE: u32 = 0;
 const STRANGER: u32 = u32::MAX;
 /// Most acts of one run.

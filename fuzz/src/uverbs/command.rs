@@ -132,7 +132,7 @@ impl Scene {
         }
     }
 
-    /// Numbers that nobody knows, and bytes that nobody meant.
+    /// Unknown command numbers, and arbitrary bytes.
     fn any(&self, input: &mut Input<'_>) -> Command {
         let number = input.byte().into();
         let shape = input.byte();
@@ -459,7 +459,7 @@ impl Scene {
         let shape = input.byte();
         let mut effect = Effect::Unknown;
         let at = self.address(input);
-        // What inputs lie in and answers go to.
+        // Addresses of inputs and of answers.
         let (inside, answers) = (self.address(input), self.address(input));
         let attr = |id, len, data| IoctlAttr {
             attr_id: id,

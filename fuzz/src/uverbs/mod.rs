@@ -186,7 +186,7 @@ impl Scene {
             0xe0..0xf0 => drop(self.step()),
             0xf0..0xf6 => self.settle(),
             0xf6..0xf9 => {
-                // Part of the process's memory goes away, or comes again.
+                // Part of the process's memory is unmapped, or mapped again.
                 let end = match input.byte() {
                     n @ 0..0x80 => 4096 * (u64::from(n) + 64),
                     _ => ARENA as u64,
@@ -205,7 +205,7 @@ impl Scene {
         self.step();
     }
 
-    /// The device serves the next who opens it.
+    /// The device serves the next opener.
     fn serve_another(&mut self) {
         self.reopen();
         let end = &self.rig.process.end;
@@ -225,7 +225,7 @@ impl Scene {
                 rig.destroy_qp(qp.handle).expect("is there");
             }
         }
-        self.rig.destroy_cq(cq.handle).expect("nobody uses it");
+        self.rig.destroy_cq(cq.handle).expect("an unused CQ");
         self.reopen();
     }
 }
@@ -268,8 +268,8 @@ pub fn run(data: &[u8]) {
             continue;
         }
         assert!(told.contains(&(fd as u32)), "descriptor {fd} is left");
-        // SAFETY: the process was told of the descriptor, which makes it its own, and whoever
-        // made it has let go of it.
+        // SAFETY: the descriptor was reported to the process, which makes the process its owner,
+        // and its creator has released it.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }
 }
