@@ -1,6 +1,6 @@
-//! How long a job takes to start: ranks as processes, from the first one's spawn until the last
-//! has all its peers, or, if they are connected lazily, has had a message from one neighbour and
-//! sent one to the other.
+//! Start time of a job: ranks as processes, from the spawn of the first one until the last one is
+//! connected to all its peers or, if connections are lazy, has received a message from one
+//! neighbour and sent one to the other.
 
 use std::time::Duration;
 
@@ -22,16 +22,16 @@ use crate::stats::{Samples, Summary};
 use crate::table::{Table, us};
 use crate::world;
 
-/// Blocks of each send queue: what a context has if it is not told.
+/// Blocks of each send queue: the default of a context.
 const QUEUE: u32 = 64;
-/// Tags of the messages around the ring, and of those that hold the ranks together at the end.
+/// Tags of the messages around the ring, and of those that synchronize the ranks at the end.
 const RING: u32 = 1;
 const END: u32 = 2;
 
 /// Options of `mpbench start`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Ranks.
+    /// Number of ranks.
     #[arg(long, default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256))]
     pub ranks: u32,
     /// Starts of each kind.
