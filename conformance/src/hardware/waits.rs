@@ -16,7 +16,7 @@ use crate::rig::provider::Net;
 use crate::rig::verdict::{Verdict, ensure, refused};
 use crate::rig::{Gate, Pair, Rig, Runtime, finish};
 
-/// How long the child may take.
+/// Time limit of the child process.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs the trial with `streams` waiting streams in a process with `channels` hardware channels.

@@ -24,7 +24,7 @@ const VICTIM: u32 = 1;
 /// The line that a rank prints when it exchanges messages.
 const GOING: &str = "going";
 
-/// Tags before the death and after it.
+/// Tags before and after the loss.
 const BEFORE: u32 = 100;
 const AFTER: u32 = 200;
 
@@ -40,10 +40,10 @@ pub enum Failure {
     Stopped,
 }
 
-/// The parent's side.
+/// The side of the parent process.
 ///
 /// # Errors
-/// What the ranks that are left found.
+/// The failures of the remaining ranks.
 pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
     let mut all = Ranks::start(ROLE, runtime, [RANKS, gpus], "")?;
     let deadline = Instant::now() + 3 * time_limit();
@@ -75,7 +75,7 @@ pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
     all_say(&all, DONE, RANKS - 1)
 }
 
-/// One rank.
+/// Runs one rank.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let (gpu, bootstrap) = join(arguments)?;
     let rank = bootstrap.rank();
@@ -117,7 +117,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     Ok(())
 }
 
-/// As many rounds with each as may be under way, on their streams.
+/// Enqueues as many rounds with each pair as may be in flight, on their streams.
 fn exchange(pairs: &[Pair<'_>], batch: usize) -> mp::Result<()> {
     let mut posted = Vec::new();
     for pair in pairs {
