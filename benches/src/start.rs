@@ -34,7 +34,7 @@ pub struct Options {
     /// Number of ranks.
     #[arg(long, default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256))]
     pub ranks: u32,
-    /// Starts of each kind.
+    /// Number of starts of each kind.
     #[arg(long, default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub starts: u32,
     #[command(flatten)]
@@ -44,35 +44,35 @@ pub struct Options {
 /// The job of one start, which the ranks receive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
-    /// When the first was started, by the system's monotonic clock, in nanoseconds.
+    /// Time of the first process's start by the system's monotonic clock, in nanoseconds.
     begun_ns: u64,
-    /// Whether peers are connected before anything is sent.
+    /// Whether peers are connected before the first message.
     up_front: bool,
     options: Options,
 }
 
-/// When a rank was how far, after the first one's start, in nanoseconds.
+/// Times of a rank's milestones after the first process's start, in nanoseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Steps {
     names: Names,
-    /// It had joined the job and runs.
+    /// The rank has joined the job.
     joined: u64,
-    /// It had a GPU and a NIC.
+    /// The rank has opened a GPU and a NIC.
     opened: u64,
-    /// It had its peers.
+    /// The rank is connected to its peers.
     connected: u64,
 }
 
-/// What the slowest rank took, in nanoseconds: distributions over the starts.
+/// Times of the slowest rank, in nanoseconds: distributions over the starts.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Whether peers were connected before anything was sent.
+    /// Whether peers were connected before the first message.
     pub up_front: bool,
-    /// Until it had joined the job.
+    /// Until the rank had joined the job.
     pub joined_ns: Summary,
-    /// Until it had a GPU and a NIC.
+    /// Until the rank had opened a GPU and a NIC.
     pub opened_ns: Summary,
-    /// Until it had all its peers; or, if they come lazily, both messages.
+    /// Until it was connected to all its peers or, with lazy connections, had both messages.
     pub connected_ns: Summary,
 }
 
@@ -121,7 +121,7 @@ impl Job for Start {
     }
 }
 
-/// A message to the next rank and one from the rank before.
+/// Sends a message to the next rank and receives one from the previous rank.
 fn ring(context: &Context, limit: Duration) -> Result<()> {
     let (rank, size) = (context.rank(), context.size());
     let memory = context.alloc(MemoryKind::Pinned, 8)?;
@@ -137,7 +137,7 @@ fn ring(context: &Context, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Returns once all ranks have come here, and lets none go before.
+/// A barrier of all ranks.
 pub fn gather(context: &Context, tag: u32, limit: Duration) -> Result<()> {
     let memory = context.alloc(MemoryKind::Pinned, 8)?;
     let nothing = memory.slice(0, 0)?;

@@ -1,5 +1,5 @@
-//! The programs that came with the ancestor of this library, under their names: what each asked
-//! of a machine is asked here again. benches/README.md says what differs and why.
+//! The benchmarks of this library's ancestor, under their original names, with the same
+//! measurements. benches/README.md lists the differences and their reasons.
 
 pub mod kernel_latency;
 pub mod poll_lat;
@@ -13,15 +13,15 @@ use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region};
 use serde::Serialize;
 
-/// Where words lie.
+/// The memory of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WordMemory {
-    /// In the GPU.
+    /// Device memory.
     Device,
-    /// In host memory that the runtime gave.
+    /// Host memory that the runtime allocates.
     Pinned,
-    /// In host memory of the program, registered.
+    /// Registered host memory of the program.
     Registered,
 }
 
@@ -34,7 +34,7 @@ impl WordMemory {
         }
     }
 
-    /// `len` bytes there, zeroed.
+    /// Allocates `len` zeroed bytes of this kind.
     fn region(self, gpu: &Gpu, len: usize) -> Result<Region> {
         match self {
             WordMemory::Device => Ok(gpu.alloc(MemoryKind::Device, len)?),
@@ -54,7 +54,7 @@ impl WordMemory {
     }
 }
 
-/// Lets time pass on this processor.
+/// Busy-waits on this processor.
 fn spin(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {

@@ -1,5 +1,5 @@
-//! `gds_sanity`: whether a stream's memory operations do what they are for, on every kind of
-//! memory: they block, they pass, they keep their order, they write what they were given.
+//! `gds_sanity`: tests a stream's memory operations on every kind of memory: waits block and pass,
+//! operations keep their order, and writes store the given values.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +17,11 @@ use crate::gate::Gate;
 use crate::gpu::{self, Driver};
 use crate::table::Table;
 
-/// Bytes of the memory that a check uses.
+/// Bytes of the memory of a check.
 const BYTES: usize = 16 << 10;
-/// Words that are overwritten by one inline copy.
+/// Number of words that one inline copy overwrites.
 const CHUNK: usize = 16;
-/// Operations of the long list: more than any runtime takes at once.
+/// Operations of the long list: more than any runtime accepts in one call.
 const LONG: usize = 600;
 
 /// Options of `mpbench gds_sanity`.

@@ -26,14 +26,14 @@ use crate::world;
 use proof::{CpuTimes, Trace};
 use rounds::{Player, WARM_UP};
 
-/// Bytes that a size's iterations move in one direction, if their number is not given.
+/// Bytes that the iterations of a size move in one direction, if their number is not given.
 const VOLUME: u64 = 1 << 30;
 /// Iterations of a size, if their number is not given.
 const ITERATIONS: (u64, u64) = (100, 5000);
 /// Iterations of the run whose submissions are traced.
 const TRACED: u64 = 4;
 
-/// How messages travel.
+/// The operation of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operation {
@@ -46,17 +46,17 @@ pub enum Operation {
 /// Options of `mpbench pingpong`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Sizes of messages.
+    /// Sizes of messages in bytes: `8`, `64Ki`, `1Mi`.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = options::size,
           default_value = "8,64,1Ki,4Ki,64Ki,256Ki,1Mi")]
     pub sizes: Vec<u64>,
     /// Round trips for each size [default: 5000, fewer for large messages].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub iterations: Option<u64>,
-    /// Which library carries the messages; both play in turn, batch by batch.
+    /// The library that carries the messages; `both` alternates, batch by batch.
     #[arg(long, value_enum, default_value = "gdsync")]
     pub layer: Layers,
-    /// How messages travel, if gdsync carries them.
+    /// The operation of gdsync's messages.
     #[arg(long, value_enum, default_value = "send")]
     pub operation: Operation,
     /// Runs both ranks as threads of this process.
@@ -84,7 +84,7 @@ impl Options {
             .unwrap_or_else(|| (VOLUME / size).clamp(few, many))
     }
 
-    /// Round trips of the whole run that count as progress.
+    /// Round trips of the whole run, for the progress bar.
     fn work(&self) -> u64 {
         let each: u64 = self.sizes.iter().map(|&size| self.iterations(size)).sum();
         each * self.layer.each().len() as u64
@@ -147,20 +147,20 @@ enum Part {
     Row(Row),
 }
 
-/// All of it.
+/// All figures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// With what.
+    /// Names of GPU, NIC and settings.
     pub header: Header,
-    /// Each size, and each layer.
+    /// The rows, by size and layer.
     pub sizes: Vec<Row>,
-    /// Each layer, and each rank.
+    /// The proofs, by layer and rank.
     pub proof: Vec<Proof>,
-    /// How the layers compare, if both played.
+    /// The comparison of the layers, if both ran.
     pub ratios: Vec<Ratio>,
 }
 
-/// One size of mp's beside the same of gdsync's.
+/// The comparison of mp with gdsync at one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ratio {
     /// Bytes of a message.
@@ -216,8 +216,8 @@ impl Job for Options {
     }
 }
 
-/// Plays a few rounds for each rank's trace, one after the other: threads of one process that
-/// use one GPU of CUDA have one tracer.
+/// Runs a few rounds for each rank's trace, one rank after the other: threads of one process on one
+/// CUDA GPU share one tracer.
 fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -> Result<Trace> {
     let mut lines = Vec::new();
     for turn in 0..2 {
@@ -233,7 +233,7 @@ fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -
     Trace::of(&lines, endpoint.stream.id(), TRACED + 1, player.layer)
 }
 
-/// What one layer's batches of a size have shown.
+/// Results of one layer's batches of a size.
 #[derive(Default)]
 struct Sheet {
     latency: Samples,
@@ -257,7 +257,7 @@ impl Sheet {
     }
 }
 
-/// Plays all iterations of a size, in batches; the layers take turns.
+/// Runs all iterations of a size in batches; the layers alternate.
 fn measure(
     rank: &mut Rank,
     players: &mut [Player],
@@ -295,7 +295,7 @@ fn measure(
         .collect())
 }
 
-/// How the layers compare at each size that both have played.
+/// The comparison of the layers at each size that both have run.
 fn ratios(rows: &[Row]) -> Vec<Ratio> {
     let of = |layer: Layer, size: u64| {
         let mut found = rows
@@ -342,7 +342,7 @@ impl Benchmark for Options {
         let results = world::run(self.ranks(), self, limit, &mut hear);
         screen.clear();
         if header.is_none() && results.is_ok() && self.launched {
-            // The other one has all there is to show.
+            // The other rank has all figures.
             return Ok(None);
         }
         let [first, second] = results?.map(serde_json::from_value::<Vec<Proof>>);
