@@ -1,4 +1,4 @@
-//! Ranks that are lost in the middle, under random schedules.
+//! Ranks that are lost in the middle of a program, under random schedules.
 
 use conformance::sim::mp;
 

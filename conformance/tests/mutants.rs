@@ -1,6 +1,6 @@
-//! Committed mutants: each breaks one rule of the library on purpose, and some seed or check
-//! must notice. Runs only with the feature `mutants`; one mutant at a time, since the switch is
-//! for the whole process.
+//! Committed mutants: each breaks one rule of the library on purpose, and some seed or check must
+//! detect it. Runs only with the feature `mutants`; one mutant at a time, since the switch applies
+//! to the whole process.
 
 use libtest_mimic::Trial;
 

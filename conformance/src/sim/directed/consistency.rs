@@ -1,4 +1,4 @@
-//! Payload that arrives in GPU memory behind its completion: every policy has to wait for it.
+//! Payload that arrives in GPU memory after its completion: every policy must wait for it.
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
@@ -17,7 +17,7 @@ const ROUNDS: usize = 4;
 /// Bytes of the memory of a message.
 const ROOM: usize = 4096;
 
-/// How a message gets there, and what a stream waits for.
+/// How a message is transferred, and what a stream waits for.
 #[derive(Clone, Copy, Debug)]
 enum Transfer {
     /// SEND, and the receive.
@@ -50,12 +50,12 @@ fn pattern(rank: usize, message: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (first + i * 3 + i / 256) as u8).collect()
 }
 
-/// Two ranks write to each other's GPU memory, in every way and with lists of either lowering;
-/// streams copy what is there once they have waited, or tell a stream that only looks on, by a
-/// word that the same list writes. The policy goes around with the seed.
+/// Two ranks write to each other's GPU memory, by every operation and with lists of either
+/// lowering. Streams copy the received bytes after their wait, or signal another stream, which
+/// copies, by a word that the same list writes. The seed selects the policy.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The first difference, with the seed.
 pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
     const POLICIES: [Consistency; 4] = [
         Consistency::HostFlag,

@@ -19,13 +19,13 @@ use super::job::{Job, Member, close_without, process};
 use crate::mp::pair::Pair;
 use crate::sim::world::{LIMIT, Rank, play};
 
-/// How long anybody waits for a peer.
+/// Time limit of waits for a peer.
 const PEER_LIMIT: Duration = Duration::from_millis(100);
-/// By when the last one knows, for each rank: one that stands for a lost rank is in turn one that
-/// others stand for, waits begin late, and the background work looks now and then.
+/// Time by which the last rank has detected the loss, for each rank: a rank that waits for a lost
+/// rank makes others wait in turn, waits begin late, and the background work polls rarely.
 const SOON: Duration = Duration::from_millis(130);
 
-/// What happens to the rank.
+/// How the rank is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fall {
     /// Its process is stopped.
@@ -45,11 +45,11 @@ struct Loss {
     rank: usize,
     fall: Fall,
     after: Duration,
-    /// The rank may fall before it has a context.
+    /// Whether the rank may be lost before it has a context.
     early: bool,
 }
 
-/// Draws what happens to whom.
+/// Draws the loss.
 fn draw(rng: &mut Rng, ranks: u32) -> Loss {
     let longest = 1 << rng.u32(8..22);
     Loss {
@@ -63,7 +63,7 @@ fn draw(rng: &mut Rng, ranks: u32) -> Loss {
 /// Runs a stencil without end under the schedule of `seed` until a rank is lost.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The first difference, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
     Ok(run_and_count(seed)?.0)
 }
@@ -108,7 +108,7 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
     Ok((report, [ranks as u32 - 1, misled.get()]))
 }
 
-/// Lets the rank fall, and tells the others when that was.
+/// Makes the rank fail, and sends the time of the failure to the others.
 fn strike(rank: &Rank, job: &Job, loss: &Loss) {
     let node = u64::from_le_bytes(rank.hear(loss.rank).try_into().unwrap());
     let names = String::from_utf8(rank.hear(loss.rank)).unwrap();
@@ -157,7 +157,7 @@ fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
     devices.device.close(LIMIT).expect("a quiet NIC");
 }
 
-/// The errors that a loss may show as.
+/// The errors that a loss may cause.
 fn assert_typed(e: &Error, me: usize, loss: &Loss) {
     let known = match e.kind() {
         Kind::PeerFailed(status) => matches!(
@@ -190,7 +190,7 @@ fn assert_lost(ctx: &Context, me: usize, loss: &Loss) {
     );
 }
 
-/// A rank that is left.
+/// A rank that remains.
 fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     let lost = loss.rank as u32;
     let grid = case.config.grid.expect("a grid");

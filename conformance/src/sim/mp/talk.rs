@@ -23,7 +23,7 @@ use crate::sim::world::{Pause, play};
 /// Draws the program of `seed` and runs it under the schedule of `seed`.
 ///
 /// # Errors
-/// Whatever did not go as the program says, with the seed.
+/// The first deviation from the program, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
     run_on(seed, Faults::default())
 }
@@ -72,7 +72,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     })
 }
 
-/// What messages are like; there are few enough for many seeds.
+/// The settings of messages; the messages are few, so that many seeds can run.
 fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
     let mut poster = || {
         [
