@@ -50,18 +50,18 @@ fn main() {
         lines_are_prefixed_and_never_mixed
         the_first_failure_ends_all_and_is_named
         a_signal_is_named
-        a_dead_rank_is_told_to_the_others
+        a_dead_rank_is_reported_to_the_others
         ctrl_c_leaves_nothing_behind
         ctrl_c_twice_does_not_wait
         a_killed_mprun_takes_its_ranks_along
         ranks_of_other_hosts_end_with_mprun
         a_failure_on_another_host_ends_all
         what_ranks_leave_running_is_killed
-        the_time_limit_names_who_still_runs
+        the_time_limit_names_the_ranks_that_still_run
         a_command_that_is_not_there_is_said_so
         variables_reach_the_ranks
         ranks_read_no_input
-        a_reader_who_stops_reading_ends_the_job
+        a_reader_that_stops_reading_ends_the_job
         a_rank_that_never_comes_is_named_by_the_others
         wrong_arguments_are_refused
         the_number_of_ranks_is_taken_in_every_usual_form
@@ -336,7 +336,7 @@ fn a_signal_is_named() {
     );
 }
 
-fn a_dead_rank_is_told_to_the_others() {
+fn a_dead_rank_is_reported_to_the_others() {
     // Rank 2 kills itself; each other one sees that before mprun ends it.
     let output = run(&mut mprun(&["-n", "4", "--grace", "30"], &["die", "2"]));
     assert_eq!(output.status.code(), Some(128 + 9));
@@ -424,7 +424,7 @@ fn what_ranks_leave_running_is_killed() {
     assert!(running.end().success());
 }
 
-fn the_time_limit_names_who_still_runs() {
+fn the_time_limit_names_the_ranks_that_still_run() {
     let script = "[ $MP_RANK = 1 ] && exit; exec sleep 1000";
     let output = run(&mut sh(&["-n", "3", "--timeout", "0.5"], script));
     assert_eq!(output.status.code(), Some(124));
@@ -468,7 +468,7 @@ fn ranks_read_no_input() {
     assert_eq!(lines, ["[0] end", "[1] end"]);
 }
 
-fn a_reader_who_stops_reading_ends_the_job() {
+fn a_reader_that_stops_reading_ends_the_job() {
     // As in `mprun .. | head`.
     let mut command = sh(&["-n", "2"], "while :; do echo more; done");
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
