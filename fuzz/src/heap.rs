@@ -1,9 +1,9 @@
-//! How much memory is in use: hostile bytes must not be able to ask for more than they are.
+//! The memory in use: hostile bytes must not cause allocations larger than they are.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, and what it has given out.
+/// The system's allocator, with a count of allocated bytes.
 struct Counted;
 
 thread_local! {
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
-/// Does `act`, which may have at most `most` bytes more in use than there were, at any time.
+/// Runs `act`, which must at no time use more than `most` additional bytes.
 pub fn bounded<T>(most: usize, act: impl FnOnce() -> T) -> T {
     let before = LIVE.get();
     PEAK.set(before);
