@@ -68,12 +68,12 @@ fn main() {
         options_behind_the_program_are_the_programs
     }
     let mut arguments = Arguments::from_args();
-    // Each starts processes that want the processors.
+    // Each trial starts processes that need the processors.
     arguments.test_threads = Some(arguments.test_threads.unwrap_or(2));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// `mprun`, told to run a part of this program.
+/// `mprun` with a part of this program as its command.
 fn mprun(options: &[impl AsRef<OsStr>], part: &[&str]) -> Command {
     let own = std::env::current_exe().unwrap();
     let mut command = bare(options);
@@ -141,7 +141,7 @@ impl Folder {
         path.to_str().unwrap().into()
     }
 
-    /// Options for ranks on these hosts, which a stand-in for ssh reaches, and `more`.
+    /// Options for ranks on these hosts, which a stand-in for ssh reaches, then `more`.
     fn options(&self, hosts: &str, more: &[&str]) -> Vec<String> {
         let (hosts, ssh) = (self.file("hosts", hosts), self.ssh());
         let own = ["--hosts", &hosts, "--ssh", &ssh];
@@ -149,10 +149,10 @@ impl Folder {
         all.map(|word| (*word).to_owned()).collect()
     }
 
-    /// A program that acts as ssh does, with a log of how it was called.
+    /// A program that acts like ssh, with a log of its arguments.
     fn ssh(&self) -> String {
         let log = self.0.join("ssh.log");
-        // Like a remote host it knows nothing of our variables.
+        // Like a remote host, it does not get this process's variables.
         let script = format!(
             "#!/bin/sh\necho \"$@\" >>{log}\nwhile [ \"${{1#-}}\" != \"$1\" ]; do shift; done\n\
              host=$1; shift\n\
@@ -172,15 +172,15 @@ impl Drop for Folder {
     }
 }
 
-/// A running `mprun` whose ranks print their process numbers, and some of their children.
+/// A running `mprun` whose ranks print their process ids, and those of some children.
 struct Running {
     child: Child,
-    /// The numbers.
+    /// The process ids.
     processes: Vec<Pid>,
 }
 
 impl Running {
-    /// Waits until `n` lines `process N` have come.
+    /// Waits until `n` lines `process N` have been printed.
     fn start(command: &mut Command, n: usize) -> Running {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut processes = Vec::new();
@@ -199,7 +199,7 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// How it ended, with every process gone.
+    /// The exit status of mprun, after every process has ended.
     fn end(mut self) -> std::process::ExitStatus {
         let status = until(|| self.child.try_wait().unwrap());
         for process in self.processes {
@@ -224,7 +224,7 @@ const BIND: &str = "--bind=127.0.0.1";
 
 fn only_the_address_that_other_hosts_reach_is_listened_on() {
     let folder = Folder::new("listen");
-    // To ssh it is another host; it is reached by loopback.
+    // For ssh it is another host, which is reached by loopback.
     let options = folder.options("127.0.0.1\n", &[]);
     let mut child = sh(&options, "echo at $MP_STORE; exec sleep 1000")
         .stdout(Stdio::piped())
@@ -240,7 +240,7 @@ fn only_the_address_that_other_hosts_reach_is_listened_on() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(heard, [true, false], "{line}");
-    // Where that is not known, it has to be said.
+    // Where the address is not known, --bind is required.
     let options = folder.options("no.such.host.invalid\n", &[]);
     let output = run(&mut sh(&options, "true"));
     assert_eq!(output.status.code(), Some(125));
@@ -337,7 +337,7 @@ fn a_signal_is_named() {
 }
 
 fn a_dead_rank_is_reported_to_the_others() {
-    // Rank 2 kills itself; each other one sees that before mprun ends it.
+    // Rank 2 kills itself; the other ranks detect that before mprun ends them.
     let output = run(&mut mprun(&["-n", "4", "--grace", "30"], &["die", "2"]));
     assert_eq!(output.status.code(), Some(128 + 9));
     for rank in [0, 1, 3] {
@@ -390,7 +390,7 @@ fn ranks_of_other_hosts_end_with_mprun() {
     let running = Running::start(&mut sh(&short, script), 2);
     running.signal(Signal::INT);
     assert_eq!(running.end().code(), Some(130));
-    // Killed, it says nothing to anybody: the other hosts notice the end of their input.
+    // A killed mprun sends nothing: the other hosts detect the end of their input.
     let running = Running::start(&mut sh(&options, "echo process $$; exec sleep 1000"), 2);
     running.signal(Signal::KILL);
     assert_eq!(running.end().signal(), Some(9));
