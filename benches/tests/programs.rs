@@ -255,7 +255,7 @@ fn a_dead_rank_ends_the_run() {
 }
 
 #[test]
-fn ranks_end_with_who_started_them() {
+fn ranks_end_with_the_process_that_started_them() {
     let _alone = alone();
     let child = start(ENDLESS);
     let ranks = ranks_of(&child);
@@ -314,7 +314,7 @@ fn every_command_runs_in_its_short_form() {
 }
 
 #[test]
-fn what_is_wrong_is_noticed() {
+fn injected_errors_are_detected() {
     let _alone = alone();
     for wrong in WRONG {
         play_wrong(wrong, &SOFT);

@@ -30,7 +30,7 @@ pub trait Flow {
     /// Waits until no operation of this side is in flight.
     fn finish(&mut self, rank: &Rank) -> Result<()>;
 
-    /// The QP of the messages.
+    /// Names of GPU and NIC, and of the settings of the QP that carries the messages.
     fn names(&self) -> Names;
 }
 

@@ -24,7 +24,7 @@ use crate::table;
 use crate::world;
 use flow::{Flow, Messages, Writes};
 
-/// The tag of the measured payloads, and that of earlier ones.
+/// The first tags of the measured payloads, and of those before the measurement.
 const MEASURED: u64 = 1 << 20;
 const WARM_UP: u64 = 1 << 21;
 /// Most rounds in which the messages are sent.

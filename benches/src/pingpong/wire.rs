@@ -39,7 +39,7 @@ pub trait Wire {
     /// Waits until no operation of this side is in flight.
     fn finish(&mut self, limit: Duration) -> Result<()>;
 
-    /// The QP that sends the messages.
+    /// Names of GPU and NIC, and of the settings of the QP that carries the messages.
     fn names(&self) -> Names;
 }
 
