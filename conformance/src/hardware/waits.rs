@@ -98,7 +98,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         }
     }
 
-    // Everybody else goes on: the refused streams and new ones, kernels, copies, memory.
+    // All else continues: the refused streams and new ones, kernels, copies, memory.
     let others = streams[limit..].iter().cloned();
     let mut others: Vec<Stream> = others.collect();
     for _ in 0..2 {
