@@ -32,7 +32,7 @@ pub fn end_with_parent() -> Verdict {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let now = getppid().map(|pid| pid.as_raw_nonzero().to_string());
     ensure(now.as_deref() == Some(&parent[..]), || {
-        "the process that has started this one is gone".to_owned()
+        "the parent process of this one has ended".to_owned()
     })
 }
 
@@ -96,7 +96,7 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
         }
         std::thread::sleep(Duration::from_millis(2));
     };
-    // Kills it if it still runs.
+    // Kills the process if it still runs.
     drop(child);
     let said = said.join().unwrap_or_default();
     if status.is_some_and(|status| status.success()) {
@@ -104,7 +104,7 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
     }
     let what = match status {
         Some(status) => status.to_string(),
-        None => format!("the process is not done within {limit:?}"),
+        None => format!("the process did not end within {limit:?}"),
     };
     let errors = errors.join().unwrap_or_default();
     Err(format!("{what}: {}\n{}", errors.trim(), said.trim()).into())

@@ -50,7 +50,7 @@ impl Pair<'_> {
         others.into_iter().map(pair).collect()
     }
 
-    /// The length of the sends of a round (eager or rendezvous), and their offset.
+    /// The bytes of the send of a round (eager or rendezvous), and their offset.
     fn said(from: u32, to: u32, round: usize) -> (Vec<u8>, usize) {
         let name = (from as usize * 10 + to as usize) * 100 + round;
         let len = [8, 700, 0, ROOM][round % 4];

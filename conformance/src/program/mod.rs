@@ -21,7 +21,7 @@ use gdsync::gpu::{Caps, MemoryKind};
 /// The shape of a program.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Number of sides.
+    /// Its sides.
     pub sides: Vec<Side>,
     /// The streams that send and check, by the name of the setting.
     pub streams: &'static str,

@@ -37,7 +37,7 @@ fn hands_over_later(qp: &Qp) -> bool {
 struct Scene<'r> {
     rig: &'r Rig,
     stations: Stations,
-    /// The first one, and how it names the second.
+    /// The first station, and its destination for the second.
     here: QpAddress,
     to: Destination,
     out: Mr,
@@ -63,7 +63,7 @@ impl Scene<'_> {
         &mut self.stations.all[1]
     }
 
-    /// A receive for `len` bytes, into memory that holds the guards. It is not posted.
+    /// A receive for `len` bytes, into memory with the guards. It is not posted.
     fn prepare(&mut self, len: usize) -> Verdict<ReceiveRequest> {
         let station = &mut self.stations.all[1];
         let (rig, stream) = (self.rig, &station.stream);
@@ -73,14 +73,14 @@ impl Scene<'_> {
         Ok(station.qp.prepare_receive(&list)?)
     }
 
-    /// One that the CPU posts.
+    /// A receive that the CPU posts.
     fn post(&mut self, len: usize) -> Verdict<ReceiveRequest> {
         let request = self.prepare(len)?;
         self.receiver().qp.post_receive(request)?;
         Ok(request)
     }
 
-    /// Has the stream of the first station fill what it sends with message `seed` and send it to each.
+    /// Makes the stream of the first station fill the message `seed` and send it to each.
     fn send(&mut self, seed: u64, to: &[&Destination], imm: u32) -> Verdict {
         let station = &mut self.stations.all[0];
         let (rig, out) = (self.rig, &self.out);
@@ -104,15 +104,15 @@ impl Scene<'_> {
     /// Waits for a receive.
     fn take(&mut self, request: ReceiveRequest) -> Verdict<Received> {
         let station = self.receiver();
-        // On the stream too, behind which the GPU looks.
+        // The stream waits too, and the GPU compares behind this wait.
         let list = [Descriptor::wait_flushed(request)];
         station.qp.wait(request, time_limit())?;
         station.qp.post_on(&station.stream, &list)?;
         Ok(station.qp.received(request)?)
     }
 
-    /// That what was taken is the message `seed` with `imm`: looks for it by the GPU, and for the
-    /// guards around it.
+    /// Checks that the received message is `seed` with `imm`: the GPU compares it, and the guards
+    /// around it.
     fn judge(&self, got: Received, imm: u32, seed: u64, what: &str) -> Verdict {
         let said = (got.len as usize, got.imm, got.source.map(|s| s.qpn));
         let want = (GRH + LEN, Some(imm), Some(self.here.qpn));
@@ -123,7 +123,7 @@ impl Scene<'_> {
         rig.verify(stream, region, AT, LEN, seed, &self.finding)?;
         finish(stream, what)?;
         self.finding.clean(what)?;
-        // What is behind, the pattern's later words, is for the CPU to see.
+        // The CPU compares the bytes behind, the pattern's later words.
         let mut bytes = vec![0; ROOM];
         region.read(0, &mut bytes)?;
         let end = AT + LEN;

@@ -109,7 +109,7 @@ impl Player<'_> {
                 let come = line.come.get(peer).ok_or_else(|| format!("{done:?}"))?;
                 (done.peer, *come)
             }
-            (None, None) => return Err("a receive from any rank is not complete".into()),
+            (None, None) => return Err("a receive from any rank has no completion".into()),
         };
         let message = Message::draw(self.setup, from, me, line.number, n);
         let bytes = message.bytes(&self.ink.bytes);
