@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One entry to everything: `./build.sh` lists the commands. Works on Debian 12 with
-# rustc 1.95, cargo and build-essential; respects CARGO_TARGET_DIR.
+# Runs every build, test and check of the repository; `./build.sh` lists the commands. It needs
+# Debian 12 with rustc 1.95, cargo and build-essential, and it respects CARGO_TARGET_DIR.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -8,24 +8,36 @@ usage() {
     cat <<'USAGE'
 usage: ./build.sh COMMAND [ARGUMENTS]
 
-  demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS), four compute a
-                 stencil (halo2d) and compare with the serial run
-  test  [STEP..] every test; steps: unit cluster mutants interop fuzz rdma vm
+Start with: ./build.sh demo
+
+  demo  [ARGS]   runs ping-pong between two ranks on their streams (mpbench pingpong ARGS), then
+                 a stencil on four ranks (halo2d), which compare the result with a serial run
+  test  [STEP..] runs every test, or the named steps: unit cluster mutants interop fuzz rdma vm
                  asan
   test --long [STEP..]
-                 what takes too long for every change; steps: matrix (of messages, whole) seeds soak
-  check [STEP..] what needs no test run; steps: lock fmt clippy features doc layers env
-                 licences kernels
-  bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
-  kernels        regenerates the kernels for CUDA: the folders device/ptx
-  doctor [ARGS]  what this machine offers, what would be used, what is missing (--json)
-  hardware [DIR] builds the folder hardware/, which needs no toolchain, and runs all trials for
-                 a GPU of NVIDIA with it; logs and JSON go to DIR
-  tsan  [PKG..]  the threaded packages' tests under the thread sanitizer
-  asan           the virtual NIC's tests and the fuzzer's corpora under the address sanitizer
+                 runs the tests that take hours, or the named steps: matrix (the whole matrix of
+                 messages) seeds soak
+  check [STEP..] runs every check that is no test, or the named steps: lock fmt clippy features
+                 doc layers env licences kernels
+  bench [ARGS]   runs the benchmark suite (mpbench suite ARGS); without ARGS, the results go to
+                 benches/results/suite.json
+  kernels        compiles the CUDA kernels again, into the folders device/ptx
+  doctor [ARGS]  prints what this machine offers, what the library would use, and what is missing
+                 (--json: as JSON)
+  hardware [DIR] builds the folder hardware/, which runs on machines without a toolchain, and runs
+                 with it all trials for an NVIDIA GPU; logs and JSON go to DIR
+  tsan  [PKG..]  runs the tests of threaded packages under the thread sanitizer
+                 (default: gds-step gds-sim softgpu gdsync)
+  asan           runs the virtual NIC's tests and the fuzzer's corpora under the address sanitizer
   packages [COMMAND [STEP..]]
-                 only installs the Debian packages that a command needs (default: test)
-  help           this list
+                 installs the Debian packages that a command needs (default: test), and runs nothing
+  help           prints this list
+
+Commands install missing Debian packages, as root or by sudo.
+
+examples:
+  ./build.sh demo --sizes 8,64Ki      latency of messages of 8 bytes and 64 KiB
+  ./build.sh check fmt clippy         format and lints, without the other checks
 USAGE
 }
 
@@ -33,10 +45,10 @@ say() { printf '==> %s\n' "$*"; }
 die() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# What commands and steps need beyond Rust, one thing a line: the command or step; a program, a
-# file or a Python module; the Debian package that contains it. All that a command needs is
-# installed before it builds anything, because build scripts and tests look for it. `build` is for
-# every command that compiles; `virt` for the step unit with GDS_REQUIRE=virt.
+# Requirements of commands and steps beyond Rust, one a line: the command or step; a program, a
+# file or a Python module; the Debian package that contains it. A command installs all its
+# requirements before it builds anything, because build scripts and tests look for them. `build` is
+# for every command that compiles; `virt` is for the step unit with GDS_REQUIRE=virt.
 WANTS="
 build     cc                                gcc
 build     g++                               g++
@@ -60,7 +72,7 @@ tsan      nm                                binutils
 hardware  strip                             binutils
 "
 
-# is_here WANTED: whether a program, a file or PYTHON:MODULE is on this machine.
+# is_here WANTED: succeeds if a program, a file or PYTHON:MODULE is on this machine.
 is_here() {
     case "$1" in
     /*) [ -e "$1" ] ;;
@@ -69,7 +81,8 @@ is_here() {
     esac
 }
 
-# lacking NAME..: what these commands and steps need and this machine lacks, as lines of WANTED PACKAGE.
+# lacking NAME..: prints the requirements of these commands and steps that this machine lacks, as
+# lines of WANTED PACKAGE.
 lacking() {
     local who wanted package
     while read -r who wanted package; do
@@ -78,7 +91,7 @@ lacking() {
     done <<<"$WANTS"
 }
 
-# prepare NAME..: installs what these commands and steps need; fails if that is not possible.
+# prepare NAME..: installs the requirements of these commands and steps; fails if it cannot.
 prepare() {
     local missing names packages
     case " $* ,${GDS_REQUIRE:-}," in *" unit "*,virt,*) set -- "$@" virt ;; esac
@@ -96,14 +109,14 @@ bring() {
     local root=""
     if [ "$(id -u)" -ne 0 ]; then
         root=sudo
-        # Without a terminal there is nobody to type a password.
+        # Without a terminal sudo cannot ask for a password.
         if ! has sudo || { [ ! -t 0 ] && ! sudo -n true 2>/dev/null; }; then
             die "missing: $1; install with: apt-get install $2 (as root)"
         fi
     fi
     has apt-get || die "missing: $1; install what Debian calls $2"
     say "installing $2, for: $1"
-    $root apt-get update -q || say "apt-get update failed; trying with the lists at hand"
+    $root apt-get update -q || say "apt-get update failed; trying with the package lists of this machine"
     # Unquoted on purpose: a list of plain words.
     # shellcheck disable=SC2086
     $root apt-get install -q -y --no-install-recommends $2 ||
@@ -136,7 +149,7 @@ chosen() {
     echo "$@"
 }
 
-# Runs $steps.
+# run_steps: runs the steps in $steps.
 run_steps() {
     local step
     for step in $steps; do
@@ -144,7 +157,7 @@ run_steps() {
     done
 }
 
-# steps_of COMMAND [ARGUMENTS]: the steps that the command runs, if it has any.
+# steps_of COMMAND [ARGUMENTS]: prints the steps that the command runs, if it has any.
 steps_of() {
     local command="$1"
     shift
@@ -155,7 +168,7 @@ steps_of() {
     esac
 }
 
-# prepare_for COMMAND [STEP..]: installs all that it needs.
+# prepare_for COMMAND [STEP..]: installs the requirements of the command and its steps.
 prepare_for() {
     case "$1" in
     help | -h | --help) ;;
@@ -171,7 +184,7 @@ prepare_for() {
     esac
 }
 
-# Folders of kernels, each with the module that is made of them in its folder ptx.
+# Folders with the sources of kernels; the folder ptx of each contains the compiled module.
 KERNELS="libgdsync/device libmp/device benches/device examples/device examples/own-kernel/device"
 
 # --- check -------------------------------------------------------------------------------
@@ -193,7 +206,7 @@ step_clippy() {
     cargo clippy --workspace --all-targets -- -D warnings
 }
 
-# What a cluster builds; `CXX=false` fails where a build script calls a C++ compiler.
+# The build of a cluster. `CXX=false` makes a build script fail that calls a C++ compiler.
 step_features() {
     say "features: libraries, examples and benchmarks without soft and emulated: no emulator, no C++"
     local lean="-p gdsync -p libmp -p mp-examples -p mpbench --no-default-features" features tree
@@ -210,7 +223,7 @@ step_features() {
     done
 }
 
-# Words that the style page of CONTRIBUTING.md avoids.
+# Words that the section Style of CONTRIBUTING.md avoids.
 AVOIDED='who|nobody|(is|are)? ?told of|stands? still|lies? in|comes? again|makes? no sense'
 
 step_doc() {
@@ -267,8 +280,8 @@ step_kernels() {
 
 # --- test --------------------------------------------------------------------------------
 
-# Cargo runs test binaries one after the other, so tests that start processes of their own
-# (each in a binary of its own) never compete with others for the machine.
+# Cargo runs test binaries one after the other, and a test that starts processes has a separate
+# binary: so such tests never compete with others for the machine.
 step_unit() {
     say "unit: unit, integration, property and doc tests of the workspace"
     cargo test --workspace --no-run
@@ -284,8 +297,8 @@ step_unit() {
     [ -z "$ahead" ] || wait "$ahead" || true
 }
 
-# What later steps want, in their own folders, while tests that wait leave a processor idle. What
-# goes wrong here is told by the step itself.
+# Builds what later steps need, in their own target folders, while tests that wait leave a
+# processor idle. It ignores failures: the step itself builds again and reports them.
 build_ahead() {
     local target workspace
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
@@ -327,7 +340,7 @@ step_mutants() {
     cargo test -p vmlx5 --features mutants --test mutants
 }
 
-# interop/ is a workspace of its own: its patch for cust must not reach this one.
+# interop/ is a separate workspace: its patch for cust must not affect the main one.
 step_interop() {
     say "interop: format, lints, licences and tests of the workspace interop"
     local target
@@ -345,13 +358,13 @@ step_interop() {
         cargo fmt --check
         cargo run -q --locked -- --check
     )
-    # The libraries come by path from the workspace beside it, which is no offence.
+    # The libraries are path dependencies on the main workspace, which is allowed.
     ! { cargo run -q -p licences -- deny.toml "$target/interop/metadata.json" || true; } 2>&1 |
         grep -vE '^licences: [0-9]+ (packages|offences)|: source a path outside the workspace' ||
         die "interop: the above is not allowed by deny.toml"
 }
 
-# fuzz/ is a workspace of its own too; fuzz/run, not this, needs its fuzzer.
+# fuzz/ is a separate workspace too. This step does not need the fuzzer; fuzz/run does.
 step_fuzz() {
     say "fuzz: format, lints and licences of the workspace fuzz; every input of its corpora again"
     local target
@@ -366,28 +379,28 @@ step_fuzz() {
         cargo test --locked
         cargo metadata --locked --all-features --format-version 1 >"$CARGO_TARGET_DIR/metadata.json"
     )
-    # The libraries come by path from the workspace beside it, which is no offence.
+    # The libraries are path dependencies on the main workspace, which is allowed.
     ! { cargo run -q -p licences -- fuzz/deny.toml "$target/fuzz/metadata.json" || true; } 2>&1 |
         grep -vE '^licences: [0-9]+ (packages|offences)|: source a path outside the workspace' ||
         die "fuzz: the above is not allowed by fuzz/deny.toml"
 }
 
-# Unmodified libibverbs, libmlx5 and programs on top of them, on virtual devices.
+# Runs unmodified libibverbs, libmlx5 and programs that use them, on virtual devices.
 step_rdma() {
     say "rdma: programs of rdma-core and perftest on libvmlx5.so"
     emulator/ci/run
 }
 
-# The kernel's soft-RoCE, in virtual machines: the tests of `verbs` there, and messages between two.
+# Runs the test `verbs` on the kernel's soft-RoCE in a virtual machine, and messages between two.
 step_vm() {
     say "vm: verbs on soft-RoCE in a virtual machine, and between two"
     local built said verbs
     configure-helpers/rdma-vm/rdma-vm --install || {
-        # With fresh lists of packages.
+        # `bring` updates the package lists first.
         bring qemu-system-x86_64 qemu-system-x86
         configure-helpers/rdma-vm/rdma-vm --install
     } || die "no virtual machine: see above"
-    # As the step unit builds everything, so nothing is built again.
+    # The command is that of the step unit, so cargo builds nothing twice.
     said=$(cargo test --workspace --no-run 2>&1) || die "$said"
     verbs=$(sed -n 's/^ *Executable tests.verbs\.rs (\(.*\))$/\1/p' <<<"$said")
     [ -x "$verbs" ] || die "vm: cargo does not say where gdsync's test verbs is"
@@ -397,7 +410,7 @@ step_vm() {
 
 # --- test --long -------------------------------------------------------------------------
 
-# within HOURS COMMAND..: nothing hangs for ever.
+# within HOURS COMMAND..: runs the command and fails if it takes longer.
 within() {
     local hours="$1" outcome=0
     shift
@@ -425,8 +438,8 @@ step_soak() {
 
 # --- tsan --------------------------------------------------------------------------------
 
-# Adds to FLAGS and DEFINES what routes a function of the standard library through
-# configure-helpers/tsan/std-locks.c, where it goes by the name $1.
+# tsan_wrap NAME PATTERN: adds to FLAGS and DEFINES the options that redirect the function of the
+# standard library that matches PATTERN to configure-helpers/tsan/std-locks.c, under the name NAME.
 tsan_wrap() {
     local symbol
     symbol=$(printf '%s\n' "$STD_SYMBOLS" | grep -E "3std$2\$") ||
@@ -436,12 +449,12 @@ tsan_wrap() {
     DEFINES="$DEFINES -D$1=$symbol"
 }
 
-# run_tsan PACKAGE..
+# run_tsan PACKAGE..: runs the tests of the packages under the thread sanitizer.
 run_tsan() {
     local target=x86_64-unknown-linux-gnu helpers="$PWD/configure-helpers/tsan"
     local STD_SYMBOLS FLAGS DEFINES=""
     FLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer"
-    # Compiled code differs from the other commands': a folder of its own.
+    # The compiled code differs from that of other commands, so it has a separate folder.
     CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/tsan"
     mkdir -p "$CARGO_TARGET_DIR"
 
@@ -459,8 +472,8 @@ run_tsan() {
     cc -O1 -Wall -Werror $DEFINES -c "$helpers/std-locks.c" -o "$CARGO_TARGET_DIR/std-locks.o"
 
     export CARGO_TARGET_DIR
-    # RUSTC_BOOTSTRAP lets a stable compiler take the -Z option. Printing a backtrace works
-    # behind a lock that is std's own, so panics that a test expects would be reported.
+    # RUSTC_BOOTSTRAP lets a stable compiler take the -Z option. std prints a backtrace under a
+    # private lock, so the sanitizer would report the panics that a test expects.
     RUSTC_BOOTSTRAP=1 RUST_BACKTRACE=0 \
         RUSTFLAGS="$FLAGS -Clink-arg=$CARGO_TARGET_DIR/std-locks.o" \
         TSAN_OPTIONS="suppressions=$helpers/suppressions ${TSAN_OPTIONS:-}" \
@@ -470,37 +483,37 @@ run_tsan() {
 
 # --- asan --------------------------------------------------------------------------------
 
-# asan COMMAND..: with every access of memory checked, in a folder of its own, since compiled code
-# differs from the other commands'.
+# asan COMMAND..: runs a cargo command under the address sanitizer, in a separate target folder,
+# because the compiled code differs from that of other commands.
 asan() {
     (
         CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/asan"
         export CARGO_TARGET_DIR
         export RUSTC_BOOTSTRAP=1
         export RUSTFLAGS="-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer"
-        # Cases of properties take ten times as long.
+        # The cases of property tests take ten times as long.
         export GDS_CASES="${GDS_CASES:-12}"
         "$@" --target x86_64-unknown-linux-gnu
     )
 }
 
-# What reads rings, frames and commands. All of it steps by hand, without the preloaded library,
-# whose guard by signals the sanitizer's own handler of SIGSEGV would take the place of
-# (VMLX5_GUARD=syscall goes with it).
+# Tests the code that reads rings, frames and commands. The tests step it by hand, without the
+# preloaded library: the sanitizer would replace the library's handler of SIGSEGV with its own
+# (VMLX5_GUARD=syscall works with the sanitizer).
 step_asan() {
     say "asan: tests of vmlx5, vmlx5-uverbs and libmp's memory, under the address sanitizer"
     asan cargo test --locked --lib --tests -p vmlx5 -p vmlx5-uverbs
     asan cargo test --locked -p libmp --test memory
 }
 
-# replay_with_asan: the fuzzer's corpora too.
+# replay_with_asan: replays the fuzzer's corpora under the address sanitizer.
 replay_with_asan() {
     asan cargo test --locked --manifest-path fuzz/Cargo.toml --test replay
 }
 
 # --- hardware ----------------------------------------------------------------------------
 
-# build_hardware FOLDER: all that a machine with a GPU and without a toolchain needs.
+# build_hardware FOLDER: builds what a machine with a GPU and without a toolchain needs.
 build_hardware() {
     local program target
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
@@ -510,7 +523,7 @@ build_hardware() {
         strip -o "$1/$program" "$target/release/$program"
     done
     cp configure-helpers/hardware/run.sh "$1/run"
-    say "hardware: $1 holds $(du -sh "$1" | cut -f 1); run it anywhere with: sh hardware/run"
+    say "hardware: $1 has $(du -sh "$1" | cut -f 1); run it on any machine with: sh hardware/run"
 }
 
 # --- commands ----------------------------------------------------------------------------
@@ -524,7 +537,7 @@ fi
 command="${1:-help}"
 [ $# -eq 0 ] || shift
 steps=$(steps_of "$command" "$@")
-# What doctor prints may be read by a program.
+# On standard error, because a program may read the standard output of doctor.
 # shellcheck disable=SC2086 # a list of plain words
 prepare_for "$command" $steps >&2
 [ -z "$only_packages" ] || exit 0
@@ -542,7 +555,7 @@ test)
         say "test --long: what takes too long for every change"
     else
         say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
-        # All of them: there are later ones.
+        # All steps run, so later steps can be built ahead.
         [ $# -gt 0 ] || AHEAD=yes
     fi
     run_steps

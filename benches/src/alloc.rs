@@ -1,24 +1,25 @@
-//! The program's allocator: the system's, with a count of allocations and of the bytes in use,
-//! so that a benchmark can show that a path makes none, and that nothing grows.
+//! The program's allocator: the system's, with counts of allocations and of the bytes in use. A
+//! benchmark shows by them that a path allocates nothing, and that memory does not grow.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// Allocations and reallocations of the whole process so far. Relaxed: a count, it orders
-/// nothing; readers compare two looks from one thread, whose own allocations are always seen.
+/// Allocations and reallocations of the whole process so far. Relaxed: the counter orders nothing;
+/// a reader compares two values on one thread, which always sees its own allocations.
 static COUNT: AtomicU64 = AtomicU64::new(0);
-/// Bytes in use. Relaxed, likewise; between two threads' additions it may be anything near.
+/// Bytes in use. Relaxed, for the same reason; while two threads add to it the value is
+/// approximate.
 static BYTES: AtomicI64 = AtomicI64::new(0);
 
-/// The system's allocator, counting.
+/// The system's allocator, with counters.
 pub struct Counting;
 
-/// Allocations made by any thread of the process so far.
+/// Allocations by all threads of the process so far.
 pub fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Bytes that are allocated now.
+/// Bytes in use now.
 pub fn bytes() -> u64 {
     BYTES.load(Ordering::Relaxed).max(0) as u64
 }
@@ -74,7 +75,7 @@ mod tests {
 
     #[test]
     fn bytes_in_use_are_known() {
-        // More than other tests beside this one give back meanwhile.
+        // Other tests may free memory at the same time.
         const MUCH: usize = 64 << 20;
         let before = super::bytes();
         let much = std::hint::black_box(vec![0_u8; MUCH]);

@@ -1,4 +1,4 @@
-//! The driver's call for memory operations without anything of ours around it, to compare with.
+//! The driver's call for memory operations without the library, as a baseline.
 
 use anyhow::{Result, ensure};
 use gdsync::gpu::{MemoryKind, Region, Stream};
@@ -10,25 +10,25 @@ use crate::gpu::{check, driver};
 /// Most operations of one call.
 const MOST: usize = 64;
 
-/// Calls of `cuStreamBatchMemOp_v2` on a stream, each of so many writes.
+/// Calls of `cuStreamBatchMemOp_v2` on a stream, each with the same number of writes.
 pub struct Bare {
     cuda: &'static Cuda,
     stream: CUstream,
-    /// Keeps the stream.
+    /// Keeps the stream alive.
     _owner: Stream,
-    /// Keeps the words that are written.
+    /// Keeps the target words alive.
     _words: Region,
     writes: Vec<CUstreamBatchMemOpParams>,
 }
 
 impl Bare {
-    /// For a stream of CUDA; `None` for others.
+    /// For a CUDA stream; `None` for streams of other runtimes.
     pub fn new(stream: &Stream) -> Result<Option<Bare>> {
         let Some((cuda, raw)) = driver(stream)? else {
             return Ok(None);
         };
         let words = stream.gpu().alloc(MemoryKind::Pinned, 8 * MOST)?;
-        // A doorbell record and a doorbell, in turn: what a send is.
+        // A doorbell record and a doorbell in turn, as a send writes them.
         let write = |i: usize| {
             let at = words.addr().0 + 8 * i as u64;
             match i % 2 {

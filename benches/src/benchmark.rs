@@ -1,5 +1,5 @@
-//! What a benchmark is, and how the program asks one: options in; on the screen a table, and figures
-//! and targets as JSON where that is asked for.
+//! The interface of a benchmark, and how the program runs one: options as input, a table on
+//! standard output, and figures and targets as JSON on request.
 
 use std::time::Duration;
 
@@ -13,22 +13,23 @@ use crate::report::{self, Report, Target};
 
 /// A benchmark, with its options.
 pub trait Benchmark: Args + Serialize {
-    /// Its command.
+    /// The name of its command.
     const NAME: &'static str;
-    /// The question.
+    /// Its line in the help text.
     const ABOUT: &'static str;
 
-    /// Runs it within `limit` and prints what it finds. `None`: another process has the figures.
+    /// Runs the benchmark within `limit` and prints its results. `None`: another process has the
+    /// figures.
     fn run(&self, limit: Duration) -> Result<Option<Outcome>>;
 }
 
-/// What a benchmark found.
+/// The results of a benchmark.
 pub struct Outcome {
-    /// What was measured; durations are in nanoseconds.
+    /// The measured figures; durations are in nanoseconds.
     pub figures: Value,
-    /// What was aimed at.
+    /// The targets.
     pub targets: Vec<Target>,
-    /// Whether it failed, figures or not.
+    /// Whether the benchmark failed; there may be figures either way.
     pub verdict: Result<()>,
 }
 
@@ -54,13 +55,13 @@ impl Outcome {
 
 /// A command of the program.
 pub struct Entry {
-    /// Its name.
+    /// The name of the command.
     pub name: &'static str,
-    /// What it answers.
+    /// Its line in the help text.
     pub about: &'static str,
     /// Adds its options.
     pub options: fn(Command) -> Command,
-    /// Runs it with the options that were given.
+    /// Runs it with the given options.
     pub run: fn(&ArgMatches) -> Result<()>,
 }
 
@@ -75,7 +76,7 @@ impl Entry {
         }
     }
 
-    /// It for the command line.
+    /// The command for clap.
     pub fn command(&self) -> Command {
         (self.options)(Command::new(self.name)).about(self.about)
     }

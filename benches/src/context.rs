@@ -1,5 +1,5 @@
-//! Contexts of mp as the benchmarks have them: over the same GPU, NIC and queues that the layer
-//! below is measured with.
+//! Contexts of mp for the benchmarks: over the same GPU, NIC and queues as the measurements of
+//! gdsync.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::options::Setup;
 
 /// Blocks of each send queue: more than the benchmarks enqueue ahead of a closed gate.
 pub const QUEUE: u32 = 1024;
-/// Receives are mp's own affair: it posts none.
+/// The benchmark posts no receives on these QPs: mp posts its own.
 const RECEIVES: u32 = 4;
 
 /// The builder of a context over `endpoint`.

@@ -1,4 +1,4 @@
-//! What every benchmark opens: a GPU, a NIC, queue pairs, registered memory.
+//! The resources that every benchmark opens: a GPU, a NIC, QPs and registered memory.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::report::Target;
 pub struct Endpoint {
     /// The application's stream.
     pub stream: Stream,
-    /// Where registrations and queue pairs belong.
+    /// The protection domain of registrations and QPs.
     pub pd: Pd,
     /// The NIC.
     pub device: Device,
@@ -29,25 +29,25 @@ pub struct Endpoint {
     pub gpu: Gpu,
 }
 
-/// What an endpoint is made of.
+/// The names of an endpoint's parts and settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Names {
     /// The GPU's name.
     pub gpu: String,
     /// Its runtime: `soft` or `cuda`.
     pub runtime: String,
-    /// The driver below it, if it has one.
+    /// The version of the GPU's driver, if it has one.
     pub driver: Option<Driver>,
-    /// Where payloads lie: `device` or `pinned`.
+    /// The memory of payloads: `device` or `pinned`.
     pub memory: String,
     /// The provider and the NIC.
     pub provider: String,
-    /// How doorbells and waits become work of a stream.
+    /// How a stream executes doorbell writes and waits.
     pub lowering: String,
 }
 
 impl Names {
-    /// A target that is one on a soft GPU alone.
+    /// A target that applies to a soft GPU only.
     pub fn on_soft(&self, target: Target) -> Vec<Target> {
         match self.runtime.as_str() {
             "soft" => vec![target],
@@ -68,11 +68,11 @@ impl fmt::Display for Names {
     }
 }
 
-/// What contexts of mp over an endpoint are made of.
+/// The parts of contexts of mp over an endpoint.
 pub struct Made {
     /// The names.
     pub names: Names,
-    /// Such a queue pair as theirs are. It stays: in traces its place has its name.
+    /// A QP with the settings of the contexts' QPs. It is kept, because traces name its doorbell.
     _qp: Qp,
 }
 
@@ -95,7 +95,7 @@ impl Endpoint {
         Ok(self.pd.register(&region, Access::ALL)?)
     }
 
-    /// A queue pair connected to the one that the peer makes at the same time.
+    /// A QP connected to the QP that the peer makes at the same time.
     pub fn connect(&self, config: &QpConfig, link: &mut Link) -> Result<Qp> {
         let mut qp = self.pd.create_qp(config)?;
         let theirs = link.exchange(&qp.address().to_bytes())?;
@@ -112,7 +112,7 @@ impl Endpoint {
         Ok((a, b))
     }
 
-    /// What this and queue pairs as asked for are made of.
+    /// The names of this endpoint, with QPs as the options request.
     pub fn made_of(&self, setup: &Setup, memory: MemoryKind) -> Result<Made> {
         let qp = self.pd.create_qp(&setup.queues(4))?;
         Ok(Made {
@@ -121,7 +121,7 @@ impl Endpoint {
         })
     }
 
-    /// What this is made of.
+    /// The names of this endpoint's parts.
     pub fn names(&self, qp: &Qp, memory: MemoryKind) -> Names {
         Names {
             gpu: self.gpu.name(),
@@ -141,35 +141,35 @@ impl Endpoint {
     }
 }
 
-/// Exchanges what the peers need to write into each other's memory.
+/// Exchanges what each peer needs to write into the other's memory: address records and rkeys.
 pub fn exchange_memory(mine: &Mr, link: &mut Link) -> Result<RemoteMemory> {
     let theirs = link.exchange(&mine.remote().to_bytes())?;
     Ok(RemoteMemory::from_bytes(&theirs)?)
 }
 
-/// Both ends of a connection in one process: two queue pairs of one NIC, memory to write from and
-/// to, and a gate and a bell for the stream between.
+/// Both ends of a connection in one process: two QPs of one NIC, source and target memory, and a
+/// gate and a bell for the stream between them.
 pub struct Rig {
-    /// Whose stream it is.
+    /// The endpoint with the stream.
     pub endpoint: Endpoint,
-    /// The end that writes.
+    /// The QP that writes.
     pub qp: Qp,
-    /// The other one.
+    /// The QP at the other end.
     pub peer: Qp,
-    /// What is written.
+    /// The source of the writes.
     pub from: Mr,
-    /// And where to.
+    /// The target of the writes.
     pub to: Mr,
-    /// Holds the stream.
+    /// The gate, which blocks the stream.
     pub gate: Gate,
-    /// Is rung by the stream.
+    /// The bell, which the stream rings.
     pub bell: Bell,
-    /// When everything is given up.
+    /// The end of the time limit.
     pub deadline: Instant,
 }
 
 impl Rig {
-    /// One with `queue` entries of each queue, and `bytes` bytes at each end.
+    /// A pair with `queue` entries in each queue, and `bytes` bytes at each end.
     pub fn new(setup: &Setup, queue: u32, bytes: u64, limit: Duration) -> Result<Rig> {
         let endpoint = Endpoint::open(setup, 0)?;
         let (qp, peer) = endpoint.pair(&setup.queues(queue))?;
@@ -186,18 +186,18 @@ impl Rig {
         })
     }
 
-    /// What it is made of.
+    /// The names of its parts.
     pub fn names(&self) -> Names {
         self.endpoint.names(&self.qp, self.from.region().kind())
     }
 
-    /// What is left of the time limit.
+    /// The remaining time of the time limit.
     pub fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Prepares the write of the first `len` bytes. What it costs beside the library's call is
-    /// measured too, so it is little, and compiled into the caller.
+    /// Prepares a write of the first `len` bytes. The measurement includes everything beside the
+    /// library's call, so this does little and is compiled into the caller.
     #[inline]
     pub fn prepare(&mut self, len: u32, signaled: bool) -> Result<SendRequest> {
         let sges = [self.from.sge(0, len)];
@@ -206,13 +206,13 @@ impl Rig {
         Ok(self.qp.prepare(work)?)
     }
 
-    /// Has the stream ring the bell, and spins until it is heard; returns when that was.
+    /// Enqueues a ring of the bell, and polls until it has rung; returns the time of that moment.
     pub fn hear(&mut self) -> Result<Instant> {
         self.bell.enqueue(&self.endpoint.stream)?;
         self.heard()
     }
 
-    /// Spins until the bell has rung as often as was enqueued.
+    /// Polls until the bell has rung as often as was enqueued.
     pub fn heard(&mut self) -> Result<Instant> {
         let heard = self.bell.hear(self.deadline)?;
         well(self.qp.error())?;
@@ -220,7 +220,7 @@ impl Rig {
         Ok(heard)
     }
 
-    /// Opens the gate, and waits until the stream and the queue pair are done.
+    /// Opens the gate, and waits until the stream and the QP are done.
     pub fn drain(&mut self) -> Result<()> {
         self.gate.open()?;
         let done = self.endpoint.stream.synchronize(self.left())?;

@@ -1,10 +1,10 @@
-//! What a connected peer costs in memory. Each rank is a process and looks at its own: with a
-//! context that knows nobody, with one that is connected to every rank, after messages with every
-//! rank under one tag, posted by the CPU, and after the same posted by a stream.
+//! Measures the memory of a connected peer. Each rank is a process and measures its own memory:
+//! with a context without connections, with a context that is connected to every rank, after
+//! messages with every rank under one tag, posted by the CPU, and after the same posted by a stream.
 //!
-//! *Heap* is what the program's allocator gave. *Private* is all private and writable memory
-//! that the system gave, heap, rings and slots, touched or not; *resident* what of the process is
-//! in memory. Both count in pages, so they say something of many peers only.
+//! *Heap* is the memory from the program's allocator. *Private* is all private and writable memory
+//! from the system (heap, rings and slots), whether it was touched or not. *Resident* is the
+//! resident memory of the process. Both count in pages, so they are meaningful for many peers only.
 
 use std::time::Duration;
 
@@ -27,25 +27,25 @@ use crate::start::gather;
 use crate::table::{Table, bytes};
 use crate::world;
 
-/// Blocks of each send queue: what a context has if it is not told.
+/// Blocks of each send queue: the default of a context.
 const QUEUE: u32 = 64;
-/// The tag of the messages, and of those that hold the ranks together.
+/// The tag of the measured messages, and the tag of the messages that synchronize the ranks.
 const TAG: u32 = 1;
 const TOGETHER: u32 = 2;
-/// What a connected peer may take, but for the slots of messages under way: in bytes.
+/// Most memory of a connected peer in bytes, without the slots of messages in flight.
 const MOST: u64 = 64 << 10;
 
 /// Options of `mpbench footprint`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Ranks, each connected to all.
+    /// Number of ranks; each is connected to all others.
     #[arg(long, default_value = "16", value_parser = clap::value_parser!(u32).range(2..=256))]
     pub ranks: u32,
     #[command(flatten)]
     pub setup: Setup,
 }
 
-/// What is in use, or by how much that has grown, in bytes.
+/// Memory in use, or its growth, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Use {
     /// The program's heap.
@@ -87,7 +87,7 @@ impl Use {
     }
 }
 
-/// What each step cost a rank, for each peer but the first.
+/// Memory of each step in a rank, for each peer but the first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Steps {
     names: Names,
@@ -114,7 +114,7 @@ impl Job for Options {
             let built = builder.name(name).connect(connect).build();
             built.context("building a context")
         };
-        // What is made once for all contexts of a process is not counted.
+        // Memory that all contexts of a process share is not counted.
         let together = builder("together", Connect::Lazy)?;
         gather(&together, TOGETHER, rank.left())?;
         let start = Use::now()?;
@@ -198,7 +198,7 @@ impl Benchmark for Options {
         let table = Table::new(&[&tagged, "heap", "private", "resident"], 12);
         table.row(&["", "heap", "private", "resident"]);
         let rows = [
-            ("a context that knows nobody", context),
+            ("a context without peers", context),
             ("a peer: connected", connected),
             ("a peer: a stream that posts", stream),
             (tagged.as_str(), tag),

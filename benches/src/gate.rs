@@ -1,6 +1,6 @@
-//! Words between host and stream: a gate that holds a stream while work is enqueued behind it,
-//! and a bell that the stream rings at the end. Always memory operations, so a stream that
-//! stands at a gate takes no place where kernels run.
+//! Words between host and stream: a gate that blocks a stream while work is enqueued behind it, and
+//! a bell that the stream rings at the end. Both are always memory operations, so a stream that
+//! waits at a gate occupies no SM.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use gdsync::gpu::{Condition, MemoryKind, Stream, Word32};
 use gdsync::rdma::{Descriptor, post_on};
 use gdsync::{Gpu, Status};
 
-/// Looks at a word between two looks at the clock.
+/// Number of polls of a word between two reads of the clock.
 const LOOKS: u32 = 1024;
 
 /// A gate on a stream.
@@ -19,7 +19,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// An open one.
+    /// An open gate.
     pub fn new(gpu: &Gpu) -> Result<Gate> {
         Ok(Gate {
             word: gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
@@ -27,27 +27,27 @@ impl Gate {
         })
     }
 
-    /// `stream` will stand here until the gate is opened.
+    /// Enqueues a wait: `stream` blocks here until the gate is opened.
     pub fn close(&mut self, stream: &Stream) -> Result<()> {
         self.closed += 1;
         let wait = Descriptor::wait_value(&self.word, Condition::Geq, self.closed);
         Ok(post_on(stream, &mut [], &[wait])?)
     }
 
-    /// Opens it.
+    /// Opens the gate.
     pub fn open(&self) -> Result<()> {
         Ok(self.word.store(self.closed)?)
     }
 }
 
-/// A word that a stream writes and the host watches.
+/// A word that a stream writes and the host polls.
 pub struct Bell {
     word: Word32,
     rung: u32,
 }
 
 impl Bell {
-    /// A silent one.
+    /// A bell that has not rung.
     pub fn new(gpu: &Gpu) -> Result<Bell> {
         Ok(Bell {
             word: gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
@@ -55,28 +55,28 @@ impl Bell {
         })
     }
 
-    /// What rings it next, for a list.
+    /// The next ring, as a descriptor for a list.
     pub fn ring(&mut self) -> Descriptor<'_> {
         self.rung += 1;
         Descriptor::write_value(&self.word, self.rung)
     }
 
-    /// Enqueues ringing it.
+    /// Enqueues a ring.
     pub fn enqueue(&mut self, stream: &Stream) -> Result<()> {
         Ok(post_on(stream, &mut [], &[self.ring()])?)
     }
 
-    /// How often ringing it was enqueued so far.
+    /// Number of rings enqueued so far.
     pub fn enqueued(&self) -> u32 {
         self.rung
     }
 
-    /// Spins until it has rung as often as was enqueued; returns when that was.
+    /// Polls until it has rung as often as was enqueued; returns the time of that moment.
     pub fn hear(&self, deadline: Instant) -> Result<Instant> {
         self.hear_nth(self.rung, deadline)
     }
 
-    /// Spins until it has rung `n` times.
+    /// Polls until it has rung `n` times.
     pub fn hear_nth(&self, n: u32, deadline: Instant) -> Result<Instant> {
         loop {
             for _ in 0..LOOKS {
@@ -86,13 +86,13 @@ impl Bell {
                 std::hint::spin_loop();
             }
             ensure!(Instant::now() < deadline, "the time limit passed");
-            // On a machine with few processors a device may need this one.
+            // On a machine with few processors a device may need this processor.
             std::thread::yield_now();
         }
     }
 }
 
-/// Fails if a queue pair did.
+/// Fails if a QP has failed.
 pub fn well(error: Option<Status>) -> Result<()> {
     match error {
         None => Ok(()),

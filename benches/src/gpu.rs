@@ -1,4 +1,4 @@
-//! The GPU that a benchmark runs on: which one it is told to take, and what to say of it.
+//! The GPU that a benchmark runs on: its choice by name, and its description.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use gdsync_sys::cuda::types::CUstream;
 use gdsync_sys::cuda::{Cuda, CudaResult};
 use serde::{Deserialize, Serialize};
 
-/// Whether `text` can name a GPU.
+/// Whether `text` is a valid name of a GPU.
 pub fn name(text: &str) -> Result<String, String> {
     let known = GpuName::parse(text).map(|_| text.to_owned());
     known.map_err(|_| "GPUs are soft, cuda, cuda:N and auto".to_owned())
@@ -24,15 +24,15 @@ pub fn open(names: &[String], number: u32) -> Result<Gpu> {
     Gpu::open(name).with_context(|| format!("opening the GPU {name}"))
 }
 
-/// The runtime's name on which targets for NVIDIA's GPUs apply.
+/// The runtime name to which targets for NVIDIA GPUs apply.
 pub const CUDA: &str = "cuda";
 
-/// The driver below a GPU.
+/// The driver of a GPU.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Driver {
-    /// The version of CUDA that it has, `13.0`.
+    /// The CUDA version that it supports, for example `13.0`.
     pub cuda: String,
-    /// The version of the kernel's module, where it tells.
+    /// The version of the kernel module, if it is known.
     pub module: Option<String>,
 }
 
@@ -52,8 +52,8 @@ impl Driver {
     }
 }
 
-/// The driver itself, with the context of `stream` made this thread's, as it is in a program
-/// that uses CUDA; `None` for a stream of another runtime.
+/// The CUDA driver, with the context of `stream` current on this thread, as in a program that uses
+/// CUDA; `None` for a stream of another runtime.
 pub fn driver(stream: &Stream) -> Result<Option<(&'static Cuda, CUstream)>> {
     let Some(raw) = stream.as_cuda() else {
         return Ok(None);
@@ -69,14 +69,14 @@ pub fn driver(stream: &Stream) -> Result<Option<(&'static Cuda, CUstream)>> {
     Ok(Some((cuda, raw)))
 }
 
-/// Fails unless a call of CUDA went well.
+/// Fails unless a CUDA call succeeded.
 pub fn check(result: CudaResult) -> Result<()> {
     ensure!(result.is_success(), "CUDA: {result}");
     Ok(())
 }
 
-/// The version in what the kernel's module says of itself: the first word that is numbers with
-/// points between.
+/// The version in the description of the kernel module: the first word that consists of numbers
+/// with dots between them.
 fn module_version(text: &str) -> Option<String> {
     let is_version =
         |w: &&str| w.contains('.') && w.split('.').all(|part| part.parse::<u32>().is_ok());

@@ -1,4 +1,4 @@
-//! The benchmark's kernel as the host launches it: a rank's turn.
+//! The benchmark's kernel, as the host launches it: one turn of a rank.
 
 use anyhow::{Context, Result, bail};
 use gdsync::gpu::{Dims, Kernel, KernelImage, MemoryKind, Region};
@@ -7,7 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::pattern;
 
-/// Says that there is nothing to verify, write, stamp or spoil.
+/// Means: nothing to verify, write, stamp or corrupt.
 const NONE: u64 = 0;
 const NOWHERE: u64 = u64::MAX;
 
@@ -26,7 +26,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// A turn over payloads of `bytes`, which so far does nothing.
+    /// A turn over payloads of `bytes`, which does nothing yet.
     pub fn new(bytes: u64, tally: &Tally) -> Turn {
         Turn {
             arrived: NONE,
@@ -56,14 +56,14 @@ impl Turn {
         self
     }
 
-    /// Notes the time in the 64-bit word at `offset` of `region`.
+    /// Stores the time in the 64-bit word at `offset` of `region`.
     #[must_use]
     pub fn stamp(mut self, region: &Region, offset: u64) -> Turn {
         self.stamp = region.addr().0 + offset;
         self
     }
 
-    /// Gets one bit wrong in what it writes, at byte `offset`.
+    /// Flips one bit of what it writes, at byte `offset`.
     #[must_use]
     pub fn spoil(mut self, offset: u64) -> Turn {
         self.flip = offset;
@@ -76,12 +76,12 @@ static KERNELS: KernelImage = gdsync::kernel_image!("mpbench_kernels");
 /// Launches turns.
 pub struct Turns {
     kernel: Kernel,
-    /// Whether a thread is a fiber of the soft GPU, so that few of them do more.
+    /// Whether a thread is a fiber of the soft GPU, so that fewer threads do more each.
     fibers: bool,
 }
 
 impl Turns {
-    /// The kernel as `gpu` runs it. To be called before its streams wait.
+    /// Loads the kernel on `gpu`. Must be called before its streams wait.
     pub fn new(gpu: &Gpu) -> Result<Turns> {
         Ok(Turns {
             kernel: gpu.load(&KERNELS)?.kernel("mpbench_turn")?,
@@ -89,13 +89,13 @@ impl Turns {
         })
     }
 
-    /// How a turn is spread.
+    /// The grid and block of a turn.
     fn dims(&self, bytes: u64) -> Dims {
         let (stretch, most, threads) = match self.fibers {
             true => (64 << 10, 4, 1),
             false => (8 << 10, 256, 256),
         };
-        // A small payload leaves no thread without a word.
+        // With a small payload, every thread still has a word.
         let threads = threads.min(bytes.div_ceil(8).next_multiple_of(32)).max(1);
         let blocks = bytes.div_ceil(stretch).clamp(1, most);
         Dims::linear(blocks as u32, threads as u32)
@@ -104,8 +104,8 @@ impl Turns {
     /// Enqueues a turn.
     ///
     /// # Safety
-    /// The regions that the turn names live until the stream has run it, and nobody relies on
-    /// what it overwrites.
+    /// The regions that the turn names must live until the stream has run it, and no other code may
+    /// rely on the memory that it overwrites.
     pub unsafe fn launch(&self, stream: &Stream, turn: &Turn) -> Result<()> {
         // SAFETY: the caller's promise; the kernel touches nothing but what the turn names.
         unsafe { stream.launch(&self.kernel, self.dims(turn.bytes), turn.as_bytes())? };
@@ -113,16 +113,16 @@ impl Turns {
     }
 }
 
-/// What verification found, added up by all turns since the last look.
+/// Results of verification, summed over all turns since the last read.
 pub struct Tally(Region);
 
-/// Bytes of `mpbench::Tally`: bytes verified, bytes wrong, where the first of these is.
+/// Bytes of `mpbench::Tally`: bytes verified, bytes wrong, offset of the first wrong byte.
 const TALLY: usize = 24;
 
 impl Tally {
     /// An empty tally.
     pub fn new(gpu: &Gpu) -> Result<Tally> {
-        // Where atomic additions are, too.
+        // In memory that supports atomic additions.
         let tally = Tally(gpu.alloc(MemoryKind::Device, TALLY)?);
         tally.clear()?;
         Ok(tally)
@@ -134,8 +134,8 @@ impl Tally {
         Ok(self.0.write(0, &bytes)?)
     }
 
-    /// Takes the tally after the stream is done: every one of `expected` bytes must have been
-    /// verified, none may be wrong.
+    /// Reads and resets the tally after the stream is done: `expected` bytes must have been
+    /// verified, and none may be wrong.
     pub fn take(&self, expected: u64) -> Result<()> {
         let mut bytes = [0; TALLY];
         self.0.read(0, &mut bytes)?;
@@ -160,16 +160,16 @@ impl Tally {
     }
 }
 
-/// Times that turns have noted, one word each.
+/// Times that turns have stored, one word each.
 pub struct Stamps(pub Region);
 
 impl Stamps {
-    /// Room for `count`, where the kernel's stores have a short way.
+    /// Room for `count` times, in memory that the kernel's stores reach fast.
     pub fn new(gpu: &Gpu, count: usize) -> Result<Stamps> {
         Ok(Stamps(gpu.alloc(MemoryKind::Device, 8 * count)?))
     }
 
-    /// What passed between the first `count`, one after the other, in nanoseconds.
+    /// The differences between consecutive times of the first `count`, in nanoseconds.
     pub fn gaps(&self, count: usize) -> Result<Vec<u64>> {
         let mut bytes = vec![0; 8 * count];
         self.0.read(0, &mut bytes)?;

@@ -1,5 +1,5 @@
-//! What two ranks say to each other outside the benchmark: address records and barriers, over
-//! a socket pair, or the bootstrap of ranks on two hosts.
+//! The side channel of two ranks, for address records and barriers: a socket pair, or the bootstrap
+//! of ranks on two hosts.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,12 +10,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use mp::Bootstrap;
 use mp::bootstrap::MAX_MESSAGE;
 
-/// Longest message over a socket.
+/// Longest message over a socket, in bytes.
 const LONGEST: usize = 4096;
-/// Between two looks at what has come over a bootstrap.
+/// Pause between two polls of a bootstrap.
 const NAP: Duration = Duration::from_micros(200);
 
-/// How messages get there.
+/// The transport of a link.
 #[derive(Debug)]
 enum Transport {
     /// A rank's end of a socket pair. Messages are a length (32 bits, little-endian) and bytes.
@@ -33,7 +33,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link that gives up at `deadline`.
+    /// A link whose operations fail at `deadline`.
     pub fn new(socket: UnixStream, deadline: Instant) -> Link {
         Link {
             transport: Transport::Socket(socket),
@@ -42,7 +42,7 @@ impl Link {
         }
     }
 
-    /// A link between the two ranks of a job, for what `name` names.
+    /// A link between the two ranks of a job, under the topic `name`.
     pub fn over(bootstrap: &Arc<dyn Bootstrap>, name: &str, deadline: Instant) -> Link {
         let mut topic = [0; 8];
         for (i, byte) in name.bytes().enumerate() {
@@ -55,12 +55,12 @@ impl Link {
         }
     }
 
-    /// Gives the peer `mine` and returns what it gave.
+    /// Sends `mine` to the peer and returns the peer's message.
     pub fn exchange(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
         self.talk(mine).context("talking to the other rank")
     }
 
-    /// Returns once the peer has come here too.
+    /// Barrier: returns once the peer has entered it too.
     pub fn barrier(&mut self) -> Result<()> {
         self.barriers += 1;
         let theirs = self.exchange(&self.barriers.to_le_bytes())?;
@@ -90,7 +90,7 @@ fn left(deadline: Instant) -> Result<Duration> {
 
 fn talk_over(socket: &mut UnixStream, mine: &[u8], deadline: Instant) -> Result<Vec<u8>> {
     assert!(mine.len() <= LONGEST, "a message of {} bytes", mine.len());
-    // Both write first: messages are shorter than what a socket holds.
+    // Both ranks send first, which cannot block: messages are shorter than a socket's buffer.
     let mut message = (mine.len() as u32).to_le_bytes().to_vec();
     message.extend_from_slice(mine);
     socket.set_write_timeout(Some(left(deadline)?))?;
@@ -124,7 +124,7 @@ fn meet_over(
     let other = 1 - bootstrap.rank();
     bootstrap.send(other, topic, mine)?;
     loop {
-        // Asked before: what it sent last is received first.
+        // Checked first: the peer's last message is received before its end is reported.
         let gone = bootstrap.gone(other);
         match bootstrap.receive(topic)? {
             Some((_, theirs)) => return Ok(theirs),

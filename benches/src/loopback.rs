@@ -1,5 +1,5 @@
-//! One message after the other on one stream, from a NIC to itself: what it takes from the
-//! doorbell that the stream rings until the stream has seen the completion.
+//! One message after the other on one stream, from a NIC to itself: the time from the stream's
+//! doorbell until the stream has seen the completion.
 
 use std::time::{Duration, Instant};
 
@@ -17,23 +17,23 @@ use crate::report::Target;
 use crate::stats::{Samples, Summary};
 use crate::table::{self, Table, us};
 
-/// Messages of a chain: what a waiting stream holds besides others' work.
+/// Messages of a chain: as many as fit behind a waiting stream.
 const CHAIN: u64 = 200;
-/// Blocks of the send queue: more than a chain.
+/// Blocks of the send queue: more than a chain needs.
 const QUEUE: u32 = 512;
-/// Chains, and single messages, before anything is timed.
+/// Chains, and single messages, before the measurement.
 const WARM_UP: u64 = 3;
 
 /// Options of `mpbench loopback`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Size of a message, an RDMA write.
+    /// Size in bytes of a message, an RDMA write.
     #[arg(long, value_parser = options::size, default_value = "8")]
     pub size: u64,
-    /// Chains of 200 messages, each timed as a whole.
+    /// Number of chains of 200 messages; each is timed as a whole.
     #[arg(long, default_value = "100", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub chains: u64,
-    /// Messages timed one by one.
+    /// Number of messages that are timed one by one.
     #[arg(long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub singles: u64,
     #[command(flatten)]
@@ -43,28 +43,28 @@ pub struct Options {
 /// The figures of one lowering.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// With what.
+    /// The lowering.
     pub names: Names,
-    /// A message of a chain, in nanoseconds: a distribution of the means of chains.
+    /// Time of a message in a chain, in nanoseconds: the distribution of the means of chains.
     pub chained_ns: Summary,
-    /// A message alone: from the host's store that lets the stream go to the host's load that
-    /// sees the stream past the completion.
+    /// Time of a single message, in nanoseconds: from the host's store that releases the stream to
+    /// the host's load that sees the stream past the completion.
     pub single_ns: Summary,
-    /// The same way with no message on it.
+    /// The same without a message.
     pub empty_ns: Summary,
 }
 
 struct Bench {
     rig: Rig,
     size: u64,
-    /// Chains and single messages so far: what the payload is made of.
+    /// Number of chains and single messages so far, from which the payload is made.
     round: u64,
     requests: Vec<SendRequest>,
 }
 
 impl Benchmark for Options {
     const NAME: &'static str = "loopback";
-    const ABOUT: &'static str = "From the doorbell to the completion, both by one stream";
+    const ABOUT: &'static str = "Latency from the doorbell to the completion, both by one stream";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         ensure!(self.size <= 1 << 20, "messages of at most 1Mi are sent");
@@ -93,7 +93,7 @@ impl Benchmark for Options {
                 round: 0,
                 requests: Vec::with_capacity(CHAIN as usize),
             };
-            // Where there is nothing to choose from, `auto` is one of the others.
+            // Without a choice, `auto` is the same as one of the others.
             let names = bench.rig.names();
             if rows.iter().any(|row| row.names.lowering == names.lowering) {
                 continue;
@@ -159,7 +159,7 @@ impl Bench {
         })
     }
 
-    /// Lets `count` messages follow each other; returns the time from gate to bell.
+    /// Enqueues `count` messages in a row; returns the time from gate to bell.
     fn messages(&mut self, count: u64) -> Result<Duration> {
         self.round += 1;
         let payload: Vec<u8> = (0..self.size)

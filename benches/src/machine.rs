@@ -1,4 +1,4 @@
-//! Where and with what a figure was measured.
+//! The machine and the program of a measurement.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,18 +8,18 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The machine. What the system does not tell is `None`.
+/// The machine. A value is `None` if the system does not report it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's name.
     pub cpu: Option<String>,
     /// Processors that this process may use.
     pub cores: usize,
-    /// The kernel's version, without what its builder added.
+    /// The kernel's version, without the suffix of its distributor.
     pub kernel: Option<String>,
     /// Main memory in bytes.
     pub memory: Option<u64>,
-    /// Its load, averaged over the last minute: with others at work, figures are worse.
+    /// Load average of the last minute: figures are worse if other programs run.
     pub load: Option<f64>,
 }
 
@@ -94,7 +94,7 @@ fn executable_sha256() -> Result<String> {
     Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// What git says, if it is here and this is a repository.
+/// The output of git, if git is installed and this is a repository.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git")
         .args(arguments)

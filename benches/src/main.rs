@@ -1,9 +1,10 @@
-//! `mpbench`: what the library costs and what it reaches, measured on the machine it runs on.
+//! `mpbench`: measures latency, bandwidth, message rate and overhead of the library on a machine.
 //!
-//! Each command is one question: [`COMMANDS`] lists them. A [`benchmark`] prints a table and has
-//! figures for JSON ([`report`]); [`options`] are what several have. Those of several ranks are a
-//! [`rank::Job`], which [`world`] starts as processes or threads ([`JOBS`]). In one process they
-//! stand on [`endpoint`]: a GPU, a NIC, and two queue pairs between a gate and a bell.
+//! Each command is one benchmark; [`COMMANDS`] lists them. A [`benchmark`] prints a table and
+//! returns figures for JSON ([`report`]). [`options`] has the options that several benchmarks
+//! share. A benchmark of several ranks is a [`rank::Job`], which [`world`] starts as processes or
+//! threads ([`JOBS`]). A benchmark in one process uses an [`endpoint`]: a GPU, a NIC, and two QPs
+//! between a gate and a bell.
 
 mod alloc;
 mod ancestors;
@@ -49,7 +50,17 @@ use world::RankSpec;
 #[global_allocator]
 static ALLOCATOR: alloc::Counting = alloc::Counting;
 
-/// What there is to ask.
+/// Two command lines.
+const EXAMPLES: &str = "\
+Examples:
+  mpbench pingpong --sizes 8,64Ki --json pingpong.json
+          one-way latency of messages of 8 bytes and 64 KiB, figures also as JSON
+  mpbench bandwidth --layer both --depth 16
+          bandwidth with 16 messages in flight, by gdsync and by mp
+
+Sizes are in bytes (8, 64Ki, 1Mi), times in seconds unless the option names another unit.";
+
+/// The commands, in the order of the help text.
 const COMMANDS: [Entry; 15] = [
     Entry::of::<pingpong::Options>(),
     Entry::of::<loopback::Options>(),
@@ -67,13 +78,13 @@ const COMMANDS: [Entry; 15] = [
     Entry::of::<sanity::Options>(),
     Entry {
         name: "suite",
-        about: "The benchmarks that have targets, against their targets",
+        about: "All benchmarks that have targets, compared with their targets",
         options: suite::Options::augment_args,
         run: |given| suite::run(&suite::Options::from_arg_matches(given)?),
     },
 ];
 
-/// What processes are started for that are ranks.
+/// The jobs that processes run as ranks.
 const JOBS: [world::Entry; 6] = [
     world::entry::<pingpong::Options>(),
     world::entry::<bandwidth::Options>(),
@@ -88,7 +99,10 @@ fn command_line() -> Command {
     let rank = Command::new("rank").hide(true);
     Command::new("mpbench")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams")
+        .about(
+            "Measures latency, bandwidth, message rate and CPU overhead of messages on GPU streams",
+        )
+        .after_help(EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
         .arg(parent.value_parser(value_parser!(u32)))

@@ -1,4 +1,4 @@
-//! Where ranks that are processes find each other: at a store that whoever starts them hosts.
+//! The bootstrap store of ranks that are processes; the process that starts them hosts it.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use mp::bootstrap::Secret;
 use mp::bootstrap::tcp::Server;
 
-/// Random bytes of a job's secret.
+/// Length of a job's secret in random bytes.
 const SECRET: usize = 16;
 
 /// The store of one job.
@@ -20,7 +20,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Starts one for `size` ranks of this host.
+    /// Starts a store for `size` ranks of this host.
     pub fn start(size: u32) -> Result<Store> {
         let mut bytes = [0; SECRET];
         let mut random = File::open("/dev/urandom").context("opening the random numbers")?;
@@ -37,7 +37,7 @@ impl Store {
         })
     }
 
-    /// Tells a process that it is `rank`, and where the others are.
+    /// Sets the variables that make a process `rank` of the job.
     pub fn tell<'c>(&self, command: &'c mut Command, rank: u32) -> &'c mut Command {
         command
             .env("MP_RANK", rank.to_string())

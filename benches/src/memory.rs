@@ -1,4 +1,4 @@
-//! What memory this process uses, as the system tells.
+//! The memory of this process, as the system reports it.
 
 use std::fs;
 
@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Resident.
+    /// Resident memory.
     pub resident: u64,
-    /// Private and writable: what was asked for, whether or not it was ever touched.
+    /// Private and writable memory, whether it was touched or not.
     pub private: u64,
 }
 
-/// That of this process, drivers included.
+/// The memory of this process, including drivers.
 pub fn of_process() -> Result<Process> {
     let text = fs::read_to_string("/proc/self/statm").context("reading statm")?;
     let bytes = |field: usize| -> Result<u64> {

@@ -1,5 +1,5 @@
-//! Options that several benchmarks have: GPU and NIC, layer, where ranks live, the time limit and the
-//! file for the figures.
+//! Options that several benchmarks share: GPU and NIC, layer, processes or threads, the time limit
+//! and the file for the figures.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu;
 
-/// Where payloads lie.
+/// The memory of payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
-    /// In the GPU.
+    /// Device memory of the GPU.
     Device,
-    /// In the host, pinned.
+    /// Pinned host memory.
     Pinned,
 }
 
-/// How doorbells and waits become work of a stream.
+/// How a stream executes doorbell writes and waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lowering {
@@ -30,23 +30,23 @@ pub enum Lowering {
     Memops,
     /// Small kernels.
     Kernel,
-    /// As GDS_LOWER says, or what the library prefers.
+    /// The value of GDS_LOWER, or the library's choice.
     Auto,
 }
 
-/// Which library carries the messages.
+/// The libraries that carry the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layers {
-    /// Verbs: prepared requests, posted on streams.
+    /// gdsync: prepared requests of verbs, posted on streams.
     Gdsync,
-    /// Messages: sends and receives that match.
+    /// mp: messages, with matched sends and receives.
     Mp,
-    /// Both in turn, to compare.
+    /// Both in turn, for a comparison.
     Both,
 }
 
-/// One of them.
+/// One library of [`Layers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layer {
@@ -57,7 +57,7 @@ pub enum Layer {
 }
 
 impl Layers {
-    /// Each that is asked for.
+    /// The libraries, one by one.
     pub fn each(self) -> &'static [Layer] {
         match self {
             Layers::Gdsync => &[Layer::Gdsync],
@@ -68,7 +68,7 @@ impl Layers {
 }
 
 impl Layer {
-    /// Its name.
+    /// The name of the library.
     pub fn name(self) -> &'static str {
         match self {
             Layer::Gdsync => "gdsync",
@@ -77,57 +77,57 @@ impl Layer {
     }
 }
 
-/// Who rings the NIC.
+/// The side that writes the doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Doorbell {
-    /// The stream itself.
+    /// The stream.
     #[value(alias = "ring")]
     #[serde(alias = "ring")]
     Direct,
-    /// A CPU thread on its behalf.
+    /// A CPU thread, for the stream.
     #[value(alias = "proxy")]
     #[serde(alias = "proxy")]
     CpuThread,
-    /// As GDS_DOORBELL says, or the stream.
+    /// The value of GDS_DOORBELL, or the stream.
     #[default]
     Auto,
 }
 
-/// Who drives the NIC.
+/// The provider: the library that drives the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Provider {
-    /// Libmlx5: a ConnectX.
+    /// libmlx5: a ConnectX.
     #[value(alias = "rdma_core")]
     #[serde(alias = "rdma_core")]
     Mlx5,
-    /// Libibverbs: any NIC, by a CPU thread.
+    /// libibverbs: any NIC, by a CPU thread.
     #[value(alias = "proxy")]
     #[serde(alias = "proxy")]
     Verbs,
-    /// The virtual ConnectX in the process.
+    /// The virtual ConnectX in this process.
     Emulated,
-    /// As GDS_PROVIDER says, or the first of these that works.
+    /// The value of GDS_PROVIDER, or the first of these that works.
     #[default]
     Auto,
 }
 
-/// Where ranks live.
+/// How ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ranks {
-    /// Each in a process of its own.
+    /// Each rank is a process that mpbench starts.
     Processes,
-    /// Both in this one.
+    /// Both ranks are threads of this process.
     Threads,
-    /// In processes that somebody else starts, on hosts of their own perhaps.
+    /// Each rank is a process that a launcher starts, possibly on separate hosts.
     Launched,
 }
 
 impl Ranks {
-    /// As the options of a command say.
+    /// From the options of a command.
     pub fn of(threads: bool, launched: bool) -> Ranks {
         match (threads, launched) {
             (true, _) => Ranks::Threads,
@@ -140,29 +140,29 @@ impl Ranks {
 /// Options about GPU and NIC.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Setup {
-    /// The GPU: soft, cuda, cuda:N, or auto, which is the first of CUDA's if there is one; of
-    /// several, separated by commas, each rank takes the next.
+    /// The GPU: soft, cuda, cuda:N, or auto, which is the first CUDA GPU if there is one, else
+    /// soft. In a list separated by commas, each rank takes the next GPU.
     #[arg(long = "gpu", value_name = "GPU,..", env = "GDS_GPU", value_delimiter = ',',
           value_parser = gpu::name, default_value = "auto")]
     pub gpus: Vec<String>,
-    /// Where payloads lie [default: in the GPU if it is a soft one, else pinned: a virtual NIC
-    /// reaches device memory of CUDA by the copy engine only].
+    /// Memory of the payloads [default: device on a software GPU, else pinned, because a virtual
+    /// NIC reaches device memory of CUDA by the copy engine only].
     #[arg(long, value_enum)]
     pub memory: Option<Memory>,
-    /// How doorbells and waits become work of a stream.
+    /// How a stream executes doorbell writes and waits.
     #[arg(long, value_enum, default_value = "auto")]
     pub lowering: Lowering,
-    /// Who rings the NIC.
+    /// The side that writes the doorbell.
     #[arg(long, alias = "endpoint", value_enum, default_value = "auto")]
     #[serde(default, alias = "endpoint")]
     pub doorbell: Doorbell,
-    /// Who drives the NIC.
+    /// The library that drives the NIC.
     #[arg(long, value_enum, default_value = "auto")]
     pub provider: Provider,
 }
 
 impl Setup {
-    /// Where payloads on `gpu` lie.
+    /// The memory of payloads on `gpu`.
     pub fn memory(&self, gpu: &Gpu) -> MemoryKind {
         match self.memory {
             Some(Memory::Pinned) => MemoryKind::Pinned,
@@ -171,7 +171,7 @@ impl Setup {
         }
     }
 
-    /// The NIC.
+    /// Opens the NIC of the chosen provider.
     pub fn device(&self, gpu: &Gpu) -> gdsync::Result<Device> {
         let options = DeviceOptions::default().provider(match self.provider {
             Provider::Mlx5 => rdma::Provider::Mlx5,
@@ -182,7 +182,7 @@ impl Setup {
         Device::open_with(gpu, &options)
     }
 
-    /// Queue pairs as asked for, with `entries` entries in each queue.
+    /// A configuration of QPs by these options, with `entries` entries in each queue.
     pub fn queues(&self, entries: u32) -> QpConfig {
         QpConfig::default()
             .send_blocks(entries)
@@ -203,10 +203,10 @@ impl Setup {
 /// Options about the run and its results.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Run {
-    /// Seconds after which the benchmark is given up.
+    /// Time limit of the benchmark in seconds; the benchmark fails after it.
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub timeout: Duration,
-    /// Write all figures, machine and program to this file.
+    /// Writes all figures, and a description of machine and program, to this file.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub json: Option<PathBuf>,

@@ -1,20 +1,20 @@
-//! What payloads hold: their names, and the words as the host computes them, the same as
+//! The contents of payloads: tags, and the words as the host computes them, the same as
 //! `device/pattern.hpp`.
 
 /// Multiplier of the pattern: 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Names one payload: which message it is, and which rank wrote it.
+/// The tag of one payload: the number of the message and the rank that wrote it.
 pub fn tag(message: u64, sender: u32) -> u64 {
     2 * message + u64::from(sender)
 }
 
-/// What [`tag`] was made of.
+/// The inverse of [`tag`].
 pub fn untag(tag: u64) -> (u64, u32) {
     (tag / 2, (tag % 2) as u32)
 }
 
-/// Where the words of a tag start; those of different tags lie far apart.
+/// The first index of the words of a tag; those of different tags are far apart.
 pub fn seed(tag: u64) -> u64 {
     let x = tag.wrapping_add(1).wrapping_mul(GOLDEN);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,7 +22,7 @@ pub fn seed(tag: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A word of a seed: bytes `8 * index` and on, the lowest in the lowest bits.
+/// A word of a seed: bytes `8 * index` and on, little-endian.
 pub fn word(seed: u64, index: u64) -> u64 {
     let x = seed.wrapping_add(index).wrapping_mul(GOLDEN);
     x ^ (x >> 29)
@@ -50,7 +50,7 @@ mod tests {
     fn payloads_differ_by_tag_and_by_place() {
         let zero = bytes(tag(5, 0), 4096);
         assert_eq!(zero, bytes(tag(5, 0), 4096));
-        // One equal byte in 256 is chance; an equal word is not.
+        // One equal byte in 256 is chance; an equal word is an error.
         for other in [bytes(tag(5, 1), 4096), bytes(tag(6, 0), 4096)] {
             assert!(zero.chunks(8).zip(other.chunks(8)).all(|(a, b)| a != b));
         }

@@ -17,44 +17,44 @@ use crate::endpoint::Endpoint;
 use crate::link::Link;
 use crate::options::Setup;
 
-/// What ranks are started for.
+/// The job of ranks.
 pub trait Job: Clone + Send + Serialize + DeserializeOwned + 'static {
-    /// Its name among the jobs.
+    /// The name of the job.
     const NAME: &'static str;
 
-    /// Whether the ranks need mp, and so a bootstrap.
+    /// Whether the ranks use mp, which needs a bootstrap.
     fn needs_mp(&self) -> bool;
 
-    /// One rank's part. It ends with a barrier, since a rank takes its NIC down when it leaves.
+    /// Runs one rank. It ends with a barrier, since a rank closes its NIC when it ends.
     fn play(&self, rank: &mut Rank) -> Result<Value>;
 }
 
-/// What a rank tells whoever started it.
+/// A message from a rank to the process that started it.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Note {
-    /// So much more is done.
+    /// Progress: this much more is done.
     Progress(u64),
-    /// A part of the result, to be shown at once.
+    /// A part of the result, to be printed at once.
     Part(Value),
     /// The result: the rank is done.
     Result(Value),
-    /// It failed, and why.
+    /// The rank failed, with the reason.
     Failed(String),
 }
 
-/// Where notes go.
+/// The receiver of notes.
 pub enum Outbox {
-    /// To this process's standard output, one JSON text a line.
+    /// Standard output of this process, one JSON text a line.
     Stdout,
-    /// To a thread of this process.
+    /// A thread of this process.
     Channel(Sender<(usize, Note)>),
 }
 
 /// A rank.
 pub struct Rank {
-    /// From 0.
+    /// Its number, from 0.
     pub number: u32,
-    /// The other one, if there are two.
+    /// The number of the other rank, if there are two.
     pub link: Link,
     bootstrap: Option<Arc<dyn Bootstrap>>,
     deadline: Instant,
@@ -62,7 +62,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// A rank that gives up at `deadline`.
+    /// A rank whose operations fail at `deadline`.
     pub fn new(number: u32, link: Link, deadline: Instant, outbox: Outbox) -> Rank {
         Rank {
             number,
@@ -73,14 +73,14 @@ impl Rank {
         }
     }
 
-    /// As one of mp's ranks, if it is one.
+    /// Its place in a job of mp, if it has one.
     #[must_use]
     pub fn meets(mut self, bootstrap: Option<Arc<dyn Bootstrap>>) -> Rank {
         self.bootstrap = bootstrap;
         self
     }
 
-    /// How it meets the others.
+    /// Its bootstrap.
     pub fn bootstrap(&self) -> Result<Arc<dyn Bootstrap>> {
         let bootstrap = self.bootstrap.clone();
         bootstrap.context("a rank without a bootstrap")
@@ -93,7 +93,7 @@ impl Rank {
         builder.build().context("building a context")
     }
 
-    /// Does the job and reports how it went; `true` if well.
+    /// Runs the job and reports the outcome; `true` on success.
     pub fn work(mut self, job: &impl Job) -> bool {
         let result = job.play(&mut self);
         let note = match result {
@@ -104,7 +104,7 @@ impl Rank {
         self.tell(note) && well
     }
 
-    /// Reports; `false` if nobody listens any more.
+    /// Sends a report; `false` if the receiver is gone.
     pub fn tell(&self, note: Note) -> bool {
         match &self.outbox {
             Outbox::Stdout => {
@@ -122,12 +122,12 @@ impl Rank {
         Ok(())
     }
 
-    /// What is left of the time limit.
+    /// The remaining time of the time limit.
     pub fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Sleeps until the stream is done. Looks seldom, so that this thread leaves the processors
+    /// Sleeps until the stream is done. It polls rarely, so that this thread leaves the processors
     /// to the devices: after a millisecond, then whenever a quarter more time has passed.
     pub fn park(&self, stream: &Stream) -> Result<()> {
         let start = Instant::now();

@@ -1,6 +1,6 @@
-//! Small messages a second: 8-byte RDMA writes between two queue pairs of one NIC, posted by
-//! the CPU, one in sixteen signaled. Each carries its number into a slot of its own, so that the
-//! memory tells at any time which writes have arrived.
+//! Message rate: 8-byte RDMA writes between two queue pairs of one NIC, posted by the CPU, one in
+//! sixteen signaled. Each writes its number into a separate slot, so the memory shows at any time
+//! which writes have arrived.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -19,19 +19,19 @@ use crate::report::Target;
 
 /// Blocks of the send queue; a write takes one.
 const QUEUE: u32 = 1024;
-/// Most writes in flight: a group less than the queue holds.
+/// Most writes in flight: one group less than the queue holds.
 const WINDOW: u64 = QUEUE as u64 - GROUP;
-/// Writes to one signaled.
+/// Writes for each signaled one.
 const GROUP: u64 = 16;
-/// Slots of 8 bytes that the writes go to in turn.
+/// Slots of 8 bytes that the writes use in turn.
 const SLOTS: u64 = 4096;
-/// Every so many groups the slots just written are looked at.
+/// Number of groups between two checks of the slots just written.
 const SPOT: u64 = 64;
 
 /// Options of `mpbench rate`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Writes.
+    /// Number of writes.
     #[arg(long, default_value = "4000000", value_parser = clap::value_parser!(u64).range(1..))]
     pub messages: u64,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub struct Options {
 
 impl Benchmark for Options {
     const NAME: &'static str = "rate";
-    const ABOUT: &'static str = "Small writes a second, posted by the CPU";
+    const ABOUT: &'static str = "Message rate: 8-byte writes a second, posted by the CPU";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let messages = self.messages;
@@ -78,13 +78,13 @@ struct Bench {
     rig: Rig,
     /// Signaled writes in flight, oldest first, each with its number.
     signaled: VecDeque<(SendRequest, u64)>,
-    /// Writes known to be complete.
+    /// Number of writes known to be complete.
     completed: u64,
-    /// Payloads that were looked at while others were in flight.
+    /// Payloads that were checked while other writes were in flight.
     spot_checks: u64,
 }
 
-/// What write `number` carries: never zero, which is what slots hold before.
+/// The value of write `number`: never zero, which is the initial value of slots.
 fn payload(number: u64) -> u64 {
     number + 1
 }
@@ -121,7 +121,8 @@ impl Bench {
         Ok(start.elapsed())
     }
 
-    /// Spins until the oldest signaled write is complete; with it are all before.
+    /// Polls until the oldest signaled write is complete; all writes before it are complete then
+    /// too.
     fn complete_one(&mut self) -> Result<()> {
         let Some((request, number)) = self.signaled.pop_front() else {
             bail!("nothing signaled is in flight");
@@ -146,7 +147,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A write that is complete has arrived, or one that went to the same slot later.
+    /// A complete write has arrived, or a later write to the same slot.
     fn look_at(&mut self, number: u64) -> Result<()> {
         let found = self.slot(number % SLOTS)?;
         if found < payload(number) || !(found - payload(number)).is_multiple_of(SLOTS) {
@@ -156,7 +157,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Every slot holds what was written to it last.
+    /// Checks that every slot holds the value that was written to it last.
     fn verify(&self, messages: u64) -> Result<()> {
         for slot in 0..SLOTS {
             let found = self.slot(slot)?;

@@ -1,4 +1,4 @@
-//! The JSON that every benchmark writes: figures, targets, and what they were measured with.
+//! The JSON of every benchmark: figures, targets, program and machine.
 
 use std::fs;
 use std::path::Path;
@@ -9,28 +9,28 @@ use serde_json::Value;
 
 use crate::machine::{Machine, Program};
 
-/// Which way is better.
+/// Whether lower or higher values are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
-    /// Times, counts of what should not be.
+    /// Lower is better: times, counts of errors.
     Lower,
-    /// Rates.
+    /// Higher is better: rates.
     Higher,
 }
 
-/// A figure and what it should be.
+/// A figure and its target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// What was measured.
+    /// What is measured.
     pub name: String,
     /// The figure.
     pub measured: f64,
-    /// What it should be at least, or at most.
+    /// The limit: least or greatest value.
     pub target: f64,
     /// Its unit.
     pub unit: String,
-    /// Which of the two.
+    /// The direction.
     pub better: Better,
 }
 
@@ -54,7 +54,7 @@ impl Target {
         }
     }
 
-    /// Whether the figure is as it should be.
+    /// Whether the figure meets its target.
     pub fn is_met(&self) -> bool {
         match self.better {
             Better::Lower => self.measured <= self.target,
@@ -62,7 +62,7 @@ impl Target {
         }
     }
 
-    /// How good the figure is: 1 is just on target, 2 twice as good.
+    /// Ratio to the target: 1 is exactly on target, 2 is twice as good.
     pub fn ratio(&self) -> f64 {
         match self.better {
             Better::Lower if self.measured <= self.target && self.target == 0.0 => 1.0,
@@ -72,20 +72,20 @@ impl Target {
     }
 }
 
-/// What one benchmark has to say.
+/// The report of one benchmark.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Which benchmark.
+    /// Its name.
     pub benchmark: String,
-    /// With what it was measured.
+    /// The program.
     pub program: Program,
-    /// And where.
+    /// The machine.
     pub machine: Machine,
-    /// How: the options, given or not.
+    /// The options, including defaults.
     pub options: Value,
-    /// What was measured; durations are in nanoseconds.
+    /// The measured figures; durations are in nanoseconds.
     pub figures: Value,
-    /// What was aimed at.
+    /// The targets.
     pub targets: Vec<Target>,
 }
 
@@ -108,13 +108,13 @@ impl Report {
     }
 }
 
-/// Writes `value` to `path`, whole or not at all.
+/// Writes `value` to `path` atomically.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)? + "\n";
     write_text(path, &text)
 }
 
-/// Writes `text` to `path`, whole or not at all, making the folder if need be.
+/// Writes `text` to `path` atomically, and creates the folder if it is missing.
 pub fn write_text(path: &Path, text: &str) -> Result<()> {
     let write = || {
         if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {

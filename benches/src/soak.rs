@@ -1,8 +1,8 @@
-//! Messages by the million on one stream, and what the process and the GPU hold meanwhile.
+//! Millions of messages on one stream, and the memory of the process and the GPU in the meantime.
 //!
-//! Each message is a receive, a send, and the stream's waits for both; with every chunk of them
-//! a piece of memory is allocated, registered and given back. What is in use is looked at
-//! between chunks: the program's heap, its resident memory, the GPU's memory.
+//! Each message is a receive, a send, and the stream's waits for both. With every chunk of messages
+//! a buffer is allocated, registered and freed. Between chunks the benchmark reads the program's
+//! heap, its resident memory, and the GPU's memory.
 
 use std::time::{Duration, Instant};
 
@@ -28,32 +28,31 @@ const CHUNK: u64 = 100;
 const QUEUE: u32 = 256;
 /// Bytes of a message.
 const MESSAGE: u64 = 64;
-/// Bytes of what is allocated and given back with every chunk.
+/// Bytes that are allocated and freed with every chunk.
 const PASSING: usize = 64 << 10;
-/// Looks at memory in the whole run.
+/// Memory readings in the whole run.
 const LOOKS: u64 = 100;
-/// Each gauge is judged by the highest of so many looks: those after the first, which are the
-/// warm-up, and the last.
+/// Number of readings whose maximum counts: the first ones after the warm-up, and the last ones.
 const WINDOW: usize = 10;
 
-/// What may be in use at the end more than at the start, in bytes: of the heap, resident, of the
-/// GPU. A leak of some bytes a message is more by far; so is one of a region in a hundred.
+/// Greatest allowed growth in bytes: of the heap, of resident memory, of the GPU's memory. A leak
+/// of some bytes a message is far more, and so is a leak of one region in a hundred.
 const BOUNDS: [u64; 3] = [64 << 10, 2 << 20, 4 << 20];
 
 /// Options of `mpbench soak`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Messages.
+    /// Number of messages.
     #[arg(long, default_value = "1000000", value_parser = clap::value_parser!(u64).range(10_000..))]
     pub messages: u64,
     #[command(flatten)]
     pub setup: Setup,
-    /// Leak so many bytes of the heap with every message, to see that it is noticed.
+    /// Leaks this many bytes of the heap with every message, to test that the benchmark detects it.
     #[arg(long, value_name = "BYTES", default_value = "0", hide = true)]
     pub leak: usize,
 }
 
-/// What is in use at a moment, in bytes.
+/// Memory in use at a moment, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Look {
     /// Messages so far.
@@ -62,7 +61,7 @@ pub struct Look {
     pub heap: u64,
     /// Resident memory of the process, drivers included.
     pub resident: u64,
-    /// The GPU's memory, others' included; 0 where it is not told.
+    /// The GPU's memory, including that of other processes; 0 where the GPU does not report it.
     pub gpu: u64,
 }
 
@@ -75,7 +74,7 @@ struct Soak {
 
 impl Benchmark for Options {
     const NAME: &'static str = "soak";
-    const ABOUT: &'static str = "Messages by the million, and memory that does not grow";
+    const ABOUT: &'static str = "Millions of messages, with a check that memory does not grow";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut soak = Soak::new(self, limit)?;
@@ -123,7 +122,7 @@ fn values(look: &Look) -> [u64; 3] {
     [look.heap, look.resident, look.gpu]
 }
 
-/// The highest of the last looks above the highest of those after the warm-up.
+/// The maximum of the last readings minus the maximum of those after the warm-up.
 fn growth(looks: &[Look]) -> [i64; 3] {
     let window = WINDOW.min(looks.len() / 3).max(1);
     let highest = |looks: &[Look], gauge: usize| {
@@ -221,7 +220,7 @@ impl Soak {
         Ok(())
     }
 
-    /// Allocates, registers and gives back memory, while the stream waits.
+    /// Allocates, registers and frees memory while the stream waits.
     fn pass(&self, number: u64) -> Result<()> {
         let kind = match number % 2 {
             0 => MemoryKind::Device,

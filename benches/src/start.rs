@@ -1,6 +1,6 @@
-//! How long a job takes to start: ranks as processes, from the first one's spawn until the last
-//! has all its peers, or, if they are connected lazily, has had a message from one neighbour and
-//! sent one to the other.
+//! Start time of a job: ranks as processes, from the spawn of the first one until the last one is
+//! connected to all its peers or, if connections are lazy, has received a message from one
+//! neighbour and sent one to the other.
 
 use std::time::Duration;
 
@@ -22,57 +22,57 @@ use crate::stats::{Samples, Summary};
 use crate::table::{Table, us};
 use crate::world;
 
-/// Blocks of each send queue: what a context has if it is not told.
+/// Blocks of each send queue: the default of a context.
 const QUEUE: u32 = 64;
-/// Tags of the messages around the ring, and of those that hold the ranks together at the end.
+/// Tags of the messages around the ring, and of those that synchronize the ranks at the end.
 const RING: u32 = 1;
 const END: u32 = 2;
 
 /// Options of `mpbench start`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Ranks.
+    /// Number of ranks.
     #[arg(long, default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256))]
     pub ranks: u32,
-    /// Starts of each kind.
+    /// Number of starts of each kind.
     #[arg(long, default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub starts: u32,
     #[command(flatten)]
     pub setup: Setup,
 }
 
-/// One start, as the ranks are told of it.
+/// The job of one start, which the ranks receive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
-    /// When the first was started, by the system's monotonic clock, in nanoseconds.
+    /// Time of the first process's start by the system's monotonic clock, in nanoseconds.
     begun_ns: u64,
-    /// Whether peers are connected before anything is sent.
+    /// Whether peers are connected before the first message.
     up_front: bool,
     options: Options,
 }
 
-/// When a rank was how far, after the first one's start, in nanoseconds.
+/// Times of a rank's milestones after the first process's start, in nanoseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Steps {
     names: Names,
-    /// It had joined the job and runs.
+    /// The rank has joined the job.
     joined: u64,
-    /// It had a GPU and a NIC.
+    /// The rank has opened a GPU and a NIC.
     opened: u64,
-    /// It had its peers.
+    /// The rank is connected to its peers.
     connected: u64,
 }
 
-/// What the slowest rank took, in nanoseconds: distributions over the starts.
+/// Times of the slowest rank, in nanoseconds: distributions over the starts.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Whether peers were connected before anything was sent.
+    /// Whether peers were connected before the first message.
     pub up_front: bool,
-    /// Until it had joined the job.
+    /// Until the rank had joined the job.
     pub joined_ns: Summary,
-    /// Until it had a GPU and a NIC.
+    /// Until the rank had opened a GPU and a NIC.
     pub opened_ns: Summary,
-    /// Until it had all its peers; or, if they come lazily, both messages.
+    /// Until it was connected to all its peers or, with lazy connections, had both messages.
     pub connected_ns: Summary,
 }
 
@@ -121,7 +121,7 @@ impl Job for Start {
     }
 }
 
-/// A message to the next rank and one from the rank before.
+/// Sends a message to the next rank and receives one from the previous rank.
 fn ring(context: &Context, limit: Duration) -> Result<()> {
     let (rank, size) = (context.rank(), context.size());
     let memory = context.alloc(MemoryKind::Pinned, 8)?;
@@ -137,7 +137,7 @@ fn ring(context: &Context, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Returns once all ranks have come here, and lets none go before.
+/// A barrier of all ranks.
 pub fn gather(context: &Context, tag: u32, limit: Duration) -> Result<()> {
     let memory = context.alloc(MemoryKind::Pinned, 8)?;
     let nothing = memory.slice(0, 0)?;
@@ -157,7 +157,8 @@ pub fn gather(context: &Context, tag: u32, limit: Duration) -> Result<()> {
 
 impl Benchmark for Options {
     const NAME: &'static str = "start";
-    const ABOUT: &'static str = "From the first process's start until all ranks have their peers";
+    const ABOUT: &'static str =
+        "Time from the start of the first process until all ranks are connected";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut rows = Vec::new();

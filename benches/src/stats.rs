@@ -3,40 +3,40 @@
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// The percentiles that are kept of a distribution.
+/// The percentiles that a summary contains.
 const PERCENTILES: [f64; 13] = [
     0.0, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0,
 ];
 
-/// Longest duration that is told from longer ones: a minute, in nanoseconds.
+/// Longest duration that is distinguished from longer ones: a minute, in nanoseconds.
 const LONGEST: u64 = 60_000_000_000;
 
-/// What is kept of many durations, in nanoseconds, exact to a thousandth.
+/// The summary of many durations in nanoseconds, exact to a thousandth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How many.
+    /// Number of durations.
     pub count: u64,
-    /// The shortest.
+    /// The minimum.
     pub min: u64,
-    /// Half are at most this.
+    /// The median.
     pub median: u64,
-    /// Their mean.
+    /// The mean.
     pub mean: f64,
-    /// 99 in 100 are at most this.
+    /// The 99th percentile.
     pub p99: u64,
-    /// The longest.
+    /// The maximum.
     pub max: u64,
     /// Pairs of a percentile and its value.
     pub percentiles: Vec<(f64, u64)>,
 }
 
-/// Many durations.
+/// A histogram of durations.
 pub struct Samples(Histogram<u64>);
 
 impl Default for Samples {
-    /// None so far. All memory that recording takes is allocated here.
+    /// An empty histogram. It allocates all memory that recording needs.
     fn default() -> Samples {
-        // The bounds are within what the crate takes, by its documentation.
+        // The bounds are valid arguments, by the documentation of the crate.
         Samples(Histogram::new_with_bounds(1, LONGEST, 3).expect("constant bounds"))
     }
 }
@@ -47,7 +47,7 @@ impl Samples {
         self.0.saturating_record(ns);
     }
 
-    /// What to keep of them.
+    /// The summary of the durations so far.
     pub fn summary(&self) -> Summary {
         let h = &self.0;
         Summary {

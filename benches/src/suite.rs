@@ -1,5 +1,5 @@
-//! All benchmarks one after the other, each in a process of its own, and how they compare with
-//! their targets. Figures are judged by people: a slow machine fails nothing.
+//! All benchmarks one after the other, each in a separate process, and a comparison with their
+//! targets. People judge the figures: a slow machine causes no failure.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,35 +15,36 @@ use crate::gpu::{self, CUDA};
 use crate::report::{self, Report};
 use crate::table::Table;
 
-/// How long after its own limit a benchmark may still be there.
+/// Time that a benchmark may run beyond its own limit.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Options of `mpbench suite`.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
-    /// Where the figures go: a file that ends in .json for all of them, or a folder for a file
-    /// of each and the latency curve.
+    /// Target of the figures: a file that ends in .json for all of them, or a folder for one file
+    /// each and the latency curve.
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
-    /// The GPU: soft, cuda, cuda:N, or auto, which is the first of CUDA's if there is one; of
-    /// several, separated by commas, each rank takes the next.
+    /// The GPU: soft, cuda, cuda:N, or auto, which is the first CUDA GPU if there is one, else
+    /// soft. In a list separated by commas, each rank takes the next GPU.
     #[arg(long = "gpu", value_name = "GPU,..", env = "GDS_GPU", value_delimiter = ',',
           value_parser = gpu::name, default_value = "auto")]
     pub gpus: Vec<String>,
-    /// Seconds after which a benchmark is given up.
+    /// Time limit of each benchmark in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = crate::options::seconds)]
     pub timeout: Duration,
-    /// Few iterations: to see that all works, not to measure.
+    /// Runs few iterations: a test that everything works, not a measurement.
     #[arg(long)]
     pub quick: bool,
 }
 
-/// A benchmark of the suite: what its figures go by, its command, more arguments if there is no time.
+/// A benchmark of the suite: the name of its figures, its command, and more arguments for a short
+/// run.
 type Benchmark = (&'static str, &'static str, &'static str);
 
-/// Tells by its figures which runtime the others will have.
+/// Its figures show which runtime the others will have.
 const FIRST: Benchmark = ("post", "post --layer both", "--bursts 4");
-/// On every GPU.
+/// The benchmarks on every GPU.
 const ALL: [Benchmark; 10] = [
     ("gds_sanity", "gds_sanity", "-n 2 -s 20"),
     ("rate", "rate", "--messages 20000"),
@@ -60,9 +61,9 @@ const ALL: [Benchmark; 10] = [
     ("gds_kernel_latency", "gds_kernel_latency", "-n 50 -S 1Ki"),
     ("soak", "soak", "--messages 10000"),
 ];
-/// What follows on a soft GPU; and on CUDA, where the two lowerings differ in more than the host's
-/// time, on one GPU and on two. Two processes take turns on one GPU, by milliseconds: with spinning
-/// kernels as well.
+/// The further benchmarks: on a soft GPU; and on CUDA, where the two lowerings differ in more than
+/// CPU overhead, on one GPU and on two. Two processes share one GPU in time slices of milliseconds,
+/// also with spinning kernels.
 const PINGPONG: [&[Benchmark]; 3] = [
     &[("pingpong", "pingpong --layer both", PLAYED)],
     &[
@@ -115,7 +116,7 @@ fn measure(benchmark: Benchmark, options: &Options, folder: &Path) -> Result<Rep
     let words = command.split(' ').chain(quick.split_whitespace());
     let mut arguments: Vec<OsString> = words.map(Into::into).collect();
     let gpus = match command {
-        // One rank, which would not know what to do with several.
+        // This benchmark has one rank and does not accept several GPUs.
         "gds_poll_lat" | "gds_sanity" => options.gpus[0].clone(),
         _ => options.gpus.join(","),
     };
@@ -133,7 +134,7 @@ fn measure(benchmark: Benchmark, options: &Options, folder: &Path) -> Result<Rep
     serde_json::from_str(&text).context("reading a report")
 }
 
-/// Runs this program with `arguments`, at most so long.
+/// Runs this program with `arguments`, with a time limit.
 fn start(arguments: &[OsString], limit: Duration) -> Result<()> {
     let mut child = Command::new("/proc/self/exe")
         .args(["--parent", &std::process::id().to_string()])
@@ -190,7 +191,7 @@ fn compare(reports: &BTreeMap<&str, Report>) {
     }
 }
 
-/// A folder that goes when this does.
+/// A folder that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -203,7 +204,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed from the system's folder for such things stays there.
+        // A folder that cannot be removed stays in the system's temporary folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,13 +1,14 @@
 //! Text tables and figures with units.
 
-/// A table: every column as wide as its head, all but the first aligned to the right.
+/// A table: every column is as wide as its head; all columns but the first are aligned to the
+/// right.
 pub struct Table {
     widths: Vec<usize>,
 }
 
 impl Table {
-    /// A table whose columns have these heads, each column at least `min` wide, so that rows
-    /// can be printed as they come.
+    /// A table with these heads, each column at least `min` wide, so that rows can be printed one
+    /// by one as they are measured.
     pub fn new(heads: &[&str], min: usize) -> Table {
         Table {
             widths: heads.iter().map(|h| h.chars().count().max(min)).collect(),
@@ -50,7 +51,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// Whole nanoseconds as microseconds.
+/// Nanoseconds as microseconds, from an integer.
 pub fn us(ns: u64) -> String {
     micros(ns as f64)
 }
@@ -64,7 +65,7 @@ pub fn micros(ns: f64) -> String {
     }
 }
 
-/// Bytes a second, decimal as link speeds are.
+/// Bytes a second, with decimal units like link speeds.
 pub fn per_second(bytes: f64) -> String {
     match bytes {
         b if b >= 1e9 => format!("{:.2} GB/s", b / 1e9),

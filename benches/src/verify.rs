@@ -1,9 +1,9 @@
-//! Messages of changing sizes, every byte of which is looked at: on the stream, by the kernel
-//! that runs behind each wait, and once more by the CPU, which also looks behind each message.
+//! Messages of changing sizes, of which every byte is compared: on the stream, by the kernel behind
+//! each wait, and once more by the CPU, which also checks the bytes behind each message.
 //!
-//! Two queue pairs of one NIC take turns; SEND and WRITE with immediate take turns. All of a chunk
-//! is enqueued before its first message is sent: payloads are written, sent, waited for and
-//! verified by the stream alone.
+//! Two QPs of one NIC alternate, and so do SEND and WRITE with immediate. All of a chunk is
+//! enqueued before its first message is sent: the stream alone writes, sends, waits for and
+//! verifies the payloads.
 
 use std::time::{Duration, Instant};
 
@@ -24,24 +24,25 @@ use crate::report::Target;
 const CHUNK: u64 = 32;
 /// Entries of each queue.
 const QUEUE: u32 = 128;
-/// What lies where nothing was received.
+/// Value of bytes that have not been received.
 const BLANK: u8 = 0xee;
 
 /// Options of `mpbench verify`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Messages.
+    /// Number of messages.
     #[arg(long, default_value = "100000", value_parser = clap::value_parser!(u64).range(1..))]
     pub messages: u64,
-    /// The longest, in bytes: `8`, `64Ki`. Any length from 1 on may occur, a short one more often.
+    /// The longest message in bytes: `8`, `64Ki`. All lengths from 1 on occur, short ones more
+    /// often.
     #[arg(long, value_name = "BYTES", default_value = "64Ki", value_parser = options::size)]
     pub longest: u64,
-    /// What the lengths are drawn from.
+    /// Seed of the lengths.
     #[arg(long, default_value = "1")]
     pub seed: u64,
     #[command(flatten)]
     pub setup: Setup,
-    /// Get one bit of this message wrong, to see that it is noticed.
+    /// Flips one bit of this message, to test that the benchmark detects it.
     #[arg(long, value_name = "MESSAGE", hide = true)]
     pub spoil: Option<u64>,
 }
@@ -53,13 +54,13 @@ struct Trial {
     slot: u64,
     blank: Vec<u8>,
     arrived: Vec<u8>,
-    /// Bytes found right by kernels on the stream, and by the CPU.
+    /// Bytes verified by kernels on the stream, and by the CPU.
     verified: [u64; 2],
 }
 
 impl Benchmark for Options {
     const NAME: &'static str = "verify";
-    const ABOUT: &'static str = "Messages of changing sizes, every byte verified";
+    const ABOUT: &'static str = "Correctness of messages of changing sizes: every byte is compared";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut trial = Trial::new(self, limit)?;
@@ -99,7 +100,7 @@ impl Benchmark for Options {
     }
 }
 
-/// Length of each message: as many between 1 and 2 bytes as between 32 and 64 KiB.
+/// Length of each message: logarithmic, so 1 to 2 bytes is as likely as 32 to 64 KiB.
 fn lengths(options: &Options) -> Vec<u64> {
     let mut rng = fastrand::Rng::with_seed(options.seed);
     let doublings = (options.longest as f64).log2();
@@ -112,7 +113,7 @@ fn lengths(options: &Options) -> Vec<u64> {
 
 impl Trial {
     fn new(options: &Options, limit: Duration) -> Result<Trial> {
-        // With room behind the longest.
+        // With room for a guard behind the longest message.
         let slot = (options.longest + 64).next_multiple_of(64);
         let bytes = usize::try_from(CHUNK * slot)?;
         let rig = Rig::new(&options.setup, QUEUE, bytes as u64, limit)?;
@@ -179,7 +180,7 @@ impl Trial {
         self.look(first, lengths)
     }
 
-    /// The CPU's look at what arrived and at what lies behind.
+    /// The CPU's check of the received bytes and of the bytes behind them.
     fn look(&mut self, first: u64, lengths: &[u64]) -> Result<()> {
         self.rig.to.region().read(0, &mut self.arrived)?;
         let slots = self.arrived.chunks_exact(self.slot as usize);

@@ -1,5 +1,5 @@
-//! Starts ranks, as processes or as threads, and hears them out. Nothing here waits without
-//! a limit: a rank that dies or falls silent ends the run.
+//! Starts ranks as processes or as threads, and receives their notes. Every wait has a time limit:
+//! a rank that dies or stops answering ends the run.
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,14 +20,14 @@ use crate::meet::Store;
 use crate::options::Ranks;
 use crate::rank::{Job, Note, Outbox, Rank};
 
-/// How long the second rank may take to follow the first one into failure, or out.
+/// Time for the second rank to fail or end after the first one.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Runs `job` on two ranks; `hear` is called with their notes of progress and parts. Returns
-/// what each had for a result.
+/// Runs `job` on two ranks; `hear` is called with their notes of progress and parts. Returns the
+/// result of each rank.
 ///
 /// # Errors
-/// A rank failed or died, or the limit passed. No process is left behind.
+/// A rank failed or died, or the time limit passed. No process is left behind.
 pub fn run(
     ranks: Ranks,
     job: &impl Job,
@@ -47,8 +47,8 @@ pub fn run(
     two.map_err(|results| anyhow!("{} ranks instead of 2", results.len()))
 }
 
-/// Runs `job` on `count` ranks, each a process of its own, which have no link to each other but
-/// mp's. Returns what each had for a result.
+/// Runs `job` on `count` ranks, each a separate process, which have no link to each other but mp's.
+/// Returns the result of each rank.
 ///
 /// # Errors
 /// As [`run`].
@@ -57,7 +57,7 @@ pub fn run_many<R: DeserializeOwned>(
     job: &impl Job,
     limit: Duration,
 ) -> Result<Vec<R>> {
-    // Their other ends stay here.
+    // The other ends of the sockets stay in this process.
     let pairs = (0..count).map(|_| UnixStream::pair());
     let pairs: Vec<_> = pairs
         .collect::<Result<_, _>>()
@@ -71,8 +71,8 @@ pub fn run_many<R: DeserializeOwned>(
         .context("reading a rank's result")
 }
 
-/// Until when ranks are listened to that have `limit`. They keep it themselves and say where
-/// they stood; this is for those that do not.
+/// Deadline for notes of ranks with the time limit `limit`. Ranks keep the limit themselves and
+/// report their position; this deadline is for ranks that do not.
 fn last(deadline: Instant) -> Instant {
     deadline + GRACE / 2
 }
@@ -123,7 +123,7 @@ fn processes(
     }
     drop(sender);
     let result = listen(&notes, count, last(deadline), hear);
-    // What ended by itself tells more than what it left unsaid.
+    // The status of a process that ended by itself says more than a missing note.
     let ends: Vec<Result<()>> = children.into_iter().map(Process::end).collect();
     let result = result.map_err(|e| match ends.iter().find_map(|end| end.as_ref().err()) {
         Some(end) => anyhow!("{e:#}; {end:#}"),
@@ -133,7 +133,7 @@ fn processes(
     Ok(result)
 }
 
-/// Is one of two ranks that were started by somebody else, and tells the other what came of it.
+/// Runs as one of two ranks that a launcher started, and sends the result to the other rank.
 fn launched(
     job: &impl Job,
     limit: Duration,
@@ -162,7 +162,7 @@ fn launched(
     let mut link = Link::over(&bootstrap, "mpbench result", deadline);
     let theirs = link.exchange(&serde_json::to_vec(&mine)?)?;
     let theirs = serde_json::from_slice(&theirs).context("reading the other rank's result")?;
-    // Neither leaves before the other has it.
+    // Neither rank ends before the other has the result.
     link.barrier()?;
     match number {
         0 => Ok([mine, theirs]),
@@ -170,7 +170,7 @@ fn launched(
     }
 }
 
-/// Hears `count` ranks until each is done or one has failed.
+/// Receives notes of `count` ranks until each is done or one has failed.
 fn listen(
     notes: &Receiver<(usize, Note)>,
     count: usize,
@@ -194,7 +194,7 @@ fn listen(
                 if failures.len() == count {
                     return fail(failures);
                 }
-                // The others will fail as well, and may know more.
+                // The other ranks will fail as well, and their errors may say more.
                 deadline = deadline.min(Instant::now() + GRACE);
             }
             Ok((rank, note)) => hear(rank, note),
@@ -207,7 +207,7 @@ fn listen(
     }
 }
 
-/// A rank in a process of its own.
+/// A rank in a separate process.
 struct Process {
     number: u32,
     child: Child,
@@ -223,7 +223,7 @@ impl Process {
         sender: Sender<(usize, Note)>,
     ) -> Result<Process> {
         let mut command = Command::new("/proc/self/exe");
-        // Names its lines of the log and its trace file, also where no job is joined.
+        // The number of the rank, for log lines and the trace file, also without a job of mp.
         command.env("MP_RANK", number.to_string());
         if let Some(store) = store {
             store.tell(&mut command, number);
@@ -249,7 +249,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Waits for the process, which has nothing left to say, and ends it if it takes too long.
+    /// Waits for the process, which has sent its last note, and kills it after a time limit.
     fn end(mut self) -> Result<()> {
         let number = self.number;
         let deadline = Instant::now() + GRACE;
@@ -269,13 +269,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only for a process that is gone.
+        // Both calls fail only for a process that is gone.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Hands on what a rank process says, and tells when it falls silent without a result.
+/// Forwards the notes of a rank's process, and reports its end if it sent no result.
 fn forward(rank: usize, out: impl BufRead, sender: &Sender<(usize, Note)>) {
     let mut last_word = false;
     for line in out.lines() {
@@ -296,7 +296,7 @@ fn forward(rank: usize, out: impl BufRead, sender: &Sender<(usize, Note)>) {
     }
 }
 
-/// Ends this process when its parent ends, whatever that dies of.
+/// Makes this process end when its parent ends for any reason.
 pub fn end_with(parent: u32) -> Result<()> {
     use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
@@ -314,24 +314,24 @@ fn name_of<J: Job>(_: &J) -> &'static str {
 /// The options of a rank process.
 #[derive(Debug, Args)]
 pub struct RankSpec {
-    /// Its number.
+    /// Number of the rank.
     #[arg(long)]
     pub number: u32,
-    /// How long it may take, in milliseconds.
+    /// Time limit in milliseconds.
     #[arg(long)]
     pub limit_ms: u64,
-    /// What to do: the name of a job.
+    /// Name of the job.
     #[arg(long)]
     pub job: String,
-    /// And its options, as JSON.
+    /// Options of the job, as JSON.
     #[arg(long)]
     pub options: String,
 }
 
-/// A job by its name, and what a process does that is one of its ranks.
+/// A job by its name, and the function that runs one of its ranks in a process.
 pub type Entry = (&'static str, fn(&RankSpec) -> Result<bool>);
 
-/// That of a kind of job.
+/// The entry of a kind of job.
 pub const fn entry<J: Job>() -> Entry {
     (J::NAME, rank_process::<J>)
 }
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(hear("{\"Progress\":3}\n"), "rank 1: died");
         assert_eq!(hear("{\"Failed\":\"why\"}\n"), "rank 1: why");
         assert!(hear("panic\n").starts_with("rank 1: said what is no note"));
-        // A result of one alone is none.
+        // The result counts only if both ranks have one.
         assert_eq!(hear("{\"Result\":1}\n"), "a rank ended without a result");
     }
 

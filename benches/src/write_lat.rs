@@ -1,11 +1,11 @@
-//! `write_lat`: what `ib_write_lat` of perftest asks, by streams. Two ranks write eight bytes into
-//! each other's memory in turn, and each waits for what the other writes by looking at that
-//! memory. No kernel runs and no completion is waited for, as there; but streams post and look,
-//! and all of a batch is enqueued before it begins.
+//! `write_lat`: the measurement of `ib_write_lat` of perftest, by streams. Two ranks write eight
+//! bytes into each other's memory in turn, and each waits for the other's write by polling that
+//! memory. As in perftest, no kernel runs and no completion is waited for; but streams post and
+//! poll, and a whole batch is enqueued before it begins.
 //!
-//! Each message is the number of its round, and the wait is for exactly that number, so every
-//! byte is compared. Every four rounds rank 0's stream runs a kernel that takes the time, and what
-//! that takes itself is subtracted.
+//! Each message is the number of its round, and the wait is for exactly that number, so every byte
+//! is compared. Every four rounds rank 0's stream runs a kernel that stores the time; the time of
+//! the kernel itself is subtracted.
 
 use std::time::Duration;
 
@@ -29,42 +29,42 @@ use crate::world;
 
 /// Bytes of a message.
 const SIZE: u64 = 8;
-/// Round trips between two looks at the clock.
+/// Round trips between two stored times.
 const STRETCH: u64 = 4;
-/// Stretches of a batch.
+/// Intervals between stored times in a batch.
 const STRETCHES: u64 = 100;
-/// Round trips before the first look, in which the ranks' gates open one after the other.
+/// Round trips before the first stored time, in which the ranks' gates open one after the other.
 const LEAD: u64 = 2;
-/// Kernels after a batch, whose time is taken.
+/// Kernels after a batch, whose own time is measured.
 const ALONE: u64 = 5;
 /// Round trips of a batch.
 const BATCH: u64 = LEAD + STRETCH * STRETCHES;
-/// Looks of a batch.
+/// Stored times of a batch.
 const STAMPS: usize = (STRETCHES + ALONE) as usize + 1;
-/// Entries of the send queue: a batch, and what is not known to be free of the one before.
+/// Entries of the send queue: a batch, and the entries of the previous one that may be in use.
 const QUEUE: u32 = 1024;
-/// Batches before anything is timed.
+/// Batches before the measurement.
 const WARM_UP: u64 = 2;
 
 /// Options of `mpbench write_lat`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Batches of 400 round trips.
+    /// Number of batches of 400 round trips.
     #[arg(short = 'n', long, default_value = "10", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub batches: u64,
-    /// Run both ranks in this process, as threads.
+    /// Runs both ranks as threads of this process.
     #[arg(long)]
     pub threads: bool,
-    /// Be one of the two ranks, which a launcher or MP_RANK, MP_SIZE and MP_STORE name: on two
-    /// hosts, or each on a processor of its own.
+    /// Runs as one of the two ranks that a launcher, or MP_RANK, MP_SIZE and MP_STORE, name: on two
+    /// hosts, or each on a separate processor.
     #[arg(long, conflicts_with = "threads")]
     pub launched: bool,
     #[command(flatten)]
     pub setup: Setup,
-    /// What ib_write_lat says of the same NIC, in microseconds: at most twice that is aimed at.
+    /// Result of ib_write_lat on the same NIC in microseconds; the target is at most twice this.
     #[arg(long, value_name = "US")]
     pub ib_write_lat: Option<f64>,
-    /// Wait for another number in this round, to see that it is noticed.
+    /// Waits for a wrong number in this round, to test that the benchmark detects it.
     #[arg(long, value_name = "ROUND", hide = true)]
     pub corrupt: Option<u64>,
 }
@@ -78,13 +78,13 @@ impl Options {
 /// The figures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// With what.
+    /// Names of GPU, NIC and settings.
     pub names: Names,
-    /// Where the ranks live.
+    /// How the ranks run.
     pub ranks: Ranks,
-    /// Round trips that were timed.
+    /// Number of measured round trips.
     pub rounds: u64,
-    /// Half a round trip, each the mean of four, in nanoseconds.
+    /// Half a round trip in nanoseconds; each sample is the mean of four.
     pub latency_ns: Summary,
 }
 
@@ -99,7 +99,7 @@ struct Player<'e> {
     tally: Tally,
     stamps: Stamps,
     gate: Gate,
-    /// Round trips so far.
+    /// Number of round trips so far.
     played: u64,
     corrupt: Option<u64>,
 }
@@ -124,8 +124,8 @@ impl<'e> Player<'e> {
         })
     }
 
-    /// Enqueues a batch, opens the gate, sleeps until the stream is done. What a round trip took in
-    /// each stretch is added to `samples`, halved, if this is rank 0.
+    /// Enqueues a batch, opens the gate, and sleeps until the stream is done. On rank 0, adds half
+    /// of each interval's round-trip time to `samples`.
     fn batch(&mut self, rank: &mut Rank, samples: Option<&mut Samples>) -> Result<()> {
         self.gate.close(&self.endpoint.stream)?;
         let mut last = None;
@@ -169,7 +169,7 @@ impl<'e> Player<'e> {
         let number = self.played.to_ne_bytes();
         let pieces: [&[u8]; 1] = [&number];
         let work = Work::write_inline(&pieces, self.theirs.span(0, SIZE)?);
-        // The queue's room is known when the last one of a batch is.
+        // The free entries of the queue are known when the last request of a batch is known.
         let work = if last { work.signaled() } else { work };
         let write = self.qp.prepare(&work)?;
         let wrong = u64::from(self.corrupt == Some(self.played));
@@ -222,7 +222,7 @@ impl Job for Options {
 impl Benchmark for Options {
     const NAME: &'static str = "write_lat";
     const ABOUT: &'static str =
-        "What ib_write_lat asks, by streams: writes in turn, and looks at memory";
+        "Latency as ib_write_lat measures it, by streams: writes in turn, detected in memory";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let [first, _] = world::run(self.ranks(), self, limit, &mut |_, _| {})?;

@@ -1,6 +1,6 @@
-//! Every command in its short form over CUDA: on a stand-in for its driver, always, and on the
-//! first GPU if there is one. If there is none, that is shown, and `GDS_REQUIRE` turns it into
-//! a failure.
+//! Every command in its short form over CUDA: always on a stand-in for its driver, and on the first
+//! GPU if there is one. If there is none, the test reports that, and `GDS_REQUIRE` turns it into a
+//! failure.
 
 mod shared;
 
@@ -13,7 +13,7 @@ use shared::short::{On, SHORT, WRONG, play, play_wrong};
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // Each starts processes that want the processors.
+    // Each trial starts processes that need the processors.
     arguments.test_threads = Some(1);
     let mut trials = vec![];
     match standin() {

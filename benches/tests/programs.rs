@@ -1,5 +1,6 @@
-//! The program as users run it: ranks as processes and as threads, every lowering, wrong bytes,
-//! dead ranks, limits. One test at a time: each starts processes that want the processors.
+//! Tests of the program as users run it: ranks as processes and as threads, every lowering, wrong
+//! bytes, dead ranks, time limits. One test at a time: each starts processes that need the
+//! processors.
 
 mod shared;
 
@@ -37,7 +38,7 @@ fn runs_well(words: &str) -> Output {
     output
 }
 
-/// Runs what must fail, and say so.
+/// Runs a command that must fail with a message that contains `says`.
 fn fails(words: &str, says: &str) -> String {
     let output = run(words);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
@@ -46,7 +47,7 @@ fn fails(words: &str, says: &str) -> String {
     said
 }
 
-/// Plays, and checks what the program printed and wrote.
+/// Runs ping-pong, and checks its output and its files.
 fn play(name: &str, more: &str, lowering: &str, ringing: &str) -> Value {
     let _alone = alone();
     let folder = Folder::new(name);
@@ -88,7 +89,7 @@ fn play(name: &str, more: &str, lowering: &str, ringing: &str) -> Value {
     for rank in ["/figures/proof/0", "/figures/proof/1"] {
         let proof = report.pointer(rank).unwrap();
         assert_eq!(proof["trace"]["rung"], proof["trace"]["sends"], "{proof:#}");
-        // Enqueueing happened before the gate, so what remains is opening it and some looks.
+        // Enqueuing was before the gate, so only opening the gate and some polls are left.
         let (used, gated) = (
             number(proof, "/cpu/application_ns"),
             number(proof, "/cpu/gated_ns"),
@@ -147,7 +148,7 @@ fn ragged_sizes_and_writes_are_played() {
     }
 }
 
-/// As on two hosts: who has started the one knows nothing of the other.
+/// Two ranks with separate launchers, as on two hosts.
 #[test]
 fn ranks_may_be_started_apart() {
     let _alone = alone();
@@ -189,7 +190,7 @@ fn writes_in_turn_are_timed() {
     assert_eq!(number(&report, "/figures/latency_ns/count"), 100.0);
     assert!(number(&report, "/figures/latency_ns/min") > 0.0);
     assert_eq!(number(&report, "/targets/0/target"), 2000.0);
-    // A round in which another number is waited for does not end.
+    // A round that waits for a wrong number does not end.
     let wrong = format!("{words} --threads --corrupt 77 --timeout 3");
     fails(&wrong, "time limit");
 }
@@ -207,11 +208,11 @@ fn one_wrong_bit_fails_the_run() {
     }
 }
 
-/// A run without end, practically.
+/// A run that takes practically forever.
 const ENDLESS: &str = "pingpong --sizes 64 --iterations 10000000";
 
-/// The processes of a run's ranks, once they have most likely begun to play; whenever it is
-/// that one dies, the run must end.
+/// The processes of a run's ranks, most likely after they have begun to measure; the run must end
+/// whenever one dies.
 fn ranks_of(run: &Child) -> [i32; 2] {
     let deadline = Instant::now() + LIMIT;
     let list = format!("/proc/{0}/task/{0}/children", run.id());
@@ -254,7 +255,7 @@ fn a_dead_rank_ends_the_run() {
 }
 
 #[test]
-fn ranks_end_with_who_started_them() {
+fn ranks_end_with_the_process_that_started_them() {
     let _alone = alone();
     let child = start(ENDLESS);
     let ranks = ranks_of(&child);
@@ -313,7 +314,7 @@ fn every_command_runs_in_its_short_form() {
 }
 
 #[test]
-fn what_is_wrong_is_noticed() {
+fn injected_errors_are_detected() {
     let _alone = alone();
     for wrong in WRONG {
         play_wrong(wrong, &SOFT);
@@ -347,7 +348,7 @@ fn the_suite_writes_all_figures() {
         assert_eq!(report["benchmark"], name);
         assert!(!report["targets"].as_array().unwrap().is_empty(), "{name}");
     }
-    // Their targets are those of a real GPU.
+    // The targets of these are those of a real GPU.
     for name in [
         "loopback",
         "gds_sanity",

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Every trial that wants a GPU of NVIDIA, on a machine that needs no toolchain: the programs lie
-# beside this script, where `./build.sh hardware` has put them.
+# Runs every trial for an NVIDIA GPU, on a machine that needs no toolchain: the programs are beside
+# this script, where `./build.sh hardware` writes them.
 #
 #   sh run [RESULTS]     RESULTS: a folder for logs and JSON (default: ./hardware-results)
 #
-# Prints each step with its outcome and a summary; the exit code is 0 if all passed. Without a
-# GPU nothing is run, which is a failure if GDS_REQUIRE names cuda.
+# Prints each step with its outcome, and a summary; the exit code is 0 if all passed. Without a
+# GPU it runs nothing, which is a failure if GDS_REQUIRE names cuda.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=${1:-hardware-results}
@@ -36,14 +36,14 @@ step() {
     esac
     if [ "$rc" -ne 0 ]; then
         failed=$((failed + 1))
-        # What failed, and how it ended.
+        # The failed trials, and the end of the log.
         grep -E 'FAILED|^error|panicked' "$log" | head -n 20
         tail -n 25 "$log"
     fi
     say "$(printf '%-32s %4s s  %s' "$name" "$took" "$outcome")"
 }
 
-# A step that cannot be run here: told, and a failure, because it was asked for.
+# A step that cannot run here: it is reported as a failure, because it was requested.
 lacking() {
     failed=$((failed + 1))
     number=$((number + 1))
@@ -109,14 +109,14 @@ for lowering in memops kernel; do
     bench "pingpong-threads-$lowering" 45 pingpong --gpu cuda --threads --lowering "$lowering"
 done
 bench pingpong-memops 45 pingpong --gpu cuda --lowering memops
-# Two processes take turns on one GPU by time slices of milliseconds when their kernels wait.
+# Two processes whose kernels wait share one GPU in time slices of milliseconds.
 bench pingpong-kernel 45 pingpong --gpu cuda --lowering kernel --sizes 8,1Ki --iterations 200
 bench post 30 post --gpu cuda
 bench gds_poll_lat 30 gds_poll_lat --gpu cuda
 bench gds_kernel_latency 30 gds_kernel_latency --gpu cuda
 bench gds_sanity 30 gds_sanity --gpu cuda
 bench soak 90 soak --gpu cuda
-# Messages of mp beside the verbs that carry them, in turn in one run.
+# Messages of mp and the verbs that carry them, which alternate in one run.
 bench mp-pingpong 90 pingpong --gpu cuda --threads --layer both
 bench mp-bandwidth 90 bandwidth --gpu cuda --layer both
 bench mp-bandwidth-stream 90 bandwidth --gpu cuda --layer both --threads --poster stream
@@ -127,8 +127,8 @@ bench mp-post 60 post --gpu cuda --layer both
 sanitizer=$(command -v compute-sanitizer ||
     ls /usr/local/cuda*/bin/compute-sanitizer /opt/cuda/bin/compute-sanitizer 2>/dev/null | head -n 1)
 
-# sanitize TOOL SECONDS FILTER..: one lap of each program, and the kernels by themselves. Errors of
-# the interface are not counted: the library asks for some to learn what the driver can do.
+# sanitize TOOL SECONDS FILTER..: runs one lap of each program, and the kernels alone. Errors of
+# CUDA calls are not counted: the library makes some calls to detect what the driver supports.
 sanitize() {
     tool=$1 limit=$2
     shift 2
@@ -142,14 +142,14 @@ sanitize() {
         "$here/conformance" --color never "$@"
     unset GDS_LAPS
     grep 'SUMMARY' "$log" | tail -n 1 | tee -a "$summary"
-    # An exit code of 0 from a run that the tool did not see would prove nothing.
+    # An exit code of 0 proves nothing if the tool did not observe the run.
     if ! grep -q 'SUMMARY: 0 ' "$log"; then
         failed=$((failed + 1))
         say "$tool: no clean summary in the log"
     fi
 }
 
-# The trials that start processes would only be seen in part.
+# Of the trials that start processes, the tool would observe only a part.
 sanitize memcheck 90 'cuda ' --skip killed --skip 'waiting streams'
 sanitize racecheck 60 'cuda ' --skip killed --skip 'waiting streams' --skip 'full stream'
 sanitize synccheck 60 'cuda kernel'

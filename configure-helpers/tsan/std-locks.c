@@ -1,12 +1,13 @@
 /*
  * Tells the thread sanitizer what the standard library's locks order.
  *
- * The standard library comes compiled without the sanitizer. What it inlines into our code
- * is seen (atomics, locking a free mutex, unlocking); what it keeps to itself is not: a
- * contended lock, a wait on a condition variable, a Once, the end of a scoped thread. Each
- * would be reported as a race on the data that it guards. The linker's --wrap routes those
- * calls through here. The address of a lock is the address of its futex word, which is also
- * the one that the inlined halves work on, so both kinds of access meet in one place.
+ * The standard library is compiled without the sanitizer. The sanitizer sees the code that is
+ * inlined into this repository's code (atomics, locking a free mutex, unlocking). It does not
+ * see code inside the library: a contended lock, a wait on a condition variable, a Once, the
+ * end of a scoped thread. Each would be reported as a race on the data that it guards. The
+ * linker's --wrap redirects those calls to the functions of this file. The address of a lock
+ * is the address of its futex word, which the inlined parts use as well, so both kinds of
+ * access have the same address.
  *
  * Compiled by `./build.sh tsan`, which defines each name below as the compiler's symbol.
  */
@@ -40,7 +41,7 @@ void WRAP(CONDVAR_WAIT)(void *condvar, void *mutex)
     __tsan_acquire(mutex);
 }
 
-/* A Duration travels as two values: seconds and nanoseconds. */
+/* A Duration is passed as two values: seconds and nanoseconds. */
 bool REAL(CONDVAR_WAIT_TIMEOUT)(void *condvar, void *mutex, uint64_t s, uint32_t ns);
 bool WRAP(CONDVAR_WAIT_TIMEOUT)(void *condvar, void *mutex, uint64_t s, uint32_t ns)
 {
@@ -50,7 +51,7 @@ bool WRAP(CONDVAR_WAIT_TIMEOUT)(void *condvar, void *mutex, uint64_t s, uint32_t
     return woken;
 }
 
-/* The closure travels as two values: data and table. */
+/* The closure is passed as two values: data and vtable. */
 void REAL(ONCE_CALL)(void *once, bool poisoned, void *data, void *table, void *caller);
 void WRAP(ONCE_CALL)(void *once, bool poisoned, void *data, void *table, void *caller)
 {

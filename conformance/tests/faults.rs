@@ -1,4 +1,4 @@
-//! Failures, silent peers and held streams under random schedules.
+//! Failures, silent peers and blocked streams under random schedules.
 
 use conformance::sim::directed;
 
@@ -22,7 +22,7 @@ fn a_wait_for_a_held_send_is_never_omitted() {
     gds_sim::seeds(200, directed::held_sends);
 }
 
-/// Every policy of consistency in turn, with payload that arrives behind its completion.
+/// Every policy of consistency in turn, with payload that arrives after its completion.
 #[test]
 fn payload_in_the_gpu_is_seen_behind_its_completion() {
     gds_sim::seeds(200, directed::consistency);

@@ -1,4 +1,4 @@
-//! The trials of the program `conformance`, over every GPU runtime that is here.
+//! The trials of the program `conformance`, over every GPU runtime of this machine.
 
 fn main() {
     conformance::hardware::main()

@@ -1,5 +1,5 @@
-//! The matrix of what can be switched on the soft GPU, over the linked-in virtual NIC. It takes what
-//! `conformance matrix` does.
+//! The matrix of the soft GPU's capabilities, over the linked-in virtual NIC. It takes the options
+//! of `conformance matrix`.
 
 fn main() {
     conformance::hardware::play_role();

@@ -1,4 +1,4 @@
-//! Ranks that are lost in the middle, under random schedules.
+//! Ranks that are lost in the middle of a program, under random schedules.
 
 use conformance::sim::mp;
 
@@ -11,7 +11,7 @@ fn a_rank_that_is_lost_is_named_in_time_and_the_others_go_on() {
         misled += counts[1];
         Ok::<_, gds_sim::SimError>(report)
     });
-    // Nearly all are told by the error itself; one seed alone may be one of the others.
+    // In nearly all cases the error itself names the lost rank; a single seed may be an exception.
     assert!(left < 20 || misled * 5 < left, "{misled} of {left}");
 }
 

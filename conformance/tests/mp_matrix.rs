@@ -1,5 +1,5 @@
-//! The matrix of messages: a pairwise cover of it, on every GPU runtime that is here. The whole
-//! matrix is run by `./build.sh test --long`. It takes what `conformance mp` does.
+//! The matrix of messages: a pairwise cover of it, on every GPU runtime of this machine.
+//! `./build.sh test --long` runs the whole matrix. It takes the options of `conformance mp`.
 
 fn main() {
     conformance::hardware::play_role();

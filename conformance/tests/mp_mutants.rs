@@ -1,6 +1,6 @@
 //! Committed mutants of messages: each breaks one rule of `mp` on purpose, and some seed must
-//! notice. Runs only with the feature `mutants`; one mutant at a time, since the switch is for the
-//! whole process.
+//! detect it. Runs only with the feature `mutants`; one mutant at a time, since the switch applies
+//! to the whole process.
 
 use libtest_mimic::Trial;
 

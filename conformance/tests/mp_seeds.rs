@@ -1,5 +1,5 @@
-//! Messages under random schedules: each seed draws a program, what contexts are made of, and
-//! who steps when.
+//! Messages under random schedules: each seed draws a program, the settings of the contexts, and
+//! the order in which machines step.
 
 use conformance::sim::mp;
 

@@ -1,6 +1,6 @@
-//! Committed mutants: each breaks one rule of the library on purpose, and some seed or check
-//! must notice. Runs only with the feature `mutants`; one mutant at a time, since the switch is
-//! for the whole process.
+//! Committed mutants: each breaks one rule of the library on purpose, and some seed or check must
+//! detect it. Runs only with the feature `mutants`; one mutant at a time, since the switch applies
+//! to the whole process.
 
 use libtest_mimic::Trial;
 
@@ -29,8 +29,8 @@ fn trials() -> Vec<Trial> {
     })
 }
 
-/// Our own waits test two bits and are immune to this one, by design: what is checked is
-/// the promise itself, for whoever tests the owner bit alone.
+/// The library's waits test two bits and are immune to this mutant, by design. The test checks the
+/// guarantee itself, for code that tests only the owner bit.
 #[cfg(feature = "mutants")]
 fn preset() -> Result<(), libtest_mimic::Failed> {
     use gdsync::mutant::{Mutant, set};

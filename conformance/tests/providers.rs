@@ -1,6 +1,6 @@
-//! Everything that `conformance` tries, over the providers that want a NIC of verbs: libibverbs
-//! and libmlx5 as they are installed, on virtual NICs by `libvmlx5.so`. What each run comes to is
-//! printed. Over the virtual NIC that is linked in, `hardware`, `matrix` and `mp_matrix` run it.
+//! All trials of `conformance` over the providers that need a NIC of verbs: the installed
+//! libibverbs and libmlx5, on virtual NICs by `libvmlx5.so`. The test prints the result of each
+//! run. `hardware`, `matrix` and `mp_matrix` run the trials over the linked-in virtual NIC.
 
 #[path = "../../libgdsync/tests/standin/mod.rs"]
 mod standin;
@@ -16,19 +16,19 @@ use conformance::hardware::is_required;
 use libtest_mimic::{Arguments, Failed, Trial};
 use standin::Variant;
 
-/// Ends what hangs.
+/// Time limit against hangs.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Frames are lost, doubled and late.
+/// Frames are lost, duplicated and delayed.
 const FAULTS: &str = "loss=0.01,dup=0.01,reorder=0.01,seed=7";
 
 /// The same, and WRITEs placed out of order.
 const DISORDER: &str = "loss=0.01,dup=0.01,reorder=0.01,ooo=0.5,seed=7";
 
-/// The trials on a GPU of CUDA's, for which a stand-in is taken.
+/// The trials on a CUDA GPU, which a stand-in for libcuda simulates.
 const ON_CUDA: &str = "cuda ";
 
-/// What is run: words behind `--over`, and laps of each ring.
+/// The runs: arguments behind `--over`, and laps of each ring.
 const RUNS: [(&[&str], &str); 16] = [
     (&["mlx5", "gdsync"], "20"),
     (&["mlx5", "matrix"], "4"),
@@ -90,8 +90,8 @@ fn run(words: &[&str], laps: &str) -> Result<(), Failed> {
     }
 }
 
-/// Whether trials have run, over the provider and of the kind that the words name, on two NICs
-/// where a trial is about two.
+/// Checks that trials have run, over the provider and of the kind in the arguments, on two NICs
+/// where a trial needs two.
 fn is_over(end: &str, words: &[&str]) -> bool {
     let kind = words
         .iter()
@@ -108,7 +108,7 @@ fn is_over(end: &str, words: &[&str]) -> bool {
 }
 
 fn main() {
-    child::end_with_parent().expect("whoever has started this lives");
+    child::end_with_parent().expect("the parent process runs");
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let here = is_installed();

@@ -1,5 +1,5 @@
-//! The trials on a stand-in for libcuda, so that the way to CUDA is walked where no GPU is: few
-//! laps, everything required.
+//! The trials on a stand-in for libcuda, so that the CUDA code runs where no GPU is: few laps,
+//! everything required.
 
 #[path = "../../libgdsync/tests/standin/mod.rs"]
 mod standin;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use conformance::hardware::child;
 use standin::{LIBRARY, Variant};
 
-/// Ends what hangs.
+/// Time limit against hangs.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]

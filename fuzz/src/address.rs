@@ -1,11 +1,11 @@
-//! Address records of gdsync, which peers exchange by whatever means they have.
+//! Address records of gdsync, which peers exchange by their own means.
 
 use gdsync::Kind;
 use gdsync::rdma::{PortAddress, QpAddress, RemoteMemory};
 
 use crate::input::Input;
 
-/// Any bytes as either record, and any record as bytes.
+/// Decodes any bytes as either record, and encodes any record as bytes.
 pub fn run(data: &[u8]) {
     match QpAddress::from_bytes(data) {
         Ok(record) => {
@@ -48,12 +48,12 @@ pub fn run(data: &[u8]) {
     spans(made, &mut input);
 }
 
-/// Bits of a queue pair's record that mean nothing.
+/// Unused bits of a queue pair's record.
 fn qp_free(at: usize) -> u8 {
     if at == 7 { 0xff } else { 0 }
 }
 
-/// Bits of a memory's record that mean nothing.
+/// Unused bits of a memory's record.
 fn memory_free(record: &RemoteMemory, at: usize) -> u8 {
     match at {
         7 | 25..28 | 44.. => 0xff,
@@ -64,7 +64,7 @@ fn memory_free(record: &RemoteMemory, at: usize) -> u8 {
     }
 }
 
-/// A record says the same again, but for the bits that `free` names, which mean nothing.
+/// A decoded record encodes to the same bytes, except for the unused bits in `free`.
 fn same(given: &[u8], again: &[u8], mut free: impl FnMut(usize) -> u8) {
     assert_eq!(given.len(), again.len());
     for (at, (a, b)) in given.iter().zip(again).enumerate() {
@@ -77,7 +77,7 @@ fn refused(e: &gdsync::Error) {
     assert!(e.to_string().len() < 200, "{e}");
 }
 
-/// What is named of a peer's memory lies in it.
+/// Checks that spans of a peer's memory stay inside it.
 fn spans(memory: RemoteMemory, input: &mut Input<'_>) {
     for _ in 0..4 {
         let (offset, len) = (input.number(), input.number());

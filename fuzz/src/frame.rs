@@ -9,8 +9,8 @@ use crate::input::Input;
 const FIRST: u8 = 1;
 const LAST: u8 = 2;
 
-/// A header is refused, or says after decoding what it said before, and keeps the rules that
-/// those who handle the frame rely on.
+/// A header is refused; or encoding the decoded header gives the same header, and it keeps the
+/// rules that the handlers of the frame rely on.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let payload = input.next::<u16>() as usize;
@@ -34,7 +34,7 @@ pub fn run(data: &[u8]) {
         assert_eq!(header.flags & LAST != 0, end == total.into());
         // Otherwise a peer could send parts of a message without end.
         assert!(payload > 0 || total == 0);
-        // Those who place it shift by whole packets.
+        // The code that places the payload shifts by whole packets.
         let packet = 1_u64 << header.mtu_log;
         assert!(offset.is_multiple_of(packet));
         let count = (payload as u64).div_ceil(packet).max(1);

@@ -1,4 +1,4 @@
-//! What one message on the socket of a NIC may say and carry.
+//! The contents of one message on the socket of a NIC, with descriptors.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -12,14 +12,14 @@ use zerocopy::IntoBytes;
 
 use crate::input::Input;
 
-/// A socket of the kind that NICs talk through, with its other end.
+/// A socket of the kind that NICs use, with its other end.
 pub fn socket_pair() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .expect("a socket pair")
 }
 
-/// Sends one message with descriptors. Whether it goes through is the other end's affair.
+/// Sends one message with descriptors. The receiver decides whether it is accepted.
 pub fn say(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -30,7 +30,7 @@ pub fn say(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let _ = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags);
 }
 
-/// Any message with any number of descriptors is refused, or is what was sent.
+/// Any message with any number of descriptors is refused, or received unchanged.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let (ours, theirs) = socket_pair();

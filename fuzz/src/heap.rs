@@ -1,14 +1,14 @@
-//! How much memory is in use: hostile bytes must not be able to ask for more than they are.
+//! The memory in use: hostile bytes must not cause allocations larger than they are.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, and what it has given out.
+/// The system's allocator, with a count of allocated bytes.
 struct Counted;
 
 thread_local! {
     /// Bytes that this thread was given and has not given back, and the most of them since
-    /// [`bounded`] began. The test harness allocates on threads of its own meanwhile.
+    /// [`bounded`] began. The test harness allocates on its own threads in the meantime.
     static LIVE: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
@@ -22,7 +22,7 @@ fn count(bytes: isize) {
 #[global_allocator]
 static COUNTED: Counted = Counted;
 
-// SAFETY: the system's allocator does it all; counting touches no memory of its own.
+// SAFETY: the system's allocator does all the work; counting allocates no memory.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
-/// Does `act`, which may have at most `most` bytes more in use than there were, at any time.
+/// Runs `act`, which must at no time use more than `most` additional bytes.
 pub fn bounded<T>(most: usize, act: impl FnOnce() -> T) -> T {
     let before = LIVE.get();
     PEAK.set(before);

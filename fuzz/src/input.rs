@@ -1,13 +1,13 @@
-//! Bytes as a source of choices. What is read past the end is zero, so that every prefix of an
-//! input is an input.
+//! Bytes as a source of choices. Reads past the end return zero, so every prefix of an input is an
+//! input.
 
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What is left of the bytes.
+/// The remaining bytes.
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// True once all was read.
+    /// Whether all bytes have been read.
     pub fn done(&self) -> bool {
         self.0.is_empty()
     }
@@ -42,7 +42,7 @@ impl<'a> Input<'a> {
         self.next::<u32>() as u64 % limit.max(1)
     }
 
-    /// A number where numbers tend to matter: small, near a power of two, or anything.
+    /// A number, often one at a limit: small, near a power of two, or any.
     pub fn number(&mut self) -> u64 {
         let shape = self.byte();
         match shape >> 6 {

@@ -1,8 +1,8 @@
-//! What parses bytes of other processes, each as a function of hostile bytes: a [`Target`].
+//! The parsers of bytes from other processes, each as a function of hostile bytes: a [`Target`].
 //!
 //! The coverage-guided driver (`fuzzer/main.rs`) and the replay of the corpora (`tests/replay.rs`)
-//! call the same functions. A target panics when a rule is broken: that nothing panics is the
-//! least of them. What is left over is with the sanitizer and the limits in `run`.
+//! call the same functions. A target panics when a rule is broken; its own panic-freedom is one
+//! rule of several. The sanitizer and the limits in `run` detect other errors.
 
 mod address;
 mod frame;
@@ -23,16 +23,16 @@ mod uverbs;
 #[path = "../../emulator/uverbs/tests/rig/mod.rs"]
 mod uverbs_rig;
 
-/// One entry that takes bytes of another process.
+/// One parser of bytes from another process.
 #[derive(Debug)]
 pub struct Target {
-    /// Its name, and that of its corpus.
+    /// Its name, which is also the name of its corpus.
     pub name: &'static str,
-    /// Gives it the bytes. Panics if a rule is broken.
+    /// Runs it on the bytes. Panics if a rule is broken.
     pub run: fn(&[u8]),
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target {
         name: "address",
@@ -108,7 +108,7 @@ pub const TARGETS: &[Target] = &[
     },
 ];
 
-/// The target of that name.
+/// The target with this name.
 pub fn find(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }

@@ -1,4 +1,4 @@
-//! What mprun makes of the output of ranks.
+//! mprun's splitting of the output of ranks into lines.
 
 #[path = "../../configure-helpers/mprun/src/lines.rs"]
 #[allow(dead_code, missing_docs, reason = "a module of a program")]
@@ -10,12 +10,12 @@ use crate::heap::bounded;
 use crate::input::Input;
 
 const PREFIX: &[u8] = b"[3] ";
-/// Longest line that is kept together.
+/// Longest line that is kept whole.
 const LONGEST: usize = 1 << 20;
 /// Most bytes of one run.
 const MOST: usize = 4 * LONGEST;
 
-/// Lines are whole, behind their prefixes, in order, nothing is lost, and no more is held than the
+/// Lines are whole, with their prefixes, in order, and none is lost; no more is buffered than the
 /// longest line.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);

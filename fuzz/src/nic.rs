@@ -1,4 +1,4 @@
-//! A NIC whose peer is hostile: any frames, in any order, while its own host works on.
+//! A NIC with a hostile peer: any frames, in any order, while its own host posts work.
 
 use std::sync::Arc;
 
@@ -18,29 +18,29 @@ use crate::rig::{
     End, EndConfig, World, all_rights, assert_ok, atomic, fenced, nop, read, rtr, send, write,
 };
 
-/// Most acts of one run.
+/// Most operations of one run.
 const ACTS: usize = 96;
-/// What the hostile end calls its queue pairs.
+/// The hostile end's queue pair number.
 const THEIRS: Qpn = Qpn(3);
-/// Registered memory of each end.
+/// Bytes of registered memory of each end.
 const LEN: usize = 48 * 1024;
-/// What memory holds that the peer has no right to. Payloads of the peer are of one byte
-/// repeated, so it cannot have made this up.
+/// Value of memory that the peer has no right to. The peer's payloads consist of one repeated byte,
+/// so the peer cannot produce this value.
 const SECRET: [u8; 8] = [0xc3, 0x5a, 0x96, 0x0f, 0x69, 0xa5, 0x3c, 0xf0];
 const GUARD: usize = 4096;
 
-/// Memory that the peer must not touch, with the key it would take.
+/// Memory that the peer must not access, with the key that it would need.
 struct Guard {
     mem: Arc<HostMemory>,
     key: u32,
-    /// Where the part begins that must stay as it is.
+    /// Offset of the part that must stay unchanged.
     from: usize,
     readable: bool,
 }
 
 impl Guard {
-    /// Memory of which the first `open` bytes are not guarded; if there are any, they are what
-    /// the key is for.
+    /// Memory of which the first `open` bytes are not guarded; if there are any, the key is for
+    /// them.
     fn new(world: &mut World, end: &End, access: Access, own_domain: bool, open: usize) -> Guard {
         let mem = Arc::new(HostMemory::new(GUARD));
         mem.write(0, &SECRET.repeat(GUARD / SECRET.len()))
@@ -81,18 +81,18 @@ struct Scene {
     port: HubPort,
     to: PeerId,
     a: End,
-    /// An unreliable connection to the same peer, at first.
+    /// An unreliable connection to the same peer, initially.
     other: End,
-    /// What was told of both.
+    /// The completions of both.
     ledgers: [Ledger; 2],
     c: End,
     d: End,
     guards: [Guard; 4],
-    /// What the peer was asked last and has not answered: kind, number, length.
+    /// The last request to the peer without an answer: kind, number, length.
     asked: [(u8, u32, u32); 4],
-    /// The number of its next packet.
+    /// The sequence number of its next packet.
     psn: u32,
-    /// The peer asked for memory that it may read and that holds the secret.
+    /// Whether the peer read memory that it may read and that holds the secret.
     may_know: bool,
 }
 
@@ -155,7 +155,7 @@ impl Scene {
         scene
     }
 
-    /// One step of everybody; the host takes its completions.
+    /// One step of all NICs; the host polls its completions.
     fn step(&mut self) {
         self.world.step();
         let budget = Budget {
@@ -182,7 +182,7 @@ impl Scene {
         }
     }
 
-    /// A frame that makes sense in most of its fields.
+    /// A frame with mostly valid fields.
     fn frame(&mut self, input: &mut Input<'_>) {
         let kinds = [1, 2, 3, 4, 5, 16, 17, 18, 19, 20];
         let kind = match input.byte() {
@@ -274,7 +274,7 @@ impl Scene {
         self.deliver(&header, shape);
     }
 
-    /// Sends a frame, over the link made anew if it was closed.
+    /// Sends a frame, over a new link if the old one was closed.
     fn deliver(&mut self, header: &FrameHeader, fill: u8) {
         let mut room = |room: &mut [u8]| {
             room.fill(fill);
@@ -288,7 +288,7 @@ impl Scene {
         self.port.flush();
     }
 
-    /// The host posts work for the hostile end, if there is room.
+    /// Posts the host's work for the hostile end, if there is room.
     fn post(&mut self, input: &mut Input<'_>) {
         let a = &mut self.a;
         let info = self.world.nics[0].query_qp(a.qpn).expect("is there");
@@ -326,7 +326,7 @@ impl Scene {
         }
     }
 
-    /// Connects to whatever an address record might name.
+    /// Connects to any address that a record may contain.
     fn connect(&mut self, input: &mut Input<'_>) {
         self.reset();
         self.world.init(&self.a);
@@ -351,7 +351,7 @@ impl Scene {
         }
     }
 
-    /// As far as INIT or RTR, where frames arrive before their time.
+    /// Brings the QP to INIT or RTR, where frames arrive early.
     fn halfway(&mut self, input: &mut Input<'_>) {
         self.reset();
         self.world.init(&self.a);
@@ -362,7 +362,7 @@ impl Scene {
         }
     }
 
-    /// From now on the hostile end talks to a connection of the other kind.
+    /// From now on the hostile end sends to the connection of the other kind.
     fn swap(&mut self) {
         std::mem::swap(&mut self.a, &mut self.other);
         self.ledgers.swap(0, 1);
@@ -371,7 +371,7 @@ impl Scene {
 
     fn reset(&mut self) {
         self.world.modify(&self.a, Modify::Reset);
-        // Entries of before are told by now: of the next life everything is new.
+        // The completions of earlier entries are reported now; after the reset all entries are new.
         self.step();
         (self.a.sq, self.a.rq) = (0, 0);
         self.a.reset_records();
@@ -402,7 +402,7 @@ impl Scene {
                 let _ = self.world.nics[0].modify_qp(self.a.qpn, Modify::Error);
             }
             0xec..0xf0 => {
-                // To where sends rest and back; refused where it makes no sense.
+                // To SQD, where sends pause, and back; refused in an invalid state.
                 for _ in 0..4 {
                     self.step();
                 }
@@ -418,7 +418,7 @@ impl Scene {
         }
     }
 
-    /// The queue pair can be used again, whatever became of it.
+    /// Checks that the queue pair can be used again, whatever happened to it.
     fn use_again(&mut self) {
         self.reset();
         let service = self.a.config.service;
@@ -439,11 +439,11 @@ impl Scene {
     }
 }
 
-/// Whatever a peer sends, it reaches only what it has a right to; everybody else is served.
+/// Any frames of a peer access only the memory that it has a right to, and other peers are served.
 pub fn run(data: &[u8]) {
     let mut scene = Scene::new();
     let mut input = Input(data);
-    // The first byte once said whether the peer says who it is.
+    // Unused; in earlier versions it said whether the peer identifies itself.
     input.byte();
     for _ in 0..ACTS {
         if input.done() {

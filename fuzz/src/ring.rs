@@ -1,7 +1,7 @@
-//! Rings between processes: each end against a hostile other one, and both honest.
+//! Rings between processes: each end against a hostile other end, and both ends honest.
 //!
 //! The hostile end is a second mapping of the ring's file, as another process has it. It acts
-//! between the calls of the honest end and, as another core would, in the middle of them.
+//! between the calls of the honest end and, like another core, in the middle of them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::input::Input;
 
-/// Layout as the other process knows it: the words, then the bytes.
+/// Layout in the other process: the words, then the bytes.
 const HEAD: usize = 0;
 const TAIL: usize = 128;
 const DATA: usize = 4096;
@@ -27,10 +27,10 @@ const PADDING: u8 = 0xff;
 /// Most operations of one run.
 const OPERATIONS: usize = 256;
 
-/// The ring as another process maps it.
+/// The ring, as another process maps it.
 pub struct Alias {
     base: NonNull<u8>,
-    /// Bytes of the ring that the file has: more cannot be accessed.
+    /// Bytes of the ring in the file: accesses beyond them fail.
     held: usize,
 }
 
@@ -40,7 +40,7 @@ impl Alias {
         Alias::map(file, SIZE)
     }
 
-    /// Maps a ring's file: the page of words, and the bytes, of which `held` are there.
+    /// Maps a ring's file: the page of words, and the bytes, of which the file has `held`.
     pub fn map(file: impl std::os::fd::AsFd, held: usize) -> Alias {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let (null, len) = (std::ptr::null_mut(), DATA + SIZE);
@@ -71,7 +71,7 @@ impl Alias {
         self.word(TAIL).store(value, Ordering::Release);
     }
 
-    /// Where a position of the ring lies, such that `len` bytes fit behind it.
+    /// The address of a position of the ring, with `len` bytes behind it.
     fn place(&self, position: u64, len: usize) -> NonNull<u8> {
         let offset = (position as usize % SIZE).min(self.held - len);
         // SAFETY: inside the mapping, and inside what the file has.
@@ -82,8 +82,8 @@ impl Alias {
     pub fn scribble(&self, position: u64, bytes: &[u8]) {
         let len = bytes.len().min(self.held);
         let at = self.place(position, len);
-        // SAFETY: `len` bytes of the mapping; nobody reads at this moment, for the honest end
-        // runs on this thread and holds its slices only as volatile as `take` uses them.
+        // SAFETY: `len` bytes of the mapping, without a concurrent reader: the honest end runs on
+        // this thread, and `take` reads its slices as volatile memory.
         unsafe { at.copy_from_nonoverlapping(NonNull::from(bytes).cast(), len) };
     }
 
@@ -122,7 +122,7 @@ fn header(kind: u8, len: u32) -> FrameHeader {
     }
 }
 
-/// A length of a record where lengths matter.
+/// A length of a record, often at a limit.
 fn length(input: &mut Input<'_>) -> u32 {
     match input.byte() % 8 {
         0 => 0,
@@ -136,12 +136,12 @@ fn length(input: &mut Input<'_>) -> u32 {
     }
 }
 
-/// Bytes that a record of `len` payload bytes takes.
+/// Bytes of a record with `len` payload bytes.
 fn record(len: u64) -> u64 {
     LINE + len.next_multiple_of(LINE)
 }
 
-/// One act of a hostile writer. `near`: where the reader is.
+/// One operation of a hostile writer. `near`: the position of the reader.
 pub fn spoil(alias: &Alias, input: &mut Input<'_>, near: u64, fill: &mut u64) {
     match input.byte() % 8 {
         // An honest looking record, or padding, behind the last one.
@@ -170,8 +170,8 @@ pub fn spoil(alias: &Alias, input: &mut Input<'_>, near: u64, fill: &mut u64) {
     }
 }
 
-/// An honest reader. Whatever is in the ring, it hands over what lies in the ring, moves on by
-/// whole records, never beyond what was published, and comes to an end.
+/// An honest reader. With any contents of the ring, it returns bytes inside the ring, advances by
+/// whole records, never beyond the published position, and terminates.
 pub fn reader(data: &[u8]) {
     let (region, alias) = ring();
     let mut reader = Reader::new(Arc::clone(&region));
@@ -199,8 +199,8 @@ pub fn reader(data: &[u8]) {
         });
         reader.release();
         let now = alias.load(HEAD);
-        // Padding up to what was published, and one record: whoever writes on meanwhile must
-        // not keep the reader busy.
+        // At most padding up to the published position, and one record: a writer that writes on
+        // must not keep the reader busy.
         let most = SIZE as u64 + record(MAX_PAYLOAD as u64);
         assert!(now >= head && now - head <= most && now % LINE == 0);
         match (got, seen) {
@@ -216,12 +216,12 @@ pub fn reader(data: &[u8]) {
     }
 }
 
-/// What a writer puts over a header that the reader has already read.
+/// What a writer writes over a header that the reader has already read.
 fn header_of_nothing() -> FrameHeader {
     header(PADDING, u32::MAX)
 }
 
-/// An honest writer against a hostile reader, whose only word is how far it read.
+/// An honest writer against a hostile reader, which controls only the position of its reads.
 pub fn writer(data: &[u8]) {
     let (region, alias) = ring();
     let mut writer = Writer::new(Arc::clone(&region), false);
@@ -269,8 +269,8 @@ pub fn writer(data: &[u8]) {
     }
 }
 
-/// Two honest ends: what is written arrives, once, in order, whole, and there is room unless
-/// the ring is full.
+/// Two honest ends: a written record arrives once, in order and whole, and there is room unless the
+/// ring is full.
 pub fn pair(data: &[u8]) {
     let (region, _alias) = ring();
     let mut writer = Writer::new(Arc::clone(&region), false);

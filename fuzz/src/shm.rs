@@ -1,5 +1,5 @@
-//! The fabric between processes: two honest NICs talk while strangers call, answer and write
-//! into rings as they please.
+//! The fabric between processes: two honest NICs exchange messages while hostile peers connect,
+//! accept and write into rings in any way.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::greeting::say;
 use crate::input::Input;
 use crate::ring::{Alias, spoil};
 
-/// Most acts of one run, and strangers in it.
+/// Most operations of one run, and most hostile peers in it.
 const ACTS: usize = 96;
 const STRANGERS: usize = 12;
-/// The most links that an honest end has.
+/// Most links of an honest end.
 const LINKS: usize = 6;
 
 struct Honest {
@@ -28,18 +28,18 @@ struct Honest {
     got: Vec<u32>,
 }
 
-/// A caller, or whoever answered a call.
+/// A peer that called, or that answered a call.
 struct Stranger {
     socket: OwnedFd,
-    /// A ring that the honest end reads, or, if it called, writes.
+    /// A ring that the honest end reads or, if it called, writes.
     ring: Option<Alias>,
-    /// How far it wrote.
+    /// The position of its writes.
     fill: u64,
-    /// What it passed as a ring.
+    /// The file that it passed as a ring.
     file: Option<OwnedFd>,
 }
 
-/// What may come as a descriptor.
+/// The files that may arrive as descriptors.
 struct Things {
     bell: Bell,
     small: OwnedFd,
@@ -51,7 +51,7 @@ struct World {
     b: Honest,
     now: u64,
     strangers: Vec<Stranger>,
-    /// Where the honest end calls, and a stranger answers.
+    /// The socket that the honest end calls, and where a hostile peer answers.
     doors: [OwnedFd; 2],
     things: Things,
 }
@@ -71,12 +71,12 @@ fn address(node: NodeId) -> SocketAddrUnix {
     SocketAddrUnix::new_abstract_name(format!("vmlx5-fabric-{node}").as_bytes()).expect("short")
 }
 
-/// The number of a stranger, of this process alone.
+/// The node number of a hostile peer, unique in this process.
 fn stranger(i: u64) -> NodeId {
     NodeId(0x5eed << 48 | u64::from(std::process::id()) << 8 | i)
 }
 
-/// A memory file of so many bytes.
+/// A memory file with this number of bytes.
 fn file(len: usize, seals: SealFlags) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("fuzz", flags).expect("a memory file");
@@ -85,7 +85,7 @@ fn file(len: usize, seals: SealFlags) -> OwnedFd {
     file
 }
 
-/// A file that passes for a ring of that size, or, not sealed, does not.
+/// A file that is accepted as a ring of that size or, if it is not sealed, is refused.
 fn ring_file(size: usize, sealed: bool) -> OwnedFd {
     let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     file(size + 4096, if sealed { all } else { SealFlags::GROW })
@@ -105,7 +105,7 @@ impl Honest {
         }
     }
 
-    /// Looks after links at `now`, and takes what is there.
+    /// Steps the links at `now`, and receives the available messages.
     fn step(&mut self, now: u64, refuse: bool) {
         self.fabric.step(Time::from_nanos(now));
         let budget = Budget {
@@ -170,9 +170,9 @@ impl World {
         world
     }
 
-    /// The honest ends find each other, whatever was before, and talk.
+    /// The honest ends connect, whatever happened before, and exchange messages.
     fn meet(&mut self) {
-        // Whoever kept silent is shown out by then.
+        // By then, silent callers are disconnected.
         self.now += 3_000_000_000;
         for mark in 0xf0_0000.. {
             assert!(mark < 0xf0_0040, "honest ends find each other no more");
@@ -216,7 +216,7 @@ impl World {
         }
     }
 
-    /// A stranger greets, well or badly.
+    /// A hostile peer sends a greeting, valid or not.
     fn greet(&mut self, i: usize, input: &mut Input<'_>) {
         let (a, b) = (self.a.fabric.node(), self.b.fabric.node());
         let shape = input.byte();
@@ -227,7 +227,7 @@ impl World {
         };
         let from = match input.byte() % 16 {
             0 => a,
-            // It says that it is somebody else.
+            // The caller pretends to be another one.
             1 => b,
             n => stranger(u64::from(n) % 8),
         };
@@ -283,7 +283,7 @@ impl World {
         }
     }
 
-    /// A stranger lets the honest end in that called it, and has the ring that it brought.
+    /// A hostile peer accepts a call of the honest end, and gets the ring that it passed.
     fn open_door(&mut self, i: usize) {
         if self.strangers.len() >= STRANGERS {
             return;
@@ -369,7 +369,8 @@ impl World {
     }
 }
 
-/// Whatever strangers do, the honest ends can talk, and when all is over nothing is left.
+/// Whatever hostile peers do, the honest ends exchange messages, and at the end no resource is
+/// left.
 pub fn run(data: &[u8]) {
     let before = open_descriptors();
     let mut input = Input(data);

@@ -1,4 +1,4 @@
-//! Every input of the corpora, as found by the fuzzer, again.
+//! Replays every input of the corpora that the fuzzer found.
 
 use std::fs;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fuzz::{TARGETS, Target};
 
-/// The most bytes that all corpora take together.
+/// Most bytes of all corpora together.
 const LIMIT: usize = 1 << 20;
 
 fn corpora() -> PathBuf {
@@ -34,7 +34,7 @@ fn inputs(target: &Target) -> Vec<(String, Vec<u8>)> {
     }
 }
 
-/// Names the input that a panic is about.
+/// Prints the name of the input when a panic occurs.
 struct About<'a>(&'a Target, &'a str);
 
 impl Drop for About<'_> {
@@ -46,7 +46,7 @@ impl Drop for About<'_> {
     }
 }
 
-/// Held by who runs a target: some look at the whole process.
+/// Held while a target runs: some targets examine the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -116,7 +116,7 @@ fn corpora_are_small() {
     assert!(bytes <= LIMIT, "{bytes} bytes");
 }
 
-/// Nothing, and bytes of every value, are inputs as well.
+/// The empty input and inputs of every byte value are tested as well.
 #[test]
 fn plain_inputs() {
     let _alone = alone();

@@ -2,8 +2,8 @@
 //! the answer and runs a kernel; the server's waits, runs the same kernel and answers. With
 //! `--loopback` one process sends to itself, which was `gds_kernel_loopback_latency`.
 //!
-//! Host time counts: rounds are enqueued in batches while earlier ones run, three batches ahead
-//! at most, as programs of this kind do.
+//! The measured time includes host time: rounds are enqueued in batches while earlier ones run, at
+//! most three batches ahead, as programs of this kind do.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -30,37 +30,38 @@ const AHEAD: u64 = 3;
 /// Entries of each queue, of which half may be known to be free only when the other half is in
 /// use: room for a batch more than [`AHEAD`] of the longest kind.
 const QUEUE: u32 = 1024;
-/// Batches before anything is timed.
+/// Batches before the measurement.
 const WARM_UP: u64 = AHEAD;
 
 /// Options of `mpbench gds_kernel_latency`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Size of a message.
+    /// Size of a message in bytes.
     #[arg(short = 's', long, value_parser = options::size, default_value = "1Ki")]
     pub size: u64,
-    /// Bytes that the kernel writes, of which a message is the first; at least its size.
+    /// Bytes that the kernel writes, of which the first ones are the message; at least the message
+    /// size.
     #[arg(short = 'S', long = "calc-size", value_parser = options::size, default_value = "128Ki")]
     pub calc_size: u64,
-    /// Rounds.
+    /// Number of rounds.
     #[arg(short = 'n', long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub iterations: u64,
-    /// Rounds of a batch.
+    /// Number of rounds of a batch.
     #[arg(short = 'B', long, default_value = "20", value_parser = clap::value_parser!(u64).range(1..=80))]
     pub batch: u64,
-    /// No kernel, only messages.
+    /// Runs no kernel, only messages.
     #[arg(short = 'K', long)]
     pub skip_kernel: bool,
-    /// Messages in the GPU's memory, as --memory device.
+    /// Places messages in device memory, as --memory device does.
     #[arg(short = 'E', long = "gpu-memory", conflicts_with = "memory")]
     pub gpu_memory: bool,
-    /// Enqueue the first batches before the clock starts, on streams that wait.
+    /// Enqueues the first batches before the clock starts, on streams that wait.
     #[arg(short = 'L', long)]
     pub hide_launch: bool,
-    /// One process, one stream, two queue pairs of one NIC.
+    /// Uses one process, one stream and two QPs of one NIC.
     #[arg(long)]
     pub loopback: bool,
-    /// Run both ranks in this process, as threads.
+    /// Runs both ranks as threads of this process.
     #[arg(long)]
     pub threads: bool,
     #[command(flatten)]
@@ -70,47 +71,47 @@ pub struct Options {
 /// The figures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// With what.
+    /// Names of GPU, NIC and settings.
     pub names: Names,
-    /// Where the ranks live; `None`: there is one only.
+    /// How the ranks run; `None`: there is one rank only.
     pub ranks: Option<Ranks>,
-    /// Rounds.
+    /// Number of rounds.
     pub iterations: u64,
-    /// From the first enqueued to the last completed, in nanoseconds.
+    /// Time from the first enqueue to the last completion, in nanoseconds.
     pub elapsed_ns: u64,
-    /// Of which the host was enqueueing.
+    /// Time that the host spent enqueuing, in nanoseconds.
     pub enqueue_ns: u64,
-    /// Bits a second of payload, both directions together.
+    /// Payload in bits a second, both directions together.
     pub bits_per_second: f64,
-    /// Messages whose bytes were compared by the CPU: all that arrived.
+    /// Messages whose bytes the CPU compared: all received ones.
     pub verified: u64,
 }
 
-/// The part of a rank.
+/// The role of a rank.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Client,
     Server,
-    /// Client to itself.
+    /// A client that sends to itself.
     Loopback,
 }
 
 struct Player<'e> {
     part: Part,
     endpoint: &'e Endpoint,
-    /// Sends; receives too where there is a peer.
+    /// The QP that sends; it also receives where there is a peer.
     qp: Qp,
-    /// Receives, if there is none.
+    /// The QP that receives where there is no peer.
     looped: Option<Qp>,
     leaving: Mr,
-    /// A slot for each message of the batches ahead.
+    /// A slot for each message of the enqueued batches.
     arriving: Mr,
     turns: Turns,
     tally: Tally,
     gate: Gate,
     bell: Bell,
     options: Options,
-    /// Rounds enqueued so far, and verified.
+    /// Numbers of rounds enqueued and verified so far.
     enqueued: u64,
     verified: u64,
     enqueueing: Duration,
@@ -119,7 +120,7 @@ struct Player<'e> {
 }
 
 impl Options {
-    /// As the library's setup has it.
+    /// With the settings of the library.
     fn memory(&self, endpoint: &Endpoint) -> MemoryKind {
         match (self.gpu_memory, self.setup.memory) {
             (true, _) | (_, Some(Memory::Device)) => MemoryKind::Device,
@@ -151,7 +152,7 @@ impl Job for Options {
         };
         let deadline = Instant::now() + rank.left();
         let mut player = Player::new(part, &endpoint, qp, None, self, deadline)?;
-        // No stream waits before both have loaded their kernels: that stands behind waits.
+        // No stream waits before both ranks have loaded their kernels: loading blocks behind waits.
         rank.link.barrier()?;
         let mut meet = || rank.link.barrier();
         let figures = player.play(Some(Ranks::of(self.threads, false)), &mut meet)?;
@@ -172,7 +173,7 @@ fn alone(options: &Options, limit: Duration) -> Result<Figures> {
 impl Benchmark for Options {
     const NAME: &'static str = "gds_kernel_latency";
     const ABOUT: &'static str =
-        "Rounds of message, kernel, message between two ranks, or in one process";
+        "Time of a round of message, kernel, message between two ranks, or in one process";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         ensure!(
@@ -254,12 +255,12 @@ impl<'e> Player<'e> {
         })
     }
 
-    /// Which sender's mark this rank's messages bear.
+    /// The mark of the sender of this rank's messages.
     fn sender(&self) -> u32 {
         u32::from(self.part == Part::Server)
     }
 
-    /// What message `round` of a sender bears: without kernels all are the same.
+    /// The contents of message `round` of a sender: without kernels all messages are the same.
     fn tag(&self, round: u64, sender: u32) -> u64 {
         match self.options.skip_kernel {
             true => pattern::tag(0, sender),
@@ -291,16 +292,16 @@ impl<'e> Player<'e> {
         })
     }
 
-    /// Plays so many rounds, in batches, and sees them all done.
+    /// Runs this many rounds in batches, and waits until all are done.
     fn rounds(&mut self, rounds: u64, meet: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
         let (mut left, end) = (rounds, self.enqueued + rounds);
-        // Batches in flight: the bell's count, and the round after the last.
+        // Batches in flight: the bell's count, and the round after the last one.
         let mut flying = VecDeque::new();
         let hidden = self.options.hide_launch;
         if hidden {
             self.gate.close(&self.endpoint.stream)?;
         }
-        // Receives of both sides stand before either's first send.
+        // The receives of both sides are posted before the first send of either.
         let mut receives = VecDeque::new();
         self.receive_ahead(end, &mut receives)?;
         meet()?;
@@ -315,7 +316,7 @@ impl<'e> Player<'e> {
                 left -= n;
             }
             if hidden && self.verified + rounds == end {
-                // Nothing of this call has run: the first batches are enqueued.
+                // No round of this call has run: the first batches are enqueued.
                 meet()?;
                 self.enqueueing = Duration::ZERO;
                 start = Instant::now();
@@ -385,7 +386,7 @@ impl<'e> Player<'e> {
         Ok(self.qp.prepare(&Work::send(&sges).signaled())?)
     }
 
-    /// Enqueues the kernel of a round, which writes the message of `round`, unless there is none.
+    /// Enqueues the kernel of a round, which writes the message of `round`, unless kernels are off.
     fn kernel(&self, round: u64) -> Result<()> {
         match self.options.skip_kernel {
             true => Ok(()),
@@ -402,7 +403,7 @@ impl<'e> Player<'e> {
         unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
     }
 
-    /// Compares the messages before round `upto` that were not looked at yet.
+    /// Compares the messages before round `upto` that have not been compared yet.
     fn verify(&mut self, upto: u64) -> Result<()> {
         let sender = match self.part {
             Part::Client => 1,
@@ -410,7 +411,7 @@ impl<'e> Player<'e> {
         };
         let (size, slots) = (self.options.size as usize, self.options.slots());
         while self.verified < upto {
-            // As many as lie side by side.
+            // As many messages as are adjacent in memory.
             let first = self.verified % slots;
             let count = (upto - self.verified).min(slots - first);
             self.buffer.resize(count as usize * size, 0);

@@ -1,5 +1,5 @@
-//! The programs that came with the ancestor of this library, under their names: what each asked
-//! of a machine is asked here again. benches/README.md says what differs and why.
+//! The benchmarks of this library's ancestor, under their original names, with the same
+//! measurements. benches/README.md lists the differences and their reasons.
 
 pub mod kernel_latency;
 pub mod poll_lat;
@@ -13,15 +13,15 @@ use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region};
 use serde::Serialize;
 
-/// Where words lie.
+/// The memory of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WordMemory {
-    /// In the GPU.
+    /// Device memory.
     Device,
-    /// In host memory that the runtime gave.
+    /// Host memory that the runtime allocates.
     Pinned,
-    /// In host memory of the program, registered.
+    /// Registered host memory of the program.
     Registered,
 }
 
@@ -34,7 +34,7 @@ impl WordMemory {
         }
     }
 
-    /// `len` bytes there, zeroed.
+    /// Allocates `len` zeroed bytes of this kind.
     fn region(self, gpu: &Gpu, len: usize) -> Result<Region> {
         match self {
             WordMemory::Device => Ok(gpu.alloc(MemoryKind::Device, len)?),
@@ -46,15 +46,15 @@ impl WordMemory {
                 // SAFETY: the size is not zero.
                 let memory = unsafe { alloc_zeroed(layout) };
                 ensure!(!memory.is_null(), "no memory");
-                // SAFETY: so many bytes, zeroed, that are used by nobody else and stay as long
-                // as the process: it is not known when the driver is done with them.
+                // SAFETY: `len` zeroed bytes without another user, which stay until the process
+                // ends, because it is unknown when the driver stops using them.
                 Ok(unsafe { gpu.register_host(memory, len)? })
             }
         }
     }
 }
 
-/// Lets time pass on this processor.
+/// Busy-waits on this processor.
 fn spin(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {

@@ -1,5 +1,5 @@
-//! `gds_poll_lat`: from the CPU's store that a stream waits for to the CPU's load that sees what
-//! the stream wrote behind the wait.
+//! `gds_poll_lat`: the latency from the CPU's store that a stream waits for to the CPU's load that
+//! sees the stream's write behind the wait.
 
 use std::time::{Duration, Instant};
 
@@ -18,36 +18,36 @@ use crate::gpu::{self, Driver};
 use crate::stats::{Samples, Summary};
 use crate::table::{Table, micros, us};
 
-/// Iterations that are not measured.
+/// Iterations before the measurement.
 const WARM_UP: u64 = 5;
-/// Words that are written, in turn.
+/// Words that are written in turn.
 const WORDS: usize = 4096;
-/// Looks at a word between two looks at the clock.
+/// Polls of a word between two reads of the clock.
 const LOOKS: u32 = 256;
 
 /// Options of `mpbench gds_poll_lat`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Iterations of each row.
+    /// Number of iterations of each row.
     #[arg(short = 'n', long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub iterations: u64,
-    /// Microseconds between enqueueing and the store, so that the GPU has come to the wait.
+    /// Time in microseconds between enqueuing and the store, so that the GPU has reached the wait.
     #[arg(short = 's', long, value_name = "US", default_value = "10", value_parser = microseconds)]
     pub sleep: Duration,
-    /// Other streams that wait meanwhile.
+    /// Number of other streams that wait in the meantime.
     #[arg(short = 'p', long, default_value = "0", value_parser = clap::value_parser!(u32).range(0..=16))]
     pub background: u32,
-    /// Words that the stream writes behind the wait; the CPU watches the last.
+    /// Number of words that the stream writes behind the wait; the CPU polls the last one.
     #[arg(short = 'P', long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,16,64",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub pokes: Vec<u32>,
-    /// Only wait and writes in one submission, not each in its own.
+    /// Measures only one submission for wait and writes, not one submission for each.
     #[arg(short = 'c', long)]
     pub combined: bool,
-    /// Wait with a flush of what devices wrote.
+    /// Waits with a flush of remote writes.
     #[arg(short = 'f', long)]
     pub flush: bool,
-    /// Words in the GPU's memory.
+    /// Places words in device memory.
     #[arg(short = 'g', long = "gpu-memory")]
     pub gpu_memory: bool,
     /// The GPU: soft, cuda, cuda:N, or auto.
@@ -55,16 +55,16 @@ pub struct Options {
     pub gpu: String,
 }
 
-/// The figures of one way.
+/// The figures of one variant.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Words written behind the wait.
+    /// Number of words written behind the wait.
     pub pokes: u32,
     /// Whether wait and writes were one submission.
     pub combined: bool,
-    /// From store to load, in nanoseconds.
+    /// Latency from store to load, in nanoseconds.
     pub latency_ns: Summary,
-    /// What enqueueing took, in nanoseconds.
+    /// CPU overhead of enqueuing, in nanoseconds.
     pub enqueue_ns: Summary,
 }
 
@@ -72,13 +72,13 @@ struct Bench {
     stream: Stream,
     polled: Region,
     poked: Vec<Word32>,
-    /// What the stream waits for next, and what tells writes apart.
+    /// The next value that the stream waits for, which also distinguishes writes.
     round: u32,
     flush: bool,
     deadline: Instant,
 }
 
-/// Streams that stand still until this goes.
+/// Streams that wait until this value is dropped.
 struct Background {
     streams: Vec<Stream>,
     gate: Gate,
@@ -87,7 +87,7 @@ struct Background {
 impl Benchmark for Options {
     const NAME: &'static str = "gds_poll_lat";
     const ABOUT: &'static str =
-        "From the CPU's store that a stream waits for to the CPU's sight of what comes behind";
+        "Latency from a CPU store that a stream waits for until the CPU sees the stream's answer";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let gpu = gpu::open(std::slice::from_ref(&self.gpu), 0)?;
@@ -182,7 +182,7 @@ impl Bench {
         })
     }
 
-    /// One round: what enqueueing took, and what passing the wait did.
+    /// One round: the CPU overhead of enqueuing, and the latency of passing the wait.
     fn once(
         &mut self,
         pokes: usize,
@@ -211,7 +211,7 @@ impl Bench {
         spin(sleep);
         ensure!(
             !self.stream.is_idle()?,
-            "the stream is past a wait for what nobody has stored"
+            "the stream passed a wait for a value that has not been stored"
         );
         let last = &poked[pokes - 1];
         ensure!(last.load()? != value, "a write has overtaken the wait");
@@ -257,7 +257,7 @@ impl Background {
         Ok(background)
     }
 
-    /// Lets them go; they must have stood still.
+    /// Releases the streams, which must have been blocked.
     fn end(&self, deadline: Instant) -> Result<()> {
         for stream in &self.streams {
             ensure!(!stream.is_idle()?, "a background stream did not wait");

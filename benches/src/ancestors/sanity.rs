@@ -1,5 +1,5 @@
-//! `gds_sanity`: whether a stream's memory operations do what they are for, on every kind of
-//! memory: they block, they pass, they keep their order, they write what they were given.
+//! `gds_sanity`: tests a stream's memory operations on every kind of memory: waits block and pass,
+//! operations keep their order, and writes store the given values.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +17,11 @@ use crate::gate::Gate;
 use crate::gpu::{self, Driver};
 use crate::table::Table;
 
-/// Bytes of the memory that a check uses.
+/// Bytes of the memory of a check.
 const BYTES: usize = 16 << 10;
-/// Words that are overwritten by one inline copy.
+/// Number of words that one inline copy overwrites.
 const CHUNK: usize = 16;
-/// Operations of the long list: more than any runtime takes at once.
+/// Operations of the long list: more than any runtime accepts in one call.
 const LONG: usize = 600;
 
 /// Options of `mpbench gds_sanity`.
@@ -30,7 +30,7 @@ pub struct Options {
     /// Rounds of the checks of order.
     #[arg(short = 'n', long, default_value = "50", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iterations: u32,
-    /// Microseconds for which a stream must be seen to stand still.
+    /// Time in microseconds for which a waiting stream is checked to stay blocked.
     #[arg(short = 's', long, value_name = "US", default_value = "100", value_parser = microseconds)]
     pub sleep: Duration,
     /// Every wait with a flush of what devices wrote.
@@ -94,7 +94,7 @@ struct Rig {
 
 impl Benchmark for Options {
     const NAME: &'static str = "gds_sanity";
-    const ABOUT: &'static str = "Whether a stream's memory operations do what they are for";
+    const ABOUT: &'static str = "Correctness of a stream's memory operations";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let gpu = gpu::open(std::slice::from_ref(&self.gpu), 0)?;
@@ -268,7 +268,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The stream stands still for a while.
+    /// Checks that the stream stays blocked for a while.
     fn blocked(&mut self, what: &str) -> Result<()> {
         self.compared += 1;
         spin(self.sleep);
@@ -311,7 +311,7 @@ fn order(rig: &mut Rig) -> Result<()> {
         ];
         rig.post(&list)?;
         rig.same("the signal", signal.load()?.into(), (round - 1).into())?;
-        rig.blocked("a wait for a signal that nobody gave")?;
+        rig.blocked("a wait for a signal that has not been given")?;
         rig.same("done", done.load()?.into(), (round - 1).into())?;
         signal.store(round)?;
         // The last word of the copy says that all of it is there.
@@ -418,7 +418,7 @@ fn copies(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// Who sees a word's new value sees those of the words before it.
+/// A reader that sees a word's new value also sees the values written before it.
 fn fences(rig: &mut Rig) -> Result<()> {
     let (before, after) = (rig.word32(0)?, rig.word32(32)?);
     for round in 1..=rig.iterations {

@@ -1,5 +1,5 @@
-//! How large messages flow: what each layer posts, by the CPU or on a stream, with so many in
-//! flight.
+//! The flow of large messages: what each layer posts, by the CPU or on a stream, with a bounded
+//! number in flight.
 
 use std::collections::VecDeque;
 
@@ -20,21 +20,21 @@ const TAG: u32 = 1;
 
 /// A layer through which rank 0 fills rank 1's slots.
 pub trait Flow {
-    /// The slots.
+    /// The memory of the slots.
     fn region(&self) -> &Region;
 
-    /// This rank's part in `messages` messages, slot after slot; of rank 0, until all are
+    /// Sends or receives `messages` messages, slot after slot; rank 0 returns when all are
     /// complete.
     fn run(&mut self, rank: &Rank, messages: u64) -> Result<()>;
 
-    /// Waits until nothing of this side is under way.
+    /// Waits until no operation of this side is in flight.
     fn finish(&mut self, rank: &Rank) -> Result<()>;
 
-    /// What they are sent with.
+    /// Names of GPU and NIC, and of the settings of the QP that carries the messages.
     fn names(&self) -> Names;
 }
 
-/// Slots in turn.
+/// The slots, in turn.
 #[derive(Clone, Copy)]
 struct Slots {
     size: u64,
@@ -54,7 +54,7 @@ impl Slots {
     }
 }
 
-/// RDMA writes, each complete when it is acknowledged; rank 1 has nothing to do.
+/// RDMA writes, each complete when it is acknowledged; rank 1 posts nothing.
 pub struct Writes<'e> {
     endpoint: &'e Endpoint,
     qp: Qp,
@@ -206,7 +206,7 @@ impl Flow for Messages<'_> {
     }
 }
 
-/// Posts `messages` messages, of which `depth` are in flight, and waits for each.
+/// Posts `messages` messages, with `depth` in flight, and waits for each.
 fn fly<F, R>(
     flow: &mut F,
     rank: &Rank,

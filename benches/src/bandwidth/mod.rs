@@ -1,6 +1,6 @@
-//! Large messages: rank 0 fills rank 1's slots, several in flight, each process with a NIC of its
-//! own. What arrived is verified by rank 1's kernels at the end. If both layers are asked for they
-//! take turns, and their rounds are compared.
+//! Bandwidth of large messages: rank 0 fills rank 1's slots with several messages in flight; each
+//! process has its own NIC. Rank 1's kernels verify the received bytes at the end. If both layers
+//! run, they alternate, and their rounds are compared.
 
 mod flow;
 
@@ -24,13 +24,13 @@ use crate::table;
 use crate::world;
 use flow::{Flow, Messages, Writes};
 
-/// What the measured messages carry, and what those before carry.
+/// The first tags of the measured payloads, and of those before the measurement.
 const MEASURED: u64 = 1 << 20;
 const WARM_UP: u64 = 1 << 21;
-/// Rounds that the messages are sent in, at most.
+/// Most rounds in which the messages are sent.
 const ROUNDS: u64 = 20;
 
-/// Who posts.
+/// The poster of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Poster {
@@ -43,22 +43,22 @@ pub enum Poster {
 /// Options of `mpbench bandwidth`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Size of a message.
+    /// Size of a message in bytes: `64Ki`, `1Mi`.
     #[arg(long, value_parser = options::size, default_value = "1Mi")]
     pub size: u64,
-    /// Messages, of each library.
+    /// Number of messages of each library.
     #[arg(long, default_value = "4000", value_parser = clap::value_parser!(u64).range(1..))]
     pub messages: u64,
-    /// Messages in flight, each from and to a slot of its own.
+    /// Number of messages in flight; each has separate memory.
     #[arg(long, default_value = "8", value_parser = clap::value_parser!(u64).range(1..=32))]
     pub depth: u64,
-    /// Which library carries the messages; both take turns.
+    /// The library that carries the messages; `both` alternates.
     #[arg(long, value_enum, default_value = "gdsync")]
     pub layer: Layers,
-    /// Who posts.
+    /// The poster of the messages.
     #[arg(long, value_enum, default_value = "cpu")]
     pub poster: Poster,
-    /// Run both ranks in this process, as threads.
+    /// Runs both ranks as threads of this process.
     #[arg(long)]
     pub threads: bool,
     #[command(flatten)]
@@ -66,18 +66,18 @@ pub struct Options {
 }
 
 impl Options {
-    /// Bytes of all slots.
+    /// Bytes of all slots together.
     fn slots(&self) -> Result<u64> {
         let slots = self.size.checked_mul(self.depth);
         slots.context("the slots are too large")
     }
 
-    /// Messages of each round.
+    /// Number of messages of each round.
     fn round(&self) -> u64 {
         self.messages.div_ceil(ROUNDS).max(self.depth)
     }
 
-    /// Rounds of each layer.
+    /// Number of rounds of each layer.
     fn rounds(&self) -> u64 {
         self.messages.div_ceil(self.round())
     }
@@ -86,13 +86,13 @@ impl Options {
 /// The figures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// With what.
+    /// Names of GPU, NIC and settings.
     pub names: Names,
-    /// Where the ranks live.
+    /// How the ranks run.
     pub ranks: Ranks,
     /// Bytes of a message.
     pub size: u64,
-    /// Each layer.
+    /// The rows, by layer.
     pub rows: Vec<Row>,
     /// mp's median bandwidth as a multiple of gdsync's, if both were measured.
     pub ratio: Option<f64>,
@@ -100,18 +100,18 @@ pub struct Figures {
     pub verified: u64,
 }
 
-/// What one layer reached.
+/// The results of one layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// Which layer.
+    /// The layer.
     pub layer: Layer,
-    /// Messages.
+    /// Number of messages.
     pub messages: u64,
-    /// Of all rounds, each from the first post to the last completion, in nanoseconds.
+    /// Time of all rounds, each from the first post to the last completion, in nanoseconds.
     pub elapsed_ns: u64,
-    /// A message of each round, on the average, in nanoseconds.
+    /// Mean time of a message in each round, in nanoseconds.
     pub message_ns: Summary,
-    /// Bytes a second, of all rounds.
+    /// Bandwidth in bytes a second, over all rounds.
     pub bandwidth: f64,
 }
 
@@ -160,7 +160,7 @@ impl Job for Options {
             depth: self.depth,
             endpoint: &endpoint,
         };
-        // Until its memory holds what is to be seen at the end, no rank goes on.
+        // Neither rank continues before the memory has the contents that the end is compared with.
         for tag in [WARM_UP, MEASURED] {
             for side in &mut sides {
                 if rank.number == 0 {
@@ -246,7 +246,7 @@ impl Verifier<'_> {
 
 impl Benchmark for Options {
     const NAME: &'static str = "bandwidth";
-    const ABOUT: &'static str = "Large writes between two processes";
+    const ABOUT: &'static str = "Bandwidth of large messages between two processes";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let ranks = Ranks::of(self.threads, false);

@@ -26,14 +26,14 @@ use crate::world;
 use proof::{CpuTimes, Trace};
 use rounds::{Player, WARM_UP};
 
-/// Bytes that a size's iterations move in one direction, if their number is not given.
+/// Bytes that the iterations of a size move in one direction, if their number is not given.
 const VOLUME: u64 = 1 << 30;
 /// Iterations of a size, if their number is not given.
 const ITERATIONS: (u64, u64) = (100, 5000);
 /// Iterations of the run whose submissions are traced.
 const TRACED: u64 = 4;
 
-/// How messages travel.
+/// The operation of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operation {
@@ -46,33 +46,33 @@ pub enum Operation {
 /// Options of `mpbench pingpong`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Sizes of messages.
+    /// Sizes of messages in bytes: `8`, `64Ki`, `1Mi`.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = options::size,
           default_value = "8,64,1Ki,4Ki,64Ki,256Ki,1Mi")]
     pub sizes: Vec<u64>,
     /// Round trips for each size [default: 5000, fewer for large messages].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub iterations: Option<u64>,
-    /// Which library carries the messages; both play in turn, batch by batch.
+    /// The library that carries the messages; `both` alternates, batch by batch.
     #[arg(long, value_enum, default_value = "gdsync")]
     pub layer: Layers,
-    /// How messages travel, if gdsync carries them.
+    /// The operation of gdsync's messages.
     #[arg(long, value_enum, default_value = "send")]
     pub operation: Operation,
-    /// Run both ranks in this process, as threads.
+    /// Runs both ranks as threads of this process.
     #[arg(long)]
     pub threads: bool,
-    /// Be one of the two ranks, which a launcher or MP_RANK, MP_SIZE and MP_STORE name: on two
-    /// hosts, for example. Rank 0 shows the figures.
+    /// Runs as one of the two ranks that a launcher, or MP_RANK, MP_SIZE and MP_STORE, name: on two
+    /// hosts, for example. Rank 0 prints the figures.
     #[arg(long, conflicts_with = "threads")]
     pub launched: bool,
     #[command(flatten)]
     pub setup: Setup,
-    /// Draw latency over size into this file.
+    /// Draws a chart of latency over size into this SVG file.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub svg: Option<PathBuf>,
-    /// Get one bit of this message wrong, to see that it is noticed.
+    /// Flips one bit of this message, to test that the benchmark detects it.
     #[arg(long, value_name = "ITERATION", hide = true)]
     pub corrupt: Option<u64>,
 }
@@ -84,13 +84,13 @@ impl Options {
             .unwrap_or_else(|| (VOLUME / size).clamp(few, many))
     }
 
-    /// Round trips of the whole run that count as progress.
+    /// Round trips of the whole run, for the progress bar.
     fn work(&self) -> u64 {
         let each: u64 = self.sizes.iter().map(|&size| self.iterations(size)).sum();
         each * self.layer.each().len() as u64
     }
 
-    /// The largest size.
+    /// The largest size in bytes.
     fn largest(&self) -> u64 {
         self.sizes.iter().copied().max().unwrap_or(8)
     }
@@ -100,42 +100,43 @@ impl Options {
     }
 }
 
-/// What rank 0 tells first.
+/// The first report of rank 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Header {
-    /// What it plays with.
+    /// Names of its GPU, NIC and settings.
     pub names: Names,
-    /// Where the ranks live.
+    /// How the ranks run.
     pub ranks: Ranks,
 }
 
 /// The figures of one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// Which layer carried them.
+    /// The layer that carried the messages.
     pub layer: Layer,
     /// Bytes of a message.
     pub size: u64,
-    /// Round trips that were measured.
+    /// Number of measured round trips.
     pub iterations: u64,
     /// Half a round trip, kernels included, in nanoseconds.
     pub latency_ns: Summary,
-    /// What the kernel takes of each, by its median: verifying one payload, writing another.
+    /// Median time of the kernel in each, which verifies one payload and writes another, in
+    /// nanoseconds.
     pub kernel_ns: u64,
-    /// Bytes a second in one direction, of the mean latency.
+    /// Bandwidth in one direction in bytes a second, from the mean latency.
     pub bandwidth: f64,
-    /// What it cost the host to enqueue one operation (kernel, send, wait), in nanoseconds.
+    /// CPU overhead of enqueuing one operation (kernel, send, wait), in nanoseconds.
     pub enqueue_ns: f64,
 }
 
-/// What a rank has to say at the end.
+/// The last report of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Proof {
-    /// Which layer.
+    /// The layer.
     pub layer: Layer,
     /// Processor time between gates and last completions.
     pub cpu: CpuTimes,
-    /// A few submissions as they were handed to the stream.
+    /// A few submissions, as the stream received them.
     pub trace: Trace,
 }
 
@@ -146,20 +147,20 @@ enum Part {
     Row(Row),
 }
 
-/// All of it.
+/// All figures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// With what.
+    /// Names of GPU, NIC and settings.
     pub header: Header,
-    /// Each size, and each layer.
+    /// The rows, by size and layer.
     pub sizes: Vec<Row>,
-    /// Each layer, and each rank.
+    /// The proofs, by layer and rank.
     pub proof: Vec<Proof>,
-    /// How the layers compare, if both played.
+    /// The comparison of the layers, if both ran.
     pub ratios: Vec<Ratio>,
 }
 
-/// One size of mp's beside the same of gdsync's.
+/// The comparison of mp with gdsync at one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ratio {
     /// Bytes of a message.
@@ -215,8 +216,8 @@ impl Job for Options {
     }
 }
 
-/// Plays a few rounds for each rank's trace, one after the other: threads of one process that
-/// use one GPU of CUDA have one tracer.
+/// Runs a few rounds for each rank's trace, one rank after the other: threads of one process on one
+/// CUDA GPU share one tracer.
 fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -> Result<Trace> {
     let mut lines = Vec::new();
     for turn in 0..2 {
@@ -232,7 +233,7 @@ fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -
     Trace::of(&lines, endpoint.stream.id(), TRACED + 1, player.layer)
 }
 
-/// What one layer's batches of a size have shown.
+/// Results of one layer's batches of a size.
 #[derive(Default)]
 struct Sheet {
     latency: Samples,
@@ -256,7 +257,7 @@ impl Sheet {
     }
 }
 
-/// Plays all iterations of a size, in batches; the layers take turns.
+/// Runs all iterations of a size in batches; the layers alternate.
 fn measure(
     rank: &mut Rank,
     players: &mut [Player],
@@ -294,7 +295,7 @@ fn measure(
         .collect())
 }
 
-/// How the layers compare at each size that both have played.
+/// The comparison of the layers at each size that both have run.
 fn ratios(rows: &[Row]) -> Vec<Ratio> {
     let of = |layer: Layer, size: u64| {
         let mut found = rows
@@ -317,7 +318,7 @@ fn ratios(rows: &[Row]) -> Vec<Ratio> {
 impl Benchmark for Options {
     const NAME: &'static str = "pingpong";
     const ABOUT: &'static str =
-        "One-way latency: two ranks play ping-pong on their streams while their CPUs sleep";
+        "One-way latency of ping-pong between the streams of two ranks, while their CPUs sleep";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         ensure!(!self.sizes.is_empty(), "no sizes");
@@ -341,13 +342,13 @@ impl Benchmark for Options {
         let results = world::run(self.ranks(), self, limit, &mut hear);
         screen.clear();
         if header.is_none() && results.is_ok() && self.launched {
-            // The other one has all there is to show.
+            // The other rank has all figures.
             return Ok(None);
         }
         let [first, second] = results?.map(serde_json::from_value::<Vec<Proof>>);
         let pairs = first?.into_iter().zip(second?);
         let figures = Figures {
-            header: header.context("rank 0 told nothing about itself")?,
+            header: header.context("rank 0 sent no first report")?,
             ratios: ratios(&sizes),
             sizes,
             proof: pairs.flat_map(|(a, b)| [a, b]).collect(),

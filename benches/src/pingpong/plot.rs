@@ -12,7 +12,7 @@ use crate::table;
 
 const SIZE: (u32, u32) = (800, 500);
 
-/// What is drawn of each row: its name, its colour, its value in nanoseconds.
+/// A curve: its name, its colour, and the value of a row in nanoseconds.
 type Curve = (&'static str, RGBColor, fn(&Row) -> u64);
 
 const CURVES: [Curve; 4] = [
@@ -26,12 +26,12 @@ const CURVES: [Curve; 4] = [
     }),
 ];
 
-/// What is drawn of mp's messages beside those of gdsync's.
+/// The curves of mp beside those of gdsync.
 const BESIDE: Curve = ("mp, median", RGBColor(0x75, 0x70, 0xb3), |row| {
     row.latency_ns.median
 });
 
-/// Draws one-way latency over size, both logarithmic.
+/// Draws one-way latency over size, on logarithmic axes.
 pub fn latency(path: &Path, figures: &Figures) -> Result<()> {
     let svg = draw(figures).map_err(|e| anyhow!("drawing {}: {e}", path.display()))?;
     report::write_text(path, &svg)
@@ -104,7 +104,7 @@ fn draw(figures: &Figures) -> Result<String, Box<dyn std::error::Error + '_>> {
     Ok(svg)
 }
 
-/// Microseconds; never zero, which a logarithm could not show.
+/// Microseconds; never zero, which a logarithmic axis cannot show.
 fn us(ns: u64) -> f64 {
     ns.max(1) as f64 / 1000.0
 }

@@ -1,5 +1,5 @@
-//! Who did the work: processor time of each thread between gate and last completion, and what
-//! the stream was given to do.
+//! Proof that the stream did the work: processor time of each thread between the gate and the last
+//! completion, and the operations that were enqueued on the stream.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,38 +11,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::Layer;
 
-/// Processor time between opening gates and the last completions behind them.
+/// Processor time between the opening of gates and the last completions behind them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuTimes {
-    /// How long that was, in nanoseconds.
+    /// The elapsed time, in nanoseconds.
     pub gated_ns: u64,
-    /// What the thread used that enqueued and opened the gate, in nanoseconds.
+    /// Processor time of the thread that enqueued and opened the gate, in nanoseconds.
     pub application_ns: u64,
-    /// What the other threads of the process used, by name. (A running thread's time may be
+    /// Processor time of the other threads of the process, by name. (A running thread's time may be
     /// a scheduler tick old, so a short run is inexact.)
     pub others_ns: BTreeMap<String, u64>,
 }
 
-/// The moment before the gate is opened.
+/// Processor times before the gate is opened.
 #[derive(Clone, Copy)]
 pub struct Parked {
     at: Instant,
     own: Duration,
 }
 
-/// The other threads at a moment.
+/// Processor times of the other threads at a moment.
 pub struct Look(Vec<ThreadTime>);
 
 impl CpuTimes {
-    /// Looks at the other threads.
+    /// Reads the times of the other threads.
     pub fn look(&self) -> Result<Look> {
         let mut times = thread_times().context("reading processor times")?;
-        // Ranks look at their own thread more exactly.
+        // This thread is measured more exactly.
         times.retain(|t| !matches!(t.name.as_str(), "rank0" | "rank1"));
         Ok(Look(times))
     }
 
-    /// Looks at this thread.
+    /// Reads the time of this thread.
     pub fn park(&self) -> Parked {
         Parked {
             at: Instant::now(),
@@ -50,7 +50,7 @@ impl CpuTimes {
         }
     }
 
-    /// Adds what was used since.
+    /// Adds the time used since then.
     pub fn add(&mut self, since: Parked, before: &Look) -> Result<()> {
         self.application_ns += (own_time().saturating_sub(since.own)).as_nanos() as u64;
         self.gated_ns += since.at.elapsed().as_nanos() as u64;
@@ -64,26 +64,26 @@ impl CpuTimes {
     }
 }
 
-/// Processor time of the calling thread so far, exact.
+/// Exact processor time of the calling thread so far.
 fn own_time() -> Duration {
     let t = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs() as u32)
 }
 
-/// What a few rounds are, operation by operation.
+/// The operations of a few rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
-    /// Sends enqueued while it was taken.
+    /// Number of sends enqueued during the trace.
     pub sends: u64,
-    /// How often the stream itself rang.
+    /// Number of doorbell writes by the stream.
     pub rung: u64,
-    /// What it does to ring.
+    /// The operations of a doorbell write.
     pub by: String,
     /// All lines.
     pub lines: Vec<String>,
 }
 
-/// What ringing looks like, by lowering and provider: lines that begin and contain these.
+/// Forms of doorbell writes, by lowering and provider: lines that begin with and contain these.
 const RINGS: [(&str, &[(&str, &str)]); 3] = [
     (
         "doorbell record, then UAR",
@@ -100,11 +100,11 @@ const RINGS: [(&str, &[(&str, &str)]); 3] = [
 ];
 
 impl Trace {
-    /// Looks for the doorbells of `sends` sends among what stream `id` was given. One way of
-    /// ringing may alternate with another. mp rings more often: it tells senders what was taken.
+    /// Finds the doorbells of `sends` sends among the operations of stream `id`. Two forms of
+    /// doorbell writes may alternate. mp writes more doorbells: it returns credits to senders.
     ///
     /// # Errors
-    /// They are not there.
+    /// The doorbells are missing.
     pub fn of(lines: &[String], id: u64, sends: u64, layer: Layer) -> Result<Trace> {
         let lines = of_stream(lines, id);
         let counts = RINGS.map(|(by, steps)| (by, count(&lines, steps)));
@@ -124,7 +124,7 @@ impl Trace {
         })
     }
 
-    /// The lines of the first submission that rings.
+    /// The lines of the first submission with a doorbell write.
     pub fn example(&self) -> &[String] {
         let rings = |line: &String| RINGS.iter().any(|(_, steps)| matches(line, steps[0]));
         let at = self.lines.iter().position(rings).unwrap_or(0);
@@ -157,7 +157,7 @@ fn matches(line: &str, (begins, contains): (&str, &str)) -> bool {
     line.starts_with(begins) && line.contains(contains)
 }
 
-/// How often the steps appear, each in the line after the one before.
+/// Number of occurrences of the steps, each in the line after the previous one.
 fn count(lines: &[String], steps: &[(&str, &str)]) -> u64 {
     let all = |w: &[String]| w.iter().zip(steps).all(|(line, step)| matches(line, *step));
     lines.windows(steps.len()).filter(|w| all(w)).count() as u64

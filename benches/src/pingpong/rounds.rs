@@ -4,9 +4,9 @@
 //! rank 0: gate | kernel send wait | kernel send wait | .. | kernel
 //! rank 1: gate | wait kernel send | wait kernel send | ..
 //! ```
-//! Rank 0's kernel stamps the time when it starts, so two stamps are a round trip apart: two
-//! messages and the kernels of both sides. After the last round it runs the kernel a few times
-//! more, for what that takes alone.
+//! Rank 0's kernel stores the time when it starts, so two stored times are a round trip apart: two
+//! messages and the kernels of both sides. After the last round it runs the kernel a few more
+//! times, to measure the kernel alone.
 
 use std::time::{Duration, Instant};
 
@@ -27,24 +27,24 @@ use crate::rank::Rank;
 const BATCH: u64 = 200;
 /// With messages of mp's, of which a large one is up to eight submissions in each direction.
 const BATCH_MP: u64 = 64;
-/// Round trips before a size is measured.
+/// Round trips before the measurement of a size.
 pub const WARM_UP: u64 = 20;
-/// Kernels after a batch, whose time is taken.
+/// Kernels after a batch, whose own time is measured.
 const ALONE: u64 = 4;
 
-/// What a batch brought.
+/// The results of a batch.
 pub struct Batch {
     /// Round trips in nanoseconds; rank 0 only.
     pub trips: Vec<u64>,
     /// The kernel alone, in nanoseconds; rank 0 only.
     pub kernels: Vec<u64>,
-    /// What enqueueing took the host.
+    /// CPU overhead of enqueuing, in nanoseconds.
     pub enqueue: Duration,
-    /// Kernels, sends and waits enqueued in that time.
+    /// Number of kernels, sends and waits enqueued in that time.
     pub operations: u64,
 }
 
-/// Most round trips of a batch if these layers play.
+/// Most round trips of a batch with these layers.
 pub fn longest(layers: Layers) -> u64 {
     match layers {
         Layers::Gdsync => BATCH,
@@ -54,7 +54,7 @@ pub fn longest(layers: Layers) -> u64 {
 
 /// A rank's objects for one layer.
 pub struct Player<'e> {
-    /// Which layer.
+    /// The layer.
     pub layer: Layer,
     endpoint: &'e Endpoint,
     wire: Box<dyn Wire + 'e>,
@@ -98,9 +98,9 @@ impl<'e> Player<'e> {
         self.wire.names()
     }
 
-    /// Plays `trips` round trips: enqueues all, opens the gate, sleeps until the stream is done,
-    /// checks. What processor time passed between is added to `cpu`. A round before them, in
-    /// which the ranks' gates open one after the other, is not timed.
+    /// Runs `trips` round trips: enqueues all, opens the gate, sleeps until the stream is done, and
+    /// checks the results. Adds the processor time in between to `cpu`. One untimed round precedes
+    /// them, in which the ranks' gates open one after the other.
     pub fn batch(
         &mut self,
         rank: &mut Rank,
@@ -139,7 +139,7 @@ impl<'e> Player<'e> {
         })
     }
 
-    /// Returns once no rank needs the other's NIC any more.
+    /// Barrier: returns once no rank needs the other's NIC any more.
     pub fn finish(&mut self, rank: &mut Rank) -> Result<()> {
         self.wire.finish(rank.left())?;
         rank.link.barrier()

@@ -1,4 +1,4 @@
-//! What ping-pong prints: a bar while it plays, rows as they come, the proof at the end.
+//! The output of ping-pong: a progress bar, rows as they are measured, and the proof at the end.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -27,7 +27,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// For so many rounds in all.
+    /// A bar for this total number of rounds.
     pub fn new(rounds: u64) -> Screen {
         let bar = ProgressBar::new(rounds);
         // The template is a constant that the tests read.
@@ -40,12 +40,12 @@ impl Screen {
         }
     }
 
-    /// So many more rounds are played.
+    /// Adds finished rounds.
     pub fn progress(&self, rounds: u64) {
         self.bar.inc(rounds);
     }
 
-    /// What is played with.
+    /// Prints the names of GPU, NIC and settings.
     pub fn header(&self, options: &Options, header: &Header) {
         self.bar.suspend(|| {
             println!(
@@ -84,13 +84,13 @@ impl Screen {
         });
     }
 
-    /// A size is done.
+    /// Prints the row of a size.
     pub fn row(&self, row: &Row) {
         let line = self.table.line(&cells(row));
         self.bar.suspend(|| println!("{line}"));
     }
 
-    /// No bar any more.
+    /// Removes the bar.
     pub fn clear(&self) {
         self.bar.finish_and_clear();
     }
@@ -115,7 +115,7 @@ fn cells(row: &Row) -> [String; 9] {
     ]
 }
 
-/// How the layers compare.
+/// Prints the comparison of the layers.
 pub fn ratios(ratios: &[Ratio]) {
     if ratios.is_empty() {
         return;
@@ -133,7 +133,7 @@ pub fn ratios(ratios: &[Ratio]) {
     }
 }
 
-/// Who did the work.
+/// Prints which threads used processor time, and the operations of the stream.
 pub fn proof(figures: &Figures) {
     println!();
     println!("between gate and last completion, processor time by thread:");

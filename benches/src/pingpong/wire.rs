@@ -1,4 +1,4 @@
-//! How messages of ping-pong travel: what a layer enqueues for a round.
+//! The transport of ping-pong's messages: the operations that a layer enqueues for a round.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,10 +20,10 @@ const TAG: u32 = 1;
 
 /// A layer that carries messages.
 pub trait Wire {
-    /// What leaves, and where it arrives.
+    /// The memory of sent and of received messages.
     fn memory(&self) -> (&Region, &Region);
 
-    /// Before the gate closes: `rounds` rounds of `size` bytes follow.
+    /// Prepares for `rounds` rounds of `size` bytes, before the gate closes.
     fn begin(&mut self, size: u64, rounds: u64) -> Result<()>;
 
     /// Enqueues the wait for the peer's first message.
@@ -33,13 +33,13 @@ pub trait Wire {
     /// message.
     fn round(&mut self, i: u64, more: bool) -> Result<()>;
 
-    /// Fails if something has failed.
+    /// Fails if an operation has failed.
     fn check(&mut self) -> Result<()>;
 
-    /// Waits until nothing of this side is under way.
+    /// Waits until no operation of this side is in flight.
     fn finish(&mut self, limit: Duration) -> Result<()>;
 
-    /// What the messages are sent with.
+    /// Names of GPU and NIC, and of the settings of the QP that carries the messages.
     fn names(&self) -> Names;
 }
 
@@ -132,8 +132,8 @@ impl Wire for Requests<'_> {
     }
 }
 
-/// Messages of mp: the receive of the next one is posted before the send, so that the peer
-/// knows in time where a large one is to go.
+/// Messages of mp: the receive of the next one is posted before the send, so that the peer has the
+/// address for a rendezvous in time.
 pub struct Messages<'e> {
     endpoint: &'e Endpoint,
     context: mp::Context,

@@ -1,9 +1,9 @@
-//! What enqueueing costs the host: requests are prepared and posted on a stream that stands at
-//! a closed gate, so nothing but the enqueueing runs. In bursts, since a stream holds a bounded
-//! number of submissions; behind each burst the gate opens and the stream drains, untimed.
+//! CPU overhead of posting: requests are prepared and posted on a stream that waits at a closed
+//! gate, so that only the enqueuing runs. It runs in bursts, since a stream accepts a bounded
+//! number of submissions; after each burst the gate opens and the stream drains, untimed.
 //!
-//! On CUDA each burst of calls stands beside one of bare calls of the driver with the same
-//! number of memory operations, on the same stream: what is ours is the difference.
+//! On CUDA each burst of calls has a counterpart of bare driver calls with the same number of
+//! memory operations, on the same stream: the difference is the overhead of the library.
 
 mod mp;
 pub mod providers;
@@ -28,15 +28,16 @@ use crate::table::Table;
 
 /// Requests of a burst on a soft GPU.
 const BURST: usize = 512;
-/// And on CUDA, where as many bare calls join them: a waiting stream takes about 1,000.
+/// Requests of a burst on CUDA, together with as many bare calls: a waiting stream takes about
+/// 1,000.
 const BURST_CUDA: usize = 192;
 /// Descriptors of a list.
 const LIST: usize = 16;
 /// Blocks of the send queue: two bursts or more.
 const QUEUE: u32 = 1024;
-/// Bursts before anything is timed: every slot of every queue has been used then.
+/// Bursts before the measurement: they use every slot of every queue.
 const WARM_UP: u64 = 8;
-/// Every so many requests one raises a completion.
+/// One in this many requests is signaled.
 const SIGNALED: usize = 16;
 /// Bytes of a message.
 const MESSAGE: u32 = 8;
@@ -44,10 +45,10 @@ const MESSAGE: u32 = 8;
 /// Options of `mpbench post`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Bursts of 512 requests (192 on CUDA), for each method of posting.
+    /// Number of bursts of 512 requests (192 on CUDA), for each method of posting.
     #[arg(long, default_value = "400", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub bursts: u64,
-    /// Requests of which library.
+    /// The library whose requests are measured.
     #[arg(long, value_enum, default_value = "gdsync")]
     pub layer: Layers,
     #[command(flatten)]
@@ -57,20 +58,20 @@ pub struct Options {
 /// One method of posting.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Whose calls.
+    /// The library.
     pub layer: Layer,
-    /// What it is.
+    /// The name of the method.
     pub name: String,
-    /// Descriptors of one call.
+    /// Number of descriptors of one call.
     pub descriptors: usize,
-    /// Preparing one request, in nanoseconds: a distribution of the means of bursts. `None`
-    /// where it is part of the call.
+    /// Time of preparing one request, in nanoseconds: the distribution of the means of bursts.
+    /// `None` where it is part of the call.
     pub prepare_ns: Option<Summary>,
-    /// One call, in nanoseconds, likewise.
+    /// Time of one call, in nanoseconds: the distribution of the means of bursts.
     pub call_ns: Summary,
-    /// Memory operations that a call is, if it is only such, all in one submission.
+    /// Number of memory operations of a call, if it consists of these only, in one submission.
     pub operations: Option<usize>,
-    /// The driver's own call with as many, likewise. `None` where there is no such call.
+    /// The driver's own call with the same number. `None` where there is no such call.
     pub bare_ns: Option<Summary>,
     /// Heap allocations of the process during all timed bursts.
     pub allocations: u64,
@@ -79,11 +80,11 @@ pub struct Row {
 /// A method of posting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Method {
-    /// Prepare and post one request, again and again.
+    /// Prepares and posts one request at a time.
     Single,
-    /// Sixteen sends in a list.
+    /// Posts sixteen sends in one list.
     Sends,
-    /// Four times send, wait for it, write a word, wait for the word.
+    /// Posts a list of four times: send, wait for it, write a word, wait for the word.
     Mixed,
 }
 
@@ -125,14 +126,14 @@ struct Bench {
     requests: Vec<SendRequest>,
 }
 
-/// What a burst took.
+/// Times of a burst.
 struct Times {
     prepare: Option<Duration>,
     calls: Duration,
 }
 
 impl Row {
-    /// What a call costs above the driver's own, by medians, in nanoseconds.
+    /// Overhead of a call above the driver's own, by medians, in nanoseconds.
     fn above_ns(&self) -> Option<f64> {
         let bare = self.bare_ns.as_ref()?;
         Some(self.call_ns.median as f64 - bare.median as f64)
@@ -141,7 +142,7 @@ impl Row {
 
 impl Benchmark for Options {
     const NAME: &'static str = "post";
-    const ABOUT: &'static str = "What it costs the host to prepare and post on a stream";
+    const ABOUT: &'static str = "CPU overhead of preparing a request and posting it on a stream";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut bench = Bench::new(&self.setup, limit)?;
@@ -237,7 +238,7 @@ impl Bench {
     fn rows(&mut self, bursts: u64) -> Result<Vec<Row>> {
         let measured = Method::ALL.map(|method| self.measure(method, bursts));
         let mut rows = measured.into_iter().collect::<Result<Vec<Row>>>()?;
-        // Last, since tracing costs.
+        // Tracing has a cost, so it comes last.
         for (method, row) in Method::ALL.into_iter().zip(&mut rows) {
             row.operations = self.operations(method)?;
             if row.operations != method.operations() {
@@ -253,7 +254,7 @@ impl Bench {
         let mut allocations = 0;
         for i in 0..WARM_UP + bursts {
             self.rig.gate.close(&self.rig.endpoint.stream)?;
-            // Whoever comes second finds the driver's memory warm, so they take turns.
+            // The second measurement finds the driver's memory in the cache, so they alternate.
             let mut driver = None;
             if i % 2 == 0 {
                 driver = self.bare(method)?;
@@ -297,7 +298,7 @@ impl Bench {
         }
     }
 
-    /// As many bare calls as a burst has; `None` where there are none.
+    /// Makes as many bare calls as a burst has; `None` where there are none.
     fn bare(&mut self, method: Method) -> Result<Option<Duration>> {
         let (Some(bare), Some(operations)) = (&mut self.bare, method.operations()) else {
             return Ok(None);

@@ -1,9 +1,8 @@
-//! What messages cost the host: sends and receives, each with the wait for it, enqueued by two
-//! ranks of this process, each on a stream that stands at a closed gate.
+//! CPU overhead of messages: sends and receives, each with its wait, enqueued by two ranks of this
+//! process, each on a stream that waits at a closed gate.
 //!
-//! With as many slots as a channel can have, the receiver is known to have room for every send.
-//! With the usual number the streams of a burst wait for room themselves, one memory operation
-//! more a message.
+//! With the maximum number of slots of a channel, the sender always has credits. With the default
+//! number, the streams of a burst wait for credits themselves, one more memory operation a message.
 
 use std::time::{Duration, Instant};
 
@@ -26,12 +25,12 @@ use crate::stats::Samples;
 const BURST: usize = 48;
 /// Blocks of each send queue, of which a message takes two.
 const QUEUE: u32 = 128;
-/// Bursts before anything is timed: every slot of every queue has been used then, also of those
-/// by which senders are told what was taken.
+/// Bursts before the measurement: they use every slot of every queue, also of the queues that
+/// return credits to senders.
 const WARM_UP: u64 = 64;
 /// Bytes of a message.
 const MESSAGE: usize = 8;
-/// The most slots that a channel has, and the usual number.
+/// The maximum and the default number of slots of a channel.
 const DEEP: u32 = 1024;
 const USUAL: u32 = 16;
 /// Memory operations of a send, record and doorbell, and of the wait for its completion: the
@@ -53,13 +52,13 @@ struct Bench {
     sender: Rank,
     receiver: Rank,
     bare: Option<Bare>,
-    /// Memory operations of the send: one more if the stream waits for room.
+    /// Memory operations of the send: one more if the stream waits for credits.
     send: usize,
     round: u64,
     deadline: Instant,
 }
 
-/// What a burst took.
+/// Times of a burst.
 struct Times {
     sends: Duration,
     receives: Duration,
@@ -68,7 +67,7 @@ struct Times {
     allocations: [u64; 2],
 }
 
-/// The rows of messages.
+/// The rows of the table for messages.
 pub fn measure(options: &Options, limit: Duration) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for depth in [DEEP, USUAL] {
@@ -130,7 +129,7 @@ impl Bench {
         })
     }
 
-    /// What sends took, with what the driver's calls took, and the row of the receives.
+    /// Times of sends, times of the driver's calls, and the row of the receives.
     fn measure(&mut self, bursts: u64) -> Result<(Row, Row)> {
         let [mut send, mut receive, mut bare] = [(); 3].map(|()| Samples::default());
         let mut allocations = [0; 2];
@@ -171,7 +170,7 @@ impl Bench {
         Ok((sends, row("irecv_on, wait_on", receive, allocations[1])))
     }
 
-    /// Enqueues a burst on both sides, lets it run, and looks at what arrived.
+    /// Enqueues a burst on both sides, runs it, and checks the received messages.
     fn burst(&mut self, bare_first: bool) -> Result<Times> {
         self.round += 1;
         let payload = pattern::bytes(self.round, BURST * MESSAGE);
@@ -184,7 +183,7 @@ impl Bench {
         let received = alloc::count() - before;
 
         self.sender.gate.close(&self.sender.stream)?;
-        // Whoever comes second finds the driver's memory warm, so they take turns.
+        // The second measurement finds the driver's memory in the cache, so they alternate.
         let mut bare = None;
         if bare_first {
             bare = self.bare()?;
@@ -209,7 +208,7 @@ impl Bench {
         })
     }
 
-    /// As many bare calls as the sends of a burst are submissions.
+    /// Makes as many bare calls as the sends of a burst have submissions.
     fn bare(&mut self) -> Result<Option<Duration>> {
         let Some(bare) = &mut self.bare else {
             return Ok(None);
@@ -252,7 +251,7 @@ impl Bench {
         Ok(lines.iter().filter_map(count).collect())
     }
 
-    /// The row of the sends, if what was compared is what they are.
+    /// The row of the sends, if the bare calls match their operations.
     fn send_row(&self, row: Row, operations: Vec<usize>) -> Row {
         let expected = |(i, n): (usize, &usize)| match i % 2 {
             0 => *n == self.send || *n == SEND,

@@ -1,11 +1,11 @@
-//! What posting costs the host with one provider and with another: the same bursts on a NIC of
-//! each, in one process, in turn, so that whatever else the machine does meets both. The time of
-//! this thread is taken as well as the clock's: threads that drive virtual NICs, and other
-//! programs, are not in it.
+//! CPU overhead of posting with one provider and with another: the same bursts on a NIC of each, in
+//! one process, in turn, so that other load affects both. The processor time of this thread is
+//! measured as well as elapsed time: it excludes the threads that drive virtual NICs, and other
+//! programs.
 //!
-//! The process runs on one processor. What a store into a ring costs depends on whose cache its
-//! line was read into last, and a virtual NIC is a thread: on two processors, and on sixteen, that
-//! would decide more than what the host does.
+//! The process runs on one processor. The cost of a store into a ring depends on the cache that
+//! read its line last, and a virtual NIC is a thread. On two processors, or sixteen, that would
+//! affect the result more than the host's work does.
 
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ use crate::report::Target;
 use crate::stats::{Samples, Summary};
 use crate::table::Table;
 
-/// What a provider may cost, compared with the one it is measured against.
+/// Greatest allowed cost, relative to the other provider.
 const MOST: f64 = 1.10;
-/// Requests of a burst that the CPU posts: the NIC is at work meanwhile, so it is short.
+/// Requests of a burst that the CPU posts: the NIC works at the same time, so the burst is short.
 const CPU_BURST: usize = 128;
 /// Requests of a burst of which each is waited for: behind the gate that takes as many turns of
 /// stream and NIC.
@@ -34,49 +34,49 @@ const WAITED_BURST: usize = 64;
 /// Options of `mpbench providers`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Whose cost.
+    /// The provider that is measured.
     #[arg(long, value_enum, default_value = "mlx5")]
     pub of: Provider,
-    /// Against whose.
+    /// The provider that it is compared with.
     #[arg(long, value_enum, default_value = "emulated")]
     pub against: Provider,
-    /// Pairs of bursts, for each method of posting.
+    /// Number of pairs of bursts, for each method of posting.
     #[arg(long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rounds: u64,
     #[command(flatten)]
     pub setup: Setup,
 }
 
-/// What one burst after the other took for each request, in nanoseconds.
+/// Times for each request, burst by burst, in nanoseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cost {
-    /// By the clock.
+    /// Elapsed time.
     pub wall_ns: Summary,
-    /// Of this thread's time.
+    /// Processor time of this thread.
     pub cpu_ns: Summary,
 }
 
-/// One method of posting, with both.
+/// The results of one method of posting, for both providers.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What it is.
+    /// The name of the method.
     pub name: String,
-    /// Of the first provider.
+    /// The first provider.
     pub of: Cost,
-    /// Of the other.
+    /// The second provider.
     pub against: Cost,
-    /// The median, over all pairs of bursts, of the one's time of this thread by the other's.
+    /// The median ratio over all pairs of bursts, by processor time of this thread.
     pub cpu_ratio: f64,
-    /// The same by the clock.
+    /// The median ratio by elapsed time.
     pub wall_ratio: f64,
 }
 
-/// Which calls.
+/// The method of posting.
 #[derive(Clone, Copy)]
 enum Calls {
-    /// Prepared and posted by the CPU, which rings itself.
+    /// The CPU prepares, posts and writes the doorbell.
     Cpu,
-    /// Enqueued on a stream that stands at a closed gate.
+    /// Requests are enqueued on a stream that waits at a closed gate.
     Stream(Method),
 }
 
@@ -105,7 +105,7 @@ impl Calls {
         }
     }
 
-    /// What a figure is divided by: the calls of a burst.
+    /// The divisor of a figure: the number of calls of a burst.
     fn calls(self, bench: &Bench) -> usize {
         match self {
             Calls::Cpu => CPU_BURST,
@@ -114,14 +114,14 @@ impl Calls {
     }
 }
 
-/// Has this thread, and those that it starts from now on, run on the processor it is on.
+/// Pins this thread, and those that it starts from now on, to its current processor.
 fn stay() -> Result<()> {
     let mut here = CpuSet::new();
     here.set(sched_getcpu());
     sched_setaffinity(None, &here).context("staying on one processor")
 }
 
-/// By the clock, and of this thread's time.
+/// Elapsed time, and processor time of this thread.
 #[derive(Clone, Copy, Debug)]
 struct Took {
     wall: Duration,
@@ -133,12 +133,12 @@ fn now(clock: ClockId) -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Times a call.
+/// Measures a call.
 fn timed<R>(f: impl FnOnce() -> R) -> (R, Took) {
     let clocks = [ClockId::Monotonic, ClockId::ThreadCPUTime];
     let [wall, cpu] = clocks.map(now);
     let result = f();
-    // The inner one first, so that it does not see the other's being read.
+    // The inner clock is read first, so that it does not include the reading of the other one.
     let [cpu_end, wall_end] = [clocks[1], clocks[0]].map(now);
     let took = Took {
         wall: wall_end - wall,
@@ -156,7 +156,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One burst, and everything done behind it.
+    /// Runs one burst, and waits until it is done.
     fn round(&mut self, calls: Calls) -> Result<Took> {
         match calls {
             Calls::Cpu => {
@@ -193,7 +193,7 @@ impl Taken {
     }
 }
 
-/// The one in the middle.
+/// The median.
 fn median(mut of: Vec<f64>) -> f64 {
     of.sort_unstable_by(f64::total_cmp);
     of.get(of.len() / 2).copied().unwrap_or(f64::NAN)
@@ -204,7 +204,7 @@ fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
     let (mut by_wall, mut by_cpu) = (Vec::new(), Vec::new());
     for round in 0..WARM_UP + rounds {
         let mut pair = [None; 2];
-        // Who comes second finds memory warm, so they take turns.
+        // The second measurement finds memory in the cache, so they alternate.
         for i in [round % 2, 1 - round % 2].map(|i| i as usize) {
             pair[i] = Some(benches[i].round(calls)?);
         }
@@ -234,7 +234,7 @@ fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
 
 impl Benchmark for Options {
     const NAME: &'static str = "providers";
-    const ABOUT: &'static str = "What that costs with one provider, compared with another";
+    const ABOUT: &'static str = "CPU overhead of posting with one provider, compared with another";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         stay()?;

@@ -1,4 +1,4 @@
-//! What the tests of programs share: starting them, ending what hangs, reading what they wrote.
+//! Common parts of the tests of programs: start, time limit, and reading of results.
 
 #![allow(dead_code)]
 
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longest time that any of these programs may take, however slow the machine.
+/// Time limit of any of these programs, also on a slow machine.
 pub const LIMIT: Duration = Duration::from_secs(100);
 
-/// The program on a GPU, with nothing set that changes what it does.
+/// The program on a GPU, without variables that change its behaviour.
 pub fn mpbench(gpu: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpbench"));
     command
@@ -50,7 +50,7 @@ pub fn end(mut child: Child) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// All it said.
+/// All output.
 pub fn text(output: &Output) -> String {
     let (out, err) = (&output.stdout, &output.stderr);
     format!(
@@ -60,7 +60,7 @@ pub fn text(output: &Output) -> String {
     )
 }
 
-/// A folder that goes when the test does.
+/// A folder that is removed on drop.
 pub struct Folder(PathBuf);
 
 impl Folder {

@@ -1,4 +1,4 @@
-//! Every command in its short form, on any GPU: what is run, and what its report must say.
+//! Every command in its short form, on any GPU: the command line, and checks of its report.
 
 use std::path::PathBuf;
 use std::process::Output;
@@ -10,18 +10,18 @@ use super::{Folder, end, json, mpbench, number, start, text};
 /// A GPU to run on.
 #[derive(Clone, Debug)]
 pub struct On {
-    /// As `--gpu` has it.
+    /// The value of `--gpu`.
     pub gpu: &'static str,
-    /// Its runtime, as reports have it.
+    /// Its runtime, as in reports.
     pub runtime: &'static str,
-    /// The library that is libcuda, if not the system's.
+    /// The library that replaces the system's libcuda, if any.
     pub library: Option<PathBuf>,
 }
 
-/// A command in its short form: its name, its words, and what holds for its report.
+/// A command in its short form: its name, its arguments, and the check of its report.
 pub type Short = (&'static str, &'static str, fn(&Value, &On));
 
-/// All of them.
+/// All commands.
 pub const SHORT: [Short; 30] = [
     ("post", "post --bursts 4", |r, on| post(r, on, 3)),
     (
@@ -31,8 +31,8 @@ pub const SHORT: [Short; 30] = [
             post(r, on, 6);
             for row in &r["figures"]["rows"].as_array().unwrap()[3..] {
                 assert_eq!(row["layer"], "mp");
-                // Of 192 messages; what runs in the background is counted as well. A stream of
-                // CUDA that stands takes no more at some time, and every refusal is told.
+                // Allocations of 192 messages and of background threads. A waiting CUDA stream
+                // refuses submissions at some point, and every refusal is reported.
                 let refused = on.runtime == "cuda";
                 assert!(refused || number(row, "/allocations") < 64.0, "{row:#}");
             }
@@ -226,7 +226,7 @@ pub const SHORT: [Short; 30] = [
     ),
 ];
 
-/// The program with these words.
+/// Runs the program with these arguments.
 fn run(words: &str, more: &[&str], on: &On) -> Output {
     let words: Vec<&str> = words.split(' ').chain(more.iter().copied()).collect();
     let mut command = mpbench(on.gpu, &words);
@@ -246,7 +246,7 @@ pub fn play((name, words, holds): &Short, on: &On) {
     holds(&report, on);
 }
 
-/// Commands that are told to get something wrong, and what they must say of it.
+/// Commands with an injected error, and the message that they must print.
 pub const WRONG: [(&str, &str); 4] = [
     (
         "pingpong --sizes 64 --iterations 20 --threads --corrupt 9",
@@ -257,14 +257,14 @@ pub const WRONG: [(&str, &str); 4] = [
     ("gds_sanity -n 2 -s 10 -g --corrupt", "checks failed"),
 ];
 
-/// They must fail, and say why.
+/// The commands must fail, with the message.
 pub fn play_wrong((words, says): (&str, &str), on: &On) {
     let output = run(words, &[], on);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(text(&output).contains(says), "{}", text(&output));
 }
 
-/// What every report says of its GPU.
+/// Checks the report's fields about its GPU.
 fn names(report: &Value, at: &str, on: &On) {
     let names = report.pointer(at).unwrap_or_else(|| panic!("{report:#}"));
     assert_eq!(names["runtime"], on.runtime);
@@ -287,7 +287,7 @@ fn post(report: &Value, on: &On, ways: usize) {
         assert_eq!(row["layer"], "gdsync");
         assert_eq!(row["allocations"], 0, "{row:#}");
     }
-    // Record and doorbell, by us as by the bare call.
+    // Record and doorbell, in the library's call and in the bare one.
     assert_eq!(rows[0]["operations"], 2);
     assert_eq!(
         rows[0]["bare_ns"].is_object(),
@@ -314,7 +314,7 @@ fn sanity(report: &Value, on: &On) {
     assert_eq!(rows.len(), 27);
     for row in rows {
         let passed = row["outcome"]["passed"].as_u64();
-        // Real GPUs have no flush on every platform; nothing else may be left out.
+        // Some real GPUs have no flush; nothing else may be skipped.
         let left_out = row["check"] == "flush" && row["outcome"]["not_run"].is_string();
         assert!(passed.is_some_and(|n| n > 0) || left_out, "{row:#}");
     }
@@ -324,7 +324,7 @@ fn kernel_latency(report: &Value, on: &On) {
     let figures = &report["figures"];
     assert_eq!(figures["names"]["runtime"], on.runtime);
     assert_eq!(figures["iterations"], 100);
-    // And three batches to warm up, of as many rounds as each has.
+    // Plus three warm-up batches, with as many rounds as each batch has.
     let batch = number(report, "/options/batch");
     assert_eq!(number(figures, "/verified"), 100.0 + 3.0 * batch);
     assert!(number(figures, "/elapsed_ns") > 0.0);

@@ -1,7 +1,7 @@
-//! What is missing and how to get it: conclusions from the facts of a [`Report`].
+//! What is missing and the remedy: conclusions from the facts of a [`Report`].
 //!
-//! Only what this machine could have is asked for: a machine without an NVIDIA GPU is not told
-//! to install its driver.
+//! The advice is limited to what this machine could have: on a machine without an NVIDIA GPU it
+//! does not name the NVIDIA driver.
 
 use crate::Report;
 use crate::cuda::{Channels, Gpu};
@@ -17,11 +17,11 @@ use serde::Serialize;
 /// Something that is missing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Advice {
-    /// What is missing, or wrong.
+    /// What is missing or wrong.
     pub missing: String,
-    /// What for.
+    /// The purpose.
     pub matters: &'static str,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -51,7 +51,7 @@ impl List {
     }
 }
 
-/// Concludes from the facts of `report`.
+/// Conclusions from the facts of `report`.
 pub(crate) fn conclude(report: &Report) -> Vec<Advice> {
     let mut list = List::default();
     driver(report, &mut list);
@@ -428,7 +428,7 @@ fn gpu_with_nic(report: &Report, list: &mut List) {
         );
     }
     if let RdmaMemory::DmaBuf | RdmaMemory::Peermem = rdma_memory_path(report) {
-        // The path is there; what remains is how fast it is.
+        // The path works; the remaining advice is about its speed.
         let translated =
             |kind: &Option<String>| kind.as_deref().is_some_and(|kind| kind.starts_with("DMA"));
         let nics = report.rdma.devices.iter().any(|d| translated(&d.iommu));

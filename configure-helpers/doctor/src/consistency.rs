@@ -1,5 +1,5 @@
-//! How streams come to see payload that a NIC wrote to GPU memory: gdsync's choice for what the GPU
-//! can do.
+//! How payload that a NIC wrote to GPU memory becomes visible to streams: gdsync's choice for the
+//! capabilities of the GPU.
 
 use gdsync::decide::SOFT_CAPS;
 use gdsync::gpu::{Consistency, MemoryKind};
@@ -7,7 +7,7 @@ use gdsync::gpu::{Consistency, MemoryKind};
 use crate::Report;
 use crate::uses::{ERROR, PAYLOAD, Use, said, taken};
 
-/// The policy, and why that.
+/// The policy, and its reason.
 pub(crate) fn policy(report: &Report) -> Use {
     let (caps, whose) = match taken(report) {
         Some(gpu) => (gpu.caps, format!("GPU {}", gpu.index)),
@@ -20,7 +20,7 @@ pub(crate) fn policy(report: &Report) -> Use {
         return Use::new(PAYLOAD, ERROR, format!("{set}, and {}", variable.known()));
     };
     let kept = Consistency::restrict_to(wish, caps).and_then(|caps| {
-        // Every NIC that is not virtual does READs.
+        // Every NIC that is not virtual supports READ.
         Consistency::choose(MemoryKind::Device, &caps, true)
     });
     let (choice, why) = match kept {

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs: what the CUDA driver says of each, and the variables that it reads.
+//! NVIDIA GPUs: what the CUDA driver reports about each, and the variables that it reads.
 
 use crate::library::State;
 use crate::machine::Machine;
@@ -20,13 +20,13 @@ pub struct Cuda {
     /// The CUDA version that it implements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Why gdsync does not use a driver of this version, if it does not.
+    /// The reason why gdsync does not use a driver of this version, if it does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub too_old: Option<String>,
-    /// Why the driver or its devices cannot be used, if they cannot.
+    /// The reason why the driver or its devices cannot be used, if they cannot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<Trouble>,
-    /// The GPUs, as CUDA counts them.
+    /// The GPUs, in CUDA's order.
     pub gpus: Vec<Gpu>,
     /// Hardware channels.
     pub channels: Channels,
@@ -41,28 +41,28 @@ pub struct Cuda {
 pub struct Trouble {
     /// The function.
     pub call: &'static str,
-    /// What it returned.
+    /// The code that it returned.
     pub code: i32,
-    /// The code's name, for people.
+    /// The name of the code.
     pub name: String,
 }
 
-/// How many hardware channels a context gets.
+/// The number of hardware channels of a context.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Channels {
-    /// How many.
+    /// The number.
     pub count: u32,
-    /// `CUDA_DEVICE_MAX_CONNECTIONS` as it is set.
+    /// The value of `CUDA_DEVICE_MAX_CONNECTIONS`.
     pub variable: Option<String>,
-    /// Whether the variable is set to what CUDA understands; true if it is not set.
+    /// Whether CUDA accepts the value of the variable; true if it is not set.
     pub understood: bool,
-    /// Streams of one context that gdsync lets wait at a time, so that the others go on.
+    /// Streams of one context that gdsync lets wait at a time, so that the others can continue.
     #[serde(skip)]
     pub waiting: u32,
 }
 
 impl Channels {
-    /// The most that it gives.
+    /// The maximum number.
     pub const MOST: u32 = 32;
 
     fn from(variable: Option<String>) -> Channels {
@@ -80,39 +80,39 @@ impl Channels {
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Gpu {
-    /// CUDA's number of it.
+    /// Its CUDA device number.
     pub index: u32,
     /// Its name.
     pub name: String,
     /// Its PCI address, in lower case.
     pub pci: Option<String>,
-    /// Where it is in the tree of devices, below the machine's `/`.
+    /// Its path in the tree of devices, below the machine's `/`.
     pub place: Option<PathBuf>,
     /// Its UUID.
     pub uuid: Option<String>,
-    /// Major and minor.
+    /// Compute capability, major and minor.
     pub compute_capability: (i32, i32),
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: u64,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: i32,
-    /// What streams can do by themselves.
+    /// Memory operations that streams support.
     pub memory_operations: MemoryOperations,
-    /// Whether RDMA devices may reach its memory.
+    /// Whether RDMA devices may access its memory.
     pub gpudirect_rdma: bool,
-    /// For whom remote writes are in order: 0 nobody, 100 this GPU, 200 every GPU.
+    /// GPUs for which remote writes are in order: 0 none, 100 this GPU, 200 every GPU.
     pub writes_ordering: i32,
     /// Whether `cuFlushGPUDirectRDMAWrites` works.
     pub host_flush: bool,
-    /// What makes payload that a NIC wrote visible to the stream that saw the completion.
+    /// The policy that makes payload from a NIC visible to the stream that saw the completion.
     pub consistency: &'static str,
     /// The same in a sentence.
     #[serde(skip)]
     pub flush_policy: &'static str,
-    /// What its streams can do.
+    /// Capabilities of its streams.
     #[serde(skip)]
     pub caps: Caps,
-    /// Why gdsync cannot run on it, if it cannot, and by which kind of error it says so.
+    /// The reason why gdsync cannot run on it, with the kind of the error, if it cannot.
     #[serde(skip)]
     pub refusal: Option<(Kind, &'static str)>,
     /// Whether its memory can be exported as a dma-buf.
@@ -129,15 +129,15 @@ pub struct Gpu {
     pub same_host_address: bool,
     /// `CU_COMPUTEMODE_*`.
     pub compute_mode: i32,
-    /// Whether contexts go through MPS.
+    /// Whether contexts use MPS.
     pub mps: bool,
-    /// How the IOMMU treats it: `identity`, `DMA`, `DMA-FQ`.
+    /// The IOMMU mode of the device: `identity`, `DMA`, `DMA-FQ`.
     pub iommu: Option<String>,
-    /// The host's NUMA node next to it.
+    /// The nearest NUMA node of the host.
     pub numa_node: Option<i32>,
 }
 
-/// What a stream can do by itself.
+/// The memory operations that a stream supports.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MemoryOperations {
     /// 64-bit waits and writes.
@@ -148,8 +148,8 @@ pub struct MemoryOperations {
     pub flush: bool,
 }
 
-/// What makes payload that a NIC wrote visible to the stream that saw the completion: in one word, and
-/// in a sentence.
+/// The policy that makes payload from a NIC visible to the stream that saw the completion: as one
+/// word, and as a sentence.
 fn consistency(caps: &Caps, ordering: i32) -> (&'static str, &'static str) {
     let for_all = ordering >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES as i32;
     match Consistency::choose(MemoryKind::Device, caps, true) {
@@ -176,7 +176,7 @@ fn consistency(caps: &Caps, ordering: i32) -> (&'static str, &'static str) {
     }
 }
 
-/// Looks at the driver and its GPUs.
+/// Examines the driver and its GPUs.
 pub(crate) fn look(machine: &Machine) -> Cuda {
     let mut found = Cuda {
         library: State::Absent { tried: Vec::new() },
@@ -188,7 +188,7 @@ pub(crate) fn look(machine: &Machine) -> Cuda {
         module_loading: machine.variable("CUDA_MODULE_LOADING"),
         visible_devices: machine.variable("CUDA_VISIBLE_DEVICES"),
     };
-    // SAFETY: whoever made the machine vouches for its libraries.
+    // SAFETY: the creator of the machine guarantees that its libraries are sound.
     let table = match unsafe { Table::load_from(&machine.libraries().cuda) } {
         Ok(table) => table,
         Err(error) => {
@@ -204,7 +204,7 @@ pub(crate) fn look(machine: &Machine) -> Cuda {
     found
 }
 
-/// The optional functions that gdsync would use and that this driver lacks.
+/// The optional functions that gdsync would use and this driver lacks.
 fn lacking(table: &Table) -> Vec<String> {
     let looked_for = [
         ("cuDeviceGetUuid_v2", table.cuDeviceGetUuid_v2.is_none()),
@@ -246,7 +246,7 @@ impl Driver {
         })
     }
 
-    /// The driver's own name of a code that we do not know.
+    /// The driver's name of a code that is unknown here.
     fn name_of(&self, code: CudaResult) -> String {
         let mut name: *const c_char = std::ptr::null();
         // SAFETY: a pointer to a static string is written to a local.
@@ -332,7 +332,7 @@ impl Driver {
             consistency,
             flush_policy,
             caps,
-            // The driver refuses the library's kernels, as code of another GPU.
+            // The driver refuses the library's kernels, because they are compiled for another GPU.
             refusal: cuda_refusal(&self.table, device).or((compute_capability < (7, 0)).then_some(
                 (
                     Kind::Invalid,
@@ -361,7 +361,7 @@ impl Driver {
         })
     }
 
-    /// An attribute; none if the driver does not know it.
+    /// An attribute; `None` if the driver does not support it.
     fn attribute(&self, device: CUdevice, attribute: u32) -> Option<i32> {
         let mut value = 0;
         // SAFETY: the number is written to a local; unknown attributes are refused.
@@ -386,7 +386,7 @@ impl Driver {
         Some(text)
     }
 
-    /// What `fill` writes into a buffer of a length, as text.
+    /// The text that `fill` writes into a buffer of a given length.
     fn text(&self, fill: impl FnOnce(*mut c_char, c_int) -> CudaResult) -> Option<String> {
         let mut buffer = [0u8; 256];
         let code = fill(buffer.as_mut_ptr().cast(), buffer.len() as c_int - 1);

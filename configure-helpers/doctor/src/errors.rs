@@ -1,19 +1,19 @@
-//! What the environment requests and this machine lacks. Programs that need it fail.
+//! The requests of the environment that this machine cannot meet. Programs that need them fail.
 
 use crate::Report;
 use crate::uses::{self, Use};
 use serde::Serialize;
 
-/// Something that the environment asks for and that cannot be had.
+/// A request of the environment that cannot be met.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Failure {
-    /// What was asked for, and why it cannot be had.
+    /// The request, and the reason why it cannot be met.
     pub failed: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
-/// The variables by which libraries are named, with what is looked for without them.
+/// The variables that name libraries, with the default of each.
 const LIBRARIES: [(&str, &str); 4] = [
     ("GDS_CUDA_LIB", "libcuda.so.1"),
     ("GDS_GDRAPI_LIB", "libgdrapi.so.2"),

@@ -18,14 +18,14 @@ pub struct Gdrcopy {
     pub module: bool,
     /// `/dev/gdrdrv`.
     pub device: Access,
-    /// Whether the library reaches the module: device memory can be mapped.
+    /// Whether the library can open the module, so that device memory can be mapped.
     pub works: bool,
-    /// Why a library that is here does not work.
+    /// The reason why an installed library does not work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
 
-/// Looks at GDRCopy.
+/// Examines GDRCopy.
 pub(crate) fn look(machine: &Machine) -> Gdrcopy {
     let mut found = Gdrcopy {
         library: State::Absent { tried: Vec::new() },
@@ -35,9 +35,9 @@ pub(crate) fn look(machine: &Machine) -> Gdrcopy {
         works: false,
         trouble: None,
     };
-    // SAFETY: whoever made the machine vouches for its libraries.
+    // SAFETY: the creator of the machine guarantees that its libraries are sound.
     let table = match unsafe { Gdrapi::load_from(&machine.libraries().gdrapi) } {
-        // An open library keeps its table for good.
+        // An open library keeps its table until the process ends.
         Ok(table) => &*Box::leak(Box::new(table)),
         Err(error) => {
             found.library = State::from(&error);

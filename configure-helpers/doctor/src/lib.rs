@@ -1,13 +1,13 @@
-//! What a machine offers to messages that GPU streams send by themselves.
+//! Reports what a machine offers for messages that GPU streams send.
 //!
-//! [`examine`] looks at a [`Machine`] and makes a [`Report`]: facts by subject, then what would
-//! be used for what ([`uses`]), what the environment requests and the machine lacks
-//! ([`errors`]), then what is missing and how to get it ([`advice`]). Facts are only collected, and
-//! conclusions are drawn from facts alone, so both can be tested on machines that are not there: a
-//! folder stands for `/`, other libraries for those installed. What gdsync and mp decide by
-//! themselves they are asked for (`gdsync::decide`).
+//! [`examine`] examines a [`Machine`] and returns a [`Report`]: facts by subject, then the paths
+//! that the library would use ([`uses`]), the requests of the environment that the machine cannot
+//! meet ([`errors`]), then what is missing and the remedy ([`advice`]). Facts are only collected,
+//! and conclusions depend on facts alone, so a test can check both on simulated machines: a folder
+//! replaces `/`, and other libraries replace the installed ones. Decisions of gdsync and mp come
+//! from these libraries themselves (`gdsync::decide`).
 //!
-//! The doctor changes nothing: it makes no GPU context, allocates no device memory and loads no
+//! The doctor changes nothing: it creates no GPU context, allocates no device memory and loads no
 //! kernel module.
 
 pub mod advice;
@@ -29,10 +29,10 @@ use gdsync_sys::launcher;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// All that was found and concluded.
+/// All facts and conclusions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The version of gdsync that this doctor belongs to.
+    /// The version of gdsync that this doctor describes.
     pub gdsync: &'static str,
     /// NVIDIA GPUs and their driver.
     pub cuda: cuda::Cuda,
@@ -40,21 +40,21 @@ pub struct Report {
     pub hip: library::State,
     /// Device memory mapped for the CPU.
     pub gdrcopy: gdrcopy::Gdrcopy,
-    /// RDMA devices and what drives them.
+    /// RDMA devices and their drivers.
     pub rdma: rdma::Rdma,
     /// The kernel, its modules and limits.
     pub system: system::System,
-    /// Those of gdsync's variables that are set and choose a path.
+    /// The variables of gdsync that are set and choose a path.
     pub variables: BTreeMap<&'static str, String>,
-    /// Which path would be used for what.
+    /// The path that the library would use for each purpose.
     pub uses: Vec<uses::Use>,
-    /// What the environment requests and this machine lacks.
+    /// The requests of the environment that this machine cannot meet.
     pub errors: Vec<errors::Failure>,
-    /// What is missing, and how to get it.
+    /// What is missing, and the remedy.
     pub advice: Vec<advice::Advice>,
 }
 
-/// Looks at `machine`.
+/// Examines `machine`.
 pub fn examine(machine: &Machine) -> Report {
     let mut report = Report {
         gdsync: env!("CARGO_PKG_VERSION"),

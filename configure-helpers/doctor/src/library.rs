@@ -1,4 +1,4 @@
-//! [`State`]: whether a library opens, and which file it is.
+//! [`State`]: whether a library can be opened, and its file.
 
 use gdsync_sys::{Library, LoadError, Tried};
 use serde::Serialize;
@@ -6,30 +6,30 @@ use std::ffi::{CStr, OsString, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// How a library was found.
+/// The state of a library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
-    /// It opens and has what is required of it.
+    /// It opens and has all required functions.
     Opened {
-        /// As it was asked for.
+        /// The requested path or soname.
         path: PathBuf,
-        /// The file that the dynamic linker chose, where that can be told.
+        /// The file that the dynamic linker chose, if it is known.
         #[serde(skip_serializing_if = "Option::is_none")]
         file: Option<PathBuf>,
-        /// Functions that it lacks and that can be done without.
+        /// Optional functions that it lacks.
         lacks: Vec<String>,
     },
-    /// It opens and lacks a function that is required, or has it in another version alone.
+    /// It opens and lacks a required function, or has it only in another version.
     TooOld {
-        /// As it was asked for.
+        /// The requested path or soname.
         path: PathBuf,
         /// The function.
         symbol: String,
     },
-    /// It does not open.
+    /// It cannot be opened.
     Absent {
-        /// For each path tried, what the dynamic linker said.
+        /// For each path tried, the error of the dynamic linker.
         tried: Vec<String>,
     },
 }
@@ -49,12 +49,12 @@ impl State {
         matches!(self, State::Opened { .. })
     }
 
-    /// Whether there is nothing by its name.
+    /// Whether no library has this name.
     pub fn is_absent(&self) -> bool {
         matches!(self, State::Absent { .. })
     }
 
-    /// Whether it is here and lacks the function `name`, which can be done without.
+    /// Whether it is present and lacks the optional function `name`.
     pub fn lacks(&self, name: &str) -> bool {
         matches!(self, State::Opened { lacks, .. } if lacks.iter().any(|l| l == name))
     }
@@ -101,7 +101,7 @@ impl fmt::Display for State {
             State::Absent { tried } => match tried.as_slice() {
                 [] => f.write_str("absent"),
                 [one] => write!(f, "absent: {one}"),
-                // The last is said in full; the reasons differ little.
+                // Only the last reason is printed in full; the reasons differ little.
                 [first @ .., last] => {
                     let names = first.iter().map(|t| t.split(':').next().unwrap_or(t));
                     write!(f, "absent: ")?;
@@ -115,9 +115,9 @@ impl fmt::Display for State {
     }
 }
 
-/// Opens a library of which no function is called, and looks whether it has those named.
+/// Opens a library, calls none of its functions, and reports which of the named ones it lacks.
 pub(crate) fn look(api: &'static str, paths: &[OsString], optional: &[&'static CStr]) -> State {
-    // SAFETY: whoever made the machine vouches for its libraries.
+    // SAFETY: the creator of the machine guarantees that its libraries are sound.
     match unsafe { Library::open(api, paths) } {
         Ok(library) => {
             let lacks = optional
@@ -132,7 +132,7 @@ pub(crate) fn look(api: &'static str, paths: &[OsString], optional: &[&'static C
     }
 }
 
-/// The file that stands behind a bare soname in this process.
+/// The file of a bare soname in this process.
 fn mapped_file(path: &Path) -> Option<PathBuf> {
     let soname = path.to_str().filter(|name| !name.contains('/'))?;
     file_in(&std::fs::read_to_string("/proc/self/maps").ok()?, soname)

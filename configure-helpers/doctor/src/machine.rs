@@ -1,4 +1,4 @@
-//! [`Machine`]: where the doctor looks.
+//! [`Machine`]: the files, libraries and variables that the doctor examines.
 
 use gdsync_sys::library::candidates;
 use gdsync_sys::mlx5::Mlx5;
@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 
-/// The paths or sonames under which each library is looked for, in order.
+/// The paths or sonames of each library, in the order in which they are tried.
 #[derive(Debug, Clone, Default)]
 pub struct Libraries {
     /// NVIDIA's CUDA driver.
@@ -18,14 +18,14 @@ pub struct Libraries {
     pub gdrapi: Vec<OsString>,
     /// AMD's HIP.
     pub hip: Vec<OsString>,
-    /// The verbs.
+    /// libibverbs.
     pub ibverbs: Vec<OsString>,
-    /// The verbs' provider for ConnectX.
+    /// libmlx5, the provider for ConnectX.
     pub mlx5: Vec<OsString>,
 }
 
 impl Libraries {
-    /// Where gdsync looks for them.
+    /// The paths that gdsync tries.
     pub fn installed() -> Libraries {
         let sonames = |names: &[&str]| names.iter().map(OsString::from).collect();
         Libraries {
@@ -46,7 +46,7 @@ impl Libraries {
     }
 }
 
-/// A machine: a folder that holds its `proc`, `sys` and `dev`, its libraries, its variables.
+/// A machine: a folder that contains its `proc`, `sys` and `dev`, its libraries, and its variables.
 #[derive(Debug, Clone)]
 pub struct Machine {
     root: PathBuf,
@@ -54,22 +54,23 @@ pub struct Machine {
     variables: BTreeMap<OsString, OsString>,
 }
 
-/// Whether this process may read and write a device file.
+/// Whether this process has read and write access to a device file.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(tag = "state", content = "reason", rename_all = "snake_case")]
 pub enum Access {
-    /// It may.
+    /// It has access.
     Granted,
-    /// There is no such file.
+    /// The file does not exist.
     Absent,
-    /// It may not, or the device behind it does not answer.
+    /// Access is denied, or the device behind the file does not answer.
     Refused(String),
 }
 
 impl Machine {
     /// The machine below `root`, with these libraries and environment variables.
     ///
-    /// Libraries named here are loaded into the process: name only those that are sound to load.
+    /// The libraries named here are loaded into the process: name only those that are sound to
+    /// load.
     pub fn new(
         root: impl Into<PathBuf>,
         libraries: Libraries,
@@ -89,19 +90,19 @@ impl Machine {
         &self.libraries
     }
 
-    /// An environment variable; what is no Unicode in it is replaced.
+    /// An environment variable; bytes that are not Unicode are replaced.
     pub(crate) fn variable(&self, name: &str) -> Option<String> {
         let value = self.variables.get(OsString::from(name).as_os_str())?;
         Some(value.to_string_lossy().into_owned())
     }
 
-    /// The text of a file, trimmed.
+    /// The contents of a file, trimmed.
     pub(crate) fn read(&self, path: &str) -> Option<String> {
         let bytes = fs::read(self.root.join(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// The names in a folder, in order; none if it is not there.
+    /// The names in a folder, in order; none if the folder does not exist.
     pub(crate) fn list(&self, path: &str) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(self.root.join(path))
             .into_iter()
@@ -113,7 +114,7 @@ impl Machine {
         names
     }
 
-    /// Where links lead from a path, below the root.
+    /// The target of a path after its symbolic links, below the root.
     pub(crate) fn place(&self, path: &str) -> Option<PathBuf> {
         let root = self.root.canonicalize().ok()?;
         let place = root.join(path).canonicalize().ok()?;
@@ -124,7 +125,7 @@ impl Machine {
         self.root.join(path).exists()
     }
 
-    /// Opens a device file and closes it again.
+    /// Opens and closes a device file.
     pub(crate) fn access(&self, path: &str) -> Access {
         let opened = File::options()
             .read(true)
@@ -137,7 +138,7 @@ impl Machine {
         }
     }
 
-    /// Whether a kernel module is loaded, or built in.
+    /// Whether a kernel module is loaded or built in.
     pub(crate) fn module(&self, name: &str) -> bool {
         self.exists(&format!("sys/module/{name}"))
             || self.read("proc/modules").is_some_and(|modules| {

@@ -1,7 +1,7 @@
 //! `gdsync-doctor`: prints what [`gdsync_doctor::examine`] finds, as text or as JSON.
 //!
-//! Something missing is a finding, not a failure. The exit code is 1 if the environment asks for
-//! something that is absent, or if the doctor itself fails.
+//! A missing device or library is a finding, not a failure. The exit code is 1 if the environment
+//! requires something that is absent, or if the doctor itself fails.
 
 use anyhow::Context;
 use clap::Parser;
@@ -10,15 +10,25 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Says what this machine offers, what would be used for what, and how to get what is missing.
+/// Two command lines, and the exit code.
+const EXAMPLES: &str = "\
+Examples:
+  gdsync-doctor
+          the report as text
+  GDS_PROVIDER=mlx5 gdsync-doctor --json
+          as one JSON object; exit code 1 if this machine does not have that provider
+
+Exit code: 0, or 1 if a variable requires something that is absent, or if the doctor fails.";
+
+/// Prints what this machine offers, what the library would use, and how to install what is missing.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, after_help = EXAMPLES)]
 struct Args {
-    /// One JSON object instead of text.
+    /// Prints one JSON object instead of text.
     #[arg(long)]
     json: bool,
 
-    /// Where /proc, /sys and /dev are looked for.
+    /// Folder that contains /proc, /sys and /dev.
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     root: PathBuf,
 }
@@ -36,7 +46,7 @@ fn main() -> anyhow::Result<ExitCode> {
     said.push('\n');
     let mut out = std::io::stdout().lock();
     match out.write_all(said.as_bytes()).and_then(|()| out.flush()) {
-        // Whoever reads has read enough.
+        // The reader has closed the pipe, which is no failure.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
         other => other.context("standard output")?,
     }

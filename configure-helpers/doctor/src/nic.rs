@@ -11,7 +11,7 @@ use gdsync::decide::{first_that_works, nearest_first};
 use gdsync::rdma::{NicChoice, Provider};
 use mp::WordOrder;
 
-/// Who would drive which NIC.
+/// The provider that the library would use, and its NIC.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Driven<'a> {
     /// By libmlx5; streams ring it.
@@ -24,7 +24,8 @@ pub(crate) enum Driven<'a> {
     Nothing,
 }
 
-/// Who would drive which NIC, and why; or why opening one is an error.
+/// The provider and NIC that the library would use, with the reason; or the reason why opening a
+/// NIC would fail.
 fn decide(report: &Report) -> Result<(Driven<'_>, String), String> {
     let set = |name: &str| report.variables.get(name).map(String::as_str);
     let named = set("GDS_NIC").map(NicChoice::list).transpose();

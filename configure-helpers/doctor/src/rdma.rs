@@ -9,10 +9,10 @@ use serde::{Serialize, Serializer};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// RDMA as the kernel and its libraries show it.
+/// RDMA devices, the kernel's RDMA core, and the libraries.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Rdma {
-    /// Whether the kernel's RDMA core is there.
+    /// Whether the kernel's RDMA core is present.
     pub ib_core: bool,
     /// The devices.
     pub devices: Vec<Device>,
@@ -28,28 +28,28 @@ const SOFT_ROCE: &str = "rdma_rxe";
 /// One RDMA device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Device {
-    /// The kernel's name of it.
+    /// The kernel's name of the device.
     pub name: String,
-    /// What it is called wherever it is plugged in: `0x0002c903002f1190`. 0 is no NIC's.
+    /// Its node GUID, the same in every slot: `0x0002c903002f1190`. No NIC has 0.
     #[serde(serialize_with = "guid_text")]
     pub guid: Option<u64>,
-    /// Where it is in the tree of devices, below the machine's `/`.
+    /// Its path in the tree of devices, below the machine's `/`.
     pub place: Option<PathBuf>,
     /// Its kernel driver.
     pub driver: Option<String>,
     /// Its PCI address.
     pub pci: Option<String>,
-    /// PCI vendor and device.
+    /// PCI vendor and device id.
     pub pci_id: Option<String>,
     /// The vendor's name of the board.
     pub board: Option<String>,
-    /// Firmware.
+    /// Firmware version.
     pub firmware: Option<String>,
-    /// The host's NUMA node next to it.
+    /// The nearest NUMA node of the host.
     pub numa_node: Option<i32>,
-    /// How the IOMMU treats it.
+    /// The IOMMU mode of the device.
     pub iommu: Option<String>,
-    /// The name of the file that verbs go through, and whether it may be used.
+    /// The name of its verbs file, and whether it may be used.
     pub uverbs: Option<String>,
     /// Whether that file may be used.
     pub access: Access,
@@ -57,7 +57,7 @@ pub struct Device {
     pub ports: Vec<Port>,
 }
 
-/// A GUID, as `GDS_NIC` has it.
+/// A GUID, in the form of `GDS_NIC`.
 fn guid_text<S: Serializer>(guid: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
     guid.map(|guid| NicChoice::guid(guid).to_string())
         .serialize(to)
@@ -74,7 +74,7 @@ impl Device {
         self.driver.as_deref() == Some(SOFT_ROCE)
     }
 
-    /// Whether some port can carry messages.
+    /// Whether at least one port can carry messages.
     pub fn is_active(&self) -> bool {
         self.ports.iter().any(Port::is_active)
     }
@@ -91,7 +91,7 @@ pub struct Port {
     pub physical: String,
     /// `InfiniBand` or `Ethernet`.
     pub link: String,
-    /// The rate in the kernel's words.
+    /// The rate, as the kernel prints it.
     pub rate: String,
 }
 
@@ -102,7 +102,7 @@ impl Port {
     }
 }
 
-/// Looks at RDMA.
+/// Examines RDMA.
 pub(crate) fn look(machine: &Machine) -> Rdma {
     let libraries = machine.libraries();
     Rdma {
@@ -117,9 +117,10 @@ pub(crate) fn look(machine: &Machine) -> Rdma {
     }
 }
 
-/// Whether libibverbs has what gdsync requires of it.
+/// Whether libibverbs has all functions that gdsync requires.
 fn verbs(paths: &[OsString]) -> State {
-    // SAFETY: whoever made the machine vouches for its libraries; none of the functions is called.
+    // SAFETY: the creator of the machine guarantees that its libraries are sound; no function is
+    // called.
     match unsafe { Ibverbs::load_from(paths) } {
         Ok(table) => {
             let lacks = table.ibv_reg_dmabuf_mr.is_none();
@@ -130,7 +131,7 @@ fn verbs(paths: &[OsString]) -> State {
     }
 }
 
-/// Whether libmlx5 has what gdsync requires of it.
+/// Whether libmlx5 has all functions that gdsync requires.
 fn mlx5(paths: &[OsString]) -> State {
     // SAFETY: as above.
     match unsafe { Mlx5::load_from(paths) } {
@@ -164,7 +165,7 @@ fn device(machine: &Machine, name: String) -> Device {
             .and_then(|guid| u64::from_str_radix(&guid.replace(':', ""), 16).ok())
             .filter(|guid| *guid != 0),
         place: machine.place(&format!("{folder}/device")),
-        // Soft-RoCE is on no bus, and names the network device that it uses.
+        // Soft-RoCE is on no bus; it names the network device that it uses.
         driver: said("DRIVER").or_else(|| read("parent").map(|_| SOFT_ROCE.to_owned())),
         pci: said("PCI_SLOT_NAME"),
         pci_id: said("PCI_ID"),

@@ -3,14 +3,14 @@
 use crate::machine::{Access, Machine};
 use serde::Serialize;
 
-/// The system below the libraries.
+/// The kernel and its devices.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct System {
     /// The kernel's release.
     pub kernel: Option<String>,
     /// Whether the kernel can load modules.
     pub loadable_modules: bool,
-    /// GPUs and NICs on the PCI bus, whoever drives them.
+    /// GPUs and NICs on the PCI bus, with or without a driver.
     pub pci: Vec<PciDevice>,
     /// The NVIDIA kernel driver, if it is loaded.
     pub nvidia: Option<Nvidia>,
@@ -20,11 +20,11 @@ pub struct System {
     pub nvidia_uvm: Access,
     /// Whether the kernel module nvidia_peermem is loaded.
     pub peermem: bool,
-    /// Whether a channel for fabric handles is there.
+    /// Whether a channel for fabric handles exists.
     pub imex_channel: bool,
     /// Whether an IOMMU is on.
     pub iommu: bool,
-    /// Memory that the process may lock.
+    /// Limit of the memory that the process may lock.
     pub memlock: Limit,
 }
 
@@ -34,7 +34,7 @@ impl System {
         self.pci.iter().filter(move |device| device.kind == kind)
     }
 
-    /// Whether the kernel's release is at least this; true if it is not known.
+    /// Whether the kernel's release is at least this; true if it is unknown.
     pub fn kernel_since(&self, major: u32, minor: u32) -> bool {
         let Some(release) = &self.kernel else {
             return true;
@@ -47,18 +47,18 @@ impl System {
     }
 }
 
-/// A device on the PCI bus that could be of use.
+/// A GPU or NIC on the PCI bus.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PciDevice {
     /// Its address.
     pub address: String,
-    /// What it is.
+    /// Its kind.
     pub kind: PciKind,
-    /// Vendor and device.
+    /// Vendor and device id.
     pub id: String,
 }
 
-/// What a device on the PCI bus is, by vendor and class.
+/// The kind of a device on the PCI bus, by vendor and class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PciKind {
@@ -75,13 +75,13 @@ pub enum PciKind {
 pub struct Nvidia {
     /// Its version.
     pub version: Option<String>,
-    /// Whether it is the open one; dma-bufs need it.
+    /// Whether it is the open driver, which dma-bufs require.
     pub open: bool,
     /// Whether an unprivileged process may let the GPU write to other PCI devices.
     pub peer_mapping_override: bool,
-    /// Whether the first version of memory operations is enabled, where the driver still says.
+    /// Whether the first version of memory operations is enabled, if the driver reports it.
     pub stream_memops_v1: Option<bool>,
-    /// `RegistryDwords` as it is set.
+    /// The value of `RegistryDwords`.
     pub registry_dwords: Option<String>,
 }
 
@@ -89,15 +89,15 @@ pub struct Nvidia {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// There is none.
+    /// No limit.
     Unlimited,
-    /// Bytes.
+    /// A limit in bytes.
     Bytes(u64),
-    /// It could not be read.
+    /// The limit could not be read.
     Unknown,
 }
 
-/// Looks at the system.
+/// Examines the system.
 pub(crate) fn look(machine: &Machine) -> System {
     System {
         kernel: machine.read("proc/sys/kernel/osrelease"),

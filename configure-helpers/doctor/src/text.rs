@@ -1,4 +1,4 @@
-//! A [`Report`] for people.
+//! A [`Report`] as text.
 
 use crate::Report;
 use crate::cuda::{Channels, Gpu};
@@ -69,12 +69,12 @@ impl Page {
         self.0 += &format!("\n{title}\n");
     }
 
-    /// A name, and what is said of it.
+    /// A line with a name and its value.
     fn line(&mut self, name: &str, said: impl Display) {
         self.0 += &format!("  {name:<32} {said}\n");
     }
 
-    /// The same, if there is something to say.
+    /// The same, if there is a value.
     fn known(&mut self, name: &str, said: Option<impl Display>) {
         if let Some(said) = said {
             self.line(name, said);
@@ -107,7 +107,7 @@ impl Page {
         let ordering = match gpu.writes_ordering {
             200.. => "for every GPU",
             100.. => "for this GPU",
-            _ => "for nobody",
+            _ => "for no GPU",
         };
         let mode = match gpu.compute_mode {
             0 => "default".to_owned(),

@@ -1,6 +1,7 @@
-//! Which path would be used for what: conclusions from the facts of a [`Report`].
+//! The path that the library would use for each purpose: conclusions from the facts of a
+//! [`Report`].
 //!
-//! This says what the gdsync of the same version does, not what the machine could do.
+//! This describes the gdsync of the same version, not what the machine could do.
 
 use crate::Report;
 use crate::cuda::Gpu;
@@ -9,19 +10,19 @@ use gdsync::rdma::Lowering;
 use gdsync_sys::gpu_choice::LocalRank;
 use serde::Serialize;
 
-/// One purpose, and what would serve it.
+/// One purpose, and the choice for it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Use {
-    /// What for.
+    /// The purpose.
     pub purpose: &'static str,
-    /// What would be used.
+    /// The choice.
     pub choice: String,
-    /// Why that.
+    /// The reason.
     pub because: String,
 }
 
 impl Use {
-    /// What serves `purpose`, and why.
+    /// The choice for `purpose`, with its reason.
     pub(crate) fn new(
         purpose: &'static str,
         choice: impl Into<String>,
@@ -35,7 +36,7 @@ impl Use {
     }
 }
 
-/// The choice if opening what the environment asks for fails.
+/// The choice if opening fails with the settings of the environment.
 pub(crate) const ERROR: &str = "nothing: an error";
 
 pub(crate) const RUNTIME: &str = "GPU runtime";
@@ -49,13 +50,13 @@ pub(crate) fn local_rank(report: &Report) -> Result<Option<LocalRank>, String> {
     LocalRank::find(&|name| report.variables.get(name).cloned())
 }
 
-/// How many GPUs there are.
+/// Number of GPUs.
 pub(crate) fn gpus(report: &Report) -> u32 {
     report.cuda.gpus.len() as u32
 }
 
-/// The CUDA GPU that programs would run on, `None` for the software GPU, and why that one; or why
-/// opening a GPU is an error.
+/// The CUDA GPU that programs would run on, `None` for the software GPU, with the reason; or the
+/// reason why opening a GPU would fail.
 fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
     let (name, set) = match report.variables.get("GDS_GPU") {
         Some(name) => (name.as_str(), format!("GDS_GPU={name}")),
@@ -106,7 +107,7 @@ fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
     }
 }
 
-/// The CUDA GPU that programs would run on, if they would on one.
+/// The CUDA GPU that programs would run on, if any.
 pub(crate) fn taken(report: &Report) -> Option<&Gpu> {
     decide(report).ok()?.0
 }
@@ -175,17 +176,17 @@ pub(crate) fn cpu_access(report: &Report) -> Use {
     Use::new("CPU access to device memory", choice, because)
 }
 
-/// How a physical NIC would get at GPU memory.
+/// How a physical NIC would access GPU memory.
 pub(crate) enum RdmaMemory {
-    /// By exporting a dma-buf.
+    /// By an exported dma-buf.
     DmaBuf,
     /// By the kernel module nvidia_peermem.
     Peermem,
-    /// Not at all, for this reason.
+    /// Not possible, for this reason.
     No(&'static str),
 }
 
-/// How a physical NIC would get at the GPUs' memory.
+/// How a physical NIC would access the memory of the GPUs.
 pub(crate) fn rdma_memory_path(report: &Report) -> RdmaMemory {
     let gpus = &report.cuda.gpus;
     let verbs = &report.rdma.ibverbs;

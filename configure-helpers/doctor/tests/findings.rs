@@ -1,5 +1,5 @@
-//! Single findings: codes of the driver, choices by variable, libraries too old; and the program
-//! itself, on this machine and on others.
+//! Single findings: error codes of the driver, choices by variable, libraries that are too old; and
+//! the program itself, on this machine and on others.
 
 mod common;
 
@@ -133,7 +133,7 @@ fn a_translating_iommu_and_peermem_are_seen() {
         "DMA\n",
     );
     let report = look(&tree, libraries(), &[]);
-    // Without libibverbs there is no way at all, and how fast it is does not matter.
+    // Without libibverbs there is no path, so its speed does not matter.
     is(&report, "neither dma-buf nor nvidia_peermem is there");
     assert!(asks(&report, "apt-get install libibverbs1") && !asks(&report, "iommu=pt"));
 
@@ -190,7 +190,7 @@ fn a_gpu_that_cannot_be_used_is_not_chosen_in_silence() {
     assert_eq!(report.uses[0].choice, "cuda: GPU 3, NVIDIA X");
 }
 
-/// Of a GPU without mapped memory `auto` goes on to the software GPU, as the library does.
+/// If a GPU cannot map memory, `auto` chooses the software GPU, as the library does.
 #[test]
 fn a_gpu_without_mapped_memory_is_passed_over() {
     let unmapped: Attributes = &[(75, 9), (122, 1)];
@@ -294,7 +294,7 @@ fn the_program_takes_libraries_from_their_variables() {
     assert_eq!(tried.as_array().map(Vec::len), Some(1));
 }
 
-/// Attributes of a GPU that neither orders nor flushes, but says that the CPU can flush.
+/// Attributes of a GPU that neither orders nor flushes writes, but reports that the CPU can flush.
 const BY_CPU: Attributes = &[(75, 9), (76, 0), (91, 1), (102, 1), (117, 1), (122, 1)];
 
 #[test]
@@ -400,7 +400,8 @@ fn the_program_fails_only_if_it_is_misused() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Without a name the GPU is that of the rank, and more ranks than GPUs are told.
+/// Without a name the GPU is that of the local rank; the report says if there are more ranks than
+/// GPUs.
 #[test]
 fn the_gpu_is_chosen_by_the_local_rank() {
     type Variables<'a> = &'a [(&'a str, &'a str)];
@@ -449,6 +450,6 @@ fn a_gpu_that_allows_one_process_is_told() {
         .advice
         .iter()
         .find(|a| a.missing.contains("EXCLUSIVE_PROCESS"));
-    let advice = advice.expect("it is told");
+    let advice = advice.expect("advice about the compute mode");
     assert!(advice.remedy.contains("nvidia-smi"), "{}", advice.remedy);
 }

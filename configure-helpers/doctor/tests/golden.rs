@@ -1,5 +1,5 @@
-//! The doctor's words about machines of `tests/machines`, compared with `*.txt` and `*.json`
-//! beside them. `GDS_BLESS=1` writes those anew; the diff is then to be read.
+//! The doctor's output for the machines of `tests/machines`, compared with `*.txt` and `*.json`
+//! beside them. `GDS_BLESS=1` writes these files again; read the diff then.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn one(path: PathBuf) -> Vec<std::ffi::OsString> {
 
 /// Compares `said` with `tests/machines/NAME`.
 fn golden(name: &str, said: &str) {
-    // Libraries are made in a folder of the build.
+    // The test creates libraries in a folder of the build.
     let said = said.replace(SCRATCH, "/made") + "\n";
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/machines")

@@ -1,4 +1,5 @@
-//! Which NIC would be used, by whom, and why, as machines, libraries and variables differ.
+//! The choice of NIC and provider, with its reason, for different machines, libraries and
+//! variables.
 
 mod common;
 
@@ -7,7 +8,7 @@ use common::{
 };
 use gdsync_sys::mlx5::Mlx5;
 
-/// libibverbs and libmlx5 with all that is required.
+/// libibverbs and libmlx5 with all required functions.
 fn both(name: &str) -> Libraries {
     Libraries {
         ibverbs: vec![libibverbs(&format!("libibverbs-{name}.so"), &[]).into()],
@@ -16,7 +17,7 @@ fn both(name: &str) -> Libraries {
     }
 }
 
-/// What is said of `purpose`: choice, and reason.
+/// The choice for `purpose`, and its reason.
 fn said(
     tree: &Tree,
     libraries: Libraries,
@@ -28,12 +29,12 @@ fn said(
     (used.choice.clone(), used.because.clone())
 }
 
-/// What is said of the NIC.
+/// The choice of the NIC.
 fn nic(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> (String, String) {
     said(tree, libraries, variables, "NIC")
 }
 
-/// What is said of how `mp` announces messages.
+/// The choice of how `mp` orders the word of a message behind its payload.
 fn told(tree: &Tree, libraries: Libraries) -> (String, String) {
     said(tree, libraries, &[], "mp tells of a message by")
 }
@@ -172,7 +173,7 @@ fn a_nic_is_named_by_its_guid_too() {
         tree.write(&format!("sys/class/infiniband/{file}/node_guid"), text);
     };
     guid("mlx5_0", "0002:c903:002f:1190\n");
-    // One without a port, which has no GUID either.
+    // A NIC without a port, which has no GUID either.
     guid("mlx5_1", "0000:0000:0000:0000\n");
     for (value, choice, because) in [
         ("0x0002c903002f1190", "mlx5: mlx5_0", ""),
@@ -255,9 +256,9 @@ fn the_nearest_to_the_gpu_goes_before_others() {
         ..both("near")
     };
     let choice = |set: &[(&str, &str)]| nic(&tree, with_gpu(), set).0;
-    // Of names, the shorter first.
+    // Of two names, the shorter one is first.
     assert!(choice(&[]).starts_with("mlx5: mlx5_3,"));
-    // Nothing is nearer to a software GPU.
+    // No NIC is nearer to a software GPU than another.
     assert!(choice(&[("GDS_GPU", "soft")]).starts_with("mlx5: mlx5_1,"));
     tree.write("sys/class/infiniband/mlx5_3/ports/1/state", "1: DOWN\n");
     assert!(choice(&[]).starts_with("mlx5: mlx5_20,"));

@@ -12,7 +12,7 @@ pub struct Crate {
     pub description: String,
     /// The file of its root module: of its library, or of its first program.
     pub root: PathBuf,
-    /// The folder of the repository that it lies in.
+    /// The folder of the repository that contains it.
     pub folder: String,
     /// The crates of the workspace that it needs to be built; those of its tests are left out.
     pub needs: Vec<String>,

@@ -1,10 +1,10 @@
-//! A graph of what uses what: its circles, and the height of each node above what it uses.
+//! A dependency graph: its cycles, and the height of each node above the nodes that it uses.
 
 /// Edges between nodes that are numbered from 0.
 pub struct Edges {
-    /// By node: whether it reaches another, along any number of edges.
+    /// By node: the nodes that it reaches, along any number of edges.
     reaches: Vec<Vec<bool>>,
-    /// By node: those it has an edge to.
+    /// By node: the nodes that it has an edge to.
     to: Vec<Vec<usize>>,
 }
 
@@ -33,7 +33,7 @@ impl Edges {
         }
     }
 
-    /// Sets of nodes that reach each other.
+    /// The cycles: sets of nodes that reach each other.
     pub fn circles(&self) -> Vec<Vec<usize>> {
         let nodes = 0..self.to.len();
         let together = |a: usize, b: usize| a == b || self.reaches[a][b] && self.reaches[b][a];
@@ -53,7 +53,7 @@ impl Edges {
         order
     }
 
-    /// By node, the longest way down, circles not counted: 0 uses nothing.
+    /// By node, the longest path downwards, without cycles: 0 uses nothing.
     fn heights(&self) -> Vec<usize> {
         let mut heights = vec![0; self.to.len()];
         for _ in 0..self.to.len() {

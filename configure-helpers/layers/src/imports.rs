@@ -1,5 +1,5 @@
-//! Which module uses what of which other: every path of its code, followed through re-exports to
-//! the module that defines the name.
+//! The uses between modules of a crate: every path in the code of a module, followed through
+//! re-exports to the module that defines the name.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
@@ -7,14 +7,14 @@ use syn::{Item, ItemUse, Macro, Path, UseTree};
 
 use crate::modules::{ModuleId, Tree};
 
-/// A module uses a name that another defines.
+/// A use by one module of a name that another module defines.
 pub struct Use {
     pub from: ModuleId,
     pub to: ModuleId,
     pub name: String,
 }
 
-/// What modules of a crate use of each other.
+/// The uses between the modules of a crate.
 pub fn between(tree: &Tree) -> Vec<Use> {
     let names = Names::of(tree);
     let mut uses = Vec::new();
@@ -47,7 +47,7 @@ struct Names<'a> {
     imports: Vec<Vec<Import>>,
 }
 
-/// No chain of re-exports is longer.
+/// Greatest length of a chain of re-exports.
 const DEPTH: usize = 32;
 
 impl Names<'_> {
@@ -89,7 +89,7 @@ impl Names<'_> {
         self.descend(start, rest, depth)
     }
 
-    /// Follows names from a module. The last module that is reached defines what is left over.
+    /// Follows names from a module. The last module reached defines the remaining names.
     fn descend(&self, at: ModuleId, path: &[String], depth: usize) -> Option<ModuleId> {
         let Some((first, rest)) = path.split_first() else {
             return Some(at);
@@ -120,7 +120,7 @@ impl Names<'_> {
         }
         let stars = self.imports[at].iter().filter(|i| i.name == "*");
         for star in stars {
-            // What a `*` stands for does not come from another `*`: else the search has no end.
+            // A `*` is not resolved through another `*`, because the search would not end.
             let Some(module) = self.resolve(at, &star.path, DEPTH) else {
                 continue;
             };
@@ -185,7 +185,7 @@ struct Paths(Vec<Vec<String>>);
 
 impl<'ast> Visit<'ast> for Paths {
     fn visit_item(&mut self, item: &'ast Item) {
-        // A facade that hands a name on does not use it.
+        // A module that only re-exports a name does not use it.
         if !matches!(
             item,
             Item::Use(ItemUse {
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// What the crate of these files uses: from, to, name.
+    /// The uses in the crate of these files: from, to, name.
     fn uses(name: &str, files: &[(&str, &str)]) -> Vec<[String; 3]> {
         let folder = std::env::temp_dir().join(format!("layers-{name}-{}", std::process::id()));
         for (file, text) in files {

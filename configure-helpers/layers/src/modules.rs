@@ -52,7 +52,7 @@ impl Tree {
         self.add(name, parent, &parsed.attrs, parsed.items, file, folder)
     }
 
-    /// Adds a module and those below it. The files of its children lie in `folder`.
+    /// Adds a module and those below it. `folder` contains the files of its children.
     fn add(
         &mut self,
         name: &str,

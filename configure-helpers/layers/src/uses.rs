@@ -1,5 +1,5 @@
-//! Who uses whom at one level: the folders of the repository, the crates of a folder, the parts of
-//! a folder of modules.
+//! The dependencies at one level: between the folders of the repository, the crates of a folder, or
+//! the parts of a folder of modules.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::graph::Edges;
 use crate::imports;
 use crate::modules::{ModuleId, Tree};
 
-/// Parts of one level, and what they use of each other.
+/// The parts of one level, and the uses between them.
 pub struct Level {
     pub edges: Edges,
     names: Vec<String>,
@@ -87,7 +87,7 @@ impl Level {
         &self.names[part]
     }
 
-    /// What the parts of a circle use of each other, a line for each two.
+    /// The uses between the parts of a cycle, one line for each pair.
     pub fn explain(&self, circle: &[usize]) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         let mut last = None;

@@ -1,4 +1,4 @@
-//! What cargo resolved: the part of its metadata document that the rules look at.
+//! The resolved dependency graph: the part of cargo's metadata document that the rules need.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -51,11 +51,11 @@ impl Graph {
     /// Reads the document that `cargo metadata --format-version 1` prints.
     ///
     /// # Errors
-    /// The text is no such document, or it does not describe everything it resolved.
+    /// The text is no such document, or it does not describe every package that it resolved.
     pub fn parse(json: &str) -> Result<Graph> {
         let document: Document = serde_json::from_str(json)
             .context("not a document of `cargo metadata --format-version 1`")?;
-        // Without it a pass would mean nothing.
+        // Without a resolved graph, a pass would mean nothing.
         let resolve = document
             .resolve
             .context("the metadata document has no resolved graph (was it made with --no-deps?)")?;
@@ -71,12 +71,12 @@ impl Graph {
         Ok(Graph { packages })
     }
 
-    /// How many packages were resolved, members of the workspace included.
+    /// Number of resolved packages, including the members of the workspace.
     pub fn len(&self) -> usize {
         self.packages.len()
     }
 
-    /// Whether nothing was resolved.
+    /// Whether no package was resolved.
     pub fn is_empty(&self) -> bool {
         self.packages.is_empty()
     }

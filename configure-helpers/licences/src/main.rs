@@ -1,4 +1,5 @@
-//! `licences` judges the workspace it runs in; `licences DENY_TOML METADATA` two given files.
+//! `licences` checks the workspace in the current folder; `licences DENY_TOML METADATA` checks the
+//! two given files.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What `deny.toml` allows, and the judgement over a resolved graph.
+//! The rules of `deny.toml`, and their check on a resolved graph.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -6,8 +6,8 @@ use spdx::{Expression, Licensee, ParseMode};
 
 use crate::graph::{Graph, Package};
 
-/// Licences of the crates.io index are SPDX, but old crates write `MIT/Apache-2.0`, and
-/// withdrawn identifiers shall be refused by name and not as a syntax error.
+/// Licences of the crates.io index are SPDX, but old crates write `MIT/Apache-2.0`, and withdrawn
+/// identifiers must be refused by name and not as a syntax error.
 const CRATES_IO: ParseMode = ParseMode {
     allow_slash_as_or_operator: true,
     allow_imprecise_license_names: false,
@@ -62,7 +62,7 @@ impl Policy {
         })
     }
 
-    /// What each package of `graph` breaks, a rule a line; empty when all is well.
+    /// The violations of the packages of `graph`, one rule a line; empty if there are none.
     pub fn judge(&self, graph: &Graph) -> Vec<String> {
         let of = |p: &Package| {
             let broken = [self.licence(p), self.source(p)].into_iter().flatten();
@@ -72,7 +72,7 @@ impl Policy {
         graph.packages.iter().flat_map(of).collect()
     }
 
-    /// A licence file alone is not judged.
+    /// A licence file alone is not accepted.
     fn licence(&self, p: &Package) -> Option<String> {
         let Some(licence) = &p.license else {
             return Some("gives no SPDX licence".to_owned());

@@ -2,12 +2,12 @@
 
 use anyhow::{Context, bail, ensure};
 
-/// A host and how many ranks it has.
+/// A host and the number of its ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Its name; none: this one.
+    /// Its name; `None`: this host, without ssh.
     pub name: Option<String>,
-    /// How many.
+    /// The number of its ranks.
     pub ranks: u32,
 }
 
@@ -18,10 +18,10 @@ impl Host {
     }
 }
 
-/// Reads a file of hosts: `NAME`, `NAME N` or `NAME slots=N` a line, `#` begins a comment.
+/// Parses a file of hosts: each line is `NAME`, `NAME N` or `NAME slots=N`; `#` begins a comment.
 ///
 /// # Errors
-/// A line that is something else, with its number; a file without hosts.
+/// A line has another form (the error gives its number), or the file names no host.
 pub fn parse(text: &str) -> anyhow::Result<Vec<Host>> {
     let mut hosts = Vec::new();
     for (i, line) in text.lines().enumerate() {
@@ -47,16 +47,16 @@ fn host(line: &str) -> anyhow::Result<Option<Host>> {
         }
         _ => bail!("more than a name and a number"),
     };
-    // It must not become an option of the program that is called with it.
+    // A name that begins with `-` would become an option of the program that is called with it.
     ensure!(!name.starts_with('-'), "{name:?} is no name of a host");
     let name = (name != "localhost").then(|| name.to_string());
     Ok(Some(Host { name, ranks }))
 }
 
-/// The first `n` slots of these; all, if it is not said how many.
+/// The first `n` slots of these hosts; all slots if `n` is `None`.
 ///
 /// # Errors
-/// There are fewer.
+/// The hosts have fewer than `n` slots.
 pub fn cut(hosts: Vec<Host>, n: Option<u32>) -> anyhow::Result<Vec<Host>> {
     let Some(n) = n else {
         return Ok(hosts);

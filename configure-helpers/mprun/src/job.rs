@@ -1,4 +1,4 @@
-//! A job from its first process to its last: one loop that waits for output, ends and signals.
+//! A job from its first process to its last: one event loop for output, ends of ranks and signals.
 
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,40 +15,40 @@ use crate::rank::{Launch, Rank, Start, failure};
 use crate::remains::sweep;
 use crate::writer::{To, Writer};
 
-/// How long to wait at most for what cannot be killed, or for a reader who does not read.
+/// Time limit for processes that cannot be killed, and for a reader that does not read.
 const LAST: Duration = Duration::from_secs(2);
 
-/// Between looks at the writer while it is full.
+/// Pause between two polls of the writer while it is full.
 const FULL: Duration = Duration::from_millis(5);
 
-/// Between looks at the writer, so that a broken output is noticed if nothing else happens.
+/// Time between two polls of the writer, to detect a broken output if nothing else happens.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How much longer it may take to end ranks on other hosts.
+/// Additional time to end ranks on other hosts.
 const THERE: Duration = Duration::from_secs(1);
 
 /// Time limits of a job.
 #[derive(Debug)]
 pub struct Limits {
-    /// For all of it.
+    /// For the whole job.
     pub timeout: Option<Duration>,
-    /// Between asking ranks to end and killing them.
+    /// Between the request to ranks to end (SIGTERM) and SIGKILL.
     pub grace: Duration,
 }
 
-/// Runs a job. Gives its exit code.
+/// Runs a job. Returns its exit code.
 ///
 /// # Errors
-/// The system refuses. No process is left then either.
+/// A system call fails. No process is left in this case either.
 pub fn run(launch: &Launch, starts: &[Start], limits: &Limits) -> anyhow::Result<u8> {
     let mut job = Job::new(limits)?;
     if let Err(e) = job.start(launch, starts) {
-        // As a shell says that there is no such command.
+        // The exit code of a shell for a command that is not found.
         job.end(127, &format!("{e:#}"));
     }
     let code = job.look_after();
     let Job { ranks, writer, .. } = job;
-    // Kills what still runs.
+    // Kills the ranks that still run.
     drop(ranks);
     sweep(LAST);
     writer.finish(LAST);
@@ -72,11 +72,11 @@ struct Job<'a> {
     ranks: Vec<Rank>,
     streams: Vec<Stream>,
     writer: Writer,
-    /// Readable after a signal: a byte for each, its number by the socket.
+    /// Readable after a signal: a byte for each one, with the signal's number beside its socket.
     signals: Vec<(i32, UnixStream)>,
-    /// Why it is being ended, as exit code; and when ranks are killed.
+    /// The exit code while all ranks are being ended, and the time when ranks are killed.
     ending: Option<(u8, Option<Instant>)>,
-    /// When all had ended: output that is held open by others is not waited for.
+    /// The time when all ranks had ended: output that other processes keep open is not waited for.
     ended: Option<Instant>,
 }
 
@@ -135,8 +135,8 @@ impl Job<'_> {
                 self.end(124, &why);
             }
             if self.writer.is_broken() && self.ending.is_none() {
-                // As if by SIGPIPE.
-                self.end(141, "nobody reads the output");
+                // The status of a process that SIGPIPE killed.
+                self.end(141, "the reader of the output is gone");
             }
             if let Some((_, kill)) = &mut self.ending
                 && kill.is_some_and(|at| at <= now)
@@ -147,7 +147,7 @@ impl Job<'_> {
             if self.ranks.iter().all(|r| !r.runs()) {
                 if self.ended.is_none() {
                     self.ended = Some(now);
-                    // What ranks left running holds their output open.
+                    // Processes that ranks left running keep their output open.
                     sweep(LAST);
                 }
                 let waited = self.ended.is_some_and(|at| now.duration_since(at) > LAST);
@@ -158,7 +158,7 @@ impl Job<'_> {
         }
     }
 
-    /// Waits for something to happen. Gives the streams that can be read.
+    /// Waits for an event. Returns the streams that can be read.
     fn wait(&mut self) -> anyhow::Result<Vec<usize>> {
         let now = Instant::now();
         let room = self.writer.has_room();
@@ -189,7 +189,7 @@ impl Job<'_> {
         Ok(ready.map(|(i, _)| i).collect())
     }
 
-    /// Takes what a stream has to say, if there is room for it.
+    /// Reads from a stream, if the writer has room.
     fn read(&mut self, i: usize) {
         if !self.writer.has_room() {
             return;
@@ -220,7 +220,7 @@ impl Job<'_> {
                     let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
                     self.end(128 + signal as u8, &format!("{name}: ending all ranks"));
                 } else {
-                    // Not for the first time: at once.
+                    // The second signal kills at once.
                     self.ending = self.ending.map(|(code, _)| (code, Some(Instant::now())));
                 }
             }
@@ -246,9 +246,9 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Begins to end all, with this exit code and for this reason.
+    /// Begins to end all ranks, with this exit code and for this reason.
     fn end(&mut self, code: u8, why: &str) {
-        // Ranks on other hosts are killed there; their connections shall live to tell of it.
+        // The other hosts kill their ranks; the connections stay open to report their ends.
         let away = self.ranks.iter().any(|r| r.start.host.is_some());
         let there = if away { THERE } else { Duration::ZERO };
         let grace = self.limits.grace.saturating_add(there);

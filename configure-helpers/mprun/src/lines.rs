@@ -1,9 +1,9 @@
-//! Output cut into lines, so that those of different ranks are never mixed.
+//! Output split into lines, so that lines of different ranks are never mixed.
 
-/// Longest line that is kept together, in bytes.
+/// Longest line that is kept whole, in bytes.
 const LONGEST: usize = 1 << 20;
 
-/// One stream of a rank.
+/// The line buffer of one stream of a rank.
 #[derive(Debug)]
 pub struct Lines {
     prefix: Vec<u8>,
@@ -11,7 +11,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// A stream whose lines are shown behind `prefix`.
+    /// A buffer whose lines get `prefix`.
     pub fn new(prefix: &str) -> Lines {
         Lines {
             prefix: prefix.into(),
@@ -19,7 +19,7 @@ impl Lines {
         }
     }
 
-    /// What is to be shown now that `bytes` have come: whole lines, behind their prefixes.
+    /// Takes `bytes` and returns the whole lines so far, with their prefixes.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.partial.extend(bytes);
         let mut shown = Vec::new();
@@ -37,7 +37,7 @@ impl Lines {
         shown
     }
 
-    /// What is to be shown as nothing more comes: a last line that was not ended.
+    /// Returns the rest at the end of the stream: a last line without a line feed.
     pub fn end(&mut self) -> Vec<u8> {
         if self.partial.is_empty() {
             return Vec::new();

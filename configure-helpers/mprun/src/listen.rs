@@ -1,4 +1,4 @@
-//! Where the store listens: on the address that ranks on other hosts reach, and on no other.
+//! The address of the store: the one that ranks on other hosts reach, and no other.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
@@ -9,11 +9,11 @@ use crate::hosts::Host;
 /// The remedy if the address cannot be found.
 const SAY: &str = "say by --bind ADDRESS where to listen (0.0.0.0: on every address)";
 
-/// The address of this host from which the system reaches the other hosts; or `called`, the name
-/// that ranks are told to use for this host, if it is an address of this host.
+/// The address of this host from which the system reaches the other hosts; or `called`, the name of
+/// this host for ranks on other hosts, if it is an address of this host.
 ///
 /// # Errors
-/// No host can be resolved, or they are reached from different addresses.
+/// No host can be resolved, or the hosts are reached from different addresses.
 pub fn address(hosts: &[Host], called: Option<&str>) -> anyhow::Result<IpAddr> {
     let own = called.and_then(|name| resolve(name).find(|address| is_own(*address)));
     if let Some(own) = own {
@@ -22,7 +22,7 @@ pub fn address(hosts: &[Host], called: Option<&str>) -> anyhow::Result<IpAddr> {
     let mut found: Option<(&str, IpAddr)> = None;
     let mut unknown = Vec::new();
     for host in hosts.iter().filter_map(|host| host.name.as_deref()) {
-        // A host for ssh may begin with a user's name.
+        // A host name for ssh may begin with a user name.
         let name = host.rsplit_once('@').map_or(host, |(_, name)| name);
         let Some(own) = resolve(name).find_map(source) else {
             unknown.push(host);
@@ -42,7 +42,7 @@ pub fn address(hosts: &[Host], called: Option<&str>) -> anyhow::Result<IpAddr> {
 }
 
 fn resolve(name: &str) -> impl Iterator<Item = IpAddr> + use<> {
-    // Any port: it is not used.
+    // Any port will do: nothing is sent.
     let found = (name, 9).to_socket_addrs().into_iter().flatten();
     found.map(|address| address.ip())
 }
@@ -51,7 +51,7 @@ fn is_own(address: IpAddr) -> bool {
     !address.is_unspecified() && UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The address from which the system would send to another. Nothing is sent.
+/// The address from which the system would send to `to`. Nothing is sent.
 fn source(to: IpAddr) -> Option<IpAddr> {
     let any = match to {
         IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
@@ -78,7 +78,7 @@ mod tests {
         let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
         let hosts = [Host::here(1), named("127.0.0.1"), named("me@127.0.0.1")];
         assert_eq!(address(&hosts, None).unwrap(), loopback);
-        // What cannot be resolved goes the way of the others.
+        // A host that cannot be resolved is assumed to be reached like the others.
         let hosts = [named("127.0.0.1"), named("no.such.host.invalid")];
         assert_eq!(address(&hosts, None).unwrap(), loopback);
         assert_eq!(address(&hosts, Some("other.invalid")).unwrap(), loopback);
@@ -98,7 +98,7 @@ mod tests {
         let hosts = [named("127.0.0.1"), named("::1")];
         let text = match address(&hosts, None) {
             Err(e) => e.to_string(),
-            // Without IPv6 there is only one.
+            // Without IPv6 there is one address only.
             Ok(own) => return assert_eq!(own, IpAddr::from(Ipv4Addr::LOCALHOST)),
         };
         assert!(text.contains("127.0.0.1, ::1 from ::1"), "{text}");

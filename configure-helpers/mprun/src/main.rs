@@ -1,8 +1,8 @@
-//! `mprun -n N [--hosts FILE] COMMAND..`: starts the ranks of a job and looks after them.
+//! `mprun -n N [--hosts FILE] COMMAND..`: starts the ranks of a job and supervises them.
 //!
-//! It hosts the store at which they meet, shows what they print line by line, ends all when one
-//! fails, and leaves no process behind. One thread does that, beside the store's and the one
-//! that writes.
+//! It hosts the bootstrap store, prints the output of the ranks line by line, ends all ranks when
+//! one fails, and leaves no process behind. One thread does this, beside the thread of the store
+//! and the thread that writes the output.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
@@ -26,52 +26,65 @@ mod writer;
 use hosts::Host;
 use rank::{Launch, Start};
 
-/// Starts the ranks of a job, on this host or by ssh on several.
+/// Two command lines, and the exit status.
+const EXAMPLES: &str = "\
+Examples:
+  mprun -n 4 ./halo2d
+          four ranks on this host
+  mprun --hosts hosts.txt --timeout 60 --env GDS_PROVIDER=mlx5 ./halo2d
+          the ranks that hosts.txt lists, by ssh, for at most 60 s, each with this variable
+
+Exit status: that of the first rank that fails; 128 + N if signal N killed it; 124 after the
+time limit; 125 if mprun itself fails.";
+
+/// Starts the ranks of a job, on this host or by ssh on several hosts.
 ///
-/// Each line that a rank prints is shown behind its number. The first rank that fails ends all,
-/// and its exit status is mprun's (128 + N for signal N; 124 when the time is up). Ctrl-C ends
-/// all; pressed again, at once. Ranks read no input.
+/// mprun prints each output line of a rank with the number of the rank in front. The first rank
+/// that fails ends all ranks, and mprun exits with its status (128 + N for signal N; 124 after the
+/// time limit). Ctrl-C ends all ranks; a second Ctrl-C kills them at once. Standard input of the
+/// ranks is empty.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, after_help = EXAMPLES)]
 struct Args {
-    /// How many ranks; -np N is the same. Left out with --hosts: as many as there are slots.
+    /// Number of ranks; -np N is the same. Default with --hosts: the sum over all hosts.
     #[arg(short, value_name = "N")]
     n: Option<u32>,
 
-    /// A file that names a host a line, with the number of its ranks behind it (1 if left out).
-    /// `localhost` is this one, without ssh.
+    /// A file with one host a line: its name, and the number of its ranks (default: 1).
+    /// `localhost` is this host, without ssh.
     #[arg(long, value_name = "FILE")]
     hosts: Option<std::path::PathBuf>,
 
-    /// Ends all after so many seconds.
+    /// Time limit in seconds, after which mprun ends all ranks. Default: none.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
 
-    /// Sets a variable for the ranks, or hands this process's value to ranks on other hosts.
+    /// Sets an environment variable of the ranks; without VALUE, to its value in this process.
+    /// Of the other variables, ranks on other hosts get GDS_* and MP_START_TIMEOUT.
     #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable)]
     env: Vec<(String, String)>,
 
-    /// How long ranks may take to end when they are asked to, before they are killed.
+    /// Time in seconds from the request to end (SIGTERM) until mprun kills a rank that still runs.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2",
         allow_negative_numbers = true)]
     grace: Duration,
 
-    /// Where to listen for the ranks; 0.0.0.0: on every address. Left out: on loopback if all are
-    /// here, else on the address from which this host reaches the others.
+    /// Address on which the store listens for the ranks; 0.0.0.0: every address. Default: loopback
+    /// if all ranks are on this host, else the address from which this host reaches the others.
     #[arg(long, value_name = "ADDRESS")]
     bind: Option<IpAddr>,
 
-    /// What ranks on other hosts call this host. Left out: the address it listens on, or its name
-    /// if that is every address.
+    /// Name or address of this host for ranks on other hosts. Default: the address on which the
+    /// store listens, or the name of this host if the store listens on every address.
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
 
-    /// The program that runs a command on another host: called with options of ssh, the host,
-    /// and one argument for its shell.
+    /// Program that runs a command on another host; its arguments are options of ssh, the host,
+    /// and one command line for the shell of that host.
     #[arg(long, value_name = "PROGRAM", env = "MP_SSH", default_value = "ssh")]
     ssh: String,
 
-    /// What each rank runs.
+    /// Program of each rank, with its arguments.
     #[arg(required = true, trailing_var_arg = true)]
     command: Vec<String>,
 }
@@ -83,7 +96,10 @@ fn seconds(text: &str) -> anyhow::Result<Duration> {
 fn variable(text: &str) -> anyhow::Result<(String, String)> {
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name, value.to_string()),
-        None => (text, std::env::var(text).context("it is not set here")?),
+        None => (
+            text,
+            std::env::var(text).context("the variable is not set")?,
+        ),
     };
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
     anyhow::ensure!(
@@ -107,7 +123,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command line, on which `-np N` is `-n N`.
+/// The parsed command line; `-np N` is the same as `-n N`.
 fn arguments() -> Args {
     let mut words: Vec<_> = std::env::args_os().collect();
     Args::try_parse_from(&words).unwrap_or_else(|e| {
@@ -122,7 +138,10 @@ fn arguments() -> Args {
 
 fn run(args: &Args) -> anyhow::Result<u8> {
     let hosts = match &args.hosts {
-        None => vec![Host::here(args.n.context("say how many ranks: -n N")?)],
+        None => vec![Host::here(
+            args.n
+                .context("the command line does not say how many ranks: use -n N")?,
+        )],
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
             let hosts = hosts::parse(&text).with_context(|| path.display().to_string())?;
@@ -157,7 +176,7 @@ fn run(args: &Args) -> anyhow::Result<u8> {
         ssh: args.ssh.clone(),
         grace: args.grace,
     };
-    // Processes whose parents end become children of this one, which ends them too.
+    // Orphans of the ranks become children of this process, which ends them too.
     set_child_subreaper(Some(rustix::process::getpid())).context("become a subreaper")?;
     let limits = job::Limits {
         timeout: args.timeout,
@@ -168,7 +187,7 @@ fn run(args: &Args) -> anyhow::Result<u8> {
     code
 }
 
-/// Who starts where.
+/// The rank numbers and the host of each rank, in the order of the hosts.
 fn starts(hosts: &[Host]) -> Vec<Start> {
     let of_host = |host: &Host| {
         let Host { name, ranks } = host.clone();
@@ -184,11 +203,11 @@ fn starts(hosts: &[Host]) -> Vec<Start> {
     .collect()
 }
 
-/// A text that nobody can guess.
+/// A random secret of 32 bytes, as hexadecimal digits.
 fn secret() -> anyhow::Result<String> {
     let mut bytes = [0; 32];
     let flags = rustix::rand::GetRandomFlags::empty();
-    // Requests of at most 256 bytes are never cut short.
+    // The kernel always serves requests of at most 256 bytes in full.
     rustix::rand::getrandom(&mut bytes, flags).context("random numbers")?;
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }

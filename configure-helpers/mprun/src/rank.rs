@@ -1,4 +1,4 @@
-//! One rank's process: how it is started, here or by ssh, and how it is ended.
+//! The process of one rank: its start, on this host or by ssh, and its end.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -11,40 +11,41 @@ use rustix::process::{
     set_parent_process_death_signal, waitid,
 };
 
-/// What all ranks are started with.
+/// The start parameters of all ranks.
 #[derive(Debug)]
 pub struct Launch {
     /// The command.
     pub command: Vec<String>,
-    /// Variables for it.
+    /// Variables for the command.
     pub variables: Vec<(String, String)>,
-    /// Where the store is.
+    /// Address of the store.
     pub store: String,
-    /// The job's secret: goes by the environment, and by standard input to other hosts.
+    /// The job's secret. Ranks on this host get it in the environment, those on other hosts on
+    /// standard input.
     pub secret: String,
-    /// How many ranks.
+    /// The number of ranks.
     pub size: u32,
-    /// The program in place of ssh.
+    /// The program used instead of ssh.
     pub ssh: String,
-    /// How long ranks on other hosts may take to end.
+    /// Time for ranks on other hosts to end before they are killed.
     pub grace: Duration,
 }
 
-/// Who starts where.
+/// The numbers of a rank, and its host.
 #[derive(Clone, Debug)]
 pub struct Start {
     /// The rank.
     pub rank: u32,
-    /// The host; none: here.
+    /// The host; `None`: this host.
     pub host: Option<String>,
-    /// Its number among those of its host.
+    /// Its number among the ranks of its host.
     pub local_rank: u32,
-    /// How many there are on its host.
+    /// The number of ranks of its host.
     pub local_size: u32,
 }
 
 impl Launch {
-    /// The variables that tell a rank who it is.
+    /// The variables that identify a rank.
     fn identity(&self, start: &Start) -> Vec<(&str, String)> {
         vec![
             ("MP_RANK", start.rank.to_string()),
@@ -70,17 +71,18 @@ impl Launch {
     fn there(&self, host: &str) -> Command {
         let mut command = Command::new(&self.ssh);
         command.args(["-T", "-oBatchMode=yes", "-oControlMaster=no", host]);
-        // Nothing that is anybody's business: all else comes by standard input.
+        // The command line is public, so it contains nothing private: all else goes by standard
+        // input.
         command.arg("exec /bin/sh -c 'IFS= read -r line && eval \"$line\"'");
         command.stdin(Stdio::piped());
         command
     }
 
-    /// What the other host's shell does, as one line. The rank is a session of its own. When
-    /// standard input ends, because mprun wants that or is no more, the rank is ended.
+    /// The command line for the shell of the other host. The rank runs in a separate session. When
+    /// standard input ends, because mprun closes it or has ended, the shell ends the rank.
     ///
     /// # Errors
-    /// Something in it has more than one line.
+    /// The command, a variable or the current directory contains a line break.
     fn script(&self, start: &Start) -> anyhow::Result<String> {
         let ours =
             |(name, _): &(String, String)| name.starts_with("GDS_") || name == "MP_START_TIMEOUT";
@@ -100,7 +102,7 @@ impl Launch {
             .context("the current directory is no text")?;
         let command = self.command.iter().map(|word| quote(word));
         let command = command.collect::<Vec<_>>().join(" ");
-        // The guard is there before the command, in its group, and not as its child.
+        // The guard starts before the command, in its process group, and is not its child.
         let guard = format!(
             "((trap \"\" TERM; while read -r line <&3; do :; done; kill -s TERM -- -$$; sleep {}; \
              kill -s KILL -- -$$) &) </dev/null >/dev/null 2>&1; exec \"$@\" </dev/null 3<&-",
@@ -121,18 +123,18 @@ impl Launch {
     }
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// A rank that was started. Dropping it kills and reaps it.
+/// A started rank. Dropping it kills and reaps the process.
 #[derive(Debug)]
 pub struct Rank {
-    /// Who it is.
+    /// Its numbers and its host.
     pub start: Start,
     child: Child,
-    /// Readable when it has ended.
+    /// Readable when the process has ended.
     pub ended: OwnedFd,
     /// Of a rank on another host: closing it ends the rank.
     lifeline: Option<ChildStdin>,
@@ -140,7 +142,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Starts a rank as the leader of a process group of its own.
+    /// Starts a rank as the leader of a new process group.
     ///
     /// # Errors
     /// The command cannot be started.
@@ -153,7 +155,7 @@ impl Rank {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0);
         let killed = || Ok(set_parent_process_death_signal(Some(Signal::KILL))?);
-        // SAFETY: between fork and exec the closure does one system call and nothing else.
+        // SAFETY: between fork and exec the closure makes one system call and does nothing else.
         unsafe { command.pre_exec(killed) };
         let program = command.get_program().to_string_lossy().into_owned();
         let child = command.spawn();
@@ -162,7 +164,7 @@ impl Rank {
         let mut lifeline = child.stdin.take();
         let mut rank = Rank {
             start,
-            // From here on it is killed if anything fails.
+            // From here on a failure drops the rank, which kills it.
             ended: match ended {
                 Ok(ended) => ended,
                 Err(e) => {
@@ -176,30 +178,30 @@ impl Rank {
             status: None,
         };
         if let (Some(line), Some(lifeline)) = (script, &mut lifeline) {
-            // That it has ended already is seen when it is waited for.
+            // If it has ended already, the wait reports that.
             let _ = std::io::Write::write_all(lifeline, line.as_bytes());
         }
         rank.lifeline = lifeline;
         Ok(rank)
     }
 
-    /// Its output and its errors, once.
+    /// Its standard output and standard error; they can be taken once.
     pub fn streams(&mut self) -> [Option<OwnedFd>; 2] {
         let out = self.child.stdout.take().map(OwnedFd::from);
         [out, self.child.stderr.take().map(OwnedFd::from)]
     }
 
-    /// Its process.
+    /// The process id.
     fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// Whether it has not been seen to end.
+    /// Whether its end has not been observed.
     pub fn runs(&self) -> bool {
         self.status.is_none()
     }
 
-    /// Asks it to end.
+    /// Requests it to end.
     pub fn ask(&mut self) {
         match &self.start.host {
             None => self.signal(Signal::TERM),
@@ -207,22 +209,23 @@ impl Rank {
         }
     }
 
-    /// Kills it and what it started, except what it moved to groups of its own.
+    /// Kills the rank and its processes, except those that left its process group.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
     }
 
     fn signal(&self, signal: Signal) {
         if self.runs() {
-            // Not reaped yet, so the number is still its own; that all have ended is no harm.
+            // It is not reaped yet, so the process id is still valid; an error because all have
+            // ended is harmless.
             let _ = kill_process_group(self.pid(), signal);
         }
     }
 
-    /// How it ended, if it has. What it left running in its group is killed first.
+    /// How it ended, if it has. First kills what it left running in its process group.
     ///
     /// # Errors
-    /// The system refuses.
+    /// A system call fails.
     pub fn reap(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         if self.runs() {
             let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -240,13 +243,13 @@ impl Drop for Rank {
     fn drop(&mut self) {
         if self.runs() {
             self.kill();
-            // It was killed: this does not take long. What cannot be reaped is init's later.
+            // It was killed, so this is fast. init reaps what cannot be reaped here.
             let _ = self.child.wait();
         }
     }
 }
 
-/// How a rank failed, in words and as mprun's exit code; none if it did not.
+/// How a rank failed, as text and as mprun's exit code; `None` if it succeeded.
 pub fn failure(start: &Start, status: ExitStatus) -> Option<(String, u8)> {
     let by_signal = |signal: i32| {
         let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
@@ -255,7 +258,7 @@ pub fn failure(start: &Start, status: ExitStatus) -> Option<(String, u8)> {
     };
     match (status.code(), status.signal()) {
         (Some(0), _) => None,
-        // The other host's shell says by its code what signal it was.
+        // The exit code of the other host's shell contains the number of the signal.
         (Some(code), _) if start.host.is_some() && (129..160).contains(&code) => {
             Some(by_signal(code - 128))
         }

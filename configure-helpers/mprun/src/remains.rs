@@ -1,18 +1,19 @@
-//! What ranks left running: processes that became children of this one.
+//! Processes that ranks left running, which became children of this process.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
-/// Kills and reaps every child of this process, until there is none or `limit` has passed.
-/// Only after all ranks have been reaped.
+/// Kills and reaps every child of this process, until there is none or `limit` has passed. Must be
+/// called after all ranks have been reaped.
 pub fn sweep(limit: Duration) {
     let end = Instant::now() + limit;
     loop {
-        // A child's own children become ours when it ends: again until there is none.
+        // When a child ends, its children become children of this process: repeat until there is
+        // none.
         for child in children() {
-            // It is ours and not reaped, so the number is still its own.
+            // The child is not reaped, so the process id is still valid.
             let _ = kill_process(child, Signal::KILL);
         }
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
@@ -26,7 +27,7 @@ pub fn sweep(limit: Duration) {
     }
 }
 
-/// The children of this process's threads.
+/// The children of all threads of this process.
 fn children() -> Vec<Pid> {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
     let lists = tasks.flatten().map(|task| task.path().join("children"));

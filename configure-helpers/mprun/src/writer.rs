@@ -1,4 +1,4 @@
-//! The thread that writes, so that a reader who does not read delays output and nothing else.
+//! The thread that writes the output, so that a slow reader delays only the output.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -8,10 +8,10 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Pieces that wait to be written before no more are taken.
+/// Capacity of the channel, in pieces of output.
 const WAITING: usize = 64;
 
-/// Where a piece goes.
+/// The target of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     /// Standard output.
@@ -20,12 +20,13 @@ pub enum To {
     Err,
 }
 
-/// Writes pieces in order, each whole.
+/// Writes pieces in order, each one whole.
 pub struct Writer {
     queue: SyncSender<(To, Vec<u8>)>,
-    /// What found no room.
+    /// Output for which the channel has no room.
     held: VecDeque<(To, Vec<u8>)>,
-    /// True once nobody reads any more. Relaxed: a mere flag.
+    /// True once a write has failed because the reader is gone. Relaxed: no other data depends on
+    /// it.
     broken: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
@@ -34,7 +35,7 @@ impl Writer {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The thread cannot be started.
     pub fn start() -> std::io::Result<Writer> {
         let (queue, pieces) = sync_channel::<(To, Vec<u8>)>(WAITING);
         let broken = Arc::new(AtomicBool::new(false));
@@ -59,7 +60,7 @@ impl Writer {
         })
     }
 
-    /// Hands a piece over. Only if there is room, unless it is short.
+    /// Passes a piece to the thread, only if there is room or the piece is short.
     pub fn push(&mut self, to: To, piece: Vec<u8>) {
         if !piece.is_empty() {
             self.held.push_back((to, piece));
@@ -67,7 +68,7 @@ impl Writer {
         }
     }
 
-    /// Whether there is room for more.
+    /// Whether there is room for another piece.
     pub fn has_room(&mut self) -> bool {
         while let Some(piece) = self.held.pop_front() {
             match self.queue.try_send(piece) {
@@ -76,19 +77,19 @@ impl Writer {
                     self.held.push_front(piece);
                     return false;
                 }
-                // The thread ends only after this end.
+                // The thread ends only after this end of the channel is dropped.
                 Err(TrySendError::Disconnected(_)) => self.broken.store(true, Ordering::Relaxed),
             }
         }
         true
     }
 
-    /// Whether nobody reads any more.
+    /// Whether the reader of the output is gone.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// Waits until all is written, or `limit` has passed.
+    /// Waits until everything is written, or `limit` has passed.
     pub fn finish(mut self, limit: Duration) {
         let end = Instant::now() + limit;
         let pause = || {

@@ -1,5 +1,5 @@
-//! The program as users run it: what ranks are told, what is shown, how jobs end, and that
-//! nothing is left running. Ranks are this very program, called with a part to play.
+//! Tests of the program as users run it: the environment of ranks, the output, the end of jobs, and
+//! that no process is left. Ranks are this program, called with the name of a part.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -50,30 +50,30 @@ fn main() {
         lines_are_prefixed_and_never_mixed
         the_first_failure_ends_all_and_is_named
         a_signal_is_named
-        a_dead_rank_is_told_to_the_others
+        a_dead_rank_is_reported_to_the_others
         ctrl_c_leaves_nothing_behind
         ctrl_c_twice_does_not_wait
         a_killed_mprun_takes_its_ranks_along
         ranks_of_other_hosts_end_with_mprun
         a_failure_on_another_host_ends_all
         what_ranks_leave_running_is_killed
-        the_time_limit_names_who_still_runs
+        the_time_limit_names_the_ranks_that_still_run
         a_command_that_is_not_there_is_said_so
         variables_reach_the_ranks
         ranks_read_no_input
-        a_reader_who_stops_reading_ends_the_job
+        a_reader_that_stops_reading_ends_the_job
         a_rank_that_never_comes_is_named_by_the_others
         wrong_arguments_are_refused
         the_number_of_ranks_is_taken_in_every_usual_form
         options_behind_the_program_are_the_programs
     }
     let mut arguments = Arguments::from_args();
-    // Each starts processes that want the processors.
+    // Each trial starts processes that need the processors.
     arguments.test_threads = Some(arguments.test_threads.unwrap_or(2));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// `mprun`, told to run a part of this program.
+/// `mprun` with a part of this program as its command.
 fn mprun(options: &[impl AsRef<OsStr>], part: &[&str]) -> Command {
     let own = std::env::current_exe().unwrap();
     let mut command = bare(options);
@@ -124,7 +124,7 @@ fn lines_of(text: &str, rank: u32) -> Vec<&str> {
         .collect()
 }
 
-/// A folder of its own, removed at the end.
+/// A new folder, removed when it is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -141,7 +141,7 @@ impl Folder {
         path.to_str().unwrap().into()
     }
 
-    /// Options for ranks on these hosts, which a stand-in for ssh reaches, and `more`.
+    /// Options for ranks on these hosts, which a stand-in for ssh reaches, then `more`.
     fn options(&self, hosts: &str, more: &[&str]) -> Vec<String> {
         let (hosts, ssh) = (self.file("hosts", hosts), self.ssh());
         let own = ["--hosts", &hosts, "--ssh", &ssh];
@@ -149,10 +149,10 @@ impl Folder {
         all.map(|word| (*word).to_owned()).collect()
     }
 
-    /// A program that acts as ssh does, with a log of how it was called.
+    /// A program that acts like ssh, with a log of its arguments.
     fn ssh(&self) -> String {
         let log = self.0.join("ssh.log");
-        // Like a remote host it knows nothing of our variables.
+        // Like a remote host, it does not get this process's variables.
         let script = format!(
             "#!/bin/sh\necho \"$@\" >>{log}\nwhile [ \"${{1#-}}\" != \"$1\" ]; do shift; done\n\
              host=$1; shift\n\
@@ -172,15 +172,15 @@ impl Drop for Folder {
     }
 }
 
-/// A running `mprun` whose ranks print their process numbers, and some of their children.
+/// A running `mprun` whose ranks print their process ids, and those of some children.
 struct Running {
     child: Child,
-    /// The numbers.
+    /// The process ids.
     processes: Vec<Pid>,
 }
 
 impl Running {
-    /// Waits until `n` lines `process N` have come.
+    /// Waits until `n` lines `process N` have been printed.
     fn start(command: &mut Command, n: usize) -> Running {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut processes = Vec::new();
@@ -190,7 +190,7 @@ impl Running {
             let number = line.rsplit_once("process ").expect("a number").1;
             processes.extend(Pid::from_raw(number.parse().unwrap()));
         }
-        // Somebody has to go on reading.
+        // mprun blocks if its output is not read.
         std::thread::spawn(move || lines.for_each(drop));
         Running { child, processes }
     }
@@ -199,11 +199,11 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// How it ended, with every process gone.
+    /// The exit status of mprun, after every process has ended.
     fn end(mut self) -> std::process::ExitStatus {
         let status = until(|| self.child.try_wait().unwrap());
         for process in self.processes {
-            // Zombies count: somebody has to have reaped it.
+            // A zombie still exists: the process must have been reaped.
             until(|| test_kill_process(process).is_err().then_some(()));
         }
         status
@@ -224,7 +224,7 @@ const BIND: &str = "--bind=127.0.0.1";
 
 fn only_the_address_that_other_hosts_reach_is_listened_on() {
     let folder = Folder::new("listen");
-    // To ssh it is another host; it is reached by loopback.
+    // For ssh it is another host, which is reached by loopback.
     let options = folder.options("127.0.0.1\n", &[]);
     let mut child = sh(&options, "echo at $MP_STORE; exec sleep 1000")
         .stdout(Stdio::piped())
@@ -240,7 +240,7 @@ fn only_the_address_that_other_hosts_reach_is_listened_on() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(heard, [true, false], "{line}");
-    // Where that is not known, it has to be said.
+    // Where the address is not known, --bind is required.
     let options = folder.options("no.such.host.invalid\n", &[]);
     let output = run(&mut sh(&options, "true"));
     assert_eq!(output.status.code(), Some(125));
@@ -318,7 +318,7 @@ fn the_first_failure_ends_all_and_is_named() {
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(err(&output), "mprun: rank 2 exited with status 7\n");
     assert!(begun.elapsed() < LONG);
-    // Those who will not end when asked are killed, and are not what failed.
+    // Ranks that ignore the request to end are killed, and are not reported as the failure.
     let script = "if [ $MP_RANK = 1 ]; then sleep 0.3; exit 8; fi; trap '' TERM; \
                   while :; do sleep 1; done";
     let output = run(&mut sh(&["-n", "3", "--grace", "0.1"], script));
@@ -336,8 +336,8 @@ fn a_signal_is_named() {
     );
 }
 
-fn a_dead_rank_is_told_to_the_others() {
-    // Rank 2 kills itself; each other one sees that before mprun ends it.
+fn a_dead_rank_is_reported_to_the_others() {
+    // Rank 2 kills itself; the other ranks detect that before mprun ends them.
     let output = run(&mut mprun(&["-n", "4", "--grace", "30"], &["die", "2"]));
     assert_eq!(output.status.code(), Some(128 + 9));
     for rank in [0, 1, 3] {
@@ -352,7 +352,7 @@ fn a_dead_rank_is_told_to_the_others() {
 }
 
 fn ctrl_c_leaves_nothing_behind() {
-    // Each rank, a child of it in its group, and one that left for a session of its own.
+    // Each rank, a child in its process group, and a child in a new session.
     let script = "echo process $$; sleep 1000 & echo process $!; \
                   setsid sleep 1000 & echo process $!; wait";
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
@@ -384,13 +384,13 @@ fn ranks_of_other_hosts_end_with_mprun() {
     let running = Running::start(&mut sh(&options, script), 4);
     running.signal(Signal::INT);
     assert_eq!(running.end().code(), Some(130));
-    // Who will not end when asked is killed over there.
+    // A rank that ignores the request to end is killed on the other host.
     let script = "trap '' TERM; echo process $$; while :; do sleep 1; done";
     let short = folder.options("alpha\nbeta\n", &[BIND, "--grace", "0.1"]);
     let running = Running::start(&mut sh(&short, script), 2);
     running.signal(Signal::INT);
     assert_eq!(running.end().code(), Some(130));
-    // Killed, it says nothing to anybody: the other hosts notice the end of their input.
+    // A killed mprun sends nothing: the other hosts detect the end of their input.
     let running = Running::start(&mut sh(&options, "echo process $$; exec sleep 1000"), 2);
     running.signal(Signal::KILL);
     assert_eq!(running.end().signal(), Some(9));
@@ -424,7 +424,7 @@ fn what_ranks_leave_running_is_killed() {
     assert!(running.end().success());
 }
 
-fn the_time_limit_names_who_still_runs() {
+fn the_time_limit_names_the_ranks_that_still_run() {
     let script = "[ $MP_RANK = 1 ] && exit; exec sleep 1000";
     let output = run(&mut sh(&["-n", "3", "--timeout", "0.5"], script));
     assert_eq!(output.status.code(), Some(124));
@@ -459,7 +459,7 @@ fn ranks_read_no_input() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(b"for nobody\n").unwrap();
+    stdin.write_all(b"never read\n").unwrap();
     let output = child.wait_with_output().unwrap();
     drop(stdin);
     assert!(output.status.success());
@@ -468,7 +468,7 @@ fn ranks_read_no_input() {
     assert_eq!(lines, ["[0] end", "[1] end"]);
 }
 
-fn a_reader_who_stops_reading_ends_the_job() {
+fn a_reader_that_stops_reading_ends_the_job() {
     // As in `mprun .. | head`.
     let mut command = sh(&["-n", "2"], "while :; do echo more; done");
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -479,7 +479,7 @@ fn a_reader_who_stops_reading_ends_the_job() {
     drop(reader);
     let status = until(|| child.try_wait().unwrap());
     assert_eq!(status.code(), Some(141));
-    // One who neither reads nor closes delays output, but not Ctrl-C.
+    // A reader that neither reads nor closes delays output, but not Ctrl-C.
     let mut command = sh(&["-n", "2"], "echo process $$; while :; do echo more; done");
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let unread = child.stdout.take().unwrap();

@@ -1,5 +1,5 @@
-//! Datagrams: queue pairs that talk to several others, and what is to be said of every message
-//! that arrives. [`program`] plays rounds of them between four stations.
+//! Datagrams: UD queue pairs with several peers each, and checks of every received message.
+//! [`program`] runs rounds of datagrams between four stations.
 
 pub mod program;
 
@@ -12,45 +12,45 @@ use crate::rig::provider::{self, Net};
 use crate::rig::verdict::Verdict;
 use crate::rig::{self, Rig};
 
-/// The key of the first station; each has one of its own.
+/// The Q_Key of the first station; each station has a different one.
 const QKEY: u32 = 0x0da7_a900;
-/// What RoCE v2 is carried by.
+/// Protocol number of UDP, which carries RoCE v2.
 const UDP: u8 = 17;
-/// What follows a header of InfiniBand's own.
+/// Next header of InfiniBand's own packets.
 const BTH: u8 = 0x1b;
 
-/// One queue pair of datagrams, and who works for it.
+/// One UD queue pair, with its protection domain and its stream.
 #[derive(Debug)]
 pub struct Station {
     /// The queue pair, active.
     pub qp: Qp,
     /// Its protection domain.
     pub pd: Pd,
-    /// A stream of its own.
+    /// Its stream, which no other station uses.
     pub stream: Stream,
 }
 
-/// Queue pairs of datagrams on one GPU, by turns on two NICs.
+/// UD queue pairs on one GPU, alternating between two NICs.
 #[derive(Debug)]
 pub struct Stations {
     devices: [Device; 2],
-    /// All of them; the one with number `i` has the key [`qkey`]`(i)`.
+    /// All stations; the one with number `i` has the Q_Key [`qkey`]`(i)`.
     pub all: Vec<Station>,
 }
 
-/// The key of a station.
+/// The Q_Key of a station.
 pub fn qkey(station: usize) -> u32 {
     QKEY + station as u32
 }
 
 impl Stations {
-    /// Makes NICs and active queue pairs.
+    /// Opens NICs and creates active queue pairs.
     pub fn new(rig: &Rig, net: Net, config: &QpConfig, many: usize) -> gdsync::Result<Stations> {
         let devices = provider::open_two(rig.provider, &rig.gpu, net)?;
         Stations::on(devices, config, many)
     }
 
-    /// Makes active queue pairs on NICs that are open, the second of which may be the first.
+    /// Creates active queue pairs on open NICs, the second of which may be the first.
     pub fn on(devices: [Device; 2], config: &QpConfig, many: usize) -> gdsync::Result<Stations> {
         let pds = [devices[0].alloc_pd()?, devices[1].alloc_pd()?];
         let station = |i: usize| -> gdsync::Result<Station> {
@@ -66,17 +66,17 @@ impl Stations {
         Ok(Stations { devices, all })
     }
 
-    /// How `from` names `to`, by the record that `to` would hand out.
+    /// The destination `to` for `from`, from the address record of `to`.
     pub fn destination(&self, from: usize, to: usize) -> gdsync::Result<Destination> {
         self.all[from].pd.destination(&self.all[to].qp.address())
     }
 
-    /// New memory that a station may name.
+    /// New memory that a station may access.
     pub fn memory(&self, of: usize, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
         rig::memory(&self.all[of].pd, kind, len)
     }
 
-    /// Waits until nothing is in flight, finds no error, and takes everything down.
+    /// Waits until nothing is in flight, checks that there is no error, and closes everything.
     pub fn leave(self, what: &str) -> Verdict {
         let qps = self.all.into_iter().map(|station| station.qp);
         rig::leave(self.devices, qps, what)

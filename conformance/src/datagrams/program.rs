@@ -1,6 +1,7 @@
-//! Rounds of datagrams between four stations: from one to all, from all to one, from anybody to
-//! each. Streams fill what is sent by a kernel, send, wait and verify by a kernel; the CPU sees
-//! every byte, those around the message too. Now and then one says a wrong key, and is lost.
+//! Rounds of datagrams between four stations: from one to all, from all to one, and from any to
+//! each. Streams fill the messages by a kernel, send, wait, and verify by a kernel; the CPU
+//! compares every byte, also those around the message. Some messages have a wrong Q_Key, and are
+//! dropped.
 
 use std::collections::BTreeMap;
 
@@ -14,23 +15,23 @@ use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure, text};
 use crate::rig::{Finding, Rig, expected, finish, reaches, retry, retry_while};
 
-/// Stations.
+/// Number of stations.
 pub const MANY: usize = 4;
 /// Most messages of a round that one of them sends or gets.
 const MOST: usize = 4;
-/// Bytes before and behind what arrives that nobody may touch.
+/// Guard bytes before and behind a received message, which must stay unchanged.
 const GUARD: usize = 64;
-/// The longest datagram on any link.
+/// The longest datagram on any link, in bytes.
 const LONGEST: usize = 4096;
-/// Bytes of a place for a message, beside the message.
+/// Bytes of a slot beside the message.
 const AROUND: usize = GUARD + GRH + GUARD;
-/// Room for a header that lies apart, and a guard.
+/// Room for a separate header, and a guard.
 const FRONT: usize = GRH + 24;
-/// Up to so many bytes travel in the entry.
+/// Longest inline message, in bytes.
 const INLINE: usize = 100;
-/// What guards of headers are.
+/// Value of the guards of headers.
 const UNTOUCHED: u8 = 0xa5;
-/// Sends and receives of each station that bring any queue behind its wrap.
+/// Sends and receives of each station that make any queue wrap.
 const PAST_THE_WRAP: usize = 10;
 
 /// One message.
@@ -43,18 +44,18 @@ struct Message {
     imm: Option<u32>,
     inline: bool,
     signaled: bool,
-    /// It says a wrong key.
+    /// Whether it has a wrong Q_Key.
     lost: bool,
-    /// It goes to where `from` has heard `to` from, if it has.
+    /// Whether it is sent to the source of an earlier message from `to`, if there was one.
     answers: bool,
 }
 
-/// The pattern of what lies around the message that lands in a slot.
+/// The pattern of the bytes around the message in a slot.
 fn guard(round: u32, station: usize, slot: usize) -> u64 {
     0x8000_0000 + (u64::from(round) << 16 | (station as u64) << 8 | slot as u64)
 }
 
-/// What is sent in a round; `longest` is the most that all take.
+/// The messages of a round; `longest` is the longest datagram that all stations accept.
 fn draw(rng: &mut Rng, round: u32, longest: usize) -> Vec<Message> {
     let who = round as usize / 3 % MANY;
     let mut ends: Vec<(usize, usize)> = (0..MOST)
@@ -83,20 +84,20 @@ fn draw(rng: &mut Rng, round: u32, longest: usize) -> Vec<Message> {
     ends.into_iter().enumerate().map(message).collect()
 }
 
-/// What a program is, beside its seed.
+/// The settings of a program, beside its seed.
 #[derive(Clone, Debug)]
 pub struct Play {
-    /// What the queue pairs are made of.
+    /// The configuration of the queue pairs.
     pub config: QpConfig,
-    /// Where messages are sent from and land.
+    /// The memory of messages.
     pub payload: MemoryKind,
     /// Whether the CPU posts all sends.
     pub cpu_sends: bool,
-    /// Who posts receives, as the axis calls it.
+    /// The poster of receives, by the name of the setting.
     pub receives: &'static str,
 }
 
-/// Runs the program that `seed` draws between stations that are there.
+/// Runs the program that `seed` draws between existing stations.
 pub fn rounds_of(rig: &Rig, stations: Stations, play: &Play, rounds: u32, seed: u64) -> Verdict {
     let mut rng = Rng::with_seed(seed);
     let mut table = Table::new(rig, stations, play)?;
@@ -119,21 +120,21 @@ pub fn rounds_of(rig: &Rig, stations: Stations, play: &Play, rounds: u32, seed: 
 struct Buffers {
     out: Mr,
     into: Mr,
-    /// Headers that lie apart, in pinned memory.
+    /// Separate headers, in pinned memory.
     fronts: Mr,
-    /// What its stream has seen of `into`.
+    /// The copy of `into` by its stream.
     seen: Region,
     /// The round for which it has posted its receives, counted by its stream.
     ready: Word32,
-    /// Who has heard whom: destinations that answer.
+    /// Destinations of answers, by the station that a message came from.
     heard: BTreeMap<usize, Destination>,
 }
 
-/// A receive that is due.
+/// A receive that is pending.
 #[derive(Debug)]
 struct Due {
     request: ReceiveRequest,
-    /// The header lies apart from the message.
+    /// Whether the header is separate from the message.
     apart: bool,
 }
 
@@ -142,12 +143,12 @@ struct Table<'g> {
     play: Play,
     stations: Stations,
     buffers: Vec<Buffers>,
-    /// The longest datagram that all take.
+    /// The longest datagram that all stations accept.
     longest: usize,
-    /// Bytes of a place for one, with its header and the guards.
+    /// Bytes of a slot for one datagram, with its header and the guards.
     room: usize,
     finding: Finding,
-    /// What each has sent and taken.
+    /// Numbers of messages that each station has sent and received.
     moved: [[usize; 2]; MANY],
     answered: usize,
 }
@@ -210,7 +211,7 @@ impl<'g> Table<'g> {
         self.finding.clean("what arrived")
     }
 
-    /// Has a station post the receives for what it will get, and say so.
+    /// Makes a station post the receives of the round, and signal that.
     fn receive(
         &mut self,
         i: usize,
@@ -263,7 +264,7 @@ impl<'g> Table<'g> {
                 station.qp.post_receive(due.request)
             })?;
         }
-        // What it sends is there before anybody is told, too.
+        // The payload of sends is also written before any station is signalled.
         for (slot, message) in messages.iter().filter(|m| m.from == i).enumerate() {
             if !message.inline {
                 let (out, len) = (buffers.out.region(), message.len);
@@ -276,7 +277,7 @@ impl<'g> Table<'g> {
         Ok(dues)
     }
 
-    /// Whom a message names.
+    /// The destination of a message.
     fn whom(&mut self, message: &Message) -> gdsync::Result<Destination> {
         let heard = self.buffers[message.from].heard.get(&message.to);
         if let Some(to) = heard.filter(|_| message.answers && !message.lost) {
@@ -290,7 +291,7 @@ impl<'g> Table<'g> {
         self.stations.all[message.from].pd.destination(&address)
     }
 
-    /// Has a station send its messages, once all receives are there.
+    /// Makes a station send its messages, once all receives are posted.
     fn send(&mut self, i: usize, round: u32, messages: &[Message], rng: &mut Rng) -> Verdict {
         let mine: Vec<_> = messages.iter().filter(|m| m.from == i).collect();
         let mut sends: Vec<(SendRequest, bool)> = Vec::new();
@@ -340,7 +341,7 @@ impl<'g> Table<'g> {
         Ok(())
     }
 
-    /// Has the stream of a station wait for what is due and show it to the CPU.
+    /// Makes the stream of a station wait for its receives and copy them for the CPU.
     fn await_on_stream(&mut self, i: usize, dues: &[Due]) -> Verdict {
         if dues.is_empty() {
             return Ok(());
@@ -362,7 +363,7 @@ impl<'g> Table<'g> {
         Ok(())
     }
 
-    /// Looks at all that a station has got: from whom it is, and every byte of its place.
+    /// Checks all that a station has received: the source, and every byte of the slot.
     fn look(&mut self, i: usize, round: u32, dues: Vec<Due>, messages: &[Message]) -> Verdict {
         let addresses: Vec<_> = self.stations.all.iter().map(|s| s.qp.address()).collect();
         let mut open: Vec<&Message> = messages.iter().filter(|m| m.to == i && !m.lost).collect();

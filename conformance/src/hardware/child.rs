@@ -1,4 +1,4 @@
-//! Processes that a trial starts: this program again, told by a variable which side it plays.
+//! Processes that a trial starts: this program again, with a variable that says which side it runs.
 //! None outlives the trial that started it.
 
 use std::io::Read;
@@ -10,21 +10,21 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::rig::verdict::{Verdict, ensure};
 
-/// Tells a process which side of which trial it is.
+/// The variable with the side of the trial that a process runs.
 const ROLE: &str = "CONFORMANCE_ROLE";
-/// Tells a process whom it ends with.
+/// The variable with the process that a process ends with.
 const PARENT: &str = "CONFORMANCE_PARENT";
 
-/// Has the process end with this one, whatever this one dies of: once it calls
+/// Makes the process end with this one, however this one ends, from the moment when it calls
 /// [`end_with_parent`].
 pub fn tie(command: &mut Command) {
     command.env(PARENT, std::process::id().to_string());
 }
 
-/// Ends this process with the one that has tied it, if any has.
+/// Makes this process end with the one that called [`tie`], if any.
 ///
 /// # Errors
-/// It is gone already, or the kernel refuses.
+/// That process has ended already, or the kernel refuses the call.
 pub fn end_with_parent() -> Verdict {
     let Ok(parent) = std::env::var(PARENT) else {
         return Ok(());
@@ -32,21 +32,21 @@ pub fn end_with_parent() -> Verdict {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let now = getppid().map(|pid| pid.as_raw_nonzero().to_string());
     ensure(now.as_deref() == Some(&parent[..]), || {
-        "the process that has started this one is gone".to_owned()
+        "the parent process of this one has ended".to_owned()
     })
 }
 
-/// What this process was started for by a trial: a name and its arguments.
+/// The side of a trial that this process was started for: a name and its arguments.
 pub fn role() -> Option<(String, Vec<String>)> {
     let role = std::env::var(ROLE).ok()?;
     let mut words = role.split(' ').map(str::to_owned);
     Some((words.next()?, words.collect()))
 }
 
-/// This program, to play a role.
+/// A command that starts this program in a role.
 ///
 /// # Errors
-/// The program cannot be found any more.
+/// The path of the program is unknown.
 pub fn command(role: &str, arguments: &[&str]) -> Verdict<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     let words: Vec<&str> = std::iter::once(role)
@@ -57,7 +57,7 @@ pub fn command(role: &str, arguments: &[&str]) -> Verdict<Command> {
     Ok(command)
 }
 
-/// A process that is killed when this goes out of scope.
+/// A process that is killed on drop.
 #[derive(Debug)]
 pub struct Guarded(pub Child);
 
@@ -68,11 +68,11 @@ impl Drop for Guarded {
     }
 }
 
-/// Runs a process to its end. Returns what it wrote to standard output.
+/// Runs a process to its end. Returns its standard output.
 ///
 /// # Errors
-/// The process fails, or is killed because it does not end within `limit`; the error holds all that
-/// it wrote.
+/// The process fails, or is killed because it does not end within `limit`; the error contains all
+/// its output.
 pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
     fn hear(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
         std::thread::spawn(move || {
@@ -96,7 +96,7 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
         }
         std::thread::sleep(Duration::from_millis(2));
     };
-    // Kills it if it still runs.
+    // Kills the process if it still runs.
     drop(child);
     let said = said.join().unwrap_or_default();
     if status.is_some_and(|status| status.success()) {
@@ -104,7 +104,7 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
     }
     let what = match status {
         Some(status) => status.to_string(),
-        None => format!("the process is not done within {limit:?}"),
+        None => format!("the process did not end within {limit:?}"),
     };
     let errors = errors.join().unwrap_or_default();
     Err(format!("{what}: {}\n{}", errors.trim(), said.trim()).into())

@@ -1,5 +1,5 @@
-//! Pairwise covers of settings: a matrix too large to be run whole shrinks to so many cells that
-//! any two settings of different axes meet in at least one of them.
+//! Pairwise covers of settings: a selection of cells from a matrix that is too large to be run
+//! whole, in which every two settings of different axes occur together in at least one cell.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ pub type Axis = (&'static str, &'static [&'static str]);
 /// One setting of each axis, by number.
 pub type Cell = Vec<usize>;
 
-/// A greedy pairwise cover: as long as some pair of settings has not met, the cell that brings
-/// most new pairs together. Pairs that `makes_sense` allows in no cell are left out. The same
-/// cells on every run.
+/// A greedy pairwise cover: while a pair of settings is not covered, adds the cell that covers most
+/// new pairs. Pairs that `makes_sense` allows in no cell are left out. The result is the same on
+/// every run.
 pub fn pairwise(axes: &[Axis], makes_sense: impl Fn(&Cell) -> bool) -> Vec<Cell> {
     let mut open: Vec<[usize; 4]> = Vec::new();
     for (a, (_, xs)) in axes.iter().enumerate() {
@@ -48,8 +48,8 @@ pub fn pairwise(axes: &[Axis], makes_sense: impl Fn(&Cell) -> bool) -> Vec<Cell>
     cells
 }
 
-/// A few of `cells`: those with a setting of these axes, by number, that none before has, so that
-/// each of their settings is met.
+/// A few of `cells`: each has a setting of these axes, by number, that no earlier one has, so that
+/// each setting occurs.
 pub fn each_of(cells: Vec<Cell>, is_meant: impl Fn(usize) -> bool) -> Vec<Cell> {
     let mut met = BTreeSet::new();
     let mut few = cells;
@@ -62,22 +62,22 @@ pub fn each_of(cells: Vec<Cell>, is_meant: impl Fn(usize) -> bool) -> Vec<Cell> 
     few
 }
 
-/// As [`each_of`], of all axes.
+/// As [`each_of`], for all axes.
 pub fn each(cells: Vec<Cell>) -> Vec<Cell> {
     each_of(cells, |_| true)
 }
 
-/// What a cell sets, for people.
+/// The settings of a cell as text.
 pub fn name(axes: &[Axis], cell: &Cell) -> String {
     let parts = axes.iter().zip(cell);
     let parts = parts.map(|((axis, settings), which)| format!("{axis} {}", settings[*which]));
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// What a cell sets on an axis.
+/// The setting of a cell on an axis.
 ///
 /// # Panics
-/// There is no such axis.
+/// There is no axis of this name.
 pub fn setting(axes: &[Axis], cell: &Cell, axis: &str) -> &'static str {
     let at = axes.iter().position(|(name, _)| *name == axis);
     let at = at.expect("an axis of this name");

@@ -1,5 +1,5 @@
-//! Requests that fail and peers that are silent: a typed status for the CPU, the status in the
-//! error word for streams, streams that pass, and a GPU that works afterwards.
+//! Requests that fail, and peers that do not answer: the CPU gets a typed status, streams find the
+//! status in the error word, the streams pass, and the GPU works afterwards.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::rig::provider::Net;
 use crate::rig::verdict::{Verdict, ensure, refused};
 use crate::rig::{Pair, Rig, finish};
 
-/// Every way work gets from a stream to the NIC, by name.
+/// Every path from a stream to the NIC, by name.
 pub const PATHS: [&str; 3] = ["memops", "kernel", "cpu-thread"];
 
 /// The configuration of a path.
@@ -23,14 +23,14 @@ pub fn config(path: &str) -> QpConfig {
     queues.send_blocks(16).recv_entries(16)
 }
 
-/// Has a stream of its own look for `status` in the error word of `qp`: it passes when it is
-/// there.
+/// Checks by a separate stream that the error word of `qp` becomes `status`: the stream waits for
+/// this value.
 pub fn error_word(rig: &Rig, qp: &Qp, status: Status) -> Verdict {
     let stream = rig.gpu.stream()?;
     let mut batch = Batch::new();
     let wait = Op::wait(Width::Bits32, qp.error_word(), Condition::Eq, status.0);
     batch.push(wait);
-    // SAFETY: the word belongs to the queue pair, which outlives this call.
+    // SAFETY: the word is part of the queue pair, which outlives this call.
     unsafe { stream.submit(&batch)? };
     finish(&stream, "a look at the error word")
 }
@@ -73,13 +73,13 @@ pub fn bad_key(rig: &Rig, path: &str, payload: MemoryKind) -> Verdict {
         finish(&stream, "the stream of a bad key")?;
         ensure(word.load()? == 1, || "the stream did not go on".to_owned())?;
         ensure(pair.qps[0].poll(first)? == Some(Status::SUCCESS), || {
-            "what came before the bad key has failed too".to_owned()
+            "a request before the bad key has failed too".to_owned()
         })?;
         rig.verify(&stream, landing.region(), 0, 64, 1, &finding)?;
         finish(&stream, "behind the failure")?;
         finding.clean("what came before the bad key")?;
         error_word(rig, &pair.qps[0], Status::REMOTE_ACCESS)?;
-        // Both may be used again.
+        // Both QPs can be used again.
         for qp in &mut pair.qps {
             qp.quiet(time_limit())?;
             qp.reset()?;
@@ -92,7 +92,7 @@ pub fn bad_key(rig: &Rig, path: &str, payload: MemoryKind) -> Verdict {
     Ok(())
 }
 
-/// A peer that never takes the message, and a message that never comes.
+/// A peer that never posts the receive, and a message that never arrives.
 pub fn silent_peer(rig: &Rig, path: &str) -> Verdict {
     let soon = Duration::from_millis(200);
     // The time limit of the queue pair.

@@ -1,5 +1,5 @@
-//! The library's own kernels against memory laid out by hand: what they write and where, and
-//! what they leave alone.
+//! The library's own kernels on memory that the test lays out: what they write and where, and what
+//! they leave unchanged.
 
 use gdsync::gpu::{DevicePtr, Dims, KERNELS, Kernel, MemoryKind, Region, Stream};
 use gdsync::internals::{
@@ -19,7 +19,7 @@ fn launch(stream: &Stream, kernel: &Kernel, dims: Dims, params: &[u8]) -> gdsync
     unsafe { stream.launch(kernel, dims, params) }
 }
 
-/// Fill and Verify, at odd places, of odd lengths, by blocks and threads of odd numbers.
+/// Fill and Verify at odd offsets, with odd lengths and odd numbers of blocks and threads.
 pub fn patterns(rig: &Rig, kind: MemoryKind) -> Verdict {
     const ROOM: usize = 1 << 15;
     let (fill, verify) = (kernel(rig, Entry::Fill)?, kernel(rig, Entry::Verify)?);
@@ -83,7 +83,7 @@ pub fn patterns(rig: &Rig, kind: MemoryKind) -> Verdict {
     Ok(())
 }
 
-/// Queue `i` of a made-up NIC: 16 basic blocks, its state, record and doorbell.
+/// Queue `i` of a simulated NIC: 16 basic blocks, its state, doorbell record and doorbell.
 struct Queue {
     memory: Region,
 }
@@ -128,7 +128,7 @@ impl Queue {
     }
 }
 
-/// Trigger, launched twice: each time it posts what comes next, past a wrap too.
+/// Trigger, launched twice: each launch posts the next requests, also across a wrap of the ring.
 pub fn trigger(rig: &Rig) -> Verdict {
     let kernel = kernel(rig, Entry::Trigger)?;
     let stream = rig.gpu.stream()?;
@@ -174,11 +174,12 @@ pub fn trigger(rig: &Rig) -> Verdict {
     Ok(())
 }
 
-/// Wait, launched three times: it passes on success of the lap alone, and says so.
+/// Wait, launched three times: it passes only on a successful completion of the current lap, and
+/// reports it.
 pub fn wait(rig: &Rig) -> Verdict {
     const WAITERS: usize = 4096;
     const SAID: usize = 8192;
-    /// The one whose completion comes as an error first.
+    /// The queue whose completion is an error first.
     const ERROR: usize = 5;
     let kernel = kernel(rig, Entry::Wait)?;
     let stream = rig.gpu.stream()?;

@@ -1,7 +1,7 @@
-//! The matrix of what can be switched on the soft GPU: doorbell and lowering x memories x
-//! capabilities x operation, with real threads. A pairwise cover runs: any two settings meet in at
-//! least one cell. The cells' names are printed as the trials' names. What is not there is shown as
-//! ignored, and `GDS_REQUIRE` turns that into a failure.
+//! The matrix of the soft GPU's capabilities: doorbell and lowering x memories x capabilities x
+//! operation, with real threads. A pairwise cover runs: every two settings occur together in at
+//! least one cell. The names of the cells are the names of the trials. A cell that cannot run here
+//! is reported as ignored, and `GDS_REQUIRE` turns that into a failure.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::rig::{Pair, Rig, Runtime};
 
 /// Entries of the rings.
 const ENTRIES: u32 = 16;
-/// Messages each way in one cell: several laps of every ring, or fewer if `GDS_LAPS` says so.
+/// Messages in each direction in one cell: several laps of every ring, or fewer with `GDS_LAPS`.
 const MESSAGES: usize = 150;
 
 /// The settings of each axis, by name.
@@ -63,7 +63,7 @@ fn caps(which: &str) -> Caps {
     }
 }
 
-/// The program of a cell, on a soft GPU that can do what the cell says.
+/// The program of a cell, on a soft GPU with the capabilities of the cell.
 fn run(provider: Provider, cell: &Cell) -> Verdict {
     let setting = |axis| cover::setting(&AXES, cell, axis);
     let memory = |axis| settings::memory(setting(axis));

@@ -1,4 +1,4 @@
-//! Memory: of the application, registered in ranges that overlap, and memory that is given back
+//! Memory of the application that is registered in overlapping ranges, and memory that is freed
 //! while streams still use it.
 
 use gdsync::gpu::{MemoryKind, Region};
@@ -12,16 +12,16 @@ use crate::rig::{Gate, Pair, Rig, Runtime, expected, finish};
 
 const PAGE: usize = 4096;
 
-/// Memory of the application that stays to the end of the process: whatever streams and
-/// drivers still have to do with it is no concern of the trial.
+/// Memory of the application that stays to the end of the process, because streams and drivers may
+/// access it after the trial.
 fn foreign(len: usize) -> &'static mut [u8] {
     Box::leak(vec![0u8; len + PAGE].into_boxed_slice())
 }
 
-/// Three ranges of the application's memory, and in each of them a place that is sent from and
-/// one that is written to, all counted from the start of the memory.
+/// Three ranges of the application's memory, with the offset of a source and of a target in each,
+/// all counted from the start of the memory.
 struct Ranges {
-    /// Where each starts, and its length.
+    /// Offset and length of each range.
     ranges: [(usize, usize); 3],
     sources: [usize; 3],
     landings: [usize; 3],
@@ -38,7 +38,7 @@ const OVERLAPPING: Ranges = Ranges {
     landings: [2 * PAGE + 2000, 3 * PAGE + 1, 5 * PAGE + 2000],
 };
 
-/// Ranges that only share pages: the soft GPU takes no byte twice.
+/// Ranges that only share pages: the soft GPU registers no byte twice.
 const ADJOINING: Ranges = Ranges {
     ranges: [
         (0, PAGE + 1000),
@@ -50,7 +50,7 @@ const ADJOINING: Ranges = Ranges {
 };
 
 /// Memory of the application, registered three times in ranges that share pages: messages go
-/// from range to range, and each range comes and goes its own way.
+/// from range to range, and each range is registered and unregistered independently.
 pub fn registered(rig: &Rig, path: &str) -> Verdict {
     const LEN: usize = 256;
     let start = foreign(8 * PAGE).as_mut_ptr();
@@ -67,7 +67,7 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
     let stream = rig.gpu.stream()?;
     let finding = rig.finding()?;
     let mut live = (0..3).map(register).collect::<gdsync::Result<Vec<_>>>()?;
-    // A place that is written to stays registered until the message is there.
+    // A target stays registered until the message has arrived.
     let mut landings = Vec::new();
     for round in 0..24u64 {
         let (from, to) = (round as usize % 3, (round as usize / 2 + 1) % 3);
@@ -84,11 +84,11 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
         pair.qps[0].post_on(&stream, &list)?;
         rig.verify(&stream, landing.region(), into, LEN, round, &finding)?;
         landings.push(landing);
-        // A range goes away, often still in use, and comes back.
+        // A range is unregistered, often while it is in use, and registered again.
         drop(source);
         if !overlap || round % 3 == 0 {
             finish(&stream, "between registrations")?;
-            // Requests let go of what they name.
+            // Requests release the registrations that they name.
             pair.qps[0].quiet(time_limit())?;
             landings.clear();
         }
@@ -98,12 +98,12 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
     finish(&stream, "messages between ranges")?;
     finding.clean("messages between ranges")?;
     landings.clear();
-    // What the CPU finds there by itself.
+    // The contents, as the CPU reads them directly.
     let region = live.swap_remove(0);
     live.clear();
     rig.fill(&stream, &region, 5, 1000, 77)?;
     finish(&stream, "a kernel that writes there")?;
-    // SAFETY: the GPU is done with it, and nobody else has it now.
+    // SAFETY: the GPU is done with the memory, and nothing else uses it now.
     let bytes = unsafe { std::slice::from_raw_parts(start.add(5), 1000) };
     let right = bytes == expected(77, 1000);
     ensure(right, || "not what the GPU wrote".to_owned())?;
@@ -113,7 +113,7 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
 }
 
 /// Regions, registrations and queue pairs that are dropped while streams still have work with
-/// them: the work goes on as if they were there, whatever is allocated meanwhile.
+/// them: the work completes as if they existed, whatever is allocated in the meantime.
 pub fn dropped(rig: &Rig, path: &str) -> Verdict {
     const LEN: usize = 1 << 16;
     let config = config(path).send_blocks(64);
@@ -138,11 +138,11 @@ pub fn dropped(rig: &Rig, path: &str) -> Verdict {
             pair.qps[0].post_on(&stream, &list)?;
             rig.verify(&stream, landing.region(), 0, LEN, round, &finding)?;
             stream.copy(&seen.span(0, LEN)?, &landing.region().span(0, LEN)?)?;
-            // What a peer names by its key stays registered until it was written.
+            // A target of a peer's write stays registered until the write is done.
             landings.push(landing);
             drop((first, source));
         }
-        // What comes next may not lie where the others are still in use.
+        // New memory must not overlap dropped memory that is still in use.
         let mut others = Vec::new();
         for i in 0..16 {
             let other = memory(kind)?;
@@ -155,12 +155,12 @@ pub fn dropped(rig: &Rig, path: &str) -> Verdict {
         let mut got = vec![0; LEN];
         seen.read(0, &mut got)?;
         ensure(got == expected(7, LEN), || {
-            "the last copy is another's".to_owned()
+            "the last copy has the bytes of another message".to_owned()
         })?;
         for (i, other) in others.iter().enumerate() {
             other.read(0, &mut got)?;
             ensure(got.iter().all(|byte| usize::from(*byte) == i), || {
-                "memory that was dropped was written as somebody else's".to_owned()
+                "writes to dropped memory changed other memory".to_owned()
             })?;
         }
         pair.leave("after all was dropped")?;

@@ -1,15 +1,16 @@
 //! The library on real threads and real GPUs: one set of trials for every GPU runtime, as the
-//! program `conformance`, which runs on a machine without a toolchain too. `GDS_PROVIDER` says over
-//! which provider; `unsupported` lists what one does not do, `suite` says what a run came
-//! to, and `over` starts it over virtual NICs that libibverbs finds.
+//! program `conformance`, which also runs on a machine without a toolchain. `GDS_PROVIDER` chooses
+//! the provider; `unsupported` lists the features that a provider lacks, `suite` prints the result
+//! of a run, and `over` starts the program over virtual NICs that libibverbs finds.
 //!
-//! `programs` plays random programs of messages, `datagrams` those without a connection,
-//! `faults` and `peer` let them fail, `waits` and `memory` go to the limits of streams and
-//! memory, `kernels` runs the library's kernels by themselves; [`matrix`] switches what the
-//! software GPU can do, [`mp`] is the matrix of messages. `cover` draws a few cells from a matrix
-//! too large to be run whole, `settings` has what the words in cells mean, [`child`] the processes
-//! that trials start. A runtime that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure.
-//! Trials run one after the other: on one GPU only a few streams may wait at a time.
+//! `programs` runs random programs of messages, `datagrams` those of datagrams, and `faults` and
+//! `peer` inject failures. `waits` and `memory` test the limits of streams and memory, `kernels`
+//! runs the library's kernels alone, [`matrix`] varies the capabilities of the software GPU, and
+//! [`mp`] is the matrix of messages. `cover` selects cells from a matrix that is too large to be
+//! run whole, `settings` interprets the settings of cells, and [`child`] starts processes for
+//! trials. A runtime that is absent is reported as ignored, with the reason; `GDS_REQUIRE` turns
+//! that into a failure. Trials run one after the other: on one GPU only a few streams may wait at a
+//! time.
 
 pub mod child;
 mod cover;
@@ -36,14 +37,13 @@ use faults::PATHS;
 use mp::{lost, processes};
 use suite::Suite;
 
-/// The variable that says how many hardware channels a context has.
+/// The variable with the number of hardware channels of a context.
 const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// Laps of each ring that a program runs, unless `GDS_LAPS` says otherwise.
 const LAPS: usize = 100;
 
-/// Runs the trials that the command line names, or one side of a trial that started this
-/// process for it.
+/// Runs the trials that the command line names, or one side of a trial that started this process.
 pub fn main() -> ! {
     or_exit(gds_log::init(gdsync::launcher::rank()).map_err(Failed::from));
     play_role();
@@ -62,22 +62,22 @@ pub fn main() -> ! {
     suite.run(options.trials, |_| {})
 }
 
-/// What trials are run of those of queue pairs.
+/// Options of the trials of queue pairs.
 #[derive(Parser)]
 struct Options {
-    /// Each setting of a matrix once, in place of any two together: for slow machines
+    /// Each setting of a matrix once, instead of each pair of settings: for slow machines
     #[arg(long)]
     few: bool,
     #[command(flatten)]
     trials: Arguments,
 }
 
-/// What the words behind the name of a command say, or the end of the process.
+/// Parses the arguments of a command, or ends the process.
 fn parsed<P: Parser>(name: &str, words: impl Iterator<Item = String>) -> P {
     P::parse_from(std::iter::once(name.to_owned()).chain(words))
 }
 
-/// What a setting of the environment comes to, or the end of the process.
+/// Reads a setting of the environment, or ends the process.
 fn or_exit<T>(verdict: Verdict<T>) -> T {
     verdict.unwrap_or_else(|failed| {
         eprintln!("{}", text(&failed));
@@ -85,7 +85,7 @@ fn or_exit<T>(verdict: Verdict<T>) -> T {
     })
 }
 
-/// If this process was started by a trial, plays one side of it and ends.
+/// If a trial started this process, runs one side of the trial and ends.
 pub fn play_role() {
     if let Some((role, arguments)) = child::role() {
         std::process::exit(play(&role, &arguments));
@@ -96,7 +96,7 @@ pub fn play_role() {
     }
 }
 
-/// One side of a trial that has started this process. Returns the exit code.
+/// Runs one side of a trial that started this process. Returns the exit code.
 fn play(role: &str, arguments: &[String]) -> i32 {
     let verdict = || match role {
         "peer" => peer::child_main(arguments),
@@ -114,7 +114,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
     }
 }
 
-/// Whether `GDS_REQUIRE` names it.
+/// Whether `GDS_REQUIRE` names the runtime.
 pub fn is_required(what: &str) -> bool {
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     required.split(',').any(|word| word.trim() == what)
@@ -210,7 +210,7 @@ fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
     add_by_path(suite, runtime, &by_path);
 }
 
-/// A trial, by what it is called, that is run for each way from a stream to the NIC.
+/// A trial with this title that runs for each way from a stream to the NIC.
 type ByPath = (&'static str, fn(&Rig, &str) -> Verdict);
 
 fn add_by_path(suite: &mut Suite, runtime: Runtime, trials: &[ByPath]) {
@@ -222,7 +222,7 @@ fn add_by_path(suite: &mut Suite, runtime: Runtime, trials: &[ByPath]) {
     }
 }
 
-/// Rounds of a program of datagrams: so many at least that all queues wrap.
+/// Rounds of a program of datagrams: at least as many as make all queues wrap.
 fn rounds() -> Verdict<u32> {
     Ok(u32::try_from(laps()? / 4)?.max(24))
 }

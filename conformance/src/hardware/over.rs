@@ -1,9 +1,9 @@
-//! This program again for each kind of trials: by `conformance --all` over the NIC that the
-//! environment names, by `conformance --over PROVIDER` over a provider that is named, on virtual
-//! NICs of a fabric of its own where that provider wants a NIC of verbs.
+//! Starts this program once for each kind of trials. `conformance --all` runs over the NIC that the
+//! environment names. `conformance --over PROVIDER` runs over the named provider; if the provider
+//! needs a NIC of verbs, the trials use virtual NICs of a separate fabric.
 //!
-//! They come by `libvmlx5.so`, which has to lie beside the program; libibverbs and libmlx5 are
-//! those of the machine.
+//! `libvmlx5.so`, which must be beside the program, provides the virtual NICs; libibverbs and
+//! libmlx5 are those of the machine.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -19,28 +19,31 @@ const HELP: &str = "\
 usage: conformance --all [--few]
        conformance --over PROVIDER [OPTIONS] [gdsync | matrix | mp [ARGUMENTS]]
 
-  --all          gdsync, matrix and mp one after the other, over the NIC that GDS_PROVIDER and
-                 GDS_NIC name
-  PROVIDER       emulated, mlx5 or verbs; the last two on libvmlx5.so, which lies beside this
-                 program
-  --link LINK    ib or roce: what the virtual NICs are plugged into (default: ib), for mlx5
-                 and verbs
-  --faults WORDS what happens to frames of virtual NICs, as VMLX5_FAULTS has it
-  --few          each setting of a matrix, in place of any two together
+  --all          runs gdsync, matrix and mp one after the other, over the NIC that GDS_PROVIDER
+                 and GDS_NIC name
+  PROVIDER       emulated, mlx5 or verbs; mlx5 and verbs run on libvmlx5.so, which must be beside
+                 this program
+  --link LINK    link of the virtual NICs, for mlx5 and verbs: ib or roce (default: ib)
+  --faults WORDS faults of the virtual NICs, in the words of VMLX5_FAULTS (default: none)
+  --few          each setting of a matrix once, instead of each pair of settings
 
-Without a name, all three kinds of trials.
+Without a name, all three kinds of trials run.
+
+examples:
+  conformance --all --few
+  conformance --over verbs --link roce mp
 ";
 
 /// The kinds of trials.
 const KINDS: [&str; 3] = ["gdsync", "matrix", "mp"];
 
-/// Virtual NICs that there are.
+/// Number of virtual NICs.
 const NICS: &str = "2";
 
-/// What is asked for.
+/// The parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Asked {
-    /// [`Provider::Auto`]: what the environment says, with all that it says.
+    /// [`Provider::Auto`]: the provider and all settings of the environment.
     provider: Provider,
     link: String,
     faults: Option<String>,
@@ -69,7 +72,7 @@ fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
         match word.as_str() {
             "--few" => asked.arguments.push(word),
             _ if provider == Provider::Auto => return None,
-            // The NIC that is linked in has links of its own.
+            // The linked-in NIC has its own links, so the option does not apply.
             "--link" if provider == Provider::Emulated => return None,
             "--link" => asked.link = words.next().filter(|l| l == "ib" || l == "roce")?,
             "--faults" => asked.faults = Some(words.next()?),
@@ -107,7 +110,7 @@ fn run(asked: &Asked) -> Verdict<i32> {
     for kind in &asked.kinds {
         let mut command = process(asked, kind)?;
         if asked.kinds.len() == 1 {
-            // It becomes that process: no other stays between it and who waits for this one.
+            // exec: the parent waits for the trials themselves, without a process in between.
             return Err(command.exec().into());
         }
         child::tie(&mut command);
@@ -156,7 +159,7 @@ fn process(asked: &Asked, kind: &str) -> Verdict<Command> {
     Ok(command)
 }
 
-/// The library in front of what is preloaded anyway.
+/// The value of LD_PRELOAD: the library, then the libraries of the environment.
 fn preloaded(library: PathBuf) -> OsString {
     let mut all = library.into_os_string();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -191,7 +194,7 @@ mod tests {
         }
         assert_eq!(asked("--all --link ib"), None);
         assert!(asked("--over emulated --faults ooo=0.5").is_some());
-        // What it would not do is not taken.
+        // An option that would have no effect is refused.
         assert_eq!(asked("--over emulated --link roce"), None);
         assert!(asked("--over emulated matrix").is_some());
     }

@@ -1,5 +1,5 @@
-//! A peer in a process of its own that echoes messages on its own streams of the same GPU, and is
-//! killed in the middle of it.
+//! A peer in a separate process echoes messages on its own streams of the same GPU, and is killed
+//! in the middle of the exchange.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -17,16 +17,16 @@ use crate::rig::provider;
 use crate::rig::verdict::{Verdict, ensure};
 use crate::rig::{self, Rig, Runtime, expected, finish, retry};
 
-/// Bytes of a message.
+/// Length of a message in bytes.
 const LEN: usize = 256;
-/// Messages that are on their way at a time.
+/// Messages in flight at a time.
 const AHEAD: usize = 4;
-/// Messages that come back before the peer is killed.
+/// Echoes before the peer is killed.
 const BEFORE: usize = 24;
-/// Places for messages: all that are ever sent have one of their own.
+/// Slots for messages: each message of the trial has a separate one.
 const SLOTS: usize = BEFORE + AHEAD + 1;
-/// What a killed peer may look like: nobody answers, or, while its kernel takes down what it had,
-/// memory is gone before the queue pair that received into it.
+/// The statuses that a killed peer may cause: it does not answer, or, while its kernel releases its
+/// resources, its memory is gone before the queue pair that received into it.
 const LOST: [Status; 2] = [Status::TRANSPORT_RETRY, Status::REMOTE_OPERATION];
 
 fn hex(bytes: &[u8]) -> String {
@@ -41,7 +41,7 @@ fn address(line: &str) -> Verdict<QpAddress> {
     Ok(QpAddress::from_bytes(&bytes)?)
 }
 
-/// A queue pair, memory for [`SLOTS`] messages out and as many in, and streams.
+/// A queue pair, memory for [`SLOTS`] messages in each direction, and streams.
 struct Side {
     rig: Rig,
     qp: Qp,
@@ -51,7 +51,7 @@ struct Side {
     receiver: Stream,
 }
 
-/// Where a message is made, and where the one of the other side lands.
+/// Offsets of a message: where it is written, and where the peer's message arrives.
 fn offsets(round: usize) -> (usize, usize) {
     let slot = round % SLOTS;
     (slot * LEN, (SLOTS + slot) * LEN)
@@ -79,7 +79,7 @@ impl Side {
         retry(&self.rig.gpu, || self.qp.prepare_receive(&list))
     }
 
-    /// A message from where it was made, or, as an echo, from where it came.
+    /// Sends a message from where it was written or, as an echo, from where it arrived.
     fn send(&mut self, round: usize, echo: bool) -> gdsync::Result<SendRequest> {
         let (made, landed) = offsets(round);
         let at = if echo { landed } else { made };
@@ -89,7 +89,7 @@ impl Side {
     }
 }
 
-/// The peer: echoes until it is killed, or until whoever started it is gone.
+/// The peer: echoes until it is killed, or until the process that started it ends.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let [runtime, path, payload] = arguments else {
         return Err("a runtime, a path and a kind of memory are needed".into());
@@ -119,7 +119,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     Ok(())
 }
 
-/// The peer as its parent sees it.
+/// The peer, as its parent process handles it.
 struct Peer {
     process: Guarded,
     say: ChildStdin,
@@ -148,8 +148,8 @@ impl Peer {
     }
 }
 
-/// The peer is killed in mid-run: what is in flight gets a typed status, streams pass, and the
-/// GPU works with others.
+/// Kills the peer in the middle of an exchange: requests in flight get a typed status, streams
+/// pass, and the GPU works with other peers.
 pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     let mut side = Side::open(runtime, path, settings::memory(payload))?;
     let mut peer = Peer::start(&[runtime.name(), path, payload])?;
@@ -205,8 +205,8 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     side.rig.check(&config(path))
 }
 
-/// Enqueues a message on the stream that sends, and the wait for its echo on the other one: what
-/// is sent waits for no echo.
+/// Enqueues a message on the sending stream, and the wait for its echo on the other stream: a send
+/// does not wait for an echo.
 fn post(
     side: &mut Side,
     round: usize,

@@ -1,4 +1,4 @@
-//! The matrix of random programs of messages: what they differ in, and the program of a cell.
+//! The matrix of random programs of messages: its axes, and the program of a cell.
 
 use gdsync::gpu::MemoryKind;
 
@@ -8,7 +8,7 @@ use crate::program::{self, Program, Settings, Side};
 use crate::rig::verdict::Verdict;
 use crate::rig::{Pair, Rig, Runtime};
 
-/// What the programs of a matrix differ in.
+/// The axes of the matrix.
 pub const AXES: [Axis; 9] = [
     ("posts", &["memops", "kernel", "auto", "cpu-thread"]),
     ("payload", &["pinned", "device"]),
@@ -25,8 +25,8 @@ pub const AXES: [Axis; 9] = [
     ),
 ];
 
-/// Whether a cell means something: receives that the CPU has posted may be matched before the
-/// receiver's stream has looked at what lay there before.
+/// Whether a cell is valid: a message may match a receive posted by the CPU before the receiver's
+/// stream has checked the previous contents of the buffer.
 pub fn makes_sense(cell: &Cell) -> bool {
     !(setting(cell, "streams") == "sender and receiver" && setting(cell, "receives") == "by CPU")
 }
@@ -35,12 +35,12 @@ fn setting(cell: &Cell, axis: &str) -> &'static str {
     cover::setting(&AXES, cell, axis)
 }
 
-/// A number of a cell.
+/// The seed of a cell's program, from the numbers of its settings.
 pub fn seed_of(cell: &Cell) -> u64 {
     cell.iter().fold(1, |seed, n| 31 * seed + *n as u64)
 }
 
-/// Runs the program of a cell: so many laps of each ring.
+/// Runs the program of a cell, with `laps` laps of each ring.
 pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
     let mut blocks: u32 = setting(cell, "blocks").parse()?;
     let payload = settings::memory(setting(cell, "payload"));

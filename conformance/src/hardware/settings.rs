@@ -1,5 +1,5 @@
-//! What the settings of trials mean that several of them have: where memory lies, who posts, where
-//! indices begin, and which NICs there are.
+//! The settings that several trials share: the memory, the poster, the first indices of queues, and
+//! the NICs.
 
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Doorbell, Lowering, QpConfig};
@@ -15,8 +15,8 @@ pub fn memory(name: &str) -> MemoryKind {
     }
 }
 
-/// Queue pairs by how posts become work of a stream, and who rings: `memops`, also for posts by the
-/// `CPU`, `kernel`, `auto` or `cpu-thread`; with ring, completions and record in this memory.
+/// A configuration of QPs by lowering and doorbell: `memops`, also for posts by the `CPU`,
+/// `kernel`, `auto` or `cpu-thread`. Ring, CQ and doorbell record are in the given memory.
 pub fn queues(posts: &str, [ring, cq, record]: [MemoryKind; 3]) -> QpConfig {
     let (lowering, doorbell) = match posts {
         "kernel" => (Lowering::Kernel, Doorbell::Direct),

@@ -1,5 +1,6 @@
-//! Trials of one kind over one provider, and what is said of them in the end: how many ran, what
-//! was skipped because it is not here, and what the provider does not do.
+//! Trials of one kind over one provider, and their summary: the number of trials that ran, those
+//! that were skipped because the machine lacks something, and those that the provider does not
+//! support.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -16,21 +17,21 @@ use crate::rig::limits;
 use crate::rig::provider::{self, Chosen};
 use crate::rig::verdict::Verdict;
 
-/// How many trials were refused as listed, by what the list calls them, and why.
+/// Number of trials refused as listed, by the name and reason in the list.
 static REFUSED: Mutex<BTreeMap<(&str, &str), usize>> = Mutex::new(BTreeMap::new());
 
-/// Trials.
+/// A list of trials.
 #[derive(Debug)]
 pub struct Suite {
     name: &'static str,
-    /// The NIC they are over.
+    /// The NIC of the trials.
     pub chosen: &'static Chosen,
     trials: Vec<Trial>,
     absent: Vec<String>,
 }
 
 impl Suite {
-    /// None yet, over the provider that the environment chooses.
+    /// An empty list, over the provider that the environment chooses.
     pub fn new(name: &'static str) -> Verdict<Suite> {
         limits::check()?;
         Ok(Suite {
@@ -41,7 +42,7 @@ impl Suite {
         })
     }
 
-    /// The GPU of a runtime. `None`: it is absent or broken, which is a trial of its own.
+    /// The GPU of a runtime. `None`: it is absent or broken, which a separate trial reports.
     pub fn gpu(&mut self, runtime: Runtime) -> Option<Gpu> {
         let name = runtime.name();
         match Gpu::open(name) {
@@ -62,7 +63,7 @@ impl Suite {
         self.lacking("hip", why, !is_required("hip"));
     }
 
-    /// A trial that cannot be run here.
+    /// Adds a trial that cannot run here, as ignored.
     pub fn lacking(&mut self, what: &str, why: impl Display, ignored: bool) {
         let title = format!("{what} (needs {what}: {why})");
         if ignored {
@@ -73,7 +74,7 @@ impl Suite {
         self.trials.push(trial.with_ignored_flag(ignored));
     }
 
-    /// A trial.
+    /// Adds a trial.
     pub fn add(
         &mut self,
         runtime: Runtime,
@@ -100,9 +101,9 @@ impl Suite {
         self.trials.push(trial);
     }
 
-    /// Runs them one after the other and says what they came to. `more` is said behind it.
+    /// Runs the trials one after the other and prints the summary, then `more`.
     pub fn run(self, mut arguments: Arguments, more: impl FnOnce(&Conclusion)) -> ! {
-        // A trial has threads and processes of its own, and on one GPU only a few streams may wait
+        // A trial starts threads and processes, and on one GPU only a few streams may wait
         // at a time.
         arguments.test_threads = Some(1);
         let listed = arguments.list;

@@ -8,10 +8,10 @@ use gdsync::rdma::Provider;
 use super::cover::{Axis, Cell, each, name};
 use crate::rig::verdict::{Verdict, text};
 
-/// Something that a provider does not do.
+/// A feature that a provider does not support.
 #[derive(Clone, Copy, Debug)]
 pub struct Lack {
-    /// Who does not.
+    /// The provider.
     pub provider: Provider,
     /// Trials whose names say this. A setting of a matrix, as cells are named, is left out of its
     /// cover, so that all other settings meet, and tried once.
@@ -27,11 +27,11 @@ const FIRST: (&str, &str) = (
     "verbs have no first index of queues: the NIC counts from 0",
 );
 const PINNED: (&str, &str) = (
-    "queues lie in pinned memory",
+    "queues are in pinned memory",
     "libmlx5 takes memory for queues from the CPU alone; the library takes pinned memory instead",
 );
 const READ_BY_CPU: (&str, &str) = (
-    "queues lie in pinned memory",
+    "queues are in pinned memory",
     "a CPU thread reads the queues all the time; the library takes pinned memory instead",
 );
 

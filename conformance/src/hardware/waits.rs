@@ -1,6 +1,6 @@
-//! Streams that wait: as many as the hardware channels allow, one more, and everybody else
-//! meanwhile. The driver reads CUDA_DEVICE_MAX_CONNECTIONS at its start, so each number of
-//! channels is a process of its own.
+//! Streams that wait: as many as the hardware channels allow, one more, and other streams in the
+//! meantime. The driver reads CUDA_DEVICE_MAX_CONNECTIONS when it starts, so each number of
+//! channels needs a separate process.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use crate::rig::provider::Net;
 use crate::rig::verdict::{Verdict, ensure, refused};
 use crate::rig::{Gate, Pair, Rig, Runtime, finish};
 
-/// How long the child may take.
+/// Time limit of the child process.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// As many streams wait as a context with so many channels lets, in a process of its own.
+/// Runs the trial with `streams` waiting streams in a process with `channels` hardware channels.
 pub fn in_a_process(runtime: Runtime, channels: u32, streams: usize) -> Verdict {
     let mut command = child::command("waits", &[runtime.name(), &streams.to_string()])?;
-    // 8 is what the driver takes if nobody says anything.
+    // 8 is the driver's default.
     match channels {
         8 => command.env_remove(CHANNELS),
         other => command.env(CHANNELS, other.to_string()),
@@ -60,8 +60,8 @@ fn step(what: &str) {
     eprintln!("{since} ms: {what}");
 }
 
-/// `count` streams are to wait: those past the limit are refused, by name of what would help;
-/// nobody else is held up; all pass in the end, and then the refused ones may wait.
+/// Makes `count` streams wait. Waits beyond the limit fail with an error that names the remedy;
+/// other streams are not blocked. In the end all waits pass, and the refused streams may wait.
 fn waiting(runtime: Runtime, count: usize) -> Verdict {
     let rig = gpu(runtime)?;
     let limits = rig.gpu.wait_limits().ok_or("no limit of waiting streams")?;
@@ -98,7 +98,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         }
     }
 
-    // Everybody else goes on: the refused streams and new ones, kernels, copies, memory.
+    // All else continues: the refused streams and new ones, kernels, copies, memory.
     let others = streams[limit..].iter().cloned();
     let mut others: Vec<Stream> = others.collect();
     for _ in 0..2 {
@@ -161,8 +161,8 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
     pair.leave("waiting streams")
 }
 
-/// A stream that waits takes no more than the driver does without blocking; the caller is told
-/// at once, and other streams go on.
+/// A waiting stream accepts only the submissions that the driver accepts without blocking. The
+/// next one fails at once (`QueueFull`), and other streams continue.
 pub fn full_stream(rig: &Rig) -> Verdict {
     let limits = rig.gpu.wait_limits().ok_or("no limit of waiting streams")?;
     let limit = limits.submissions.ok_or("no limit of submissions")?;

@@ -1,5 +1,5 @@
-//! What messages are made of and land in: memory of each kind, bytes that tell one message from
-//! another, and bytes that nobody has written.
+//! The memory of messages: buffers of each kind, bytes that distinguish one message from another,
+//! and the value of bytes that have not been written.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,17 +14,17 @@ use crate::rig::verdict::{Verdict, ensure};
 /// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferKind {
-    /// The GPU's.
+    /// Device memory of the GPU.
     Device,
-    /// Of the library, in the host.
+    /// Host memory that the library allocates.
     Pinned,
-    /// A vector of the application's, handed over.
+    /// A vector of the application, adopted by the library.
     Pageable,
-    /// Memory of the application's, registered.
+    /// Registered memory of the application.
     Registered,
 }
 
-/// Some memory of one kind.
+/// A buffer of one kind.
 #[derive(Debug)]
 pub struct Buffer {
     memory: Memory,
@@ -33,7 +33,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// At least `len` bytes.
+    /// A buffer of at least `len` bytes.
     pub fn new(ctx: &Context, kind: BufferKind, len: usize) -> Verdict<Buffer> {
         let mut lent = None;
         let memory = match kind {
@@ -42,20 +42,20 @@ impl Buffer {
             BufferKind::Pageable => ctx.adopt_vec(vec![0; len]).map_err(|(_, e)| e)?,
             BufferKind::Registered => {
                 let foreign = lent.insert(Lent::new(len));
-                // SAFETY: the memory stays to the end of the process, and nobody else is given it
-                // before the registration is gone, as `give_back` says.
+                // SAFETY: the memory stays to the end of the process, and `give_back` returns it
+                // for other uses only after the registration is gone.
                 unsafe { ctx.register_host(foreign.at as *mut u8, len)? }
             }
         };
         Ok(Buffer { memory, kind, lent })
     }
 
-    /// It.
+    /// The buffer.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Gives it back, which must be possible: all that used it has ended.
+    /// Frees it, which must succeed: all operations on it have ended.
     pub fn give_back(self, ctx: &Context) -> Verdict {
         let Buffer { memory, kind, lent } = self;
         if kind == BufferKind::Pageable {
@@ -80,8 +80,8 @@ impl Buffer {
     }
 }
 
-/// Memory of the application that stays to the end of the process, whatever streams and drivers
-/// still have to do with it, and is used again.
+/// Memory of the application that stays to the end of the process, because streams and drivers may
+/// still access it, and that is used again.
 #[derive(Debug)]
 struct Lent {
     at: usize,
@@ -109,26 +109,26 @@ impl Lent {
     }
 }
 
-/// What nobody has written.
+/// Value of bytes that have not been written.
 pub const POISON: u8 = 0xee;
 
-/// Where a message's bytes may begin in [`Ink::bytes`].
+/// Number of offsets where a message's bytes may begin in [`Ink::bytes`].
 pub const WINDOWS: usize = 1 << 16;
 
-/// What slots are filled with: each message is made of the bytes behind a place of its own in a
-/// long row of random ones.
+/// The contents of slots: each message is a window, at its own offset, of a long row of random
+/// bytes.
 #[derive(Clone, Debug)]
 pub struct Ink {
     /// The row.
     pub bytes: Arc<Vec<u8>>,
-    /// The row where streams reach it.
+    /// A copy of the row that streams can access.
     pub row: Region,
-    /// A slot of poison where streams reach it.
+    /// A slot of poison that streams can access.
     pub poison: Region,
 }
 
 impl Ink {
-    /// Ink for slots of `slot` bytes; the same row on every rank.
+    /// Ink for slots of `slot` bytes; the row is the same on every rank.
     pub fn new(gpu: &Gpu, slot: usize) -> Verdict<Ink> {
         let mut rng = fastrand::Rng::with_seed(0x1d8e_4e27_c47d_124f);
         let mut bytes = vec![0; WINDOWS + slot];

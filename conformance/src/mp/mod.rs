@@ -1,7 +1,7 @@
-//! Programs of messages of [`mp`]: ranks that send, receive and look at every byte.
+//! Programs of messages of [`mp`]: ranks that send, receive and compare every byte.
 //!
-//! [`setup`] says what messages are like, [`plan`] draws them, [`memory`] has what they are made of
-//! and land in, [`rank`] plays one rank. [`pair`] is for messages with one other rank, in rounds.
+//! [`setup`] has the settings of messages, [`plan`] draws the messages, [`memory`] has their
+//! memory, and [`rank`] runs one rank. [`pair`] exchanges messages with one other rank, in rounds.
 
 pub mod memory;
 pub mod pair;

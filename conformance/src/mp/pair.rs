@@ -1,5 +1,5 @@
-//! Messages of this rank with one other, in rounds: one each way, by the CPU or a stream of the
-//! pair's own, under a tag of its own, with every byte compared.
+//! Messages of this rank with one other rank, in rounds: one message each way, by the CPU or the
+//! stream of the pair, under the tag of the pair, with every byte compared.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ use mp::{Context, Memory, Request, Result};
 
 use crate::rig::limits::time_limit;
 
-/// Rounds that may be under way at a time.
+/// Most rounds in flight.
 pub const AHEAD: usize = 4;
-/// Bytes of the longest message.
+/// Length of the longest message in bytes.
 const ROOM: usize = 5000;
 
-/// The bytes of a message that a number names.
+/// The bytes of a message, by its number.
 pub fn message(name: usize, len: usize) -> Vec<u8> {
     let byte = |at: usize| (name * 31 + at * 7 + at / 251) as u8;
     (0..len).map(byte).collect()
 }
 
-/// What one of the two has.
+/// The resources of one side of a pair.
 pub struct Pair<'a> {
-    /// The other one.
+    /// The rank of the other side.
     pub other: u32,
-    /// What their messages are enqueued on.
+    /// The stream of their messages.
     pub stream: Stream,
     ctx: &'a Context,
     tag: u32,
@@ -31,7 +31,7 @@ pub struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// A pair with each of these, under tags from `tag` on.
+    /// A pair with each of these ranks, under tags from `tag` on.
     pub fn all(
         ctx: &Context,
         others: impl IntoIterator<Item = u32>,
@@ -50,14 +50,15 @@ impl Pair<'_> {
         others.into_iter().map(pair).collect()
     }
 
-    /// What is sent in a round, short and by a handshake, and where it lies.
+    /// The bytes of the send of a round (eager or rendezvous), and their offset.
     fn said(from: u32, to: u32, round: usize) -> (Vec<u8>, usize) {
         let name = (from as usize * 10 + to as usize) * 100 + round;
         let len = [8, 700, 0, ROOM][round % 4];
         (message(name, len), 2 * (round % AHEAD) * ROOM)
     }
 
-    /// Posts one message each way, and, where the CPU does not, has the stream wait for both.
+    /// Posts one message in each direction, and, unless the CPU waits, makes the stream wait for
+    /// both.
     pub fn post(&self, round: usize, by_cpu: bool) -> Result<[Request; 2]> {
         let ctx = self.ctx;
         let (said, at) = Pair::said(ctx.rank(), self.other, round);
@@ -76,10 +77,10 @@ impl Pair<'_> {
         Ok([recv, send])
     }
 
-    /// Waits for both, and checks what came.
+    /// Waits for both messages, and checks the received bytes.
     ///
     /// # Panics
-    /// Other bytes came than were sent, or the stream does not go on.
+    /// The received bytes differ from the sent ones, or the stream does not complete.
     pub fn check(&self, round: usize, requests: &[Request; 2], limit: Duration) -> Result<()> {
         requests.iter().try_for_each(|r| r.wait(limit).map(drop))?;
         let passed = self.stream.synchronize(time_limit())?;

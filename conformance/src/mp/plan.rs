@@ -1,16 +1,16 @@
-//! The messages of a cell: drawn from its seed, so that both ends know them without a word.
+//! The messages of a cell: both ends draw them from its seed, so they agree without communication.
 
 use super::memory::{POISON, WINDOWS};
 use super::setup::{Form, GAP, GUARD, ODD, Poster, SEGMENTS, SLACK, Setup, Size, Waiter};
 
-/// Who does something for a request.
+/// The side that posts a request or waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// The CPU.
     Cpu,
     /// The rank's stream of this number.
     Stream(usize),
-    /// It, by a CPU thread.
+    /// The rank's stream of this number, by a CPU thread.
     CpuThread(usize),
 }
 
@@ -24,34 +24,34 @@ impl By {
     }
 }
 
-/// Who posts a request and who waits for it.
+/// The poster and the waiter of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handling {
-    /// Posts.
+    /// The poster.
     pub posts: By,
-    /// Waits: a stream or the CPU.
+    /// The waiter: a stream or the CPU.
     pub ends: By,
-    /// Another one is prepared before it, and cancelled.
+    /// Whether another request is prepared before it, and cancelled.
     pub cancelled: bool,
-    /// The request and the memory of a send are dropped as soon as it is posted.
+    /// Whether the request and the memory of a send are dropped right after the post.
     pub let_go: bool,
 }
 
 /// Offset and length of each segment in a slot.
 pub type Segments = Vec<(usize, usize)>;
 
-/// A message as its sender makes it.
+/// A message, as its sender makes it.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// Where in the row the bytes of its slot begin.
+    /// Offset in the row where the bytes of its slot begin.
     pub window: usize,
-    /// Where its segments lie in the slot.
+    /// Its segments in the slot.
     pub pieces: Segments,
-    /// Bytes of the segments that are not sent, in front.
+    /// Bytes at the start of the segments that are not sent.
     pub skip: usize,
-    /// Bytes that are sent.
+    /// Length of the message in bytes.
     pub len: usize,
-    /// Bytes that its receive has for it, where these are too few.
+    /// Length of its receive, where that is too short.
     pub cut: Option<usize>,
 }
 
@@ -86,7 +86,7 @@ impl Message {
         }
     }
 
-    /// Room that a receive must have: what the sender has declared.
+    /// Length that a receive must have: the length that the sender has declared.
     pub fn declared(&self) -> usize {
         self.pieces.iter().map(|(_, len)| len).sum()
     }
@@ -101,8 +101,8 @@ impl Message {
     }
 }
 
-/// Where the segments of receive `k` of a line lie in its slot, with at least so much room, or
-/// exactly so much where the message is `cut`.
+/// The segments of receive `k` of a line in its slot: at least `room` bytes together, or exactly
+/// `cut` bytes where the message is truncated.
 pub fn landing(setup: &Setup, line: u64, k: usize, room: usize, cut: Option<usize>) -> Segments {
     let mut rng = rng(setup, [1 << 40, line, k as u64, 0]);
     let room = room + [0, 0, 1, rng.usize(0..=SLACK)][rng.usize(0..4)];
@@ -114,7 +114,7 @@ pub fn landing(setup: &Setup, line: u64, k: usize, room: usize, cut: Option<usiz
     pieces(&mut rng, form, room)
 }
 
-/// What a slot holds once these bytes have been received into its segments.
+/// The expected contents of a slot after these bytes have been received into its segments.
 pub fn image(segments: &Segments, slot: usize, mut bytes: &[u8]) -> Vec<u8> {
     let mut image = vec![POISON; slot];
     for (at, len) in segments {
@@ -125,7 +125,7 @@ pub fn image(segments: &Segments, slot: usize, mut bytes: &[u8]) -> Vec<u8> {
     image
 }
 
-/// Who handles a request: `which` is any number that tells it from others.
+/// The poster and the waiter of a request; `which` identifies the request.
 pub fn handling(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> Handling {
     let [a, b, c] = which;
     let mut rng = rng(setup, [1 << 41, a, b, c]);
@@ -172,7 +172,7 @@ fn around(rng: &mut fastrand::Rng, eager: usize) -> usize {
     }
 }
 
-/// `total` bytes as segments in a slot, at places of any alignment.
+/// `total` bytes as segments in a slot, at offsets of any alignment.
 fn pieces(rng: &mut fastrand::Rng, form: Form, total: usize) -> Segments {
     let mut at = GUARD + rng.usize(0..16);
     if form != Form::Vectors {

@@ -1,10 +1,11 @@
-//! What messages are like, as numbers: what contexts are built with, and how many messages go where.
+//! The settings of messages, as numbers: the settings of contexts, and the number and direction of
+//! messages.
 
 use gdsync::rdma::{Doorbell, Lowering};
 
 use super::memory::BufferKind;
 
-/// Who posts requests.
+/// The poster of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Poster {
     /// The CPU.
@@ -13,131 +14,131 @@ pub enum Poster {
     Stream,
     /// A stream, by a CPU thread.
     CpuThread,
-    /// One or another, from message to message.
+    /// Varies from message to message.
     Mixed,
 }
 
-/// Who waits for requests.
+/// The waiter of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiter {
-    /// Who has posted them.
+    /// Their poster.
     Poster,
     /// The CPU for those of streams, a stream for those of the CPU.
     Other,
     /// Another stream, if there are several.
     Another,
-    /// One or another, from message to message.
+    /// Varies from message to message.
     Mixed,
 }
 
-/// To whom a rank sends.
+/// The destinations of a rank's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// To the next one.
+    /// The next rank.
     Next,
-    /// To all, itself too.
+    /// All ranks, including itself.
     All,
-    /// To itself, by the path that needs no NIC.
+    /// Itself, by the path without a NIC.
     Itself,
 }
 
-/// What messages are made of.
+/// The segments of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// One segment.
     Single,
-    /// Several.
+    /// Several segments.
     Vectors,
-    /// One segment, whose part that is sent a word tells.
+    /// One segment; a word contains the part of it that is sent.
     Words,
 }
 
-/// How long messages are.
+/// The lengths of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// All the same.
+    /// All messages have the same length.
     Bytes(usize),
-    /// One of [`ODD`], from message to message.
+    /// One of [`ODD`], which varies from message to message.
     Odd,
-    /// Around the contexts' limit of eager messages, and up to so many bytes.
+    /// Around the contexts' eager limit, and up to this number of bytes.
     Around(usize),
 }
 
-/// Lengths that nothing is a multiple of.
+/// Odd lengths, which are a multiple of no common size.
 pub const ODD: [usize; 6] = [3, 63, 777, 4097, 65_539, 300_001];
 
-/// Bytes in front of and behind what is received that nobody may touch.
+/// Guard bytes in front of and behind a received message, which must stay unchanged.
 pub const GUARD: usize = 64;
 /// Most segments of a message.
 pub const SEGMENTS: usize = 30;
-/// Most bytes between two of them.
+/// Most bytes between two segments.
 pub const GAP: usize = 33;
-/// Most bytes by which a receive has more room than its message needs.
+/// Most bytes by which a receive is larger than its message.
 pub const SLACK: usize = 70;
 
-/// Rounds that a rank is ahead of its streams at most.
+/// Most rounds by which a rank is ahead of its streams.
 const AHEAD: usize = 8;
 
-/// What all ranks know of their messages.
+/// The settings of a program of messages, the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Posts sends.
+    /// The poster of sends.
     pub sender: Poster,
-    /// Posts receives.
+    /// The poster of receives.
     pub receiver: Poster,
-    /// Waits.
+    /// The waiter.
     pub waiter: Waiter,
     /// The contexts' doorbell.
     pub doorbell: Doorbell,
-    /// How posts and waits become work of a stream.
+    /// How a stream executes posts and waits.
     pub lowering: Lowering,
-    /// What is sent lies here.
+    /// The memory of sends.
     pub from: BufferKind,
-    /// What is received lands here.
+    /// The memory of receives.
     pub into: BufferKind,
-    /// Lengths.
+    /// The lengths of messages.
     pub size: Size,
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: u32,
-    /// What messages are made of.
+    /// The segments of messages.
     pub form: Form,
-    /// How many tags, from the first on, are received from any rank.
+    /// Number of tags, from the first on, that are received from any rank.
     pub wild: u32,
-    /// These are posted before the first message.
+    /// Whether those receives are posted before the first message.
     pub wild_ahead: bool,
-    /// The contexts' limit.
+    /// The contexts' eager limit in bytes.
     pub eager: usize,
     /// The contexts' depth.
     pub depth: u32,
-    /// Number of the first message.
+    /// Sequence number of the first message.
     pub first: u64,
-    /// Tags of each pair of ranks.
+    /// Number of tags of each pair of ranks.
     pub tags: u32,
-    /// Streams of each rank.
+    /// Number of streams of each rank.
     pub streams: u32,
-    /// To whom each rank sends.
+    /// The destinations of each rank.
     pub reach: Reach,
-    /// Rank 0 alone sends, and may get far ahead of the others.
+    /// Whether only rank 0 sends, and may get far ahead of the others.
     pub one_way: bool,
-    /// Connections are made before the first message.
+    /// Whether connections are made before the first message.
     pub up_front: bool,
-    /// Ranks do the background work themselves.
+    /// Whether the ranks make progress themselves (manual progress).
     pub manual: bool,
-    /// Requests are prepared before they are posted.
+    /// Whether requests are prepared before they are posted.
     pub prepared: bool,
-    /// Sends are waited for a round later.
+    /// Whether sends are waited for one round later.
     pub lag: usize,
-    /// Messages of each channel.
+    /// Number of messages of each channel.
     pub messages: usize,
-    /// Some requests are prepared and cancelled, some messages too long for their receives, some
-    /// sends let go at once.
+    /// Whether some requests are prepared and cancelled, some messages are too long for their
+    /// receives, and some sends are dropped at once.
     pub hazards: bool,
-    /// What is random is drawn from this.
+    /// The seed of all random values.
     pub seed: u64,
 }
 
 impl Setup {
-    /// Longest message.
+    /// Length of the longest message in bytes.
     pub fn longest(&self) -> usize {
         match self.size {
             Size::Bytes(bytes) | Size::Around(bytes) => bytes,
@@ -145,7 +146,7 @@ impl Setup {
         }
     }
 
-    /// To whom a rank sends, and from whom it receives.
+    /// The ranks that a rank sends to, and those that it receives from.
     pub fn peers(&self, me: u32) -> [Vec<u32>; 2] {
         let ranks = self.ranks;
         let [to, from] = match self.reach {
@@ -160,7 +161,7 @@ impl Setup {
         }
     }
 
-    /// Room for one message and all that surrounds it.
+    /// Bytes of a slot for one message, with guards and gaps.
     pub fn slot(&self) -> usize {
         let gaps = match self.form {
             Form::Vectors => SEGMENTS * GAP,
@@ -169,18 +170,19 @@ impl Setup {
         (self.longest() + SLACK + gaps + 16 + 2 * GUARD).next_multiple_of(64)
     }
 
-    /// Messages of a channel in one round. That one was taken a sender may learn with the next
-    /// half of the slots, so no more than half of them are sent before the first must be taken.
+    /// Messages of a channel in one round. The credit of a message may return only with the next
+    /// half of the slots, so at most half of the slots are used before the first message must be
+    /// received.
     pub fn window(&self) -> usize {
         self.depth as usize / 2
     }
 
-    /// Rounds.
+    /// Number of rounds.
     pub fn rounds(&self) -> usize {
         self.messages.div_ceil(self.window())
     }
 
-    /// Channels from each rank, and to each.
+    /// Number of channels from each rank, and to each rank.
     pub fn channels(&self) -> usize {
         let peers = match self.reach {
             Reach::All => self.ranks,
@@ -189,7 +191,7 @@ impl Setup {
         (peers * self.tags) as usize
     }
 
-    /// Rounds after which a rank waits for its streams and looks at what they have received.
+    /// Rounds after which a rank waits for its streams and checks what they have received.
     pub fn ahead(&self) -> usize {
         let streams = |poster| matches!(poster, Poster::Stream | Poster::CpuThread);
         let never_cpu = streams(self.sender)
@@ -201,8 +203,8 @@ impl Setup {
         }
     }
 
-    /// Whether ranks meet after each round: else a receive from anybody might take the message of a
-    /// rank that is ahead, in place of one that is due.
+    /// Whether ranks synchronize after each round: otherwise a receive from any rank might match a
+    /// message of a rank that is ahead, instead of one that is due.
     pub fn meets(&self) -> bool {
         self.wild > 0 && self.reach == Reach::All && !self.one_way
     }

@@ -5,16 +5,16 @@ use gdsync::gpu::Condition;
 
 use super::{Hazards, Settings, Side};
 
-/// Most bytes of a payload, and of one that travels in the entry, with hazards.
+/// Most bytes of a payload, and of an inline payload, with hazards.
 const LONGEST: usize = 16 << 10;
 const INLINE: usize = 150;
-/// Messages that have a place of their own, without hazards; even, so that streams that take turns
+/// Number of messages with separate memory, without hazards; even, so that streams that alternate
 /// share none.
 const SLOTS: usize = 8;
-/// Bytes behind a payload that no message may change.
+/// Guard bytes behind a payload, which no message may change.
 pub const GUARD: usize = 64;
 
-/// What a message is.
+/// The operation of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Send,
@@ -29,43 +29,43 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether the other side needs a receive for it.
+    /// Whether it consumes a receive of the other side.
     pub fn takes_receive(self) -> bool {
         use Operation::{Send, SendInline, WriteImm};
         matches!(self, Send | SendInline | WriteImm)
     }
 
-    /// Whether it works on a word.
+    /// Whether it is an atomic.
     pub fn is_atomic(self) -> bool {
         matches!(self, Operation::FetchAdd(_) | Operation::CompareSwap(..))
     }
 
-    /// Whether its bytes travel in the entry.
+    /// Whether its payload is inline.
     pub fn is_inline(self) -> bool {
         matches!(self, Operation::SendInline | Operation::WriteInline)
     }
 
-    /// Whether it moves bytes that lie in memory.
+    /// Whether its payload is in registered memory: not inline, atomic or empty.
     pub fn moves(self) -> bool {
         !self.is_inline() && !self.is_atomic() && self != Operation::Nop
     }
 
-    /// Whether it names bytes of the other side.
+    /// Whether it accesses memory of the other side.
     pub fn is_remote(self) -> bool {
         use Operation::{Read, Write, WriteImm, WriteInline};
         matches!(self, WriteImm | Write | WriteInline | Read)
     }
 
-    /// Whether bytes come back.
+    /// Whether it returns bytes to the requester.
     pub fn brings(self) -> bool {
         self == Operation::Read || self.is_atomic()
     }
 }
 
-/// What waits for a completion.
+/// The waiter for a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Nothing: it is looked at when everything is over.
+    /// None: the completion is checked when everything is over.
     Nothing,
     /// The CPU.
     Cpu,
@@ -75,87 +75,88 @@ pub enum Wait {
     Both,
 }
 
-/// Who writes the bytes of a message.
+/// The writer of the bytes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
-    /// A kernel on the stream that posts.
+    /// A kernel on the posting stream.
     Kernel,
-    /// The CPU, before anything is posted.
+    /// The CPU, before the post.
     Cpu,
-    /// That stream, by a copy.
+    /// The posting stream, by a copy.
     Copy,
-    /// It, in the same list, word by word.
+    /// The posting stream, in the same list, word by word.
     Words,
-    /// The other stream, which then writes a word that the stream that posts waits for: how it
-    /// compares, and whether it has 64 bits.
+    /// The other stream, which then writes a word that the posting stream waits for: the condition
+    /// of the wait, and whether the word has 64 bits.
     Handed(Condition, bool),
 }
 
-/// What only programs with hazards do to a message.
+/// What programs with hazards add to a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Odd {
-    /// Which streams send, and look at what came.
+    /// The streams that send, and that check the received bytes.
     pub streams: [usize; 2],
-    /// Where its memory is cut into segments, and that of its receive.
+    /// The offsets where its memory is cut into segments, and those of its receive.
     pub cuts: [[usize; 2]; 2],
-    /// It starts only behind earlier READs and atomics.
+    /// Whether it is fenced: it starts only after earlier READs and atomics.
     pub fenced: bool,
-    /// The CPU posts it, and its receive.
+    /// Whether the CPU posts it, and its receive.
     pub by_cpu: [bool; 2],
-    /// What waits for the send, and for its receive.
+    /// The waiters for the send, and for its receive.
     pub waits: [Wait; 2],
-    /// Prepared with wrong length, address and key, put right by the stream; the same for those of
-    /// the other side.
+    /// Whether it is prepared with wrong length, address and key, which the stream patches; the
+    /// same for those of the other side.
     pub patched: [bool; 2],
-    /// A request behind it is aborted, and a receive behind its receive.
+    /// Whether a request behind it is aborted, and a receive behind its receive.
     pub newest_aborted: [bool; 2],
-    /// Its list is first posted with something in it that is refused.
+    /// Whether its list is first posted with a descriptor that is refused.
     pub spoiled: bool,
-    /// Its list stays open for the next message.
+    /// Whether its list stays open for the next message.
     pub joined: bool,
-    /// Its receive is posted behind it.
+    /// Whether its receive is posted after it.
     pub late: bool,
-    /// So many receives of later messages are posted before it.
+    /// Number of receives of later messages that are posted before it.
     pub early: usize,
 }
 
 /// One message.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// The side that acts.
+    /// The requester's side.
     pub from: usize,
-    /// The other one.
+    /// The other side.
     pub to: usize,
-    /// What it does.
+    /// The operation.
     pub operation: Operation,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// Whether the sender is told, where the receiver is anyway.
+    /// Whether the request is signaled where the receiver gets a completion anyway.
     pub signaled: bool,
-    /// A request in front of it is taken back.
+    /// Whether a request in front of it is cancelled.
     pub hole: bool,
-    /// What an atomic brings back.
+    /// The value that an atomic returns.
     pub old: u64,
-    /// Who writes what is sent.
+    /// The writer of the payload.
     pub ink: Ink,
-    /// What else happens.
+    /// The additions of a program with hazards.
     pub odd: Option<Odd>,
 }
 
 /// A program.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// What it was drawn from.
+    /// The shape that it was drawn from.
     pub settings: Settings,
     /// Its messages.
     pub steps: Vec<Step>,
-    /// What the two words at each side (first) for each other one's atomics (second) are in the end.
+    /// The final values of the two words at each side (first) for the atomics of each other side
+    /// (second).
     pub words: Vec<Vec<[u64; 2]>>,
-    /// Where each message's slot begins, in every memory.
+    /// Offset of each message's slot, in every memory.
     pub slots: Vec<usize>,
-    /// Bytes of all slots.
+    /// Bytes of all slots together.
     pub room: usize,
 }
 

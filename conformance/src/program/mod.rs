@@ -1,6 +1,6 @@
-//! Random programs of messages over queue pairs between two sides or more: the streams fill each
-//! payload, send it, wait for it and look at it, while the CPU only enqueues, a ring's length ahead.
-//! Payloads change from message to message.
+//! Random programs of messages over queue pairs between two or more sides: the streams fill each
+//! payload, send it, wait for it and check it, while the CPU only enqueues, up to a ring's length
+//! ahead. Payloads differ from message to message.
 //!
 //! `draw` draws the messages, `play` plays them: of two sides on one GPU, or of one side whose peers
 //! play elsewhere. On real threads and real GPUs ([`hardware`](crate::hardware)) kernels fill and
@@ -18,25 +18,25 @@ pub use play::{Ends, Memory, play, play_on};
 
 use gdsync::gpu::{Caps, MemoryKind};
 
-/// What a program is.
+/// The shape of a program.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Its sides.
     pub sides: Vec<Side>,
-    /// Which streams send and look, as the axis calls it.
+    /// The streams that send and check, by the name of the setting.
     pub streams: &'static str,
     /// Whether the CPU posts receives.
     pub cpu_receives: bool,
-    /// What the messages are, as the axes of the matrices call it.
+    /// The operations of messages, by the names of the settings.
     pub operations: &'static str,
-    /// How many there are.
+    /// Number of messages.
     pub messages: usize,
-    /// What they are drawn from.
+    /// The seed.
     pub seed: u64,
 }
 
 impl Settings {
-    /// Whether more happens than messages.
+    /// Whether the program has hazards.
     pub fn hazards(&self) -> bool {
         self.sides.iter().all(|side| side.hazards.is_some())
     }
@@ -45,16 +45,16 @@ impl Settings {
 /// One side of a program.
 #[derive(Clone, Debug)]
 pub struct Side {
-    /// Where messages are sent from.
+    /// The memory of sends.
     pub source: MemoryKind,
-    /// Where messages land.
+    /// The memory of received messages.
     pub landing: MemoryKind,
-    /// What else happens.
+    /// The hazards.
     pub hazards: Option<Hazards>,
 }
 
 impl Side {
-    /// One where nothing else happens.
+    /// A side without hazards.
     pub fn plain(payload: MemoryKind) -> Side {
         Side {
             source: payload,
@@ -64,11 +64,11 @@ impl Side {
     }
 }
 
-/// What else a program may do.
+/// The hazards of a program.
 #[derive(Clone, Debug)]
 pub struct Hazards {
-    /// What the GPU can do.
+    /// The capabilities of the GPU.
     pub caps: Caps,
-    /// Whether a stream takes so much that a receive may be posted behind what waits for it.
+    /// Whether a stream accepts so many submissions that a receive may be posted behind its wait.
     pub late: bool,
 }

@@ -1,4 +1,4 @@
-//! Descriptors that own what they name, for lists that grow until they are posted.
+//! Descriptors that own the objects that they name, for lists that grow until they are posted.
 
 use gdsync::gpu::{Condition, Span, Word32, Word64};
 use gdsync::rdma::{Completion, Descriptor, ReceiveRequest, SendRequest};
@@ -6,17 +6,17 @@ use gdsync::rdma::{Completion, Descriptor, ReceiveRequest, SendRequest};
 /// A word of 32 or 64 bits.
 #[derive(Clone)]
 pub enum Word {
-    /// Of 32.
+    /// A word of 32 bits.
     Narrow(Word32),
-    /// Of 64.
+    /// A word of 64 bits.
     Wide(Word64),
 }
 
-/// A descriptor that owns what it names.
+/// A descriptor that owns the objects that it names.
 pub enum OwnedDescriptor {
-    /// Ring for a send.
+    /// Write the doorbell of a send.
     Send(SendRequest),
-    /// Make a receive available.
+    /// Write the doorbell record of a receive.
     Receive(ReceiveRequest),
     /// Wait for a completion.
     Wait(Completion),

@@ -1,5 +1,5 @@
-//! How long anything may take that has to end: limits that only end what hangs, times
-//! `GDS_TIMEOUT_SCALE` on machines that are slow.
+//! Time limits of operations that must complete. A limit only ends a hang; `GDS_TIMEOUT_SCALE`
+//! multiplies it on slow machines.
 
 use std::env::VarError;
 use std::sync::{Once, OnceLock};
@@ -11,7 +11,7 @@ use super::verdict::Verdict;
 const SCALE: &str = "GDS_TIMEOUT_SCALE";
 const FORMER: &str = "GDS_PATIENCE";
 
-/// On a machine of usual speed.
+/// The limit on a machine of usual speed.
 const LIMIT: Duration = Duration::from_secs(40);
 
 fn factor() -> Result<u32, String> {
@@ -31,18 +31,18 @@ fn factor() -> Result<u32, String> {
     }
 }
 
-/// That what the environment says makes sense.
+/// Checks that the value in the environment is valid.
 pub fn check() -> Verdict {
     Ok(factor().map(drop)?)
 }
 
-/// A limit for a machine of usual speed, for this one.
+/// Scales a limit for a machine of usual speed to this machine.
 pub fn scaled(limit: Duration) -> Duration {
     static FACTOR: OnceLock<u32> = OnceLock::new();
     limit * *FACTOR.get_or_init(|| factor().unwrap_or(1))
 }
 
-/// Ends what hangs.
+/// The limit that ends a hang.
 pub fn time_limit() -> Duration {
     scaled(LIMIT)
 }

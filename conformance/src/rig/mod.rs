@@ -96,8 +96,8 @@ impl Rig {
             len: len as u64,
             seed,
         };
-        // SAFETY: the memory lies in a region, as checked, which the trials keep until the
-        // stream is done.
+        // SAFETY: the memory is inside a region, as checked, and the trials keep the region until
+        // the stream is done.
         unsafe { stream.launch(&self.fill, Dims::linear(1, 64), fill.bytes()) }
     }
 
@@ -142,7 +142,7 @@ impl Rig {
         }
         for lie in qps.into_iter().map(Qp::memory) {
             ensure(lie == wanted, || {
-                format!("queues lie in pinned memory: {lie:?} in place of {wanted:?}")
+                format!("queues are in pinned memory: {lie:?} instead of {wanted:?}")
             })?;
         }
         Ok(())
@@ -197,24 +197,26 @@ pub fn expected(seed: u64, len: usize) -> Vec<u8> {
     words.take(len).collect()
 }
 
-/// Waits until the stream has run everything.
+/// Waits until the stream is idle.
 pub fn finish(stream: &Stream, what: &str) -> Verdict {
     let done = stream.synchronize(time_limit())?;
-    ensure(done, || format!("{what}: {stream:?} stands still"))
+    ensure(done, || {
+        format!("{what}: {stream:?} is not idle within the limit")
+    })
 }
 
-/// Tries as long as a queue is full, at most [`time_limit`].
+/// Retries while a queue is full, at most for [`time_limit`].
 ///
 /// # Errors
-/// As the attempt; `QueueFull` after the limit.
+/// Those of the attempt; `QueueFull` after the limit.
 pub fn retry<T>(gpu: &Gpu, attempt: impl FnMut() -> gdsync::Result<T>) -> gdsync::Result<T> {
     retry_while(gpu, Kind::QueueFull, attempt)
 }
 
-/// Tries as long as it is refused so, at most [`time_limit`].
+/// Retries while the call is refused with this kind, at most for [`time_limit`].
 ///
 /// # Errors
-/// As the attempt; after the limit, that one too.
+/// Those of the attempt; after the limit, this kind too.
 pub fn retry_while<T>(
     gpu: &Gpu,
     kind: Kind,
@@ -232,12 +234,12 @@ pub fn retry_while<T>(
     result
 }
 
-/// A wait until a word is so much, or more.
+/// A wait until a word has at least this value.
 pub fn reaches(word: &Word32, value: u32) -> Descriptor<'_> {
     Descriptor::wait_value(word, Condition::Geq, value)
 }
 
-/// A word that holds streams until it is opened.
+/// A word that blocks streams until it is opened.
 #[derive(Debug)]
 pub struct Gate(Word32);
 
@@ -247,19 +249,18 @@ impl Gate {
         Ok(Gate(gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?))
     }
 
-    /// What a stream does to stand before it.
+    /// The wait of a stream at the gate.
     pub fn wait(&self) -> Descriptor<'_> {
         reaches(&self.0, 1)
     }
 
-    /// Lets everybody pass.
+    /// Opens the gate for all streams.
     pub fn open(&self) -> gdsync::Result<()> {
         self.0.store(1)
     }
 }
 
-/// A gate that opens when it goes out of scope, so that a trial that fails leaves no stream
-/// behind that stands.
+/// A gate that opens on drop, so that a trial that fails leaves no waiting stream behind.
 impl Drop for Gate {
     fn drop(&mut self) {
         let _ = self.open();
@@ -275,14 +276,14 @@ pub struct Pair {
     pub pds: [Pd; 2],
     /// The queue pairs.
     pub qps: [Qp; 2],
-    /// Entries of each receive queue, and segments of each entry, at least.
+    /// Entries of each receive queue, at least.
     pub entries: usize,
-    /// See above.
+    /// Segments of each receive entry, at least.
     pub recv_sges: usize,
 }
 
 impl Pair {
-    /// Makes NICs and queue pairs, and connects these.
+    /// Opens NICs, creates queue pairs, and connects them.
     pub fn new(rig: &Rig, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
         let [first, second] = provider::open_two(rig.provider, &rig.gpu, net)?;
         let pd = first.alloc_pd()?;
@@ -293,7 +294,7 @@ impl Pair {
         Pair::on([first, second], [pd, other], configs)
     }
 
-    /// Makes queue pairs on NICs that are open, and connects them.
+    /// Creates queue pairs on open NICs, and connects them.
     pub fn on(devices: [Device; 2], pds: [Pd; 2], configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
         let qp = |i: usize| pds[i].create_qp(configs[i]);
         let least = |f: fn(&QpConfig) -> u32| configs.map(f).into_iter().min().unwrap_or(1);
@@ -308,19 +309,19 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Connects the two, after creation or reset.
+    /// Connects the two queue pairs, after creation or reset.
     pub fn connect(&mut self) -> gdsync::Result<()> {
         let [a, b] = &mut self.qps;
         a.connect(&b.address())?;
         b.connect(&a.address())
     }
 
-    /// New memory that queue pair `of` may name, with all rights.
+    /// New memory that queue pair `of` may access, with all rights.
     pub fn memory(&self, of: usize, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
         memory(&self.pds[of], kind, len)
     }
 
-    /// One message each way, filled and verified by the GPU.
+    /// One message in each direction, filled and verified by the GPU.
     pub fn message(&mut self, rig: &Rig, seed: u64) -> Verdict {
         let stream = rig.gpu.stream()?;
         let finding = rig.finding()?;
@@ -349,18 +350,19 @@ impl Pair {
         Ok(())
     }
 
-    /// Waits until nothing is in flight, finds no error, and takes everything down.
+    /// Waits until nothing is in flight, checks that there is no error, and closes everything.
     pub fn leave(self, what: &str) -> Verdict {
         leave(self.devices, self.qps, what)
     }
 }
 
-/// New memory that queue pairs of a domain may name, with all rights.
+/// New memory that queue pairs of a domain may access, with all rights.
 pub fn memory(pd: &Pd, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
     pd.register(&pd.device().gpu().alloc(kind, len)?, Access::ALL)
 }
 
-/// Waits until nothing is in flight, finds no error, and takes queue pairs and NICs down.
+/// Waits until nothing is in flight, checks that there is no error, and closes queue pairs and
+/// NICs.
 pub fn leave(
     devices: impl IntoIterator<Item = Device>,
     qps: impl IntoIterator<Item = Qp>,

@@ -1,5 +1,5 @@
-//! Who drives the NIC under the trials: what `GDS_PROVIDER` says of the software GPU, asked once
-//! for each process, and the NICs that it opens.
+//! The provider of the trials: the value of `GDS_PROVIDER` on the software GPU, read once in each
+//! process, and the NICs that the provider opens.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,23 +11,23 @@ use vmlx5::fabric::hub::{Hub, HubConfig};
 
 use super::verdict::{Verdict, ensure};
 
-/// What lies between two queue pairs.
+/// The link between two queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Net {
-    /// One NIC, which talks to itself.
+    /// One NIC, in loopback.
     One,
     /// Two NICs of this process.
     Hub,
-    /// Two NICs that meet as those of two processes do.
+    /// Two NICs that connect as those of two processes do.
     Host,
 }
 
-/// What the environment chooses.
+/// The provider and NIC that the environment chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// The provider.
     pub provider: Provider,
-    /// The NIC, as its provider calls it: `mlx5_0:1`.
+    /// The NIC, by its provider's name: `mlx5_0:1`.
     pub nic: String,
 }
 
@@ -46,11 +46,11 @@ pub fn chosen() -> Verdict<&'static Chosen> {
     Ok(chosen.as_ref()?)
 }
 
-/// That a device which was opened by itself is over the provider that was chosen: what suits its
-/// GPU best may be another one than what suits the software GPU.
+/// Checks that a device that was opened without an explicit provider has the chosen one: the best
+/// provider for its GPU may differ from the best one for the software GPU.
 ///
 /// # Errors
-/// It is not; as [`chosen`].
+/// It has another one; or as [`chosen`].
 pub fn check(device: &Device) -> Verdict {
     let (there, wanted) = (device.provider(), chosen()?.provider);
     ensure(there == wanted, || {
@@ -67,10 +67,10 @@ pub fn shortly_before_the_wrap(provider: Provider) -> u32 {
     }
 }
 
-/// Whether two NICs were wanted where there is one. Only says so; nothing is ordered by it.
+/// Whether two NICs were needed where there is one. Relaxed: other data does not depend on it.
 static ALONE: AtomicBool = AtomicBool::new(false);
 
-/// Whether [`open_two`] has come to one NIC that was opened twice.
+/// Whether [`open_two`] opened one NIC twice.
 pub fn was_alone() -> bool {
     ALONE.load(Ordering::Relaxed)
 }
@@ -81,9 +81,9 @@ pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
     Device::open_with(gpu, &options)
 }
 
-/// Two NICs, or one twice, with `net` between them. Of a provider for real NICs, one and its
-/// neighbour, as the kernel counts them, or, where there is one alone, that one opened again,
-/// which [`was_alone`] tells.
+/// Two NICs, or one NIC twice, with the link `net` between them. Of a provider for real NICs: a NIC
+/// and its neighbour in the kernel's numbering, or, if there is only one, this one opened twice,
+/// which [`was_alone`] reports.
 pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Device; 2]> {
     if provider == Provider::Emulated && net != Net::Host {
         let hub = Hub::new(HubConfig::default());
@@ -115,7 +115,7 @@ pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Devi
     Ok([first, second])
 }
 
-/// `mlx5_1` of a device on `mlx5_0`, and the other way round.
+/// `mlx5_1` for a device `mlx5_0`, and the reverse.
 fn neighbour(device: &Device) -> Option<NicChoice> {
     let name = device.name();
     let (_, nic) = name.split_once(' ')?;

@@ -1,9 +1,9 @@
-//! What a trial finds, and how it says so.
+//! The result of a trial, and its text.
 
 use gdsync::{Error, Kind};
 use libtest_mimic::Failed;
 
-/// What a trial finds.
+/// The result of a trial.
 pub type Verdict<T = ()> = Result<T, Failed>;
 
 /// Fails the trial unless `holds`.
@@ -14,10 +14,10 @@ pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
     }
 }
 
-/// That a call was refused so.
+/// Checks that a call was refused with this kind of error.
 ///
 /// # Errors
-/// It was not, or for another reason.
+/// The call succeeded, or failed for another reason.
 pub fn refused<T>(result: Result<T, Error>, kind: Kind, what: &str) -> Verdict<Error> {
     match result {
         Ok(_) => Err(format!("{what}: taken, where {kind:?} was due").into()),
@@ -26,7 +26,7 @@ pub fn refused<T>(result: Result<T, Error>, kind: Kind, what: &str) -> Verdict<E
     }
 }
 
-/// What a failure says.
+/// The text of a failure.
 pub fn text(failed: &Failed) -> &str {
     failed.message().unwrap_or("no reason given")
 }

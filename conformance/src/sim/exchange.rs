@@ -17,17 +17,17 @@ use crate::rig::verdict::{Verdict, text};
 use crate::rig::{self, Pair, Rig, Runtime};
 use crate::sim::world::{self, Devices, LIMIT, Pause, Rank};
 
-/// How often every ring is gone through at least, if all messages are as small as may be.
+/// Least number of laps of every ring, if all messages have the smallest size.
 const LAPS: u32 = 6;
 
-/// What tells a program's draws from those of its schedule: one with which seed 0 notices most
+/// Separates the draws of a program from those of its schedule; chosen so that seed 0 detects most
 /// mutants.
 const SALT: u64 = 202;
 
 /// Draws the program of `seed` and runs it under the schedule of `seed`.
 ///
 /// # Errors
-/// Whatever did not go as the program says, with the seed.
+/// The first deviation from the program, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
     let plan = Rc::new(Plan::draw(seed));
     world::play(seed, plan.gpus.len(), move |rank| {
@@ -41,13 +41,13 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     })
 }
 
-/// A program and the world that it runs in.
+/// A program, with the settings of its GPUs, queue pairs and NICs.
 struct Plan {
-    /// One, or one for each side.
+    /// Options of one GPU, or of one GPU for each side.
     gpus: Vec<SoftOptions>,
-    /// By side and peer.
+    /// Settings of the queue pairs, by side and peer.
     queues: Vec<Vec<QpConfig>>,
-    /// Two sides on one GPU have a NIC each.
+    /// Whether two sides on one GPU have one NIC each.
     two_nics: bool,
     program: Program,
     pauses: Vec<Pause>,
@@ -122,7 +122,7 @@ impl Plan {
         rank.pauses(&self.pauses, &parts);
     }
 
-    /// Plays both sides, on one GPU.
+    /// Runs both sides on one GPU.
     fn alone(&self, rank: &Rank) -> Verdict {
         let (devices, rig) = self.open(rank)?;
         let other = match self.two_nics {
@@ -136,7 +136,7 @@ impl Plan {
         program::play(&rig, pair, &self.program)
     }
 
-    /// Plays the side of a rank.
+    /// Runs the side of a rank.
     fn among(&self, rank: &Rank) -> Verdict {
         let (devices, rig) = self.open(rank)?;
         let register = |kind, len| rig::memory(&devices.pd, kind, len);
@@ -177,7 +177,7 @@ fn memory(rng: &mut Rng) -> MemoryKind {
     }
 }
 
-/// A GPU that can do this and that, with weak memory.
+/// A GPU with drawn capabilities and weak memory.
 fn gpu(rng: &mut Rng) -> SoftOptions {
     let full = SoftOptions::default().caps;
     let caps = full

@@ -1,9 +1,9 @@
-//! What runs in the simulation: one thread, virtual time, and an order of events that a seed draws.
+//! The simulation: one thread, virtual time, and an order of events that a seed draws.
 //!
-//! [`exchange`] draws a program of messages from a seed, what the runtime can do and how queues are
-//! made. [`directed`] holds the scenarios that a random program would meet too rarely: failures, held
-//! streams, silent peers. [`mp`] are messages of `mp`. `world` is what all of them stand on, and
-//! [`mutants`] hunts for what breaks a rule.
+//! [`exchange`] draws from a seed a program of messages, the capabilities of the runtime and the
+//! settings of queues. [`directed`] has the scenarios that a random program would reach too rarely:
+//! failures, blocked streams, silent peers. [`mp`] tests messages of `mp`. `world` is the common
+//! base, and [`mutants`] finds seeds that detect mutants.
 
 pub mod directed;
 pub mod exchange;

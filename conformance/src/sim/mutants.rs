@@ -1,5 +1,5 @@
-//! The hunts for committed mutants: scenarios that a seed runs, what a seed says, the first that
-//! notices a mutant, and the program around the hunts.
+//! The hunts for committed mutants: scenarios that run from a seed, the outcome of a seed, the
+//! first scenario that detects a mutant, and the test program around the hunts.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,13 +9,13 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::sim::world::with_digest;
 
-/// Seeds that a mutant has to survive before it counts as alive.
+/// Seeds that a mutant must survive to count as undetected.
 const SEEDS: u64 = 150;
 
-/// A scenario's name, and what runs it from a seed.
+/// A scenario's name, and its function of a seed.
 pub type Scenario = (&'static str, fn(u64) -> Result<SimReport, SimError>);
 
-/// What a seed says: nothing, or how it failed.
+/// The outcome of a seed: success, or the failure as text.
 pub fn verdict(scenario: &Scenario, seed: u64) -> Option<String> {
     match catch_unwind(AssertUnwindSafe(|| (scenario.1)(seed))) {
         Ok(Ok(_)) => None,
@@ -26,16 +26,16 @@ pub fn verdict(scenario: &Scenario, seed: u64) -> Option<String> {
 
 /// The mutants of a package.
 pub struct Hunt<M> {
-    /// Switches one on, for the whole process, or all off.
+    /// Switches one mutant on, for the whole process, or all off.
     pub set: fn(Option<M>),
-    /// What may notice them.
+    /// The scenarios that may detect them.
     pub scenarios: &'static [Scenario],
-    /// One of which a failing seed is replayed.
+    /// The mutant whose failing seed is replayed.
     pub replayed: M,
 }
 
 impl<M: Copy + Debug + Send + Sync + 'static> Hunt<M> {
-    /// The first scenario and seed that notice a mutant.
+    /// The first scenario and seed that detect a mutant.
     fn killer(&self, mutant: M) -> Option<(&Scenario, u64, String)> {
         (self.set)(Some(mutant));
         let found = (0..SEEDS).find_map(|seed| {
@@ -46,10 +46,10 @@ impl<M: Copy + Debug + Send + Sync + 'static> Hunt<M> {
         found
     }
 
-    /// Shows that a mutant is noticed.
+    /// Checks that a mutant is detected.
     ///
     /// # Errors
-    /// It survives, or what notices it fails without it too.
+    /// The mutant survives, or the scenario that detects it also fails without it.
     pub fn kill(&self, mutant: M) -> Result<(), Failed> {
         let Some((scenario, seed, why)) = self.killer(mutant) else {
             return Err(format!("{mutant:?} survived {SEEDS} seeds of every scenario").into());
@@ -62,11 +62,11 @@ impl<M: Copy + Debug + Send + Sync + 'static> Hunt<M> {
         }
     }
 
-    /// A failing seed of a mutant fails the same way, ten times over: the same choices of the
-    /// scheduler and answers of every machine, the same words in the end.
+    /// Checks that a failing seed of a mutant fails the same way ten times: the same choices of the
+    /// scheduler, the same results of every machine, and the same error.
     ///
     /// # Errors
-    /// It does not, or as well without the mutant.
+    /// It does not, or it also fails without the mutant.
     pub fn replay(&self) -> Result<(), Failed> {
         let Some((scenario, seed, why)) = self.killer(self.replayed) else {
             return Err("no failing seed to replay".into());
@@ -88,7 +88,7 @@ impl<M: Copy + Debug + Send + Sync + 'static> Hunt<M> {
         }
     }
 
-    /// A trial for each mutant, by `kill`, and one that replays.
+    /// A trial for each mutant, by `kill`, and one for the replay.
     pub fn trials(&'static self, all: &[M], kill: fn(M) -> Result<(), Failed>) -> Vec<Trial> {
         let trial = |m: &M| {
             let m = *m;
@@ -100,7 +100,7 @@ impl<M: Copy + Debug + Send + Sync + 'static> Hunt<M> {
     }
 }
 
-/// Devices are numbered through the life of the process; everything else is the same.
+/// Devices have numbers that count through the life of the process; all else is the same.
 fn nameless(text: &str) -> String {
     let mut out = String::new();
     let mut number = false;
@@ -114,7 +114,7 @@ fn nameless(text: &str) -> String {
     out
 }
 
-/// What stands for the hunts in a build without mutants.
+/// The placeholder for the hunts in a build without mutants.
 pub fn absent() -> Vec<Trial> {
     let why = "mutants (needs the feature mutants: ./build.sh test mutants)";
     let never = || Err("built without the feature mutants".into());
@@ -123,7 +123,7 @@ pub fn absent() -> Vec<Trial> {
 
 /// Runs the hunts, one at a time, and ends the process.
 pub fn run(trials: Vec<Trial>) -> ! {
-    // What a rank says when a mutant makes it panic is told by the verdict.
+    // The verdict contains the message of a rank that panics because of a mutant.
     std::panic::set_hook(Box::new(|_| ()));
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);

@@ -1,5 +1,5 @@
-//! Ranks under the simulation: their GPUs and NICs, and what they tell each other outside the
-//! library.
+//! Ranks in the simulation: their GPUs and NICs, and a side channel for what they exchange outside
+//! the library.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -19,44 +19,44 @@ use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 thread_local! {
-    /// Of all worlds that this thread has played.
+    /// The digest of all worlds that this thread has run.
     static DIGEST: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What `run` returns, and a digest of every choice and answer in the worlds that it plays.
+/// The result of `run`, and a digest of every choice and result in the worlds that it runs.
 pub fn with_digest<R>(run: impl FnOnce() -> R) -> (R, u64) {
     DIGEST.set(0);
     (run(), DIGEST.get())
 }
 
-/// Virtual time after which something that should have happened counts as hung.
+/// Virtual time after which a missing event counts as a hang.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// What the ranks tell each other outside the library.
+/// The side channel of the ranks.
 #[derive(Default)]
 struct Board {
     /// Records by writer and reader, oldest first.
     records: BTreeMap<(usize, usize), Vec<Vec<u8>>>,
-    /// How many barriers each rank has come to.
+    /// Number of barriers that each rank has entered.
     arrived: Vec<u64>,
 }
 
 /// One rank's view of the world.
 #[derive(Clone)]
 pub struct Rank {
-    /// Its number.
+    /// Its rank.
     pub me: usize,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: usize,
     /// The driver.
     pub host: Arc<dyn Host>,
-    /// To freeze machines and ranks.
+    /// Freezes machines and ranks.
     pub control: SimControl,
     hub: Hub,
     board: Rc<RefCell<Board>>,
 }
 
-/// One of six parts of a rank stands still for a while.
+/// A pause of one of the six machines of a rank.
 pub struct Pause {
     rank: usize,
     part: usize,
@@ -65,7 +65,7 @@ pub struct Pause {
 }
 
 impl Pause {
-    /// Draws one.
+    /// Draws a pause.
     pub fn draw(rng: &mut Rng, ranks: usize) -> Pause {
         let longest = 1 << rng.u32(8..22);
         Pause {
@@ -87,7 +87,7 @@ pub struct Devices {
     pub pd: Pd,
 }
 
-/// The name of a NIC among the machines.
+/// The name of a NIC's machine.
 pub fn nic(device: &Device) -> String {
     device.name().replace("emulated ", "")
 }
@@ -104,7 +104,7 @@ impl Devices {
         self.pd.register(&region, access).expect("a registration")
     }
 
-    /// The name of the NIC among the machines; its watcher and CPU thread are called after it.
+    /// The name of the NIC's machine, from which the names of its watcher and CPU thread derive.
     pub fn nic(&self) -> String {
         nic(&self.device)
     }
@@ -115,14 +115,14 @@ impl Devices {
         qp.expect("a queue pair").address().node
     }
 
-    /// The name of the GPU among the machines.
+    /// The name of the GPU's machine.
     pub fn engine(&self) -> String {
         self.gpu.name().replace("soft ", "") + ".engine"
     }
 }
 
 impl Rank {
-    /// The other one of two.
+    /// The other rank of two.
     pub fn peer(&self) -> usize {
         1 - self.me
     }
@@ -140,7 +140,7 @@ impl Rank {
         Devices { gpu, device, pd }
     }
 
-    /// Another NIC.
+    /// Opens another NIC.
     pub fn device(&self, gpu: &Gpu, faults: Faults) -> Device {
         let options = EmulatedOptions::default()
             .hub(self.hub.clone())
@@ -148,7 +148,7 @@ impl Rank {
         Device::emulated_with(gpu, options).expect("a virtual NIC")
     }
 
-    /// Leaves a record for another rank.
+    /// Sends a record to another rank.
     pub fn tell(&self, to: usize, record: &[u8]) {
         let mut board = self.board.borrow_mut();
         let records = board.records.entry((self.me, to)).or_default();
@@ -157,7 +157,7 @@ impl Rank {
         self.host.ring();
     }
 
-    /// Takes the oldest record that another rank left.
+    /// Receives the oldest record from another rank.
     pub fn hear(&self, from: usize) -> Vec<u8> {
         let key = (from, self.me);
         let there = |board: &Board| board.records.get(&key).is_some_and(|r| !r.is_empty());
@@ -172,7 +172,7 @@ impl Rank {
         self.tell(to, &qp.address().to_bytes());
         let address = QpAddress::from_bytes(&self.hear(to)).expect("an address record");
         qp.connect(&address).expect("connected");
-        // Nobody sends before the other end is there.
+        // Neither side sends before both QPs are connected.
         self.tell(to, &[]);
         self.hear(to);
     }
@@ -191,7 +191,7 @@ impl Rank {
         assert!(there, "another rank did not come");
     }
 
-    /// Waits until all ranks are here.
+    /// A barrier of all ranks.
     pub fn barrier(&self) {
         let mine = {
             let mut board = self.board.borrow_mut();
@@ -202,7 +202,7 @@ impl Rank {
         self.wait(|board| board.arrived.iter().all(|a| *a >= mine));
     }
 
-    /// Lets virtual time pass.
+    /// Waits for a virtual time.
     pub fn pass(&self, time: Duration) {
         let deadline = self.host.now() + time;
         self.host.wait_until(Some(deadline), &mut || false);
@@ -215,24 +215,24 @@ impl Rank {
         self.control.unfreeze_at(When::Time(start + lasts), name);
     }
 
-    /// Has its pauses begin, of parts with these names.
+    /// Starts its pauses, of machines with these names.
     pub fn pauses(&self, pauses: &[Pause], parts: &[String]) {
         for pause in pauses.iter().filter(|pause| pause.rank == self.me) {
             self.pause(&parts[pause.part], pause.after, pause.lasts);
         }
     }
 
-    /// Cuts a NIC off for good: its peers see their links lost.
+    /// Cuts a NIC off for good: its peers detect that their links are lost.
     pub fn cut(&self, node: u64) {
         assert!(self.hub.kill(NodeId(node)), "there is no node {node}");
         self.host.ring();
     }
 }
 
-/// Runs `body` as each of so many ranks under the schedule that `seed` draws.
+/// Runs `body` as each of `ranks` ranks under the schedule that `seed` draws.
 ///
 /// # Errors
-/// What the simulation found: a panic, a hang, a limit passed; it names the seed.
+/// The finding of the simulation (a panic, a hang, an exceeded limit), with the seed.
 pub fn play(
     seed: u64,
     ranks: usize,

@@ -15,9 +15,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// Two command lines.
+const EXAMPLES: &str = "\
+Examples:
+  vmlx5 run --devices 2 ibv_devinfo
+          a program that finds two virtual devices
+  vmlx5 run --link roce --faults loss=0.01,seed=7 -- ib_write_lat
+          a server of perftest on Ethernet ports that lose 1% of the frames
+  vmlx5 run --link roce --wait-port 18515 -- ib_write_lat localhost
+          its client, started when the server listens";
+
 /// Virtual ConnectX devices for programs that use libibverbs.
 #[derive(Parser)]
-#[command(name = "vmlx5", version)]
+#[command(name = "vmlx5", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Task,
@@ -26,6 +36,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Task {
     /// Runs a program with virtual devices in place of the machine's devices.
+    #[command(after_help = EXAMPLES)]
     Run(Run),
 }
 
@@ -39,51 +50,52 @@ enum Link {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Uar {
-    /// Doorbell pages are mapped one by one, as with current kernels
+    /// Doorbell pages are allocated one by one, as by current kernels
     Dyn,
-    /// All doorbell pages are mapped at the start, as with older kernels
+    /// All doorbell pages are allocated at the start, as by older kernels
     Static,
 }
 
 #[derive(Args)]
 struct Run {
-    /// Link layer of the ports [default: ib]
+    /// Link of the ports [default: ib, or VMLX5_LINK]
     #[arg(long)]
     link: Option<Link>,
-    /// Allocation of doorbell pages [default: dyn]
+    /// Allocation of doorbell pages [default: dyn, or VMLX5_UAR]
     #[arg(long)]
     uar: Option<Uar>,
-    /// Name of the fabric: programs with the same name reach each other [default: default]
+    /// Name of the fabric; programs with the same fabric reach each other [default: default, or
+    /// VMLX5_FABRIC]
     #[arg(long)]
     fabric: Option<String>,
-    /// Number of devices [default: 1]
+    /// Number of devices, 1 to 64 [default: 1, or VMLX5_DEVICES]
     #[arg(long)]
     devices: Option<u32>,
-    /// Number of ports of each device [default: 1]
+    /// Number of ports of each device, 1 to 4 [default: 1, or VMLX5_PORTS]
     #[arg(long)]
     ports: Option<u8>,
-    /// Faults of frames and ports: loss=0.01,dup=0.01,reorder=0.01,
-    /// delay=20us..2ms,die=3s,deaf=1s..2s,down=1:1s..2s,seed=7
+    /// Faults of frames and ports, for example loss=0.01,dup=0.01,reorder=0.01,
+    /// delay=20us..2ms,die=3s,deaf=1s..2s,down=1:1s..2s,seed=7 [default: none, or VMLX5_FAULTS]
     #[arg(long)]
     faults: Option<String>,
-    /// Waits at most 60 s until a program on this host listens on this TCP port, then starts the
-    /// program: a client after its server
+    /// Starts the program when another program on this host listens on this TCP port, for example
+    /// a client after its server. Time limit: 60 s
     #[arg(long, value_name = "PORT")]
     wait_port: Option<u16>,
-    /// Writes the commands of the program to its devices to standard error
+    /// Prints on standard error every command that the program sends to its devices
     #[arg(long)]
     trace: bool,
-    /// The library to preload [default: libvmlx5.so beside this program, or in ../lib]
+    /// Library to preload [default: libvmlx5.so beside this program, or in ../lib]
     #[arg(long)]
     library: Option<PathBuf>,
-    /// The program and its arguments
+    /// Program to run, with its arguments
     #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
 const LIBRARY: &str = "libvmlx5.so";
 
-/// Longest that `--wait-port` waits.
+/// Time limit of `--wait-port`.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {

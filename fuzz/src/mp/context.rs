@@ -1,7 +1,7 @@
-//! A context whose peer is hostile: any control messages, and any words and addresses in the
-//! memory that it shares with that peer. Another peer is honest and served throughout.
+//! A context with a hostile peer: any control messages, and any words and addresses in the memory
+//! that it shares with that peer. Another peer is honest and is served throughout.
 //!
-//! All is simulated on one thread, so the same input is the same run.
+//! All is simulated on one thread, so the same input gives the same run.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -26,38 +26,38 @@ use crate::input::Input;
 const VICTIM: u32 = 0;
 const HOSTILE: u32 = 1;
 const HONEST: u32 = 2;
-/// The tag that the honest ranks use, and the word that ends it.
+/// The tag that the honest ranks use, and the message that ends the run.
 const OURS: u32 = 9;
 const END: u8 = 0xff;
-/// Most acts of the victim and of the hostile rank in one run.
+/// Most operations of the victim and of the hostile rank in one run.
 const ACTS: usize = 24;
 const HOSTILE_ACTS: usize = 64;
-/// How channels are laid out: slots and bytes of an eager message.
+/// Layout of channels: slots, and bytes of an eager message.
 const DEPTH: usize = 4;
 const EAGER: usize = 128;
 const MAILBOX: usize = DEPTH * 16 + DEPTH * EAGER;
 const BLOCK: usize = DEPTH * (PLACE + 16);
-/// Bytes of a slot for where a receive lies, and those that are told.
+/// Bytes of a slot for the address of a receive, and the bytes of them that are used.
 const PLACE: usize = 64;
 const TOLD: usize = 28;
-/// After which virtual time something honest counts as hung.
+/// Virtual time after which a pending honest operation counts as a hang.
 const LIMIT: Duration = Duration::from_secs(100);
-/// For how long the victim waits for the hostile rank.
+/// Time limit of the victim for operations with the hostile rank.
 const SHORT_LIMIT: Duration = Duration::from_millis(4);
 
-/// The topic of contexts called `mp`.
+/// The topic of contexts named `mp`.
 fn topic() -> u64 {
     b"mp".iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// What all ranks draw from, and whether it is over.
+/// The input that all ranks draw from, and whether the run is over.
 #[derive(Clone)]
 struct World {
     bytes: Rc<[u8]>,
     at: Rc<Cell<usize>>,
-    /// The victim has found its peers.
+    /// Whether the victim has connected to its peers.
     begun: Rc<Cell<bool>>,
     over: Rc<Cell<bool>>,
     host: Arc<dyn Host>,
@@ -114,13 +114,13 @@ struct Victim {
     ctx: Context,
     stream: Stream,
     memory: Memory,
-    /// Sent from, never received into.
+    /// Memory of sends, never of receives.
     source: Memory,
     requests: Vec<Request>,
     count: u8,
 }
 
-/// A message's length, on either side of the eager limit.
+/// A message length on either side of the eager limit.
 const LENGTHS: [usize; 6] = [0, 8, 64, EAGER, EAGER + 1, 1000];
 
 impl Victim {
@@ -140,7 +140,7 @@ impl Victim {
         }
     }
 
-    /// Whatever is attempted ends with an answer. What it is is up to the hostile rank.
+    /// Every operation completes. The hostile rank may decide the result.
     fn act(&mut self) {
         let (act, tag, len) = self.world.draw(|input| {
             let act = input.byte();
@@ -189,7 +189,7 @@ impl Victim {
         }
     }
 
-    /// The honest rank says the same again.
+    /// The honest rank sends the same message back.
     fn talk(&mut self, mark: u8) {
         self.count = (self.count + 1) % END;
         let len = LENGTHS[usize::from(mark) % LENGTHS.len()].max(1);
@@ -263,7 +263,7 @@ fn honest(world: &World) {
     let _ = ctx.close(SHORT_LIMIT);
 }
 
-/// The hostile rank: a bootstrap and a NIC, and no context.
+/// The hostile rank: a bootstrap and a NIC, without a context.
 struct Hostile {
     world: World,
     pd: Pd,
@@ -272,7 +272,7 @@ struct Hostile {
     /// By tag: the victim's mailbox and its return block.
     mailboxes: BTreeMap<u32, RemoteMemory>,
     blocks: BTreeMap<u32, RemoteMemory>,
-    /// It answers what it is asked, as long as it likes.
+    /// Whether it answers requests.
     answers: bool,
     _device: Device,
 }
@@ -283,7 +283,7 @@ fn head(kind: u8, small: u8) -> Vec<u8> {
     bytes
 }
 
-/// One record, of the path by a NIC.
+/// One record of the path by a NIC.
 fn record(bytes: &mut Vec<u8>, record: &[u8]) {
     bytes.extend([1, 1, record.len() as u8]);
     bytes.extend(record);
@@ -335,7 +335,7 @@ impl Hostile {
         self.world.host.ring();
     }
 
-    /// Its own memory as a mailbox or a return block.
+    /// Its own memory, as a mailbox or a return block.
     fn own(&self, len: usize) -> RemoteMemory {
         let mut memory = self.memory.remote();
         memory.len = len as u64;
@@ -394,7 +394,7 @@ impl Hostile {
         }
     }
 
-    /// A word of a message, more or less.
+    /// A word of a message, more or less valid.
     fn word(input: &mut Input<'_>) -> u64 {
         let shape = input.byte();
         let number = match shape >> 6 {
@@ -530,8 +530,8 @@ impl Hostile {
     }
 }
 
-/// Whatever its peer does, a context answers every call in time, serves others, and writes only
-/// where it was told to.
+/// Whatever its peer does, a context completes every call in time, serves other peers, and writes
+/// only to the given memory.
 pub fn run(data: &[u8]) {
     let mut sim = Sim::new(SimConfig {
         // Fewer turns until a limit passes.

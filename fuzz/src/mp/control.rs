@@ -6,7 +6,7 @@ use mp::fuzzing::control;
 use crate::heap::bounded;
 use crate::input::Input;
 
-/// Any bytes, and bytes that begin as a message does.
+/// Decodes any bytes, and bytes that begin like a message.
 pub fn run(data: &[u8]) {
     // The version that the bytes below are of.
     assert!(control(b"mp01\x05\0\x02\0").is_some());
@@ -51,7 +51,7 @@ pub fn run(data: &[u8]) {
     check(&bytes);
 }
 
-/// The record of the path by a NIC, perhaps behind those of unknown paths.
+/// The record of the path by a NIC, possibly behind records of unknown paths.
 fn records(bytes: &mut Vec<u8>, input: &mut Input<'_>, record: &[u8]) {
     let others = input.byte() % 4;
     bytes.push(others + 1);
@@ -65,7 +65,7 @@ fn records(bytes: &mut Vec<u8>, input: &mut Input<'_>, record: &[u8]) {
     bytes.extend(record);
 }
 
-/// A message is refused, or says the same again.
+/// A message is refused, or encodes to the same bytes again.
 fn check(data: &[u8]) {
     // An error says in words what is wrong; a message is short.
     if let Some(again) = bounded(4096, || control(data)) {

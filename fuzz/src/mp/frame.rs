@@ -6,8 +6,8 @@ use mp::bootstrap::wire::{Frame, Hello, MAX_FRAME, MAX_GREETING, decode};
 use crate::heap::bounded;
 use crate::input::Input;
 
-/// Bytes are a frame, the beginning of one, or garbage, and a frame says the same again; and any
-/// frame survives the trip.
+/// Bytes are a frame, the beginning of one, or invalid. A decoded frame encodes to the same bytes,
+/// and any frame survives encoding and decoding.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let limit = match input.byte() & 3 {

@@ -1,4 +1,4 @@
-//! What ranks of mp say to each other and to the store.
+//! Messages of mp's ranks to each other and to the store.
 
 pub mod context;
 pub mod control;

@@ -1,4 +1,4 @@
-//! A rank, and a store that says what it likes.
+//! A rank, with a store that sends any bytes.
 
 use mp::bootstrap::fuzz::{World, session};
 use mp::bootstrap::wire::Frame;
@@ -9,11 +9,11 @@ use crate::heap::bounded;
 use crate::input::Input;
 
 const RANKS: u32 = 3;
-/// Most acts of one run.
+/// Most operations of one run.
 const ACTS: usize = 64;
 
-/// What a rank makes of a stream of bytes does not depend on how it was cut, and takes no more
-/// memory than the windows of the others.
+/// The result of a byte stream does not depend on how it was split, and a rank uses no more memory
+/// than the windows of the others.
 pub fn run(data: &[u8]) {
     session(data);
     let mut input = Input(data);
@@ -33,7 +33,7 @@ pub fn run(data: &[u8]) {
     });
 }
 
-/// Bytes that a message takes in its sender's window beside its own.
+/// Overhead of a message in its sender's window, in bytes.
 const OVERHEAD: usize = 64;
 
 fn act(

@@ -1,4 +1,5 @@
-//! The store, with strangers and a rank that says what it likes. Two other ranks talk on.
+//! The store, with connections that are no ranks, and a hostile rank. Two other ranks exchange
+//! messages.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,15 +11,15 @@ use crate::heap::bounded;
 use crate::input::Input;
 
 const RANKS: u32 = 3;
-/// Who is hostile, and who is no rank.
+/// The hostile rank, and the number of a connection that is no rank.
 const HOSTILE: u32 = 0;
 const STRANGER: u32 = u32::MAX;
-/// Most acts of one run.
+/// Most operations of one run.
 const ACTS: usize = 96;
 /// A topic that the hostile rank does not use.
 const OURS: u64 = 77;
 
-/// By sender: what was sent to the other one and not received.
+/// By sender: messages to the other rank that have not been received.
 type Sent = BTreeMap<u32, VecDeque<Vec<u8>>>;
 
 struct Play {
@@ -28,7 +29,7 @@ struct Play {
 }
 
 impl Play {
-    /// One honest rank sends to the other, if the way is not full.
+    /// One honest rank sends to the other, if the connection has room.
     fn send(&mut self, from: u32, len: usize) -> bool {
         let mut message = self.count.to_le_bytes().to_vec();
         message.resize(len.max(4), from as u8);
@@ -40,7 +41,7 @@ impl Play {
         sent
     }
 
-    /// One honest rank receives: the oldest of what the other one sent.
+    /// One honest rank receives the oldest message of the other.
     fn take(&mut self, rank: u32) -> bool {
         let Some((from, message)) = self.world.take(rank, OURS) else {
             return false;
@@ -91,8 +92,8 @@ impl Play {
     }
 }
 
-/// Whatever is said to it, the store passes on what others say, in order, and holds no more than
-/// the windows of its ranks.
+/// Whatever it receives, the store forwards the messages of other ranks in order, and buffers no
+/// more than the windows of its ranks.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let mut play = Play {

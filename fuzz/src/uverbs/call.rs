@@ -1,4 +1,4 @@
-//! Commands are carried out, and judged by what comes of them.
+//! Runs commands, and checks their results.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::Scene;
 use super::shadow::Effect;
 use crate::input::Input;
 
-/// A command, and what it does if nothing is changed of it.
+/// A command, and its effect if it is not changed.
 pub struct Command {
     pub bytes: Vec<u8>,
     pub effect: Effect,
@@ -37,7 +37,7 @@ fn room(bytes: &[u8]) -> Range<u64> {
 }
 
 impl Scene {
-    /// Writes a command to the file, perhaps after it was spoiled.
+    /// Writes a command to the file, possibly after changing it.
     pub fn carry_out(&mut self, command: Command, input: &mut Input<'_>) {
         let Command { mut bytes, effect } = command;
         let effect = match input.byte() {
@@ -58,7 +58,7 @@ impl Scene {
         self.judge(before, done.map(drop), effect, &words);
     }
 
-    /// What was answered, as words; it must lie where answers were asked for.
+    /// The answer as words; it must be in the memory that the command gave.
     pub fn answers(&mut self, allowed: Option<Range<u64>>) -> Vec<u32> {
         let answers = std::mem::take(&mut *self.rig.process.answers.lock().expect("one thread"));
         let mut words: Vec<(u64, u32)> = Vec::new();
@@ -86,7 +86,7 @@ impl Scene {
         words
     }
 
-    /// What was refused has made nothing; what was done is noted.
+    /// A refused command must create nothing; the effect of an accepted one is recorded.
     pub fn judge(
         &mut self,
         before: Population,

@@ -1,4 +1,4 @@
-//! Commands that make sense in most of their fields, and ioctls.
+//! Commands with mostly valid fields, and ioctls.
 
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
@@ -15,13 +15,14 @@ const PLAIN: usize = 8;
 const EXTENDED: usize = 24;
 
 impl Scene {
-    /// A handle of a kind, mostly of an object that is there.
+    /// A handle of a kind, mostly of an existing object.
     fn handle(&self, kind: Kind, input: &mut Input<'_>) -> u32 {
         let found = self.shadow.handle(kind, input);
         found.unwrap_or_else(|| self.word(input))
     }
 
-    /// A plain command; if its input starts with the address of the answer, that is filled in.
+    /// A plain command; if its input starts with the address of the answer, the address is filled
+    /// in.
     fn plain(
         &self,
         number: u32,
@@ -48,7 +49,7 @@ impl Scene {
         extended(number, at, (body[0], body[1]), (answer[0], answer[1]))
     }
 
-    /// A command to carry out.
+    /// A command to run.
     pub fn command(&self, act: u8, input: &mut Input<'_>) -> Command {
         use command::*;
         let none = |bytes| Command {
@@ -132,7 +133,7 @@ impl Scene {
         }
     }
 
-    /// Numbers that nobody knows, and bytes that nobody meant.
+    /// Unknown command numbers, and arbitrary bytes.
     fn any(&self, input: &mut Input<'_>) -> Command {
         let number = input.byte().into();
         let shape = input.byte();
@@ -150,7 +151,7 @@ impl Scene {
         }
     }
 
-    /// The end of an object. Commands that answer have the handle behind the answer's address.
+    /// Destroys an object. In commands with an answer, the handle follows the answer's address.
     fn ends(&self, number: u32, kind: Kind, input: &mut Input<'_>) -> Command {
         use command::*;
         let handle = self.handle(kind, input);
@@ -454,12 +455,12 @@ impl Scene {
         }
     }
 
-    /// An ioctl: a command in another dress, a page, or anything.
+    /// An ioctl: a command in ioctl form, a page, or any bytes.
     pub fn ioctl(&mut self, input: &mut Input<'_>) {
         let shape = input.byte();
         let mut effect = Effect::Unknown;
         let at = self.address(input);
-        // What inputs lie in and answers go to.
+        // Addresses of inputs and of answers.
         let (inside, answers) = (self.address(input), self.address(input));
         let attr = |id, len, data| IoctlAttr {
             attr_id: id,
@@ -553,7 +554,7 @@ impl Scene {
         self.judge(before, done, effect, &words);
     }
 
-    /// Bytes into memory of the process, if there is some.
+    /// Writes bytes into memory of the process, if some is mapped.
     fn put(&self, at: u64, bytes: &[u8]) {
         use vmlx5_uverbs::User;
         // Else the command finds something else there.

@@ -1,7 +1,8 @@
-//! The device file of the virtual ConnectX: any commands, in any order, with work in between.
+//! The device file of the virtual ConnectX: any commands, in any order, with posted work in
+//! between.
 //!
-//! A process is an arena; `call` carries commands out and judges them, `command` makes them,
-//! `shadow` keeps what must exist.
+//! A process is an arena; `call` runs commands and checks them, `command` creates them, and
+//! `shadow` tracks the objects that must exist.
 
 mod call;
 mod command;
@@ -19,15 +20,15 @@ use crate::input::Input;
 use crate::uverbs_rig::{ARENA, MAX_PAGES, NOWHERE, Rig};
 use shadow::Shadow;
 
-/// Most acts of one run.
+/// Most operations of one run.
 const ACTS: usize = 96;
-/// Pages of the arena that inputs name; those above are doorbells.
+/// Pages of the arena that inputs can name; those above are doorbells.
 const PAGES: u64 = ARENA as u64 / 4096 - MAX_PAGES;
 
 struct Scene {
     rig: Rig,
     shadow: Shadow,
-    /// Words of answers, to name things by: the newest.
+    /// The newest words of answers, which inputs use as names.
     words: Vec<u32>,
     /// Words of answers that may be descriptors.
     told: Vec<u32>,
@@ -57,7 +58,7 @@ impl Scene {
         self.rig.nic.with(|nic| nic.population())
     }
 
-    /// An address of the arena, mostly.
+    /// An address, mostly inside the arena.
     fn address(&self, input: &mut Input<'_>) -> u64 {
         let base = self.rig.process.memory.addr();
         let page = base + 4096 * (u64::from(input.byte()) % PAGES);
@@ -72,7 +73,7 @@ impl Scene {
         }
     }
 
-    /// A word that was an answer, or any number.
+    /// A word of an earlier answer, or any number.
     fn word(&self, input: &mut Input<'_>) -> u32 {
         match input.byte() {
             n if !self.words.is_empty() && n & 1 == 0 => {
@@ -83,7 +84,7 @@ impl Scene {
         }
     }
 
-    /// Steps until nothing moves.
+    /// Steps until no machine has work.
     fn settle(&mut self) {
         for _ in 0..100_000 {
             if !self.step() {
@@ -100,7 +101,7 @@ impl Scene {
         step == Step::Progress
     }
 
-    /// Bytes into the process's memory.
+    /// Writes bytes into the process's memory.
     fn poke(&mut self, input: &mut Input<'_>) {
         let at = self.address(input);
         let len = usize::from(input.byte() & 63);
@@ -116,7 +117,7 @@ impl Scene {
         }
     }
 
-    /// An entry in the queue of a queue pair, and its doorbell.
+    /// Writes an entry into a queue of a queue pair, and its doorbell.
     fn work(&mut self, input: &mut Input<'_>) {
         let Some(qp) = self.shadow.queue(input) else {
             return;
@@ -156,7 +157,7 @@ impl Scene {
         self.rig.ring();
     }
 
-    /// The file is closed, and opened again: nothing is left.
+    /// Closes the file, and opens it again: no object is left.
     fn reopen(&mut self) {
         self.rig.context = self.rig.device.open();
         assert_eq!(self.population(), Population::default());
@@ -186,7 +187,7 @@ impl Scene {
             0xe0..0xf0 => drop(self.step()),
             0xf0..0xf6 => self.settle(),
             0xf6..0xf9 => {
-                // Part of the process's memory goes away, or comes again.
+                // Part of the process's memory is unmapped, or mapped again.
                 let end = match input.byte() {
                     n @ 0..0x80 => 4096 * (u64::from(n) + 64),
                     _ => ARENA as u64,
@@ -205,7 +206,7 @@ impl Scene {
         self.step();
     }
 
-    /// The device serves the next who opens it.
+    /// The device serves the next opener.
     fn serve_another(&mut self) {
         self.reopen();
         let end = &self.rig.process.end;
@@ -225,7 +226,7 @@ impl Scene {
                 rig.destroy_qp(qp.handle).expect("is there");
             }
         }
-        self.rig.destroy_cq(cq.handle).expect("nobody uses it");
+        self.rig.destroy_cq(cq.handle).expect("an unused CQ");
         self.reopen();
     }
 }
@@ -240,8 +241,8 @@ fn descriptors() -> Vec<i32> {
         .collect()
 }
 
-/// Whatever is written to the file: what is refused makes nothing, what is in use stays, and in
-/// the end nothing is left.
+/// Whatever is written to the file: a refused command creates nothing, an object in use stays, and
+/// at the end no object is left.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let before = descriptors();
@@ -268,8 +269,8 @@ pub fn run(data: &[u8]) {
             continue;
         }
         assert!(told.contains(&(fd as u32)), "descriptor {fd} is left");
-        // SAFETY: the process was told of the descriptor, which makes it its own, and whoever
-        // made it has let go of it.
+        // SAFETY: the descriptor was reported to the process, which makes the process its owner,
+        // and its creator has released it.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }
 }

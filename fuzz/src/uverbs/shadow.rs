@@ -1,5 +1,5 @@
-//! What a process knows to exist, and what uses what: as long as it has only sent commands that
-//! it understands itself.
+//! The objects that must exist in a process, and their dependencies, as long as the process has
+//! sent only commands that the shadow can interpret.
 
 use std::cell::Cell;
 
@@ -16,24 +16,24 @@ pub enum Kind {
     Ah,
 }
 
-/// Names an object.
+/// Identifies an object.
 pub type Name = (Kind, u32);
 
-/// What a command does if it is carried out.
+/// The effect of an accepted command.
 #[derive(Clone, Debug, Default)]
 pub enum Effect {
-    /// Nothing that lasts.
+    /// No lasting effect.
     #[default]
     None,
-    /// Makes an object, whose handle is the first word of the answer, that uses others.
+    /// Creates an object, whose handle is the first word of the answer, and which uses others.
     Makes(Kind, Vec<Name>, Option<Queue>),
-    /// Does away with one.
+    /// Destroys an object.
     Ends(Name),
-    /// Something that the shadow does not follow.
+    /// An effect that the shadow does not track.
     Unknown,
 }
 
-/// Where a queue pair's rings lie.
+/// The addresses of a queue pair's rings.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     pub qpn: u32,
@@ -55,12 +55,12 @@ struct Live {
 #[derive(Default)]
 pub struct Shadow {
     live: Vec<Live>,
-    /// Something happened that it does not know.
+    /// An untracked effect occurred.
     blind: bool,
 }
 
 impl Shadow {
-    /// A command with this effect was carried out, and answered so.
+    /// Records an accepted command with this effect, and its answer.
     pub fn done(&mut self, effect: Effect, words: &[u32]) {
         match effect {
             Effect::None => {}
@@ -96,7 +96,7 @@ impl Shadow {
         }
     }
 
-    /// A command with this effect was refused because something is in use.
+    /// Checks a command with this effect that was refused because an object is in use.
     pub fn busy(&self, effect: &Effect) {
         if let Effect::Ends(name) = effect {
             let used = self.live.iter().any(|live| live.uses.contains(name));
@@ -104,7 +104,7 @@ impl Shadow {
         }
     }
 
-    /// The handle of an object of a kind, mostly.
+    /// A handle, mostly of an object of this kind.
     pub fn handle(&self, kind: Kind, input: &mut Input<'_>) -> Option<u32> {
         let which = input.byte();
         let of: Vec<u32> = self.all(kind).collect();

@@ -15,7 +15,7 @@ pub fn play(part: &str, arguments: &[String]) {
     }
 }
 
-/// Tells its right neighbour who it is, and says whom it heard.
+/// Sends its rank to its right neighbour, and prints the rank that it received.
 fn ring() {
     let rank = from_env().unwrap();
     // Joined once, however often it is asked for.
@@ -44,7 +44,7 @@ fn chatter() {
     write!(err, "err without an end").unwrap();
 }
 
-/// Rank `who` kills itself; the others see it, and go on talking.
+/// Rank `who` kills itself; the others detect it, and still exchange messages.
 fn die(who: u32) {
     // mprun asks to end as soon as it sees the death.
     let (_heard, to) = std::os::unix::net::UnixStream::pair().unwrap();

@@ -1,5 +1,5 @@
-//! Datagrams that nobody takes, that are too long for who takes them, and that come while a
-//! stream posts the receive.
+//! Datagrams without a receive, datagrams that are too long for their receive, and datagrams that
+//! arrive while a stream posts the receive.
 
 use std::time::Duration;
 
@@ -17,19 +17,18 @@ use crate::rig::provider::{self, Net};
 use crate::rig::verdict::{Verdict, ensure, refused};
 use crate::rig::{Finding, Rig, expected, finish};
 
-/// Bytes of the messages here, an odd number.
+/// Length of the messages in bytes, an odd number.
 const LEN: usize = 333;
-/// Where a message lands, behind its header.
+/// Offset of the payload in a receive, behind the header.
 const AT: usize = 64;
-/// Bytes around it are looked at too.
+/// Guard bytes around the payload, which are compared too.
 const ROOM: usize = 512;
-/// What lies there before.
+/// Value of the bytes before a message arrives.
 const GUARD: u64 = 0x6a4d;
 /// The immediate data of what ends a row of copies.
 const LAST: u32 = u32::MAX;
 
-/// Whether a receive that a stream posts is at the NIC a moment later only: a thread hands it
-/// over.
+/// Whether a thread posts the receives of a stream, so that they reach the NIC a moment later.
 fn hands_over_later(qp: &Qp) -> bool {
     qp.doorbell() == Doorbell::CpuThread || qp.device().provider() == Provider::Verbs
 }
@@ -38,7 +37,7 @@ fn hands_over_later(qp: &Qp) -> bool {
 struct Scene<'r> {
     rig: &'r Rig,
     stations: Stations,
-    /// The first one, and how it names the second.
+    /// The first station, and its destination for the second.
     here: QpAddress,
     to: Destination,
     out: Mr,
@@ -64,7 +63,7 @@ impl Scene<'_> {
         &mut self.stations.all[1]
     }
 
-    /// A receive for `len` bytes, into memory that holds the guards. It is not posted.
+    /// A receive for `len` bytes, into memory with the guards. It is not posted.
     fn prepare(&mut self, len: usize) -> Verdict<ReceiveRequest> {
         let station = &mut self.stations.all[1];
         let (rig, stream) = (self.rig, &station.stream);
@@ -74,14 +73,14 @@ impl Scene<'_> {
         Ok(station.qp.prepare_receive(&list)?)
     }
 
-    /// One that the CPU posts.
+    /// A receive that the CPU posts.
     fn post(&mut self, len: usize) -> Verdict<ReceiveRequest> {
         let request = self.prepare(len)?;
         self.receiver().qp.post_receive(request)?;
         Ok(request)
     }
 
-    /// Has the stream of the first station fill what it sends with message `seed` and send it to each.
+    /// Makes the stream of the first station fill the message `seed` and send it to each.
     fn send(&mut self, seed: u64, to: &[&Destination], imm: u32) -> Verdict {
         let station = &mut self.stations.all[0];
         let (rig, out) = (self.rig, &self.out);
@@ -105,15 +104,15 @@ impl Scene<'_> {
     /// Waits for a receive.
     fn take(&mut self, request: ReceiveRequest) -> Verdict<Received> {
         let station = self.receiver();
-        // On the stream too, behind which the GPU looks.
+        // The stream waits too, and the GPU compares behind this wait.
         let list = [Descriptor::wait_flushed(request)];
         station.qp.wait(request, time_limit())?;
         station.qp.post_on(&station.stream, &list)?;
         Ok(station.qp.received(request)?)
     }
 
-    /// That what was taken is the message `seed` with `imm`: looks for it by the GPU, and for the
-    /// guards around it.
+    /// Checks that the received message is `seed` with `imm`: the GPU compares it, and the guards
+    /// around it.
     fn judge(&self, got: Received, imm: u32, seed: u64, what: &str) -> Verdict {
         let said = (got.len as usize, got.imm, got.source.map(|s| s.qpn));
         let want = (GRH + LEN, Some(imm), Some(self.here.qpn));
@@ -124,7 +123,7 @@ impl Scene<'_> {
         rig.verify(stream, region, AT, LEN, seed, &self.finding)?;
         finish(stream, what)?;
         self.finding.clean(what)?;
-        // What is behind, the pattern's later words, is for the CPU to see.
+        // The CPU compares the bytes behind, the pattern's later words.
         let mut bytes = vec![0; ROOM];
         region.read(0, &mut bytes)?;
         let end = AT + LEN;
@@ -134,8 +133,8 @@ impl Scene<'_> {
     }
 }
 
-/// Datagrams without a receive, to nobody, and with a wrong key are lost, of which the sender
-/// learns nothing; the next one arrives, in a receive that none of them has touched.
+/// Datagrams without a receive, to an unknown QP, or with a wrong key are dropped, and the sender
+/// gets no error. The next datagram arrives, in a receive that none of these has written.
 pub fn lost(rig: &Rig, path: &str) -> Verdict {
     let mut scene = Scene::new(rig, Net::Hub, path, MemoryKind::Pinned)?;
     let there = scene.receiver().qp.address();
@@ -165,7 +164,7 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
         behind.post_receive(request)?;
         scene.send(seed, &[&good, &marker], 1)?;
         behind.wait(request, time_limit())?;
-        // Now there is one.
+        // From here on there is a receive.
         let receive = scene.post(LEN)?;
         scene.send(seed + 1, &[&nobody, &wrong], 2)?;
         scene.send(seed + 2, &[&good], 3)?;
@@ -176,10 +175,10 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
     scene.stations.leave("what was lost")
 }
 
-/// A datagram that is longer than its receive fails that, and all that are behind it; the stream
-/// that waits goes on, the sender knows nothing, and a reset mends it.
+/// A datagram that is longer than its receive fails this receive and all later ones. The waiting
+/// stream continues, the sender gets no error, and the QP works again after a reset.
 pub fn too_long(rig: &Rig, path: &str) -> Verdict {
-    // The kernel's soft-RoCE knows one word for all that goes wrong with datagrams.
+    // The kernel's soft-RoCE has one status for all failures of datagrams.
     let rxe = provider::chosen()?.nic.starts_with("rxe");
     let status = match rxe {
         true => Status::LOCAL_QP_OPERATION,
@@ -203,7 +202,7 @@ pub fn too_long(rig: &Rig, path: &str) -> Verdict {
         let error = station.qp.error();
         ensure(error == Some(status), || format!("{error:?}"))?;
         error_word(rig, &station.qp, status)?;
-        // As far as it fits, it may be there.
+        // The part that fits may have been written.
         station.qp.quiet(time_limit())?;
         station.qp.reset()?;
         station.qp.activate()?;
@@ -216,9 +215,9 @@ pub fn too_long(rig: &Rig, path: &str) -> Verdict {
     Ok(())
 }
 
-/// A receive that a stream posts is there when the stream goes on, or a moment later where a thread
-/// hands it over: of copies that are sent until one is taken, that is the first, or a later
-/// one, and never half of one.
+/// A receive that a stream posts is at the NIC when the stream continues, or a moment later where a
+/// thread posts it for the stream. Copies of a datagram are sent until the receive takes one: this
+/// is the first copy or a later one, and it is always complete.
 pub fn posted_by_a_stream(rig: &Rig, path: &str) -> Verdict {
     for kind in [MemoryKind::Pinned, MemoryKind::Device] {
         let mut scene = Scene::new(rig, Net::One, path, kind)?;
@@ -249,7 +248,7 @@ pub fn posted_by_a_stream(rig: &Rig, path: &str) -> Verdict {
             format!("{got:?}, of {sent} copies")
         })?;
         scene.judge(got, copy, seed(copy), "a receive by a stream")?;
-        // Copies behind it may still come, each once and in order, and what is behind them.
+        // Later copies may still arrive, each once and in order, then the marker.
         let mut before = copy;
         loop {
             let receive = scene.post(LEN)?;

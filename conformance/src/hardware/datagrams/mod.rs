@@ -1,5 +1,5 @@
-//! The matrix of programs of datagrams: what they differ in, and the program of a cell. [`directed`]
-//! is for what is lost, does not fit, or is received where a stream says so.
+//! The matrix of programs of datagrams: its axes, and the program of a cell. [`directed`] tests
+//! datagrams that are dropped, too long, or received by a receive that a stream posts.
 
 pub mod directed;
 
@@ -12,19 +12,19 @@ use crate::datagrams::program::{MANY, Play, rounds_of};
 use crate::rig::Rig;
 use crate::rig::verdict::Verdict;
 
-/// What programs of datagrams differ in.
+/// The axes of the matrix.
 pub const AXES: [Axis; 6] = [
     ("posts", &["CPU", "memops", "kernel", "cpu-thread"]),
     ("payload", &["pinned", "device"]),
     ("queues", &["pinned", "device"]),
     ("from", &["0", "2^16-9", "2^32-9"]),
-    // By both: the CPU posts the last one, behind those of the stream.
+    // By both: the CPU posts the last receive, behind those of the stream.
     ("receives", &["by CPU", "by stream", "by both"]),
     ("NICs", &["one", "two", "as of two processes"]),
 ];
 
-/// Whether a cell means something: what a stream posts through a thread may be there too late for a
-/// datagram, unless the CPU posts one behind it. [`directed`] says what holds then.
+/// Whether a cell is valid: a receive that a stream posts by a thread may be too late for a
+/// datagram, unless the CPU posts one behind it. [`directed`] tests this case.
 pub fn makes_sense(provider: Provider, cell: &Cell) -> bool {
     let late = setting(cell, "posts") == "cpu-thread" || provider == Provider::Verbs;
     !(late && setting(cell, "receives") == "by stream")
@@ -34,7 +34,7 @@ fn setting(cell: &Cell, axis: &str) -> &'static str {
     cover::setting(&AXES, cell, axis)
 }
 
-/// Runs the program of a cell: so many rounds.
+/// Runs the program of a cell, with the given number of rounds.
 pub fn run(rig: &Rig, cell: &Cell, rounds: u32) -> Verdict {
     let posts = setting(cell, "posts");
     let memory = settings::memory(setting(cell, "queues"));

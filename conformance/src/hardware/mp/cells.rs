@@ -1,5 +1,5 @@
-//! What cells differ in, a cell as numbers and what it costs, and which cells there are: a pairwise
-//! cover of everything, and the whole product of what matters most with the rest drawn.
+//! The axes of cells, a cell as numbers with its cost, and the selections of cells: a pairwise
+//! cover of all axes, and the product of the main axes with the other settings drawn.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::mp::setup::{Form, ODD, Poster, Reach, Setup, Size, Waiter};
 use crate::rig::limits::scaled;
 use crate::rig::provider;
 
-/// What cells differ in. The first six are multiplied out by [`whole`].
+/// The axes of cells. [`whole`] runs the product of the first six.
 const AXES: [Axis; 20] = [
     (
         "model",
@@ -35,7 +35,7 @@ const AXES: [Axis; 20] = [
     ("ranks", &["2", "3", "4", "8"]),
     ("laps", &["part", "2", "8"]),
     ("into", &["device", "pinned", "pageable", "registered"]),
-    // Who waits for a request, as seen from who has posted it.
+    // The waiter of a request, relative to its poster.
     ("ended", &["poster", "other", "another stream", "mixed"]),
     ("form", &["single", "vectors", "words"]),
     ("source", &["named", "anybody"]),
@@ -51,29 +51,29 @@ const AXES: [Axis; 20] = [
     ("posts", &["at once", "prepared"]),
 ];
 
-/// What a cell sets on an axis.
+/// The setting of a cell on an axis.
 ///
 /// # Panics
-/// There is no such axis.
+/// There is no axis of this name.
 fn setting(cell: &Cell, axis: &str) -> &'static str {
     cover::setting(&AXES, cell, axis)
 }
 
-/// How many axes [`whole`] multiplies out.
+/// The number of main axes, of which [`whole`] runs the product.
 const MAIN: usize = 6;
 
-/// What a cell sets, for people.
+/// The settings of a cell as text.
 pub fn name(cell: &Cell) -> String {
     cover::name(&AXES, cell)
 }
 
-/// A cell as one word.
+/// A cell as one word, for the command line.
 pub fn word(cell: &Cell) -> String {
     let settings: Vec<String> = cell.iter().map(usize::to_string).collect();
     settings.join(".")
 }
 
-/// The cell of a word; `None` if there is none.
+/// Parses such a word; `None` if it is not a cell.
 pub fn parse(word: &str) -> Option<Cell> {
     let cell: Cell = word
         .split('.')
@@ -83,13 +83,13 @@ pub fn parse(word: &str) -> Option<Cell> {
     (cell.len() == AXES.len() && cell.iter().zip(&AXES).all(fits)).then_some(cell)
 }
 
-/// Of messages that nobody answers, as contexts have it by themselves.
+/// Time limit of messages without an answer: the default of contexts.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 const MIB: usize = 1 << 20;
 
 impl Setup {
-    /// What `cell` says.
+    /// The parameters of `cell`.
     pub fn of(cell: &Cell) -> Setup {
         let seed = seed_of(cell);
         let is = |axis, what| setting(cell, axis) == what;
@@ -161,7 +161,7 @@ impl Setup {
             up_front: is("connect", "up front"),
             manual: is("progress", "manual"),
             prepared: is("posts", "prepared"),
-            // Who receives from anybody meets the others after each round.
+            // A rank that receives from any rank meets the others after each round.
             lag: if wild > 0 {
                 0
             } else {
@@ -176,7 +176,7 @@ impl Setup {
         }
     }
 
-    /// Whether the settings go together.
+    /// Whether the combination of settings is valid.
     pub fn makes_sense(&self) -> bool {
         // Memory of slots and mailboxes, of one rank.
         let slots = (2 + self.lag + self.ahead()) * self.window() * self.channels();
@@ -185,7 +185,7 @@ impl Setup {
         slots * self.slot() <= 160 * MIB && mailboxes <= 32 * MIB
     }
 
-    /// Messages of all ranks, and their bytes.
+    /// Number of messages of all ranks, and of their bytes.
     pub fn cost(&self) -> (usize, usize) {
         let messages = self.messages * self.channels() * self.ranks as usize;
         let each = match self.size {
@@ -195,13 +195,13 @@ impl Setup {
         (messages, messages * each)
     }
 
-    /// Whether it is small enough for every change.
+    /// Whether it is small enough to be tested with every change.
     pub fn is_small(&self) -> bool {
         let (messages, bytes) = self.cost();
         messages <= 2500 && bytes <= 150 * MIB
     }
 
-    /// Whether it costs little more than it must.
+    /// Whether its cost is close to the minimum.
     pub fn is_affordable(&self) -> bool {
         let (messages, bytes) = self.cost();
         let least = Setup {
@@ -217,12 +217,12 @@ impl Setup {
         messages <= 1500 && bytes <= least.cost().1.max(24 * MIB)
     }
 
-    /// Whether kernels of it may spin.
+    /// Whether its kernels may spin.
     pub fn spins(&self) -> bool {
         self.lowering == Lowering::Kernel
     }
 
-    /// A context of it, over a provider.
+    /// A context with the settings of the cell, over a provider.
     #[must_use]
     pub fn build(&self, builder: Builder, provider: Provider) -> Builder {
         builder
@@ -263,7 +263,7 @@ fn bytes(text: &str) -> usize {
     digits.parse::<usize>().expect("settings are numbers") * unit
 }
 
-/// A number of the cell, another one with another `GDS_SEED`.
+/// A pseudo-random number of the cell, which changes with `GDS_SEED`.
 fn seed_of(cell: &Cell) -> u64 {
     let chosen = std::env::var("GDS_SEED").ok();
     let chosen = chosen.and_then(|text| match text.strip_prefix("0x") {
@@ -276,13 +276,13 @@ fn seed_of(cell: &Cell) -> u64 {
     })
 }
 
-/// What ranks share, as far as it limits the cells.
+/// The resources that ranks share, where they limit the cells.
 #[derive(Clone, Copy, Debug)]
 pub struct Resources {
-    /// Streams that all ranks together may have; `None`: any number.
+    /// Streams that all ranks together may have; `None`: no limit.
     pub streams: Option<u32>,
-    /// Whether ranks share a GPU from several processes: kernels of one that spin would keep those
-    /// of another out.
+    /// Whether ranks of several processes share a GPU: a spinning kernel of one process would block
+    /// those of another.
     pub shared: bool,
 }
 
@@ -303,7 +303,7 @@ pub fn pairwise(resources: Resources) -> Vec<Cell> {
     cover::pairwise(&AXES, sense)
 }
 
-/// All settings of the main axes, each with others that are drawn.
+/// All combinations of the main axes, each with drawn settings of the other axes.
 pub fn whole(resources: Resources) -> Vec<Cell> {
     let sizes = AXES[..MAIN].iter().map(|(_, settings)| settings.len());
     let mut cells: Vec<Cell> = vec![Vec::new()];
@@ -330,13 +330,13 @@ pub fn whole(resources: Resources) -> Vec<Cell> {
     cells
 }
 
-/// A few cells of the cover, for ranks that are processes: each model and number of ranks.
+/// A few cells of the cover, for ranks that are processes: each model and each number of ranks.
 pub fn few(resources: Resources) -> Vec<Cell> {
     that_meet(pairwise(resources), &["model", "ranks"])
 }
 
-/// Cells of the cover in which each setting is met, those with the fewest messages first: for
-/// slow machines.
+/// Cells of the cover in which each setting occurs, those with the fewest messages first: for slow
+/// machines.
 pub fn fewer(resources: Resources) -> Vec<Cell> {
     cover::each(cheapest_first(resources))
 }
@@ -356,7 +356,7 @@ fn cheapest_first(resources: Resources) -> Vec<Cell> {
     cells
 }
 
-/// The cells with a setting of these axes that none before has.
+/// The cells that have a setting of these axes that no earlier cell has.
 fn that_meet(cells: Vec<Cell>, axes: &[&str]) -> Vec<Cell> {
     cover::each_of(cells, |axis| axes.contains(&AXES[axis].0))
 }

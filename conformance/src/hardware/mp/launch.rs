@@ -1,4 +1,4 @@
-//! Ranks as processes of their own: this program again for each, which meet over TCP.
+//! Ranks as separate processes: this program runs once for each, and they meet over TCP.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -21,11 +21,11 @@ use crate::rig::verdict::Verdict;
 /// The job's name.
 const JOB: &str = "conformance";
 
-/// What a rank says when it is at its end.
+/// The line that a rank prints when it is done.
 pub const DONE: &str = "done";
 
-/// Hardware channels that the contexts of all processes on one GPU get together: of many more the
-/// driver of an H200 makes no contexts ("out of memory").
+/// Hardware channels for the contexts of all processes on one GPU together: with many more, the
+/// driver of an H200 fails to create contexts ("out of memory").
 const CHANNELS_OF_ALL: u32 = 256;
 
 /// Channels of a context: each process has two, the application's and the library's.
@@ -33,7 +33,7 @@ fn channels(ranks: u32, gpus: u32) -> u32 {
     (CHANNELS_OF_ALL / (2 * ranks.div_ceil(gpus.max(1)))).clamp(8, 32)
 }
 
-/// Ranks as their parent sees them.
+/// The ranks, as their parent process handles them.
 pub struct Ranks {
     /// Their processes.
     pub processes: Vec<Guarded>,
@@ -43,10 +43,10 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Starts them in a role, whose last argument is `more`, on `gpus` GPUs.
+    /// Starts the ranks in a role, whose last argument is `more`, on `gpus` GPUs.
     ///
     /// # Errors
-    /// A process cannot be started, or the place where they meet.
+    /// A process or the store cannot be started.
     pub fn start(
         role: &str,
         runtime: Runtime,
@@ -99,20 +99,20 @@ impl Ranks {
         })
     }
 
-    /// The next line that a rank says, or, of one that has not come to its end, its errors.
+    /// The next line of a rank or, of a rank that has ended before it was done, its standard error.
     pub fn hear(&self, deadline: Instant) -> Option<(u32, String)> {
         let left = deadline.saturating_duration_since(Instant::now());
         self.told.recv_timeout(left).ok()
     }
 
-    /// Closes what they hear, and gives their processes.
+    /// Closes the standard input of the ranks, and returns their processes.
     pub fn release(self) -> Vec<Guarded> {
         drop(self.stdin);
         self.processes
     }
 }
 
-/// The GPU of a rank that was started, and what it meets the others by.
+/// The GPU of a rank that was started, and its bootstrap.
 pub fn join(arguments: &[String]) -> Verdict<(Gpu, Arc<Tcp>)> {
     let [runtime, gpus, rank, ranks, store, secret, _] = arguments else {
         return Err("a runtime, GPUs, a rank, ranks, a store, a secret and more".into());

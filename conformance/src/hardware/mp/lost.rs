@@ -1,6 +1,7 @@
-//! A rank that is killed, or stopped, in the middle of exchanges with two others: they are told
-//! who it was, their streams pass, and they go on with each other. Ranks are processes: of one
-//! that is killed the connections of the bootstrap tell, of one that is stopped nobody.
+//! A rank is killed, or stopped, in the middle of exchanges with two others. Their requests fail
+//! with an error that names the rank, their streams pass, and they continue with each other. Ranks
+//! are processes: the bootstrap's connections report a killed rank, and nothing reports a stopped
+//! one.
 
 use std::time::{Duration, Instant};
 
@@ -20,29 +21,29 @@ pub const ROLE: &str = "mp-lost";
 const RANKS: u32 = 3;
 /// The rank that is killed.
 const VICTIM: u32 = 1;
-/// What a rank says when it exchanges.
+/// The line that a rank prints when it exchanges messages.
 const GOING: &str = "going";
 
-/// Tags before the death and after it.
+/// Tags before and after the loss.
 const BEFORE: u32 = 100;
 const AFTER: u32 = 200;
 
-/// After which a message is given up that no NIC and no rank answers.
+/// Timeout of a message that neither a NIC nor a rank answers.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What becomes of a rank.
+/// How a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// It is killed.
     Killed,
-    /// It stands still.
+    /// It is stopped (SIGSTOP).
     Stopped,
 }
 
-/// The parent's side.
+/// The side of the parent process.
 ///
 /// # Errors
-/// What the ranks that are left found.
+/// The failures of the remaining ranks.
 pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
     let mut all = Ranks::start(ROLE, runtime, [RANKS, gpus], "")?;
     let deadline = Instant::now() + 3 * time_limit();
@@ -74,7 +75,7 @@ pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
     all_say(&all, DONE, RANKS - 1)
 }
 
-/// One rank.
+/// Runs one rank.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let (gpu, bootstrap) = join(arguments)?;
     let rank = bootstrap.rank();
@@ -116,7 +117,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     Ok(())
 }
 
-/// As many rounds with each as may be under way, on their streams.
+/// Enqueues as many rounds with each pair as may be in flight, on their streams.
 fn exchange(pairs: &[Pair<'_>], batch: usize) -> mp::Result<()> {
     let mut posted = Vec::new();
     for pair in pairs {

@@ -1,10 +1,10 @@
 //! The matrix of messages: programs of `crate::mp` over models x doorbells x memories x sizes x
-//! ranks x laps and whatever else a message can differ in, on every GPU runtime that is here, in a
+//! ranks x laps and all other properties of a message, on every GPU runtime of this machine, as a
 //! cover or whole.
 //!
-//! `cells` says what there is to set and which settings go together. `run` brings the ranks of a
-//! cell together as threads of this process, `processes` as processes that `launch` starts. In
-//! `lost` one of these dies or stops, and the others go on.
+//! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
+//! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
+//! or stops, and the others continue.
 
 mod cells;
 mod launch;
@@ -25,22 +25,22 @@ use crate::rig::Runtime;
 use cells::Resources;
 use lost::Failure;
 
-/// What to run.
+/// Options of `conformance mp`.
 #[derive(Parser)]
 struct Choice {
-    /// Only on this runtime: soft or cuda. May be given twice
+    /// Runs only on this runtime: soft or cuda. May be given twice
     #[arg(long = "gpu", value_name = "NAME", value_parser = runtime)]
     runtimes: Vec<Runtime>,
-    /// Of CUDA's GPUs the first N at most, which the ranks share
+    /// Uses at most the first N CUDA GPUs, which the ranks share
     #[arg(long, value_name = "N", default_value = "1", value_parser = value_parser!(u32).range(1..))]
     gpus: u32,
-    /// Each setting once, in place of any two together
+    /// Runs each setting once, instead of each pair of settings
     #[arg(long)]
     few: bool,
-    /// The whole matrix, not a cover of it
+    /// Runs the whole matrix instead of a cover
     #[arg(long)]
     whole: bool,
-    /// One cell, as a failure names it
+    /// Runs one cell, by the word that a failure prints
     #[arg(long, value_name = "WORD", value_parser = cell)]
     cell: Option<Cell>,
     #[command(flatten)]
@@ -55,7 +55,7 @@ fn cell(word: &str) -> Result<Cell, &'static str> {
     cells::parse(word).ok_or("no such cell")
 }
 
-/// The command `conformance mp`: runs what is chosen, says what it came to, and ends the process.
+/// The command `conformance mp`: runs the chosen cells, prints the summary, and ends the process.
 pub fn command(words: impl Iterator<Item = String>) -> ! {
     let choice: Choice = parsed("conformance mp", words);
     // Ranks share GPUs, so that many streams wait; the driver reads it at its start.

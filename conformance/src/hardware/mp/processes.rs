@@ -1,4 +1,4 @@
-//! The ranks of a cell as processes.
+//! Runs the ranks of a cell as processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,13 +16,13 @@ use crate::rig::verdict::{Verdict, ensure};
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp";
 
-/// Ends what hangs: every wait inside has its own limit.
+/// Time limit against hangs; every wait inside has its own limit.
 const LONG: Duration = Duration::from_secs(150);
 
-/// Runs a cell, its ranks processes on `gpus` GPUs.
+/// Runs a cell with its ranks as processes on `gpus` GPUs.
 ///
 /// # Errors
-/// What the ranks found, with how to see it again.
+/// The failures of the ranks, with the command that repeats the cell.
 pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     let setup = Setup::of(cell);
     let ranks = Ranks::start(ROLE, runtime, [setup.ranks, gpus], &cells::word(cell))?;
@@ -49,7 +49,7 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     summary(&setup, cell, verdicts.into_iter())
 }
 
-/// One rank.
+/// Runs one rank.
 pub fn child_main(arguments: &[String]) -> Verdict {
     let cell = arguments.last().and_then(|word| cells::parse(word));
     let setup = Setup::of(&cell.ok_or("no such cell")?);

@@ -1,5 +1,5 @@
-//! Brings the ranks of a cell together: as threads of this process, each with a context and, of
-//! soft GPUs, a GPU of its own. [`processes`](super::processes) has them as processes.
+//! Runs the ranks of a cell as threads of this process, each with its own context and, with soft
+//! GPUs, its own GPU. [`processes`](super::processes) runs them as processes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use crate::rig::limits::time_limit;
 use crate::rig::provider;
 use crate::rig::verdict::{Verdict, text};
 
-/// Messages and bytes of all cells that passed. Relaxed: read when all is over.
+/// Messages and bytes of all cells that passed. Relaxed: read after all cells are done.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Messages, and their bytes, of the cells that have passed so far.
+/// Number of messages, and of their bytes, in the cells that have passed so far.
 pub fn moved() -> (u64, u64) {
     (
         MESSAGES.load(Ordering::Relaxed),
@@ -33,7 +33,7 @@ pub fn moved() -> (u64, u64) {
     )
 }
 
-/// The GPU of a rank: of CUDA's, the ranks share those that there are.
+/// The GPU of a rank; ranks share the CUDA GPUs of the machine.
 pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
     match runtime {
         Runtime::Soft => {
@@ -41,7 +41,7 @@ pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
             let options = SoftOptions::default()
                 // Room for all streams of a rank to wait.
                 .channels(16)
-                // A full one would make the caller wait, who may be the one to let it go on.
+                // A full stream blocks the caller, and the caller may be the one to release it.
                 .stream_bound(1 << 14);
             Ok(Gpu::soft_with(live, options)?)
         }
@@ -49,7 +49,8 @@ pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
     }
 }
 
-/// A context of one rank, its part of the cell, and the time until `over` says that all are done.
+/// Runs a context of one rank and its part of the cell, and waits until `over` says that all are
+/// done.
 pub fn play(
     setup: &Setup,
     bootstrap: Arc<dyn Bootstrap>,
@@ -74,10 +75,10 @@ pub fn play(
     Ok(())
 }
 
-/// Runs a cell, its ranks threads of this process on `gpus` GPUs.
+/// Runs a cell with its ranks as threads of this process on `gpus` GPUs.
 ///
 /// # Errors
-/// What the ranks found, first things first, with how to see it again.
+/// The failures of the ranks, in order of time, with the command that repeats the cell.
 pub fn threads(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     let setup = Setup::of(cell);
     let start = Instant::now();
@@ -119,7 +120,7 @@ pub fn threads(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     )
 }
 
-/// Counts a cell that passed, or makes one report of what its ranks say.
+/// Counts a cell that passed, or merges the failures of its ranks into one report.
 pub(super) fn summary(
     setup: &Setup,
     cell: &Cell,

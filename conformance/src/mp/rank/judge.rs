@@ -1,4 +1,4 @@
-//! The end of a rank: what has ended is looked at, and every byte of every slot compared.
+//! The end of a rank: checks the completed requests, and compares every byte of every slot.
 
 use gdsync::gpu::Stream;
 use mp::{Done, Request};
@@ -10,8 +10,8 @@ use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure};
 
 impl Player<'_> {
-    /// How a request ended that a stream has waited for. A failure may let the stream pass before
-    /// the CPU knows of it.
+    /// The outcome of a request that a stream has waited for. A failure may release the stream
+    /// before the CPU detects it.
     fn passed(&self, request: &Request, too_long: bool) -> Verdict<mp::Result<Done>> {
         if too_long {
             return self.poll(request);
@@ -23,7 +23,7 @@ impl Player<'_> {
         )
     }
 
-    /// Waits for the streams, then looks at everything that has ended.
+    /// Waits for the streams, then checks all completed requests.
     pub(super) fn judge(&mut self) -> Verdict {
         for stream in &self.streams {
             self.finish(stream).map_err(|e| told(&e, &self.open()))?;
@@ -65,7 +65,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// Some of the requests that have not ended, for people.
+    /// Some of the pending requests, as text.
     fn open(&self) -> String {
         let taken = self
             .taken
@@ -95,7 +95,7 @@ impl Player<'_> {
             idle = stream.is_idle();
             !matches!(idle, Ok(false))
         });
-        ensure(idle?, || format!("{stream:?} stands still"))
+        ensure(idle?, || format!("{stream:?} is not idle within the limit"))
     }
 
     /// Compares a slot with what it should hold.
@@ -109,7 +109,7 @@ impl Player<'_> {
                 let come = line.come.get(peer).ok_or_else(|| format!("{done:?}"))?;
                 (done.peer, *come)
             }
-            (None, None) => return Err("a receive from anybody without its end".into()),
+            (None, None) => return Err("a receive from any rank has no completion".into()),
         };
         let message = Message::draw(self.setup, from, me, line.number, n);
         let bytes = message.bytes(&self.ink.bytes);

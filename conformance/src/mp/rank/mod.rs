@@ -1,7 +1,7 @@
-//! One rank of a cell. It goes in rounds: posts its receives, fills and posts its sends, has the
-//! receives end, then the sends. What lies in a slot is written before the request is posted and
-//! overwritten as soon as it has ended, by whoever posts and waits: the CPU, or streams on which
-//! everything is enqueued rounds ahead. In the end every byte of every slot is compared.
+//! One rank of a cell. It works in rounds: it posts its receives, fills and posts its sends,
+//! completes the receives, then the sends. The poster writes a slot before the request is posted,
+//! and the waiter overwrites it as soon as the request is complete. Both are the CPU, or streams on
+//! which everything is enqueued rounds ahead. In the end every byte of every slot is compared.
 
 mod judge;
 mod post;
@@ -17,7 +17,7 @@ use super::setup::Setup;
 use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure, text};
 
-/// The tag under which ranks meet.
+/// The tag of the ranks' barrier.
 const MEET: u32 = 0xb000_0000;
 
 /// Requests that are prepared before the first of them is posted.
@@ -32,37 +32,37 @@ fn tag(number: u32) -> u32 {
     }
 }
 
-/// Messages to one rank under one tag.
+/// The messages to one rank under one tag.
 #[derive(Debug)]
 struct Channel {
     to: u32,
     number: u32,
 }
 
-/// Receives that are posted one behind the other: from one rank, or anybody, under one tag.
+/// The receives that are posted one after the other: from one rank, or any rank, under one tag.
 #[derive(Debug)]
 struct Line {
     from: Option<u32>,
     number: u32,
     /// Ranks that send.
     width: usize,
-    /// Its slots among all.
+    /// Its slots in the memory of all slots.
     slots: std::ops::Range<usize>,
-    /// Messages that have come, by rank.
+    /// Number of messages received, by rank.
     come: Vec<usize>,
 }
 
 /// A receive that was posted.
 struct Taken {
     line: usize,
-    /// Its slot among all.
+    /// Its slot in the memory of all slots.
     slot: usize,
     k: usize,
     landing: Segments,
     handling: Handling,
-    /// Its message does not fit.
+    /// Whether its message is truncated.
     too_long: bool,
-    /// What became of it, as the CPU knows it.
+    /// Its outcome, if the CPU knows it.
     done: Option<Done>,
     request: Option<Request>,
 }
@@ -73,13 +73,13 @@ struct Sent {
     slot: usize,
     len: usize,
     handling: Handling,
-    /// Its receive has too little room.
+    /// Whether its receive is too short.
     too_long: bool,
     ended: bool,
     request: Option<Request>,
 }
 
-/// Slots of one kind: their memory, and where streams have left them.
+/// Slots of one kind: their memory, and the events behind the streams' last uses.
 struct Slots {
     buffer: Buffer,
     slot: usize,
@@ -108,26 +108,26 @@ struct Player<'a> {
     ink: Ink,
     out: Slots,
     into: Slots,
-    /// What streams have copied out of slots, by round and slot.
+    /// Copies of slots by streams, by round and slot.
     seen: Region,
     /// Length and offset of each slot of `out`.
     words: Vec<[Word64; 2]>,
     channels: Vec<Channel>,
     lines: Vec<Line>,
     rng: fastrand::Rng,
-    /// Receives that are posted, whose round has not come.
+    /// Posted receives of later rounds.
     early: Vec<Taken>,
     /// By round, oldest first.
     taken: Vec<Vec<Taken>>,
     sent: Vec<Vec<Sent>>,
-    /// Whether a message from or to this rank was too long.
+    /// Whether a message from or to this rank was truncated.
     truncated: bool,
 }
 
-/// Plays one rank to its end; whether a message from or to it was too long.
+/// Runs one rank to its end; returns whether a message from or to it was truncated.
 ///
 /// # Errors
-/// What goes wrong, with the rank and the round.
+/// The first failure, with the rank and the round.
 pub fn play(setup: &Setup, ctx: &Context) -> Verdict<bool> {
     let mut player = Player::new(setup, ctx)?;
     if setup.wild_ahead {
@@ -147,8 +147,8 @@ pub fn play(setup: &Setup, ctx: &Context) -> Verdict<bool> {
         .map_err(|e| told(&e, &format!("rank {}, in the end", ctx.rank())))
 }
 
-/// Closes a context. Where messages were too long, sends that were let go may fail, as late as
-/// their receivers take them: each call returns one failure.
+/// Closes a context. Where messages are truncated, dropped sends may fail as late as their
+/// receivers match them: each call returns one failure.
 ///
 /// # Errors
 /// Any other failure, and what is still returned after more calls than a rank has messages.
@@ -263,7 +263,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Leaves memory of the application where streams may still copy from and to.
+    /// Keeps memory of the application that streams may still copy from and to.
     fn give_up(self) {
         std::mem::forget((self.out.buffer, self.into.buffer));
     }
@@ -303,13 +303,13 @@ impl<'a> Player<'a> {
         Ok(truncated)
     }
 
-    /// What of the messages of each channel a round has.
+    /// The messages of each channel in a round.
     fn numbers(&self, round: usize) -> std::ops::Range<usize> {
         let first = round * self.setup.window();
         first..self.setup.messages.min(first + self.setup.window())
     }
 
-    /// Tries as long as a queue is full.
+    /// Retries while a queue is full.
     fn again<T>(&self, mut attempt: impl FnMut() -> gdsync::Result<T>) -> Verdict<T> {
         Ok(self.try_again(&mut || attempt().map_err(mp::Error::from))?)
     }
@@ -333,7 +333,7 @@ impl<'a> Player<'a> {
         self.again(|| self.streams[stream].copy(to, from))
     }
 
-    /// Has the poster of a slot come behind whoever had it before.
+    /// Orders the poster of a slot behind the previous user of the slot.
     fn follow(&self, slots: &Slots, slot: usize, by: By) -> Verdict {
         match (&slots.events[slot], by.stream()) {
             (Some(event), Some(stream)) => self.again(|| self.streams[stream].wait_event(event)),
@@ -342,7 +342,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Notes where a stream has left a slot, if its poster is not that stream.
+    /// Records an event behind a stream's last use of a slot, if its poster is not that stream.
     fn leave_slot(&self, handling: Handling) -> Verdict<Option<Event>> {
         match handling.ends.stream() {
             Some(stream) if handling.posts.stream() != Some(stream) => {
@@ -352,7 +352,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Has a stream wait, which may be refused for a request that is known to have failed.
+    /// Makes a stream wait, which may be refused for a request that is known to have failed.
     fn wait_on(&self, request: &Request, stream: usize, too_long: bool) -> Verdict {
         match self.try_again(&mut || request.wait_on(&self.streams[stream])) {
             Err(e) if too_long && e.kind() == Kind::Truncated => Ok(()),
@@ -360,7 +360,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// What has become of a request; nothing, if its message was too long.
+    /// The outcome of a request; `None` if its message was truncated.
     fn outcome(&self, done: mp::Result<Done>, too_long: bool) -> Verdict<Option<Done>> {
         match done {
             Err(e) if too_long && e.kind() == Kind::Truncated => Ok(None),
@@ -368,7 +368,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Has the receives of the newest round end, in any order.
+    /// Completes the receives of the newest round, in any order.
     fn end_receives(&mut self) -> Verdict {
         let Some(mut taken) = self.taken.pop() else {
             return Ok(());
@@ -394,7 +394,7 @@ impl<'a> Player<'a> {
             let seen = self.seen.span(at, self.setup.slot())?;
             self.copy(stream, &seen, &self.into.span(*slot)?)?;
             self.into.events[*slot] = self.leave_slot(*handling)?;
-            // Nobody need hold the handle.
+            // The handle need not be kept.
             if self.lines[*line].from.is_some() && self.rng.u8(0..4) == 0 {
                 *request = None;
             }
@@ -420,7 +420,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Waits for requests by one of the ways that there are.
+    /// Waits for requests by one of the available calls.
     fn end_by_cpu<'r>(
         &mut self,
         order: &[usize],
@@ -456,7 +456,7 @@ impl<'a> Player<'a> {
         })
     }
 
-    /// Has the sends of a round end, in any order, and takes their memory at once.
+    /// Completes the sends of a round, in any order, and reuses their memory at once.
     fn end_sends(&mut self, which: usize) -> Verdict {
         let mut sent = std::mem::take(&mut self.sent[which]);
         let mut order: Vec<usize> = (0..sent.len()).filter(|i| !sent[*i].ended).collect();
@@ -513,7 +513,7 @@ impl<'a> Player<'a> {
         })
     }
 
-    /// Waits until every rank has come so far.
+    /// Waits until every rank has reached this point.
     fn meet(&self) -> Verdict {
         let (me, ranks) = (self.ctx.rank(), self.ctx.size());
         let memory = self.ctx.alloc(MemoryKind::Pinned, 64)?;

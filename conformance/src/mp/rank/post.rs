@@ -12,7 +12,7 @@ use crate::mp::plan::{By, Message, handling, landing};
 use crate::mp::setup::Form;
 use crate::rig::verdict::{Verdict, ensure};
 
-/// Takes back a request that was prepared.
+/// Cancels a prepared request.
 fn cancel(request: &Request) -> Verdict {
     request.cancel()?;
     let kind = request.test().map_err(|e| e.kind());
@@ -36,7 +36,7 @@ impl Player<'_> {
         })
     }
 
-    /// Prepares requests of lines or channels in an order that is drawn, and posts a few at a time.
+    /// Prepares requests of lines or channels in a drawn order, and posts a few at a time.
     fn post_all<T>(
         &mut self,
         mut due: Vec<(usize, Range<usize>)>,
@@ -58,7 +58,7 @@ impl Player<'_> {
         Ok(all)
     }
 
-    /// The next one of a line or channel that is drawn.
+    /// The next request of a drawn line or channel.
     fn draw(&mut self, due: &mut Vec<(usize, Range<usize>)>) -> Option<(usize, usize)> {
         due.retain(|(_, range)| !range.is_empty());
         let (which, range) = match due.len() {
@@ -220,7 +220,7 @@ impl Player<'_> {
         Ok(sent)
     }
 
-    /// Has a stream write the words of a slot, if there is anything to say.
+    /// Makes a stream write the words of a slot, if there are any.
     pub(super) fn write_words(&self, stream: usize, slot: usize, values: [u64; 2]) -> Verdict {
         if self.setup.form != Form::Words {
             return Ok(());

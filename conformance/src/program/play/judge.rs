@@ -1,4 +1,4 @@
-//! What every byte must be when a program is over.
+//! The expected value of every byte when a program is over.
 
 use gdsync::gpu::Region;
 
@@ -8,7 +8,7 @@ use crate::rig::expected;
 use crate::rig::verdict::Verdict;
 
 impl Play<'_> {
-    /// Compares what is there in the end with what the program says.
+    /// Compares the memory at the end with the program.
     pub(super) fn judge(&mut self) -> Verdict {
         self.finding.clean("in the end")?;
         let hazards = self.settings.hazards();

@@ -1,10 +1,10 @@
-//! Plays the messages of a program, and looks at every byte.
+//! Runs the messages of a program, and checks every byte.
 //!
-//! Without hazards a message shares its place in memory with later ones, and kernels fill and verify
-//! it. With them each has a place of its own: what a stream sees right behind its wait is copied
-//! away by that stream, and then written over, so that a byte which arrives late, because a flush or
-//! a fence is missing, or twice, is found. A source is written over as soon as its completion was
-//! waited for: a wait that passes early is found too.
+//! Without hazards a message shares its memory with later messages, and kernels fill and verify it.
+//! With hazards each message has separate memory. The stream copies the received bytes right behind
+//! its wait, and then overwrites them. So the test finds a byte that arrives late (because a flush
+//! or a fence is missing) or twice. The source is overwritten right after the wait for its
+//! completion, so the test also finds a wait that passes early.
 
 mod judge;
 mod receive;
@@ -28,28 +28,28 @@ use crate::rig::{Finding, Pair, Rig, expected, finish};
 /// Bytes of each message that are copied out for the CPU, without hazards.
 const SEEN: usize = 128;
 
-/// What memory holds before a message lands.
+/// Value of memory before a message arrives.
 const FILL: u8 = 0xee;
-/// What a stream writes over a message as soon as it has seen it.
+/// Value that a stream writes over a message after it has seen the message.
 const TAKEN: u8 = 0x5a;
-/// What must never be sent.
+/// Value that must never be sent.
 const JUNK: u8 = 0xbb;
 
-/// The pattern of a message, and of what lies behind it.
+/// The pattern of a message, and of the bytes behind it.
 fn seeds(step: usize) -> (u64, u64) {
     (0x1_0000 + step as u64, 0x8000_0000 + step as u64)
 }
 
-/// What a stream does behind a list.
+/// The operations of a stream behind a list.
 #[derive(Clone, Copy)]
 enum After {
-    /// Looks at what came of a message.
+    /// Checks the result of a message.
     Look(usize),
-    /// Writes over the source of one, which was sent.
+    /// Overwrites the source of a message that was sent.
     Forget(usize),
 }
 
-/// A list that was not posted yet.
+/// A list that has not been posted yet.
 #[derive(Default)]
 struct Open {
     stream: usize,
@@ -58,13 +58,13 @@ struct Open {
     spoiled: bool,
 }
 
-/// What a side's messages lie in, and what it is sent.
+/// The memory of one side, for the messages that it sends and receives.
 pub struct Memory {
-    /// What is sent or read, and behind it two words for the atomics of each side.
+    /// The source of messages, and behind it two words for the atomics of each side.
     pub source: Mr,
-    /// What comes: first where it is received, then where it is written or read to.
+    /// The target of messages: first the memory of receives, then that of WRITEs and READs.
     pub landing: Mr,
-    /// What must never be sent.
+    /// Memory that must never be sent.
     junk: Mr,
 }
 
@@ -72,7 +72,7 @@ impl Memory {
     /// Memory of a side.
     ///
     /// # Errors
-    /// As `register`, which registers new memory with all rights.
+    /// Those of `register`, which registers new memory with all rights.
     pub fn new<E>(
         program: &Program,
         side: usize,
@@ -87,19 +87,19 @@ impl Memory {
         })
     }
 
-    /// What others may name: source and landing.
+    /// Remote memory of other sides: source and landing.
     pub fn remote(&self) -> [RemoteMemory; 2] {
         [self.source.remote(), self.landing.remote()]
     }
 }
 
-/// What the sides that a player plays have, and what it knows of the others.
+/// The resources of the sides that this process runs, and the remote memory of the others.
 pub struct Ends<'p> {
     /// Queue pairs, by side and peer.
     pub qps: BTreeMap<(usize, usize), &'p mut Qp>,
     /// Memory, by side.
     pub memory: BTreeMap<usize, Memory>,
-    /// Of all sides.
+    /// The remote memory of all sides.
     pub remote: Vec<[RemoteMemory; 2]>,
     /// Entries of each receive queue, at least.
     pub entries: usize,
@@ -113,28 +113,28 @@ struct Play<'p> {
     settings: &'p Settings,
     steps: &'p [Step],
     ends: Ends<'p>,
-    /// With hazards: payloads that streams copy into sources, bytes to write over, words that one
-    /// stream writes for the other.
+    /// With hazards: payloads that streams copy into sources, bytes for overwriting, and words that
+    /// one stream writes for the other.
     ink: Region,
     over: Region,
     tokens: Region,
-    /// What the CPU is shown of each message.
+    /// The copies of each message for the CPU.
     seen: Region,
     looked: Vec<bool>,
     finding: Finding,
     streams: [Stream; 2],
     open: Open,
-    /// Receives of later messages that are posted, by side and peer.
+    /// Posted receives of later messages, by side and peer.
     early: BTreeMap<(usize, usize), VecDeque<(usize, ReceiveRequest)>>,
-    /// Receives that the CPU did not look at, oldest first.
+    /// Receives that the CPU has not checked, oldest first.
     receives: VecDeque<(usize, ReceiveRequest)>,
-    /// How many of these there may be.
+    /// Most of these receives.
     ahead: usize,
     /// All sends, with hazards, by side and peer.
     sent: Vec<((usize, usize), SendRequest)>,
 }
 
-/// Plays both sides of a program between two queue pairs.
+/// Runs both sides of a program between two queue pairs.
 pub fn play(rig: &Rig, mut pair: Pair, program: &Program) -> Verdict {
     let memory = |side| Memory::new(program, side, |kind, len| pair.memory(side, kind, len));
     let memory = [memory(0)?, memory(1)?];
@@ -195,22 +195,22 @@ impl<'p> Play<'p> {
         Ok(play)
     }
 
-    /// Whether it plays this side.
+    /// Whether this process runs the side.
     fn plays(&self, side: usize) -> bool {
         self.ends.memory.contains_key(&side)
     }
 
-    /// Memory of a side that it plays.
+    /// Memory of a side that this process runs.
     fn memory(&self, side: usize) -> &Memory {
         &self.ends.memory[&side]
     }
 
-    /// A queue pair of a side that it plays, by side and peer.
+    /// A queue pair of a side that this process runs, by side and peer.
     fn qp(&mut self, end: (usize, usize)) -> &mut Qp {
-        self.ends.qps.get_mut(&end).expect("an end of its own")
+        self.ends.qps.get_mut(&end).expect("a QP of this side")
     }
 
-    /// What lies in memory before the first message.
+    /// Fills the memory before the first message.
     fn prepare_memory(&self) -> Verdict {
         let room = self.program.room;
         for Memory { landing, junk, .. } in self.ends.memory.values() {
@@ -238,7 +238,8 @@ impl<'p> Play<'p> {
         [slot, slot, self.program.room + slot]
     }
 
-    /// Whose memory a message lands in, and where; nothing, if nothing does or another plays it.
+    /// The memory and offset of a message's target; `None` if it has none, or if another process
+    /// runs it.
     fn landing(&self, i: usize) -> Option<(usize, usize)> {
         let (step, [_, received, written]) = (&self.steps[i], self.places(i));
         let landing = match step.operation {
@@ -250,7 +251,7 @@ impl<'p> Play<'p> {
         Some(landing).filter(|(side, _)| self.plays(*side))
     }
 
-    /// Whose memory a message is sent or read from.
+    /// The memory of a message's source.
     fn sourced(&self, i: usize) -> usize {
         match self.steps[i].operation {
             Operation::Read => self.steps[i].to,
@@ -272,7 +273,7 @@ impl<'p> Play<'p> {
         self.ink.span(self.program.slots[i], self.steps[i].len)
     }
 
-    /// The streams that send and look at message `i`.
+    /// The streams that send and check message `i`.
     fn streams(&self, i: usize) -> [usize; 2] {
         match (self.steps[i].odd, self.settings.streams) {
             (Some(odd), _) => odd.streams,
@@ -282,7 +283,7 @@ impl<'p> Play<'p> {
         }
     }
 
-    /// The list that what a stream does next is added to.
+    /// The open list, to which a stream's next operations are added.
     fn list(&mut self, stream: usize) -> Verdict<&mut Open> {
         if self.open.stream != stream {
             self.flush()?;
@@ -333,7 +334,7 @@ impl<'p> Play<'p> {
         }
     }
 
-    /// Has a stream look at what came of a message, and show it to the CPU.
+    /// Makes a stream check the result of a message, and copy it for the CPU.
     fn show(&mut self, i: usize, stream: usize) -> Verdict {
         let (step, rig) = (&self.steps[i], self.rig);
         let Some((at, landing)) = self.landing(i) else {
@@ -427,7 +428,8 @@ impl<'p> Play<'p> {
         }
     }
 
-    /// Has the CPU or streams wait for a completion, and a stream do what comes behind.
+    /// Makes the CPU or streams wait for a completion, and a stream execute the operations behind
+    /// it.
     fn wait(
         &mut self,
         at: (usize, usize),
@@ -460,7 +462,7 @@ impl<'p> Play<'p> {
         Ok(())
     }
 
-    /// Waits for everything, and looks at what nothing has waited for.
+    /// Waits for everything, and checks the completions that had no waiter.
     fn end(&mut self, meet: impl Fn()) -> Verdict {
         while !self.receives.is_empty() {
             self.look()?;

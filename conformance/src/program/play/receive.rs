@@ -1,4 +1,4 @@
-//! Receives: early, in turn, late.
+//! Receives: posted early, in turn, or late.
 
 use gdsync::Kind;
 use gdsync::rdma::{ReceiveRequest, Sge};
@@ -39,7 +39,7 @@ impl Play<'_> {
         (self.steps[i].to, self.steps[i].from)
     }
 
-    /// Posts receives of messages that come later, if there is room for them.
+    /// Posts receives of later messages, if there is room for them.
     pub(super) fn receive_early(&mut self, i: usize) -> Verdict {
         let Some(odd) = self.steps[i].odd.filter(|odd| odd.early > 0) else {
             return Ok(());
@@ -125,7 +125,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Waits for the oldest receive and looks at what it says.
+    /// Waits for the oldest receive and checks its completion.
     pub(super) fn look(&mut self) -> Verdict {
         self.flush()?;
         let Some((i, request)) = self.receives.pop_front() else {

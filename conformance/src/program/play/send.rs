@@ -1,4 +1,4 @@
-//! Sends: the message itself, prepare, put right, abort, post.
+//! Sends: the message itself, prepare, patch, abort, post.
 
 use gdsync::gpu::Condition;
 use gdsync::rdma::{Field, RemoteMemory, RemoteSpan, SendRequest, Sge, Work};
@@ -12,7 +12,7 @@ use crate::rig::limits::time_limit;
 use crate::rig::verdict::{Verdict, ensure, refused};
 
 impl Play<'_> {
-    /// Sees to it that the message lies in the source when stream `s` rings.
+    /// Writes the message into the source, before stream `s` writes the doorbell.
     pub(super) fn ink(&mut self, i: usize, s: usize) -> Verdict {
         let (to, len) = (self.source(i)?, self.steps[i].len);
         let bytes = || expected(seeds(i).0, len);
@@ -96,7 +96,7 @@ impl Play<'_> {
         Ok(send)
     }
 
-    /// A request that must never run; `None` if there is no room just now.
+    /// A request that must never run; `None` if the queue has no room.
     fn prepare_junk(&mut self, end: (usize, usize)) -> Verdict<Option<SendRequest>> {
         let there = self.ends.remote[end.1][1].span(0, 64)?;
         let bytes = [JUNK; 64];
@@ -183,7 +183,7 @@ impl Play<'_> {
         }
     }
 
-    /// What the stream has to put right in a request that was prepared with wrong fields.
+    /// The fields that the stream must patch in a request that was prepared with wrong ones.
     fn patches(&self, i: usize, odd: &Odd, request: SendRequest) -> Verdict<Vec<OwnedDescriptor>> {
         let (step, [source, received, written]) = (&self.steps[i], self.places(i));
         let qp = &self.ends.qps[&(step.from, step.to)];

@@ -1,4 +1,4 @@
-//! Payload that arrives in GPU memory behind its completion: every policy has to wait for it.
+//! Payload that arrives in GPU memory after its completion: every policy must wait for it.
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
@@ -11,13 +11,13 @@ use super::{config, passes, weak};
 use crate::rig::reaches;
 use crate::sim::world::{LIMIT, play};
 
-/// Messages between two looks, each in a place of its own.
+/// Messages between two checks, each in separate memory.
 const TOGETHER: usize = 4;
 const ROUNDS: usize = 4;
-/// Bytes of such a place.
+/// Bytes of the memory of a message.
 const ROOM: usize = 4096;
 
-/// How a message gets there, and what a stream waits for.
+/// How a message is transferred, and what a stream waits for.
 #[derive(Clone, Copy, Debug)]
 enum Transfer {
     /// SEND, and the receive.
@@ -26,13 +26,13 @@ enum Transfer {
     WriteImm,
     /// WRITE, another WRITE of a word in host memory, and that word.
     Word,
-    /// As before, with a flush of its own behind a wait that does not flush.
+    /// As `Word`, with a separate flush behind a wait that does not flush.
     WordThenFlush,
-    /// READ by the one who gets it, and its completion.
+    /// READ by the receiver, and its completion.
     Read,
 }
 
-/// The GPU whose policy is `policy`, where it is told of late writes rarely.
+/// Options of a GPU with the policy `policy`, on which late writes rarely become visible.
 fn options(policy: Consistency, rng: &mut Rng) -> SoftOptions {
     let mut options = weak(rng);
     options.caps.ordered_writes = policy == Consistency::Ordered;
@@ -50,12 +50,12 @@ fn pattern(rank: usize, message: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (first + i * 3 + i / 256) as u8).collect()
 }
 
-/// Two ranks write to each other's GPU memory, in every way and with lists of either lowering;
-/// streams copy what is there once they have waited, or tell a stream that only looks on, by a
-/// word that the same list writes. The policy goes around with the seed.
+/// Two ranks write to each other's GPU memory, by every operation and with lists of either
+/// lowering. Streams copy the received bytes after their wait, or signal another stream, which
+/// copies, by a word that the same list writes. The seed selects the policy.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The first difference, with the seed.
 pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
     const POLICIES: [Consistency; 4] = [
         Consistency::HostFlag,
@@ -153,7 +153,7 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                         let wait =
                             Descriptor::wait_value(&word, Condition::Geq, number(i) as u64 + 1)
                                 .flush(by_itself);
-                        // No queue pair is named: whoever wrote the word, it holds.
+                        // The wait names no queue pair: it holds for every writer of the word.
                         let mut list = vec![wait];
                         list.extend((!by_itself).then_some(Descriptor::Flush));
                         list.extend(looks_on.then_some(tell_here));

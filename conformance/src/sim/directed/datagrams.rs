@@ -12,14 +12,14 @@ use crate::rig::verdict::text;
 use crate::rig::{Rig, Runtime};
 use crate::sim::world::play;
 
-/// Rounds: so many that all queues wrap.
+/// Rounds: enough that all queues wrap.
 const ROUNDS: u32 = 24;
 
-/// Rounds of datagrams, as `conformance` plays them on real threads; who posts, by what, and where
-/// queues and messages lie is drawn.
+/// Rounds of datagrams, the same as `conformance` runs on real threads. The seed draws which side
+/// posts (CPU or stream), the lowering, and the memory of queues and messages.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The first difference, with the seed.
 pub fn datagrams(seed: u64) -> Result<SimReport, SimError> {
     play(seed, 1, move |rank| {
         let mut rng = Rng::with_seed(seed);

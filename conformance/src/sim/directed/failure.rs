@@ -1,9 +1,9 @@
 //! One of several requests that were enqueued ahead fails.
 //!
-//! The stream is held at the wait for it as long as nobody looks after it, and then goes on;
-//! every request has its own status, which the stream sees when it goes on; the peer's streams
-//! go on as well; other queue pairs never notice; and after a reset on both sides there is
-//! traffic again.
+//! The stream stays at the wait for the request until the watcher or the CPU handles the failure,
+//! and then continues. Every request has its own status, which the stream sees when it continues.
+//! The peer's streams continue as well, and the failure does not affect other queue pairs. After a
+//! reset on both sides there is traffic again.
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
@@ -17,22 +17,22 @@ use super::{LONG, again, config, note, noted, passes, traffic, weak};
 use crate::rig::reaches;
 use crate::sim::world::{Devices, LIMIT, Rank, play};
 
-/// What is wrong with the request.
+/// The error of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    /// A key that the peer never gave.
+    /// An rkey that the peer never gave.
     WrongKey,
     /// Bytes behind the end of the peer's memory.
     Beyond,
-    /// Memory that the peer may read only.
+    /// Memory that the peer grants for reading only.
     NotWritable,
-    /// Memory that the peer may write only.
+    /// Memory that the peer grants for writing only.
     NotReadable,
     /// An atomic on half a word.
     Misaligned,
     /// A message longer than its receive.
     ShortReceive,
-    /// A local key that the stream spoils.
+    /// A local key that the stream overwrites.
     LocalKey,
 }
 
@@ -55,8 +55,8 @@ impl Cause {
         }
     }
 
-    /// What becomes of the peer's receives, the first and the others; nothing, if the peer
-    /// never hears of the request.
+    /// The statuses of the peer's receives, of the first and of the others; `None` if the request
+    /// never reaches the peer.
     fn receives(self) -> Option<(Status, Status)> {
         match self {
             Cause::LocalKey => None,
@@ -66,13 +66,13 @@ impl Cause {
     }
 }
 
-/// What the seed decides; both ranks draw the same.
+/// The parameters that the seed draws; they are the same on both ranks.
 struct Case {
     cause: Cause,
     failing: usize,
     /// By request. The failing one shows in any case, the last one ends the wait.
     signaled: Vec<bool>,
-    /// All requests in one list, or each in its own.
+    /// All requests in one list, or each in a separate list.
     one_list: bool,
     /// The peer's receives.
     receives: usize,
@@ -90,10 +90,10 @@ fn draw(rng: &mut Rng) -> Case {
     }
 }
 
-/// See the module.
+/// The scenario of this module.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The first difference, with the seed.
 pub fn failure(seed: u64) -> Result<SimReport, SimError> {
     play(seed, 2, move |rank| {
         let mut rng = Rng::with_seed(seed);
@@ -121,7 +121,7 @@ pub fn failure(seed: u64) -> Result<SimReport, SimError> {
     })
 }
 
-/// What the peer exposes: writable, readable only, writable only.
+/// The memory that the peer exposes: writable, readable only, writable only.
 fn exposed(devices: &Devices) -> [Mr; 3] {
     [
         Access::ALL,
@@ -189,7 +189,7 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
     let looking_after = [devices.nic() + ".watcher", devices.nic() + ".cpu"];
     looking_after.iter().for_each(|m| rank.control.freeze(m));
     gate.store(1).unwrap();
-    // While the one stands still the other goes on.
+    // While this stream waits, the other one continues.
     traffic(rank, devices, bystander, 10);
     rank.pass(LONG);
     if qp.doorbell() == Doorbell::Direct {
@@ -197,7 +197,7 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
             (case.failing..count).find(|i| case.signaled[*i] && mark(*i).load().unwrap() == 1);
         assert_eq!(
             wrong, None,
-            "a stream passed a failure that nobody has looked after"
+            "a stream passed a failure that has not been handled"
         );
     }
     looking_after.iter().for_each(|m| rank.control.unfreeze(m));
@@ -234,8 +234,8 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
     rank.barrier();
 }
 
-/// Enqueues everything behind a closed gate: requests, waits, and what shows how far the stream
-/// has come and what it sees there.
+/// Enqueues everything behind a closed gate: requests, waits, and stores that show the progress of
+/// the stream and what it sees.
 fn enqueue(
     qp: &mut Qp,
     stream: &gdsync::Stream,
@@ -280,7 +280,7 @@ fn enqueue(
     qp.post_on(stream, &list).unwrap();
 }
 
-/// The rank that is asked for what it does not grant.
+/// The rank whose memory does not grant the access.
 fn is_asked(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: &Case) {
     let exposed = exposed(devices);
     for memory in &exposed {

@@ -11,12 +11,12 @@ use super::{LONG, config, passes, weak};
 use crate::rig::reaches;
 use crate::sim::world::{LIMIT, play};
 
-/// A stream stands at a closed gate in front of its waits while the CPU posts more and more:
-/// the queue says that it is full before an entry would be used again, and when the gate opens
-/// every wait passes.
+/// A stream waits at a closed gate in front of its waits, while the CPU posts more and more. The
+/// queue reports that it is full before an entry would be reused, and when the gate opens every
+/// wait passes.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The first difference, with the seed.
 pub fn held_stream(seed: u64) -> Result<SimReport, SimError> {
     play(seed, 2, move |rank| {
         let mut rng = Rng::with_seed(seed);

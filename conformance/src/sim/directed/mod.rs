@@ -1,4 +1,4 @@
-//! Scenarios that a random program would meet too rarely: failures, held streams, silent peers,
+//! Scenarios that a random program would reach too rarely: failures, blocked streams, silent peers,
 //! datagrams.
 
 mod consistency;
@@ -23,7 +23,7 @@ pub use failure::failure;
 pub use held::{held_sends, held_stream};
 pub use silence::silence;
 
-/// Longer than the watcher's period by far.
+/// Much longer than the watcher's period.
 const LONG: Duration = Duration::from_millis(50);
 
 /// A GPU with weak memory.
@@ -54,12 +54,12 @@ fn config(rng: &mut Rng) -> QpConfig {
         .timeout(None)
 }
 
-/// That a stream runs everything.
+/// Checks that a stream becomes idle.
 fn passes(stream: &Stream, what: &str) {
     assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs {what}");
 }
 
-/// Has a stream copy a word of the library, as it sees it now, to `at` of `to`.
+/// Enqueues a copy of a word of the library to `at` of `to`.
 fn note(stream: &Stream, word: DevicePtr, to: &Mr, at: u64) {
     let addr = softgpu::DevAddr::from_raw;
     let soft = stream.as_soft().expect("a soft stream");
@@ -73,7 +73,7 @@ fn noted(from: &Mr, at: u64) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Resets both sides, connects them anew, and shows that they work.
+/// Resets both sides, connects them again, and checks that messages pass.
 fn again(rank: &Rank, devices: &Devices, qp: &mut Qp) {
     // A queue pair that was failed by its peer's request knows it once its flush is seen.
     retry_while(&devices.gpu, gdsync::Kind::Busy, || qp.reset()).unwrap();
@@ -82,7 +82,7 @@ fn again(rank: &Rank, devices: &Devices, qp: &mut Qp) {
     traffic(rank, devices, qp, 20);
 }
 
-/// Sends messages both ways, by stream, and looks at each.
+/// Sends messages in both directions by stream, and checks each.
 fn traffic(rank: &Rank, devices: &Devices, qp: &mut Qp, messages: u64) {
     let stream = devices.gpu.stream().unwrap();
     let memory = devices.memory(MemoryKind::Pinned, 64);

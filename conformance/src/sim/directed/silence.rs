@@ -1,6 +1,6 @@
-//! A peer falls silent in the middle of an exchange: whoever waits for it gets a typed error
-//! within its time limit, its streams are released, and nothing else suffers. A peer that comes
-//! back can be connected to again.
+//! A peer stops answering in the middle of an exchange. A wait for it returns a typed error within
+//! its time limit, the waiting streams continue, and other traffic is not affected. A peer that
+//! answers again can be connected again.
 
 use std::time::Duration;
 
@@ -13,33 +13,33 @@ use gdsync::{Kind, Status};
 use super::{again, config, passes, weak};
 use crate::sim::world::{Devices, LIMIT, Rank, play};
 
-/// How long the one that is left waits.
+/// Time limit of the remaining rank's waits.
 const PEER_LIMIT: Duration = Duration::from_millis(20);
 
-/// What happens to the peer.
+/// How the peer becomes silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fall {
-    /// Its NIC stands still and comes back later.
+    /// Its NIC pauses and continues later.
     Freezes,
     /// Its process dies, with all its machines.
     Dies,
-    /// Its link is cut: its NIC is gone, and nobody is told.
+    /// Its link is cut: its NIC is unreachable, without any report.
     IsCut,
 }
 
-/// What the one that is left waits for.
+/// What the remaining rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
-    /// The end of a send; the queue pair has a time limit.
+    /// The completion of a send; the queue pair has a time limit.
     Send,
     /// A message; the wait has a time limit.
     Message,
 }
 
-/// See the module.
+/// The scenario of this module.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The first difference, with the seed.
 pub fn silence(seed: u64) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let fall = [Fall::Freezes, Fall::Dies, Fall::IsCut][rng.usize(0..3)];
@@ -68,7 +68,7 @@ pub fn silence(seed: u64) -> Result<SimReport, SimError> {
     Ok(report)
 }
 
-/// What the ranks write to.
+/// The target memory of the ranks.
 struct Memories {
     mine: Mr,
     theirs: RemoteMemory,
@@ -82,7 +82,7 @@ impl Memories {
     }
 }
 
-/// The rank that stays.
+/// The rank that remains.
 fn is_left(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For) {
     let stream = devices.gpu.stream().unwrap();
     let memories = Memories::swap(rank, devices);
@@ -112,7 +112,7 @@ fn is_left(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For) {
     }
 }
 
-/// The rank that falls silent.
+/// The rank that becomes silent.
 fn falls(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For, after: Duration) {
     let stream = devices.gpu.stream().unwrap();
     let memories = Memories::swap(rank, devices);
@@ -151,11 +151,11 @@ fn falls(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For, aft
             return;
         }
     }
-    panic!("nobody noticed");
+    panic!("no wait has failed");
 }
 
-/// One step of an exchange on a stream: a write, or a message each way. Answers what the last
-/// wait is for; nothing, if the queue pair is in error.
+/// One step of an exchange on a stream: a write, or a message in each direction. Returns the
+/// request that the last wait is for; `None` if the queue pair is in error.
 fn exchange(qp: &mut Qp, stream: &Stream, memories: &Memories, wait: For) -> Option<Completion> {
     let sges = [memories.mine.sge(0, 8)];
     let limit = (wait == For::Message).then_some(PEER_LIMIT);

@@ -1,5 +1,5 @@
-//! The stencil of the examples on ranks that are fibers: every cell is what the serial run has
-//! there, whatever the schedule.
+//! The stencil of the examples on ranks that are fibers: every cell equals that of the serial run,
+//! under any schedule.
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ use vmlx5::fabric::faults::Faults;
 use super::job::{Job, Settings, disorder};
 use crate::sim::world::{LIMIT, play};
 
-/// What is computed, on which ranks, by what.
+/// The stencil, the ranks and the settings of a case.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// The stencil.
@@ -57,7 +57,7 @@ impl Case {
         self.config.grid.and_then(Grid::ranks).unwrap_or(1)
     }
 
-    /// What the checksum of the field must be in the end.
+    /// The checksum of the field at the end.
     pub fn checksum(&self) -> u64 {
         let Config { size, seed, .. } = self.config;
         let grid = Grid {
@@ -77,8 +77,7 @@ impl Case {
 /// Runs the stencil of `seed` under the schedule of `seed`, without any loss.
 ///
 /// # Errors
-/// A cell that differs from the serial run, and whatever else did not go as it should, with the
-/// seed.
+/// A cell that differs from the serial run, or any other failure, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
     run_on(seed, Faults::default())
 }

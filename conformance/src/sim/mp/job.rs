@@ -1,4 +1,4 @@
-//! Jobs of the simulation: what their ranks' contexts are made of, and how a rank is lost.
+//! Jobs of the simulation: the settings of their ranks' contexts, and the loss of a rank.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,26 +17,26 @@ use vmlx5::fabric::faults::Faults;
 use crate::mp::rank::close;
 use crate::sim::world::{Devices, LIMIT, Rank};
 
-/// What all contexts of a job have alike.
+/// The settings that all contexts of a job share.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Slots of a channel.
     pub depth: u32,
-    /// Longest eager message.
+    /// Longest eager message in bytes.
     pub eager: usize,
     /// Number of every channel's first message.
     pub start: u64,
-    /// Tags that are kept.
+    /// Number of tags that a context keeps.
     pub channels: usize,
     /// When peers are connected.
     pub connect: Connect,
-    /// How long anybody waits for a peer.
+    /// Time limit of waits for a peer.
     pub timeout: Duration,
 }
 
 impl Settings {
-    /// Settings of a job without losses: small rings, so that everything wraps, and numbers that
-    /// begin shortly before they do not fit 16 or 32 bits any more.
+    /// Settings of a job without losses: small rings, so that everything wraps, and sequence
+    /// numbers that begin shortly before they exceed 16 or 32 bits.
     pub fn draw(rng: &mut Rng) -> Settings {
         let wraps = [0, 1 << 16, 1 << 32][rng.usize(0..3)];
         Settings {
@@ -53,7 +53,7 @@ impl Settings {
     }
 }
 
-/// What one rank's queue pairs are made of.
+/// The settings of one rank's queue pairs.
 fn queues(rng: &mut Rng) -> QpConfig {
     let mut device = |one_in: u32| match rng.u32(0..one_in) {
         0 => MemoryKind::Device,
@@ -74,7 +74,7 @@ fn queues(rng: &mut Rng) -> QpConfig {
         .start(0u32.wrapping_sub(rng.u32(0..40)))
 }
 
-/// Ranks of which others can be told that they are gone, as a launcher would.
+/// A launcher that can report ranks as gone.
 #[derive(Clone, Debug)]
 struct Told {
     rank: Arc<dyn Bootstrap>,
@@ -124,8 +124,8 @@ impl Bootstrap for Told {
     }
 }
 
-/// WRITEs that become visible out of order; on every fourth seed the wire also loses and doubles
-/// frames.
+/// WRITEs that become visible out of order; with every fourth seed the wire also loses and
+/// duplicates frames.
 pub fn disorder(seed: u64) -> Faults {
     let mut rng = Rng::with_seed(seed ^ 0xd150_d3e5);
     let bad = rng.u8(0..4) == 0;
@@ -141,12 +141,12 @@ pub fn disorder(seed: u64) -> Faults {
 /// A job whose ranks are fibers.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What its contexts have alike.
+    /// The settings of its contexts.
     pub settings: Settings,
     seed: u64,
     ranks: Arc<[Arc<dyn Bootstrap>]>,
     gone: Arc<AtomicU64>,
-    /// What happens on the wire.
+    /// The faults of the wire.
     faults: Faults,
 }
 
@@ -159,7 +159,7 @@ pub struct Member {
 }
 
 impl Job {
-    /// A job of so many ranks.
+    /// A job of `ranks` ranks.
     pub fn new(seed: u64, ranks: u32, settings: Settings) -> Job {
         Job {
             settings,
@@ -170,7 +170,7 @@ impl Job {
         }
     }
 
-    /// The same with these faults on every NIC.
+    /// The same job with these faults on every NIC.
     pub fn on_a_wire(self, faults: Faults) -> Job {
         Job { faults, ..self }
     }
@@ -219,14 +219,14 @@ impl Job {
             .build()
     }
 
-    /// GPU, NIC and a context.
+    /// Opens GPU, NIC and a context.
     pub fn join(&self, rank: &Rank) -> Member {
         let devices = self.open(rank);
         let ctx = self.context(rank, &devices, "mp").expect("a context");
         Member { devices, ctx }
     }
 
-    /// Reports to all ranks that one is gone.
+    /// Reports to all ranks that a rank is gone.
     pub fn mark_gone(&self, rank: usize) {
         self.gone.fetch_or(1 << rank, Ordering::Relaxed);
     }
@@ -238,13 +238,13 @@ impl Member {
         self.leave_truncated(false);
     }
 
-    /// As [`Member::leave`], where messages may have been too long.
+    /// As [`Member::leave`], where messages may have been truncated.
     pub fn leave_truncated(self, truncated: bool) {
         close(&self.ctx, LIMIT, truncated).expect("closed");
         self.end();
     }
 
-    /// As [`Member::leave`], where a rank is lost that may not answer.
+    /// As [`Member::leave`], where a lost rank may not answer.
     pub fn leave_without(self, lost: u32) {
         close_without(&self.ctx, lost);
         self.end();
@@ -278,7 +278,7 @@ pub fn close_without(ctx: &Context, lost: u32) {
     panic!("requests fail after all have failed");
 }
 
-/// The machines and the fiber of a rank: what stops when its process does.
+/// The machines and the fiber of a rank, which stop with its process.
 pub fn process(rank: &Rank, devices: &Devices) -> Vec<String> {
     let nic = devices.nic();
     vec![

@@ -28,7 +28,7 @@ const LULL: Duration = Duration::from_millis(300);
 /// Longer than a word takes to arrive if it is not lost.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// Who posts a receive.
+/// The poster of a receive.
 #[derive(Clone, Copy, Debug)]
 enum Post {
     Cpu,

@@ -1,5 +1,5 @@
-//! A rank is lost in the middle of the stencil: whoever needs it gets an error that names it
-//! within the time limit, nobody hangs, and those that are left go on talking.
+//! A rank is lost in the middle of the stencil. A request with it fails with an error that names
+//! the rank within the time limit, no rank hangs, and the other ranks still exchange messages.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,13 +19,13 @@ use super::job::{Job, Member, close_without, process};
 use crate::mp::pair::Pair;
 use crate::sim::world::{LIMIT, Rank, play};
 
-/// How long anybody waits for a peer.
+/// Time limit of waits for a peer.
 const PEER_LIMIT: Duration = Duration::from_millis(100);
-/// By when the last one knows, for each rank: one that stands for a lost rank is in turn one that
-/// others stand for, waits begin late, and the background work looks now and then.
+/// Time by which the last rank has detected the loss, for each rank: a rank that waits for a lost
+/// rank makes others wait in turn, waits begin late, and the background work polls rarely.
 const SOON: Duration = Duration::from_millis(130);
 
-/// What happens to the rank.
+/// How the rank is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fall {
     /// Its process is stopped.
@@ -34,22 +34,22 @@ enum Fall {
     IsReported,
     /// Its process dies, and its links with it; its launcher reports it a little later.
     Dies,
-    /// Its NIC is cut off; it lives. Who waits for its messages notices that by the time limit
-    /// only, who sends to it at once, and what that one gives up then is a loss to others.
+    /// Its NIC is cut off, but its process runs. A receive from it fails only at the time limit, a
+    /// send to it at once; a rank that stops because of that is a loss to others.
     IsCut,
 }
 
-/// Who is lost, how, and when.
+/// The lost rank, and how and when it is lost.
 #[derive(Clone, Debug)]
 struct Loss {
     rank: usize,
     fall: Fall,
     after: Duration,
-    /// The rank may fall before it has a context.
+    /// Whether the rank may be lost before it has a context.
     early: bool,
 }
 
-/// Draws what happens to whom.
+/// Draws the loss.
 fn draw(rng: &mut Rng, ranks: u32) -> Loss {
     let longest = 1 << rng.u32(8..22);
     Loss {
@@ -63,7 +63,7 @@ fn draw(rng: &mut Rng, ranks: u32) -> Loss {
 /// Runs a stencil without end under the schedule of `seed` until a rank is lost.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The first difference, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
     Ok(run_and_count(seed)?.0)
 }
@@ -83,7 +83,7 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
     case.config.iterations = u64::MAX;
     case.config.answer_limit = PEER_LIMIT / 4;
     if case.config.model == Model::Cpu {
-        // Nobody but the CPU waits for its messages.
+        // Only the CPU waits for its messages.
         case.config.limit = PEER_LIMIT;
     }
     let loss = draw(&mut rng, case.ranks());
@@ -108,7 +108,7 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
     Ok((report, [ranks as u32 - 1, misled.get()]))
 }
 
-/// Lets the rank fall, and tells the others when that was.
+/// Makes the rank fail, and sends the time of the failure to the others.
 fn strike(rank: &Rank, job: &Job, loss: &Loss) {
     let node = u64::from_le_bytes(rank.hear(loss.rank).try_into().unwrap());
     let names = String::from_utf8(rank.hear(loss.rank)).unwrap();
@@ -152,12 +152,12 @@ fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
     }
     let e = halo2d::run(&ctx, &case.config).expect_err("it has no end");
     assert_typed(&e, rank.me, loss);
-    // Nobody may answer who is cut off.
+    // The rank is cut off, so its peers may not answer.
     drop(ctx);
     devices.device.close(LIMIT).expect("a quiet NIC");
 }
 
-/// The errors that a loss may show as.
+/// The errors that a loss may cause.
 fn assert_typed(e: &Error, me: usize, loss: &Loss) {
     let known = match e.kind() {
         Kind::PeerFailed(status) => matches!(
@@ -175,7 +175,7 @@ fn assert_typed(e: &Error, me: usize, loss: &Loss) {
     );
 }
 
-/// Who asks a context for the lost rank is told.
+/// Asserts that a request with the lost rank fails and names it.
 fn assert_lost(ctx: &Context, me: usize, loss: &Loss) {
     let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
     let e = ctx
@@ -190,7 +190,7 @@ fn assert_lost(ctx: &Context, me: usize, loss: &Loss) {
     );
 }
 
-/// A rank that is left.
+/// A rank that remains.
 fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     let lost = loss.rank as u32;
     let grid = case.config.grid.expect("a grid");
@@ -213,8 +213,8 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
         && needs(rank.me as u32, lost)
         && e.rank() != Some(lost)
     {
-        // Another one knew it sooner, or stood for it while connecting, and stopped: what is
-        // lost is told to who asks.
+        // The error names another rank, which stopped because it detected the loss earlier or
+        // because it was connecting; a request with the lost rank names that one.
         told.set(told.get() + 1);
         assert_lost(ctx, rank.me, loss);
     }

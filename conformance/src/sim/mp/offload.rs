@@ -1,9 +1,9 @@
-//! Messages of streams move without the thread that enqueued them: two ranks enqueue a program
-//! whose messages start at given times, and then wait, or sleep through all of it. Every message
-//! completes at the same time either way.
+//! Messages of streams are transferred without the thread that enqueued them. Two ranks enqueue a
+//! program whose messages start at given times, and then wait, or sleep until the end. Every
+//! message completes at the same time in both cases.
 //!
-//! Turns take no time here: the clock moves only from one event to the next, so that the times of
-//! completions do not depend on who was looked at how often.
+//! A step takes no time here: the clock moves only from one event to the next. So the times of
+//! completions do not depend on how often the simulation steps each machine.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,30 +19,30 @@ use mp::{Context, NicOptions};
 use crate::mp::pair::message;
 use crate::sim::world::{LIMIT, play_in};
 
-/// Messages each way on each stream.
+/// Messages in each direction on each stream.
 const MESSAGES: usize = 24;
 /// Streams of a rank.
 const STREAMS: usize = 2;
-/// Messages each way.
+/// Messages in each direction.
 const EACH: usize = STREAMS * MESSAGES;
-/// How long the ranks sleep.
+/// Time for which the ranks sleep.
 const SLEEP: Duration = Duration::from_millis(100);
-/// When everything is enqueued at the latest, and the first message may start.
+/// Time at which everything is enqueued and the first message may start.
 const ENQUEUED: Time = Time::from_nanos(20_000_000);
 
-/// Who sleeps while the messages move.
+/// The CPU threads that sleep while the messages are transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
-    /// Nobody: the ranks wait for their streams.
+    /// None: the ranks wait for their streams.
     Nobody,
     /// The ranks.
     Ranks,
-    /// The ranks and all that looks after their contexts and queue pairs.
+    /// The ranks, and all CPU threads of their contexts and queue pairs.
     All,
 }
 
-/// Sets words at given times, which the messages of a rank are sent behind, and notes when others are
-/// set, which they set.
+/// Sets words at given times, behind which the messages of a rank are sent, and records the times
+/// when completed messages set other words.
 struct Clockwork {
     gates: Vec<(Time, Word64)>,
     marks: Vec<Word64>,
@@ -53,7 +53,7 @@ struct Clockwork {
 
 impl Machine for Clockwork {
     fn step(&mut self, now: Time) -> Step {
-        let mut times = self.times.lock().expect("nobody panicked");
+        let mut times = self.times.lock().expect("no panic under the lock");
         let times = &mut times[self.rank * EACH..];
         for (mark, time) in self.marks.iter().zip(times) {
             if time.is_none() && mark.load().is_ok_and(|set| set == 1) {
@@ -79,13 +79,13 @@ impl Machine for Clockwork {
     }
 }
 
-/// When message `i` of a stream of a rank may start.
+/// The start time of message `i` of a stream of a rank.
 fn gate(rank: usize, stream: usize, i: usize) -> Time {
     let pace = [1_100_000, 1_370_000, 1_930_000, 2_210_000][2 * rank + stream];
     ENQUEUED + Duration::from_nanos(pace * (1 + i as u64))
 }
 
-/// Small, and large, and of no bytes.
+/// Sizes: small, large, and empty.
 fn length(stream: usize, i: usize) -> usize {
     [64, 3000, 0, 200][(stream + i) % 4]
 }
@@ -94,7 +94,7 @@ fn length(stream: usize, i: usize) -> usize {
 /// rank, stream and number.
 ///
 /// # Errors
-/// What the simulation found.
+/// The finding of the simulation.
 pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
     let config = SimConfig {
         step_ns: 0..=0,
@@ -149,12 +149,12 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
         check();
         ctx.close(LIMIT).expect("closed");
     })?;
-    let times = times.lock().expect("nobody panicked");
+    let times = times.lock().expect("no panic under the lock");
     let moved = |time: &Option<Time>| time.expect("every message moved");
     Ok(times.iter().map(moved).collect())
 }
 
-/// Enqueues all messages of a rank; what is returned waits for them and checks them.
+/// Enqueues all messages of a rank; the returned function waits for them and checks them.
 fn enqueue(ctx: &Context, words: &[[Word64; 2]]) -> impl FnOnce() + use<> {
     const ROOM: usize = 4096;
     let peer = 1 - ctx.rank();
@@ -192,11 +192,11 @@ fn enqueue(ctx: &Context, words: &[[Word64; 2]]) -> impl FnOnce() + use<> {
     }
 }
 
-/// The program, with nobody, the ranks, and all their CPU threads asleep: the times are the same,
-/// and all but the last wait are over before anybody wakes.
+/// Runs the program with no thread, the ranks, and all their CPU threads asleep. The times are the
+/// same, and all waits but the last complete before any thread wakes.
 ///
 /// # Errors
-/// What the simulation found.
+/// The finding of the simulation.
 pub fn run(seed: u64) -> Result<(), SimError> {
     let awake = times(seed, Sleep::Nobody)?;
     assert!(awake.iter().all(|t| *t < ENQUEUED + SLEEP), "{awake:?}");

@@ -1,6 +1,6 @@
-//! Each rank talks to each other one, by a stream and a tag for every pair, in rounds. One rank is
-//! lost: its partners are told so by their requests with it, and go on with all the others in the
-//! same context, as if nothing had happened.
+//! Each rank exchanges messages with each other rank in rounds, by a stream and a tag for every
+//! pair. One rank is lost: the requests of its peers with it fail, and the peers continue with all
+//! other ranks in the same context.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::job::{Job, Member, Settings, process};
 use crate::mp::pair::Pair;
 use crate::sim::world::{LIMIT, Rank, play};
 
-/// How long anybody waits for a peer.
+/// Time limit of waits for a peer.
 const PEER_LIMIT: Duration = Duration::from_millis(50);
 /// Rounds after the loss.
 const MORE: usize = 6;
 
-/// What happens to the rank that is lost.
+/// How the rank is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fall {
     /// It is stopped.
@@ -26,26 +26,26 @@ enum Fall {
     IsReported,
     /// It dies, and its links with it.
     Dies,
-    /// It gives its context up.
+    /// It closes its context.
     Leaves,
 }
 
-/// What all ranks know.
+/// The parameters that all ranks share.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     ranks: usize,
     lost: usize,
     fall: Fall,
-    /// In which round it falls.
+    /// The round in which the rank is lost.
     round: usize,
-    /// Messages go by the CPU, not by streams.
+    /// Whether the CPU posts the messages, and not streams.
     by_cpu: bool,
 }
 
 /// Draws the ranks and a loss.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The first difference, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let ranks = rng.usize(3..=4);
@@ -63,7 +63,7 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     let job = Job::new(seed, ranks as u32, settings);
     let report = play(seed, ranks, move |rank| {
         let member = job.join(&rank);
-        // Nobody is lost before all have come.
+        // No rank is lost before all have joined.
         rank.barrier();
         match rank.me == case.lost {
             true => falls(&rank, &job, member, case),
@@ -78,7 +78,7 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     Ok(report)
 }
 
-/// The rank that is lost: it takes part until its round.
+/// The rank that is lost: it takes part until the round of its loss.
 fn falls(rank: &Rank, job: &Job, member: Member, case: Case) {
     let node = member.devices.node();
     let others = (0..case.ranks as u32).filter(|other| *other != member.ctx.rank());
@@ -118,7 +118,7 @@ fn falls(rank: &Rank, job: &Job, member: Member, case: Case) {
     unreachable!("it is stopped");
 }
 
-/// A rank that stays.
+/// A rank that remains.
 fn stays(rank: &Rank, member: Member, case: Case) {
     let others = (0..case.ranks as u32).filter(|other| *other != member.ctx.rank());
     let mut pairs = Pair::all(&member.ctx, others, 0).expect("pairs");

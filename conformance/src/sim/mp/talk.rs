@@ -1,8 +1,9 @@
 //! Random programs of messages of every kind: those of the matrix of messages
 //! (`mp::rank`), with settings that a seed draws, under a schedule that it draws too. Requests are
-//! cancelled as well, messages are too long for their receives, sends are let go at once or waited
-//! for late, receives from anybody stand beside named ones and may be posted before all messages, a
-//! sender gets far ahead of its receivers, and parts of the ranks stand still for a while.
+//! cancelled as well, and messages are too long for their receives (truncation). Sends are dropped
+//! at once or waited for late. Receives from any rank are mixed with receives from a named rank,
+//! and may be posted before all messages. A sender gets far ahead of its receivers, and machines of
+//! the ranks pause.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::sim::world::{Pause, play};
 /// Draws the program of `seed` and runs it under the schedule of `seed`.
 ///
 /// # Errors
-/// Whatever did not go as the program says, with the seed.
+/// The first deviation from the program, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
     run_on(seed, Faults::default())
 }
@@ -71,7 +72,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     })
 }
 
-/// What messages are like; there are few enough for many seeds.
+/// The settings of messages; the messages are few, so that many seeds can run.
 fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
     let mut poster = || {
         [
@@ -104,7 +105,7 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
             Waiter::Another,
             Waiter::Mixed,
         ][rng.usize(0..4)],
-        // The job draws who rings, how, and when connections are made.
+        // The job draws the doorbell, the lowering and the time of connections.
         doorbell: Doorbell::Auto,
         lowering: Lowering::Auto,
         up_front: false,
