@@ -86,21 +86,24 @@ impl Error {
 
     /// Adds the limit that was reached.
     #[cold]
-    pub(crate) fn limit(mut self, limit: impl TryInto<u64>) -> Error {
+    pub(crate) fn with_limit(mut self, limit: impl TryInto<u64>) -> Error {
         self.0.limit = limit.try_into().ok();
         self
     }
 
     /// Names the owner in front of the object.
     #[cold]
-    pub(crate) fn of(mut self, owner: impl fmt::Debug) -> Error {
+    pub(crate) fn with_owner(mut self, owner: impl fmt::Debug) -> Error {
         self.0.object = format!("{owner:?}: {}", self.0.object);
         self
     }
 
     /// Adds the source of the error.
     #[cold]
-    pub(crate) fn source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+    pub(crate) fn with_source(
+        mut self,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Error {
         self.0.source = Some(source.into());
         self
     }
@@ -116,12 +119,12 @@ impl Error {
     }
 
     /// The object concerned, and the reason.
-    pub fn object(&self) -> &str {
+    pub fn reason(&self) -> &str {
         &self.0.object
     }
 
     /// The limit that was reached, if there is one.
-    pub fn limit_value(&self) -> Option<u64> {
+    pub fn limit(&self) -> Option<u64> {
         self.0.limit
     }
 
@@ -170,11 +173,11 @@ mod tests {
     #[test]
     fn an_error_names_operation_object_limit_and_keeps_its_source() {
         let e = Error::new("prepare send", Kind::Invalid, "31 SGEs")
-            .limit(30u32)
-            .source(std::io::Error::other("cause"));
+            .with_limit(30u32)
+            .with_source(std::io::Error::other("cause"));
         assert_eq!(e.to_string(), "prepare send: 31 SGEs (limit 30)");
         assert_eq!(e.kind(), Kind::Invalid);
-        assert_eq!(e.limit_value(), Some(30));
+        assert_eq!(e.limit(), Some(30));
         assert!(StdError::source(&e).is_some());
         assert_eq!(std::mem::size_of::<Error>(), std::mem::size_of::<usize>());
     }

@@ -58,7 +58,7 @@ fn too_many(streams: usize, limit: usize) {
         }
         let error = posted.unwrap_err();
         assert_eq!(error.kind(), Kind::TooManyWaits, "{error:?}");
-        assert_eq!(error.limit_value(), Some(limit as u64));
+        assert_eq!(error.limit(), Some(limit as u64));
         let text = error.to_string();
         assert!(text.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{text}");
     }
@@ -350,10 +350,7 @@ fn room_is_asked_for_before_it_is_taken() {
         assert!(taken < 2000, "never refused");
     }
     let e = stream.check_room(3).unwrap_err();
-    assert_eq!(
-        (e.kind(), e.limit_value().is_some()),
-        (Kind::QueueFull, true)
-    );
+    assert_eq!((e.kind(), e.limit().is_some()), (Kind::QueueFull, true));
     gate.open_to(1);
     passes(&stream);
     stream.check_room(3).unwrap();
@@ -417,7 +414,7 @@ fn full(enqueue: impl Fn(&mut Full, u32) -> Result<()>) {
             .find_map(|i| Some((i, enqueue(&mut f, i).err()?)))
             .expect("a thousand submissions and more");
         assert_eq!(error.kind(), Kind::QueueFull, "{error:?}");
-        assert!(error.limit_value().is_some());
+        assert!(error.limit().is_some());
         assert!(taken >= 100, "refused after {taken}");
         assert_eq!(control.full(), 0, "and no enqueue blocked on it");
         gate.open_to(value);

@@ -23,7 +23,7 @@ fn a_value_out_of_range_is_refused() {
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
     let config = QpConfig::default().retry_count(8);
     let e = pd.create_qp(&config).unwrap_err();
-    assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(7)), "{e}");
+    assert_eq!((e.kind(), e.limit()), (Kind::Invalid, Some(7)), "{e}");
     assert!(e.to_string().contains("GDS_RETRY_COUNT=8"), "{e}");
 }
 

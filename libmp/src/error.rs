@@ -168,7 +168,7 @@ impl Error {
     }
 
     /// The object concerned, and the reason.
-    pub fn object(&self) -> &str {
+    pub fn reason(&self) -> &str {
         &self.0.object
     }
 
@@ -189,7 +189,7 @@ impl Error {
     }
 
     /// The limit that was exceeded, if there is one.
-    pub fn limit_value(&self) -> Option<u64> {
+    pub fn limit(&self) -> Option<u64> {
         self.0.limit
     }
 
@@ -218,8 +218,8 @@ impl From<gdsync::Error> for Error {
             gdsync::Kind::Failed(status) => Kind::Failed(status),
             other => Kind::Gdsync(other),
         };
-        let mut error = Error::new(e.operation(), kind, e.object());
-        error.0.limit = e.limit_value();
+        let mut error = Error::new(e.operation(), kind, e.reason());
+        error.0.limit = e.limit();
         error.with_source(e)
     }
 }

@@ -87,7 +87,7 @@ fn messages_arrive_in_order_under_their_topics() {
         assert_eq!((e.kind(), e.rank()), (Kind::Invalid, Some(3)));
         let e = ranks[0].send(1, 0, &vec![0; MAX_MESSAGE + 1]).unwrap_err();
         assert_eq!(e.kind(), Kind::Invalid);
-        assert_eq!(e.limit_value(), Some(MAX_MESSAGE as u64));
+        assert_eq!(e.limit(), Some(MAX_MESSAGE as u64));
     });
     assert_ne!(Local::ranks(1)[0].job(), Local::ranks(1)[0].job());
     assert_eq!(Local::ranks_of(77, 1)[0].job(), 77);

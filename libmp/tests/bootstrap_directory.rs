@@ -47,7 +47,7 @@ fn error_names_missing_ranks() {
     let place = Place::new("missing");
     let give_up = |rank, size| {
         let e = Directory::join(&place.0, rank, size, Duration::from_millis(200)).unwrap_err();
-        assert_eq!((e.kind(), e.limit_value()), (Kind::Missing, Some(200)));
+        assert_eq!((e.kind(), e.limit()), (Kind::Missing, Some(200)));
         e
     };
     assert_eq!(give_up(1, 2).rank(), Some(0));

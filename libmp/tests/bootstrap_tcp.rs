@@ -62,7 +62,7 @@ fn give_up(join: &Join, right: impl Fn(&mp::Error) -> bool) {
         let mut join = join.clone();
         join.limit = limit;
         let e = Tcp::join(&join).unwrap_err();
-        assert_eq!(e.limit_value(), Some(limit.as_millis() as u64), "{e}");
+        assert_eq!(e.limit(), Some(limit.as_millis() as u64), "{e}");
         if right(&e) {
             return;
         }
@@ -104,7 +104,7 @@ fn join_without_a_store_fails_with_the_reason() {
     let limit = Duration::from_millis(100);
     let join = |store: String| Join::new(store, (0, 1), &secret, limit);
     let e = Tcp::join(&join(address.to_string())).unwrap_err();
-    assert_eq!((e.kind(), e.limit_value()), (Kind::Absent, Some(100)));
+    assert_eq!((e.kind(), e.limit()), (Kind::Absent, Some(100)));
     assert!(e.to_string().contains(&address.to_string()), "{e}");
     let e = Tcp::join(&join("no port in here".into())).unwrap_err();
     assert_eq!(e.kind(), Kind::Absent);
@@ -112,7 +112,7 @@ fn join_without_a_store_fails_with_the_reason() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = silent.local_addr().unwrap().to_string();
     let e = Tcp::join(&join(store)).unwrap_err();
-    assert_eq!((e.kind(), e.limit_value()), (Kind::Absent, Some(100)));
+    assert_eq!((e.kind(), e.limit()), (Kind::Absent, Some(100)));
     // A listener of another protocol.
     let e = std::thread::scope(|s| {
         s.spawn(|| {

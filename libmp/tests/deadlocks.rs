@@ -278,7 +278,7 @@ fn more_waiting_streams_than_channels() {
         }
         let e = all[7].wait_on(&streams[7]).unwrap_err();
         assert_eq!(e.kind(), Kind::Gdsync(gdsync::Kind::TooManyWaits), "{e}");
-        assert_eq!(e.limit_value(), Some(7));
+        assert_eq!(e.limit(), Some(7));
         let text = e.to_string();
         assert!(text.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{text}");
         assert!(text.contains("7 streams wait already"), "{text}");

@@ -39,7 +39,7 @@ fn refused_at(limit: u64, mut post: impl FnMut() -> mp::Result<Request>) -> Vec<
         }
         assert!(posted.len() as u64 <= limit);
     };
-    assert_eq!((e.kind(), e.limit_value()), (Kind::QueueFull, Some(limit)));
+    assert_eq!((e.kind(), e.limit()), (Kind::QueueFull, Some(limit)));
     posted
 }
 

@@ -85,7 +85,7 @@ fn more_tags_than_a_peer_keeps_are_refused() {
         for tags in [3, MOST + 1] {
             let e = builder(tags).build().unwrap_err();
             assert_eq!(e.kind(), Kind::Invalid);
-            assert_eq!(e.limit_value(), Some(MOST as u64), "{e}");
+            assert_eq!(e.limit(), Some(MOST as u64), "{e}");
         }
         builder(MOST).build().unwrap();
     });

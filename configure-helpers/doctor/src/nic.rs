@@ -30,7 +30,7 @@ fn decide(report: &Report) -> Result<(Driven<'_>, String), String> {
     let set = |name: &str| report.variables.get(name).map(String::as_str);
     let named = set("GDS_NIC").map(NicChoice::list).transpose();
     let named = named
-        .map_err(|e| e.object().to_owned())?
+        .map_err(|e| e.reason().to_owned())?
         .unwrap_or_default();
     let named = named.first();
     let attempt = |provider| {

@@ -88,7 +88,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
             let error = refused(posted, Kind::TooManyWaits, "one stream too many")?;
             let text = error.to_string();
             ensure(
-                text.contains(CHANNELS) && error.limit_value() == Some(limit as u64),
+                text.contains(CHANNELS) && error.limit() == Some(limit as u64),
                 || text.clone(),
             )?;
         }
@@ -183,7 +183,7 @@ pub fn full_stream(rig: &Rig) -> Verdict {
         }
         ensure(taken <= limit, || format!("{taken} submissions are taken"))?;
     };
-    ensure(error.limit_value() == Some(u64::from(limit)), || {
+    ensure(error.limit() == Some(u64::from(limit)), || {
         format!("{error:?}")
     })?;
     ensure(taken == limit, || {

@@ -169,8 +169,8 @@ impl Gpu {
 
     pub(crate) fn from_runtime(runtime: Box<dyn Runtime>) -> Result<Gpu> {
         let wish = Consistency::VARIABLE.read()?;
-        let caps =
-            Consistency::restrict_to(wish, runtime.caps()).map_err(|e| e.of(runtime.gpu_name()))?;
+        let caps = Consistency::restrict_to(wish, runtime.caps())
+            .map_err(|e| e.with_owner(runtime.gpu_name()))?;
         let waiting = Waiting::new(runtime.wait_limits());
         let modules = kernel::Loaded::default();
         let kernels = match caps.kernels {

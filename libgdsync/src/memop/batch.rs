@@ -173,7 +173,7 @@ impl Batch {
                     Kind::Unsupported,
                     "a glued run has more operations than one submission takes",
                 )
-                .limit(limit as u64));
+                .with_limit(limit as u64));
             }
             if !note.glued {
                 run = 0;
@@ -243,7 +243,7 @@ mod tests {
             }
         }
         let e = b.split(2).unwrap_err();
-        assert_eq!((e.kind(), e.limit_value()), (Kind::Unsupported, Some(2)));
+        assert_eq!((e.kind(), e.limit()), (Kind::Unsupported, Some(2)));
         assert_eq!(Batch::new().split(1).unwrap().count(), 0);
         assert_eq!((b.longest_glued(), Batch::new().longest_glued()), (3, 1));
         let open = batch(&[false, true]);

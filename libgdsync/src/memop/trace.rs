@@ -64,7 +64,7 @@ impl Tracer {
                          events of the log, or 0 for no trace",
                         path.display()
                     );
-                    Error::new("open trace file", Kind::System, text).source(e)
+                    Error::new("open trace file", Kind::System, text).with_source(e)
                 })?)
             }
         };

@@ -240,12 +240,12 @@ pub fn refused<T>(result: Result<T, Error>, kind: Kind, limit: Option<u64>, name
         panic!("accepted, where {kind:?} was expected");
     };
     assert_eq!(error.kind(), kind, "{error:?}");
-    assert_eq!(error.limit_value(), limit, "{error:?}");
+    assert_eq!(error.limit(), limit, "{error:?}");
     let text = error.to_string();
     for name in names {
         assert!(text.contains(name), "{text:?} does not name {name:?}");
     }
-    assert!(!error.operation().is_empty() && !error.object().is_empty());
+    assert!(!error.operation().is_empty() && !error.reason().is_empty());
 }
 
 /// Asserts that all these calls are refused with one kind, limit and text.

@@ -126,6 +126,6 @@ mod tests {
         let (a, b) = (Secret::from_text(text), Secret::from_text(text));
         assert_eq!(a.unwrap().0, b.unwrap().0);
         let e = Secret::from_text("short").unwrap_err();
-        assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(16)));
+        assert_eq!((e.kind(), e.limit()), (Kind::Invalid, Some(16)));
     }
 }

@@ -83,9 +83,9 @@ impl Engine {
                         tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
                         let cause = match e.kind() {
                             Kind::Protocol | Kind::QueueFull => {
-                                let limit = e.limit_value();
+                                let limit = e.limit();
                                 let limit = limit.map(|limit| format!(" (limit {limit})"));
-                                Cause::Protocol(e.object().to_owned() + &limit.unwrap_or_default())
+                                Cause::Protocol(e.reason().to_owned() + &limit.unwrap_or_default())
                             }
                             _ => Cause::Other(format!("this rank cannot open its side: {e}")),
                         };

@@ -265,7 +265,7 @@ pub fn close_without(ctx: &Context, lost: u32) {
         match ctx.close(FOR) {
             Ok(()) => return,
             Err(e) if e.kind() == Kind::Timeout => {
-                let known = e.rank() == Some(lost) && e.object().starts_with("no answer");
+                let known = e.rank() == Some(lost) && e.reason().starts_with("no answer");
                 assert!(known, "{e:?}");
                 return;
             }

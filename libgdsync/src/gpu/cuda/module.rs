@@ -49,7 +49,8 @@ impl Module {
             false => {
                 let text = image.strip_suffix(b"\0").unwrap_or(image);
                 let text = CString::new(text).map_err(|e| {
-                    Error::new(OPERATION, Kind::Invalid, "the text contains a zero byte").source(e)
+                    Error::new(OPERATION, Kind::Invalid, "the text contains a zero byte")
+                        .with_source(e)
                 })?;
                 Some(text)
             }
@@ -75,8 +76,9 @@ impl ModuleHandle for Module {
     fn kernel(&self, name: &str) -> Result<Kernel> {
         const OPERATION: &str = "find kernel";
         let context = &self.context;
-        let c_name = CString::new(name)
-            .map_err(|e| Error::new(OPERATION, Kind::Invalid, format!("{name:?}")).source(e))?;
+        let c_name = CString::new(name).map_err(|e| {
+            Error::new(OPERATION, Kind::Invalid, format!("{name:?}")).with_source(e)
+        })?;
         let _app = context.enter_app()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: a live module and a C string.

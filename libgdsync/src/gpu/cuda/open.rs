@@ -23,21 +23,21 @@ static OPEN: Mutex<Vec<(usize, u64, Gpu)>> = Mutex::new(Vec::new());
 fn driver() -> Result<&'static Cuda> {
     const OPERATION: &str = "open CUDA";
     let cuda = Cuda::get().map_err(|e| {
-        Error::new(OPERATION, Kind::Absent, format!("{}", Chain(e))).source(e.to_string())
+        Error::new(OPERATION, Kind::Absent, format!("{}", Chain(e))).with_source(e.to_string())
     })?;
     // SAFETY: the call may be made any number of times.
     let started = unsafe { (cuda.cuInit)(0) };
     if !started.is_success() {
         let e = check(cuda, started, OPERATION, "cuInit").expect_err("it failed");
-        let what = e.object().to_owned();
-        return Err(Error::new(OPERATION, Kind::Absent, what).source(e));
+        let what = e.reason().to_owned();
+        return Err(Error::new(OPERATION, Kind::Absent, what).with_source(e));
     }
     let mut version = 0;
     // SAFETY: stores a number.
     let asked = unsafe { (cuda.cuDriverGetVersion)(&mut version) };
     check(cuda, asked, OPERATION, "cuDriverGetVersion")?;
     match driver_too_old(version) {
-        Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what).limit(OLDEST as u64)),
+        Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what).with_limit(OLDEST as u64)),
         None => Ok(cuda),
     }
 }
@@ -112,7 +112,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     let alone = is_exclusive(cuda, device);
     let context = Arc::new(Context::new(cuda, device, app, name, alone)?);
     let live = gds_step::Live::global()
-        .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).source(e))?;
+        .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).with_source(e))?;
     let host: Arc<dyn gds_step::Host> = live;
     let poller = Box::new(Poller(Arc::clone(&context)));
     let poller = host.attach(gds_step::Thread::Watch, poller);
@@ -222,7 +222,7 @@ impl Gpu {
         let count = count(cuda)?;
         if index >= count {
             let what = format!("GPU {index} of {count}");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(count as u64));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(count as u64));
         }
         let mut device = 0;
         let mut context = std::ptr::null_mut();

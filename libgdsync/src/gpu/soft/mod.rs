@@ -43,7 +43,7 @@ impl Gpu {
     /// `System` if the operating system provides no thread or memory file.
     pub fn soft() -> Result<Gpu> {
         let live = gds_step::Live::global()
-            .map_err(|e| Error::new("open soft GPU", Kind::System, e.to_string()).source(e))?;
+            .map_err(|e| Error::new("open soft GPU", Kind::System, e.to_string()).with_source(e))?;
         SoftRuntime::open(live, SoftOptions::default())
     }
 
@@ -407,8 +407,9 @@ impl StreamHandle for softgpu::Stream {
             .0
             .downcast_ref()
             .ok_or_else(|| foreign("a kernel of another runtime", self.gpu().name()))?;
-        let dims = softgpu::Dims::new(dims.grid, dims.block, dims.shared)
-            .map_err(|e| Error::new("launch kernel", Kind::Invalid, e.to_string()).source(e))?;
+        let dims = softgpu::Dims::new(dims.grid, dims.block, dims.shared).map_err(|e| {
+            Error::new("launch kernel", Kind::Invalid, e.to_string()).with_source(e)
+        })?;
         softgpu::Stream::launch(self, kernel, dims, args).map_err(|e| system("launch kernel", &e))
     }
 
@@ -525,7 +526,7 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
     };
     let error = Error::new(operation, kind, e.to_string());
     match limit {
-        Some(limit) => error.limit(limit as u64).source(e.clone()),
-        None => error.source(e.clone()),
+        Some(limit) => error.with_limit(limit as u64).with_source(e.clone()),
+        None => error.with_source(e.clone()),
     }
 }

@@ -532,8 +532,8 @@ fn refused(operation: &'static str, e: vmlx5::NicError) -> Error {
     };
     let error = Error::new(operation, kind, e.to_string());
     match limit {
-        Some(limit) => error.limit(limit).source(e),
-        None => error.source(e),
+        Some(limit) => error.with_limit(limit).with_source(e),
+        None => error.with_source(e),
     }
 }
 

@@ -45,7 +45,7 @@ pub(in crate::provider) fn missing(e: &LoadError) -> Error {
         LoadError::NotFound { .. } => Kind::Absent,
         _ => Kind::Unsupported,
     };
-    Error::new(OPEN, kind, e.to_string()).source(e.clone())
+    Error::new(OPEN, kind, e.to_string()).with_source(e.clone())
 }
 
 /// The error of the operating system with this number.
@@ -56,7 +56,7 @@ pub(super) fn refused(operation: &'static str, what: &str, errno: i32) -> Error 
         libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => Kind::Unsupported,
         _ => Kind::System,
     };
-    Error::new(operation, kind, format!("{what}: {e}")).source(e)
+    Error::new(operation, kind, format!("{what}: {e}")).with_source(e)
 }
 
 /// The last error of the operating system, for a call that returned a null pointer.
@@ -76,7 +76,9 @@ pub(in crate::provider) fn is_gone(e: &Error) -> bool {
 fn no_list() -> Error {
     let e = refused_last(OPEN, "list of devices");
     match e.kind() {
-        Kind::Unsupported => Error::new(OPEN, Kind::Absent, "the kernel has no RDMA").source(e),
+        Kind::Unsupported => {
+            Error::new(OPEN, Kind::Absent, "the kernel has no RDMA").with_source(e)
+        }
         _ => e,
     }
 }

@@ -75,7 +75,7 @@ impl Mlx5Nic {
             // Messages may have arrived already: a return to INIT would lose them.
             qp.modify(to_send, operation).map_err(|e| {
                 let what = format!("queue pair {qpn:#x}: {e}");
-                Error::new(operation, Kind::Failed(Status::CLOSED), what).source(e)
+                Error::new(operation, Kind::Failed(Status::CLOSED), what).with_source(e)
             })
         })
     }
@@ -219,7 +219,7 @@ impl Nic for Mlx5Nic {
             qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION)?;
             self.init(qp, OPERATION).map_err(|e| {
                 let what = format!("queue pair {qpn:#x}: {e}");
-                Error::new(OPERATION, Kind::Failed(Status::CLOSED), what).source(e)
+                Error::new(OPERATION, Kind::Failed(Status::CLOSED), what).with_source(e)
             })
         })?;
         self.base.context().forget_reports(qpn);

@@ -86,7 +86,7 @@ impl VerbsNic {
             std::thread::Builder::new()
                 .name("gds-verbs".to_owned())
                 .spawn(move || common.run())
-                .map_err(|e| Error::new(OPEN, Kind::System, "start its thread").source(e))
+                .map_err(|e| Error::new(OPEN, Kind::System, "start its thread").with_source(e))
         };
         let thread = (!by_gpu).then(start).transpose()?;
         let machine = by_gpu.then(|| gpu_thread::attach(&common));

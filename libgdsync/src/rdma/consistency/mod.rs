@@ -75,9 +75,8 @@ impl Flushers {
         known.reads.retain(|read| read.strong_count() > 0);
         if known.reads.len() == MOST_FLUSHING_NICS {
             let what = "too many NICs that flush by READs";
-            return Err(
-                Error::new("open device", Kind::Invalid, what).limit(MOST_FLUSHING_NICS as u64)
-            );
+            return Err(Error::new("open device", Kind::Invalid, what)
+                .with_limit(MOST_FLUSHING_NICS as u64));
         }
         known.reads.push(Arc::downgrade(read));
         Ok(())
@@ -112,7 +111,7 @@ pub(super) fn flusher(
             flushers.add(&read)?;
             Ok(Some(read))
         }
-        Err(e) if gpu.wish().is_some() => Err(e.of(nic.name())),
+        Err(e) if gpu.wish().is_some() => Err(e.with_owner(nic.name())),
         Err(_) => {
             let mut known = flushers.0.lock();
             known.unable.retain(|one| one.strong_count() > 0);

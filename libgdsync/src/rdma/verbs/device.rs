@@ -148,7 +148,8 @@ impl Device {
     /// `Unsupported` if no policy is possible: waits with a flush are then refused, and payload for
     /// streams must be in pinned memory.
     pub fn consistency(&self, kind: MemoryKind) -> Result<Consistency> {
-        Consistency::choose(kind, self.0.gpu.caps(), self.nic().reads()).map_err(|e| e.of(self))
+        Consistency::choose(kind, self.0.gpu.caps(), self.nic().reads())
+            .map_err(|e| e.with_owner(self))
     }
 
     /// Whether WRITEs of a peer's queue pair into this device's registrations become visible in the

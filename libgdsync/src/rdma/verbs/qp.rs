@@ -195,7 +195,7 @@ impl Qp {
         let psn = self.begin_to_go_up(OPERATION)?;
         let up = self.core.nic.connect_qp(self.core.qpn(), psn, peer);
         let up = self.core.went_up(OPERATION, up);
-        up.map_err(|e| e.of(&self))?;
+        up.map_err(|e| e.with_owner(&self))?;
         self.there = peer.rail;
         self.spin = peer.gpu != self.core.gpu.identity() || peer.process == crate::nic::process();
         Ok(())
@@ -215,7 +215,7 @@ impl Qp {
         let psn = self.begin_to_go_up(OPERATION)?;
         let up = self.core.nic.activate_qp(self.core.qpn(), psn, qkey);
         let up = self.core.went_up(OPERATION, up);
-        up.map_err(|e| e.of(&self))
+        up.map_err(|e| e.with_owner(&self))
     }
 
     /// Refuses a queue pair that is connected, active or in error. Returns the number of the first
@@ -283,7 +283,7 @@ impl Qp {
             if end.is_none_or(|end| end > mr.region().len() as u64) {
                 let what = format!("{} bytes at {} of {mr:?}", sge.len, sge.offset);
                 return Err(
-                    Error::new(operation, Kind::Invalid, what).limit(mr.region().len() as u64)
+                    Error::new(operation, Kind::Invalid, what).with_limit(mr.region().len() as u64)
                 );
             }
             if !mr.access().permits(need) {
@@ -326,7 +326,7 @@ impl Qp {
             }
             n => {
                 let what = format!("{n} segments");
-                return Err(Error::new(OPERATION, Kind::Invalid, what).limit(MAX_SGE as u64));
+                return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_SGE as u64));
             }
         };
         let need = match work.opcode {
@@ -337,14 +337,14 @@ impl Qp {
         let total: u64 = work.sges.iter().map(|sge| u64::from(sge.len)).sum();
         if work.atomic.is_some() && total != ATOMIC {
             let what = format!("{self:?}: {total} bytes for the 8-byte old value of an atomic");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC));
         }
         let av = self.datagram(work, total, OPERATION)?;
         // NICs write the whole old value of an atomic into each piece.
         let split = |sge: &Sge<'_>| !matches!(u64::from(sge.len), 0 | ATOMIC);
         if work.atomic.is_some() && work.sges.iter().any(split) {
             let what = format!("{self:?}: the old value of an atomic is split into segments");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC));
         }
         let wqe = SendWqe {
             av,
@@ -413,7 +413,7 @@ impl Qp {
                 let len = pieces.fold(total, |n, piece| n.saturating_add(piece.len() as u64));
                 if len > to.max_len().into() {
                     let what = format!("{self:?}: a datagram of {len} bytes to {to:?}");
-                    return Err(invalid(what).limit(to.max_len()));
+                    return Err(invalid(what).with_limit(to.max_len()));
                 }
                 let mut av = to.av();
                 if mutant::on(Mutant::KeyOfSender) {
@@ -451,7 +451,7 @@ impl Qp {
         let mut list = [wqe::Sge::default(); MAX_SGE];
         let Some(list) = list.get_mut(..sges.len()).filter(|l| l.len() <= limit) else {
             let what = format!("{} segments", sges.len());
-            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(limit as u64));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(limit as u64));
         };
         self.gather(sges, list, Access::LOCAL_WRITE, OPERATION)?;
         let mut guard = self.core.lock();

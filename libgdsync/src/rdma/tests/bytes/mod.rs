@@ -390,5 +390,5 @@ fn prepare_refuses_a_split_old_value_of_an_atomic() {
     };
     let refused = rig.prepare(&split).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
-    assert_eq!(refused.limit_value(), Some(8));
+    assert_eq!(refused.limit(), Some(8));
 }
