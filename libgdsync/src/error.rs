@@ -57,7 +57,7 @@ struct Inner {
     operation: &'static str,
     kind: Kind,
     object: String,
-    limit: Option<u64>,
+    limit: Option<(u64, &'static str)>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -86,8 +86,8 @@ impl Error {
 
     /// Adds the limit that was reached.
     #[cold]
-    pub(crate) fn with_limit(mut self, limit: impl TryInto<u64>) -> Error {
-        self.0.limit = limit.try_into().ok();
+    pub(crate) fn with_limit(mut self, limit: impl TryInto<u64>, unit: &'static str) -> Error {
+        self.0.limit = limit.try_into().ok().map(|limit| (limit, unit));
         self
     }
 
@@ -125,7 +125,12 @@ impl Error {
 
     /// The limit that was reached, if there is one.
     pub fn limit(&self) -> Option<u64> {
-        self.0.limit
+        self.0.limit.map(|(limit, _)| limit)
+    }
+
+    /// The unit of the limit: `ms`, `bytes`, `SGEs`.
+    pub fn limit_unit(&self) -> Option<&'static str> {
+        self.0.limit.map(|(_, unit)| unit)
     }
 
     /// The status of the failed request, if the error is about a request.
@@ -140,8 +145,8 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.0.operation, self.0.object)?;
-        if let Some(limit) = self.0.limit {
-            write!(f, " (limit {limit})")?;
+        if let Some((limit, unit)) = self.0.limit {
+            write!(f, " (limit {limit} {unit})")?;
         }
         if let Kind::Failed(status) = self.0.kind {
             write!(f, ": {status}")?;
@@ -173,7 +178,7 @@ mod tests {
     #[test]
     fn an_error_names_operation_object_limit_and_keeps_its_source() {
         let e = Error::new("prepare send", Kind::Invalid, "31 SGEs")
-            .with_limit(30u32)
+            .with_limit(30u32, "")
             .with_source(std::io::Error::other("cause"));
         assert_eq!(e.to_string(), "prepare send: 31 SGEs (limit 30)");
         assert_eq!(e.kind(), Kind::Invalid);

@@ -60,7 +60,7 @@ struct Inner {
     kind: Kind,
     rank: Option<u32>,
     object: String,
-    limit: Option<u64>,
+    limit: Option<(u64, &'static str)>,
     /// Tag and number of the message.
     message: Option<(u32, u64)>,
     /// The object is a whole sentence that names rank and reason itself.
@@ -108,8 +108,8 @@ impl Error {
     /// Sets the limit that was exceeded.
     #[cold]
     #[must_use]
-    pub fn with_limit(mut self, limit: impl TryInto<u64>) -> Error {
-        self.0.limit = limit.try_into().ok();
+    pub fn with_limit(mut self, limit: impl TryInto<u64>, unit: &'static str) -> Error {
+        self.0.limit = limit.try_into().ok().map(|limit| (limit, unit));
         self
     }
 
@@ -190,7 +190,12 @@ impl Error {
 
     /// The limit that was exceeded, if there is one.
     pub fn limit(&self) -> Option<u64> {
-        self.0.limit
+        self.0.limit.map(|(limit, _)| limit)
+    }
+
+    /// The unit of the limit: `ms`, `bytes`, `SGEs`.
+    pub fn limit_unit(&self) -> Option<&'static str> {
+        self.0.limit.map(|(_, unit)| unit)
     }
 
     /// The status of the failed request, if the error is about a request.
@@ -219,7 +224,7 @@ impl From<gdsync::Error> for Error {
             other => Kind::Gdsync(other),
         };
         let mut error = Error::new(e.operation(), kind, e.reason());
-        error.0.limit = e.limit();
+        error.0.limit = e.limit().zip(e.limit_unit());
         error.with_source(e)
     }
 }
@@ -231,8 +236,8 @@ impl fmt::Display for Error {
             write!(f, "rank {rank}: ")?;
         }
         f.write_str(&self.0.object)?;
-        if let Some(limit) = self.0.limit {
-            write!(f, " (limit {limit})")?;
+        if let Some((limit, unit)) = self.0.limit {
+            write!(f, " (limit {limit} {unit})")?;
         }
         if let Some(status) = self.status().filter(|_| !self.0.whole) {
             write!(f, ": {status}")?;

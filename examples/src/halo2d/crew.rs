@@ -342,7 +342,7 @@ impl<'a> Crew<'a> {
         self.until(|_| {
             let done = stream.synchronize(PERIOD)?;
             let late = || Error::new(OPERATION, Kind::Timeout, format!("{stream:?}"));
-            Ok((!done).then(|| late().with_limit(limit.as_millis())))
+            Ok((!done).then(|| late().with_limit(limit.as_millis(), "")))
         })
     }
 

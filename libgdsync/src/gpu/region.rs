@@ -264,7 +264,7 @@ impl Region {
                 Kind::Invalid,
                 format!("{self:?} has no {len} bytes aligned to {align} at offset {offset}"),
             )
-            .with_limit(self.len() as u64));
+            .with_limit(self.len() as u64, ""));
         }
         Ok(())
     }

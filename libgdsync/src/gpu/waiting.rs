@@ -259,7 +259,7 @@ impl Waiting {
              set before the first use of CUDA) gives it more",
             limits.streams, limits.channels
         );
-        Err(Error::new(operation, Kind::TooManyWaits, what).with_limit(limits.streams))
+        Err(Error::new(operation, Kind::TooManyWaits, what).with_limit(limits.streams, ""))
     }
 
     /// Called when the application's last handle on a stream is dropped while enqueued work may
@@ -352,6 +352,6 @@ impl SlotState {
              block the caller",
             self.count
         );
-        Err(Error::new(operation, Kind::QueueFull, what).with_limit(limit))
+        Err(Error::new(operation, Kind::QueueFull, what).with_limit(limit, ""))
     }
 }

@@ -173,7 +173,7 @@ impl Batch {
                     Kind::Unsupported,
                     "a glued run has more operations than one submission takes",
                 )
-                .with_limit(limit as u64));
+                .with_limit(limit as u64, ""));
             }
             if !note.glued {
                 run = 0;

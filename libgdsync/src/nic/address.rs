@@ -129,7 +129,7 @@ impl QpAddress {
         };
         if usize::from(address.rail) >= RAILS {
             let what = format!("rail {} of the queue pair is out of range", address.rail);
-            return Err(Error::new(OPERATION, Kind::Protocol, what).with_limit(RAILS - 1));
+            return Err(Error::new(OPERATION, Kind::Protocol, what).with_limit(RAILS - 1, ""));
         }
         // The record must have no other content.
         if address.to_bytes()[8..] != bytes[8..] {
@@ -209,7 +209,9 @@ impl RemoteMemory {
     pub fn span(&self, offset: u64, len: u64) -> Result<RemoteSpan> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let what = format!("{len} bytes at {offset} exceed the peer's memory");
-            return Err(Error::new("name remote memory", Kind::Invalid, what).with_limit(self.len));
+            return Err(
+                Error::new("name remote memory", Kind::Invalid, what).with_limit(self.len, "")
+            );
         }
         let mut keyed = 0;
         for (rail, key) in self.rkeys.iter().enumerate() {

@@ -112,7 +112,7 @@ fn number(
         Some(value) => Ok(Some(value)),
         None => {
             let what = format!("{name}={said}: it must be a number from {least} to {most}");
-            Err(Error::new(CONFIGURE, Kind::Invalid, what).with_limit(most))
+            Err(Error::new(CONFIGURE, Kind::Invalid, what).with_limit(most, ""))
         }
     }
 }

@@ -106,7 +106,7 @@ impl Rails {
         let named = NicChoice::from_env()?;
         if named.len() > RAILS {
             let what = format!("GDS_NIC names {} NICs", named.len());
-            return Err(Error::new("open rails", Kind::Invalid, what).with_limit(RAILS));
+            return Err(Error::new("open rails", Kind::Invalid, what).with_limit(RAILS, ""));
         }
         let by = |provider, nic: NicChoice| DeviceOptions::default().provider(provider).nic(nic);
         if !named.is_empty() {

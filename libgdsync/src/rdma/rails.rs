@@ -56,7 +56,7 @@ impl Rails {
         const OPERATION: &str = "join rails";
         if devices.is_empty() || devices.len() > RAILS {
             let what = format!("{} devices", devices.len());
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(RAILS));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(RAILS, ""));
         }
         let gpu = devices[0].gpu();
         if let Some(other) = devices.iter().find(|device| !device.gpu().is(gpu)) {
@@ -123,7 +123,7 @@ impl Rails {
     pub fn create_qp(&self, rail: usize, config: &QpConfig) -> Result<Qp> {
         let pd = self.pds.get(rail).ok_or_else(|| {
             let what = format!("rail {rail} of {}", self.pds.len());
-            Error::new("create queue pair", Kind::Invalid, what).with_limit(self.pds.len() - 1)
+            Error::new("create queue pair", Kind::Invalid, what).with_limit(self.pds.len() - 1, "")
         })?;
         pd.create_qp(config)
     }

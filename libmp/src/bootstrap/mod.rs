@@ -153,7 +153,7 @@ fn fits(rank: u32, size: u32) -> Result<()> {
     }
     let text = format!("the job has {size} ranks");
     let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
-    Err(error.with_limit(wire::MAX_RANKS))
+    Err(error.with_limit(wire::MAX_RANKS, ""))
 }
 
 /// Fails if the job has no rank `to`, or if the message is too long.
@@ -165,7 +165,7 @@ fn check(size: u32, to: u32, message: &[u8]) -> Result<()> {
     if message.len() > MAX_MESSAGE {
         let text = format!("the message has {} bytes", message.len());
         let error = Error::new(SEND, Kind::Invalid, text).with_rank(to);
-        return Err(error.with_limit(MAX_MESSAGE));
+        return Err(error.with_limit(MAX_MESSAGE, ""));
     }
     Ok(())
 }
@@ -180,7 +180,7 @@ fn gone(rank: u32) -> Error {
 fn full(rank: u32) -> Error {
     let text = "does not receive its control messages";
     let error = Error::new(SEND, Kind::QueueFull, text).with_rank(rank);
-    error.with_limit(WINDOW)
+    error.with_limit(WINDOW, "")
 }
 
 #[cold]
@@ -221,7 +221,7 @@ fn missing(limit: Duration, count: u32, some: &[u32]) -> Error {
         names += &format!(" and {} more", count as usize - SHOWN);
     }
     let ms = limit.as_millis();
-    let error = |text| Error::new(JOIN, Kind::Missing, text).with_limit(ms);
+    let error = |text| Error::new(JOIN, Kind::Missing, text).with_limit(ms, "");
     match some {
         [one] if count == 1 => error("has not joined in time, in ms".to_string()).with_rank(*one),
         _ => error(format!("ranks {names} have not joined in time, in ms")),

@@ -37,7 +37,7 @@ impl Secret {
         if text.len() < Secret::SHORTEST {
             let kind = Kind::Invalid;
             let error = Error::new("read the job's secret", kind, "MP_SECRET is too short");
-            return Err(error.with_limit(Secret::SHORTEST));
+            return Err(error.with_limit(Secret::SHORTEST, ""));
         }
         let key = blake3::derive_key(
             "mp, version 1: the secret of a job, from a text",

@@ -47,7 +47,7 @@ impl Server {
     pub fn start(bind: SocketAddr, secret: &Secret, name: &str, size: u32) -> Result<Server> {
         if size == 0 || size > wire::MAX_RANKS {
             let error = Error::new(START, Kind::Invalid, format!("{size} ranks"));
-            return Err(error.with_limit(wire::MAX_RANKS));
+            return Err(error.with_limit(wire::MAX_RANKS, ""));
         }
         let system = |e| {
             let error = Error::new(START, Kind::System, format!("cannot listen on {bind}"));

@@ -363,7 +363,7 @@ fn connect(join: &Join, end: Instant) -> std::io::Result<TcpStream> {
 #[cold]
 fn failed(join: &Join, kind: Kind, text: String) -> Error {
     let error = Error::new(JOIN, kind, text).with_rank(join.rank);
-    error.with_limit(join.limit.as_millis())
+    error.with_limit(join.limit.as_millis(), "")
 }
 
 #[cold]

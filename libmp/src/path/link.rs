@@ -49,7 +49,7 @@ impl Link {
         if at >= LANES {
             let what = format!("lane {lane} is out of range");
             let error = Error::new("open lane", Kind::Protocol, what);
-            return Err(error.with_rank(self.peer).with_limit(LANES));
+            return Err(error.with_rank(self.peer).with_limit(LANES, ""));
         }
         if self.lanes[at].is_some() {
             return Ok(None);

@@ -127,7 +127,7 @@ impl Remote {
         };
         if named != len as u64 {
             let what = format!("the peer named memory of {named} bytes");
-            return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len));
+            return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len, ""));
         }
         Ok(remote)
     }

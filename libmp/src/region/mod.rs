@@ -59,7 +59,7 @@ impl Memory {
     pub fn slice(&self, offset: usize, len: usize) -> Result<Slice> {
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
             let what = format!("{len} bytes at {offset} exceed {self:?}");
-            return Err(Error::new("carve slice", Kind::Invalid, what).with_limit(self.len()));
+            return Err(Error::new("carve slice", Kind::Invalid, what).with_limit(self.len(), ""));
         }
         Ok(Slice {
             memory: self.clone(),

@@ -76,7 +76,7 @@ impl Table {
         if self.entries.len() >= MAX_REQUESTS {
             let what = "too many requests are unfinished or held by handles";
             let full = Error::new("prepare request", Kind::QueueFull, what);
-            return Err(full.with_limit(MAX_REQUESTS));
+            return Err(full.with_limit(MAX_REQUESTS, ""));
         }
         while self.used >= CHUNK * self.chunks.len() {
             // Under the state's lock, but a waiting stream cannot block it: the library allocates

@@ -108,7 +108,7 @@ impl Channels {
         if channels >= limit {
             let what = "too many tags have messages in flight";
             let error = Error::new(OPEN, Kind::QueueFull, what).with_rank(self.peer);
-            return Err(error.with_limit(limit));
+            return Err(error.with_limit(limit, ""));
         }
         Ok(setup.config.shape())
     }

@@ -72,7 +72,7 @@ impl Config {
 
     pub fn check(&self) -> Result<()> {
         let refuse = |what: String, limit: u64| {
-            Err(Error::new("build context", Kind::Invalid, what).with_limit(limit))
+            Err(Error::new("build context", Kind::Invalid, what).with_limit(limit, ""))
         };
         if !self.depth.is_power_of_two() || !(2..=1024).contains(&self.depth) {
             let what = format!(

@@ -159,6 +159,6 @@ impl Engine {
             return Ok(());
         }
         let what = format!("no answer arrived from rank {}", join(&missing));
-        Err(Error::new("connect all ranks", Kind::Missing, what).with_limit(self.size))
+        Err(Error::new("connect all ranks", Kind::Missing, what).with_limit(self.size, ""))
     }
 }

@@ -230,7 +230,7 @@ fn read_length(common: &mut Common, send: &mut Outgoing) -> Result<()> {
     let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
     if len > room || offset > room - len {
         let what = format!("{len} bytes at {offset} exceed the segment of {room} bytes");
-        return Err(Error::new(POST, Kind::Invalid, what).with_limit(room));
+        return Err(Error::new(POST, Kind::Invalid, what).with_limit(room, ""));
     }
     if let [one] = common.segments.as_slice() {
         let start = one.offset() + offset as usize;

@@ -106,7 +106,7 @@ impl Engine {
         });
         let full = |what: String, limit: u64| {
             let error = Error::new(PREPARE, Kind::QueueFull, what);
-            Err(error.with_rank(rank).with_limit(limit))
+            Err(error.with_rank(rank).with_limit(limit, ""))
         };
         if unclaimed {
             let what = format!("too many receives under tag {tag} have no waiter");

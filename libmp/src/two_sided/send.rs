@@ -29,7 +29,7 @@ pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) 
     }
     if segments.len() > MOST_PIECES {
         let what = format!("{} segments are too many", segments.len());
-        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MOST_PIECES));
+        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MOST_PIECES, ""));
     }
     let total = segments.iter().map(|s| s.len() as u64).sum();
     let limit = match segments.len() {
@@ -38,7 +38,7 @@ pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) 
     };
     if total > limit {
         let what = format!("{total} bytes in {} segments are too many", segments.len());
-        return Err(Error::new(operation, Kind::Invalid, what).with_limit(limit));
+        return Err(Error::new(operation, Kind::Invalid, what).with_limit(limit, ""));
     }
     Ok(total)
 }
@@ -131,7 +131,7 @@ impl Engine {
         let len = total(&self.paths, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word cannot have {} segments", spec.segments.len());
-            return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
+            return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32, ""));
         }
         let short = len <= self.config.eager_limit as u64;
         if !(post && short && matches!(spec.size, SizeSource::Segments)) {
@@ -171,7 +171,7 @@ impl Engine {
             let what = format!("too many messages under tag {} are not taken yet", spec.tag);
             return Err(Error::new(PREPARE, Kind::QueueFull, what)
                 .with_rank(spec.to)
-                .with_limit(super::channel::WINDOW));
+                .with_limit(super::channel::WINDOW, ""));
         }
         let number = match on(Mutant::SwappedMatchOrder) {
             true => channel.numbers.next() ^ 1,

@@ -246,7 +246,7 @@ pub(super) unsafe fn adopted(
     let inside = at >= base && len as u64 <= size as u64 && at - base <= size as u64 - len as u64;
     if !inside {
         let what = format!("{len} bytes at {at:#x}, of {size} allocated at {base:#x}");
-        return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(size as u64));
+        return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(size as u64, ""));
     }
     let mut kind: u32 = 0;
     let mut host: *mut u8 = std::ptr::null_mut();

@@ -37,7 +37,9 @@ fn driver() -> Result<&'static Cuda> {
     let asked = unsafe { (cuda.cuDriverGetVersion)(&mut version) };
     check(cuda, asked, OPERATION, "cuDriverGetVersion")?;
     match driver_too_old(version) {
-        Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what).with_limit(OLDEST as u64)),
+        Some(what) => {
+            Err(Error::new(OPERATION, Kind::Unsupported, what).with_limit(OLDEST as u64, ""))
+        }
         None => Ok(cuda),
     }
 }
@@ -222,7 +224,7 @@ impl Gpu {
         let count = count(cuda)?;
         if index >= count {
             let what = format!("GPU {index} of {count}");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(count as u64));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(count as u64, ""));
         }
         let mut device = 0;
         let mut context = std::ptr::null_mut();

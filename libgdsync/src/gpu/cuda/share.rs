@@ -245,7 +245,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
                 .is_some_and(|end| end <= size as u64);
             if !inside {
                 let what = format!("{len} bytes at {offset} of {size}");
-                return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(size as u64));
+                return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(size as u64, ""));
             }
             Ok(memory.into_allocation(None))
         }

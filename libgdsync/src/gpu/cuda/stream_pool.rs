@@ -77,7 +77,7 @@ impl StreamPool {
                      the wait has passed. Create streams before the first wait, or drop some",
                     context.name()
                 );
-                Err(Error::new(OPERATION, Kind::TooManyWaits, what).with_limit(AHEAD as u64))
+                Err(Error::new(OPERATION, Kind::TooManyWaits, what).with_limit(AHEAD as u64, ""))
             }
             None => make(context),
         }

@@ -72,7 +72,7 @@ fn submit_up_to<const N: usize>(context: &Context, stream: &CudaStream, ops: &[O
     let mut params = [const { MaybeUninit::<Params>::uninit() }; N];
     if ops.len() > N {
         let what = format!("{} operations at once", ops.len());
-        return Err(Error::new(OPERATION, Kind::Unsupported, what).with_limit(N as u64));
+        return Err(Error::new(OPERATION, Kind::Unsupported, what).with_limit(N as u64, ""));
     }
     for (param, op) in params.iter_mut().zip(ops) {
         let Some(translated) = translate(op) else {

@@ -526,7 +526,7 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
     };
     let error = Error::new(operation, kind, e.to_string());
     match limit {
-        Some(limit) => error.with_limit(limit as u64).with_source(e.clone()),
+        Some(limit) => error.with_limit(limit as u64, "").with_source(e.clone()),
         None => error.with_source(e.clone()),
     }
 }

@@ -532,7 +532,7 @@ fn refused(operation: &'static str, e: vmlx5::NicError) -> Error {
     };
     let error = Error::new(operation, kind, e.to_string());
     match limit {
-        Some(limit) => error.with_limit(limit).with_source(e),
+        Some(limit) => error.with_limit(limit, "").with_source(e),
         None => error.with_source(e),
     }
 }

@@ -157,12 +157,12 @@ pub(in crate::provider) fn ready_to_receive(
     };
     for (what, number) in [("number", peer.qpn), ("first packet", peer.psn)] {
         if number > NUMBER {
-            return Err(invalid(format!("the peer's {what} is {number:#x}")).with_limit(NUMBER));
+            return Err(invalid(format!("the peer's {what} is {number:#x}")).with_limit(NUMBER, ""));
         }
     }
     if !(1..=5).contains(&there.mtu) {
         return Err(
-            invalid(format!("the peer's packet size has number {}", there.mtu)).with_limit(5u8),
+            invalid(format!("the peer's packet size has number {}", there.mtu)).with_limit(5u8, ""),
         );
     }
     let ah_attr = route(port, there.lid, Some(there.gid), settings, CONNECT)?;

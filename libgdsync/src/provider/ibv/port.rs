@@ -240,7 +240,7 @@ fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 1
                 "{GID_INDEX}={said}: {}:{port} has no GID of RoCE v2 there",
                 context.name
             );
-            Error::new(OPEN, Kind::Invalid, what).with_limit(entries)
+            Error::new(OPEN, Kind::Invalid, what).with_limit(entries, "")
         });
     }
     let link_local = |gid: &[u8; 16]| gid[..2] == [0xfe, 0x80];

@@ -76,7 +76,7 @@ impl Flushers {
         if known.reads.len() == MOST_FLUSHING_NICS {
             let what = "too many NICs that flush by READs";
             return Err(Error::new("open device", Kind::Invalid, what)
-                .with_limit(MOST_FLUSHING_NICS as u64));
+                .with_limit(MOST_FLUSHING_NICS as u64, ""));
         }
         known.reads.push(Arc::downgrade(read));
         Ok(())

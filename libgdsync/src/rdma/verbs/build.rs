@@ -107,13 +107,13 @@ fn sizes(config: &QpConfig) -> Result<Sizes> {
             return Ok(());
         }
         let what = format!("{what} of {n}: the size must be a power of two, at least 4");
-        Err(Error::new("create queue pair", Kind::Invalid, what).with_limit(32768u32))
+        Err(Error::new("create queue pair", Kind::Invalid, what).with_limit(32768u32, ""))
     };
     check("a send queue", config.send_blocks)?;
     check("a receive queue", config.recv_entries)?;
     if !(1..=16).contains(&config.recv_sges) {
         let what = format!("receives of {} segments", config.recv_sges);
-        return Err(Error::new("create queue pair", Kind::Invalid, what).with_limit(16u32));
+        return Err(Error::new("create queue pair", Kind::Invalid, what).with_limit(16u32, ""));
     }
     let stride = SEGMENT * config.recv_sges.next_power_of_two() as usize;
     // Twice the number of requests: half of the entries are for positions, half are a reserve for a

@@ -79,7 +79,7 @@ impl Destination {
 pub(in crate::rdma) fn check_qkey(qkey: u32, operation: &'static str) -> Result<()> {
     if qkey > MAX_QKEY {
         let what = format!("queue key {qkey:#x} is reserved for the system");
-        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MAX_QKEY));
+        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MAX_QKEY, ""));
     }
     Ok(())
 }
@@ -102,7 +102,7 @@ impl Pd {
         let mtu = peer.port.map(|port| port.mtu);
         if let Some(mtu) = mtu.filter(|mtu| !(1..=5).contains(mtu)) {
             let what = format!("the peer's MTU code {mtu} is unknown");
-            return Err(invalid(what).with_limit(5u8));
+            return Err(invalid(what).with_limit(5u8, ""));
         }
         let to = match peer.port {
             None => AhAttr::Node(peer.node),
@@ -146,7 +146,7 @@ impl Pd {
     fn name(&self, qpn: u32, qkey: u32, to: AhAttr, mtu: Option<u8>) -> Result<Destination> {
         if qpn > MAX_QPN {
             let what = format!("no peer has the number {qpn:#x}");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_QPN));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_QPN, ""));
         }
         check_qkey(qkey, OPERATION)?;
         let nic = self.device().nic();

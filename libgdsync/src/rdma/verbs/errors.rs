@@ -88,9 +88,9 @@ impl Qp {
             Refusal::Format(e) => {
                 let error = Error::new(operation, Kind::Invalid, format!("{self:?}: {e}"));
                 let error = match e {
-                    FormatError::TooManySegments { .. } => error.with_limit(wqe::MAX_SEGMENTS),
-                    FormatError::InlineTooLong { .. } => error.with_limit(wqe::MAX_INLINE),
-                    FormatError::SgeTooLong { .. } => error.with_limit(wqe::MAX_SGE_LEN),
+                    FormatError::TooManySegments { .. } => error.with_limit(wqe::MAX_SEGMENTS, ""),
+                    FormatError::InlineTooLong { .. } => error.with_limit(wqe::MAX_INLINE, ""),
+                    FormatError::SgeTooLong { .. } => error.with_limit(wqe::MAX_SGE_LEN, ""),
                     _ => error,
                 };
                 return error.with_source(e);
@@ -98,7 +98,7 @@ impl Qp {
         };
         let error = Error::new(operation, kind, format!("{self:?}: {what}"));
         match limit {
-            Some(limit) => error.with_limit(limit),
+            Some(limit) => error.with_limit(limit, ""),
             None => error,
         }
     }

@@ -282,9 +282,8 @@ impl Qp {
             }
             if end.is_none_or(|end| end > mr.region().len() as u64) {
                 let what = format!("{} bytes at {} of {mr:?}", sge.len, sge.offset);
-                return Err(
-                    Error::new(operation, Kind::Invalid, what).with_limit(mr.region().len() as u64)
-                );
+                return Err(Error::new(operation, Kind::Invalid, what)
+                    .with_limit(mr.region().len() as u64, ""));
             }
             if !mr.access().permits(need) {
                 let what = format!("{mr:?} may not be written");
@@ -326,7 +325,9 @@ impl Qp {
             }
             n => {
                 let what = format!("{n} segments");
-                return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_SGE as u64));
+                return Err(
+                    Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_SGE as u64, "")
+                );
             }
         };
         let need = match work.opcode {
@@ -337,14 +338,14 @@ impl Qp {
         let total: u64 = work.sges.iter().map(|sge| u64::from(sge.len)).sum();
         if work.atomic.is_some() && total != ATOMIC {
             let what = format!("{self:?}: {total} bytes for the 8-byte old value of an atomic");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC, ""));
         }
         let av = self.datagram(work, total, OPERATION)?;
         // NICs write the whole old value of an atomic into each piece.
         let split = |sge: &Sge<'_>| !matches!(u64::from(sge.len), 0 | ATOMIC);
         if work.atomic.is_some() && work.sges.iter().any(split) {
             let what = format!("{self:?}: the old value of an atomic is split into segments");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC, ""));
         }
         let wqe = SendWqe {
             av,
@@ -413,7 +414,7 @@ impl Qp {
                 let len = pieces.fold(total, |n, piece| n.saturating_add(piece.len() as u64));
                 if len > to.max_len().into() {
                     let what = format!("{self:?}: a datagram of {len} bytes to {to:?}");
-                    return Err(invalid(what).with_limit(to.max_len()));
+                    return Err(invalid(what).with_limit(to.max_len(), ""));
                 }
                 let mut av = to.av();
                 if mutant::on(Mutant::KeyOfSender) {
@@ -451,7 +452,7 @@ impl Qp {
         let mut list = [wqe::Sge::default(); MAX_SGE];
         let Some(list) = list.get_mut(..sges.len()).filter(|l| l.len() <= limit) else {
             let what = format!("{} segments", sges.len());
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(limit as u64));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(limit as u64, ""));
         };
         self.gather(sges, list, Access::LOCAL_WRITE, OPERATION)?;
         let mut guard = self.core.lock();

@@ -146,7 +146,7 @@ impl Lane {
         let mut places = (0..WQES).map(|i| (self.next + i) % WQES);
         places.find(|at| self.is_free(*at)).ok_or_else(|| {
             let what = "too many puts of this rank to itself are in flight";
-            Error::new(OPERATION, Kind::QueueFull, what).with_limit(WQES)
+            Error::new(OPERATION, Kind::QueueFull, what).with_limit(WQES, "")
         })
     }
 

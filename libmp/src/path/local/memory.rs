@@ -179,7 +179,7 @@ impl Remote {
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         if (offset as u64).saturating_add(len as u64) > self.len {
             let what = format!("{len} bytes at {offset} exceed the memory");
-            return Err(Error::new("address memory", Kind::Invalid, what).with_limit(self.len));
+            return Err(Error::new("address memory", Kind::Invalid, what).with_limit(self.len, ""));
         }
         Ok(Span {
             addr: self.addr + offset as u64,

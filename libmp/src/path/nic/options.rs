@@ -48,7 +48,7 @@ impl NicOptions {
         if self.queues.send_blocks < 32 {
             let blocks = self.queues.send_blocks;
             let what = format!("a queue of {blocks} blocks is too short, 32 are needed");
-            return Err(Error::new("build context", Kind::Invalid, what).with_limit(32768));
+            return Err(Error::new("build context", Kind::Invalid, what).with_limit(32768, ""));
         }
         self.order.map_or_else(WordOrder::from_env, Ok)
     }
