@@ -12,8 +12,8 @@ Start with: ./build.sh demo
 
   demo  [ARGS]   runs ping-pong between two ranks on their streams (mpbench pingpong ARGS), then
                  a stencil on four ranks (halo2d), which compare the result with a serial run
-  test  [STEP..] runs every test, or the named steps: unit cluster mutants interop fuzz rdma vm
-                 asan
+  test  [STEP..] runs every test, or the named steps: unit cluster mutants documents interop fuzz
+                 rdma vm asan
   test --long [STEP..]
                  runs the tests that take hours, or the named steps: matrix (the whole matrix of
                  messages) seeds soak
@@ -130,7 +130,7 @@ need_component() {
 }
 
 CHECK_STEPS="lock fmt clippy features doc layers env licences kernels"
-TEST_STEPS="unit cluster mutants interop fuzz rdma vm asan"
+TEST_STEPS="unit cluster mutants documents interop fuzz rdma vm asan"
 LONG_STEPS="matrix seeds soak"
 
 # chosen "ALL STEPS" [STEP..]: the named steps, or all of them, in the order given.
@@ -340,6 +340,13 @@ step_mutants() {
     cargo test -p vmlx5 --features mutants --test mutants
 }
 
+# Builds with the profile of tests; so does `demo`, by DEMO_PROFILE.
+step_documents() {
+    say "documents: the commands of README.md and all other documents, with what they print"
+    configure-helpers/documents/test
+    configure-helpers/documents/run
+}
+
 # interop/ is a separate workspace: its patch for cust must not affect the main one.
 step_interop() {
     say "interop: format, lints, licences and tests of the workspace interop"
@@ -544,8 +551,9 @@ prepare_for "$command" $steps >&2
 case "$command" in
 demo)
     say "demo: two ranks play ping-pong on their streams"
-    cargo build --release -p mpbench -p mp-examples -p mprun
-    built="$(realpath -m "${CARGO_TARGET_DIR:-target}")/release"
+    profile="${DEMO_PROFILE:-release}"
+    cargo build --profile "$profile" -p mpbench -p mp-examples -p mprun
+    built="$(realpath -m "${CARGO_TARGET_DIR:-target}")/${profile/#test/debug}"
     "$built/mpbench" pingpong "$@"
     say "demo: four ranks exchange the borders of a stencil and compare with the serial run"
     "$built/mprun" -n 4 "$built/halo2d"
