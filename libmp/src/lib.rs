@@ -155,10 +155,11 @@
 //! ([`Context::error_word`]). Messages that had arrived are still received. Messages between other
 //! ranks are not affected.
 //!
-//! A dead peer is not detected directly. A request to it fails when the NIC's retries are exhausted
-//! (1.07 s by default), when the bootstrap reports that the peer's process has ended, or with the
-//! timeout. If the bootstrap's store is lost, open peers and tags stay usable, and no others can be
-//! opened ([`Kind::BootstrapLost`]).
+//! A dead peer is not detected directly. A send to it fails when the NIC's retries are exhausted:
+//! after 1.07 s by default, on a physical NIC after up to four times as long. Any request with it
+//! fails when the bootstrap reports that the peer's process has ended, or with the timeout. If the
+//! bootstrap's store is lost, open peers and tags stay usable, and no others can be opened
+//! ([`Kind::BootstrapLost`]).
 //!
 //! # Progress and threads
 //! Messages on streams need no CPU once both ranks have used the tag. A background thread of the

@@ -41,8 +41,8 @@ impl Context {
     /// As [`Context::prepare_send`]; `QueueFull` also for more than
     /// [`Builder::depth`](crate::Builder::depth) receives of the rank and tag without a waiter;
     /// `Busy` for a receive from one rank while an earlier receive from any rank under the same tag
-    /// is unmatched; `PeerFailed` not for an eager message that had arrived before the rank was
-    /// given up.
+    /// is unmatched. After the rank was given up, an eager message that arrived before can still be
+    /// received; otherwise `PeerFailed`.
     pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().recv(recv, false)?))
     }
@@ -139,10 +139,13 @@ impl Context {
     /// Enqueues a send of `data` to rank `to` under `tag` on the stream. The memory is read when
     /// the stream reaches the send, behind all earlier work of the stream.
     ///
-    /// The stream then continues at once, unless it has no credit ([`crate::Builder::depth`]), or
-    /// the message is longer than the eager limit ([`crate::Builder::eager_limit`]): **it waits for
+    /// The stream then continues at once, unless it has no credit ([`Builder::depth`]), or
+    /// the message is longer than the eager limit ([`Builder::eager_limit`]): **it waits for
     /// the credit, or until the receive is posted**. Later work of the stream may write the memory
     /// only behind [`Request::wait_on`] of the send.
+    ///
+    /// [`Builder::depth`]: crate::Builder::depth
+    /// [`Builder::eager_limit`]: crate::Builder::eager_limit
     ///
     /// ```
     /// # use std::time::Duration;

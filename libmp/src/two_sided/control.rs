@@ -1,4 +1,5 @@
-//! Control messages: sending them through the bootstrap, and handling those of peers.
+//! Sends control messages through the bootstrap, and handles those of peers. `wire::control` has
+//! their format, `outbox` those that wait.
 
 use gdsync::Status;
 

@@ -213,8 +213,8 @@ impl<'a> RecvOp<'a> {
         self
     }
 
-    /// Sets the timeout of this request, from when it is posted or, on a stream, from when the
-    /// stream waits for it; after it the peer is given up. Default: the context's
+    /// Sets the timeout of this request, from when it is posted, and anew from when a stream
+    /// reaches the wait for it; after it the peer is given up. Default: the context's
     /// ([`Builder::timeout`](crate::Builder::timeout)) if a stream waits for the receive, else
     /// none. A receive from any rank fails alone.
     #[must_use]
