@@ -1,6 +1,7 @@
-//! Requests as a context keeps them: the states of each (`entry`), all of them in one table with
-//! their result words (`table`), and their failures (`fault`). [`Done`] is what a successful one
-//! returns.
+//! The requests of a context: their states, their result words and their failures.
+//!
+//! `entry` has the states of one request, `table` all requests with their result words, `fault` the
+//! failures that no call has returned. [`Done`] is the result of a request that succeeded.
 
 pub(crate) mod entry;
 pub(crate) mod fault;

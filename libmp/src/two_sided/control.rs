@@ -14,7 +14,7 @@ use crate::wire::control::Control;
 const BURST: usize = 64;
 
 impl Engine {
-    /// Tells a rank that this rank sends nothing more.
+    /// Informs a rank that this rank sends nothing more to it.
     pub fn send_given_up(&self, state: &mut State, rank: u32) {
         state.outbox.clear(rank);
         self.send_control(state, rank, vec![Control::GivenUp]);
