@@ -161,6 +161,24 @@
 //! bootstrap's store is lost, open peers and tags stay usable, and no others can be opened
 //! ([`Kind::BootstrapLost`]).
 //!
+//! ```
+//! # use std::time::Duration;
+//! # use mp::{Context, bootstrap::Local, gdsync::{Gpu, gpu::MemoryKind}};
+//! use mp::Kind;
+//! # let open = |job| Context::builder().bootstrap(job).gpu(&Gpu::soft()?).build();
+//! # let mut jobs = Local::ranks(2).into_iter().map(open);
+//! # let (ctx, rank_1) = (jobs.next().unwrap()?, jobs.next().unwrap()?);
+//! # let memory = ctx.alloc(MemoryKind::Pinned, 64)?.all();
+//!
+//! let recv = ctx.irecv(1, 7, &memory)?;
+//! drop(rank_1); // the peer dies
+//! let e = recv.wait(Duration::from_secs(10)).unwrap_err();
+//! assert!(matches!(e.kind(), Kind::PeerFailed(_)));
+//! assert_eq!((e.rank(), e.tag(), e.number()), (Some(1), Some(7), Some(0)));
+//! println!("{e}"); // one sentence: operation, object, reason
+//! # Ok::<(), mp::Error>(())
+//! ```
+//!
 //! # Progress and threads
 //! Messages on streams need no CPU once both ranks have used the tag. A background thread of the
 //! context does all other work, or the program does it ([`Progress::Manual`]). Contexts, memory,
