@@ -1,9 +1,8 @@
-//! Two-sided messages (tag matching, eager and rendezvous) on GPU streams.
+//! Messages between ranks on GPU streams: two-sided, with tags, flow control and timeouts.
 //!
-//! A rank sends and receives in stream order: `isend_on`, `irecv_on` and `wait_on` enqueue the work
-//! on the application's stream, in order with its kernels, and the CPU takes no further part in the
-//! message. The CPU can post the same requests and wait for them. A CPU thread can also write the
-//! doorbell for a stream.
+//! `isend_on`, `irecv_on` and `wait_on` enqueue messages on the application's stream, in order with
+//! its kernels. After both ranks have used a tag once, its messages need no CPU. The CPU can post
+//! the same requests and wait for them.
 //!
 //! ```
 //! use std::time::Duration;
@@ -13,34 +12,35 @@
 //! use mp::gdsync::Gpu;
 //! use mp::gdsync::gpu::MemoryKind;
 //!
-//! fn rank(ctx: &Context) -> mp::Result<()> {
-//!     let peer = 1 - ctx.rank();
+//! fn ring(ctx: &Context) -> mp::Result<()> {
+//!     let (rank, size) = (ctx.rank(), ctx.size());
+//!     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
 //!     let stream = ctx.gpu().stream()?;
-//!     let memory = ctx.alloc(MemoryKind::Device, 64)?;
-//!     memory.write(0, &[ctx.rank() as u8; 8])?;
+//!     let memory = ctx.alloc(MemoryKind::Device, 2 << 20)?;
+//!     memory.write(0, &[rank as u8; 1 << 20])?;
 //!
-//!     let recv = ctx.irecv_on(&stream, peer, 7, &memory.slice(32, 32)?)?;
-//!     let send = ctx.isend_on(&stream, peer, 7, &memory.slice(0, 8)?)?;
-//!     recv.wait_on(&stream)?; // later kernels of the stream read the message
-//!     drop(send); // detached: the send continues
+//!     let recv = ctx.irecv_on(&stream, left, 7, &memory.slice(1 << 20, 1 << 20)?)?;
+//!     // enqueue kernels that compute what is sent
+//!     let send = ctx.isend_on(&stream, right, 7, &memory.slice(0, 1 << 20)?)?;
+//!     recv.wait_on(&stream)?; // kernels enqueued from here on find the message
+//!     drop(send); // a dropped request completes by itself
 //!
 //!     ctx.synchronize(&stream, Duration::from_secs(10))?; // returns the first error of the stream
-//!     let mut bytes = [0; 8];
-//!     memory.read(32, &mut bytes)?;
-//!     assert_eq!(bytes, [peer as u8; 8]);
-//!     assert_eq!(recv.wait(Duration::ZERO)?.len, 8);
-//!     ctx.close(Duration::from_secs(10)) // returns the first unreported error
+//!     let mut bytes = vec![0; 1 << 20];
+//!     memory.read(1 << 20, &mut bytes)?;
+//!     assert!(bytes.iter().all(|byte| *byte == left as u8));
+//!     ctx.close(Duration::from_secs(10)) // returns the first unreturned error
 //! }
 //!
 //! # fn main() -> mp::Result<()> {
-//! // Two ranks as threads of this process. Ranks in processes are started by
-//! // `mprun -n 2 PROGRAM`, mpirun, srun or torchrun, and call `Context::builder().build()`.
+//! // Two ranks as threads of this process. A rank that is a process calls
+//! // `ring(&Context::builder().build()?)`; mprun, mpirun, srun or torchrun starts it.
 //! let ranks: Vec<_> = Local::ranks(2)
 //!     .into_iter()
 //!     .map(|job| -> mp::Result<_> {
-//!         let gpu = Gpu::soft()?; // a software GPU and, below it, a virtual NIC
+//!         let gpu = Gpu::soft()?; // a software GPU; its NIC is a virtual ConnectX
 //!         let ctx = Context::builder().bootstrap(job).gpu(&gpu).build()?;
-//!         Ok(std::thread::spawn(move || rank(&ctx)))
+//!         Ok(std::thread::spawn(move || ring(&ctx)))
 //!     })
 //!     .collect::<Result<_, _>>()?;
 //! for rank in ranks {
@@ -51,73 +51,152 @@
 //! ```
 //!
 //! # Modules and types
-//! - [`bootstrap`]: the ranks of the job, and how they exchange addresses.
-//! - [`Context`]: one rank's part in the job, with one GPU and one NIC; [`Memory`] and [`Slice`].
-//! - [`Request`]: a send or a receive in flight; [`SendOp`] and [`RecvOp`] hold all options of one.
+//! The rank and its job:
+//! - [`Context`]: one rank's part in a job, with one GPU and one NIC. [`Builder`] builds it, with
+//!   the settings [`Connect`], [`Progress`], [`Full`], [`NicOptions`] and [`WordOrder`].
+//! - [`bootstrap`]: how the ranks of a job find each other: threads of one process, a directory, a
+//!   TCP store, or the launcher's environment variables.
 //!
-//! # Matching
+//! Messages:
+//! - [`Memory`], [`Slice`]: registered GPU or host memory, and a range of its bytes.
+//! - [`Request`]: a send or a receive in flight; [`Done`] is its result. [`wait_all`], [`wait_any`]
+//!   and [`wait_some`] wait for several.
+//! - [`SendOp`], [`RecvOp`]: a send or a receive with all options; [`Source`] and [`SizeSource`]
+//!   are two of them.
+//! - [`Scope`]: messages of borrowed host memory.
+//!
+//! Failures and diagnosis:
+//! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
+//! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
+//!
+//! [`gdsync`], the library below, has GPUs, streams, kernels, NICs and RDMA verbs.
+//!
+//! # Matching and order
 //! A receive names a tag and a source. Under one tag from one rank to another, the n-th send
-//! matches the n-th receive, in the order in which they were *prepared* (`isend` and the similar
-//! calls prepare and post at once). Matching is by number, so it needs no CPU while messages move.
-//! The CPU matches a receive from [`Source::Any`] when a message has arrived.
+//! matches the n-th receive, in the order in which they were *prepared*: `isend` and the similar
+//! calls prepare and post at once, [`Context::prepare_send`] prepares only. A message can arrive
+//! before an earlier message of its tag, for instance if two streams send them; it still goes to
+//! its own receive. Messages of different tags, or of different pairs of ranks, have no order.
+//! Matching is by number, so it needs no CPU while messages move. The CPU matches a receive from
+//! [`Source::Any`] when a message has arrived. Every value of `u32` is a tag. A rank can send to
+//! itself.
 //!
 //! A receive may have more room than the message needs; the bytes after the message are unchanged.
 //! Less room is an error on both sides ([`Kind::Truncated`]): nothing is written, and the next
-//! message under the tag is received normally. The sender of a short message may have continued
+//! message under the tag is received normally. The sender of an eager message may have continued
 //! before the error is found. It finds the error in its request, while it holds the handle, in
 //! [`Context::error_word`] and from [`Context::close`]. If a length word gives the length of a
-//! message, the declared maximum counts: a receive of at most the eager limit is too short for a
-//! message that is declared longer.
+//! message ([`SizeSource::Word`]), the declared maximum counts: a receive of at most the eager
+//! limit is too short for a message that is declared longer.
 //!
-//! # Eager and rendezvous messages
-//! A message of up to the eager limit (4096 bytes, [`Builder::eager_limit`]) is eager: it is
-//! written into a slot of the receiver's mailbox and copied from there. Each pair of rank and tag
-//! has 16 slots ([`Builder::depth`]). The receiver returns slots as credits as it takes messages,
-//! so a slow receiver applies backpressure to its senders only. A longer message uses rendezvous:
-//! it waits for its receive and is written directly to the receive's memory, without a copy. A
-//! receive in several pieces is an exception: it takes pinned memory of the size of its room, and a
-//! context keeps up to 64 MiB of this memory for later receives.
+//! All work of a stream is in stream order. The memory of a send is read when the stream reaches
+//! the send; the memory of a receive may be written from when the stream reaches the receive. A
+//! request that the CPU posts is not ordered with any stream: its memory may be used from the call
+//! on. Each stream has its own queue pair to each peer, so a waiting stream does not block another
+//! stream. Streams share queue pairs only if more than seven of them exist.
 //!
-//! # Order and streams
-//! All work is in stream order: memory is read when the stream reaches the send, and may be written
-//! from when the stream reaches the receive. A stream waits at a send without credit, at a
-//! rendezvous send without a receive, and at every wait. Each stream has its own queue pair to each
-//! peer, so a waiting stream does not block another stream. Streams share queue pairs only if more
-//! than seven of them exist. `docs/deadlocks.md` lists the orders that deadlock.
+//! # Eager and rendezvous
+//! A message of up to the eager limit (default 4096 bytes, [`Builder::eager_limit`]) is *eager*: it
+//! is written into a slot of the receiver's mailbox, even if its receive is not posted yet, and is
+//! copied from there. Each pair of rank and tag has 16 slots ([`Builder::depth`]). The receiver
+//! returns slots as credits as it takes messages, so a slow receiver applies backpressure to its
+//! senders only. A sender without a credit waits: its stream, or its CPU request.
+//!
+//! A longer message uses *rendezvous*: it waits for its receive and is then written to the memory
+//! of the receive, without a copy. **A stream that sends a message above the eager limit waits at
+//! the send until the receive is posted**; later work of the stream waits too. Post receives before
+//! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room,
+//! and a context keeps up to 64 MiB of this memory for later receives.
+//!
+//! A stream waits at a send without a credit, at a rendezvous send without a posted receive, and at
+//! every `wait_on`. No call blocks meanwhile, and no call detects that two streams wait for each
+//! other: `docs/deadlocks.md` lists the orders that deadlock.
 //!
 //! # Completion
-//! A send has completed when its memory may be written again, a receive when the message is in
-//! place. Requests that a stream waits for retire without a call, whatever their number. At most
-//! 65,536 requests may be unfinished, or held by a handle, at a time.
+//! A send has completed when its memory may be written again. This is local: the peer may not have
+//! received an eager message yet. A receive has completed when the message is in place. Completion
+//! is seen by the CPU ([`Request::test`], [`Request::wait`]), by streams ([`Request::wait_on`]) and
+//! by kernels ([`Request::result_word`]). Requests that a stream waits for retire without a call,
+//! whatever their number. At most 65,536 requests may be unfinished, or held by a handle, at a
+//! time.
 //!
-//! # Errors and timeouts
+//! # Timeouts
+//! - The start of a job: 60 s, `MP_START_TIMEOUT`, or the limit that the call passes; then
+//!   [`Kind::Missing`], which names the ranks.
+//! - The first use of a peer or a tag waits for the background work of the peer: at most
+//!   [`Builder::timeout`] (default 30 s), then [`Kind::Timeout`], which names the rank.
+//! - A call that finds no room waits at most twice [`Builder::timeout`], then
+//!   [`Kind::QueueFull`]; with [`Full::Fail`] it fails at once.
+//! - A send, and a receive that a stream waits for: [`Builder::timeout`], or [`SendOp::timeout`]
+//!   and [`RecvOp::timeout`] for one request; then the peer is given up, see below. A receive from
+//!   any rank has no peer: it alone fails, with [`Kind::Failed`].
+//! - A receive that only the CPU waits for has no timeout, unless [`RecvOp::timeout`] sets one.
+//! - A wait of the CPU ([`Request::wait`], [`Context::synchronize`], [`Context::close`]): the limit
+//!   that the call passes, then [`Kind::Timeout`]; nothing has changed, and the call may be
+//!   repeated.
+//! - A stream that has waited for [`Builder::watchdog`] (default 10 s) continues to wait: a warning
+//!   and [`Context::stuck`] name the message that it waits for.
+//!
+//! The timeout of a request on a stream starts when the stream has passed all earlier requests and
+//! what the request waits for is missing; time in a kernel between them counts too.
+//!
+//! # Failures
 //! A wait or test of a failed request returns its failure. A failure that no call has returned is
 //! returned by [`Context::synchronize`], if the stream posted the request or waited for it, by
 //! [`Context::close`] or by [`Context::take_error`]: the first failure, once, with kind, rank, tag
-//! and number. Failures of requests whose handles were dropped are logged as well.
+//! and number. Failures of requests whose handles were dropped are logged as well (`tracing`,
+//! target `mp`).
 //!
-//! A rank that dies, or that exceeds the timeout of a request, is given up. Its requests fail with
-//! [`Kind::PeerFailed`], which names the rank. The error text has the missing message, the timeout,
-//! and what is known about whether the rank is alive. A stream that waits for the rank continues
-//! after the status is stored in the request's word ([`Request::result_word`]) and in the context's
-//! word ([`Context::error_word`]). Other ranks are not affected. Messages that had arrived are
-//! still received. A warning and [`Context::stuck`] name a stream that has waited for long. The
-//! timeout of a request on a stream starts when the stream has passed all earlier requests and what
-//! the request waits for is missing; time in a kernel between them counts too.
+//! A rank that dies, or that exceeds the timeout of a request, is *given up*: the context uses it
+//! no more, and informs it if it is alive. All requests with it fail with [`Kind::PeerFailed`],
+//! which names the rank. The error text has the missing message, the timeout, and what is known
+//! about whether the rank is alive. A stream that waits for the rank continues after the status is
+//! stored in the request's word ([`Request::result_word`]) and in the context's word
+//! ([`Context::error_word`]). Messages that had arrived are still received. Messages between other
+//! ranks are not affected.
 //!
-//! # Progress
+//! A dead peer is not detected directly. A send to it fails when the NIC's retries are exhausted:
+//! after 1.07 s by default, on a physical NIC after up to four times as long. Any request with it
+//! fails when the bootstrap reports that the peer's process has ended, or with the timeout. If the
+//! bootstrap's store is lost, open peers and tags stay usable, and no others can be opened
+//! ([`Kind::BootstrapLost`]).
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use mp::{Context, bootstrap::Local, gdsync::{Gpu, gpu::MemoryKind}};
+//! use mp::Kind;
+//! # let open = |job| Context::builder().bootstrap(job).gpu(&Gpu::soft()?).build();
+//! # let mut jobs = Local::ranks(2).into_iter().map(open);
+//! # let (ctx, rank_1) = (jobs.next().unwrap()?, jobs.next().unwrap()?);
+//! # let memory = ctx.alloc(MemoryKind::Pinned, 64)?.all();
+//!
+//! let recv = ctx.irecv(1, 7, &memory)?;
+//! drop(rank_1); // the peer dies
+//! let e = recv.wait(Duration::from_secs(10)).unwrap_err();
+//! assert!(matches!(e.kind(), Kind::PeerFailed(_)));
+//! assert_eq!((e.rank(), e.tag(), e.number()), (Some(1), Some(7), Some(0)));
+//! println!("{e}"); // one sentence: operation, object, reason
+//! # Ok::<(), mp::Error>(())
+//! ```
+//!
+//! # Progress and threads
 //! Messages on streams need no CPU once both ranks have used the tag. A background thread of the
-//! context does all other work, or the program does it ([`Progress::Manual`]).
-//!
-//! # Threads
-//! Contexts, memory, requests and bootstraps are `Send` and `Sync`: several threads may use one.
+//! context does all other work, or the program does it ([`Progress::Manual`]). Contexts, memory,
+//! requests and bootstraps are `Send` and `Sync`: several threads may use one. A child process of
+//! `fork` may call `exec` and must not use the library.
 //!
 //! # Features
-//! `soft`, `emulated` (both on by default) and `serde` are those of [`gdsync`].
+//! - `soft` (default): the software GPU. Without it no C++ compiler is needed.
+//! - `emulated` (default): the virtual ConnectX in the process.
+//! - `serde`: the addresses of [`gdsync`] are values of serde.
 //!
 //! # Environment
 //! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, and the variables of the job:
 //! see `docs/env.md`.
+
+#![deny(clippy::missing_errors_doc)]
+#![deny(clippy::missing_panics_doc)]
+#![deny(clippy::missing_safety_doc)]
 
 pub mod bootstrap;
 mod context;

@@ -1,4 +1,5 @@
-//! Ranks that meet in a directory, without a network and without a thread; all belong to one user.
+//! [`Directory`]: the bootstrap of ranks that meet in a directory, without a network and without a
+//! thread; all belong to one user.
 //!
 //! The directory contains these entries; a rename puts each there complete:
 //! - `rank-R`: rank R's note. The process of rank R holds a lock on it, so other ranks detect its
@@ -26,12 +27,32 @@ use super::{
 };
 use crate::error::{Error, Kind, Result};
 
-/// One rank of a job whose ranks share a directory.
+/// One rank of a job whose ranks meet in a directory; they need no network and no secret.
 ///
 /// The directory must belong to the user, and other users must not be able to write to it: this
 /// protects the job. It may be shared by several hosts if its file system has locks. A poll for
-/// messages lists the rank's mailbox, so this suits jobs of some dozen ranks. When the value is
-/// dropped, the rank is gone and its files are removed.
+/// messages lists the rank's mailbox, so this suits jobs of some dozen ranks. Other ranks detect
+/// that the process of a rank has ended. When the value is dropped, the rank is gone and its files
+/// are removed.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use mp::Bootstrap;
+/// use mp::bootstrap::Directory;
+///
+/// let path = std::env::temp_dir().join(format!("mp-job-{}", std::process::id()));
+/// std::thread::scope(|ranks| {
+///     for rank in 0..2 {
+///         let path = &path; // in a job of processes each rank has the same path
+///         ranks.spawn(move || {
+///             let job = Directory::join(path, rank, 2, Duration::from_secs(10)).unwrap();
+///             assert_eq!((job.rank(), job.size()), (rank, 2));
+///         });
+///     }
+/// });
+/// # std::fs::remove_dir_all(&path).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Directory {
     slot: RankSlot,
@@ -61,12 +82,15 @@ struct Peer {
 }
 
 impl Directory {
-    /// Joins in the directory, creates it if it is absent, and waits for the other ranks.
+    /// Joins as rank `rank` of `size` in the directory, creates it if it is absent (not its
+    /// parents), and waits until all ranks have joined, at most `limit`.
     ///
     /// # Errors
-    /// `Missing` if ranks have not joined within `limit`, with their numbers; `Invalid` if other
-    /// users can write to the directory, or if the job has no rank `rank`; `Protocol` if another
-    /// process is this rank, or if another rank has another job size; `System`.
+    /// - `Missing`, with the numbers of the ranks that have not joined within `limit`.
+    /// - `Invalid` if the directory does not belong to the user or other users can write to it, or
+    ///   if the job has no rank `rank`, or more than 65,536 ranks.
+    /// - `Protocol` if another process is this rank, or if another rank has another job size.
+    /// - `System` if files cannot be written or read.
     pub fn join(path: &Path, rank: u32, size: u32, limit: Duration) -> Result<Directory> {
         Directory::join_in(path, rank, size, limit, false)
     }

@@ -4,7 +4,7 @@
 //! and `WORLD_SIZE`), Open MPI and PMIx, PMI, SLURM. Without any, the job has one rank. `MP_STORE`
 //! (`tcp://host:port` or `file:///directory`) says where the ranks meet. Without it, ranks of one
 //! host meet in a private directory, named by the launcher's job. Ranks that torchrun started on
-//! several hosts then meet at a store of rank 0.
+//! several hosts then meet at a store of rank 0. `docs/env.md` lists all variables.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -29,7 +29,23 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How long a process that hosts the store waits at its exit for the other ranks to leave.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Rank, job and meeting place that an environment describes.
+/// The rank, the job and the meeting place that an environment describes; [`join`](Plan::join)
+/// joins there. [`from_env`] does both with the variables of the process.
+///
+/// ```
+/// use mp::bootstrap::env::{Plan, Rendezvous};
+///
+/// let vars = |name: &str| match name {
+///     "MP_RANK" => Some("2".to_owned()),
+///     "MP_SIZE" => Some("4".to_owned()),
+///     "MP_STORE" => Some("file:///shared/job-17".to_owned()),
+///     _ => None,
+/// };
+/// let plan = Plan::from_vars(&vars)?;
+/// assert_eq!((plan.rank, plan.size, plan.launcher), (2, 4, "MP_RANK"));
+/// assert!(matches!(plan.rendezvous, Rendezvous::Directory(_)));
+/// # Ok::<(), mp::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
@@ -44,19 +60,19 @@ pub struct Plan {
     pub rendezvous: Rendezvous,
     /// The job's name; empty if it has none.
     pub name: String,
-    /// The time limit for the other ranks to join.
+    /// The time limit for the other ranks to join: `MP_START_TIMEOUT`, default 60 s.
     pub limit: Duration,
 }
 
-/// The place where the ranks meet.
+/// The place where the ranks of a job meet.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rendezvous {
     /// No place: the job has one rank.
     Alone,
-    /// At a store over TCP.
+    /// At a store over TCP: [`Tcp`].
     Store {
-        /// The host and port of the store.
+        /// The host and port of the store: `host:port`.
         address: String,
         /// The job's secret.
         secret: Secret,
@@ -64,7 +80,7 @@ pub enum Rendezvous {
         /// hosts it.
         bind: Option<SocketAddr>,
     },
-    /// In a directory.
+    /// In this directory: [`Directory`].
     Directory(PathBuf),
     /// On this host, in a private directory with a name derived from this one.
     OneHost(String),
@@ -104,10 +120,13 @@ impl Plan {
         })
     }
 
-    /// Joins the job and waits for the other ranks.
+    /// Joins the job and waits until all ranks have joined, at most [`limit`](Plan::limit). If this
+    /// rank hosts the store, the call starts it; the store runs until all ranks have left, or the
+    /// process ends.
     ///
     /// # Errors
-    /// As [`Tcp::join`] and [`Directory::join`].
+    /// As [`Tcp::join`], [`Server::start`] and [`Directory::join`]; `Absent` if ranks of one host
+    /// have no directory to meet in.
     pub fn join(&self) -> Result<Arc<dyn Bootstrap>> {
         let Plan {
             rank, size, limit, ..
@@ -333,7 +352,8 @@ fn unsupported(text: &str) -> Error {
     Error::new(READ, Kind::Unsupported, text)
 }
 
-/// Returns the bootstrap of the job that the launcher of this process started.
+/// Joins the job that the launcher of this process started, and returns its bootstrap. It waits
+/// until all ranks have joined, at most 60 s (`MP_START_TIMEOUT`).
 ///
 /// The process joins once: every call returns the same bootstrap. The process leaves the job when
 /// it ends normally. If rank 0 hosts the store, its process then waits up to two seconds for the

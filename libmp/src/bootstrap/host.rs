@@ -1,4 +1,4 @@
-//! The number of this host.
+//! The number of this host, by which ranks find out whether they share a host.
 
 use super::secret::number_of;
 

@@ -1,4 +1,5 @@
-//! Ranks of one process: threads, or fibers of a simulation, with an inbox each.
+//! [`Local`]: the bootstrap of ranks of one process (threads, or fibers of a simulation), with an
+//! inbox each.
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,10 +10,27 @@ use super::inbox::Inbox;
 use super::{Bootstrap, check, duplicate, full, gone, lock, too_many};
 use crate::error::Result;
 
-/// One rank of a job whose ranks all are in this process.
+/// One rank of a job whose ranks are threads of this process: for tests, examples, and a process
+/// with several GPUs.
 ///
 /// It starts no thread, never waits and reads no clock: what arrives depends only on the order of
 /// the calls. When the value is dropped, the rank is gone.
+///
+/// ```
+/// use mp::Context;
+/// use mp::bootstrap::Local;
+/// use mp::gdsync::Gpu;
+///
+/// std::thread::scope(|threads| {
+///     for job in Local::ranks(4) {
+///         threads.spawn(move || {
+///             let gpu = Gpu::soft().unwrap(); // each rank has a GPU
+///             let ctx = Context::builder().bootstrap(job).gpu(&gpu).build().unwrap();
+///             assert_eq!(ctx.size(), 4);
+///         });
+///     }
+/// });
+/// ```
 pub struct Local {
     rank: u32,
     job: u64,
@@ -27,12 +45,13 @@ fn next_job() -> u64 {
 }
 
 impl Local {
-    /// Creates the ranks of a new job, in the order of their numbers.
+    /// Creates the `size` ranks of a new job, in the order of their numbers.
     pub fn ranks(size: u32) -> Vec<Arc<dyn Bootstrap>> {
         Local::ranks_of(next_job(), size)
     }
 
-    /// Creates the ranks of job `job`, for programs that need the same numbers in every run.
+    /// Creates the `size` ranks of the job with number `job`, for programs that need the same
+    /// numbers in every run.
     pub fn ranks_of(job: u64, size: u32) -> Vec<Arc<dyn Bootstrap>> {
         let inboxes = (0..size).map(|_| Mutex::new(Some(Inbox::default())));
         let inboxes = inboxes.collect::<Arc<[_]>>();

@@ -1,14 +1,23 @@
-//! The bootstrap: rank, size, and control messages between ranks, before and beside the messages
-//! that paths carry.
+//! How the ranks of a job find each other: rank, size, and control messages between ranks.
 //!
 //! A [`Bootstrap`] gives a rank its number and carries *control messages*: short, reliable, ordered
 //! between two ranks, separated by topic. Contexts use them to exchange addresses at the first use
-//! of a peer or a tag. Payload never uses them.
+//! of a peer or a tag. The bytes of the application's messages never use them.
 //!
-//! [`Local`] ranks are threads or fibers of one process. [`Tcp`] ranks meet at a store that `mprun`
-//! or rank 0 hosts. [`Directory`] ranks meet in a directory and need no network. [`from_env`]
-//! selects one by the variables that the launcher sets. A secret authenticates the ranks of a job;
-//! nothing is encrypted: use networks that you trust.
+//! - [`from_env`] selects one of the following by the environment variables that the launcher sets
+//!   (`mprun`, mpirun, srun, torchrun). It is the default of a context. [`mod@env`] describes the
+//!   choice.
+//! - [`Local`]: the ranks are threads or fibers of one process.
+//! - [`Tcp`]: the ranks meet at a store that `mprun` or rank 0 hosts, on one or several hosts.
+//!   [`tcp::Server`] is the store.
+//! - [`Directory`]: the ranks meet in a directory, on one host or on a shared file system.
+//!
+//! A program with a launcher of its own implements [`Bootstrap`] and passes it to
+//! [`Builder::bootstrap`](crate::Builder::bootstrap).
+//!
+//! A [`Secret`] authenticates the ranks of a job that meet at a store; nothing is encrypted: use
+//! networks that you trust. If the store is lost, peers and tags that are open stay usable, and no
+//! others can be opened ([`Kind::BootstrapLost`]).
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -46,17 +55,31 @@ pub use local::Local;
 pub use secret::Secret;
 pub use tcp::Tcp;
 
-/// Most bytes of one control message.
+/// The maximum length of one control message, in bytes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 
-/// Most bytes that one rank may have in flight to another: its messages and an overhead for each,
-/// until the other rank receives them.
+/// The maximum number of bytes of control messages that one rank may have in flight to another: the
+/// messages and an overhead of 64 bytes for each, until the other rank receives them.
 pub const WINDOW: u32 = 1 << 20;
 
-/// A job as one of its ranks sees it.
+/// A job as one of its ranks sees it: rank, size, and control messages to other ranks.
 ///
 /// After the start nothing is collective. `send` and `receive` block at most for a local copy or
 /// for a system call that does not wait, because contexts call them from their background thread.
+/// When the value is dropped, its rank has left the job.
+///
+/// ```
+/// use mp::Bootstrap;
+/// use mp::bootstrap::Local;
+///
+/// let ranks = Local::ranks(2); // both in this thread
+/// assert_eq!((ranks[1].rank(), ranks[1].size()), (1, 2));
+/// let topic = 17;
+/// ranks[0].send(1, topic, b"address")?;
+/// assert_eq!(ranks[1].receive(topic)?, Some((0, b"address".to_vec())));
+/// assert_eq!(ranks[1].receive(topic)?, None);
+/// # Ok::<(), mp::Error>(())
+/// ```
 pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// The number of this rank, 0 to `size` - 1.
     fn rank(&self) -> u32;
@@ -64,68 +87,74 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// The number of ranks in the job.
     fn size(&self) -> u32;
 
-    /// The number of the job: equal in all its ranks, different in other jobs.
+    /// The number of the job: equal in all its ranks, different from that of other jobs.
     fn job(&self) -> u64;
 
-    /// Sends a message to `to`. It arrives if both ranks live. Messages to one rank arrive in the
-    /// order of the calls.
+    /// Sends a control message to rank `to` under `topic`, and does not wait for it to be received.
+    /// It arrives if both ranks live. Messages to one rank arrive in the order of the calls.
     ///
     /// # Errors
-    /// `Invalid` if the job has no rank `to`, or for a message longer than [`MAX_MESSAGE`].
-    /// `QueueFull` while `to` has not received this rank's messages and they fill the [`WINDOW`].
-    /// `PeerFailed` if `to` is known to be gone: the context then treats it as failed. `System` if
-    /// the bootstrap cannot deliver: the context keeps the message and retries.
+    /// - `Invalid` if the job has no rank `to`, or for a message longer than [`MAX_MESSAGE`].
+    /// - `QueueFull` while `to` has not received this rank's messages and they fill the [`WINDOW`].
+    /// - `PeerFailed` if `to` is known to be gone: the context then treats it as failed.
+    /// - `System` if the bootstrap cannot deliver: the context keeps the message and retries.
     fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()>;
 
-    /// The next message under `topic`, with its sender, if one has arrived. Messages under other
-    /// topics are kept up to [`WINDOW`] bytes per sender; a sender beyond that gets `QueueFull`.
-    /// Messages that a rank sent before it was gone are still received.
+    /// Returns the next control message under `topic`, with its sender, or `None` if none has
+    /// arrived. It does not wait. Messages under other topics are kept, up to [`WINDOW`] bytes per
+    /// sender; a sender beyond that gets `QueueFull`. Messages that a rank sent before it was gone
+    /// are still received.
     ///
     /// # Errors
     /// `System` if the connection to the other ranks is lost; `Protocol` if received bytes are
     /// malformed.
     fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>>;
 
-    /// Drops the messages that have arrived under `topic` and those that arrive later.
+    /// Drops the messages that have arrived under `topic` and those that arrive later. A context
+    /// calls it when its last handle is dropped. Default: nothing.
     fn forget(&self, topic: u64) {
         let _ = topic;
     }
 
     /// Whether `topic` was forgotten. A context whose name was used before then takes another
-    /// topic.
+    /// topic. Default: `false`.
     fn is_forgotten(&self, topic: u64) -> bool {
         let _ = topic;
         false
     }
 
-    /// Whether `rank` is known to have left the job or died. A rank that is gone stays gone. This
-    /// may read a file. A context calls it ten times a second, without its lock, for one rank in
-    /// turn and for each rank that a request waits for.
+    /// Whether `rank` is known to have left the job or died; `false` if it is not known. A rank
+    /// that is gone stays gone. This may read a file. A context calls it ten times a second,
+    /// without its lock, for one rank in turn and for each rank that a request waits for. Default:
+    /// `false`.
     fn gone(&self, rank: u32) -> bool {
         let _ = rank;
         false
     }
 
     /// The number of the host of a rank: ranks of equal numbers can open each other's sockets and
-    /// pass descriptors. None if it is not known, or if the job has no rank `rank`.
+    /// pass file descriptors. `None` if it is not known, or if the job has no rank `rank`. Default:
+    /// `None`.
     fn host(&self, rank: u32) -> Option<u64> {
         let _ = rank;
         None
     }
 
-    /// Sends a copy of a descriptor to a rank of the same host. Descriptors and messages have
-    /// separate topics and separate orders: neither overtakes nor waits for the other.
+    /// Sends a copy of a file descriptor to a rank of the same host, under `topic`. Descriptors and
+    /// messages have separate topics, and there is no order between them.
     ///
     /// # Errors
-    /// As [`send`](Bootstrap::send); `Unsupported` if the rank is on another host, or if this
-    /// bootstrap does not pass descriptors.
+    /// As [`send`](Bootstrap::send), with a limit of descriptors that are not received yet;
+    /// `Unsupported` if the rank is on another host, or if this bootstrap does not pass descriptors
+    /// (the default).
     fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
         let _ = (topic, fd);
         let text = "this bootstrap does not pass descriptors";
         Err(Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(to))
     }
 
-    /// The next descriptor under `topic`, with its sender, if one has arrived.
+    /// Returns the next file descriptor under `topic`, with its sender, or `None` if none has
+    /// arrived. It does not wait.
     ///
     /// # Errors
     /// As [`receive`](Bootstrap::receive); `Unsupported` if this bootstrap does not pass

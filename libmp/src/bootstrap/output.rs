@@ -1,4 +1,4 @@
-//! Pending output of a non-blocking socket.
+//! [`Output`]: bytes that wait until a non-blocking socket accepts them.
 
 use std::io::{ErrorKind, Write};
 

@@ -1,4 +1,5 @@
-//! The secret of a job: it authenticates the processes of the job and is never sent.
+//! [`Secret`]: the key of a job, which authenticates its processes and is never sent; proofs by
+//! this key, random numbers and digests.
 
 use std::fmt;
 
@@ -12,7 +13,8 @@ pub(super) type Nonce = [u8; 32];
 /// A keyed digest. Its comparison is constant-time.
 pub(super) type Proof = blake3::Hash;
 
-/// The key that only the ranks of a job share.
+/// The key that only the ranks and the store of a job share. It authenticates them; it encrypts
+/// nothing, and it is never sent. `Debug` does not show it.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
@@ -32,7 +34,7 @@ impl Secret {
     /// must be random; a text that can be guessed protects nothing.
     ///
     /// # Errors
-    /// `Invalid` for a text of less than 16 bytes.
+    /// `Invalid` for a text of less than 16 bytes ([`SHORTEST`](Secret::SHORTEST)).
     pub fn from_text(text: &str) -> Result<Secret> {
         if text.len() < Secret::SHORTEST {
             let kind = Kind::Invalid;

@@ -1,4 +1,4 @@
-//! The store's sockets and its thread.
+//! [`Server`]: the store of a job, its sockets and its thread. `relay` has the protocol.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -26,9 +26,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// left.
 const RELEASED: u8 = 1;
 
-/// The store of a job: ranks meet at it, and it forwards their control messages.
+/// The store of a job over TCP: ranks meet at it, and it forwards their control messages.
 ///
-/// It has one thread. When the value is dropped, the ranks lose their connection to each other.
+/// It has one thread. When the value is dropped, the ranks lose their connection to each other:
+/// they can open no more peers and tags. [`Tcp`](crate::bootstrap::Tcp) has an example.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -39,10 +40,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on `bind` (port 0: any free port) for the `size` ranks of the job named `name`.
+    /// Starts the store: it listens on `bind` (port 0: any free port) for the `size` ranks of the
+    /// job named `name`, and accepts those that have the secret.
     ///
     /// # Errors
-    /// `Invalid` for a job of no ranks, or of more than 65536; `System` if the address is not
+    /// `Invalid` for a job of no ranks, or of more than 65,536; `System` if the address is not
     /// available or the system refuses.
     pub fn start(bind: SocketAddr, secret: &Secret, name: &str, size: u32) -> Result<Server> {
         if size == 0 || size > wire::MAX_RANKS {
@@ -84,12 +86,12 @@ impl Server {
         })
     }
 
-    /// The address on which the store listens.
+    /// The address on which the store listens, with the port that was chosen for port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The job's number.
+    /// The job's number, which all its ranks have ([`Bootstrap::job`](crate::Bootstrap::job)).
     pub fn job(&self) -> u64 {
         self.job
     }

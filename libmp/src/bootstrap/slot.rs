@@ -1,4 +1,5 @@
-//! A rank's slot in a shared directory: how a rank takes it, waits for the others, and releases it.
+//! [`RankSlot`]: the files of one rank in a shared directory; how a rank takes them, waits for the
+//! others, and removes them.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};

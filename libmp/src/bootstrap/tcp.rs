@@ -1,4 +1,5 @@
-//! Ranks that meet at a store over TCP, on one or several hosts.
+//! [`Tcp`]: the bootstrap of ranks that meet at a store over TCP, on one or several
+//! hosts. [`Server`] is the store; [`Join`] has the parameters of a rank.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
@@ -24,19 +25,20 @@ const MAX_READ: usize = 1 << 18;
 /// The time limit for a rank that leaves to send its pending output.
 const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
-/// The parameters with which a rank joins at a store.
+/// The parameters with which a rank joins a job at a store, for [`Tcp::join`]. They have no
+/// defaults but the name.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Join {
-    /// Host and port of the store.
+    /// The host and port of the store: `host:port`.
     pub store: String,
-    /// The number of this rank.
+    /// The number of this rank, 0 to `size` - 1.
     pub rank: u32,
     /// The number of ranks.
     pub size: u32,
-    /// The job's secret.
+    /// The job's secret, the same for the store and all ranks.
     pub secret: Secret,
-    /// The job's name; may be empty.
+    /// The job's name, the same for the store and all ranks; may be empty.
     pub name: String,
     /// The time limit for the store to answer and the other ranks to join.
     pub limit: Duration,
@@ -60,7 +62,7 @@ impl Join {
         }
     }
 
-    /// Sets the job's name.
+    /// Sets the job's name, which the store compares with its own. Default: empty.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Join {
         self.name = name.into();
@@ -68,13 +70,35 @@ impl Join {
     }
 }
 
-/// One rank of a job whose store is reached over TCP.
+/// One rank of a job whose ranks meet at a store over TCP, on one or several hosts.
 ///
 /// The store forwards messages. This type has no thread: `send` and `receive` read and write its
 /// socket without waiting, and a later call writes what the socket does not accept at once. After
 /// the store is lost, messages that have arrived are still received; then calls return errors of
 /// kind `System`. Communication over NICs does not need the store. When the value is dropped, the
 /// rank is gone; the drop takes at most half a second if the store does not answer.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use mp::Bootstrap;
+/// use mp::bootstrap::tcp::{Join, Server};
+/// use mp::bootstrap::{Secret, Tcp};
+///
+/// let secret = Secret::random()?;
+/// let store = Server::start("127.0.0.1:0".parse().unwrap(), &secret, "my job", 2)?;
+/// std::thread::scope(|ranks| {
+///     for rank in 0..2 {
+///         let (secret, address) = (&secret, store.address().to_string());
+///         ranks.spawn(move || {
+///             let join = Join::new(address, (rank, 2), secret, Duration::from_secs(10));
+///             let job = Tcp::join(&join.name("my job")).unwrap();
+///             assert_eq!((job.rank(), job.size()), (rank, 2));
+///         });
+///     }
+/// });
+/// # Ok::<(), mp::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Tcp {
     rank: u32,
@@ -94,16 +118,17 @@ struct State {
 }
 
 impl Tcp {
-    /// Joins at the store and waits until all ranks have joined. If too many connections have not
-    /// proved that they have the secret, the store drops the oldest. A connection that ends before
-    /// the start is retried until the limit has passed.
+    /// Joins at the store and waits until all ranks have joined, at most [`Join::limit`]. If too
+    /// many connections have not proved that they have the secret, the store drops the oldest. A
+    /// connection that ends before the start is retried until the limit has passed.
     ///
     /// # Errors
-    /// `Missing` if ranks have not joined in time, with their numbers; `Absent` if the store could
-    /// not be reached in time; `Protocol` if the store refuses this rank (another secret, version,
-    /// size or name; a second process of the same rank), or is not the job's store; `Invalid` if
-    /// the job has no rank `rank`; `System` for other failures, and if the last connection ended
-    /// before the start.
+    /// - `Missing`, with the numbers of the ranks that have not joined in time.
+    /// - `Absent` if the store could not be reached, or did not answer, in time.
+    /// - `Protocol` if the store refuses this rank (another secret, version, size or name; a second
+    ///   process of the same rank), or is not the job's store.
+    /// - `Invalid` if the job has no rank `rank`, or more than 65,536 ranks.
+    /// - `System` for other failures, and if the last connection ended before the start.
     pub fn join(join: &Join) -> Result<Tcp> {
         let Join { rank, size, .. } = *join;
         fits(rank, size)?;

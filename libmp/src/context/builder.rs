@@ -1,4 +1,4 @@
-//! The builder of a context.
+//! [`Builder`]: the settings of a context, and how a context is built from them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,30 @@ use crate::path::NicOptions;
 use crate::two_sided::config::{Config, Connect, Full, Progress};
 use crate::two_sided::engine::Engine;
 
-/// Builds a [`Context`]. A setting that is not given comes from the environment or has a default.
-/// All ranks must use the same [`eager_limit`](Builder::eager_limit) and [`depth`](Builder::depth).
+/// The settings of a [`Context`] before it is built. [`Context::builder`] makes one.
+///
+/// A setting that is not given comes from the environment or has a default. All ranks must use the
+/// same [`eager_limit`](Builder::eager_limit) and [`depth`](Builder::depth): otherwise the first
+/// use of a peer fails with [`Kind::Protocol`](crate::Kind::Protocol).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use mp::{Context, Full};
+/// # use mp::{bootstrap::Local, gdsync::Gpu};
+/// # let job = Local::ranks(1).remove(0);
+///
+/// let gpu = Gpu::soft()?; // default: the GPU that GDS_GPU names
+/// let ctx = Context::builder()
+///     .bootstrap(job) // default: the job that the launcher started
+///     .gpu(&gpu)
+///     .eager_limit(16 << 10) // bytes
+///     .timeout(Duration::from_secs(5))
+///     .full(Full::Fail) // no call waits for room
+///     .build()?;
+/// assert_eq!((ctx.rank(), ctx.size()), (0, 1));
+/// # Ok::<(), mp::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     bootstrap: Option<Arc<dyn Bootstrap>>,
@@ -25,30 +47,33 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets the bootstrap of the job. Default: [`bootstrap::from_env`].
+    /// Sets the bootstrap of the job, which gives the rank and the number of ranks. Default:
+    /// [`bootstrap::from_env`].
     #[must_use]
     pub fn bootstrap(mut self, bootstrap: Arc<dyn Bootstrap>) -> Builder {
         self.bootstrap = Some(bootstrap);
         self
     }
 
-    /// Sets the GPU. Default: the GPU of the device, or [`Gpu::from_env`].
+    /// Sets the GPU whose streams and memory the context uses. Default: the GPU of the device, or
+    /// [`Gpu::from_env`] (`GDS_GPU`).
     #[must_use]
     pub fn gpu(mut self, gpu: &Gpu) -> Builder {
         self.gpu = Some(gpu.clone());
         self
     }
 
-    /// Sets the NIC. Default: [`Device::from_env`]. All ranks must have the same kind of NIC.
+    /// Sets the NIC, which must be opened for the GPU of the context. Default:
+    /// [`Device::from_env`] (`GDS_PROVIDER`, `GDS_NIC`). All ranks must have the same kind of NIC.
     #[must_use]
     pub fn device(mut self, device: &Device) -> Builder {
         self.device = Some(device.clone());
         self
     }
 
-    /// Sets the name. Contexts of equal name belong together. A rank has one context of each name
-    /// at a time; the n-th of a name on one rank belongs to the n-th on the other ranks. Default:
-    /// `mp`.
+    /// Sets the name, by which contexts of different ranks find each other: contexts of equal name
+    /// belong together. A rank has one context of each name at a time; the n-th of a name on one
+    /// rank belongs to the n-th on the other ranks. Default: `mp`.
     #[must_use]
     pub fn name(mut self, name: &str) -> Builder {
         name.clone_into(&mut self.config.name);
@@ -56,16 +81,18 @@ impl Builder {
     }
 
     /// Sets the eager limit: the longest message, in bytes, that a sender may write before the
-    /// receive is posted. A rank keeps `depth` times this much memory for each peer and tag. At
-    /// most 1 MiB; default 4096 bytes.
+    /// receive is posted. A stream that sends a longer message waits until the receive is posted. A
+    /// rank keeps [`depth`](Builder::depth) times this much memory for each peer and tag. 1 byte to
+    /// 1 MiB; default 4096 bytes.
     #[must_use]
     pub fn eager_limit(mut self, bytes: usize) -> Builder {
         self.config.eager_limit = bytes;
         self
     }
 
-    /// Sets the number of messages of one peer and tag that may be in flight, which is a power of
-    /// two from 2 to 1024. The same number of receives without a waiter may be posted. Default 16.
+    /// Sets the depth: the number of messages of one peer and tag that may be in flight, a power of
+    /// two from 2 to 1024. The sender of one more message waits until the receiver has taken one
+    /// (backpressure). The same number of receives without a waiter may be posted. Default 16.
     #[must_use]
     pub fn depth(mut self, slots: u32) -> Builder {
         self.config.depth = slots;
@@ -83,53 +110,58 @@ impl Builder {
         self
     }
 
-    /// Sets the timeout of a message that a stream waits for, and of a NIC that does not answer;
-    /// after it the peer is given up. Calls wait this long for connections and twice as long for
-    /// room. Default 30 s.
+    /// Sets the timeout of a send, of a receive that a stream waits for, and of a NIC that does not
+    /// answer; after it the peer is given up: all requests with it fail with
+    /// [`Kind::PeerFailed`](crate::Kind::PeerFailed). Calls wait this long for connections and
+    /// twice as long for room. [`SendOp::timeout`](crate::SendOp::timeout) and
+    /// [`RecvOp::timeout`](crate::RecvOp::timeout) set it for one request. Default 30 s.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Builder {
         self.config.timeout = limit;
         self
     }
 
-    /// Sets the time after which a waiting stream is reported, by a `tracing` warning and by
-    /// [`Context::stuck`]. Default 10 s.
+    /// Sets the time after which a waiting stream is reported, by a `tracing` warning (target `mp`)
+    /// and by [`Context::stuck`]. The stream continues to wait. Default 10 s.
     #[must_use]
     pub fn watchdog(mut self, limit: Duration) -> Builder {
         self.config.watchdog = limit;
         self
     }
 
-    /// Sets when peers are connected.
+    /// Sets when peers are connected. Default: [`Connect::Lazy`].
     #[must_use]
     pub fn connect(mut self, when: Connect) -> Builder {
         self.config.connect = when;
         self
     }
 
-    /// Sets what drives the background work.
+    /// Sets what drives the background work: a thread or the program. Default:
+    /// [`Progress::Background`].
     #[must_use]
     pub fn progress(mut self, who: Progress) -> Builder {
         self.config.progress = who;
         self
     }
 
-    /// Sets what a call does if a queue is full.
+    /// Sets what a call does if a queue is full. Default: [`Full::Wait`].
     #[must_use]
     pub fn full(mut self, what: Full) -> Builder {
         self.config.full = what;
         self
     }
 
-    /// Sets the side that writes the doorbell for streams, unless a request sets it: the stream, or
-    /// a CPU thread. Default: from `GDS_DOORBELL`.
+    /// Sets the side that writes the NIC's doorbell for streams: the stream, or a CPU thread.
+    /// [`SendOp::by_cpu_thread`](crate::SendOp::by_cpu_thread) and
+    /// [`RecvOp::by_cpu_thread`](crate::RecvOp::by_cpu_thread) set it for one request. Default:
+    /// from `GDS_DOORBELL`.
     #[must_use]
     pub fn doorbell(mut self, doorbell: Doorbell) -> Builder {
         self.config.doorbell = doorbell;
         self
     }
 
-    /// Sets the options of the NIC path.
+    /// Sets the options of the NIC path: queue sizes, and the order of a message's words.
     #[must_use]
     pub fn nic(mut self, options: NicOptions) -> Builder {
         self.nic = options;
@@ -145,11 +177,18 @@ impl Builder {
         self
     }
 
-    /// Builds the context.
+    /// Builds the context. Without [`bootstrap`](Builder::bootstrap), the first call in a process
+    /// joins the job and waits for the other ranks, at most 60 s (`MP_START_TIMEOUT`). With
+    /// [`Connect::UpFront`] the call then waits for all peers, at most the
+    /// [`timeout`](Builder::timeout). Otherwise it waits for no other rank.
     ///
     /// # Errors
-    /// `Invalid` for sizes out of range; `Gdsync` and others if GPU or NIC fail; errors of the
-    /// bootstrap; `Timeout`, naming a rank, if peers are to be connected and one does not answer.
+    /// - `Invalid` for a setting out of range, and for a NIC of another GPU.
+    /// - `Missing` and the other errors of [`bootstrap::from_env`].
+    /// - Errors of [`Gpu::from_env`] and [`Device::from_env`], and of GPU and NIC: `Absent`,
+    ///   `Unsupported`, `System`, `Gdsync` and others.
+    /// - With [`Connect::UpFront`]: `Missing`, naming the ranks, if peers do not answer within the
+    ///   timeout; `PeerFailed`, `Protocol` or `BootstrapLost` if one cannot be connected.
     pub fn build(self) -> Result<Context> {
         self.config.check()?;
         self.nic.check()?;

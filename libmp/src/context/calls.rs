@@ -1,4 +1,5 @@
-//! The calls that send and receive.
+//! The calls of [`Context`] that send and receive: prepared and posted apart, posted by the CPU,
+//! posted by a stream.
 
 use gdsync::Stream;
 
@@ -8,29 +9,46 @@ use crate::region::Slice;
 use crate::two_sided::{RecvOp, SendOp, Source};
 
 impl Context {
-    /// Prepares a send: it gets its number, and matches the receive of the same number. Nothing is
-    /// sent until [`Request::post`].
+    /// Prepares a send without posting it. The send gets its number under its rank and tag, which
+    /// fixes the receive that it matches. Nothing is sent until [`Request::post`].
+    ///
+    /// The first use of a rank, of a tag or of a stream opens a connection. It waits on the CPU for
+    /// the background work of the other rank, at most
+    /// [`Builder::timeout`](crate::Builder::timeout).
     ///
     /// # Errors
-    /// `Invalid` for a rank, segments or lengths out of range; `Unsupported` for a length word with
-    /// several segments, and for a stream that is being captured; `PeerFailed` and `Timeout`,
-    /// naming the rank, if the rank cannot be connected; `QueueFull` as configured by
-    /// [`Builder::full`](crate::Builder::full).
+    /// No number is used then, and nothing is sent.
+    /// - `Invalid` for a rank outside the job, memory of another context, or segments or lengths
+    ///   out of range.
+    /// - `Unsupported` for a length word with several segments, and for a stream that is being
+    ///   captured into a graph. On a GPU that runs no kernels, also for a stream's send above the
+    ///   eager limit, with a length word, or to this rank itself.
+    /// - `PeerFailed` if the rank was given up; `Protocol` if it has another version or settings.
+    /// - `Timeout`, naming the rank, if it does not answer; `BootstrapLost` if it cannot be asked.
+    /// - `QueueFull` if too many messages under the tag are in flight, or too many requests are
+    ///   unfinished or held; [`Builder::full`](crate::Builder::full) sets whether the call waits
+    ///   for room first.
+    /// - Errors of gdsync, for instance if no memory is available.
     pub fn prepare_send(&self, send: &SendOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().send(send, false)?))
     }
 
-    /// Prepares a receive; a receive from one rank gets its number.
+    /// Prepares a receive without posting it. A receive from one rank gets its number, which fixes
+    /// the send that it matches; a receive from any rank gets its number when the CPU matches it.
+    /// Connections are opened as by [`Context::prepare_send`].
     ///
     /// # Errors
-    /// As [`Context::prepare_send`]; `QueueFull` also for more receives without a waiter than the
-    /// channel has slots; `Busy` while an earlier receive from any rank under the same tag is
-    /// unmatched.
+    /// As [`Context::prepare_send`]; `QueueFull` also for more than
+    /// [`Builder::depth`](crate::Builder::depth) receives of the rank and tag without a waiter;
+    /// `Busy` for a receive from one rank while an earlier receive from any rank under the same tag
+    /// is unmatched. After the rank was given up, an eager message that arrived before can still be
+    /// received; otherwise `PeerFailed`.
     pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().recv(recv, false)?))
     }
 
-    /// Prepares a send and posts it.
+    /// Prepares a send and posts it, by the CPU or on its stream. [`Context::isend`] and
+    /// [`Context::isend_on`] are short forms.
     ///
     /// # Errors
     /// As [`Context::prepare_send`] and [`Request::post`].
@@ -38,7 +56,8 @@ impl Context {
         Ok(Request::new(self, self.engine().send(send, true)?))
     }
 
-    /// Prepares a receive and posts it.
+    /// Prepares a receive and posts it, by the CPU or on its stream. [`Context::irecv`] and
+    /// [`Context::irecv_on`] are short forms.
     ///
     /// # Errors
     /// As [`Context::prepare_recv`] and [`Request::post`].
@@ -46,7 +65,39 @@ impl Context {
         Ok(Request::new(self, self.engine().recv(recv, true)?))
     }
 
-    /// Sends `data` to rank `to`, by the CPU.
+    /// Sends `data` to rank `to` under `tag`, by the CPU. The call does not wait for the receive. A
+    /// message above the eager limit is sent by the background work when its receive is posted.
+    ///
+    /// No stream is ordered with the send: the memory must contain the message when this is called,
+    /// and stays unchanged until the request has completed ([`Request::test`], [`Request::wait`],
+    /// [`Request::wait_on`]). A dropped request completes by itself.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use mp::{Context, gdsync::gpu::MemoryKind};
+    /// fn rank(ctx: &Context) -> mp::Result<()> {
+    ///     let memory = ctx.alloc(MemoryKind::Pinned, 8)?;
+    ///     if ctx.rank() == 0 {
+    ///         memory.write(0, b"from 0")?;
+    ///         let send = ctx.isend(1, 7, &memory.slice(0, 6)?)?;
+    ///         send.wait(Duration::from_secs(10))?;
+    ///     } else {
+    ///         let recv = ctx.irecv(0, 7, &memory.all())?; // room for 8 bytes
+    ///         assert_eq!(recv.wait(Duration::from_secs(10))?.len, 6);
+    ///     }
+    ///     Ok(())
+    /// }
+    /// # std::thread::scope(|threads| {
+    /// #     for job in mp::bootstrap::Local::ranks(2) {
+    /// #         threads.spawn(move || {
+    /// #             let gpu = mp::gdsync::Gpu::soft().unwrap();
+    /// #             let ctx = Context::builder().bootstrap(job).gpu(&gpu).build().unwrap();
+    /// #             rank(&ctx).unwrap();
+    /// #             ctx.close(Duration::from_secs(10)).unwrap();
+    /// #         });
+    /// #     }
+    /// # });
+    /// ```
     ///
     /// # Errors
     /// As [`Context::post_send`].
@@ -54,7 +105,12 @@ impl Context {
         self.isendv(to, tag, std::slice::from_ref(data))
     }
 
-    /// Receives into `into`, by the CPU. A message may be shorter; the rest is not touched.
+    /// Receives a message from rank `from`, or from [`Source::Any`], under `tag` into `into`, by
+    /// the CPU. The message may be shorter than `into`; the rest is unchanged. A longer message
+    /// ends the request with `Truncated`. [`Context::isend`] has an example.
+    ///
+    /// No stream is ordered with the receive: the memory may be written from this call until the
+    /// request has completed.
     ///
     /// # Errors
     /// As [`Context::post_recv`].
@@ -62,7 +118,8 @@ impl Context {
         self.irecvv(from, tag, std::slice::from_ref(into))
     }
 
-    /// Sends the bytes of several slices as one message, by the CPU.
+    /// Sends the bytes of at most 30 slices, concatenated, as one message, by the CPU. As
+    /// [`Context::isend`].
     ///
     /// # Errors
     /// As [`Context::post_send`].
@@ -70,7 +127,8 @@ impl Context {
         self.post_send(&SendOp::new(to, tag, data))
     }
 
-    /// Receives a message into several slices, by the CPU.
+    /// Receives one message into at most 30 slices, in their order, by the CPU. As
+    /// [`Context::irecv`].
     ///
     /// # Errors
     /// As [`Context::post_recv`].
@@ -78,9 +136,46 @@ impl Context {
         self.post_recv(&RecvOp::new(from, tag, into))
     }
 
-    /// Sends `data` when the stream reaches the send. The stream continues at once, unless it has
-    /// no credit, or the message is longer than the eager limit and its receive is not posted: then
-    /// the stream waits for the credit or the receive.
+    /// Enqueues a send of `data` to rank `to` under `tag` on the stream. The memory is read when
+    /// the stream reaches the send, behind all earlier work of the stream.
+    ///
+    /// The stream then continues at once, unless it has no credit ([`Builder::depth`]), or
+    /// the message is longer than the eager limit ([`Builder::eager_limit`]): **it waits for
+    /// the credit, or until the receive is posted**. Later work of the stream may write the memory
+    /// only behind [`Request::wait_on`] of the send.
+    ///
+    /// [`Builder::depth`]: crate::Builder::depth
+    /// [`Builder::eager_limit`]: crate::Builder::eager_limit
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use mp::{Context, gdsync::gpu::MemoryKind};
+    /// fn rank(ctx: &Context) -> mp::Result<()> {
+    ///     let peer = 1 - ctx.rank(); // a job of two ranks
+    ///     let stream = ctx.gpu().stream()?;
+    ///     let memory = ctx.alloc(MemoryKind::Device, 128 << 10)?;
+    ///     let (data, room) = (memory.slice(0, 64 << 10)?, memory.slice(64 << 10, 64 << 10)?);
+    ///
+    ///     // Both ranks receive first: 64 KiB are above the eager limit, and each send waits until
+    ///     // the other rank's stream has reached its receive.
+    ///     let recv = ctx.irecv_on(&stream, peer, 7, &room)?;
+    ///     let send = ctx.isend_on(&stream, peer, 7, &data)?;
+    ///     recv.wait_on(&stream)?; // kernels enqueued from here on may read `room`
+    ///     send.wait_on(&stream)?; // kernels enqueued from here on may write `data`
+    ///
+    ///     ctx.synchronize(&stream, Duration::from_secs(10))
+    /// }
+    /// # std::thread::scope(|threads| {
+    /// #     for job in mp::bootstrap::Local::ranks(2) {
+    /// #         threads.spawn(move || {
+    /// #             let gpu = mp::gdsync::Gpu::soft().unwrap();
+    /// #             let ctx = Context::builder().bootstrap(job).gpu(&gpu).build().unwrap();
+    /// #             rank(&ctx).unwrap();
+    /// #             ctx.close(Duration::from_secs(10)).unwrap();
+    /// #         });
+    /// #     }
+    /// # });
+    /// ```
     ///
     /// # Errors
     /// As [`Context::post_send`]; `Gdsync(TooManyWaits)` if too many streams of the GPU wait.
@@ -88,8 +183,10 @@ impl Context {
         self.isendv_on(stream, to, tag, std::slice::from_ref(data))
     }
 
-    /// Receives into `into` from when the stream reaches the receive; the stream continues at once.
-    /// [`Request::wait_on`] makes it wait.
+    /// Enqueues a receive on the stream: of a message from rank `from`, or from [`Source::Any`],
+    /// under `tag` into `into`. The receive is posted, and the memory may be written, when the
+    /// stream reaches it; the stream continues at once. [`Request::wait_on`] makes a stream wait
+    /// for the message. [`Context::isend_on`] has an example.
     ///
     /// # Errors
     /// As [`Context::post_recv`].
@@ -103,7 +200,8 @@ impl Context {
         self.irecvv_on(stream, from, tag, std::slice::from_ref(into))
     }
 
-    /// As [`Context::isend_on`], for several slices.
+    /// Enqueues a send of at most 30 slices, concatenated, as one message. As
+    /// [`Context::isend_on`].
     ///
     /// # Errors
     /// As [`Context::isend_on`].
@@ -111,7 +209,8 @@ impl Context {
         self.post_send(&SendOp::new(to, tag, data).on(stream))
     }
 
-    /// As [`Context::irecv_on`], into several slices.
+    /// Enqueues a receive of one message into at most 30 slices, in their order. As
+    /// [`Context::irecv_on`].
     ///
     /// # Errors
     /// As [`Context::irecv_on`].
@@ -125,10 +224,12 @@ impl Context {
         self.post_recv(&RecvOp::new(from, tag, into).on(stream))
     }
 
-    /// Makes `stream` wait until all requests have ended.
+    /// Makes `stream` wait until all requests have ended, as [`Request::wait_on`] does for one. The
+    /// requests may have different peers, tags and streams.
     ///
     /// # Errors
-    /// As [`Request::wait_on`], for the first request that fails; the waits before it are enqueued.
+    /// As [`Request::wait_on`], for the first request that fails; the waits before it are enqueued,
+    /// those behind it are not.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         requests.iter().try_for_each(|r| r.wait_on(stream))
     }

@@ -1,4 +1,6 @@
-//! Contexts: one rank's part in a job, over one GPU and one NIC.
+//! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
+//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `request` has the
+//! handles on messages, `scope` messages of borrowed memory, `cache` the registrations.
 
 mod builder;
 mod cache;
@@ -28,11 +30,46 @@ pub use builder::Builder;
 pub use request::{Request, wait_all, wait_any, wait_some};
 pub use scope::Scope;
 
-/// One rank's part in a job. Clones refer to the same context.
+/// One rank's part in a job: its GPU, its NIC, its peers and its requests.
 ///
-/// All calls may be made from any thread. A message in flight keeps the objects that it uses. When
-/// the last handle on a context and its requests is dropped, unfinished requests are given up, and
-/// peers treat the rank as dead; [`Context::close`] waits for the requests instead.
+/// Clones refer to the same context. All calls may be made from any thread. No call waits for a
+/// stream, except [`synchronize`](Context::synchronize). A call that posts may wait for room
+/// ([`Builder::full`]) or, at the first use of a peer or a tag, for the background work of the
+/// peer. A message in flight keeps the objects that it uses.
+///
+/// [`Context::close`] leaves the job in order. If the last handle on a context and its requests is
+/// dropped without it, unfinished requests are given up, waiting streams are released, and peers
+/// treat the rank as dead.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use mp::Context;
+/// use mp::gdsync::gpu::MemoryKind;
+///
+/// fn rank(ctx: &Context) -> mp::Result<()> {
+///     let peer = 1 - ctx.rank(); // a job of two ranks
+///     let memory = ctx.alloc(MemoryKind::Device, 64)?;
+///     memory.write(0, &[ctx.rank() as u8; 8])?;
+///
+///     // Posted by the CPU. `isend_on` and `irecv_on` are posted by a stream.
+///     let recv = ctx.irecv(peer, 7, &memory.slice(32, 32)?)?;
+///     let send = ctx.isend(peer, 7, &memory.slice(0, 8)?)?;
+///     assert_eq!(recv.wait(Duration::from_secs(10))?.len, 8);
+///     send.wait(Duration::from_secs(10))?;
+///
+///     ctx.close(Duration::from_secs(10))
+/// }
+/// # std::thread::scope(|threads| {
+/// #     for job in mp::bootstrap::Local::ranks(2) {
+/// #         threads.spawn(move || {
+/// #             let gpu = mp::gdsync::Gpu::soft().unwrap();
+/// #             let ctx = Context::builder().bootstrap(job).gpu(&gpu).build().unwrap();
+/// #             rank(&ctx).unwrap();
+/// #         });
+/// #     }
+/// # });
+/// ```
 #[derive(Clone)]
 pub struct Context(Arc<Handle>);
 
@@ -108,17 +145,17 @@ impl Context {
         &self.0.engine
     }
 
-    /// This rank.
+    /// The number of this rank in the job, 0 to [`size`](Context::size) - 1.
     pub fn rank(&self) -> u32 {
         self.engine().rank
     }
 
-    /// The number of ranks.
+    /// The number of ranks in the job.
     pub fn size(&self) -> u32 {
         self.engine().size
     }
 
-    /// The GPU.
+    /// The GPU of the context. Streams and memory of messages belong to it.
     pub fn gpu(&self) -> &Gpu {
         &self.engine().gpu
     }
@@ -136,7 +173,7 @@ impl Context {
         (rank < self.size()).then(|| Path::choose(self.rank(), rank))
     }
 
-    /// The NIC.
+    /// The NIC of the context.
     pub fn device(&self) -> &Device {
         self.engine().paths.device()
     }
@@ -151,33 +188,41 @@ impl Context {
         Ok(self.cache().note(Memory::new(keys)))
     }
 
-    /// Allocates memory, zeroed, and registers it.
+    /// Allocates `len` bytes of zeroed memory on the GPU or in pinned host memory, and registers
+    /// them with the NIC. The memory is freed when no handle, no message in flight and no enqueued
+    /// operation of a stream uses it. A waiting stream does not block this call.
     ///
     /// # Errors
-    /// As [`Gpu::alloc`] and [`Pd::register`](gdsync::rdma::Pd::register).
+    /// `Invalid` for length 0; `System` if no memory is available or the NIC refuses it; others as
+    /// [`Gpu::alloc`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Memory> {
         let region = self.gpu().alloc(kind, len)?;
         self.register_new(&region)
     }
 
-    /// Registers a region, or returns its existing registration.
+    /// Registers a region of gdsync with the NIC, or returns its existing registration.
     ///
     /// # Errors
-    /// As [`Pd::register`](gdsync::rdma::Pd::register).
+    /// `Gdsync(Foreign)` for memory of another GPU; `System` if the NIC refuses; others as
+    /// [`Pd::register`](gdsync::rdma::Pd::register).
     pub fn register(&self, region: &Region) -> Result<Memory> {
         self.cache().region(&self.engine().paths, region)
     }
 
-    /// Registers host memory of the application that stays allocated until the process ends. For
-    /// memory that is freed earlier, [`register`](Context::register) takes a region of
-    /// [`Gpu::register_host_owned`], whose owner is dropped when the memory is no longer used, and
-    /// [`adopt_vec`](Context::adopt_vec) takes a buffer.
+    /// Registers the `len` bytes of host memory of the application at `ptr`, which stay allocated
+    /// until the process ends. For memory that is freed earlier, [`register`](Context::register)
+    /// takes a region of [`Gpu::register_host_owned`], whose owner is dropped when the memory is no
+    /// longer used, and [`adopt_vec`](Context::adopt_vec) takes a buffer.
     ///
     /// # Safety
-    /// As for [`Gpu::register_host`].
+    /// As for [`Gpu::register_host`]: `ptr` is valid for reads and writes of `len` bytes as long as
+    /// anything can access the memory (handles, messages in flight, streams with enqueued
+    /// operations), and no Rust reference to the memory is used while devices may write to it.
     ///
     /// # Errors
-    /// As [`Gpu::register_host`] and [`Pd::register`](gdsync::rdma::Pd::register).
+    /// `Invalid` for a null pointer, length 0 or a range that is not mapped; `System` if the driver
+    /// or the NIC refuses; others as [`Gpu::register_host`] and
+    /// [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Memory> {
         // SAFETY: the caller upholds the contract of `Gpu::register_host`, which is this
         // function's.
@@ -185,9 +230,9 @@ impl Context {
         self.register_new(&region)
     }
 
-    /// The `len` bytes at `addr` as a slice, for callers that have only addresses. The memory is
-    /// registered with this context, or is registered now: device memory of the application as by
-    /// [`register_device`](Context::register_device), any other as by
+    /// The `len` bytes at `addr` as a slice, for callers that have only addresses, such as
+    /// bindings. The memory is registered with this context, or is registered now: device memory of
+    /// the application as by [`register_device`](Context::register_device), any other as by
     /// [`register_host`](Context::register_host).
     ///
     /// # Safety
@@ -196,7 +241,7 @@ impl Context {
     /// time.
     ///
     /// # Errors
-    /// Those of the function that registers them: `Invalid` for addresses at which this process has
+    /// Those of the function that registers them; `Invalid` for addresses at which this process has
     /// no memory.
     pub unsafe fn slice_at(&self, addr: DevicePtr, len: usize) -> Result<Slice> {
         let found = self.cache().at(addr, len);
@@ -225,8 +270,9 @@ impl Context {
     }
 
     /// Registers the `len` bytes of GPU memory of the application at `addr`, or returns their
-    /// existing registration. An allocation is registered once, and is found by the driver's number
-    /// for it, not by its address.
+    /// existing registration. A range is registered once while a handle on it lives. It is found by
+    /// the driver's number of its allocation, so a later allocation at the same address is
+    /// registered anew.
     ///
     /// Messages in flight and streams hold the memory beyond the caller's last handle, and the
     /// caller cannot determine for how long. For memory that is freed before the process ends,
@@ -238,15 +284,29 @@ impl Context {
     /// messages in flight, and streams with enqueued operations.
     ///
     /// # Errors
-    /// As [`Gpu::adopt`] and [`Pd::register`](gdsync::rdma::Pd::register).
+    /// `Invalid` if the range is not allocated; `Gdsync(Foreign)` if the GPU is not a CUDA GPU;
+    /// `System` for an address that is not in memory of the GPU, or if the NIC refuses; others as
+    /// [`Gpu::adopt`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_device(&self, addr: DevicePtr, len: usize) -> Result<Memory> {
         // SAFETY: the caller upholds the contract of `Cache::device`, which is this function's.
         unsafe { self.cache().device(&self.engine().paths, addr, len) }
     }
 
-    /// Takes a buffer for messages. The buffer is freed when nothing can access it: no handle, no
-    /// registration, no message in flight, and no enqueued operation of a stream.
-    /// [`Memory::into_vec`] returns it.
+    /// Registers a buffer of the application and takes it over. The buffer is freed when nothing
+    /// can access it: no handle, no registration, no message in flight, and no enqueued operation
+    /// of a stream. [`Memory::into_vec`] returns it:
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use mp::{Context, bootstrap::Local, gdsync::Gpu};
+    /// # let alone = Local::ranks(1).remove(0);
+    /// # let ctx = Context::builder().bootstrap(alone).gpu(&Gpu::soft()?).build()?;
+    /// let memory = ctx.adopt_vec(vec![1; 64]).map_err(|(_buffer, e)| e)?;
+    /// memory.write(0, &[2; 32])?;
+    /// let buffer = memory.into_vec(Duration::from_secs(10)).map_err(|(_memory, e)| e)?;
+    /// assert_eq!((buffer[0], buffer[63]), (2, 1));
+    /// # Ok::<(), mp::Error>(())
+    /// ```
     ///
     /// Until then the application cannot access the buffer directly:
     ///
@@ -260,7 +320,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// Each error returns the buffer as well; the buffer is empty or cannot be registered.
+    /// Each error returns the buffer as well. `Invalid` for an empty buffer; `System` if the driver
+    /// or the NIC refuses it.
     pub fn adopt_vec(&self, buffer: Vec<u8>) -> Result<Memory, (Vec<u8>, Error)> {
         let region = (self.gpu().adopt_vec(buffer)).map_err(|(buffer, e)| (buffer, e.into()))?;
         match self.engine().paths.register(&region, Rights::All) {
@@ -273,48 +334,54 @@ impl Context {
         }
     }
 
-    /// The address of a word of 32 bits. It is 0 until a request of this context fails, and then
-    /// has the status of the first failed request. It is stored before a stream that waits for the
-    /// request continues.
+    /// The GPU address of the context's error word, for kernels: 32 bits in pinned memory. It is 0
+    /// until a request of this context fails, and then has the [`gdsync::Status`] of the first
+    /// failed request. It is stored before a stream that waits for the request continues. It stays
+    /// valid as long as the context.
     pub fn error_word(&self) -> DevicePtr {
         self.engine().error.addr()
     }
 
     /// The status of the first failed request of this context, whether or not a call has returned
-    /// the failure.
+    /// the failure; `None` if no request has failed.
     pub fn error(&self) -> Option<gdsync::Status> {
         let status = self.engine().error.load().unwrap_or(0);
         (status != 0).then_some(gdsync::Status(status))
     }
 
-    /// The first failure of a request that no call has returned: neither a wait or test of the
-    /// request, nor an earlier call of this function, of [`synchronize`](Context::synchronize) or
-    /// of [`close`](Context::close). All later failures count as returned, too; the error has their
-    /// number. Handles that are still held return the failure of their request as before.
+    /// Returns the first failure of a request that no call has returned: neither a wait or test of
+    /// the request, nor an earlier call of this function, of [`synchronize`](Context::synchronize)
+    /// or of [`close`](Context::close). All later failures count as returned, too; the error has
+    /// their number. Handles that are still held return the failure of their request as before.
     pub fn take_error(&self) -> Option<Error> {
         self.engine().first_error("take error", None, true)
     }
 
-    /// Waits, at most `limit`, until the stream has executed all that was enqueued on it so far,
-    /// and returns the first failure of a message that the stream posted or waited for, except
-    /// failures that a call has returned. Later failures of the stream count as returned, too. A
-    /// short message that the stream does not wait for may fail after that:
+    /// Waits on the CPU, at most `limit`, until the stream has executed all that was enqueued on it
+    /// so far. Returns the first failure of a message that the stream posted or waited for, except
+    /// failures that a call has returned. Later failures of the stream count as returned, too. An
+    /// eager message that the stream does not wait for may fail after that:
     /// [`close`](Context::close) returns this failure.
     ///
     /// # Errors
-    /// `Timeout` after `limit`, naming what the stream waits for: the call may be repeated. Those
-    /// of requests as [`Request::test`](crate::Request::test); those of
-    /// [`Stream::synchronize`](gdsync::Stream::synchronize).
+    /// - `Timeout` after `limit`, naming what the stream waits for. The stream continues, and the
+    ///   call may be repeated.
+    /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
+    /// - Those of [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
         self.engine().synchronize(stream, limit)
     }
 
-    /// Executes one round of the background work. Returns `true` if the round did some work.
+    /// Executes one round of the background work, and returns whether the round did some work. It
+    /// does not wait. With [`Progress::Manual`] the program calls it while other ranks or streams
+    /// depend on this rank's CPU; with [`Progress::Background`] no call is needed.
     pub fn progress(&self) -> bool {
         self.engine().progress()
     }
 
-    /// Streams that have waited longer than the watchdog's limit for a message or for a credit.
+    /// Returns the streams that have waited for at least [`Builder::watchdog`], and the message or
+    /// the credit that each waits for. A stream is listed with its first wait; later waits of the
+    /// stream have not begun. The lists of several ranks together show a deadlock.
     pub fn stuck(&self) -> Vec<Stuck> {
         self.engine().stuck()
     }
@@ -330,9 +397,11 @@ impl Context {
     /// then this waits only for the requests of this rank.
     ///
     /// # Errors
-    /// `Timeout`, naming what is unfinished or the rank that did not answer; its source is the
-    /// first failure that no call has returned, if there is one. The call may be repeated.
-    /// Otherwise that failure, as from [`take_error`](Context::take_error).
+    /// - `Timeout` after `limit`, naming what is unfinished or the rank that did not answer; its
+    ///   source is the first failure that no call has returned, if there is one. The call may be
+    ///   repeated.
+    /// - Otherwise that failure, as from [`take_error`](Context::take_error): `Truncated`,
+    ///   `PeerFailed`, `Failed` or `Protocol`.
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
         let engine = self.engine();

@@ -1,4 +1,4 @@
-//! Requests: handles on sends and receives, and waits for several of them.
+//! [`Request`]: the handle on a send or a receive, and the CPU's waits for several requests.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,12 +17,48 @@ use crate::two_sided::wait::WAIT;
 const TEST: &str = "test request";
 const SEVERAL: &str = "wait for requests";
 
-/// A send or a receive.
+/// A handle on a send or a receive in flight.
+///
+/// A send has ended when its memory may be written again: this is local, the peer may not have
+/// received an eager message yet. A receive has ended when the message is in place. The CPU tests
+/// ([`test`](Request::test)) or waits ([`wait`](Request::wait)), a stream waits
+/// ([`wait_on`](Request::wait_on)), a kernel reads [`result_word`](Request::result_word).
 ///
 /// Dropping the handle *detaches* the request. The drop never blocks, the message moves as if the
-/// handle were held, and the memory it uses is kept until the request has ended. A send has ended
-/// when its memory may be written again, a receive when the message is in place. A failure that no
+/// handle were held, and the memory it uses is kept until the request has ended. A failure that no
 /// call has returned is logged then, and [`Context::synchronize`] or [`Context::close`] returns it.
+/// If a prepared request is dropped before it is posted, it is cancelled. If later requests of its
+/// tag have numbers, its number stays in use, and the matching request of the peer ends with
+/// `Truncated`.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # use mp::{Context, gdsync::gpu::MemoryKind};
+/// fn rank(ctx: &Context) -> mp::Result<()> {
+///     let peer = 1 - ctx.rank(); // a job of two ranks
+///     let stream = ctx.gpu().stream()?;
+///     let memory = ctx.alloc(MemoryKind::Device, 64)?;
+///     let recv = ctx.irecv_on(&stream, peer, 7, &memory.slice(32, 32)?)?;
+///     let send = ctx.isend_on(&stream, peer, 7, &memory.slice(0, 8)?)?;
+///
+///     recv.wait_on(&stream)?; // the stream waits; the call returns at once
+///     let done = recv.wait(Duration::from_secs(10))?; // the CPU waits
+///     assert_eq!((done.peer, done.tag, done.len), (peer, 7, 8));
+///     send.wait(Duration::from_secs(10))?;
+///     Ok(())
+/// }
+/// # std::thread::scope(|threads| {
+/// #     for job in mp::bootstrap::Local::ranks(2) {
+/// #         threads.spawn(move || {
+/// #             let gpu = mp::gdsync::Gpu::soft().unwrap();
+/// #             let ctx = Context::builder().bootstrap(job).gpu(&gpu).build().unwrap();
+/// #             rank(&ctx).unwrap();
+/// #             ctx.close(Duration::from_secs(10)).unwrap();
+/// #         });
+/// #     }
+/// # });
+/// ```
 #[must_use = "a request that is dropped cannot be waited for"]
 pub struct Request {
     context: Context,
@@ -62,27 +98,40 @@ impl Request {
         self.context.engine()
     }
 
-    /// Posts a prepared request. Requests of one stream to or from one rank are posted in the order
-    /// in which they were prepared.
+    /// Posts a prepared request ([`Context::prepare_send`], [`Context::prepare_recv`]): by the CPU,
+    /// or on its stream, behind all work that is enqueued on the stream so far. Requests of one
+    /// stream to or from one rank are posted in the order in which they were prepared.
     ///
     /// # Errors
-    /// `Busy` if it was posted before; `Gdsync(OutOfOrder)` if an earlier request is neither posted
-    /// nor cancelled; `QueueFull` as configured by [`Builder::full`](crate::Builder::full);
-    /// `PeerFailed`; `Invalid` if the last handle on the stream that it was prepared on is dropped;
-    /// `Unsupported` while that stream is being captured; errors of gdsync.
+    /// - `Busy` if it was posted before, or has ended.
+    /// - `Gdsync(OutOfOrder)` if an earlier request is neither posted nor cancelled.
+    /// - `QueueFull` as configured by [`Builder::full`](crate::Builder::full);
+    ///   `Gdsync(TooManyWaits)` if too many streams of the GPU wait.
+    /// - `PeerFailed` if the peer was given up.
+    /// - `Invalid` if the last handle on the stream that it was prepared on is dropped, and for a
+    ///   length or offset word that exceeds the segment of a send by the CPU.
+    /// - `Unsupported` while the stream is being captured into a graph.
+    /// - Errors of gdsync. If only a part of the request could be enqueued, the peer is given up.
     pub fn post(&self) -> Result<()> {
         self.engine().post(self.key)
     }
 
-    /// Returns the result of the request; `None` while it has not ended.
+    /// Returns the result of the request, or `None` while it has not ended. It does not wait. It
+    /// advances the request as far as possible now.
     ///
     /// The memory of a receive that a stream posted belongs to the stream until the stream has
     /// reached the receive. The first call enqueues a mark on the stream, after all its work so
     /// far; the CPU takes the message in only after the mark.
     ///
     /// # Errors
-    /// `Truncated` if the message was longer than the receive; `PeerFailed` if the peer failed,
-    /// naming it; `Failed` with the status if it failed on this side; `Cancelled`.
+    /// - `Truncated` if the message was longer than the receive, on both sides.
+    /// - `PeerFailed` if the peer died, left or was given up, naming it; `Protocol` if the peer
+    ///   sent an invalid control message.
+    /// - `Failed` with the status if the request failed on this side; `Failed(TIMEOUT)` for a
+    ///   receive from any rank whose timeout has expired.
+    /// - `Cancelled` after [`cancel`](Request::cancel); `NoSuchRequest` if it was not posted.
+    ///
+    /// Every later call returns the same failure again.
     pub fn test(&self) -> Result<Option<Done>> {
         let engine = self.engine();
         let mut state = engine.lock();
@@ -90,12 +139,12 @@ impl Request {
         engine.answer(TEST, &mut state, self.key)
     }
 
-    /// Waits on the CPU, at most `limit`, until the request has ended. For a receive that a stream
-    /// posted see [`Request::test`].
+    /// Waits on the CPU, at most `limit`, until the request has ended, and returns its result. With
+    /// a limit of 0 the call tests once. For a receive that a stream posted see [`Request::test`].
     ///
     /// # Errors
     /// As [`Request::test`]; `Timeout`, naming the rank, after `limit`: the request is still in
-    /// flight, and the call may be repeated. `NoSuchRequest` if it was not posted.
+    /// flight, and the call may be repeated.
     pub fn wait(&self, limit: Duration) -> Result<Done> {
         let engine = self.engine();
         engine.wait_until(limit, &mut |state| {
@@ -117,37 +166,49 @@ impl Request {
         error.of_message(entry.name().peer, entry.tag, entry.number)
     }
 
-    /// Makes `stream` wait until the request has ended. A received message is in place then. A
-    /// failure also releases the stream, after the status is stored in [`Context::error_word`] and,
-    /// for a receive, in [`Request::result_word`].
+    /// Makes `stream` wait until the request has ended; the call itself does not wait for that.
+    /// Work that is enqueued on the stream behind it finds a received message in place, and may
+    /// write the memory of a send. If the request has ended already, nothing is enqueued.
+    ///
+    /// A failure also releases the stream, after the status is stored in [`Context::error_word`]
+    /// and, for a receive, in [`Request::result_word`]. A kernel behind the wait checks one of
+    /// these words before it uses the message; the CPU finds the failure by
+    /// [`Context::synchronize`].
     ///
     /// If another stream posted the receive, `stream` also waits until that stream has completed
     /// the work that it had so far, because only then may the memory be used.
     ///
     /// # Errors
-    /// `NoSuchRequest` if it was not posted; `Gdsync(TooManyWaits)` if too many streams of the GPU
-    /// wait; `PeerFailed`; `Unsupported` on a GPU that runs no kernels, and for a stream that is
-    /// being captured; errors of gdsync.
+    /// - `NoSuchRequest` if it was not posted.
+    /// - The failure of the request, as [`Request::test`], if it has failed already.
+    /// - `PeerFailed` or `Protocol` if the peer was given up and the message has not arrived.
+    /// - `QueueFull` as configured by [`Builder::full`](crate::Builder::full);
+    ///   `Gdsync(TooManyWaits)` if too many streams of the GPU wait.
+    /// - `Unsupported` on a GPU that runs no kernels, and for a stream that is being captured into
+    ///   a graph.
+    /// - `Timeout` or `BootstrapLost` if the stream's connection to the peer cannot be opened;
+    ///   other errors of gdsync.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
         self.engine().wait_on(self.key, stream)
     }
 
-    /// Cancels the request. It must be one that was not posted, a CPU send that is not announced to
-    /// the peer, or a CPU receive that no message has matched, each the last one prepared under its
-    /// tag and rank; or a receive from any rank that has not matched. It ends with `Cancelled`.
+    /// Cancels the request, which ends with `Cancelled` and gives its number back. It must be one
+    /// of these, each the last one prepared under its tag and rank: a request that was not posted,
+    /// a send by the CPU of which nothing was sent yet, a receive by the CPU of at most the eager
+    /// limit whose message has not arrived. Or it is a receive from any rank that is unmatched.
     ///
     /// # Errors
-    /// `Unsupported` for any other request, which continues.
+    /// `Unsupported` for any other request, which continues. `NoSuchRequest` for an unknown one.
     pub fn cancel(&self) -> Result<()> {
         let engine = self.engine();
         let mut state = engine.lock();
         engine.cancel(&mut state, self.key)
     }
 
-    /// The address of a word of 64 bits that holds the result of the request, for kernels after the
-    /// wait: `status << 48 | length` ([`gdsync::Status`]). For a receive, 0 until it has ended; for
-    /// a send, 0 also after a success that no call has checked. It belongs to the request as long
-    /// as this handle lives.
+    /// The GPU address of the request's result word, for kernels behind the wait: 64 bits in pinned
+    /// memory, `status << 48 | length`, with the [`gdsync::Status`] (1 is success) and the length
+    /// of the message in bytes. For a receive, 0 until it has ended; for a send, 0 also after a
+    /// success that no call has checked. It belongs to the request as long as this handle lives.
     pub fn result_word(&self) -> DevicePtr {
         self.engine().lock().requests.result_addr(self.key)
     }
@@ -168,12 +229,14 @@ fn same(requests: &[Request]) -> Result<Option<&Engine>> {
     }
 }
 
-/// Waits on the CPU, at most `limit`, until all requests have ended. All must belong to one
-/// context.
+/// Waits on the CPU, at most `limit`, until all requests have ended; returns their results in the
+/// same order. All must belong to one context. An empty list returns at once.
 ///
 /// # Errors
-/// The first error, in the order of the requests, once all have ended or `limit` has passed;
-/// otherwise `Timeout` as [`Request::wait`]; `Invalid` for requests of several contexts.
+/// The first failure, in the order of the requests, once all have ended or `limit` has passed; the
+/// failures of the others count as returned, and their handles return them still. Otherwise
+/// `Timeout` as [`Request::wait`], for the first request that has not ended. `NoSuchRequest` for a
+/// request that was not posted; `Invalid` for requests of several contexts.
 pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let Some(engine) = same(requests)? else {
         return Ok(Vec::new());
@@ -205,11 +268,14 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     requests.iter().map(done).collect()
 }
 
-/// Waits on the CPU, at most `limit`, until one of the requests has ended; returns its index.
+/// Waits on the CPU, at most `limit`, until one of the requests has ended; returns its index and
+/// its result. If several have ended, it returns the first in the list. All must belong to one
+/// context.
 ///
 /// # Errors
-/// The error of the request that ended first, if it failed; `Timeout` as [`Request::wait`], for the
-/// first request; `Invalid` for an empty list or requests of several contexts.
+/// The failure of that request, if it failed (the error has rank, tag and number, not the index);
+/// `Timeout` as [`Request::wait`], for the first request of the list; `NoSuchRequest` for a request
+/// that was not posted; `Invalid` for an empty list or requests of several contexts.
 pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> {
     let mut found = None;
     let Some(engine) = same(requests)? else {
@@ -227,11 +293,12 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
     Ok((place, done.ok_or_else(late)?))
 }
 
-/// Waits on the CPU, at most `limit`, until at least one of the requests has ended; returns all
-/// that have, with their indices.
+/// Waits on the CPU, at most `limit`, until at least one of the requests has ended; returns the
+/// indices and results of all that have ended with success, in the order of the list.
 ///
 /// # Errors
-/// As [`wait_any`].
+/// As [`wait_any`]: a failure only if that request is the first in the list that has ended. The
+/// failures of other requests are returned when these are waited for.
 pub fn wait_some(requests: &[Request], limit: Duration) -> Result<Vec<(usize, Done)>> {
     let (first, _) = wait_any(requests, limit)?;
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Messages of borrowed memory.
+//! [`Scope`]: messages of borrowed host memory, copied through memory of the context.
 
 use std::time::Duration;
 
@@ -9,11 +9,36 @@ use crate::error::Result;
 use crate::region::Memory;
 use crate::two_sided::Source;
 
-/// Sends and receives of borrowed bytes. All of them have ended, or have timed out, when
-/// [`Context::scope`] returns.
+/// Sends and receives of borrowed bytes, by the CPU. All of them have ended, or have timed out,
+/// when [`Context::scope`] returns.
 ///
 /// The bytes are copied through memory of the context, so no NIC accesses borrowed memory: a
 /// message that times out continues without the caller's memory.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use mp::Context;
+/// fn rank(ctx: &Context) -> mp::Result<()> {
+///     let peer = 1 - ctx.rank(); // a job of two ranks
+///     let mut bytes = [0; 8];
+///     ctx.scope(|scope| {
+///         scope.irecv(peer, 7, &mut bytes)?;
+///         scope.isend(peer, 7, b"borrowed")
+///     })?;
+///     assert_eq!(&bytes, b"borrowed");
+///     Ok(())
+/// }
+/// # std::thread::scope(|threads| {
+/// #     for job in mp::bootstrap::Local::ranks(2) {
+/// #         threads.spawn(move || {
+/// #             let gpu = mp::gdsync::Gpu::soft().unwrap();
+/// #             let ctx = Context::builder().bootstrap(job).gpu(&gpu).build().unwrap();
+/// #             rank(&ctx).unwrap();
+/// #             ctx.close(Duration::from_secs(10)).unwrap();
+/// #         });
+/// #     }
+/// # });
+/// ```
 ///
 /// The scope borrows the memory of a receive until the scope ends, and the memory must outlive the
 /// scope:
@@ -50,10 +75,11 @@ impl<'env> Scope<'env> {
         self.context.alloc(MemoryKind::Pinned, len.max(1))
     }
 
-    /// Sends `bytes`, which are copied now.
+    /// Sends `bytes` to rank `to` under `tag`. They are copied now, and may be changed after the
+    /// call.
     ///
     /// # Errors
-    /// As [`Context::isend`].
+    /// As [`Context::alloc`] and [`Context::isend`].
     pub fn isend(&mut self, to: u32, tag: u32, bytes: &[u8]) -> Result<()> {
         let memory = self.memory(bytes.len())?;
         memory.write(0, bytes)?;
@@ -64,10 +90,11 @@ impl<'env> Scope<'env> {
         Ok(())
     }
 
-    /// Receives into `bytes`, which are written when the scope ends.
+    /// Receives a message from `from` under `tag` into `bytes`, which are written when the scope
+    /// ends. A message may be shorter; the rest is unchanged.
     ///
     /// # Errors
-    /// As [`Context::irecv`].
+    /// As [`Context::alloc`] and [`Context::irecv`].
     pub fn irecv(
         &mut self,
         from: impl Into<Source>,
@@ -100,11 +127,12 @@ impl<'env> Scope<'env> {
 }
 
 impl Context {
-    /// Runs `body`, then waits until every message that it started has ended.
+    /// Runs `body` with a [`Scope`], then waits on the CPU until every message that it started has
+    /// ended, at most the [timeout](crate::Builder::timeout) of the context.
     ///
     /// # Errors
-    /// The error of `body`; otherwise the first error of a message, also `Timeout` after the
-    /// timeout of the context.
+    /// The error of `body`; otherwise the first error of a message, as [`Request::wait`]. The bytes
+    /// of a receive that failed are unchanged.
     pub fn scope<'env, T>(&self, body: impl FnOnce(&mut Scope<'env>) -> Result<T>) -> Result<T> {
         let mut scope = Scope {
             context: self.clone(),

@@ -1,4 +1,4 @@
-//! Batches: puts that are prepared together.
+//! [`Batch`]: puts that are prepared together on a lane, all or none, and posted in order.
 
 use super::{Lane, Piece, Span, foreign, local, nic};
 use crate::error::{Error, Kind, Result};

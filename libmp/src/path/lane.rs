@@ -1,4 +1,5 @@
-//! A lane to a peer, on which puts are prepared and posted in order.
+//! [`Lane`]: an ordered queue of puts to a peer, on the path to the peer: a queue pair of the NIC,
+//! or the queue of a rank to itself. It posts, polls, fails and aborts puts; `batch` prepares them.
 
 use gdsync::rdma::Descriptor;
 use gdsync::{Status, Stream};

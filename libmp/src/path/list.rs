@@ -1,5 +1,5 @@
-//! A list of stream operations for messages, in order: waits for words, stores of words, and
-//! prepared puts.
+//! [`List`]: stream operations for messages, in order, which one call enqueues: waits for words,
+//! stores of words, and prepared puts.
 
 use gdsync::Stream;
 use gdsync::gpu::{Condition, Word64};

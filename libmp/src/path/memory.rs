@@ -1,4 +1,5 @@
-//! Memory for paths: the keys of this rank's memory, and the memory that a peer has named.
+//! Memory as paths address it: [`Keys`] and [`Piece`] of this rank's memory, [`Remote`] and
+//! [`Span`] of memory that a peer has named.
 
 use std::time::Duration;
 

@@ -43,13 +43,13 @@ pub(crate) const MOST_PIECES: usize = 30;
 /// Maximum number of bytes of one put.
 pub(crate) const MOST_BYTES: u64 = 1 << 30;
 
-/// The path by which bytes reach a peer.
+/// The path by which bytes reach a peer: from [`Context::path`](crate::Context::path).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Path {
-    /// Queue pairs of this rank's NIC.
+    /// RDMA WRITEs through queue pairs of this rank's NIC: to every other rank.
     Nic,
-    /// Copies within the memory of this rank's GPU and host.
+    /// Copies within the memory of this rank's GPU and host: to the rank itself.
     Local,
 }
 

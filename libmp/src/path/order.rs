@@ -5,7 +5,10 @@ use std::fmt;
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 
-/// How the word that announces a message is ordered after the message's payload.
+/// How a rank orders the word that announces a message after the message's payload, for
+/// [`NicOptions::word_order`](crate::NicOptions::word_order).
+///
+/// A receiver takes a message when it finds the word, so the payload must be visible before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WordOrder {
@@ -32,6 +35,9 @@ impl WordOrder {
     }
 
     /// The order that `value` of `MP_TELL` names.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown value.
     #[doc(hidden)]
     pub fn parse(value: &str) -> Result<WordOrder> {
         match value {

@@ -1,4 +1,4 @@
-//! Registered memory for messages.
+//! Registered memory for messages: [`Memory`] and [`Slice`].
 //!
 //! [`Memory`] is a region of GPU or host memory that is registered with the context's NIC;
 //! [`Slice`] is a range of its bytes. Both are handles: a message in flight keeps the memory alive,
@@ -13,7 +13,29 @@ use gdsync::gpu::Region;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Keys, Piece};
 
-/// Registered memory. Clones refer to the same memory.
+/// GPU or host memory that is registered with the NIC of a context, for messages.
+///
+/// [`Context::alloc`](crate::Context::alloc) allocates it;
+/// [`register`](crate::Context::register), [`adopt_vec`](crate::Context::adopt_vec) and related
+/// calls register memory that exists. Clones refer to the same memory. A message in flight holds
+/// the memory, so a handle may be dropped at any time.
+///
+/// ```
+/// # use mp::{Context, bootstrap::Local, gdsync::Gpu};
+/// use mp::gdsync::gpu::MemoryKind;
+/// # let alone = Local::ranks(1).remove(0);
+/// # let ctx = Context::builder().bootstrap(alone).gpu(&Gpu::soft()?).build()?;
+///
+/// let memory = ctx.alloc(MemoryKind::Device, 4096)?; // zeroed
+/// memory.write(1024, b"data")?; // copied by the CPU or a copy engine, by no stream
+/// let slice = memory.slice(1024, 4)?; // what sends and receives take
+/// assert_eq!((slice.offset(), slice.len()), (1024, 4));
+///
+/// let mut bytes = [0; 5];
+/// memory.read(1024, &mut bytes)?;
+/// assert_eq!(&bytes, b"data\0");
+/// # Ok::<(), mp::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Memory(pub(crate) Arc<Inner>);
 
@@ -32,7 +54,7 @@ impl Memory {
         Memory(Arc::new(Inner { keys }))
     }
 
-    /// The memory itself.
+    /// The region of gdsync, for kernels and stream operations: its GPU address, its words.
     pub fn region(&self) -> &Region {
         self.0.keys.region()
     }
@@ -52,7 +74,7 @@ impl Memory {
         false
     }
 
-    /// The `len` bytes at `offset`, in bytes; `len` may be 0.
+    /// A slice of `len` bytes from byte `offset` on; `len` may be 0, there is no alignment.
     ///
     /// # Errors
     /// `Invalid` if the range exceeds the memory.
@@ -77,18 +99,22 @@ impl Memory {
         }
     }
 
-    /// Copies bytes out.
+    /// Copies the bytes from byte `offset` on into `into`: by the CPU if it can access the memory,
+    /// else by a copy engine. The copy is done when the call returns, and no stream is ordered with
+    /// it: wait for the streams and the messages that write the memory first.
     ///
     /// # Errors
-    /// As [`Region::read`].
+    /// `Invalid` if the range exceeds the memory; `System` or `Gdsync(DeviceLost)` if the copy
+    /// fails.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         Ok(self.region().read(offset, into)?)
     }
 
-    /// Copies bytes in.
+    /// Copies `from` to the memory, from byte `offset` on: by the CPU or a copy engine, as
+    /// [`read`](Memory::read). Work that is enqueued on a stream after the call finds the bytes.
     ///
     /// # Errors
-    /// As [`Region::write`].
+    /// As [`read`](Memory::read).
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         Ok(self.region().write(offset, from)?)
     }
@@ -101,8 +127,8 @@ impl Memory {
     /// [`Context::progress`](crate::Context::progress) in between.
     ///
     /// # Errors
-    /// Each error returns the memory as well: `Timeout`, naming what still uses it, or `Invalid` if
-    /// the memory was not made from a buffer.
+    /// Each error returns the memory as well: `Timeout` after `limit`, naming what still uses it;
+    /// or `Invalid` if the memory was not made from a buffer.
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Memory, Error)> {
         let host = Arc::clone(self.region().gpu().host());
         let deadline = host.now() + limit;
@@ -119,7 +145,9 @@ impl Memory {
     }
 }
 
-/// A range of bytes of a [`Memory`].
+/// A range of bytes of a [`Memory`]: what a message is sent from or received into.
+///
+/// It holds the memory; no borrow is needed. [`Memory::slice`] and [`Memory::all`] make one.
 #[derive(Clone)]
 pub struct Slice {
     memory: Memory,

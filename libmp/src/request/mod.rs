@@ -1,24 +1,27 @@
-//! Requests: the state of each, and how it ended.
+//! The requests of a context: their states, their result words and their failures.
+//!
+//! `entry` has the states of one request, `table` all requests with their result words, `fault` the
+//! failures that no call has returned. [`Done`] is the result of a request that succeeded.
 
 pub(crate) mod entry;
 pub(crate) mod fault;
 pub(crate) mod table;
 
-/// The result of a request that succeeded.
+/// The result of a request that succeeded: peer, tag and length of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Done {
     /// The rank that sent the message; for a send, the rank that it went to.
     pub peer: u32,
-    /// Its tag.
+    /// The tag of the message.
     pub tag: u32,
-    /// Its length in bytes; for a send whose length a stream read from a word, the length of its
-    /// segment.
+    /// The length of the message in bytes, at most the room of the receive; for a send whose length
+    /// a stream read from a word, the length of its segment.
     pub len: u64,
 }
 
 impl Done {
-    /// The rank that sent the received message.
+    /// The rank that sent the received message: [`peer`](Done::peer).
     pub fn source(&self) -> u32 {
         self.peer
     }

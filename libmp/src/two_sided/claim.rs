@@ -36,10 +36,10 @@ impl Engine {
         let peer = state.peers.get(rank);
         let ready = peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Target::Lanes));
         if !ready {
-            // Waits at most one timeout for each call: when the call is retried for want of room,
-            // the lane is open. Only a receive from any rank can be matched, and so reach this
-            // line, while the call already waits for room. No lock is held then, and at most one
-            // more timeout is added.
+            // This waits at most one timeout in a call: an attempt after a full queue finds the
+            // lane open. Only a receive from any rank can reach this line for the first time in a
+            // later attempt, if it is matched while the call waits for room: then the call takes at
+            // most one more timeout. The lock is not held.
             drop(state);
             (state, lane) = self.ensure(rank, &on, Target::Lanes)?;
         }

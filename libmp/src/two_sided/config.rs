@@ -1,4 +1,4 @@
-//! The settings of an engine.
+//! The settings of a context ([`Config`]), their defaults and their limits.
 
 use std::time::Duration;
 
@@ -8,20 +8,23 @@ use super::channels::MOST_CHANNELS;
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Shape;
 
-/// When peers are connected.
+/// When a context connects its peers, for [`Builder::connect`](crate::Builder::connect).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Connect {
-    /// With the first message to or from the peer.
+    /// With the first message to or from the peer: that call waits for the background work of the
+    /// peer, at most the timeout of the context.
     #[default]
     Lazy,
     /// All peers, before [`Builder::build`](crate::Builder::build) returns.
     UpFront,
 }
 
-/// What drives the work that neither streams nor NICs can do: opening connections, detecting
-/// failures, retiring requests, matching receives from any rank, and advancing CPU requests without
-/// a waiter.
+/// What drives the background work of a context, for
+/// [`Builder::progress`](crate::Builder::progress).
+///
+/// It is the work that neither streams nor NICs can do: opening connections, detecting failures,
+/// retiring requests, matching receives from any rank, and advancing CPU requests without a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Progress {
@@ -29,20 +32,22 @@ pub enum Progress {
     #[default]
     Background,
     /// The program, by [`Context::progress`](crate::Context::progress); calls that wait do the work
-    /// too.
+    /// too. Without these calls, other ranks that connect to this rank, or wait for a message that
+    /// its CPU sends, wait until their timeout.
     Manual,
 }
 
-/// What a call does if the queues are full of work in flight.
+/// What a call does if the queues are full of work in flight, for
+/// [`Builder::full`](crate::Builder::full).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Full {
-    /// Waits for room, at most twice the context's timeout after the last loss of a peer. If a
-    /// receive from any rank matches meanwhile, the call waits at most one more timeout, for the
-    /// connection.
+    /// Waits for room, at most twice the context's timeout after the last loss of a peer, then
+    /// fails with `QueueFull`. If a receive from any rank matches meanwhile, the call waits at most
+    /// one more timeout, for the connection.
     #[default]
     Wait,
-    /// Fails with `QueueFull`.
+    /// Fails with `QueueFull` at once. The call may be repeated when messages have ended.
     Fail,
 }
 

@@ -1,4 +1,5 @@
-//! Control messages: sending them through the bootstrap, and handling those of peers.
+//! Sends control messages through the bootstrap, and handles those of peers. `wire::control` has
+//! their format, `outbox` those that wait.
 
 use gdsync::Status;
 
@@ -13,7 +14,7 @@ use crate::wire::control::Control;
 const BURST: usize = 64;
 
 impl Engine {
-    /// Tells a rank that this rank sends nothing more.
+    /// Informs a rank that this rank sends nothing more to it.
     pub fn send_given_up(&self, state: &mut State, rank: u32) {
         state.outbox.clear(rank);
         self.send_control(state, rank, vec![Control::GivenUp]);

@@ -1,4 +1,5 @@
-//! The engine: all that a rank's requests need, and the one lock over the mutable state.
+//! [`Engine`]: what a context consists of (GPU, paths, kernels, bootstrap, settings), and the one
+//! lock over its mutable state. The other files of this folder add its operations.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The end of requests, and of peers.
+//! How requests end, by success, failure, cancellation or a dropped handle; how calls find the
+//! failures; and how a peer is given up.
 
 use gdsync::Status;
 
@@ -51,8 +52,8 @@ impl Engine {
         }
         let memory = &mut state.trash.memory;
         match staging {
-            // The sender writes to it no more: a sender that is refused has the refusal before the
-            // receive ends.
+            // The sender writes to it no more: the word that ended the receive came after the
+            // payload, or in place of it.
             Some(staging) if matches!(status, Status::SUCCESS | Status::TRUNCATED) => {
                 state.staging.keep(staging, memory);
             }

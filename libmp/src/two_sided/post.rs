@@ -1,4 +1,5 @@
-//! Posting: a prepared request is posted on the CPU's lane or on its stream.
+//! Posting: a prepared request is posted on the CPU's lane or on its stream. A call that finds no
+//! room is retried here ([`Engine::with_room`]).
 
 use gdsync::gpu::{Lent, WeakStream};
 use gdsync::{Status, Stream};

@@ -1,4 +1,5 @@
-//! The background work, one round at a time.
+//! The background work, one round at a time: it advances all requests that have not ended. Once a
+//! millisecond it also looks for failures, returns credits, and runs the watchdog.
 
 use gds_step::Time;
 use gdsync::Status;

@@ -1,4 +1,5 @@
-//! Receives: numbering, posting, and advertising the memory of large ones to senders.
+//! How a receive gets its number and is posted, and how a large one advertises its memory to its
+//! sender: the address (`place`), then the ready word.
 
 use gdsync::Stream;
 use gdsync::gpu::{Event, WeakStream, Word64};
@@ -175,8 +176,8 @@ impl Engine {
                 let stream = &*lent(stream)?;
                 let mut list = List::<4>::new();
                 if let Some(before) = before.filter(|_| !free) {
-                    // The previous message of the slot is taken on another stream; until then the
-                    // ready word belongs to its receive.
+                    // A stream will take the previous message of the slot. Until it has, place and
+                    // ready word in the sender's memory belong to the receive of that message.
                     list.wait_for(channel.taken(number), before, false);
                 }
                 list.put(common.puts.iter().flatten().copied());

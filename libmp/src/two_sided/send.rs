@@ -1,4 +1,4 @@
-//! Sends: numbering, and the puts of a send.
+//! How a send gets its number and its puts (payload and words), and how a send by the CPU advances.
 
 use gdsync::{Status, Stream};
 

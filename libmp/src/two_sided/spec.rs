@@ -1,4 +1,4 @@
-//! Operations: all options of a send or a receive.
+//! [`SendOp`] and [`RecvOp`]: all options of a send or a receive, as the application gives them.
 
 use std::time::Duration;
 
@@ -34,26 +34,57 @@ impl<'a> On<'a> {
     }
 }
 
-/// The source of a message's length.
+/// The source of a message's length, for [`SendOp::size`].
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub enum SizeSource<'a> {
     /// The total length of the segments.
     #[default]
     Segments,
-    /// The value of a word when the stream reaches the send; a kernel may have computed it. The
-    /// message has one segment. The segment's length is the maximum length of the message and
-    /// decides between eager and rendezvous. A longer length fails the send and, as truncated, the
-    /// receive.
+    /// The value of a word when the stream reaches the send; a kernel may have computed it. For a
+    /// send by the CPU, its value when the send is posted. The message has one segment. The
+    /// segment's length is the maximum length of the message and decides between eager and
+    /// rendezvous. A longer length fails the send and, as `Truncated`, the receive; for a send by
+    /// the CPU, the call that posts it returns `Invalid`.
     Word {
-        /// Length in bytes.
+        /// The word with the length in bytes.
         len: &'a Word64,
-        /// The offset of the message in the segment, in bytes; `None`: 0.
+        /// The word with the offset of the message in the segment, in bytes; `None`: 0.
         offset: Option<&'a Word64>,
     },
 }
 
-/// A message to send.
+/// A send with all its options, for [`Context::post_send`](crate::Context::post_send) and
+/// [`Context::prepare_send`](crate::Context::prepare_send).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use mp::{RecvOp, SendOp, SizeSource, Source};
+/// # use mp::{Context, bootstrap::Local, gdsync::{Gpu, gpu::MemoryKind}};
+/// # let alone = Local::ranks(1).remove(0);
+/// # let ctx = Context::builder().bootstrap(alone).gpu(&Gpu::soft()?).build()?;
+/// # let peer = 0; // this rank itself
+///
+/// let stream = ctx.gpu().stream()?;
+/// let memory = ctx.alloc(MemoryKind::Device, 4096)?;
+/// let length = ctx.alloc(MemoryKind::Device, 8)?.region().word64(0)?;
+/// length.store(100)?; // or a kernel of the stream stores it
+///
+/// let into = [memory.slice(2048, 2048)?];
+/// let recv = ctx.post_recv(&RecvOp::new(Source::Rank(peer), 7, &into).on(&stream))?;
+///
+/// let data = [memory.slice(0, 1024)?]; // the message has at most 1024 bytes
+/// let size = SizeSource::Word { len: &length, offset: None };
+/// let send = SendOp::new(peer, 7, &data).size(size).on(&stream).timeout(Duration::from_secs(5));
+/// let send = ctx.post_send(&send)?;
+///
+/// recv.wait_on(&stream)?;
+/// ctx.synchronize(&stream, Duration::from_secs(10))?;
+/// assert_eq!(recv.wait(Duration::ZERO)?.len, 100);
+/// send.wait(Duration::from_secs(10))?;
+/// # Ok::<(), mp::Error>(())
+/// ```
 ///
 /// It borrows slices, words and stream until [`Context::post_send`](crate::Context::post_send)
 /// takes it; then the request keeps the memory:
@@ -77,9 +108,9 @@ pub struct SendOp<'a> {
 }
 
 impl<'a> SendOp<'a> {
-    /// Sends the bytes of `segments`, concatenated, to rank `to`. At most 30 segments; at most 16
-    /// GiB in one segment, 1 GiB in several. The CPU posts the send unless [`on`](SendOp::on) is
-    /// called.
+    /// A send of the bytes of `segments`, concatenated, to rank `to` under `tag`. At most 30
+    /// segments; 0 bytes to 16 GiB in one segment, to 1 GiB in several. The CPU posts the send
+    /// unless [`on`](SendOp::on) is called.
     pub fn new(to: u32, tag: u32, segments: &'a [Slice]) -> SendOp<'a> {
         SendOp {
             to,
@@ -91,14 +122,16 @@ impl<'a> SendOp<'a> {
         }
     }
 
-    /// Posts on the stream.
+    /// Posts on the stream: the memory is read when the stream reaches the send. See
+    /// [`Context::isend_on`](crate::Context::isend_on).
     #[must_use]
     pub fn on(mut self, stream: &'a Stream) -> SendOp<'a> {
         self.on = On::Stream(stream, None);
         self
     }
 
-    /// Posts on the stream; a CPU thread writes the doorbell ([`Doorbell::CpuThread`]).
+    /// Posts on the stream, as [`on`](SendOp::on); a CPU thread writes the NIC's doorbell
+    /// ([`Doorbell::CpuThread`]) when the stream reaches the send.
     #[must_use]
     pub fn by_cpu_thread(mut self, stream: &'a Stream) -> SendOp<'a> {
         self.on = On::Stream(stream, Some(Doorbell::CpuThread));
@@ -112,7 +145,8 @@ impl<'a> SendOp<'a> {
         self
     }
 
-    /// Sets the timeout of this request; default: the context's.
+    /// Sets the timeout of this request, after which the peer is given up. Default: the context's
+    /// ([`Builder::timeout`](crate::Builder::timeout)).
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> SendOp<'a> {
         self.timeout = Some(limit);
@@ -120,14 +154,16 @@ impl<'a> SendOp<'a> {
     }
 }
 
-/// The rank whose message a receive takes.
+/// The rank whose message a receive takes. A `u32` converts to [`Source::Rank`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
     /// A message of this rank.
     Rank(u32),
-    /// The first message that arrives, from any rank. The CPU matches it, in the background work:
-    /// the receive depends on the CPU and cannot be part of a graph.
+    /// The first message under the tag that arrives and that no other receive matches, from any
+    /// rank. The CPU matches it, in the background work: the receive depends on the CPU. Receives
+    /// under one tag match in the order in which they were posted.
+    /// [`Done::peer`](crate::Done::peer) is the rank of the message.
     Any,
 }
 
@@ -137,7 +173,8 @@ impl From<u32> for Source {
     }
 }
 
-/// A message to receive.
+/// A receive with all its options, for [`Context::post_recv`](crate::Context::post_recv) and
+/// [`Context::prepare_recv`](crate::Context::prepare_recv). [`SendOp`] has an example.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvOp<'a> {
     pub(crate) from: Source,
@@ -148,9 +185,9 @@ pub struct RecvOp<'a> {
 }
 
 impl<'a> RecvOp<'a> {
-    /// Receives a message from `from` into `segments`, in their order. At most 30 segments; at most
-    /// 16 GiB in one segment, 1 GiB in several. The CPU posts the receive unless [`on`](RecvOp::on)
-    /// is called.
+    /// A receive of a message from `from` under `tag` into `segments`, in their order. At most 30
+    /// segments; 0 bytes to 16 GiB in one segment, to 1 GiB in several. The CPU posts the receive
+    /// unless [`on`](RecvOp::on) is called.
     pub fn new(from: impl Into<Source>, tag: u32, segments: &'a [Slice]) -> RecvOp<'a> {
         RecvOp {
             from: from.into(),
@@ -168,14 +205,18 @@ impl<'a> RecvOp<'a> {
         self
     }
 
-    /// Posts on the stream; a CPU thread writes the doorbell ([`Doorbell::CpuThread`]).
+    /// Posts on the stream, as [`on`](RecvOp::on); a CPU thread writes the NIC's doorbell
+    /// ([`Doorbell::CpuThread`]) when the stream reaches the receive.
     #[must_use]
     pub fn by_cpu_thread(mut self, stream: &'a Stream) -> RecvOp<'a> {
         self.on = On::Stream(stream, Some(Doorbell::CpuThread));
         self
     }
 
-    /// Sets the timeout of this request; default: the context's.
+    /// Sets the timeout of this request, from when it is posted, and anew from when a stream
+    /// reaches the wait for it; after it the peer is given up. Default: the context's
+    /// ([`Builder::timeout`](crate::Builder::timeout)) if a stream waits for the receive, else
+    /// none. A receive from any rank fails alone.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> RecvOp<'a> {
         self.timeout = Some(limit);

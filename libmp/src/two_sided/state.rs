@@ -1,4 +1,5 @@
-//! The state that a context's lock guards.
+//! [`State`]: all that a context's lock guards (peers, requests, lanes, the matcher, failures), how
+//! parts of it are looked up, and the [`Guard`] of the lock.
 
 use std::mem;
 use std::ops::{Deref, DerefMut};

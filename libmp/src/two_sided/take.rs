@@ -1,4 +1,5 @@
-//! Receiving by the CPU.
+//! Taking in by the CPU: copies an arrived message to the memory of its receive, acknowledges it to
+//! the sender, and ends the receive. A stream does the same by a kernel, see `claim`.
 
 use gdsync::Status;
 

@@ -1,5 +1,5 @@
-//! Texts that describe what requests wait for and why they failed. Errors, the watchdog and logs
-//! use the same texts.
+//! The texts that describe what a request waits for and why it failed. Errors, the watchdog and
+//! logs use the same ones.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Waiting: the CPU waits for requests and streams, and streams wait for requests.
+//! Waits: of the CPU for requests ([`Engine::wait_until`]) and for streams
+//! ([`Engine::synchronize`]), and of streams for requests ([`Engine::wait_on`]).
 
 use std::time::Duration;
 

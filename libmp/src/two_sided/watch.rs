@@ -15,21 +15,25 @@ use super::texts::lack;
 use crate::request::entry::{Entry, ReceiveState};
 use crate::request::table::{RequestKey, Table};
 
-/// A request for which a stream has waited longer than the watchdog's limit.
+/// A stream that has waited for at least [`Builder::watchdog`](crate::Builder::watchdog), and the
+/// request that it waits for: from [`Context::stuck`](crate::Context::stuck).
+///
+/// `Display` writes one line, as the watchdog's warning has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stuck {
-    /// This rank.
+    /// This rank, whose stream waits.
     pub rank: u32,
-    /// The rank whose message or credit is missing.
+    /// The rank whose message, receive or credit is missing.
     pub peer: Source,
     /// The message's tag.
     pub tag: u32,
-    /// Its number under peer and tag, from 0; 0 for a receive from any rank that is unmatched.
+    /// The message's number under peer and tag, from 0; 0 for a receive from any rank that is
+    /// unmatched.
     pub number: u64,
     /// What the stream waits for, and what to check, as a text.
     pub what: String,
-    /// The stream's number.
+    /// The stream's number ([`Stream::id`](gdsync::Stream::id)).
     pub stream: u64,
     /// How long the stream has waited.
     pub since: Duration,

@@ -1,4 +1,4 @@
-//! Tests of the kernel that executes a rank's puts to itself.
+//! Tests of the kernel that executes a rank's puts to itself ([`Puts`]).
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Tests of the sender's kernel.
+//! Tests of the sender's kernel ([`Stamp`]), which completes the work requests of a message whose
+//! destination or length is known only when the stream reaches it.
 
 use proptest::prelude::*;
 

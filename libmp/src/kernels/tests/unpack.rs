@@ -1,4 +1,4 @@
-//! Tests of the receiver's kernel.
+//! Tests of the receiver's kernel ([`Unpack`]), which takes a message in.
 
 use proptest::prelude::*;
 
@@ -289,7 +289,8 @@ fn bytes_are_copied_for_every_alignment() {
         for to in [0, 1, 2, 4, 8, 15] {
             for from in 0..16 {
                 for len in [1, 3, 8, 15, 16, 17, 63, 255, 4096, 9001] {
-                    // With many threads, one of three cases: fibers of many threads are slow.
+                    // With more than one thread, a third of the cases: the software GPU runs each
+                    // thread as a fiber, which is slow.
                     if threads > 1 && (to + from + len) % 3 != 0 {
                         continue;
                     }

@@ -1,4 +1,4 @@
-//! Options of the NIC path.
+//! [`NicOptions`]: the settings of the NIC path, and their limits.
 
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::QpConfig;
@@ -6,7 +6,18 @@ use gdsync::rdma::QpConfig;
 use crate::error::{Error, Kind, Result};
 use crate::path::WordOrder;
 
-/// Options of the NIC path, for [`Builder::nic`](crate::Builder::nic).
+/// Options of the path through the NIC, for [`Builder::nic`](crate::Builder::nic).
+///
+/// ```
+/// # use mp::{Context, bootstrap::Local, gdsync::Gpu};
+/// use mp::{NicOptions, WordOrder};
+/// # let (gpu, alone) = (Gpu::soft()?, Local::ranks(1).remove(0));
+///
+/// let nic = NicOptions::default().word_order(WordOrder::BehindRead);
+/// let ctx = Context::builder().nic(nic);
+/// # ctx.bootstrap(alone).gpu(&gpu).build()?;
+/// # Ok::<(), mp::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct NicOptions {
     pub(super) queues: QpConfig,
@@ -27,16 +38,17 @@ impl Default for NicOptions {
 }
 
 impl NicOptions {
-    /// Sets the sizes and memory of queue pairs; the timeout and the doorbell are set by the
-    /// context.
+    /// Sets the sizes and memory of queue pairs. Default: 64 blocks of 64 bytes for sends, in
+    /// pinned memory; at least 32 are needed, else [`Builder::build`](crate::Builder::build)
+    /// returns `Invalid`. The context sets the timeout and the doorbell.
     #[must_use]
     pub fn queues(mut self, config: QpConfig) -> NicOptions {
         self.queues = config;
         self
     }
 
-    /// Sets how the word that announces a message is ordered after its payload. Default: from
-    /// `MP_TELL`.
+    /// Sets how the word that announces a message is ordered after its payload. Ranks may have
+    /// different settings. Default: from `MP_TELL`, else [`WordOrder::Auto`].
     #[must_use]
     pub fn word_order(mut self, how: WordOrder) -> NicOptions {
         self.order = Some(how);
