@@ -1,4 +1,4 @@
-//! The single list of statuses, shared by completion handling, streams, kernels and C.
+//! The single list of statuses, shared by completion handling, streams and kernels.
 //!
 //! A [`Status`] is a word in memory that a GPU reads. Zero means *not known yet*, so that cleared
 //! memory is never mistaken for success.
@@ -9,7 +9,21 @@ use mlx5_prm::syndrome::Syndrome;
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
-        /// The outcome of a request, as the word that CPU, streams and kernels share.
+        /// The outcome of a request, as the 32-bit word that the CPU, streams and kernels read.
+        ///
+        /// [`Qp::poll`](crate::rdma::Qp::poll) returns it, [`Kind::Failed`](crate::Kind::Failed)
+        /// contains it, and [`Qp::error_word`](crate::rdma::Qp::error_word) and
+        /// [`Qp::status_word`](crate::rdma::Qp::status_word) are the addresses at which kernels
+        /// find it. 0 is [`Status::PENDING`], so that cleared memory is never mistaken for success.
+        ///
+        /// ```
+        /// use gdsync::Status;
+        ///
+        /// let status = Status(13); // a word that a kernel has read
+        /// assert_eq!(status, Status::TRANSPORT_RETRY);
+        /// assert!(status.is_error());
+        /// println!("{status}"); // a sentence for a log
+        /// ```
         #[derive(Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(transparent)]
         pub struct Status(pub u32);
@@ -86,7 +100,8 @@ statuses! {
 }
 
 impl Status {
-    /// The status that a completion entry's syndrome stands for (PRM, completion syndromes).
+    /// The status for the syndrome of a completion entry in error (ConnectX PRM, completion
+    /// syndromes).
     pub fn from_syndrome(syndrome: Syndrome) -> Status {
         match syndrome {
             Syndrome::LOCAL_LENGTH => Status::LOCAL_LENGTH,

@@ -19,13 +19,14 @@ const DOORBELL: Variable<Doorbell> = Variable {
     former_words: &[("ring", "direct"), ("proxy", "cpu-thread")],
 };
 
-/// The way in which doorbells and waits become work of a stream.
+/// The lowering: how doorbells and waits become work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Lowering {
-    /// Stream memory operations: they use no SM, and an enqueue is cheap.
+    /// Stream memory operations (CUDA: `cuStreamBatchMemOp`): they use no SM, and an enqueue is
+    /// cheap.
     MemOps,
-    /// One small kernel per submission.
+    /// One small kernel per submission, of one block of 32 threads. It holds an SM while it waits.
     Kernel,
     /// The value of `GDS_LOWER`, or else a choice for each list by its cost: one kernel instead of
     /// many memory operations, where kernels can run in parallel with the application's. Never for
@@ -79,7 +80,28 @@ impl Doorbell {
     }
 }
 
-/// The configuration of a queue pair.
+/// The configuration of a queue pair, for [`Pd::create_qp`](super::Pd::create_qp).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::rdma::{Doorbell, QpConfig};
+/// # use gdsync::rdma::Device;
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+/// let config = QpConfig::default()
+///     .send_blocks(1024)
+///     .timeout(Duration::from_secs(5)) // `None`: no limit
+///     .doorbell(Doorbell::CpuThread);
+/// let qp = pd.create_qp(&config)?;
+/// assert_eq!(qp.doorbell(), Doorbell::CpuThread);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Values are checked when a queue pair is created.
 ///
 /// # Route and retries
 /// A setting that is not set takes the value of its environment variable, or the default in the
@@ -107,38 +129,40 @@ impl Doorbell {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QpConfig {
-    /// The transport.
+    /// The transport. Default: a reliable connection.
     pub transport: Transport,
     /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up to 3
     /// or a write with up to 2 segments takes one block, a datagram with up to 4 segments takes
     /// two. Signaled requests also need completion entries, which are freed by the quarter: between
-    /// half and all of the blocks are available for signaled requests at a time.
+    /// half and all of the blocks are available for signaled requests at a time. Default: 256.
     pub send_blocks: u32,
-    /// Entries of the receive queue, a power of two, 4 to 32768.
+    /// Entries of the receive queue, a power of two, 4 to 32768. Default: 256.
     pub recv_entries: u32,
-    /// Maximum number of segments per receive, 1 to 16.
+    /// Maximum number of segments per receive, 1 to 16. Default: 4.
     pub recv_sges: u32,
-    /// The location of the work queues.
+    /// The location of the work queues. Default: pinned memory. [`Qp::memory`](super::Qp::memory)
+    /// returns the actual location.
     pub ring_memory: MemoryKind,
-    /// The location of the completion queues.
+    /// The location of the completion queues. Default: pinned memory.
     pub cq_memory: MemoryKind,
-    /// The location of the doorbell record.
+    /// The location of the doorbell record. Default: pinned memory.
     pub record_memory: MemoryKind,
     /// The time limit of a send, from its doorbell to its completion. A send that exceeds it puts
     /// the queue pair in error, with [`Status::TIMEOUT`](crate::Status::TIMEOUT). `None`: no limit.
+    /// Default: 60 s.
     pub timeout: Option<Duration>,
-    /// The lowering of posts and waits on streams.
+    /// The lowering of posts and waits on streams. Default: `Auto`.
     pub lowering: Lowering,
-    /// The side that writes the doorbell for streams.
+    /// The side that writes the doorbell for streams. Default: `Auto`.
     pub doorbell: Doorbell,
     /// The route of its packets, and their retransmission.
     pub(in crate::rdma) path: PathConfig,
-    /// The operations of peers that this queue pair permits, within the permissions of
-    /// registrations.
+    /// The operations of peers that this queue pair permits, within the rights of registrations.
+    /// Default: all.
     pub access: Access,
     /// An additional error word, which several queue pairs may share. If it is 0 when a signaled
     /// request fails, it takes the value of [`Qp::error_word`](super::Qp::error_word), before a
-    /// stream that waits for the request continues. In pinned memory.
+    /// stream that waits for the request continues. It must be in pinned memory. Default: none.
     pub error: Option<Word32>,
     /// The first index of queues and completion positions, for tests of the wrap-around.
     #[doc(hidden)]
