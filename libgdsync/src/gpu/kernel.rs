@@ -56,10 +56,17 @@ setters! { Dims {
 /// package's build script. The value is a [`KernelImage`](crate::gpu::KernelImage), for a `static`.
 /// `docs/kernels.md` has a whole program.
 ///
-/// ```ignore
-/// static KERNELS: KernelImage = gdsync::kernel_image!("scale");
+/// ```
+/// use gdsync::gpu::KernelImage;
 ///
-/// let scale = gpu.load(&KERNELS)?.kernel("scale")?;
+/// // build.rs: gdsync_build::Kernels::new("gds_kernels").source("device/gds_pattern.cu").compile()
+/// static KERNELS: KernelImage = gdsync::kernel_image!("gds_kernels");
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// let fill = gpu.load(&KERNELS)?.kernel("gds_fill")?;
+/// # Ok(())
+/// # }
 /// ```
 #[macro_export]
 macro_rules! kernel_image {

@@ -421,8 +421,8 @@ impl Stream {
         self.gpu().waiting().check(self, "enqueue", n)
     }
 
-    /// Calls `enqueue`, which enqueues a wait behind work that cannot be undone. The stream counts
-    /// as waiting before the first of that work is enqueued, so that the wait is not refused with
+    /// Calls `enqueue` while the stream counts as waiting, and returns its result. For a caller
+    /// that enqueues work which it cannot undo, and then a wait: the wait is not refused with
     /// `TooManyWaits`.
     ///
     /// # Errors

@@ -200,27 +200,34 @@ macro_rules! path_setters {
 }
 
 path_setters! {
-    /// The partition key. Both ends must have the same key, at least one of them as a full member;
-    /// the membership bit (0x8000) is not compared.
+    /// Sets the partition key (P_Key). Both ends must have the same key, at least one of them as a
+    /// full member; the membership bit (0x8000) is not compared. Default: the port's first.
     pkey: u16,
-    /// The service level, which selects a virtual lane on InfiniBand and a priority on Ethernet.
+    /// Sets the service level, 0 to 15, which selects a virtual lane on InfiniBand and a priority
+    /// on Ethernet. Default: 0.
     service_level: u8,
-    /// The traffic class of the global header; on Ethernet its upper six bits are the DSCP.
+    /// Sets the traffic class of the global header; on Ethernet its upper six bits are the DSCP.
+    /// Default: 0.
     traffic_class: u8,
-    /// The flow label of the global header; on Ethernet it determines the UDP source port.
+    /// Sets the flow label of the global header, 20 bits; on Ethernet it determines the UDP source
+    /// port. Default: 0.
     flow_label: u32,
-    /// The maximum number of routers on the path of a packet.
+    /// Sets the hop limit: the maximum number of routers on the path of a packet, from 1 on.
+    /// Default: 64.
     hop_limit: u8,
-    /// The acknowledgement timeout: 4.096 us * 2^`ack_timeout`. 0: no timeout, so that a dead peer
-    /// is never detected.
+    /// Sets the acknowledgement timeout to 4.096 us * 2^`ack_timeout`, 0 to 31. 0: no timeout, so
+    /// that a dead peer is never detected. Default: 15, which is 0.13 s.
     ack_timeout: u8,
-    /// The number of retransmissions of a packet that is not acknowledged. At 7 the kernel's
-    /// soft-RoCE retries without a limit.
+    /// Sets the number of retransmissions of a packet that is not acknowledged, 0 to 7. At 7 the
+    /// kernel's soft-RoCE retries without a limit. Default: 7, or 6 by
+    /// [`Device::verbs`](crate::rdma::Device::verbs).
     retry_count: u8,
-    /// The number of retries of a request for which the peer has no receive. 7: no limit.
+    /// Sets the number of retries of a request for which the peer has no receive, 0 to 7. 7: no
+    /// limit, the default.
     rnr_retry: u8,
-    /// The time for which the peer waits before it retries a request for which this side has no
-    /// receive, in InfiniBand's code: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491.52 ms, 0 is 655.36 ms.
+    /// Sets the time for which the peer waits before it retries a request for which this side has
+    /// no receive, in InfiniBand's code, 0 to 31: 1 is 0.01 ms, 12 is 0.64 ms (the default), 31 is
+    /// 491.52 ms, 0 is 655.36 ms.
     rnr_timer: u8,
 }
 

@@ -169,9 +169,10 @@ impl Qp {
         self.lowering
     }
 
-    /// Whether a kernel that is launched for a message of the peer anyway may also wait for it.
-    /// True if the lowering is `Kernel`, or `Auto` and the peer does not share this GPU from
-    /// another process, which would run only in time slices beside a spinning kernel.
+    /// Whether a kernel may spin until a message of the peer arrives, for callers that launch a
+    /// kernel for the message anyway. True if the lowering is `Kernel`, or `Auto` and the peer does
+    /// not share this GPU from another process, which would run only in time slices beside a
+    /// spinning kernel.
     pub fn may_spin(&self) -> bool {
         match self.lowering {
             Lowering::MemOps => false,
