@@ -103,11 +103,11 @@
 //! the earlier writes of the stream.
 //!
 //! # Completion
-//! A stream passes a wait only when the request has completed *with success*. Requests that
-//! complete on a stream retire without a further call, for any lifetime of the queue. Queues are
-//! bounded; a full queue is an error ([`Kind::QueueFull`]) or, with the calls that end in
-//! `_within`, a bounded wait. A NIC's write to GPU memory can become visible later than its
-//! completion entry: a wait for received data is a
+//! A stream passes a wait by itself only when the request has completed *with success*; after a
+//! failure the library releases it. Requests that complete on a stream retire without a further
+//! call, for any lifetime of the queue. Queues are bounded; a full queue is an error
+//! ([`Kind::QueueFull`]) or, with the calls that end in `_within`, a bounded wait. A NIC's write to
+//! GPU memory can become visible later than its completion entry: a wait for received data is a
 //! [`Descriptor::wait_flushed`](rdma::Descriptor::wait_flushed).
 //!
 //! # Errors
@@ -116,14 +116,14 @@
 //! releases the streams that wait for these requests. So neither the CPU nor a stream nor a kernel
 //! hangs or takes a failure for success: after a wait, [`Qp::error_word`](rdma::Qp::error_word) is
 //! 0 unless a request failed. A peer that does not answer is an error too, after the time limit of
-//! [`QpConfig::timeout`](rdma::QpConfig) or of the wait.
+//! [`QpConfig::timeout`](field@rdma::QpConfig::timeout) or of the wait.
 //!
 //! # Threads
-//! Everything is `Send`. GPUs, streams, memory, devices and registrations are `Sync`; a queue pair
-//! has one owner, since its calls take `&mut self`. Each device has a background thread, its
-//! watcher, which visits the device's queue pairs about once a millisecond; the software devices
-//! have their own threads, and so has the CPU thread that writes doorbells for streams, where it is
-//! used.
+//! Every type is `Send`. GPUs, streams, memory, devices and registrations are `Sync`; a queue pair
+//! has one owner, because its calls take `&mut self`. Each device has a background thread, its
+//! watcher, which visits the queue pairs of the device about once a millisecond. Software devices
+//! have threads that execute them. A CPU thread that writes doorbells for streams starts with the
+//! first queue pair that uses it.
 //!
 //! # Features
 //!

@@ -242,6 +242,21 @@ impl Gpu {
     /// Starts to capture the trace of this GPU's streams for [`Gpu::take_trace`], in place of the
     /// output that `GDS_TRACE` selects. The trace has one line for each submission and one for each
     /// of its operations, in the order of submission.
+    ///
+    /// ```
+    /// # use gdsync::{gpu::MemoryKind, rdma::{Descriptor, post_on}};
+    /// # fn main() -> gdsync::Result<()> {
+    /// # let gpu = gdsync::Gpu::soft()?;
+    /// # let word = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
+    /// # let stream = gpu.stream()?;
+    /// gpu.capture_trace();
+    /// post_on(&stream, &mut [], &[Descriptor::write_value(&word, 7)])?;
+    /// let lines = gpu.finish_trace();
+    /// assert!(lines[0].ends_with("1 operations"));
+    /// assert!(lines[1].ends_with("= 0x00000007 fenced"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn capture_trace(&self) {
         self.0.tracer.capture();
     }

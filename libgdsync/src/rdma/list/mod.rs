@@ -72,6 +72,36 @@ thread_local! {
 /// the runtime's limit allows. `queues` are the queue pairs that the list names; none for a list of
 /// word operations. The call returns when the list is enqueued; it does not wait for the stream.
 ///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::rdma::{Descriptor, Work, post_on};
+/// # use gdsync::{gpu::MemoryKind, rdma::{Access, Device, QpConfig}};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+/// # let config = QpConfig::default();
+/// # let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+/// # a.connect(&b.address())?;
+/// # b.connect(&a.address())?;
+/// # let memory = pd.register(&gpu.alloc(MemoryKind::Device, 64)?, Access::ALL)?;
+/// # let stream = gpu.stream()?;
+/// let recv = b.prepare_receive(&[memory.sge(32, 32)])?;
+/// let send = a.prepare(&Work::send(&[memory.sge(0, 32)]).signaled())?;
+/// let list = [
+///     Descriptor::Receive(recv),
+///     Descriptor::Send(send),
+///     Descriptor::wait(send),
+///     Descriptor::wait_flushed(recv),
+/// ];
+/// post_on(&stream, &mut [&mut a, &mut b], &list)?; // one submission for both queue pairs
+/// assert!(stream.synchronize(Duration::from_secs(10))?);
+/// assert_eq!((a.error(), b.error()), (None, None)); // a failure would have released the stream
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// After each of these errors nothing is posted:
 ///

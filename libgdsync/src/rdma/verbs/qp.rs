@@ -278,7 +278,37 @@ impl Qp {
     }
 
     /// Resets a queue pair that is in error or has nothing in flight to the state after its
-    /// creation. Prepared requests are aborted, even if the call fails with `Busy`; all earlier
+    /// creation: it must be connected or activated again.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use gdsync::rdma::Work;
+    /// use gdsync::{Kind, Status};
+    /// # use gdsync::rdma::{Device, QpConfig};
+    ///
+    /// # fn main() -> gdsync::Result<()> {
+    /// # let gpu = gdsync::Gpu::soft()?;
+    /// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+    /// # let config = QpConfig::default();
+    /// # let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+    /// # a.connect(&b.address())?;
+    /// # b.connect(&a.address())?;
+    /// # let limit = Duration::from_secs(10);
+    /// a.fail(Status::CANCELLED); // as if a request had failed
+    /// let error = a.prepare(&Work::nop()).unwrap_err();
+    /// assert_eq!(error.kind(), Kind::Failed(Status::CANCELLED));
+    /// for qp in [&mut a, &mut b] {
+    ///     qp.quiet(limit)?;
+    ///     qp.reset()?;
+    /// }
+    /// a.connect(&b.address())?; // both addresses are new
+    /// b.connect(&a.address())?;
+    /// # assert!(a.prepare(&Work::nop()).is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
+    /// Prepared requests are aborted, even if the call fails with `Busy`; all earlier
     /// requests are unknown afterwards.
     ///
     /// # Errors

@@ -5,6 +5,29 @@ use super::core::Side;
 /// The handle of a prepared request of a send queue, returned by
 /// [`Qp::prepare`](super::Qp::prepare). It is a plain value: a drop changes nothing, and the
 /// request stays prepared until it is posted or aborted.
+///
+/// ```
+/// use gdsync::Kind;
+/// use gdsync::rdma::Work;
+/// # use gdsync::rdma::{Device, QpConfig};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+/// # let config = QpConfig::default();
+/// # let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+/// # a.connect(&b.address())?;
+/// # b.connect(&a.address())?;
+/// let first = a.prepare(&Work::nop())?;
+/// let second = a.prepare(&Work::nop().signaled())?;
+/// assert_eq!(a.post(second).unwrap_err().kind(), Kind::OutOfOrder);
+/// a.abort(first)?; // its entry becomes a NOP
+/// a.post(second)?;
+/// assert_eq!(a.post(second).unwrap_err().kind(), Kind::NoSuchRequest); // posted already
+/// # a.wait(second, std::time::Duration::from_secs(10))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest {
     pub(in crate::rdma) queue: u64,
