@@ -29,13 +29,15 @@ pub enum Kind {
     /// The request is not in the state that the call needs: it was never posted, is posted or
     /// aborted already, or is too old to be known.
     NoSuchRequest,
-    /// The object is in use in a way that forbids this (work in flight, another poster).
+    /// The object is in use in a way that forbids this (work in flight, another poster). The call
+    /// may be repeated later.
     Busy,
     /// The queue pair is not in the state the call needs.
     WrongState,
-    /// The queue pair is in error; the status is that of the first request that failed.
+    /// The request failed, with this status; or the queue pair is in error, with the status of the
+    /// first failure.
     Failed(Status),
-    /// The caller's time limit passed.
+    /// A time limit passed: the caller's, or that of a copy by a GPU's copy engine.
     Timeout,
     /// A peer has another version, or sent invalid data.
     Protocol,

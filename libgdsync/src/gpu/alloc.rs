@@ -168,7 +168,7 @@ impl Gpu {
     ///
     /// # Errors
     /// `Foreign` if this GPU is not a CUDA GPU; `Invalid` for length 0, or if the range is not
-    /// inside one allocation of this context.
+    /// inside one allocation of this context; `System`, `DeviceLost` if the driver refuses.
     pub unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Region> {
         // SAFETY: the caller's promise.
         unsafe { self.adopt_with(at, len, None) }

@@ -303,7 +303,8 @@ impl Gpu {
     ///
     /// A waiting stream holds a hardware channel of its CUDA context. The library keeps two
     /// channels free: 6 streams may wait by default, and 30 with `CUDA_DEVICE_MAX_CONNECTIONS=32`.
-    /// One more is refused with [`Kind::TooManyWaits`](crate::Kind::TooManyWaits).
+    /// On a software GPU it keeps one of the 8 channels free. One more waiting stream is refused
+    /// with [`Kind::TooManyWaits`](crate::Kind::TooManyWaits).
     pub fn max_waiting_streams(&self) -> Option<u32> {
         Some(self.wait_limits()?.streams)
     }

@@ -40,7 +40,8 @@ impl Qp {
     }
 
     /// Blocks the CPU, for at most `limit`, until the request has completed. Data that a receive or
-    /// a READ wrote to host memory is then visible to the CPU.
+    /// a READ wrote to host memory is then visible to the CPU. For data in GPU memory, see
+    /// [`Gpu::flush_remote_writes`](crate::Gpu::flush_remote_writes).
     ///
     /// # Errors
     /// `Failed` with the status if the request failed; `Timeout` after `limit`, and the request

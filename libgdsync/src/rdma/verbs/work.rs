@@ -21,9 +21,10 @@ pub struct Sge<'a> {
 
 /// A work request for a send queue (verbs: `ibv_send_wr`), for [`Qp::prepare`](super::Qp::prepare).
 ///
-/// A constructor makes it; [`signaled`](Work::signaled) and the other methods set its flags. A
-/// request that is not `signaled` cannot be waited for: its success raises no completion entry; its
-/// failure always raises one. The borrowed lists are read when the request is prepared, the memory
+/// A constructor makes it; [`signaled`](Work::signaled) and the other methods set its flags. The
+/// success of a request that is not `signaled` raises no completion entry: a stream cannot wait for
+/// it, and the CPU sees that it is complete once a later request is. Its failure always raises an
+/// entry. The borrowed lists are read when the request is prepared, the memory
 /// that they name when the NIC executes it.
 ///
 /// A request has at most 30 segments, or at most 988 inline bytes (a WRITE: 972, a datagram: 940),
