@@ -1,4 +1,4 @@
-//! Errors: operation, kind, object, reason and limit.
+//! Errors: operation, kind, object and reason, limit.
 //!
 //! An [`Error`] is one pointer wide. Its box is allocated on the failing path only, so calls that
 //! succeed allocate nothing. Programs match on the [`Kind`].
@@ -8,7 +8,7 @@ use std::fmt;
 
 use crate::status::Status;
 
-/// The kind of an error.
+/// The kind of an error, for programs that decide by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -17,40 +17,67 @@ pub enum Kind {
     Invalid,
     /// The runtime, the provider or the device cannot do this.
     Unsupported,
-    /// Memory that was not registered with this device, or without the rights needed.
+    /// Memory is not registered with this device, or without the rights needed.
     NotRegistered,
-    /// An object of another device, GPU or queue.
+    /// An object belongs to another device, GPU, protection domain or queue pair.
     Foreign,
-    /// A queue has no room now; it may have room later.
+    /// A queue has no room now; it has room again after requests have completed or the stream has
+    /// continued (backpressure).
     QueueFull,
     /// Requests are not posted in the order of their prepare calls.
     OutOfOrder,
-    /// A request that was never posted, was aborted, or is too old to be known.
+    /// The request is not in the state that the call needs: it was never posted, is posted or
+    /// aborted already, or is too old to be known.
     NoSuchRequest,
-    /// The object is in use in a way that forbids this (work in flight, another poster).
+    /// The object is in use in a way that forbids this (work in flight, another poster). The call
+    /// may be repeated later.
     Busy,
     /// The queue pair is not in the state the call needs.
     WrongState,
-    /// The queue pair is in error; the status is that of the first request that failed.
+    /// The request failed, with this status; or the queue pair is in error, with the status of the
+    /// first failure.
     Failed(Status),
-    /// The caller's time limit passed.
+    /// A time limit passed: the caller's, or that of a copy by a GPU's copy engine.
     Timeout,
     /// A peer has another version, or sent invalid data.
     Protocol,
-    /// A library or device does not exist.
+    /// A library, a GPU or a NIC does not exist.
     Absent,
-    /// The number of waiting streams has reached the number of hardware channels of the GPU.
+    /// As many streams of the GPU wait already as may wait at a time
+    /// ([`Gpu::max_waiting_streams`](crate::Gpu::max_waiting_streams)).
     TooManyWaits,
     /// The GPU, or everything of this process on it, is lost: every later call fails.
     DeviceLost,
-    /// The operating system or a driver refused.
+    /// The operating system, a driver or a NIC refused, or ran out of a resource.
     System,
 }
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error: {operation, kind, object, limit, source}.
+/// The error of every call of this crate: operation, object and reason, limit, kind.
+///
+/// Its text is one sentence for a log, its `source` the error of a library below, if there is one.
+/// Programs decide by [`Error::kind`]. If a call returns an error, objects and outputs are as
+/// before the call, unless its `# Errors` section says otherwise.
+///
+/// ```
+/// use gdsync::gpu::MemoryKind;
+/// use gdsync::{Gpu, Kind};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = Gpu::soft()?;
+/// let region = gpu.alloc(MemoryKind::Pinned, 64)?;
+/// let error = region.word32(62).unwrap_err();
+/// match error.kind() {
+///     Kind::Invalid => println!("{error}; limit: {:?} bytes", error.limit()),
+///     Kind::QueueFull => println!("retry later"),
+///     _ => return Err(error),
+/// }
+/// # assert_eq!(error.limit(), Some(64));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -133,7 +160,7 @@ impl Error {
         self.0.limit.map(|(_, unit)| unit)
     }
 
-    /// The status of the failed request, if the error is about a request.
+    /// The status of the failed request or queue pair, for an error of kind [`Kind::Failed`].
     pub fn status(&self) -> Option<Status> {
         match self.0.kind {
             Kind::Failed(status) => Some(status),

@@ -25,7 +25,7 @@ fn pair() -> Pair {
     Pair::open_on(&Gpu::cuda(0).unwrap(), Device::emulated, &config)
 }
 
-/// The wait that proves that the stream has passed its earlier waits.
+/// The statement that the stream has passed the waits of its list when `word` reaches `value`.
 fn passed_by(word: &Word64, value: u64) -> Descriptor<'_> {
     Descriptor::PassedBy { word, value }
 }
@@ -216,8 +216,8 @@ fn wait_slots_of_streams_that_are_dropped_during_a_capture() {
     }
 }
 
-/// The proof that a stream has passed its last wait frees its wait slot too, even after the proof
-/// is also used to return room.
+/// A stream that has proved that it passed its last wait frees its wait slot, also after the same
+/// proof has been used to return the room of earlier submissions.
 #[test]
 fn wait_slots_of_streams_that_pass_with_much_work_behind_the_wait() {
     const BEHIND: usize = 600;

@@ -1,10 +1,5 @@
 //! Compiles GPU kernels in a build script, once for each GPU runtime.
 //!
-//! A kernel is a C++ function written against `gds_device.hpp`. The software GPU runs it as code of
-//! the host compiler, CUDA as PTX. [`Kernels::compile`] makes both and writes `$OUT_DIR/NAME.rs`,
-//! which `gdsync::kernel_image!("NAME")` includes. Without the feature `soft` it makes PTX alone;
-//! the feature `soft` of `gdsync` switches it on.
-//!
 //! ```no_run
 //! // build.rs, with gdsync-build in [build-dependencies]
 //! fn main() -> Result<(), gdsync_build::Error> {
@@ -12,7 +7,51 @@
 //! }
 //! ```
 //!
-//! `docs/kernels.md` shows the whole program.
+//! A kernel is a C++ function that is written against `gds_device.hpp` and defined by `GDS_KERNEL`:
+//!
+//! ```cpp
+//! #include "gds_device.hpp"
+//!
+//! struct Scale {  // the program passes these bytes at a launch
+//!     float* numbers;
+//!     gds::u64 count;
+//!     float factor;
+//!     gds::u32 unused;
+//! };
+//!
+//! GDS_KERNEL(scale, Scale, p) {
+//!     const gds::u64 threads = gridDim.x * blockDim.x;
+//!     for (gds::u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < p.count; i += threads) {
+//!         p.numbers[i] *= p.factor;
+//!     }
+//! }
+//! ```
+//!
+//! The software GPU runs it as code of the host compiler, CUDA as PTX. [`Kernels::compile`] makes
+//! both and writes `$OUT_DIR/NAME.rs`, which `gdsync::kernel_image!("NAME")` includes in the
+//! program. `docs/kernels.md` shows the whole program.
+//!
+//! # Map
+//!
+//! | item | what it is |
+//! | --- | --- |
+//! | [`Kernels`] | a module of kernels: sources, headers, PTX; compiles them |
+//! | [`include_dir`] | the folder of `gds_device.hpp`, for other compilers and for editors |
+//! | [`Error`] | the reason for which a module was not compiled |
+//!
+//! # Features
+//! `soft`, off by default: compiles kernels for the software GPU too, with a C++ compiler. The
+//! feature `soft` of `gdsync` switches it on. Without it, [`Kernels::compile`] makes PTX alone.
+//!
+//! # Environment
+//! `CXX` is the host compiler. `NVCC`, else `$CUDA_HOME/bin/nvcc`, else the `nvcc` in `PATH` is the
+//! compiler for CUDA. Cargo sets `CARGO_MANIFEST_DIR` and `OUT_DIR` for build scripts.
+
+#![deny(
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    clippy::missing_safety_doc
+)]
 
 mod scan;
 
@@ -21,7 +60,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
-/// The reason for which a module of kernels was not compiled.
+/// The reason for which a module of kernels was not compiled. A build script that returns it from
+/// `main` fails the build, and cargo prints it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -36,23 +76,33 @@ pub enum Error {
     /// The sources define no kernel, or two kernels of one name.
     #[error("compile kernels: {0}")]
     Source(String),
-    /// The host compiler failed.
+    /// The host compiler is missing or failed.
     #[error("compile kernels for the software GPU: {0}")]
     Host(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// nvcc failed.
+    /// nvcc failed; the text has its output.
     #[error("compile kernels for CUDA: {0}")]
     Nvcc(String),
-    /// A variable that cargo sets for build scripts is missing.
+    /// A variable that cargo sets for build scripts is missing: the program is not a build script.
     #[error("compile kernels: {0} is not set; call this from a build script")]
     NotABuildScript(&'static str),
 }
 
-/// The folder of `gds_device.hpp`.
+/// The folder of `gds_device.hpp`, the header of kernels. [`Kernels`] includes it already.
 pub fn include_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("device")
 }
 
-/// A module of kernels to compile.
+/// A module of kernels to compile: a builder, for build scripts.
+///
+/// ```no_run
+/// # fn main() -> Result<(), gdsync_build::Error> {
+/// gdsync_build::Kernels::new("scale") // the name for `gdsync::kernel_image!`
+///     .source("device/scale.cu")
+///     .include("device")
+///     .ptx("device/ptx/scale.ptx") // without this line nvcc makes it
+///     .compile()
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Kernels {
@@ -64,7 +114,8 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// A module `name`: letters, digits and underscores, unique in the program.
+    /// A module without sources. `name` consists of letters, digits and underscores, and is unique
+    /// in the program.
     pub fn new(name: &str) -> Kernels {
         Kernels {
             name: name.to_owned(),
@@ -88,15 +139,15 @@ impl Kernels {
         self
     }
 
-    /// Takes the PTX from a file, relative to the package, and does not compile it: for packages
-    /// that are built on machines without nvcc.
+    /// Takes the PTX from a file, relative to the package, and does not call nvcc: for packages
+    /// that are built on machines without nvcc. The file is not compared with the sources.
     pub fn ptx(mut self, path: impl AsRef<Path>) -> Kernels {
         self.ptx = Some(path.as_ref().to_owned());
         self
     }
 
-    /// Sets the virtual architecture that nvcc compiles for. The default is `compute_75`, which
-    /// every later GPU runs.
+    /// Sets the virtual architecture that nvcc compiles for (`-arch`). The default is `compute_75`,
+    /// which every later GPU runs.
     pub fn arch(mut self, arch: &str) -> Kernels {
         self.arch = arch.to_owned();
         self
@@ -110,7 +161,9 @@ impl Kernels {
     /// is an error.
     ///
     /// # Errors
-    /// A source defines no kernel, a file cannot be read, or a compiler fails.
+    /// [`Error::Source`] if the sources define no kernel, or two of one name; [`Error::File`] if a
+    /// file cannot be read or written, or nvcc cannot be started; [`Error::Host`], [`Error::Nvcc`]
+    /// if a compiler fails; [`Error::NotABuildScript`] outside a build script.
     pub fn compile(self) -> Result<(), Error> {
         let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
         let out = PathBuf::from(variable("OUT_DIR")?);

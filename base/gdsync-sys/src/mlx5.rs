@@ -184,7 +184,7 @@ pub struct mlx5dv_qp {
     pub comp_mask: u64,
     /// The mmap offset of the register.
     pub uar_mmap_offset: i64,
-    /// The numbers of its TIS, TIR, RQ and SQ.
+    /// The numbers of its TIR, TIS, RQ and SQ (`tirn`, `tisn`, `rqn`, `sqn`), for raw packet QPs.
     pub numbers: [u32; 4],
     /// An address in the NIC.
     pub tir_icm_addr: u64,

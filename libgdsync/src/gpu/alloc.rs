@@ -37,7 +37,10 @@ fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
 }
 
 impl Gpu {
-    /// Allocates `len` bytes, zeroed.
+    /// Allocates `len` bytes of memory, zeroed, in the GPU or in the host.
+    ///
+    /// On CUDA, GPU memory is allocated in pages of 4 KiB of the driver's units, usually 2 MiB
+    /// each.
     ///
     /// # Errors
     /// `Invalid` for length 0; `System` if no memory is available.
@@ -49,7 +52,9 @@ impl Gpu {
         Ok(Region::new(self.clone(), kind, allocation))
     }
 
-    /// Registers memory of the application, which the GPU and NICs can access from then on.
+    /// Registers `len` bytes of host memory of the application: pins them (CUDA:
+    /// `cuMemHostRegister`), so that the GPU and NICs can access them. The region is of
+    /// [`MemoryKind::Pinned`].
     ///
     /// # Safety
     /// `ptr` is valid for reads and writes of `len` bytes, and stays valid as long as anything can
@@ -62,16 +67,17 @@ impl Gpu {
     /// [`Gpu::adopt_vec`] is safe.
     ///
     /// # Errors
-    /// `Invalid` for a null pointer, length 0 or a range that is not mapped; `System` if the
-    /// runtime refuses.
+    /// `Invalid` for a null pointer, length 0 or a range that is not mapped; on a software GPU also
+    /// for a range that overlaps another registration. `Unsupported` for that overlap on a CUDA GPU
+    /// that accesses host memory at other addresses than the CPU; `System` if the runtime refuses.
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Region> {
         // SAFETY: the caller's promise.
         unsafe { self.register_with(ptr, len, None) }
     }
 
-    /// Registers host memory with an owner, as [`Gpu::register_host`] does. The library drops
-    /// `owner` when nothing can reach the region any more, on any thread; the drop must not block
-    /// that thread.
+    /// Registers host memory that `owner` keeps allocated, as [`Gpu::register_host`] does. The
+    /// library drops `owner` when no handle, registration, request in flight or enqueued operation
+    /// can reach the region any more, on any thread; the drop must not block that thread.
     ///
     /// # Safety
     /// `ptr` is valid for reads and writes of `len` bytes until `owner` is dropped. No Rust
@@ -101,9 +107,21 @@ impl Gpu {
         Ok(Region::new(self.clone(), MemoryKind::Pinned, allocation))
     }
 
-    /// Registers a buffer of the application, which the GPU and NICs can access from then on. The
+    /// Registers a buffer of the application: pins it, so that the GPU and NICs can access it. The
     /// library frees the buffer when no handle, registration, request in flight or enqueued
     /// operation can reach it any more. [`Region::into_vec`] returns it to the application.
+    ///
+    /// ```
+    /// # fn main() -> gdsync::Result<()> {
+    /// # let gpu = gdsync::Gpu::soft()?;
+    /// # let limit = std::time::Duration::from_secs(10);
+    /// let region = gpu.adopt_vec(b"in the buffer".to_vec()).map_err(|(_, e)| e)?;
+    /// region.write(0, b"by")?;
+    /// let buffer = region.into_vec(limit).map_err(|(_, e)| e)?;
+    /// assert_eq!(buffer, b"by the buffer");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// Until then the application cannot access the buffer itself:
     ///
@@ -117,7 +135,8 @@ impl Gpu {
     /// ```
     ///
     /// # Errors
-    /// The buffer is returned with the error if the buffer is empty or the runtime refuses it.
+    /// Each error returns the buffer unchanged. `Invalid` if the buffer is empty; `System` if the
+    /// runtime refuses it.
     pub fn adopt_vec(&self, mut buffer: Vec<u8>) -> Result<Region, (Vec<u8>, Error)> {
         let (ptr, len) = (buffer.as_mut_ptr(), buffer.len());
         if let Err(e) = check_mapped(ptr, len) {
@@ -135,7 +154,8 @@ impl Gpu {
         }
     }
 
-    /// Adopts memory of the application in this GPU's context: device memory or pinned host memory.
+    /// Adopts memory that the application allocated in this GPU's CUDA context: device memory or
+    /// pinned host memory.
     ///
     /// # Safety
     /// The memory stays allocated as long as anything can reach the region: handles, registrations,
@@ -147,16 +167,17 @@ impl Gpu {
     /// process ends. [`Gpu::adopt_owned`] reports when the memory is unused.
     ///
     /// # Errors
-    /// `Foreign` if this GPU is not a CUDA GPU; `Invalid` if the range is not allocated.
+    /// `Foreign` if this GPU is not a CUDA GPU; `Invalid` for length 0, or if the range is not
+    /// inside one allocation of this context; `System`, `DeviceLost` if the driver refuses.
     pub unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Region> {
         // SAFETY: the caller's promise.
         unsafe { self.adopt_with(at, len, None) }
     }
 
-    /// Adopts memory with an owner, as [`Gpu::adopt`] does. The library drops `owner` on one of its
-    /// threads, after the region and everything made from it is gone and the work enqueued on it
-    /// has run. If the drop frees memory of the application's context, the driver blocks it until
-    /// the waits of that context have passed.
+    /// Adopts memory that `owner` keeps allocated, as [`Gpu::adopt`] does. The library drops
+    /// `owner` on one of its threads, after the region and everything made from it is gone and the
+    /// work enqueued on it has run. If the drop frees memory of the application's context, the
+    /// driver blocks it until the waits of that context have passed.
     ///
     /// # Safety
     /// The memory stays allocated until `owner` is dropped. No Rust reference to it is used while

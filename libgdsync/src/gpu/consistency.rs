@@ -12,7 +12,14 @@ use crate::env::Variable;
 use crate::error::{Error, Kind, Result};
 use crate::memop::Caps;
 
-/// What a flushing wait does about payload that may arrive after its completion.
+/// The policy by which a stream that has waited for a completion sees the payload that the NIC
+/// wrote before it.
+///
+/// On PCIe, a NIC's write to GPU memory and its later write of the completion entry to host memory
+/// take different paths: the completion may become visible while the payload is still in flight. A
+/// wait with a flush ([`Descriptor::wait_flushed`](crate::rdma::Descriptor::wait_flushed)) applies
+/// the policy. [`Device::consistency`](crate::rdma::Device::consistency) returns it;
+/// `GDS_CONSISTENCY` demands one. Names in capitals are of the CUDA driver API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Consistency {
@@ -66,7 +73,8 @@ impl Consistency {
     /// follows from the rules of PCIe, and not from a promise of the GPU's maker.
     ///
     /// # Errors
-    /// `Unsupported` if no policy is possible.
+    /// `Unsupported` if the GPU neither orders nor flushes the writes of NICs and the NIC has no
+    /// RDMA READ.
     pub fn choose(kind: MemoryKind, caps: &Caps, reads: bool) -> Result<Consistency> {
         Ok(match kind {
             MemoryKind::Pinned => Consistency::NotNeeded,

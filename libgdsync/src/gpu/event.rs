@@ -7,8 +7,20 @@ use super::Gpu;
 use super::runtime::EventHandle;
 use crate::error::Result;
 
-/// A position in a stream, recorded by [`Stream::record`](super::Stream::record). A clone is the
-/// same event.
+/// A position in a stream, recorded by [`Stream::record`](super::Stream::record) (CUDA: `CUevent`).
+/// The CPU polls it, and other streams wait for it. A clone is the same event.
+///
+/// ```
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let limit = std::time::Duration::from_secs(10);
+/// let (first, second) = (gpu.stream()?, gpu.stream()?);
+/// let event = first.record()?; // behind the work that `first` has so far
+/// second.wait_event(&event)?; // later work of `second` runs after it
+/// assert!(second.synchronize(limit)? && event.is_done()?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Event {
     gpu: Gpu,
@@ -29,7 +41,8 @@ impl Event {
         &self.gpu
     }
 
-    /// Whether the stream has reached the event, so that all its earlier work is visible.
+    /// Whether the stream has reached the event: its work before the event has run, and the results
+    /// are visible to the CPU. Does not block.
     ///
     /// # Errors
     /// `System` if the stream failed, `DeviceLost` if the GPU did.

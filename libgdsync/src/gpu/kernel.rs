@@ -17,17 +17,19 @@ use crate::options::setters;
 /// The library's kernels.
 pub static KERNELS: KernelImage = crate::kernel_image!("gds_kernels");
 
-/// A kernel for [`Stream::launch`](super::Stream::launch), as its runtime represents it.
+/// A kernel for [`Stream::launch`](super::Stream::launch), loaded on a GPU by [`Module::kernel`]. A
+/// clone is the same kernel.
 #[derive(Clone, Debug)]
 pub struct Kernel(pub(super) Arc<dyn Any + Send + Sync>);
 
-/// The shape of a launch: blocks, threads per block, bytes of dynamic shared memory.
+/// The shape of a launch: number of blocks, threads per block, bytes of dynamic shared memory.
+/// [`Gpu::dims_for`] makes the shape of a grid-stride loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Dims {
-    /// Number of blocks.
+    /// Number of blocks in x, y and z.
     pub grid: [u32; 3],
-    /// Threads per block.
+    /// Threads per block in x, y and z.
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory per block.
     pub shared: u32,
@@ -50,14 +52,21 @@ setters! { Dims {
     shared: u32,
 } }
 
-/// The kernel module `NAME` that `gdsync_build::Kernels::new("NAME")` compiled in this package's
-/// build script, as a [`KernelImage`](crate::gpu::KernelImage). `docs/kernels.md` has a whole
-/// program.
+/// Includes the kernel module `NAME` that `gdsync_build::Kernels::new("NAME")` compiled in this
+/// package's build script. The value is a [`KernelImage`](crate::gpu::KernelImage), for a `static`.
+/// `docs/kernels.md` has a whole program.
 ///
-/// ```ignore
-/// static KERNELS: KernelImage = gdsync::kernel_image!("scale");
+/// ```
+/// use gdsync::gpu::KernelImage;
 ///
-/// let scale = gpu.load(&KERNELS)?.kernel("scale")?;
+/// // build.rs: gdsync_build::Kernels::new("gds_kernels").source("device/gds_pattern.cu").compile()
+/// static KERNELS: KernelImage = gdsync::kernel_image!("gds_kernels");
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// let fill = gpu.load(&KERNELS)?.kernel("gds_fill")?;
+/// # Ok(())
+/// # }
 /// ```
 #[macro_export]
 macro_rules! kernel_image {
@@ -78,8 +87,34 @@ type SoftKernel = (
     unsafe extern "C" fn() -> usize,
 );
 
-/// A module of kernels with code for every GPU runtime, made by
-/// [`kernel_image!`](crate::kernel_image).
+/// The code of a module of kernels, for every GPU runtime: compiled by `gdsync-build` in a build
+/// script, included by [`kernel_image!`](crate::kernel_image), loaded by [`Gpu::load`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::gpu::{KernelImage, MemoryKind};
+/// # use gdsync::internals::Fill;
+///
+/// // The build script has compiled `device/gds_pattern.cu` under this name. Its kernel `gds_fill`
+/// // has the parameters `Fill`: an address, a length in bytes, and the seed of a pattern.
+/// static KERNELS: KernelImage = gdsync::kernel_image!("gds_kernels");
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// let fill = gpu.load(&KERNELS)?.kernel("gds_fill")?; // before any stream waits
+/// let memory = gpu.alloc(MemoryKind::Device, 64)?;
+/// let stream = gpu.stream()?;
+/// let params = Fill { at: memory.addr(), len: 64, seed: 1 };
+/// // SAFETY: the parameters are those of the kernel, and the memory outlives it.
+/// unsafe { stream.launch(&fill, gpu.dims_for(64), params.bytes())? };
+/// assert!(stream.synchronize(Duration::from_secs(10))?);
+/// let mut bytes = [0; 64];
+/// memory.read(0, &mut bytes)?;
+/// assert_ne!(bytes, [0; 64]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy)]
 pub struct KernelImage {
     name: &'static str,
@@ -103,6 +138,8 @@ impl fmt::Debug for KernelImage {
 }
 
 impl KernelImage {
+    /// Makes an image of the code that a build script compiled.
+    ///
     /// # Safety
     /// Every entry is a `GDS_KERNEL` of `gds_device.hpp`, paired with the function that returns the
     /// size of its parameters, and follows the rules at the top of `softgpu.hpp`.
@@ -183,7 +220,9 @@ impl Gpu {
     /// load until the waits have passed.
     ///
     /// # Errors
-    /// `Unsupported` on CUDA for an image without PTX; `System` if the driver refuses.
+    /// `Unsupported` on CUDA for an image without PTX, and on a software GPU for an image that was
+    /// built without the feature `soft` of `gdsync-build`; `Invalid` for PTX that the driver does
+    /// not accept; `System` if the driver refuses for another reason.
     pub fn load(&self, image: &KernelImage) -> Result<Module> {
         Ok(Module {
             gpu: self.clone(),
@@ -191,12 +230,14 @@ impl Gpu {
         })
     }
 
-    /// Loads CUDA code that was compiled elsewhere: PTX, a cubin or a fatbin. Call it before any
-    /// stream of the context waits: the driver blocks a load until the waits have passed.
+    /// Loads CUDA code that was compiled elsewhere: PTX (text, with or without a zero byte at its
+    /// end), a cubin or a fatbin. Call it before any stream of the context waits: the driver blocks
+    /// a load until the waits have passed. Each call loads the code again.
     ///
     /// # Errors
     /// `Unsupported` on a software GPU, which runs a [`KernelImage`]; `Invalid` if `image` is not
-    /// code for this GPU; `System` if the driver refuses.
+    /// code for this GPU, if it is binary code and shorter than its header states, or if it is text
+    /// with a zero byte in it; `System` if the driver refuses for another reason.
     pub fn load_module(&self, image: &[u8]) -> Result<Module> {
         Ok(Module {
             gpu: self.clone(),
@@ -221,10 +262,12 @@ impl Module {
         &self.gpu
     }
 
-    /// The kernel with this name in the module. It is loaded when the call returns.
+    /// The kernel with this name in the module. It is loaded when the call returns, so that its
+    /// first launch does not block behind waits.
     ///
     /// # Errors
-    /// `Invalid` if the module has no kernel of this name.
+    /// `Invalid` if the module has no kernel of this name; `System`, `DeviceLost` if the driver
+    /// refuses.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
         self.handle.kernel(name)
     }

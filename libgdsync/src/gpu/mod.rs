@@ -1,9 +1,14 @@
-//! GPUs: memory, streams and submission, for every GPU runtime.
+//! GPUs: memory, streams, events and kernels, the same for every GPU runtime.
 //!
-//! A [`Gpu`] is a handle on one GPU of one runtime. Each runtime has a folder here: `soft`, `cuda`.
-//! `runtime` holds the traits that a runtime implements for the library. A new runtime needs a
-//! folder that implements them and a line in `RUNTIMES`. Streams belong to the application: the
-//! library enqueues on them, and never synchronises or destroys them.
+//! A [`Gpu`] is a handle on one GPU of one runtime: CUDA, or the software GPU of this process
+//! (feature `soft`). It allocates [`Region`]s or adopts memory of the application, creates
+//! [`Stream`]s or adopts those of the application, and loads [`KernelImage`]s. Streams belong to
+//! the application: the library enqueues work on them, and never synchronises or destroys them.
+//! [`rdma`](crate::rdma) enqueues messages on them.
+//!
+//! In the sources, each runtime has a folder here: `soft`, `cuda`. `runtime` contains the traits
+//! that a runtime implements for the library. A new runtime needs a folder that implements them and
+//! a line in `RUNTIMES`.
 
 mod alloc;
 mod consistency;
@@ -95,7 +100,25 @@ pub(crate) fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A handle on one GPU. A clone is cheap and is a handle on the same GPU.
+/// A handle on one GPU of one runtime. A clone is cheap and is a handle on the same GPU.
+///
+/// A software GPU stays open until its last handle and the last object made from it are dropped, a
+/// CUDA GPU until the process ends.
+///
+/// ```
+/// use gdsync::Gpu;
+/// use gdsync::gpu::MemoryKind;
+///
+/// # fn main() -> gdsync::Result<()> {
+/// let gpu = Gpu::open("soft")?; // or "cuda", "cuda:1", "auto"
+/// let memory = gpu.alloc(MemoryKind::Device, 4096)?; // bytes, zeroed
+/// memory.write(8, b"payload")?;
+/// let mut bytes = [0; 7];
+/// memory.read(8, &mut bytes)?;
+/// assert_eq!(&bytes, b"payload");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Gpu(Arc<GpuInner>);
 
@@ -133,6 +156,10 @@ impl Gpu {
     /// # Errors
     /// `Invalid` for another name, and for a local rank that is not a number; `Unsupported` for
     /// `soft` in a build without that feature; other errors as [`Gpu::cuda`] and `Gpu::soft`.
+    ///
+    /// Every call that opens a GPU also returns `Invalid` for an invalid `GDS_CONSISTENCY`,
+    /// `Unsupported` for a consistency policy that the GPU lacks, and `System` if the file of
+    /// `GDS_TRACE` cannot be opened.
     pub fn open(name: &str) -> Result<Gpu> {
         let GpuName::Of { runtime, index } = GpuName::parse(name)? else {
             return Gpu::best();
@@ -196,7 +223,7 @@ impl Gpu {
         self.0.runtime.gpu_name()
     }
 
-    /// The capabilities of this GPU's streams.
+    /// The capabilities of this GPU's streams, without those that `GDS_CONSISTENCY` excludes.
     pub fn caps(&self) -> &Caps {
         &self.0.caps
     }
@@ -212,8 +239,24 @@ impl Gpu {
         &self.0.tracer
     }
 
-    /// Starts to capture the trace lines (`GDS_TRACE`) of this GPU's streams, for
-    /// [`Gpu::take_trace`].
+    /// Starts to capture the trace of this GPU's streams for [`Gpu::take_trace`], in place of the
+    /// output that `GDS_TRACE` selects. The trace has one line for each submission and one for each
+    /// of its operations, in the order of submission.
+    ///
+    /// ```
+    /// # use gdsync::{gpu::MemoryKind, rdma::{Descriptor, post_on}};
+    /// # fn main() -> gdsync::Result<()> {
+    /// # let gpu = gdsync::Gpu::soft()?;
+    /// # let word = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
+    /// # let stream = gpu.stream()?;
+    /// gpu.capture_trace();
+    /// post_on(&stream, &mut [], &[Descriptor::write_value(&word, 7)])?;
+    /// let lines = gpu.finish_trace();
+    /// assert!(lines[0].ends_with("1 operations"));
+    /// assert!(lines[1].ends_with("= 0x00000007 fenced"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn capture_trace(&self) {
         self.0.tracer.capture();
     }
@@ -224,7 +267,7 @@ impl Gpu {
     }
 
     /// Ends the capture and returns the lines that [`Gpu::take_trace`] did not return yet. From
-    /// then on tracing costs nothing again.
+    /// then on nothing is traced, also not to the output of `GDS_TRACE`.
     pub fn finish_trace(&self) -> Vec<String> {
         self.0.tracer.finish()
     }
@@ -257,6 +300,11 @@ impl Gpu {
     }
 
     /// The maximum number of this GPU's streams that may wait at a time; `None`: no limit.
+    ///
+    /// A waiting stream holds a hardware channel of its CUDA context. The library keeps two
+    /// channels free: 6 streams may wait by default, and 30 with `CUDA_DEVICE_MAX_CONNECTIONS=32`.
+    /// On a software GPU it keeps one of the 8 channels free. One more waiting stream is refused
+    /// with [`Kind::TooManyWaits`](crate::Kind::TooManyWaits).
     pub fn max_waiting_streams(&self) -> Option<u32> {
         Some(self.wait_limits()?.streams)
     }
@@ -301,8 +349,8 @@ impl Gpu {
         &*self.0.runtime
     }
 
-    /// Creates a stream, for programs without a GPU framework. The caller uses it as any other
-    /// stream.
+    /// Creates a stream, for programs without a GPU framework. A stream of a CUDA GPU is
+    /// *non-blocking*: it does not synchronise with the legacy default stream.
     ///
     /// While any stream of a CUDA context waits, the driver may block a call that creates a stream,
     /// and the whole process with it. Therefore the library creates 32 streams when it opens the

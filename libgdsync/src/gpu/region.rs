@@ -12,19 +12,40 @@ use crate::error::{Error, Kind, Result};
 use crate::memop::DevicePtr;
 use crate::ring::RingMemory;
 
-/// The location of memory.
+/// The location of memory: in the GPU, or in the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
-    /// In GPU memory. The CPU accesses it through a mapping that the first access creates.
+    /// In GPU memory. The CPU accesses it through a mapping that the first access creates (CUDA:
+    /// GDRCopy), or by a copy engine where it cannot be mapped. A stream must wait with a flush for
+    /// what a NIC writes there: see [`Consistency`](super::Consistency).
     Device,
-    /// In host memory, pinned; the GPU accesses it over the bus.
+    /// In host memory, pinned. The GPU accesses it over the bus, the CPU directly.
     Pinned,
 }
 
-/// A range of memory of one GPU. A clone is a handle on the same memory. The memory is freed when
-/// the last clone, registration and request in flight is gone. The library hands out no references
-/// to the memory, because devices may write it at any time: calls copy bytes in and out.
+/// Memory that a GPU, NICs and the CPU share: at least one byte, allocated, registered or adopted
+/// by a [`Gpu`]. A clone is a handle on the same memory.
+///
+/// The memory is freed when the last clone, registration and request in flight is gone and the
+/// streams have run the work enqueued by then. The library hands out no references to the memory,
+/// because devices may write it at any time: [`Region::read`] and [`Region::write`] copy bytes, in
+/// no order with the streams.
+///
+/// ```
+/// use gdsync::gpu::MemoryKind;
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// let memory = gpu.alloc(MemoryKind::Pinned, 64)?;
+/// let (from, to) = (memory.span(0, 16)?, memory.span(16, 16)?); // for copies of a stream
+/// let flag = memory.word32(32)?; // for waits and stores of a stream
+/// memory.write(0, &[7; 16])?;
+/// flag.store(1)?;
+/// assert_eq!((from.len(), to.addr().0 - from.addr().0, flag.load()?), (16, 16, 1));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Region(Arc<Inner>);
 
@@ -92,8 +113,9 @@ impl Region {
     /// enqueued by then.
     ///
     /// # Errors
-    /// Each error returns the region unchanged. `Timeout` names what still uses the memory;
-    /// `Invalid` if the region was not made from a buffer.
+    /// Each error returns the region unchanged. `Timeout` after `limit`, with what still uses the
+    /// memory: other handles, registrations, requests in flight, or enqueued work; `Invalid` if the
+    /// region was not made from a buffer.
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Region, Error)> {
         let deadline = self.gpu().host().now() + limit;
         match self.check_buffer().and_then(|()| self.settle(0, deadline)) {
@@ -193,7 +215,7 @@ impl Region {
         false
     }
 
-    /// The address on the GPU.
+    /// The address of the first byte on the GPU, as kernels use it.
     pub fn addr(&self) -> DevicePtr {
         self.0.allocation.addr
     }
@@ -269,7 +291,7 @@ impl Region {
         Ok(())
     }
 
-    /// The 32-bit word at byte `offset`.
+    /// The 32-bit word at byte `offset`, for waits and stores of streams.
     ///
     /// # Errors
     /// `Invalid` if the word is not inside the region or not aligned to 4 bytes.
@@ -281,7 +303,7 @@ impl Region {
         })
     }
 
-    /// The 64-bit word at byte `offset`.
+    /// The 64-bit word at byte `offset`, for waits and stores of streams.
     ///
     /// # Errors
     /// `Invalid` if the word is not inside the region or not aligned to 8 bytes.
@@ -293,7 +315,7 @@ impl Region {
         })
     }
 
-    /// The `len` bytes at byte `offset`.
+    /// The `len` bytes at byte `offset`, for copies and stores of streams. `len` may be 0.
     ///
     /// # Errors
     /// `Invalid` if the bytes are not inside the region.
@@ -306,11 +328,14 @@ impl Region {
         })
     }
 
-    /// Copies bytes out of the region: by the CPU if it can access the memory, else by a copy
-    /// engine, independent of all streams.
+    /// Copies `into.len()` bytes at byte `offset` out of the region: by the CPU if it can access
+    /// the memory, else by a copy engine. The call returns after the copy. It is not ordered with
+    /// any stream: first wait for the work that writes the bytes, for example with
+    /// [`Stream::synchronize`](super::Stream::synchronize).
     ///
     /// # Errors
-    /// `Invalid` if the range is not inside the region; `System` or `DeviceLost` if the copy fails.
+    /// `Invalid` if the range is not inside the region; `Unsupported` if neither the CPU nor a copy
+    /// engine can access the memory; `System`, `Timeout` or `DeviceLost` if the copy fails.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check("read region", offset, into.len(), 1)?;
         match self.mapped() {
@@ -320,7 +345,9 @@ impl Region {
         Ok(())
     }
 
-    /// Copies bytes into the region: by the CPU or by a copy engine, as [`Region::read`] does.
+    /// Copies `from` into the region at byte `offset`: by the CPU or by a copy engine, as
+    /// [`Region::read`] does. Work that is enqueued on a stream, or posted to a NIC, after the call
+    /// finds the bytes.
     ///
     /// # Errors
     /// As [`Region::read`].
@@ -354,7 +381,8 @@ macro_rules! word {
                 self.region.addr().offset(self.offset as u64)
             }
 
-            /// Loads the current value, with acquire ordering.
+            /// Loads the current value: with acquire ordering if the CPU can access the memory,
+            /// else as [`Region::read`] does.
             ///
             /// # Errors
             /// As [`Region::read`].
@@ -367,7 +395,8 @@ macro_rules! word {
                 Ok(<$value>::from_ne_bytes(bytes))
             }
 
-            /// Stores a value, with release ordering, and wakes the software devices.
+            /// Stores a value: with release ordering if the CPU can access the memory, else as
+            /// [`Region::write`] does. It releases a stream that waits for the value.
             ///
             /// # Errors
             /// As [`Region::write`].
@@ -412,15 +441,18 @@ impl Word64 {
 }
 
 word!(
-    /// A 32-bit word of a region, aligned.
+    /// A 32-bit word of a region, aligned to 4 bytes. Streams wait for it and store into it; the
+    /// CPU loads and stores it. A clone is the same word.
     Word32, u32, load32, store32
 );
 word!(
-    /// A 64-bit word of a region, aligned.
+    /// A 64-bit word of a region, aligned to 8 bytes. Streams wait for it and store into it; the
+    /// CPU loads, stores and compare-swaps it. A clone is the same word.
     Word64, u64, load64, store64
 );
 
-/// A range of bytes of a region.
+/// A range of bytes of a region, for [`Stream::copy`](super::Stream::copy) and
+/// [`Descriptor::WriteMemory`](crate::rdma::Descriptor::WriteMemory). A clone is the same range.
 #[derive(Clone)]
 pub struct Span {
     region: Region,
@@ -434,7 +466,7 @@ impl Span {
         &self.region
     }
 
-    /// The address on the GPU.
+    /// The address of the first byte on the GPU.
     pub fn addr(&self) -> DevicePtr {
         self.region.addr().offset(self.offset as u64)
     }

@@ -5,14 +5,35 @@ use std::os::fd::OwnedFd;
 use super::{Gpu, MemoryKind, Region};
 use crate::error::{Error, Kind, Result};
 
-/// A handle by which another process of this host opens device memory, on a GPU of the same
-/// runtime. The handle does not own the memory: the process that allocated the memory must keep the
+/// A handle by which another process of this host opens GPU memory ([`Gpu::open_shared`]), on a GPU
+/// of the same runtime. [`Region::share`] makes it.
+///
+/// The handle does not own the memory: the process that allocated the memory must keep the
 /// region until the other process has opened it, and with [`SharedMemory::Ipc`] as long as the
 /// other process uses it.
+///
+/// ```
+/// use gdsync::Gpu;
+/// use gdsync::gpu::MemoryKind;
+///
+/// # fn main() -> gdsync::Result<()> {
+/// let (first, second) = (Gpu::soft()?, Gpu::soft()?); // or one GPU in each of two processes
+/// let memory = first.alloc(MemoryKind::Device, 64)?;
+/// let shared = memory.share()?;
+/// // SAFETY: `shared` is a file, which keeps the memory.
+/// let same = unsafe { second.open_shared(&shared)? };
+/// memory.write(0, b"shared")?;
+/// let mut bytes = [0; 6];
+/// same.read(0, &mut bytes)?;
+/// assert_eq!(&bytes, b"shared");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SharedMemory {
-    /// A handle of the runtime (CUDA: IPC): plain bytes, which can be sent by any channel.
+    /// A handle of the runtime (CUDA: `CUipcMemHandle`): plain bytes, which can be sent by any
+    /// channel. It is made for memory that the application has allocated with `cuMemAlloc`.
     Ipc {
         /// The handle.
         handle: [u8; 64],
@@ -36,8 +57,9 @@ pub enum SharedMemory {
 }
 
 impl Gpu {
-    /// Allocates device memory, zeroed, that [`Region::share`] exports as a file descriptor. On
-    /// CUDA the allocation takes whole units of the driver, usually 2 MiB each.
+    /// Allocates `len` bytes of device memory, zeroed, that share no page with other memory, so
+    /// that [`Region::share`] exports nothing else. On CUDA the allocation takes whole units of the
+    /// driver, usually 2 MiB each.
     ///
     /// # Errors
     /// `Unsupported` if the driver lacks the calls; `Invalid` for length 0; `System` if the driver
@@ -59,8 +81,8 @@ impl Gpu {
     /// memory alive by itself.
     ///
     /// # Errors
-    /// `Unsupported` if the runtime or the driver lacks the calls; `Invalid` for an invalid handle
-    /// or length; `System` if the driver refuses.
+    /// `Unsupported` if the driver lacks the calls; `Invalid` for an invalid handle or length, and
+    /// for a handle of another runtime; `System` if the driver refuses.
     pub unsafe fn open_shared(&self, shared: &SharedMemory) -> Result<Region> {
         // SAFETY: the caller's promise.
         let allocation = unsafe { self.runtime().open_shared(shared)? };
@@ -72,7 +94,8 @@ impl Region {
     /// Exports this device memory for another process of this host.
     ///
     /// # Errors
-    /// `Unsupported` for memory that is not GPU memory; `System` if the driver refuses.
+    /// `Unsupported` for host memory, for memory that another process has shared, or if the driver
+    /// lacks the calls; `System` if the driver refuses.
     pub fn share(&self) -> Result<SharedMemory> {
         self.backing().share()
     }

@@ -28,11 +28,41 @@ pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 
     u32::try_from(1 + operations / filled).unwrap_or(u32::MAX)
 }
 
-/// A stream of the application. Work enqueued on it runs in order. A clone is a handle on the same
-/// stream.
+/// A stream of the application (CUDA: `CUstream`). Work that is enqueued on it runs in order. A
+/// clone is a handle on the same stream.
 ///
-/// Once the last clone is dropped, the library makes no call on the stream any more, even if work
-/// is in flight: the application may destroy the stream.
+/// [`Gpu::stream`] creates a stream, [`Gpu::cuda_stream`] adopts one. Calls enqueue work and return
+/// before the work has run; they refuse a stream of another GPU and, except [`Stream::launch`], a
+/// stream under graph capture. Once the last clone is dropped, the library makes no call on the
+/// stream any more, even if work is in flight: the application may destroy the stream.
+///
+/// A stream that waits executes nothing else and holds a hardware channel of its GPU: see
+/// [`Gpu::max_waiting_streams`]. It accepts a bounded number of submissions (1,000 on CUDA); more
+/// are refused with `QueueFull`, because the driver would block the caller.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::gpu::{Condition, MemoryKind};
+/// use gdsync::rdma::{Descriptor, post_on};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// let memory = gpu.alloc(MemoryKind::Pinned, 64)?;
+/// let (gate, done) = (memory.word32(0)?, memory.word32(4)?);
+/// let stream = gpu.stream()?;
+/// let list = [
+///     Descriptor::wait_value(&gate, Condition::Geq, 1),
+///     Descriptor::write_value(&done, 7),
+/// ];
+/// post_on(&stream, &mut [], &list)?; // returns at once
+/// assert_eq!(done.load()?, 0);
+/// gate.store(1)?;
+/// assert!(stream.synchronize(Duration::from_secs(10))?);
+/// assert_eq!(done.load()?, 7);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Stream {
     inner: Arc<StreamInner>,
     /// Whether this is a handle of the application; `false` for the stream that a [`WeakStream`]
@@ -270,7 +300,7 @@ impl Stream {
         self.handle().is_capturing()
     }
 
-    /// Whether all work enqueued so far has run.
+    /// Whether all work enqueued so far has run. Does not block.
     ///
     /// # Errors
     /// `System` if the stream failed, `DeviceLost` if the GPU did.
@@ -305,18 +335,23 @@ impl Stream {
             .submit(self, &mut batch.clone(), &mut scratch, &mut false)
     }
 
-    /// Enqueues a kernel. `args` are the bytes of its parameter structure. On a CUDA stream under
-    /// capture the kernel goes into the graph; every other call of this library refuses a stream
-    /// under capture.
+    /// Enqueues a kernel, behind all earlier work of the stream. `args` are the bytes of its
+    /// parameter structure, copied before the call returns. A kernel behind a wait for received
+    /// data needs no fence to see the data. On a CUDA stream under capture the kernel goes into the
+    /// graph; every other call of this library refuses a stream under capture.
+    ///
+    /// [`KernelImage`](super::KernelImage) has an example.
     ///
     /// # Safety
-    /// The kernel uses its arguments as its language allows: pointers are valid on this GPU until
-    /// it has run, and no other code relies on the memory that it overwrites.
+    /// `args` has the size and the layout of the kernel's parameter structure. The kernel uses its
+    /// arguments as its language allows: pointers are valid on this GPU until it has run, and no
+    /// other code relies on the memory that it overwrites.
     ///
     /// # Errors
-    /// `Invalid` for a shape or argument size that the kernel does not accept, `Foreign` for a
-    /// kernel of another runtime, `QueueFull` if the stream waits and holds the maximum number of
-    /// submissions, `System` if the runtime refuses.
+    /// `Invalid` for a shape or argument size that the runtime refuses, `Foreign` for a kernel of
+    /// another runtime or, on CUDA, of another GPU, `QueueFull` if the stream waits and holds the
+    /// maximum number of submissions, `Unsupported` on a software GPU if the stream is under
+    /// capture, `System` if the runtime refuses, `DeviceLost` if the GPU is lost.
     pub unsafe fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
         self.admit("launch kernel", 1, None)?;
         self.handle().launch(kernel, dims, args)
@@ -324,7 +359,7 @@ impl Stream {
 
     /// Enqueues a kernel that waits for a store by another party, as [`Stream::launch`] does. The
     /// stream counts as waiting until `word` reaches `value` (compared cyclically) or the stream is
-    /// idle. The kernel brings `word` to `value`.
+    /// idle. The kernel must store `value` into `word` when its wait is over.
     ///
     /// # Safety
     /// As for [`Stream::launch`].
@@ -376,18 +411,18 @@ impl Stream {
         self.gpu().waiting().admit(self, operation, n, wait)
     }
 
-    /// Refuses with `QueueFull` if the stream waits and cannot take `n` more submissions now, so
-    /// that the caller does not start a sequence that it cannot finish. A list, a launch and an
-    /// event are one submission each.
+    /// Checks that the stream can take `n` more submissions now, so that the caller does not start
+    /// a sequence that it cannot finish. A copy, a launch and an event are one submission each, and
+    /// so is a list that is not split. Only a stream that waits has a limit.
     ///
     /// # Errors
-    /// `QueueFull`, with the limit.
+    /// `QueueFull`, with the limit, if the stream waits and has no room for `n` submissions.
     pub fn check_room(&self, n: u32) -> Result<()> {
         self.gpu().waiting().check(self, "enqueue", n)
     }
 
-    /// Calls `enqueue`, which enqueues a wait behind work that cannot be undone. The stream counts
-    /// as waiting before the first of that work is enqueued, so that the wait is not refused with
+    /// Calls `enqueue` while the stream counts as waiting, and returns its result. For a caller
+    /// that enqueues work which it cannot undo, and then a wait: the wait is not refused with
     /// `TooManyWaits`.
     ///
     /// # Errors
@@ -400,11 +435,14 @@ impl Stream {
         Ok(enqueued)
     }
 
-    /// Enqueues a copy between two spans of equal length that do not overlap.
+    /// Enqueues a copy between two spans of equal length that do not overlap. A copy within host
+    /// memory runs as a kernel on CUDA, because the driver would block the caller until the stream
+    /// reaches the copy.
     ///
     /// # Errors
     /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `Unsupported` if the
-    /// stream is under capture, `QueueFull` as for [`Stream::launch`].
+    /// stream is under capture, `QueueFull` as for [`Stream::launch`]; `System`, `DeviceLost` if
+    /// the runtime refuses.
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
         /// Threads per block of the copy kernel, and its maximum number of blocks.
         const SHAPE: (u32, u64) = (256, 32);
@@ -436,7 +474,8 @@ impl Stream {
         self.handle().copy(&transfer)
     }
 
-    /// Records an event at the current end of the stream.
+    /// Records an event at the current end of the stream: it is done when all work enqueued so far
+    /// has run.
     ///
     /// # Errors
     /// `Unsupported` if the stream is under capture; `QueueFull` as for [`Stream::launch`];
@@ -448,8 +487,8 @@ impl Stream {
         Ok(Event::new(self.gpu().clone(), handle))
     }
 
-    /// Makes the stream wait until `event` is done. The event may be of another GPU of the same
-    /// runtime.
+    /// Makes the stream wait until `event` is done: work that is enqueued from now on runs after
+    /// it. The event may be of another GPU of the same runtime.
     ///
     /// # Errors
     /// `Foreign` for an event of another runtime; `Unsupported`, `TooManyWaits`, `QueueFull` as for
@@ -465,7 +504,9 @@ impl Stream {
         self.handle().wait_event(event.handle())
     }
 
-    /// Blocks until all work enqueued so far has run; `false` if `limit` passes first.
+    /// Blocks the CPU until all work enqueued so far has run: `true`; or until `limit` has passed:
+    /// `false`, and the work continues. A failed request does not show here, because it releases
+    /// the stream: check [`Qp::error`](crate::rdma::Qp::error).
     ///
     /// # Errors
     /// `System` if the stream failed, `DeviceLost` if the GPU did.

@@ -4,19 +4,24 @@ use std::ops::BitOr;
 
 use crate::options::setters;
 
-/// The capabilities that lowering depends on. They are probed once per GPU, or set by hand on the
-/// soft GPU so that every fall-back runs there. Capabilities that `GDS_CONSISTENCY` excludes are
-/// not set.
+/// The capabilities of a GPU's streams. The library chooses by them how it writes, waits and
+/// flushes. They are probed when the GPU is opened, or set by hand on a software GPU
+/// ([`SoftOptions::caps`](crate::gpu::soft::SoftOptions)), so that each combination can be tested.
+/// Capabilities that `GDS_CONSISTENCY` excludes are not set.
+///
+/// Names in capitals are device attributes of the CUDA driver API, `CU_DEVICE_ATTRIBUTE_...`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Caps {
-    /// 64-bit writes and waits (CUDA: `CAN_USE_64_BIT_STREAM_MEM_OPS`).
+    /// Writes and waits of 64-bit words (CUDA: `CAN_USE_64_BIT_STREAM_MEM_OPS`).
     pub memops64: bool,
-    /// Waits with [`Condition::Nor`](super::Condition::Nor) (CUDA: `CAN_USE_STREAM_WAIT_VALUE_NOR`).
+    /// Waits with [`Condition::Nor`](super::Condition::Nor) (CUDA:
+    /// `CAN_USE_STREAM_WAIT_VALUE_NOR`).
     pub nor: bool,
-    /// Waits with a mask (HIP has them, CUDA has not).
+    /// Waits for a masked word. HIP has them, CUDA has not.
     pub mask: bool,
-    /// Waits that flush, and the flush operation (CUDA: `CAN_FLUSH_REMOTE_WRITES`).
+    /// Waits that flush devices' writes to GPU memory, and the flush operation (CUDA:
+    /// `CAN_FLUSH_REMOTE_WRITES`).
     pub flush: bool,
     /// Whether devices' writes to GPU memory are visible, without a flush, to a stream that has
     /// seen a later write of the same device (CUDA: `GPU_DIRECT_RDMA_WRITES_ORDERING` of *owner* or
@@ -25,13 +30,15 @@ pub struct Caps {
     /// Whether the CPU can make devices' writes to GPU memory visible (CUDA:
     /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS` with *host*).
     pub host_flush: bool,
-    /// Inline copies as one operation. No public driver has them: they become writes.
+    /// Stores of up to 32 bytes as one operation. No public driver has them: the library replaces
+    /// each by writes of words.
     pub inline_copy: bool,
-    /// Fences as a separate operation.
+    /// Fences between writes as a separate operation. CUDA has none: every
+    /// write of `cuStreamBatchMemOp` is fenced.
     pub fence: bool,
     /// Whether the library's kernels can be launched.
     pub kernels: bool,
-    /// Most operations of one submission (255 on CUDA).
+    /// The maximum number of operations of one submission (255 on CUDA). Longer lists are split.
     pub batch_limit: usize,
 }
 

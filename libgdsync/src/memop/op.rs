@@ -48,17 +48,20 @@ impl Width {
     }
 }
 
-/// When a wait passes, with the meaning that CUDA's `cuStreamWaitValue` gives it. Bits outside
-/// the mask do not count: `*at` stands for the masked word, and `NOR` looks at masked bits only.
+/// The condition under which a wait for a word passes: those of CUDA's `cuStreamWaitValue32` and
+/// `cuStreamWaitValue64`. `*at` is the word, `value` the operand; both have the width of the word,
+/// 32 or 64 bits. If the wait has a mask, bits outside it do not count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Condition {
-    /// `*at - value`, taken as a signed number, is not negative: a cyclic *greater or equal*.
+    /// `*at - value`, as a signed number of the word's width, is not negative: a cyclic *greater or
+    /// equal*, for counters that wrap around.
     Geq,
     /// `*at == value`.
     Eq,
     /// `*at & value` is not zero: some bit of `value` is set.
     And,
-    /// `!(*at | value)` is not zero: some bit outside `value` is clear.
+    /// `!(*at | value)` is not zero: some bit outside `value` is clear. As a memory
+    /// operation it needs [`Caps::nor`](super::Caps).
     Nor,
 }
 

@@ -12,24 +12,41 @@ use crate::options::setters;
 const MAGIC: [u8; 4] = *b"gds1";
 /// Version of the records and of the peers' wire protocol.
 pub(crate) const VERSION: u16 = 3;
-/// Most rails: NICs and ports that one region is registered with, and by which a peer may be
-/// reached.
+/// The maximum number of rails: of the NICs and ports with which one region is registered, and by
+/// which a peer is reached.
 pub const RAILS: usize = 4;
 
-/// Address of a queue pair. For serde (feature `serde`) it is the bytes of its record.
+/// The address of a queue pair, for a peer that connects to it or sends datagrams to it.
+///
+/// [`Qp::address`](crate::rdma::Qp::address) makes it. Peers exchange the 64 bytes of its record by
+/// any means (sockets, MPI, a file). With the feature `serde` it is serialized as these bytes.
+///
+/// ```
+/// use gdsync::rdma::QpAddress;
+/// # use gdsync::rdma::{Device, QpConfig};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let qp = Device::emulated(&gpu)?.alloc_pd()?.create_qp(&QpConfig::default())?;
+/// let record: [u8; QpAddress::LEN] = qp.address().to_bytes();
+/// let address = QpAddress::from_bytes(&record)?; // at the peer
+/// assert_eq!(address, qp.address());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QpAddress {
     /// The NIC: for the emulated provider the node's number on its fabric, else its GUID.
     pub node: u64,
-    /// The number of the queue pair on its NIC.
+    /// The number of the queue pair on its NIC (QPN, 24 bits).
     pub qpn: u32,
-    /// Number of the first packet it sends, fresh for each connection.
+    /// The number of the first packet that it sends (PSN, 24 bits); each connection has a new one.
     pub psn: u32,
     /// The GPU whose streams the queue pair serves, with the same number in every process that uses
     /// the GPU; 0 for a GPU that no other process shares.
     pub gpu: u64,
-    /// The process, by a random number.
+    /// The process of the queue pair, by a random number.
     pub process: u64,
     /// The address of its port; `None`: the queue pair is addressed by [`node`](QpAddress::node)
     /// alone.
@@ -41,16 +58,18 @@ pub struct QpAddress {
     pub rail: u8,
 }
 
-/// Address of a port of a real NIC.
+/// The address of a port of a NIC that is not linked into its process. It is part of a
+/// [`QpAddress`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PortAddress {
-    /// Its local identifier in an InfiniBand subnet; 0 on Ethernet.
+    /// Its local identifier (LID) in an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
-    /// Its largest packet, as verbs number it: from 1 for 256 bytes to 5 for 4096 bytes.
+    /// Its active MTU, by the number that `enum ibv_mtu` gives it: 1 is 256 bytes, 2 is 512, 3 is
+    /// 1024, 4 is 2048, 5 is 4096.
     pub mtu: u8,
-    /// The global identifier chosen among those of the port; on Ethernet, one of RoCE v2.
+    /// The global identifier (GID) chosen among those of the port; on Ethernet, one of RoCE v2.
     pub gid: [u8; 16],
 }
 
@@ -73,7 +92,7 @@ setters! { PortAddress {
 } }
 
 impl QpAddress {
-    /// Bytes of a record.
+    /// The length of a record in bytes.
     pub const LEN: usize = 64;
     const TYPE: u8 = 1;
     /// Bits of byte 40: the address has a port, the address has a queue key; the rail is above
@@ -82,7 +101,7 @@ impl QpAddress {
     const QKEY: u8 = 2;
     const RAIL: u32 = 4;
 
-    /// The bytes of the record.
+    /// The bytes of the record, with a version; all numbers are little-endian.
     pub fn to_bytes(&self) -> [u8; QpAddress::LEN] {
         let mut b = [0; QpAddress::LEN];
         head(&mut b, Self::TYPE);
@@ -105,11 +124,11 @@ impl QpAddress {
         b
     }
 
-    /// Reads a record.
+    /// Reads a record, as `to_bytes` wrote it.
     ///
     /// # Errors
-    /// `Protocol` if the bytes are not a record of this type, or have another version, which the
-    /// error names.
+    /// `Protocol` if the bytes are not a record of this type, contain invalid values, or have
+    /// another version, which the error names.
     pub fn from_bytes(bytes: &[u8]) -> Result<QpAddress> {
         const OPERATION: &str = "read queue pair address";
         check(bytes, Self::TYPE, Self::LEN, OPERATION)?;
@@ -146,16 +165,35 @@ pub(crate) fn process() -> u64 {
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
-/// Memory of a peer, with the key of each of the peer's NICs for it. For serde (feature `serde`) it
-/// is the bytes of its record.
+/// Memory of a peer, with the rkey of each of the peer's NICs for it.
+///
+/// [`Mr::remote`](crate::rdma::Mr::remote) and [`RailsMr::remote`](crate::rdma::RailsMr::remote)
+/// make it at the peer. Peers exchange the 48 bytes of its record by any means. With the feature
+/// `serde` it is serialized as these bytes.
+///
+/// ```
+/// use gdsync::rdma::{RemoteMemory, Work};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = gdsync::rdma::Device::emulated(&gpu)?.alloc_pd()?;
+/// # let region = gpu.alloc(gdsync::gpu::MemoryKind::Pinned, 4096)?;
+/// # let mr = pd.register(&region, gdsync::rdma::Access::ALL)?;
+/// # let record = mr.remote().to_bytes();
+/// let there = RemoteMemory::from_bytes(&record)?; // the bytes that the peer has sent
+/// let put = Work::write_inline(&[b"payload"], there.span(64, 7)?); // at offset 64 of its memory
+/// assert!(there.span(4090, 7).is_err()); // past its end
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteMemory {
-    /// Its address, as work requests name it.
+    /// The address of its first byte at the peer, as work requests contain it.
     pub addr: u64,
     /// Its length in bytes.
     pub len: u64,
-    /// Keys by rail (NIC and port); `None` for a rail on which the memory is not registered.
+    /// The rkeys by rail (NIC and port); `None` for a rail on which the memory is not registered.
     pub rkeys: [Option<u32>; RAILS],
 }
 
@@ -166,11 +204,11 @@ setters! { RemoteMemory {
 } }
 
 impl RemoteMemory {
-    /// Bytes of a record.
+    /// The length of a record in bytes.
     pub const LEN: usize = 48;
     const TYPE: u8 = 2;
 
-    /// The bytes of the record.
+    /// The bytes of the record, with a version; all numbers are little-endian.
     pub fn to_bytes(&self) -> [u8; RemoteMemory::LEN] {
         let mut b = [0; RemoteMemory::LEN];
         head(&mut b, Self::TYPE);
@@ -183,7 +221,7 @@ impl RemoteMemory {
         b
     }
 
-    /// Reads a record.
+    /// Reads a record, as `to_bytes` wrote it.
     ///
     /// # Errors
     /// As [`QpAddress::from_bytes`].
@@ -201,8 +239,8 @@ impl RemoteMemory {
         })
     }
 
-    /// The `len` bytes at `offset`. The queue pair that a request is prepared on determines the
-    /// rail.
+    /// The `len` bytes at byte `offset`, as the target of a request. The queue pair that the
+    /// request is prepared on determines the rail.
     ///
     /// # Errors
     /// `Invalid` outside the memory, `NotRegistered` if no rail has a key for the memory.
@@ -231,15 +269,15 @@ impl RemoteMemory {
     }
 }
 
-/// The target of a one-sided request: an address of the peer, and the key of each of its rails for
-/// it. A request takes the key of the rail at the other end of its queue pair. The peer checks the
-/// key when the request runs.
+/// The target of a WRITE, READ or atomic: an address of the peer, and the rkey of each of its rails
+/// for it. [`RemoteMemory::span`] makes it. A request takes the key of the rail at the other end of
+/// its queue pair. The peer's NIC checks key and range when it executes the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteSpan {
-    /// The address.
+    /// The address at the peer.
     pub addr: u64,
-    /// The first rail's key; 0 if only other rails have one.
+    /// The rkey of rail 0; 0 if only other rails have one.
     pub rkey: u32,
     /// The keys of the other rails.
     others: [u32; RAILS - 1],
@@ -248,7 +286,8 @@ pub struct RemoteSpan {
 }
 
 impl RemoteSpan {
-    /// An address and its key on the first rail.
+    /// A span of an address and its rkey on rail 0, for peers with another library or other
+    /// records.
     pub fn new(addr: u64, rkey: u32) -> RemoteSpan {
         RemoteSpan {
             addr,
@@ -258,7 +297,7 @@ impl RemoteSpan {
         }
     }
 
-    /// The key of `rail`, if it has one.
+    /// The rkey of `rail`; `None` if the span has none for it.
     pub fn rkey_of(&self, rail: u8) -> Option<u32> {
         let rail = usize::from(rail);
         let known = rail < RAILS && self.keyed >> rail & 1 == 1;

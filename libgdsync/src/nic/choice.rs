@@ -14,7 +14,8 @@ pub(crate) const GID_INDEX: &str = "GDS_GID_INDEX";
 /// The accepted forms of a NIC's name, for errors.
 const FORMS: &str = "mlx5_0, mlx5_0:2, 0x0002c903002f1190:2";
 
-/// The provider that drives a NIC.
+/// The provider: the part of the library that drives a NIC. `docs/paths.md` has the conditions of
+/// each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Provider {
@@ -122,8 +123,21 @@ impl fmt::Display for NicName {
     }
 }
 
-/// Names a NIC, and its port if it has several. It can also be parsed from text: `mlx5_0`,
-/// `mlx5_0:2`, `0x0002c903002f1190:1`.
+/// Names a NIC, and its port if it has several, for [`DeviceOptions`]. It is also parsed from text,
+/// in the form that `GDS_NIC` has.
+///
+/// ```
+/// use gdsync::rdma::{DeviceOptions, NicChoice, Provider};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// let second: NicChoice = "mlx5_0:2".parse()?; // the name that the kernel gives it, and the port
+/// assert_eq!(second, NicChoice::kernel("mlx5_0").port(2));
+/// let by_guid: NicChoice = "0x0002c903002f1190".parse()?; // the first active port
+/// let options = DeviceOptions::default().provider(Provider::Mlx5).nic(second);
+/// # assert_ne!(options.nic, Some(by_guid));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NicChoice {
     /// The NIC.
@@ -193,7 +207,7 @@ impl NicChoice {
         }
     }
 
-    /// Its port, from 1 on. Default: the first that is active.
+    /// Sets the port, from 1 on. Default: the first that is active.
     #[must_use]
     pub fn port(mut self, port: u8) -> NicChoice {
         self.port = Some(port);
@@ -227,17 +241,18 @@ impl NicChoice {
     }
 }
 
-/// Options of [`Device::open_with`](crate::rdma::Device::open_with).
+/// The options of [`Device::open_with`](crate::rdma::Device::open_with): provider, NIC, background
+/// thread.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceOptions {
-    /// The provider that drives the NIC.
+    /// The provider that drives the NIC. Default: [`Provider::Auto`].
     pub provider: Provider,
     /// The NIC. `None`: the one that the environment (`GDS_NIC`) names, else the one nearest to the
     /// GPU that has an active port. The virtual NIC cannot be chosen by name.
     pub nic: Option<NicChoice>,
     /// Whether a background thread serves the queue pairs. Without it, the caller calls
-    /// [`Device::progress`](crate::rdma::Device::progress) about once a millisecond.
+    /// [`Device::progress`](crate::rdma::Device::progress) about once a millisecond. Default: true.
     pub watched: bool,
 }
 

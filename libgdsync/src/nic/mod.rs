@@ -32,7 +32,8 @@ pub use choice::{NicName, first_that_works};
 pub(crate) use events::{Events, Report};
 pub(crate) use path::{PathConfig, PathSettings, RETRIES};
 
-/// The rights of a registration. Local reading is always permitted.
+/// The rights of a registration, or of a queue pair (verbs: `IBV_ACCESS_*`). Local reading is
+/// always permitted. Sets are joined with `|`: `Access::LOCAL_WRITE | Access::REMOTE_READ`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Access(pub(crate) u8);
 
@@ -45,12 +46,12 @@ impl Access {
     pub const REMOTE_WRITE: Access = Access(1 | 2);
     /// The peer may read it.
     pub const REMOTE_READ: Access = Access(4);
-    /// The peer may do atomics on it. Implies [`Access::LOCAL_WRITE`].
+    /// The peer may execute atomics on it. Implies [`Access::LOCAL_WRITE`].
     pub const REMOTE_ATOMIC: Access = Access(1 | 8);
     /// All rights.
     pub const ALL: Access = Access(15);
 
-    /// Whether all of `other` is permitted.
+    /// Whether all rights of `other` are in this set.
     pub fn permits(self, other: Access) -> bool {
         self.0 & other.0 == other.0
     }

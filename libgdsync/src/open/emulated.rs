@@ -17,16 +17,18 @@ pub(super) fn open(gpu: &Gpu) -> Result<Arc<dyn Nic>> {
 
 /// With the feature `emulated`.
 impl Device {
-    /// Opens the virtual ConnectX, linked into this process. It reaches other virtual NICs of this
-    /// process and of other processes of the host.
+    /// Opens a virtual ConnectX that is linked into this process. It reaches other virtual NICs of
+    /// this process and of other processes of the host, and no other NIC. Every call opens a new
+    /// one.
     ///
     /// # Errors
-    /// `System` if the operating system refuses a socket or memory.
+    /// `System` if the operating system refuses a socket or memory; `Invalid` for an invalid
+    /// `GDS_FAULTS`; `Unsupported` if `GDS_CONSISTENCY` demands a policy that the NIC lacks.
     pub fn emulated(gpu: &Gpu) -> Result<Device> {
         Device::emulated_with(gpu, EmulatedOptions::default())
     }
 
-    /// As [`Device::emulated`], with options.
+    /// Opens a virtual ConnectX, as [`Device::emulated`] does, with options.
     ///
     /// # Errors
     /// As [`Device::emulated`].
@@ -34,9 +36,10 @@ impl Device {
         Device::open_emulated(gpu, options, true)
     }
 
-    /// As [`Device::emulated_with`], without the background thread that serves queue pairs: the
-    /// caller calls [`Device::progress`] about once a millisecond instead. Until that call, no
-    /// failure is reported and no stream that waits for a failed request is released.
+    /// Opens a virtual ConnectX, as [`Device::emulated_with`] does, without the background thread
+    /// that serves queue pairs: the caller calls [`Device::progress`] about once a millisecond
+    /// instead. Until that call, no failure is reported and no stream that waits for a failed
+    /// request is released.
     ///
     /// # Errors
     /// As [`Device::emulated`].

@@ -28,8 +28,9 @@ type OpenNic = fn(&Gpu) -> Result<Arc<dyn Nic>>;
 const TRIAL: Duration = Duration::from_secs(2);
 
 impl Device {
-    /// Opens the NIC that suits the GPU best, or that the environment names: `GDS_PROVIDER`,
-    /// `GDS_NIC`. All ranks of a job must open the same kind of NIC.
+    /// Opens the NIC that suits the GPU best, or that the environment names (`GDS_PROVIDER`,
+    /// `GDS_NIC`), with the first [`Provider`] that works. All ranks of a job must open the same
+    /// kind of NIC.
     ///
     /// # Errors
     /// As [`Device::open_with`].
@@ -37,7 +38,7 @@ impl Device {
         Device::open_with(gpu, &DeviceOptions::default())
     }
 
-    /// Opens a NIC.
+    /// Opens the NIC that these options name, else the one that [`Device::from_env`] opens.
     ///
     /// # Errors
     /// `Absent` if the library or the NIC does not exist, `Unsupported` if the libraries lack a
@@ -54,13 +55,15 @@ impl Device {
         Device::on(gpu, nic, options.watched, passed_over)
     }
 
-    /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
-    /// to the GPU that has an active port. Its queues are in pinned memory, whatever [`QpConfig`]
-    /// says.
+    /// Opens a ConnectX by libibverbs and libmlx5, whose doorbells streams write: the one that
+    /// `GDS_NIC` names, else the nearest to the GPU that has an active port. Its queues are in
+    /// pinned memory, whatever [`QpConfig`] says.
     ///
     /// # Errors
     /// `Absent` if the library or the NIC does not exist, `Unsupported` if the libraries lack a
-    /// needed function, `Invalid` for invalid variables, `System` if the NIC cannot be opened.
+    /// needed function, `Invalid` for invalid variables, `System` if the NIC cannot be opened. That
+    /// the GPU cannot reach the doorbells of the NIC shows at
+    /// [`Pd::create_qp`](crate::rdma::Pd::create_qp): `Unsupported`.
     pub fn mlx5(gpu: &Gpu) -> Result<Device> {
         Device::driven_by(gpu, Provider::Mlx5)
     }
@@ -85,7 +88,7 @@ impl Device {
 }
 
 impl Rails {
-    /// Opens one rail for each of these options.
+    /// Opens one rail for each of these options, in this order.
     ///
     /// # Errors
     /// As [`Device::open_with`] and [`Rails::of`].

@@ -12,8 +12,13 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{Access, RAILS, RemoteMemory};
 
-/// One to [`RAILS`] devices of one GPU, each with a protection domain. The devices have a fixed
-/// order, which records tell to peers. A clone has the same devices and protection domains.
+/// Rails: one to [`RAILS`] devices of one GPU, each with a protection domain. A rail is a device,
+/// which is one port of one NIC. The order of the rails is fixed: records for peers contain it. A
+/// clone has the same devices and protection domains.
+///
+/// Memory is registered with all rails at once. A queue pair belongs to one rail; its requests use
+/// the keys of the right rail on both sides. Rails share only the GPU: if one fails, the others
+/// continue.
 ///
 /// ```
 /// # fn main() -> gdsync::Result<()> {
@@ -23,7 +28,7 @@ use crate::nic::{Access, RAILS, RemoteMemory};
 /// let gpu = gdsync::Gpu::soft()?;
 /// let rails = Rails::of(vec![Device::emulated(&gpu)?, Device::emulated(&gpu)?])?;
 /// let memory = rails.register(&gpu.alloc(MemoryKind::Pinned, 4096)?, Access::ALL)?;
-/// let there = memory.remote(); // the peer's, in earnest
+/// let there = memory.remote(); // in a job, the record of the peer's memory
 /// for rail in 0..rails.count() {
 ///     let (mut a, mut b) = (
 ///         rails.create_qp(rail, &QpConfig::default())?,
@@ -69,7 +74,7 @@ impl Rails {
         Ok(Rails { devices, pds })
     }
 
-    /// The number of rails.
+    /// The number of rails, 1 to [`RAILS`].
     pub fn count(&self) -> usize {
         self.devices.len()
     }
@@ -84,7 +89,8 @@ impl Rails {
         self.devices[0].gpu()
     }
 
-    /// Calls [`Device::close`] for each rail, with `limit` for all rails together.
+    /// Waits for the work of dropped queue pairs of every rail ([`Device::close`]), at most `limit`
+    /// for all rails together.
     ///
     /// # Errors
     /// As [`Device::close`], of the first rail that does not finish; the other rails are closed.
@@ -104,7 +110,7 @@ impl Rails {
         &self.pds
     }
 
-    /// Registers a whole region with every rail.
+    /// Registers a whole region with the NIC of every rail, as [`Pd::register`] does.
     ///
     /// # Errors
     /// As [`Pd::register`], of the first rail that refuses; no other rail keeps the registration
@@ -116,7 +122,7 @@ impl Rails {
         })
     }
 
-    /// Makes a queue pair of `rail`. Its peer may be of any rail.
+    /// Creates a queue pair of `rail`, a number from 0 on. Its peer may be of any rail.
     ///
     /// # Errors
     /// `Invalid` for a rail that does not exist; other errors as [`Pd::create_qp`].
@@ -142,7 +148,7 @@ impl RailsMr {
         &self.mrs
     }
 
-    /// The memory.
+    /// The memory, which all registrations share.
     pub fn region(&self) -> &Region {
         self.mrs[0].region()
     }
@@ -162,7 +168,7 @@ impl RailsMr {
         Ok(mr.sge(offset, len))
     }
 
-    /// The record by which a peer accesses the region, with the key of every rail.
+    /// The record by which a peer accesses the region, with the rkey of every rail.
     pub fn remote(&self) -> RemoteMemory {
         let mut memory = self.mrs[0].remote();
         for mr in &self.mrs[1..] {

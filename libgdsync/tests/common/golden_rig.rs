@@ -23,7 +23,8 @@ pub trait Watch {
     /// The record since then: `stream 0: ...` and the operations, with the tracer's names.
     fn take(&mut self, gpu: &Gpu, streams: &[Stream; 2]) -> Vec<String>;
 
-    /// The expected trace for this golden one.
+    /// The trace that this recorder must see for the text of a golden file: the same text, or, on a
+    /// runtime that fences every write, the text with every write fenced.
     fn expected(&self, golden: String) -> String;
 }
 
@@ -213,7 +214,7 @@ impl Rig {
         let golden = std::fs::read_to_string(&path).unwrap_or_default();
         let expected = self.watch.expected(golden.clone());
         if std::env::var("GDS_BLESS").is_ok() {
-            // Only a recorder without allowances may rewrite the expected text.
+            // A recorder that sees every write as fenced must not rewrite the file.
             if expected == golden {
                 std::fs::write(&path, &self.text).unwrap();
             }

@@ -1,9 +1,10 @@
 //! Tests in separate processes in which rdma-core finds a virtual ConnectX: `libvmlx5.so` is built
-//! from this workspace and preloaded. The first line of these tests is `inside!`.
+//! from this workspace and preloaded. Each of these tests begins with `inside!` or `outside!`.
 
 #![allow(dead_code, unused_macros, unused_imports)]
 
-// A test that includes this file and another one that includes it has it twice.
+// A test that includes this file, and also a file that includes the same module, compiles the
+// module twice.
 #[allow(clippy::duplicate_mod)]
 #[path = "../child/mod.rs"]
 pub mod child;
@@ -12,13 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Names a NIC of this machine that replaces the virtual one, in the form of `GDS_NIC`.
+/// The variable that names a NIC of this machine, in the form of `GDS_NIC`. The tests use that NIC
+/// in place of the virtual one.
 const REAL: &str = "GDS_TEST_NIC";
 
-/// Names the test that a child runs.
+/// The variable that names the test which a child process runs.
 const CHILD: &str = "VIRTUAL_NIC_CHILD";
 
-/// Environment of the process.
+/// Variables that are set in the environment of the process.
 pub type Vars<'a> = &'a [(&'a str, &'a str)];
 
 /// Continues in a separate process with a virtual NIC, or the one that `GDS_TEST_NIC` names, and
@@ -60,7 +62,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// As `inside!`, without a virtual NIC.
+/// As `inside!`, without a virtual NIC and without `GDS_TEST_NIC`.
 macro_rules! outside {
     ($vars:expr) => {
         let name = crate::virtual_nic::child::test_name!();
@@ -71,8 +73,8 @@ macro_rules! outside {
 }
 pub(crate) use outside;
 
-/// Whether this is the process for the test `name`. If not, the function starts that process, whose
-/// failure is the test's.
+/// Whether this is the process for the test `name`. If not, the function runs that process, and
+/// panics if it fails. `nic`: the process gets a NIC.
 pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
     if child::is(CHILD, name) {
         return true;
@@ -94,7 +96,7 @@ pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
             command.env("LD_PRELOAD", library());
         }
         if std::env::var_os("TSAN_OPTIONS").is_some() {
-            // The sanitizer and the guard cannot share fault handlers.
+            // Both the sanitizer and the guard with signals install handlers for faults.
             command.env("VMLX5_GUARD", "syscall");
         }
     });
@@ -118,7 +120,8 @@ pub fn library() -> &'static Path {
         let workspace = here.ancestors().find(home).unwrap();
         let done = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
             .args(["build", "--quiet", "--profile", "test"])
-            // Both packages, as there: one alone would be another build.
+            // Both packages, as there: cargo unifies the features of the packages of one command,
+            // so a build of one package alone may have other features.
             .args(["--package", "vmlx5-preload", "--package", "vmlx5-cli"])
             // The ordinary build, even if this test is built for a sanitizer.
             .env_remove("RUSTFLAGS")

@@ -122,8 +122,8 @@ pub const IBV_SEND_INLINE: c_uint = 1 << 3;
 pub const IBV_WC_RECV: c_int = 128;
 /// A receive was consumed by an RDMA WRITE with immediate data.
 pub const IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
-/// The 40 bytes before the datagram contain its global route header, or the header that replaces
-/// it.
+/// The first 40 bytes of the receive contain the global route header of the datagram, or the IP
+/// header that RoCE v2 has in its place.
 pub const IBV_WC_GRH: c_uint = 1 << 0;
 /// The completion has immediate data.
 pub const IBV_WC_WITH_IMM: c_uint = 1 << 1;

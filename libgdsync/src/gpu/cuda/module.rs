@@ -43,7 +43,8 @@ impl Module {
             let what = format!("{} bytes of truncated binary code", image.len());
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
-        // Text ends at a zero byte; binary code contains its length.
+        // The driver takes a pointer without a length: text must end at a zero byte, and binary
+        // code states its length in its header.
         let text = match elf {
             true => None,
             false => {
@@ -109,8 +110,9 @@ impl ModuleHandle for Module {
     }
 }
 
-/// Whether binary code has the length that its header states: the sections of an ELF file, the body
-/// of a fatbin.
+/// Whether binary code is at least as long as its header states: up to the end of the table of
+/// section headers in an ELF file, header and body in a fatbin. The driver gets no length: it would
+/// read past the end of a truncated image.
 fn is_whole(image: &[u8]) -> bool {
     let number = |at: usize, len: usize| {
         let bytes = image.get(at..at + len)?;

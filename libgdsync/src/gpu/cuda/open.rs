@@ -209,15 +209,17 @@ fn check_first(cuda: &Cuda, device: CUdevice, result: CudaResult) -> Result<()> 
 }
 
 impl Gpu {
-    /// Opens GPU `index`, in CUDA's order, in its primary context, which the CUDA runtime and most
-    /// frameworks use. Every call for the same index returns the same [`Gpu`]. It stays open until
-    /// the process ends.
+    /// Opens CUDA GPU `index`, in CUDA's order (`cuDeviceGet`), in its primary context, which the
+    /// CUDA runtime and most frameworks use. Every call for the same index returns the same
+    /// [`Gpu`]. It stays open until the process ends.
+    ///
+    /// The first call loads `libcuda.so.1`, or the library that `GDS_CUDA_LIB` names.
     ///
     /// # Errors
     /// `Absent` if the CUDA driver or a GPU is missing or the driver does not start, with the
     /// reason; `Unsupported` for a driver or GPU that is too old; `Invalid` for an index past the
     /// last GPU; `System` for a GPU whose compute mode prohibits contexts, or allows one that
-    /// another process has; `System`, `DeviceLost` if the driver refuses.
+    /// another process has; `System`, `DeviceLost` if the driver refuses. See also [`Gpu::open`].
     pub fn cuda(index: u32) -> Result<Gpu> {
         const OPERATION: &str = "open CUDA GPU";
         let cuda = driver()?;
@@ -239,7 +241,8 @@ impl Gpu {
         }
     }
 
-    /// Opens the GPU of the calling thread's current CUDA context.
+    /// Opens the GPU of the calling thread's current CUDA context (`cuCtxGetCurrent`), in that
+    /// context.
     ///
     /// # Safety
     /// The context is not destroyed while the process uses gdsync.
@@ -256,8 +259,8 @@ impl Gpu {
         unsafe { Gpu::cuda_context(context.cast()) }
     }
 
-    /// Opens the GPU of `context`, a `CUcontext`. Every call for the same context returns the same
-    /// [`Gpu`].
+    /// Opens the GPU of `context`, a `CUcontext` of the application, in that context. Every call
+    /// for the same context returns the same [`Gpu`].
     ///
     /// # Safety
     /// `context` is a live context, and is not destroyed while the process uses gdsync.
@@ -293,7 +296,8 @@ impl Gpu {
     }
 
     /// Adopts a stream of the application, a `CUstream`. As long as a handle on it is held, every
-    /// call returns the same [`Stream`].
+    /// call returns the same [`Stream`]. The application may enqueue work by its own calls too; the
+    /// library cannot see the waits among it.
     ///
     /// # Safety
     /// `raw` is a live stream of this GPU's context, and is not destroyed while the [`Stream`]
@@ -303,7 +307,7 @@ impl Gpu {
     /// `Foreign` if this GPU is not a CUDA GPU or the stream belongs to another context; `Invalid`
     /// for the legacy default stream, which blocks every other stream of its context (use
     /// [`Gpu::cuda_legacy_stream`] if that is intended), and for the per-thread default stream,
-    /// which is a different stream on each thread.
+    /// which is a different stream on each thread; `System`, `DeviceLost` if the driver refuses.
     pub unsafe fn cuda_stream(&self, raw: *mut c_void) -> Result<Stream> {
         const OPERATION: &str = "use CUDA stream";
         let stream: CUstream = raw.cast();
@@ -319,8 +323,8 @@ impl Gpu {
         unsafe { self.adopt_stream(OPERATION, stream) }
     }
 
-    /// Adopts a stream with an owner, as [`Gpu::cuda_stream`] does. The library drops `owner` after
-    /// the last handle on the stream, on the thread that drops that handle.
+    /// Adopts a stream that `owner` keeps alive, as [`Gpu::cuda_stream`] does. The library drops
+    /// `owner` after the last handle on the stream, on the thread that drops that handle.
     ///
     /// # Safety
     /// `raw` is a live stream of this GPU's context, and is not destroyed before `owner` is
@@ -345,7 +349,7 @@ impl Gpu {
     /// not *non-blocking*, and it waits for those streams. Most programs should use another stream.
     ///
     /// # Errors
-    /// As [`Gpu::cuda_stream`].
+    /// `Foreign` if this GPU is not a CUDA GPU; `System`, `DeviceLost` if the driver refuses.
     pub fn cuda_legacy_stream(&self) -> Result<Stream> {
         // SAFETY: this stream lives as long as its context.
         unsafe { self.adopt_stream("use CUDA stream", consts::CU_STREAM_LEGACY) }
@@ -377,7 +381,8 @@ fn of_cuda(stream: &Stream) -> Option<&CudaStream> {
 }
 
 impl Stream {
-    /// The native `CUstream`; `None` if the stream is not a CUDA stream.
+    /// The native `CUstream`, for the application's own calls; `None` if the stream is not a CUDA
+    /// stream.
     pub fn as_cuda(&self) -> Option<*mut c_void> {
         of_cuda(self).map(|stream| stream.handle().cast())
     }

@@ -1,5 +1,8 @@
-//! The soft GPU as a runtime: a thin layer over the crate `softgpu`. The module exists only with
-//! the feature `soft`.
+//! The software GPU: its options, [`SoftOptions`], for [`Gpu::soft_with`]. The module exists only
+//! with the feature `soft`.
+//!
+//! In the sources, it is a thin layer over the crate `softgpu`, which executes streams and kernels
+//! on threads of this process.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -33,7 +36,8 @@ pub(super) const OPENER: Opener = Opener {
 
 /// With the feature `soft`.
 impl Gpu {
-    /// Opens a software GPU of this process, which its device thread runs.
+    /// Opens a software GPU of this process, which its device thread runs. Every call makes a new
+    /// GPU; memory of one is not memory of another.
     ///
     /// The drop of the GPU waits, at most 10 seconds, until a running kernel yields or ends. After
     /// that, a warning names the kernel and its stream, and the library keeps the GPU and all
@@ -47,10 +51,11 @@ impl Gpu {
         SoftRuntime::open(live, SoftOptions::default())
     }
 
-    /// Opens a software GPU on a driver of the caller's choice, with the options given.
+    /// Opens a software GPU on a driver of the caller's choice, with the options given. The driver
+    /// steps the GPU and is its clock: threads and real time, or a simulation.
     ///
     /// # Errors
-    /// As [`Gpu::soft`].
+    /// As [`Gpu::soft`]; `Invalid` for an option that is out of its range.
     pub fn soft_with(host: Arc<dyn Host>, options: SoftOptions) -> Result<Gpu> {
         SoftRuntime::open(host, options)
     }
@@ -58,7 +63,7 @@ impl Gpu {
 
 /// With the feature `soft`.
 impl Kernel {
-    /// Makes a kernel for the soft GPU.
+    /// Makes a kernel for a software GPU of a function of this program.
     pub fn soft(kernel: softgpu::Kernel) -> Kernel {
         Kernel(Arc::new(kernel))
     }
@@ -85,18 +90,30 @@ pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
     })
 }
 
-/// The options of a soft GPU (feature `soft`). The defaults correspond to a current GPU under CUDA:
-/// 64-bit memory operations, NOR and flush, no masks, 255 operations per batch.
+/// The options of a software GPU, for [`Gpu::soft_with`] (feature `soft`). The defaults correspond
+/// to a current GPU under CUDA: 64-bit memory operations, NOR and flush, no masks, 255 operations
+/// per submission.
+///
+/// ```
+/// use gdsync::gpu::soft::SoftOptions;
+///
+/// let narrow = SoftOptions::default().caps.memops64(false);
+/// let options = SoftOptions::default().caps(narrow).channels(4);
+/// assert_eq!((options.caps.batch_limit, options.channels), (255, 4));
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SoftOptions {
     /// The capabilities of its streams.
     pub caps: Caps,
-    /// The maximum number of submissions on one stream; a further submission blocks the caller.
+    /// The maximum number of submissions on one stream, 1 to 1,048,576; a further submission blocks
+    /// the caller. Default: 1024.
     pub stream_bound: usize,
-    /// The number of waiting streams at which all other streams block.
+    /// The number of hardware channels, at least 1: the number of waiting streams at which all
+    /// other streams block. The library lets one stream less wait. Default: 8.
     pub channels: usize,
-    /// Deliberately weak memory ordering, with its seed; `None`: no weakening.
+    /// Deliberately weak memory ordering, with its seed, to find missing fences and flushes;
+    /// `None`: no weakening, the default.
     pub weak: Option<softgpu::Weak>,
 }
 

@@ -8,7 +8,21 @@ use vmlx5::fabric::hub::Hub;
 use crate::error::{Error, Kind, Result};
 use crate::options::setters;
 
-/// Options of a virtual NIC (feature `emulated`).
+/// The options of a virtual NIC, for
+/// [`Device::emulated_with`](crate::rdma::Device::emulated_with) (feature `emulated`).
+///
+/// ```
+/// use gdsync::EmulatedOptions;
+/// use gdsync::rdma::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// let faults = "loss=0.01,seed=7".parse::<vmlx5::fabric::faults::Faults>()?;
+/// let device = Device::emulated_with(&gpu, EmulatedOptions::default().faults(faults))?;
+/// assert!(device.keeps_write_order()); // only the fault `ooo` changes it
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct EmulatedOptions {

@@ -143,7 +143,8 @@ pub(in crate::provider) fn active(psn: u32) -> [Change; 2] {
     [plain(IBV_QPS_RTR), (attr, IBV_QP_STATE | IBV_QP_SQ_PSN)]
 }
 
-/// From INIT to ready to receive from `peer`.
+/// From INIT to ready to receive from `peer`. The path MTU is the smaller active MTU of the two
+/// ports, by the numbers of `enum ibv_mtu`: 1 (256 bytes) to 5 (4096 bytes).
 pub(in crate::provider) fn ready_to_receive(
     port: &Port,
     peer: &QpAddress,

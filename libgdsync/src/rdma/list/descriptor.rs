@@ -6,7 +6,43 @@ use crate::gpu::{Condition, DevicePtr, Region, Span, Word32, Word64};
 use crate::memop::Width;
 use crate::rdma::verbs::{Completion, ReceiveRequest, SendRequest};
 
-/// One action of a stream.
+/// One action of a stream: an element of the list that [`Qp::post_on`](crate::rdma::Qp::post_on) or
+/// [`post_on`](crate::rdma::post_on) enqueues. The stream executes the actions of a list in order,
+/// after all earlier work of the stream.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::gpu::{Condition, MemoryKind};
+/// use gdsync::rdma::{Descriptor, Work};
+/// # use gdsync::rdma::{Access, Device, QpConfig};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+/// # let config = QpConfig::default();
+/// # let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+/// # a.connect(&b.address())?;
+/// # b.connect(&a.address())?;
+/// # let stream = gpu.stream()?;
+/// let memory = pd.register(&gpu.alloc(MemoryKind::Pinned, 64)?, Access::ALL)?;
+/// let (ready, sent) = (memory.region().word32(32)?, memory.region().word32(36)?);
+/// let recv = b.prepare_receive(&[memory.sge(16, 16)])?;
+/// b.post_receive(recv)?;
+/// let send = a.prepare(&Work::send(&[memory.sge(0, 16)]).signaled())?;
+/// let list = [
+///     Descriptor::wait_value(&ready, Condition::Geq, 1), // until the CPU or a kernel stores 1
+///     Descriptor::Send(send),
+///     Descriptor::wait(send).within(Duration::from_secs(5)),
+///     Descriptor::write_value(&sent, 1),
+/// ];
+/// a.post_on(&stream, &list)?;
+/// ready.store(1)?;
+/// assert!(stream.synchronize(Duration::from_secs(10))?);
+/// assert_eq!((sent.load()?, a.error()), (1, None));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// A list borrows the words, spans and bytes that it names until it is posted:
 ///
@@ -22,11 +58,14 @@ use crate::rdma::verbs::{Completion, ReceiveRequest, SendRequest};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Descriptor<'a> {
-    /// Post a prepared send: write its doorbell.
+    /// Post a prepared send: write the doorbell record and the doorbell, fenced against all earlier
+    /// writes of the stream. Sends that follow each other in a list share one doorbell.
     Send(SendRequest),
-    /// Post a prepared receive.
+    /// Post a prepared receive: write the doorbell record.
     Receive(ReceiveRequest),
-    /// Wait until a request has completed with success.
+    /// Wait until a request has completed with success: [`Descriptor::wait`]. If it fails, the
+    /// watcher stores status and error word first, and then releases the stream. The request must
+    /// be posted, and signaled if it is a send.
     Wait {
         /// The completion of the request.
         completion: Completion,
@@ -43,7 +82,7 @@ pub enum Descriptor<'a> {
         /// arrives at the first.
         timeout: Option<Duration>,
     },
-    /// Wait until a word satisfies a condition: [`Descriptor::wait_value`].
+    /// Wait until a word satisfies a condition ([`Descriptor::wait_value`]).
     #[doc(hidden)]
     WaitValue {
         /// The word, of either width.
@@ -63,8 +102,9 @@ pub enum Descriptor<'a> {
         /// The value.
         value: u64,
     },
-    /// Store bytes that are captured when the list is posted. Address and length are multiples of 4
-    /// bytes.
+    /// Store bytes. `data` is copied when the list is posted. Address and length are multiples of 4
+    /// bytes. The bytes become visible in any order among themselves, and before a later
+    /// [`Descriptor::write_value`] or doorbell of the stream.
     WriteMemory {
         /// The destination.
         to: &'a Span,
@@ -73,10 +113,10 @@ pub enum Descriptor<'a> {
     },
     /// Make earlier writes of devices to GPU memory visible to the stream's later work.
     Flush,
-    /// No action of the stream. It tells the library that work which the caller enqueues behind
-    /// this list brings `word` to `value` (compared cyclically): at that value the stream has
-    /// passed the waits for words in this list. Without it, only an idle stream is known to have
-    /// passed them, and until then it counts as waiting.
+    /// No action of the stream, but a statement about later work: work that the caller enqueues
+    /// behind this list brings `word` to `value` (compared cyclically). At that value the stream
+    /// has passed the waits for words in this list. Without the statement, only an idle stream is
+    /// known to have passed them, and until then it counts as waiting.
     PassedBy {
         /// The word.
         word: &'a Word64,
@@ -86,7 +126,8 @@ pub enum Descriptor<'a> {
 }
 
 impl<'a> Descriptor<'a> {
-    /// A wait until a request has completed with success.
+    /// A wait until a request has completed with success, without a flush and without a time limit:
+    /// for sends, and for data in host memory.
     pub fn wait(completion: impl Into<Completion>) -> Self {
         Descriptor::Wait {
             completion: completion.into(),
@@ -95,8 +136,8 @@ impl<'a> Descriptor<'a> {
         }
     }
 
-    /// As [`Descriptor::wait`], with a flush: the NIC writes to GPU memory for this request are
-    /// visible after the wait, by the means that
+    /// A wait as [`Descriptor::wait`], with a flush: the NIC writes to GPU memory for this request
+    /// are visible after the wait, by the means that
     /// [`Device::consistency`](crate::rdma::Device::consistency) returns.
     pub fn wait_flushed(completion: impl Into<Completion>) -> Self {
         Descriptor::Wait {
@@ -107,7 +148,8 @@ impl<'a> Descriptor<'a> {
     }
 
     /// A wait until a word satisfies `condition`, compared with `value`: a `u32` for a [`Word32`],
-    /// a `u64` for a [`Word64`].
+    /// a `u64` for a [`Word64`]. It has no time limit: if no store satisfies it, the stream waits
+    /// until the process ends.
     pub fn wait_value<W: Word>(word: &'a W, condition: Condition, value: W::Value) -> Self {
         Descriptor::WaitValue {
             word: word.borrowed(),

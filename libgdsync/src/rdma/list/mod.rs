@@ -69,15 +69,57 @@ thread_local! {
 }
 
 /// Posts, waits and does word operations on `stream`, in the order of `list`, in one submission if
-/// the runtime's limit allows. `queues` are the queue pairs that the list names.
+/// the runtime's limit allows. `queues` are the queue pairs that the list names; none for a list of
+/// word operations. The call returns when the list is enqueued; it does not wait for the stream.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::rdma::{Descriptor, Work, post_on};
+/// # use gdsync::{gpu::MemoryKind, rdma::{Access, Device, QpConfig}};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+/// # let config = QpConfig::default();
+/// # let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+/// # a.connect(&b.address())?;
+/// # b.connect(&a.address())?;
+/// # let memory = pd.register(&gpu.alloc(MemoryKind::Device, 64)?, Access::ALL)?;
+/// # let stream = gpu.stream()?;
+/// let recv = b.prepare_receive(&[memory.sge(32, 32)])?;
+/// let send = a.prepare(&Work::send(&[memory.sge(0, 32)]).signaled())?;
+/// let list = [
+///     Descriptor::Receive(recv),
+///     Descriptor::Send(send),
+///     Descriptor::wait(send),
+///     Descriptor::wait_flushed(recv),
+/// ];
+/// post_on(&stream, &mut [&mut a, &mut b], &list)?; // one submission for both queue pairs
+/// assert!(stream.synchronize(Duration::from_secs(10))?);
+/// assert_eq!((a.error(), b.error()), (None, None)); // a failure would have released the stream
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// `Foreign` for a stream, word or request of another GPU or queue pair; `OutOfOrder`,
-/// `NoSuchRequest` (also for a wait for a request that is not posted), `Failed`, `WrongState` as
-/// for single calls; `Unsupported` for a stream under capture or an operation that the runtime
-/// lacks; `Invalid` for sizes and alignments. After each of these errors nothing is posted. If the
-/// runtime fails in the middle of a list that takes several submissions, the queue pairs named go
-/// into error.
+/// After each of these errors nothing is posted:
+///
+/// - `Foreign` for a stream, word or request of another GPU or queue pair.
+/// - `OutOfOrder` if an earlier request of a queue is neither posted nor aborted.
+/// - `NoSuchRequest` for a request that is posted or aborted already, and for a wait for a request
+///   that is not posted.
+/// - `Invalid` for a wait for an unsignaled request, and for sizes and alignments.
+/// - `Failed` if a queue pair is in error.
+/// - `Unsupported` for a stream under capture, for an operation that the runtime lacks, and for a
+///   flush without a policy ([`Device::consistency`](crate::rdma::Device::consistency)).
+/// - `TooManyWaits` if the list waits and too many streams of the GPU wait already.
+/// - `QueueFull` if the stream waits and holds the maximum number of submissions, or if more than 8
+///   streams wait for completions of one queue.
+/// - `System`, `DeviceLost` if the runtime refuses.
+///
+/// If the runtime fails in the middle of a list that takes several submissions, the queue pairs
+/// named go into error ([`Status::CLOSED`]).
 pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>]) -> Result<()> {
     stream.check(stream.gpu(), OPERATION)?;
     let mut scratch = SCRATCH.take().unwrap_or_default();
@@ -99,11 +141,11 @@ pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>])
 }
 
 impl Qp {
-    /// Posts, waits and does word operations on `stream`, all in one submission if the runtime's
-    /// limit allows. Same as [`post_on`] with only this queue pair.
+    /// Posts, waits and does word operations on `stream`, as [`post_on`] does for this queue pair
+    /// alone. [`Descriptor`] has an example.
     ///
     /// # Errors
-    /// See [`post_on`].
+    /// As [`post_on`].
     pub fn post_on(&mut self, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
         post_on(stream, &mut [self], list)
     }

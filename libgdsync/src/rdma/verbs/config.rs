@@ -19,13 +19,14 @@ const DOORBELL: Variable<Doorbell> = Variable {
     former_words: &[("ring", "direct"), ("proxy", "cpu-thread")],
 };
 
-/// The way in which doorbells and waits become work of a stream.
+/// The lowering: how doorbells and waits become work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Lowering {
-    /// Stream memory operations: they use no SM, and an enqueue is cheap.
+    /// Stream memory operations (CUDA: `cuStreamBatchMemOp`): they use no SM, and an enqueue is
+    /// cheap.
     MemOps,
-    /// One small kernel per submission.
+    /// One small kernel per submission, of one block of 32 threads. It holds an SM while it waits.
     Kernel,
     /// The value of `GDS_LOWER`, or else a choice for each list by its cost: one kernel instead of
     /// many memory operations, where kernels can run in parallel with the application's. Never for
@@ -79,7 +80,28 @@ impl Doorbell {
     }
 }
 
-/// The configuration of a queue pair.
+/// The configuration of a queue pair, for [`Pd::create_qp`](super::Pd::create_qp).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::rdma::{Doorbell, QpConfig};
+/// # use gdsync::rdma::Device;
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+/// let config = QpConfig::default()
+///     .send_blocks(1024)
+///     .timeout(Duration::from_secs(5)) // `None`: no limit
+///     .doorbell(Doorbell::CpuThread);
+/// let qp = pd.create_qp(&config)?;
+/// assert_eq!(qp.doorbell(), Doorbell::CpuThread);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Values are checked when a queue pair is created.
 ///
 /// # Route and retries
 /// A setting that is not set takes the value of its environment variable, or the default in the
@@ -107,38 +129,40 @@ impl Doorbell {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QpConfig {
-    /// The transport.
+    /// The transport. Default: a reliable connection.
     pub transport: Transport,
     /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up to 3
     /// or a write with up to 2 segments takes one block, a datagram with up to 4 segments takes
     /// two. Signaled requests also need completion entries, which are freed by the quarter: between
-    /// half and all of the blocks are available for signaled requests at a time.
+    /// half and all of the blocks are available for signaled requests at a time. Default: 256.
     pub send_blocks: u32,
-    /// Entries of the receive queue, a power of two, 4 to 32768.
+    /// Entries of the receive queue, a power of two, 4 to 32768. Default: 256.
     pub recv_entries: u32,
-    /// Maximum number of segments per receive, 1 to 16.
+    /// Maximum number of segments per receive, 1 to 16. Default: 4.
     pub recv_sges: u32,
-    /// The location of the work queues.
+    /// The location of the work queues. Default: pinned memory. [`Qp::memory`](super::Qp::memory)
+    /// returns the actual location.
     pub ring_memory: MemoryKind,
-    /// The location of the completion queues.
+    /// The location of the completion queues. Default: pinned memory.
     pub cq_memory: MemoryKind,
-    /// The location of the doorbell record.
+    /// The location of the doorbell record. Default: pinned memory.
     pub record_memory: MemoryKind,
     /// The time limit of a send, from its doorbell to its completion. A send that exceeds it puts
     /// the queue pair in error, with [`Status::TIMEOUT`](crate::Status::TIMEOUT). `None`: no limit.
+    /// Default: 60 s.
     pub timeout: Option<Duration>,
-    /// The lowering of posts and waits on streams.
+    /// The lowering of posts and waits on streams. Default: `Auto`.
     pub lowering: Lowering,
-    /// The side that writes the doorbell for streams.
+    /// The side that writes the doorbell for streams. Default: `Auto`.
     pub doorbell: Doorbell,
     /// The route of its packets, and their retransmission.
     pub(in crate::rdma) path: PathConfig,
-    /// The operations of peers that this queue pair permits, within the permissions of
-    /// registrations.
+    /// The operations of peers that this queue pair permits, within the rights of registrations.
+    /// Default: all.
     pub access: Access,
     /// An additional error word, which several queue pairs may share. If it is 0 when a signaled
     /// request fails, it takes the value of [`Qp::error_word`](super::Qp::error_word), before a
-    /// stream that waits for the request continues. In pinned memory.
+    /// stream that waits for the request continues. It must be in pinned memory. Default: none.
     pub error: Option<Word32>,
     /// The first index of queues and completion positions, for tests of the wrap-around.
     #[doc(hidden)]
@@ -176,27 +200,34 @@ macro_rules! path_setters {
 }
 
 path_setters! {
-    /// The partition key. Both ends must have the same key, at least one of them as a full member;
-    /// the membership bit (0x8000) is not compared.
+    /// Sets the partition key (P_Key). Both ends must have the same key, at least one of them as a
+    /// full member; the membership bit (0x8000) is not compared. Default: the port's first.
     pkey: u16,
-    /// The service level, which selects a virtual lane on InfiniBand and a priority on Ethernet.
+    /// Sets the service level, 0 to 15, which selects a virtual lane on InfiniBand and a priority
+    /// on Ethernet. Default: 0.
     service_level: u8,
-    /// The traffic class of the global header; on Ethernet its upper six bits are the DSCP.
+    /// Sets the traffic class of the global header; on Ethernet its upper six bits are the DSCP.
+    /// Default: 0.
     traffic_class: u8,
-    /// The flow label of the global header; on Ethernet it determines the UDP source port.
+    /// Sets the flow label of the global header, 20 bits; on Ethernet it determines the UDP source
+    /// port. Default: 0.
     flow_label: u32,
-    /// The maximum number of routers on the path of a packet.
+    /// Sets the hop limit: the maximum number of routers on the path of a packet, from 1 on.
+    /// Default: 64.
     hop_limit: u8,
-    /// The acknowledgement timeout: 4.096 us * 2^`ack_timeout`. 0: no timeout, so that a dead peer
-    /// is never detected.
+    /// Sets the acknowledgement timeout to 4.096 us * 2^`ack_timeout`, 0 to 31. 0: no timeout, so
+    /// that a dead peer is never detected. Default: 15, which is 0.13 s.
     ack_timeout: u8,
-    /// The number of retransmissions of a packet that is not acknowledged. At 7 the kernel's
-    /// soft-RoCE retries without a limit.
+    /// Sets the number of retransmissions of a packet that is not acknowledged, 0 to 7. At 7 the
+    /// kernel's soft-RoCE retries without a limit. Default: 7, or 6 by
+    /// [`Device::verbs`](crate::rdma::Device::verbs).
     retry_count: u8,
-    /// The number of retries of a request for which the peer has no receive. 7: no limit.
+    /// Sets the number of retries of a request for which the peer has no receive, 0 to 7. 7: no
+    /// limit, the default.
     rnr_retry: u8,
-    /// The time for which the peer waits before it retries a request for which this side has no
-    /// receive, in InfiniBand's code: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491.52 ms, 0 is 655.36 ms.
+    /// Sets the time for which the peer waits before it retries a request for which this side has
+    /// no receive, in InfiniBand's code, 0 to 31: 1 is 0.01 ms, 12 is 0.64 ms (the default), 31 is
+    /// 491.52 ms, 0 is 655.36 ms.
     rnr_timer: u8,
 }
 

@@ -384,7 +384,8 @@ impl QpCore {
         if let (Transport::Ud { .. }, None, Some(status)) =
             (self.transport, *cause, send_fault.first())
         {
-            // A NIC would continue the receives of a datagram queue pair whose send failed.
+            // A failed send of datagrams stops the send queue alone (state SQE of verbs): the NIC
+            // continues the receives. The library fails the whole queue pair, as a connection.
             *cause = Some((Side::Send, status));
             *fails = true;
         }

@@ -17,10 +17,43 @@ const MAX_QPN: u32 = 0x00ff_ffff;
 /// The largest queue key of programs; larger keys are reserved for the system. In a request, a
 /// larger key selects the sender's own key.
 pub(in crate::rdma) const MAX_QKEY: u32 = 0x7fff_ffff;
-/// The largest packet of a linked-in virtual NIC, in bytes.
+/// The MTU in bytes of a virtual NIC that is linked into its process, which has no port address.
 const EMULATED_MTU: u32 = 4096;
 
-/// The destination of a datagram: a queue pair behind a port, with its queue key.
+/// The destination of a datagram: a queue pair behind a port, with its queue key (verbs: an address
+/// handle, a remote QP number and a Q_Key).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::gpu::MemoryKind;
+/// use gdsync::rdma::{Access, GRH, QpConfig, Transport, Work};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = gdsync::rdma::Device::emulated(&gpu)?.alloc_pd()?;
+/// let config = QpConfig::default().transport(Transport::Ud { qkey: 0x1234 });
+/// let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+/// a.activate()?;
+/// b.activate()?;
+/// let memory = pd.register(&gpu.alloc(MemoryKind::Pinned, 256)?, Access::ALL)?;
+/// let recv = b.prepare_receive(&[memory.sge(128, GRH as u32 + 8)])?;
+/// b.post_receive(recv)?;
+///
+/// let to = pd.destination(&b.address())?; // the record of the peer's queue pair
+/// let send = a.prepare(&Work::send(&[memory.sge(0, 8)]).to(&to).signaled())?;
+/// a.post(send)?;
+/// b.wait(recv, Duration::from_secs(10))?;
+/// let got = b.received(recv)?;
+/// assert_eq!(got.len as usize, GRH + 8);
+///
+/// let mut front = [0; GRH];
+/// memory.region().read(128, &mut front)?;
+/// let back = pd.answer_to(&got.source.unwrap(), &front, 0x1234)?; // to the sender
+/// assert_eq!(back.qpn(), a.address().qpn);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// [`Pd::destination`] and [`Pd::answer_to`] make a destination; [`Work::to`](super::Work::to) uses
 /// it on any number of queue pairs of the same protection domain. A clone is the same destination.
@@ -53,8 +86,9 @@ impl Destination {
         self.0.ah.av.qpn()
     }
 
-    /// Maximum message length in bytes. A datagram is one packet, so the limit is the smaller MTU
-    /// of the two ports, or the MTU of the local port if the peer's is unknown.
+    /// The maximum length of a message in bytes. A datagram is one packet, so the limit is the
+    /// smaller active MTU of the two ports; the MTU of the local port if the peer's is unknown, as
+    /// for [`Pd::answer_to`]; 4096 for virtual NICs in the process.
     pub fn max_len(&self) -> u32 {
         self.0.max_len
     }
@@ -116,9 +150,9 @@ impl Pd {
     }
 
     /// The destination of an answer: the sender of a received datagram
-    /// ([`Received::source`](super::Received::source)). `front` are the [`GRH`] bytes before its
-    /// payload, which the call reads if the source says that they are valid; `qkey` is the key of
-    /// the sender's queue pair, which no datagram contains.
+    /// ([`Received::source`](super::Received::source); verbs: `ibv_init_ah_from_wc`). `front` are
+    /// the [`GRH`] bytes before its payload, which the call reads if the source says that they are
+    /// valid; `qkey` is the key of the sender's queue pair, which no datagram contains.
     ///
     /// # Errors
     /// `Protocol` if the bytes are not a header; other errors as [`Pd::destination`].

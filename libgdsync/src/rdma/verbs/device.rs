@@ -14,11 +14,28 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::{Consistency, Gpu, MemoryKind};
 use crate::nic::{Nic, Provider};
 
-/// A NIC, opened for one GPU. A clone is the same device.
+/// One port of a NIC, opened for one GPU: the verbs device context. A clone is the same device.
+///
+/// [`Device::from_env`] opens the NIC that suits the GPU best. A background thread, the watcher,
+/// visits all queue pairs of the device about once a millisecond: it detects errors and timeouts,
+/// and releases the streams that wait for failed requests.
+///
+/// ```
+/// use gdsync::rdma::{Device, DeviceOptions, Provider};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// let options = DeviceOptions::default().provider(Provider::Emulated); // or `Device::emulated`
+/// let device = Device::open_with(&gpu, &options)?;
+/// assert_eq!(device.provider().to_string(), "emulated");
+/// println!("{device:?}, not {:?}", device.passed_over()); // empty: a provider was named
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// When the last handle on a device and on all objects made from it is dropped, work in flight is
-/// cancelled: streams that wait for it continue, with [`Status::CLOSED`](crate::Status) in the
-/// error words. [`Device::close`] waits for that work instead.
+/// cancelled: streams that wait for it continue, with [`Status::CLOSED`](crate::Status::CLOSED) in
+/// the error words. [`Device::close`] waits for that work instead.
 #[derive(Clone)]
 pub struct Device(pub(in crate::rdma) Arc<DeviceInner>);
 
@@ -112,7 +129,9 @@ impl Device {
         }))
     }
 
-    /// Visits all queue pairs once, as the watcher does. `true`: some work was done.
+    /// Visits all queue pairs once, as the watcher does: for a device that was opened without a
+    /// watcher ([`DeviceOptions::watched`](field@crate::rdma::DeviceOptions::watched)). `true`:
+    /// some work was done. Does not block.
     pub fn progress(&self) -> bool {
         let now = self.0.gpu.host().now();
         let busy = self.0.watcher.with(|watcher| watcher.step(now)) == Step::Progress;
@@ -160,7 +179,8 @@ impl Device {
         self.nic().keeps_order()
     }
 
-    /// Whether its queue pairs support RDMA READ.
+    /// Whether its queue pairs support RDMA READ. False only for a NIC of [`Device::verbs`] that
+    /// reports 0 outstanding READs (`max_qp_rd_atom`, `max_qp_init_rd_atom`).
     pub fn reads(&self) -> bool {
         self.nic().reads()
     }
@@ -189,7 +209,7 @@ impl Device {
         });
     }
 
-    /// Allocates a protection domain.
+    /// Allocates a protection domain (`ibv_alloc_pd`).
     ///
     /// # Errors
     /// `System` if the device has no free protection domain.
@@ -203,10 +223,10 @@ impl Device {
         Pd::new(self, rail)
     }
 
-    /// Waits, at most `limit`, until all work posted on dropped queue pairs has completed and every
-    /// stream has passed its waits on them. On return, the NIC has destroyed the queue pairs whose
-    /// doorbell no stream ever wrote; it destroys the others when the streams have passed their
-    /// doorbells.
+    /// Waits, blocking the CPU for at most `limit`, until all work posted on dropped queue pairs
+    /// has completed and every stream has passed its waits on them. On return, the NIC has
+    /// destroyed the queue pairs whose doorbell no stream ever wrote; it destroys the others when
+    /// the streams have passed their doorbells.
     ///
     /// # Errors
     /// `Timeout`, with the number of queue pairs that are still in flight or still held. The

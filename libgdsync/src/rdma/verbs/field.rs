@@ -38,11 +38,43 @@ impl Qp {
     }
 
     /// A 32-bit field of a prepared request: a length, a key or the opcode. The stream that posts
-    /// the request writes it before, big-endian.
+    /// the request stores into it before the post, big-endian, for example a length that a kernel
+    /// has computed.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use gdsync::rdma::{Descriptor, Field, Work};
+    /// # use gdsync::{gpu::MemoryKind, rdma::{Access, Device, QpConfig}};
+    ///
+    /// # fn main() -> gdsync::Result<()> {
+    /// # let gpu = gdsync::Gpu::soft()?;
+    /// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+    /// # let config = QpConfig::default();
+    /// # let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+    /// # a.connect(&b.address())?;
+    /// # b.connect(&a.address())?;
+    /// # let memory = pd.register(&gpu.alloc(MemoryKind::Device, 128)?, Access::ALL)?;
+    /// # let stream = gpu.stream()?;
+    /// let recv = b.prepare_receive(&[memory.sge(64, 64)])?;
+    /// b.post_receive(recv)?;
+    /// let send = a.prepare(&Work::send(&[memory.sge(0, 64)]).signaled())?;
+    /// let length = a.field32(send, Field::Length(0))?;
+    /// let list = [
+    ///     Descriptor::write_value(&length, 5_u32.to_be()),
+    ///     Descriptor::Send(send),
+    ///     Descriptor::wait(send),
+    /// ];
+    /// a.post_on(&stream, &list)?;
+    /// b.wait(recv, Duration::from_secs(10))?;
+    /// assert_eq!(b.received(recv)?.len, 5);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `Invalid` if the entry does not have the field or the field is an address; `NoSuchRequest`
-    /// if the request is not prepared.
+    /// if the request is not prepared; `Foreign` for a request of another queue pair.
     pub fn field32(&self, request: SendRequest, field: Field) -> Result<Word32> {
         if matches!(field, Field::Address(_) | Field::RemoteAddress) {
             let what = format!("{field:?} has 64 bits");
@@ -53,10 +85,10 @@ impl Qp {
         region.word32(start + at)
     }
 
-    /// A 64-bit field of a prepared request, for addresses; see [`Qp::field32`].
+    /// A 64-bit field of a prepared request: an address, big-endian; see [`Qp::field32`].
     ///
     /// # Errors
-    /// As [`Qp::field32`].
+    /// As [`Qp::field32`], but `Invalid` if the field is not an address.
     pub fn field64(&self, request: SendRequest, field: Field) -> Result<Word64> {
         if !matches!(field, Field::Address(_) | Field::RemoteAddress) {
             let what = format!("{field:?} has 32 bits");

@@ -2,7 +2,9 @@
 //! header that RoCE v2 has in its place (InfiniBand specification, volume 1, chapter 8 and annex
 //! A17).
 
-/// Bytes before every received datagram, whether or not they contain a header.
+/// The number of bytes before the data of every received datagram: 40, whether or not they contain
+/// a header. In verbs, `struct ibv_grh`; [`Source::grh`](super::Source::grh) says whether the bytes
+/// are valid.
 pub const GRH: usize = 40;
 
 /// An IPv4 header is in the last bytes.

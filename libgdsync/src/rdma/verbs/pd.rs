@@ -9,7 +9,23 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
 use crate::nic::{Access, MrKeys, Nic, PdId, RAILS, RemoteMemory};
 
-/// A protection domain: registrations and queue pairs of the same domain can be used together.
+/// A protection domain (PD): memory regions and queue pairs of the same domain can be used
+/// together. A clone is the same domain.
+///
+/// ```
+/// use gdsync::gpu::MemoryKind;
+/// use gdsync::rdma::{Access, Device, QpConfig};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// let pd = Device::emulated(&gpu)?.alloc_pd()?;
+/// let region = gpu.alloc(MemoryKind::Device, 4096)?;
+/// let mr = pd.register(&region, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+/// let qp = pd.create_qp(&QpConfig::default())?;
+/// assert!(mr.is_of(&pd) && mr.is_of(qp.pd()));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Pd {
     inner: Arc<PdInner>,
@@ -66,10 +82,13 @@ impl Pd {
         self.inner.rail
     }
 
-    /// Registers a whole region with the NIC.
+    /// Registers a whole region with the NIC, with these rights (`ibv_reg_mr`; GPU memory as a
+    /// dma-buf, or by `nvidia_peermem`). Peers access it as soon as they have its record,
+    /// [`Mr::remote`].
     ///
     /// # Errors
-    /// `Foreign` for memory of another GPU, `System` if the NIC refuses.
+    /// `Foreign` for memory of another GPU; `Unsupported` for GPU memory that the NIC, the kernel
+    /// or the driver cannot register; `Invalid` or `System` if the NIC refuses.
     pub fn register(&self, region: &Region, access: Access) -> Result<Mr> {
         let device = self.device();
         if !region.gpu().is(device.gpu()) {
@@ -95,17 +114,36 @@ impl Pd {
         })))
     }
 
-    /// Creates a queue pair.
+    /// Creates a queue pair, with its completion queues and doorbell record. It must be connected
+    /// ([`Qp::connect`]) or activated ([`Qp::activate`]) before it sends.
     ///
     /// # Errors
-    /// `Invalid` for sizes out of range, `System` if the device or the memory allocation refuses.
+    /// `Invalid` for a size or setting out of its range, in `config` or in an environment variable,
+    /// or for a partition of which the port is not a member; `Unsupported` if the NIC or the GPU
+    /// does not support the configuration; `System` if the device or the memory allocation refuses.
     pub fn create_qp(&self, config: &QpConfig) -> Result<Qp> {
         Qp::create(self, config)
     }
 }
 
-/// A memory region (MR): a region registered with a NIC. A clone is the same registration. It ends
-/// when the last clone and the last request in flight that uses it are gone.
+/// A memory region (MR): memory that is registered with a NIC. A clone is the same registration. It
+/// ends when the last clone and the last request in flight that uses it are gone.
+///
+/// ```
+/// use gdsync::gpu::MemoryKind;
+/// use gdsync::rdma::{Access, RemoteMemory};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = gdsync::rdma::Device::emulated(&gpu)?.alloc_pd()?;
+/// let mr = pd.register(&gpu.alloc(MemoryKind::Pinned, 4096)?, Access::ALL)?;
+/// let local = mr.sge(64, 16); // for requests of this side: 16 bytes at offset 64
+/// let record = mr.remote().to_bytes(); // for the peer: 48 bytes, sent by any means
+/// let remote = RemoteMemory::from_bytes(&record)?.span(64, 16)?; // at the peer
+/// # assert_eq!((local.offset, remote.addr), (64, mr.region().addr().0 + 64));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Mr(Arc<MrInner>);
 
@@ -148,7 +186,7 @@ impl Mr {
         self.0.access
     }
 
-    /// The local key, for requests of this side.
+    /// The local key (lkey), as WQEs of this side contain it.
     pub fn lkey(&self) -> u32 {
         self.0.keys.lkey
     }
@@ -181,8 +219,8 @@ impl Mr {
     /// the registration and no request in flight uses it.
     ///
     /// # Errors
-    /// Each error returns the registration unchanged. `Timeout` names what still uses the memory;
-    /// `Invalid` if it was not made from a buffer.
+    /// Each error returns the registration unchanged. `Timeout` after `limit`, with what still uses
+    /// the memory; `Invalid` if the region was not made from a buffer.
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Mr, Error)> {
         let region = &self.0.region;
         let host = region.gpu().host();
@@ -209,7 +247,7 @@ impl Mr {
         }
     }
 
-    /// The record by which a peer accesses the memory.
+    /// The record by which a peer accesses the memory: address, length and rkey.
     pub fn remote(&self) -> RemoteMemory {
         self.0.remote
     }

@@ -16,12 +16,15 @@ use crate::ring::send::Posted;
 use crate::ring::{Poster, RingMemory, Ticket};
 
 impl Qp {
-    /// Posts a prepared request from the CPU.
+    /// Posts a prepared request from the CPU: writes the doorbell record and the doorbell. The NIC
+    /// starts the request after all earlier requests of the queue. The call returns at once.
     ///
     /// # Errors
     /// `OutOfOrder` if an earlier request is neither posted nor aborted; `Busy` if a stream posted
-    /// last and has not written its doorbell yet (see [`Qp::post_within`]); `NoSuchRequest`,
-    /// `Failed`.
+    /// last and has not written its doorbell yet (see [`Qp::post_within`]); `NoSuchRequest` if the
+    /// request is posted or aborted already; `Foreign` for a request of another queue pair, or from
+    /// before a reset; `WrongState` if the queue pair is not connected or activated; `Failed` if it
+    /// is in error. After each of these errors the request is as before.
     pub fn post(&mut self, request: SendRequest) -> Result<()> {
         const OPERATION: &str = "post send";
         self.own(request.queue, OPERATION)?;
@@ -44,7 +47,8 @@ impl Qp {
         Ok(())
     }
 
-    /// As [`Qp::post`], but waits at most `limit` for a stream that posted last.
+    /// Posts a prepared request from the CPU, as [`Qp::post`] does, but blocks for at most `limit`
+    /// until a stream that posted last has written its doorbell.
     ///
     /// # Errors
     /// As [`Qp::post`]; `Busy` after `limit`.
@@ -61,10 +65,12 @@ impl Qp {
         result
     }
 
-    /// Posts a prepared receive from the CPU.
+    /// Posts a prepared receive from the CPU: writes the doorbell record. Messages match posted
+    /// receives in the order of the posts. The queue pair need not be connected yet.
     ///
     /// # Errors
-    /// As [`Qp::post`].
+    /// As [`Qp::post`], without `WrongState`; `Busy` if a stream has not posted its earlier
+    /// receives yet.
     pub fn post_receive(&mut self, request: ReceiveRequest) -> Result<()> {
         const OPERATION: &str = "post receive";
         self.own(request.queue, OPERATION)?;

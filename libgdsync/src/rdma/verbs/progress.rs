@@ -16,7 +16,7 @@ use crate::status::Status;
 
 impl Qp {
     /// Polls a request: its status if it has completed, `None` while it is in flight or not posted.
-    /// An unsignaled request is known to have completed once a later one has.
+    /// Does not block. An unsignaled request is known to have completed once a later one has.
     ///
     /// The library remembers a request until as many later ones as the queue has blocks are
     /// prepared. After that the request counts as successful, unless it was aborted.
@@ -39,11 +39,14 @@ impl Qp {
         }
     }
 
-    /// Blocks the CPU until the request has completed.
+    /// Blocks the CPU, for at most `limit`, until the request has completed. Data that a receive or
+    /// a READ wrote to host memory is then visible to the CPU. For data in GPU memory, see
+    /// [`Gpu::flush_remote_writes`](crate::Gpu::flush_remote_writes).
     ///
     /// # Errors
     /// `Failed` with the status if the request failed; `Timeout` after `limit`, and the request
-    /// stays in flight; `NoSuchRequest` if the request is not posted.
+    /// stays in flight; `NoSuchRequest` if the request is not posted; `Foreign` as for
+    /// [`Qp::poll`].
     pub fn wait(&mut self, completion: impl Into<Completion>, limit: Duration) -> Result<()> {
         const OPERATION: &str = "wait for completion";
         let completion = completion.into();
@@ -74,12 +77,12 @@ impl Qp {
         }
     }
 
-    /// The result of a completed receive. It is kept until as many more receives are prepared as
-    /// the queue has entries.
+    /// The result of a completed receive: length, immediate data, source of a datagram. It is kept
+    /// until as many more receives are prepared as the queue has entries.
     ///
     /// # Errors
     /// `NoSuchRequest` if the receive has not completed, or its entry has been reused since;
-    /// `Failed` if it failed.
+    /// `Failed` if it failed; `Foreign` as for [`Qp::poll`].
     pub fn received(&mut self, request: ReceiveRequest) -> Result<Received> {
         const OPERATION: &str = "read receive completion";
         if let Some(status) = self.poll(request)?.filter(|s| s.is_error()) {
@@ -123,14 +126,15 @@ impl Qp {
         })
     }
 
-    /// The status of the first request that failed, if the queue pair is in error.
+    /// The reason for which the queue pair is in error: the status of the first request that
+    /// failed, or of the failure that the NIC or the library detected. `None`: it is not in error.
     pub fn error(&mut self) -> Option<Status> {
         let mut state = self.core.lock();
         self.core.settle(&mut state);
         state.failed()
     }
 
-    /// Fails the queue pair: it goes into error with `status`, requests in flight are flushed, and
+    /// Puts the queue pair in error with `status`: requests in flight are flushed, and
     /// the streams that wait for it are released. No effect on a queue pair in error.
     pub fn fail(&mut self, status: Status) {
         let mut state = self.core.lock();
@@ -139,16 +143,18 @@ impl Qp {
         self.core.host.ring();
     }
 
-    /// The error word: [`Status::PENDING`] (0) until a request fails, then its status. A kernel may
-    /// read it after a wait to check whether a failure released it.
+    /// The address of the error word, 32 bits in pinned memory: [`Status::PENDING`] (0) until a
+    /// request fails, then its status. A kernel may read it after a wait to check whether a failure
+    /// released the stream. A reset of the queue pair sets it to 0.
     pub fn error_word(&self) -> DevicePtr {
         self.core.addrs.error.gpu
     }
 
-    /// The status word of a request: [`Status::PENDING`] (0) until the request fails, then its
-    /// status, stored before a stream that waits for it continues. A kernel that runs after the
-    /// wait can read the outcome here; after a success the word is still 0. The word belongs to the
-    /// request until as many later ones as the queue has blocks are prepared.
+    /// The address of the status word of a request, 32 bits in pinned memory: [`Status::PENDING`]
+    /// (0) until the request fails, then its status, stored before a stream that waits for it
+    /// continues. A kernel that runs after the wait can read the outcome here; after a success the
+    /// word is still 0. The word belongs to the request until as many later ones as the queue has
+    /// blocks are prepared.
     ///
     /// # Errors
     /// `Foreign` for a request of another queue pair.
@@ -163,17 +169,17 @@ impl Qp {
         Ok(statuses.gpu.offset(4 * (completion.ticket & (slots - 1))))
     }
 
-    /// Whether nothing of this queue pair is in flight; see [`Qp::quiet`]. Never waits.
+    /// Whether nothing of this queue pair is in flight; see [`Qp::quiet`]. Does not block.
     pub fn is_quiet(&mut self) -> bool {
         let mut state = self.core.lock();
         self.core.settle(&mut state);
         self.core.drain(&mut state) && self.core.is_idle(&state)
     }
 
-    /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done with
-    /// all posted requests, and every stream has posted its requests and passed its waits. To
-    /// detect the completion of unsignaled requests, the library posts a NOP behind them, which
-    /// takes a block of the queue.
+    /// Blocks the CPU, for at most `limit`, until nothing of this queue pair is in flight (drain):
+    /// the NIC is done with all posted requests, and every stream has posted its requests and
+    /// passed its waits. To detect the completion of unsignaled requests, the library posts a NOP
+    /// behind them, which takes a block of the queue.
     ///
     /// # Errors
     /// `Timeout` after `limit`; the work stays in flight. `Busy` if a prepared request occupies the

@@ -33,7 +33,50 @@ const ATOMIC: u64 = 8;
 
 /// A queue pair (QP): a reliable connection, or a queue pair for datagrams.
 ///
-/// It has a send queue, a receive queue, and a separate completion queue for each, and a UAR page.
+/// It has a send queue, a receive queue, a completion queue for each, a doorbell record and a
+/// doorbell. [`Pd::create_qp`] creates it, [`Qp::connect`] or [`Qp::activate`] makes it ready to
+/// send; receives may be posted before. Each request passes these steps:
+///
+/// 1. [`Qp::prepare`], [`Qp::prepare_receive`]: writes the entry. [`Qp::abort`] takes it back.
+/// 2. [`Qp::post`], [`Qp::post_receive`] by the CPU, or [`Qp::post_on`] by a stream: hands it to
+///    the NIC, in the order of the prepare calls.
+/// 3. [`Qp::wait`], [`Qp::poll`] by the CPU, or [`Descriptor::wait`](crate::rdma::Descriptor::wait)
+///    by a stream: waits for its completion. Its room in the queue is reused after that.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::rdma::{QpAddress, QpConfig, Work};
+/// # use gdsync::{gpu::MemoryKind, rdma::{Access, Device}};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+/// # let limit = Duration::from_secs(10);
+/// let mut a = pd.create_qp(&QpConfig::default())?;
+/// let mut b = pd.create_qp(&QpConfig::default())?; // usually in another process
+/// let (to_b, to_a) = (a.address().to_bytes(), b.address().to_bytes()); // exchange these
+/// a.connect(&QpAddress::from_bytes(&to_a)?)?;
+/// b.connect(&QpAddress::from_bytes(&to_b)?)?;
+///
+/// let memory = pd.register(&gpu.alloc(MemoryKind::Pinned, 64)?, Access::ALL)?;
+/// let recv = b.prepare_receive(&[memory.sge(32, 32)])?;
+/// b.post_receive(recv)?;
+/// let send = a.prepare(&Work::send(&[memory.sge(0, 16)]).signaled())?;
+/// a.post(send)?;
+/// a.wait(send, limit)?;
+/// b.wait(recv, limit)?;
+/// assert_eq!(b.received(recv)?.len, 16);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// If a request fails, the queue pair is in error: the NIC flushes all later requests, and calls
+/// return `Failed` with the status of the first one. [`Qp::reset`] makes it usable again.
+///
+/// A drop does not block: work in flight continues, and the watcher of the device destroys the
+/// queue pair after it. [`Device::close`](crate::rdma::Device::close) waits for that.
+///
 /// Calls take `&mut self`: a queue has one owner, which may move between threads.
 ///
 /// Two threads cannot prepare on one queue pair:
@@ -120,14 +163,16 @@ impl Qp {
         &self.pd
     }
 
-    /// The lowering of its posts and waits on streams. `Auto`: chosen for each list by its cost.
+    /// The lowering of its posts and waits on streams, after `GDS_LOWER` and the GPU are taken into
+    /// account. `Auto`: chosen for each list by its cost.
     pub fn lowering(&self) -> Lowering {
         self.lowering
     }
 
-    /// Whether a kernel that is launched for a message of the peer anyway may also wait for it.
-    /// True if the lowering is `Kernel`, or `Auto` and the peer does not share this GPU from another
-    /// process, which would run only in time slices beside a spinning kernel.
+    /// Whether a kernel may spin until a message of the peer arrives, for callers that launch a
+    /// kernel for the message anyway. True if the lowering is `Kernel`, or `Auto` and the peer does
+    /// not share this GPU from another process, which would run only in time slices beside a
+    /// spinning kernel.
     pub fn may_spin(&self) -> bool {
         match self.lowering {
             Lowering::MemOps => false,
@@ -144,7 +189,7 @@ impl Qp {
         }
     }
 
-    /// The transport.
+    /// The transport: connection or datagrams.
     pub fn transport(&self) -> Transport {
         self.core.transport
     }
@@ -174,7 +219,8 @@ impl Qp {
         }
     }
 
-    /// Connects to a peer's queue pair; the peer must connect to this one.
+    /// Connects to a peer's queue pair: INIT, RTR and RTS of `ibv_modify_qp`. The peer must connect
+    /// to this one, before or after. The call does not wait for the peer.
     ///
     /// # Errors
     /// `WrongState` if the queue pair is connected already or in error; `Invalid` for numbers that
@@ -201,7 +247,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Activates a queue pair for datagrams: it can send and receive.
+    /// Activates a queue pair for datagrams, which then sends and receives: INIT, RTR and RTS of
+    /// `ibv_modify_qp`.
     ///
     /// # Errors
     /// `WrongState` if the queue pair is active already or in error; `Invalid` for a connection;
@@ -231,7 +278,37 @@ impl Qp {
     }
 
     /// Resets a queue pair that is in error or has nothing in flight to the state after its
-    /// creation. Prepared requests are aborted, even if the call fails with `Busy`; all earlier
+    /// creation: it must be connected or activated again.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use gdsync::rdma::Work;
+    /// use gdsync::{Kind, Status};
+    /// # use gdsync::rdma::{Device, QpConfig};
+    ///
+    /// # fn main() -> gdsync::Result<()> {
+    /// # let gpu = gdsync::Gpu::soft()?;
+    /// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+    /// # let config = QpConfig::default();
+    /// # let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+    /// # a.connect(&b.address())?;
+    /// # b.connect(&a.address())?;
+    /// # let limit = Duration::from_secs(10);
+    /// a.fail(Status::CANCELLED); // as if a request had failed
+    /// let error = a.prepare(&Work::nop()).unwrap_err();
+    /// assert_eq!(error.kind(), Kind::Failed(Status::CANCELLED));
+    /// for qp in [&mut a, &mut b] {
+    ///     qp.quiet(limit)?;
+    ///     qp.reset()?;
+    /// }
+    /// a.connect(&b.address())?; // both addresses are new
+    /// b.connect(&a.address())?;
+    /// # assert!(a.prepare(&Work::nop()).is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
+    /// Prepared requests are aborted, even if the call fails with `Busy`; all earlier
     /// requests are unknown afterwards.
     ///
     /// # Errors
@@ -298,7 +375,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Prepares a request: writes a work queue entry for `work`. The NIC does not start it yet.
+    /// Prepares a request: writes a work queue entry (WQE) for `work` into the send queue. The NIC
+    /// does not start it yet. The queue pair keeps the registrations and the destination of `work`
+    /// until the request is complete or aborted. The call does not block.
     ///
     /// # Errors
     /// `Invalid` for requests that cannot be encoded or exceed their memory; `Foreign` and
@@ -425,7 +504,8 @@ impl Qp {
         }
     }
 
-    /// As [`Qp::prepare`], but waits at most `limit` for room.
+    /// Prepares a request, as [`Qp::prepare`] does, but blocks for at most `limit` until the queue
+    /// has room.
     ///
     /// # Errors
     /// As [`Qp::prepare`]; `QueueFull` after `limit`.
@@ -442,10 +522,16 @@ impl Qp {
         result
     }
 
-    /// Prepares a receive: writes a receive queue entry. A message can match it once it is posted.
+    /// Prepares a receive: writes an entry for these segments into the receive queue. A message can
+    /// match it once it is posted. On a connection, a message that is longer than the segments
+    /// fails both requests. For a datagram, the first [`GRH`](crate::rdma::GRH) bytes are the
+    /// header.
     ///
     /// # Errors
-    /// As [`Qp::prepare`].
+    /// `Invalid` for more segments than [`QpConfig::recv_sges`](field@QpConfig::recv_sges), or for
+    /// a segment outside its memory; `Foreign` for memory of another protection domain;
+    /// `NotRegistered` for memory without [`Access::LOCAL_WRITE`]; `QueueFull`, with the limit, if
+    /// the queue has no room now; `Failed` if the queue pair is in error.
     pub fn prepare_receive(&mut self, sges: &[Sge<'_>]) -> Result<ReceiveRequest> {
         const OPERATION: &str = "prepare receive";
         let limit = self.recv_sges as usize;
@@ -479,7 +565,8 @@ impl Qp {
     /// becomes a NOP of equal size.
     ///
     /// # Errors
-    /// `NoSuchRequest` if it was posted or aborted before, or is not of this queue.
+    /// `NoSuchRequest` if it was posted or aborted before; `Foreign` if it is a request of another
+    /// queue pair, or from before a reset.
     pub fn abort(&mut self, request: SendRequest) -> Result<()> {
         self.own(request.queue, "abort")?;
         let mut state = self.core.lock();
@@ -492,7 +579,8 @@ impl Qp {
     /// Aborts the newest prepared receive.
     ///
     /// # Errors
-    /// `NoSuchRequest` as for [`Qp::abort`]; `Unsupported` if a receive was prepared after it.
+    /// `NoSuchRequest`, `Foreign` as for [`Qp::abort`]; `Unsupported` if a receive was prepared
+    /// after it.
     pub fn abort_receive(&mut self, request: ReceiveRequest) -> Result<()> {
         self.own(request.queue, "abort receive")?;
         let mut state = self.core.lock();

@@ -6,7 +6,8 @@ use mlx5_prm::wqe::{Atomic, Payload, Remote, WqeFlags};
 use super::{Destination, Mr};
 use crate::nic::RemoteSpan;
 
-/// A segment of registered memory that a request reads or writes locally. [`Mr::sge`] makes it.
+/// A segment of registered local memory that a request reads or writes (verbs: `ibv_sge`).
+/// [`Mr::sge`] makes it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Sge<'a> {
@@ -18,12 +19,49 @@ pub struct Sge<'a> {
     pub len: u32,
 }
 
-/// A request for a send queue.
+/// A work request for a send queue (verbs: `ibv_send_wr`), for [`Qp::prepare`](super::Qp::prepare).
 ///
-/// A constructor makes it; [`signaled`](Work::signaled) and the other methods set its flags. A
-/// request that is not `signaled` cannot be waited for: its success raises no completion entry; its
-/// failure always raises one. The borrowed lists are read when the request is prepared, the memory
+/// A constructor makes it; [`signaled`](Work::signaled) and the other methods set its flags. The
+/// success of a request that is not `signaled` raises no completion entry: a stream cannot wait for
+/// it, and the CPU sees that it is complete once a later request is. Its failure always raises an
+/// entry. The borrowed lists are read when the request is prepared, the memory
 /// that they name when the NIC executes it.
+///
+/// A request has at most 30 segments, or at most 988 inline bytes (a WRITE: 972, a datagram: 940),
+/// because a WQE has at most 63 units of 16 bytes.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use gdsync::rdma::Work;
+/// # use gdsync::{gpu::MemoryKind, rdma::{Access, Device, QpConfig}};
+///
+/// # fn main() -> gdsync::Result<()> {
+/// # let gpu = gdsync::Gpu::soft()?;
+/// # let pd = Device::emulated(&gpu)?.alloc_pd()?;
+/// # let config = QpConfig::default();
+/// # let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+/// # a.connect(&b.address())?;
+/// # b.connect(&a.address())?;
+/// # let limit = Duration::from_secs(10);
+/// let memory = pd.register(&gpu.alloc(MemoryKind::Pinned, 64)?, Access::ALL)?;
+/// let there = memory.remote(); // a peer sends its own record
+/// // 8 bytes from offset 0 here to offset 16 there, and then 5 added to the word at offset 32.
+/// let put = a.prepare(&Work::write(&[memory.sge(0, 8)], there.span(16, 8)?))?;
+/// let word = there.span(32, 8)?;
+/// let add = a.prepare(&Work::fetch_add(&[memory.sge(40, 8)], word, 5).signaled())?;
+/// a.post(put)?;
+/// a.post(add)?;
+/// a.wait(add, limit)?; // a connection executes requests in order: the WRITE is complete too
+/// assert_eq!(memory.region().word64(32)?.load()?, 5);
+/// # let bytes = [0; 989];
+/// # assert!(a.prepare(&Work::send_inline(&[&bytes[..988]])).is_ok());
+/// # assert!(a.prepare(&Work::send_inline(&[&bytes])).is_err());
+/// # assert!(a.prepare(&Work::write_inline(&[&bytes[..972]], there.span(0, 8)?)).is_ok());
+/// # assert!(a.prepare(&Work::write_inline(&[&bytes[..973]], there.span(0, 8)?)).is_err());
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// `work` borrows a registration until the request is prepared; then the queue pair keeps it:
 ///
@@ -62,7 +100,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// SEND: the peer's next receive takes the bytes.
+    /// SEND: the peer's next posted receive takes the bytes.
     pub fn send(sges: &'a [Sge<'a>]) -> Work<'a> {
         Work {
             sges,
@@ -79,7 +117,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// RDMA WRITE to the peer's memory.
+    /// RDMA WRITE to the peer's memory. The peer gets no completion; see [`Work::with_imm`]. Its
+    /// completion here means that the peer's NIC has acknowledged the data.
     pub fn write(sges: &'a [Sge<'a>], to: RemoteSpan) -> Work<'a> {
         Work {
             sges,
@@ -98,7 +137,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// RDMA READ from the peer's memory.
+    /// RDMA READ from the peer's memory into local memory with
+    /// [`Access::LOCAL_WRITE`](crate::rdma::Access::LOCAL_WRITE).
     pub fn read(sges: &'a [Sge<'a>], from: RemoteSpan) -> Work<'a> {
         Work {
             sges,
@@ -107,8 +147,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Compare-and-swap of a 64-bit word of the peer; `old` receives the old value (8 bytes, in one
-    /// segment).
+    /// Compare-and-swap of a 64-bit word of the peer, aligned to 8 bytes: stores `swap` if the word
+    /// is `compare`. `old` receives the old value (8 bytes, in one segment).
     pub fn compare_swap(old: &'a [Sge<'a>], word: RemoteSpan, compare: u64, swap: u64) -> Work<'a> {
         Work {
             sges: old,
@@ -118,8 +158,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Fetch-and-add on a 64-bit word of the peer; `old` receives the old value (8 bytes, in one
-    /// segment).
+    /// Fetch-and-add on a 64-bit word of the peer, aligned to 8 bytes, modulo 2^64. `old` receives
+    /// the old value (8 bytes, in one segment).
     pub fn fetch_add(old: &'a [Sge<'a>], word: RemoteSpan, add: u64) -> Work<'a> {
         Work {
             sges: old,
@@ -129,7 +169,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// NOP: does nothing, and completes in order.
+    /// NOP: transfers nothing, and completes in the order of the queue.
     pub fn nop() -> Work<'a> {
         Work::new(SendOpcode::NOP)
     }
@@ -142,29 +182,33 @@ impl<'a> Work<'a> {
         self
     }
 
-    /// Makes success raise a completion entry.
+    /// Makes success raise a completion entry (`IBV_SEND_SIGNALED`), so that a stream or the CPU
+    /// can wait for the request.
     #[must_use]
     pub fn signaled(mut self) -> Work<'a> {
         self.flags.signaled = true;
         self
     }
 
-    /// Requests a solicited event at the peer.
+    /// Requests a completion event at the peer (`IBV_SEND_SOLICITED`).
     #[must_use]
     pub fn solicited(mut self) -> Work<'a> {
         self.flags.solicited = true;
         self
     }
 
-    /// Fence: the request starts only when earlier READs and atomics are done.
+    /// Fence (`IBV_SEND_FENCE`): the request starts only when the earlier READs and atomics of the
+    /// queue are complete.
     #[must_use]
     pub fn fenced(mut self) -> Work<'a> {
         self.flags.fence = true;
         self
     }
 
-    /// Adds immediate data: four bytes for the peer's completion. A WRITE then consumes one of the
-    /// peer's receives. No effect on requests other than SEND and WRITE.
+    /// Adds immediate data: 32 bits for the peer's completion, [`Received::imm`]. A WRITE then
+    /// consumes one of the peer's receives. No effect on requests other than SEND and WRITE.
+    ///
+    /// [`Received::imm`]: super::Received::imm
     #[must_use]
     pub fn with_imm(mut self, imm: u32) -> Work<'a> {
         self.opcode = match self.opcode {
