@@ -21,7 +21,7 @@ use super::tcp::{Join, Server};
 use super::{Bootstrap, Directory, Local, Secret, Tcp, lock};
 use crate::error::{Error, Kind, Result};
 
-const READ: &str = "read the environment";
+const READ: &str = "read environment";
 
 /// The default time limit for the other ranks to join.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -86,12 +86,17 @@ impl Plan {
                 let seconds = text.parse::<f64>().ok();
                 let limit = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok());
                 let limit = limit.filter(|l| !l.is_zero());
-                limit.ok_or_else(|| invalid("MP_START_TIMEOUT", &text, "seconds"))?
+                limit.ok_or_else(|| {
+                    invalid("MP_START_TIMEOUT", &text, "a number of seconds above 0")
+                })?
             }
         };
         if who.rank >= who.size {
-            let text = format!("{} says rank {} of {}", who.launcher, who.rank, who.size);
-            return Err(Error::new(READ, Kind::Invalid, text));
+            let what = format!(
+                "{} sets rank {} of {} ranks, and ranks are numbered from 0",
+                who.launcher, who.rank, who.size
+            );
+            return Err(Error::new(READ, Kind::Invalid, what));
         }
         let rendezvous = vars.rendezvous(&who, &name)?;
         Ok(Plan {
@@ -172,8 +177,9 @@ impl Vars<'_> {
     /// The number that must be set because `with` is set.
     fn needed(&self, names: &[&str], with: &str) -> Result<u32> {
         self.number(names)?.ok_or_else(|| {
-            let text = format!("{with} is set and {} is not", names.join(" or "));
-            Error::new(READ, Kind::Invalid, text)
+            let names = names.join(" or ");
+            let what = format!("{with} is set and {names} is not; set both");
+            Error::new(READ, Kind::Invalid, what)
         })
     }
 
@@ -192,9 +198,9 @@ impl Vars<'_> {
                 // MP_SIZE may be set beside PMIX_RANK.
                 let explicit = launcher.name == "MP_RANK" && self.text("MP_SIZE").is_some();
                 if explicit && self.text("PMIX_RANK").is_none() {
-                    let text =
-                        "MP_SIZE is set and MP_RANK is not: set both for each rank, or neither";
-                    return Err(Error::new(READ, Kind::Invalid, text));
+                    let what =
+                        "MP_SIZE is set and MP_RANK is not; set both for each rank, or neither";
+                    return Err(Error::new(READ, Kind::Invalid, what));
                 }
                 continue;
             };
@@ -238,7 +244,9 @@ impl Vars<'_> {
                 return Err(invalid("MP_STORE", &store, may));
             };
             let address = address.trim_end_matches('/');
-            return self.store(who.rank, address, ("MP_STORE", &store));
+            return self.store(who.rank, address, &|| {
+                invalid("MP_STORE", &store, "tcp://host:port")
+            });
         }
         match (who.launcher, who.one_host) {
             ("torchrun", Some(false) | None) => {
@@ -249,16 +257,17 @@ impl Vars<'_> {
                     true => format!("[{host}]:{port}"),
                     false => format!("{host}:{port}"),
                 };
-                self.store(who.rank, &address, ("MASTER_ADDR", &host))
+                let may = "the host of rank 0, and MASTER_PORT to a port below 65535";
+                self.store(who.rank, &address, &|| invalid("MASTER_ADDR", &host, may))
             }
             ("MP_RANK", _) if name.is_empty() => Err(unsupported(
-                "MP_RANK without MP_STORE or MP_JOB: set MP_STORE to tcp://host:port or \
-                 file:///directory, or, on one host, MP_JOB to a name",
+                "MP_RANK is set and neither MP_STORE nor MP_JOB is; set MP_STORE to tcp://host:port \
+                 or file:///directory, or, on one host, MP_JOB to a name",
             )),
             (_, Some(false)) => Err(unsupported(&format!(
-                "{} started ranks on several hosts: set MP_STORE to file:///directory on a shared \
-                 file system, or to tcp://host:port on the host of rank 0 with MP_SECRET and \
-                 MP_BIND",
+                "{} started ranks on several hosts, which need a store; set MP_STORE to \
+                 file:///directory on a shared file system, or to tcp://host:port on the host of \
+                 rank 0 with MP_SECRET and MP_BIND",
                 who.launcher
             ))),
             _ => {
@@ -275,17 +284,17 @@ impl Vars<'_> {
         }
     }
 
-    /// A store over TCP.
-    fn store(&self, rank: u32, address: &str, named: (&str, &str)) -> Result<Rendezvous> {
-        let wrong = || invalid(named.0, named.1, "host:port");
+    /// A store over TCP; `wrong` is the error for an address that is not valid.
+    fn store(&self, rank: u32, address: &str, wrong: &dyn Fn() -> Error) -> Result<Rendezvous> {
         let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
         let port = port.parse::<u16>().map_err(|_| wrong())?;
         if host.is_empty() {
             return Err(wrong());
         }
         let Some(secret) = self.text("MP_SECRET") else {
-            let text = "a store over TCP needs MP_SECRET: a random text, the same for all ranks";
-            return Err(Error::new(READ, Kind::Invalid, text));
+            let what = "a store over TCP needs a secret; set MP_SECRET to one random text for all \
+                        ranks";
+            return Err(Error::new(READ, Kind::Invalid, what));
         };
         let bind = match self.text("MP_SERVE").as_deref() {
             Some("0") => None,
@@ -293,11 +302,11 @@ impl Vars<'_> {
                 let address = match self.text("MP_BIND") {
                     // Rank 0 would listen on loopback, where ranks of other hosts cannot connect.
                     None if rank == 0 && !is_loopback(host) => {
-                        let text = format!(
-                            "rank 0 hosts the store at {address} and listens on loopback unless \
-                             told: set MP_BIND to an address of this host, or to 0.0.0.0"
+                        let what = format!(
+                            "rank 0 hosts the store at {address} and listens on loopback by \
+                             default; set MP_BIND to an address of this host, or to 0.0.0.0"
                         );
-                        return Err(Error::new(READ, Kind::Invalid, text));
+                        return Err(Error::new(READ, Kind::Invalid, what));
                     }
                     None => IpAddr::from(Ipv4Addr::LOCALHOST),
                     Some(text) => text
@@ -324,8 +333,8 @@ fn is_loopback(host: &str) -> bool {
 
 #[cold]
 fn invalid(name: &str, value: &str, may: &str) -> Error {
-    let text = format!("{name}={value:?}: must be {may}");
-    Error::new(READ, Kind::Invalid, text)
+    let what = format!("{name}={value:?} is not valid; set it to {may}");
+    Error::new(READ, Kind::Invalid, what)
 }
 
 #[cold]

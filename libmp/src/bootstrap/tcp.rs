@@ -169,7 +169,12 @@ impl Tcp {
         let (job, descriptors) = match (session.job(), descriptors) {
             (job, Some(descriptors)) => (job, descriptors),
             // The job has started, so the store has sent its challenge.
-            _ => return Err(refused(join, SessionError::Malformed("out of turn"))),
+            _ => {
+                return Err(refused(
+                    join,
+                    SessionError::Malformed("a frame is out of turn"),
+                ));
+            }
         };
         Ok(Ok(Tcp {
             rank,
@@ -201,15 +206,18 @@ impl State {
     }
 
     fn exchange(&mut self) -> Result<(), (Kind, String)> {
-        let lost = |e: std::io::Error| (Kind::System, format!("the store is gone: {e}"));
+        let lost = |e| {
+            let what = format!("the connection to the store failed: {e}");
+            (Kind::System, what)
+        };
         let mut bytes = [0; 1 << 14];
         let mut taken = 0;
         while taken < MAX_READ {
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Err((Kind::System, "the store is gone".into())),
+                Ok(0) => return Err((Kind::System, "the store closed the connection".into())),
                 Ok(n) => {
                     let heard = self.session.input(&bytes[..n]);
-                    heard.map_err(|e| (Kind::Protocol, e.to_string()))?;
+                    heard.map_err(|e| (Kind::Protocol, format!("the store {e}")))?;
                     taken += n;
                     // A short read means that no more bytes have arrived.
                     if n < bytes.len() {
@@ -361,23 +369,29 @@ fn connect(join: &Join, end: Instant) -> std::io::Result<TcpStream> {
 
 /// An error of this rank, with the rank and the time limit.
 #[cold]
-fn failed(join: &Join, kind: Kind, text: String) -> Error {
-    let error = Error::new(JOIN, kind, text).with_rank(join.rank);
-    error.with_limit(join.limit.as_millis(), "")
+fn failed(join: &Join, kind: Kind, what: String) -> Error {
+    let error = Error::new(JOIN, kind, what).with_rank(join.rank);
+    error.with_limit(join.limit.as_millis(), "ms")
 }
 
 #[cold]
 fn absent(join: &Join, e: std::io::Error) -> Error {
-    let text = format!("the store at {} cannot be reached", join.store);
-    failed(join, Kind::Absent, text).with_source(e)
+    let what = format!(
+        "the store at {} was not reached in time; check that it runs at this address",
+        join.store
+    );
+    failed(join, Kind::Absent, what).with_source(e)
 }
 
 #[cold]
 fn late(join: &Join, session: &Session) -> Error {
     match session.missing() {
         (0, _) => {
-            let text = format!("the store at {} does not answer", join.store);
-            failed(join, Kind::Absent, text)
+            let what = format!(
+                "the store at {} did not answer in time; check that it runs at this address",
+                join.store
+            );
+            failed(join, Kind::Absent, what)
         }
         (count, some) => missing(join.limit, count, some),
     }
@@ -385,14 +399,14 @@ fn late(join: &Join, session: &Session) -> Error {
 
 #[cold]
 fn broken(join: &Join, e: std::io::Error) -> Error {
-    let text = format!("the connection to the store at {} broke", join.store);
-    failed(join, Kind::System, text).with_source(e)
+    let what = format!("the connection to the store at {} broke", join.store);
+    failed(join, Kind::System, what).with_source(e)
 }
 
 #[cold]
 fn refused(join: &Join, e: SessionError) -> Error {
-    let text = format!("the store at {}: {e}", join.store);
-    Error::new(JOIN, Kind::Protocol, text).with_rank(join.rank)
+    let what = format!("the store at {} {e}", join.store);
+    Error::new(JOIN, Kind::Protocol, what).with_rank(join.rank)
 }
 
 #[cfg(test)]
