@@ -78,7 +78,7 @@ impl Plan {
     /// have no place to meet, with the variables to set.
     pub fn from_vars(get: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         let vars = Vars(get);
-        let who = vars.identity()?;
+        let identity = vars.identity()?;
         let name = vars.text("MP_JOB").unwrap_or_default();
         let limit = match vars.text("MP_START_TIMEOUT") {
             None => LIMIT,
@@ -91,18 +91,18 @@ impl Plan {
                 })?
             }
         };
-        if who.rank >= who.size {
+        if identity.rank >= identity.size {
             let what = format!(
                 "{} sets rank {} of {} ranks, and ranks are numbered from 0",
-                who.launcher, who.rank, who.size
+                identity.launcher, identity.rank, identity.size
             );
             return Err(Error::new(READ, Kind::Invalid, what));
         }
-        let rendezvous = vars.rendezvous(&who, &name)?;
+        let rendezvous = vars.rendezvous(&identity, &name)?;
         Ok(Plan {
-            rank: who.rank,
-            size: who.size,
-            launcher: who.launcher,
+            rank: identity.rank,
+            size: identity.size,
+            launcher: identity.launcher,
             rendezvous,
             name,
             limit,
@@ -228,8 +228,8 @@ impl Vars<'_> {
         })
     }
 
-    fn rendezvous(&self, who: &Identity, name: &str) -> Result<Rendezvous> {
-        if who.size == 1 {
+    fn rendezvous(&self, identity: &Identity, name: &str) -> Result<Rendezvous> {
+        if identity.size == 1 {
             return Ok(Rendezvous::Alone);
         }
         if let Some(store) = self.text("MP_STORE") {
@@ -244,11 +244,11 @@ impl Vars<'_> {
                 return Err(invalid("MP_STORE", &store, may));
             };
             let address = address.trim_end_matches('/');
-            return self.store(who.rank, address, &|| {
+            return self.store(identity.rank, address, &|| {
                 invalid("MP_STORE", &store, "tcp://host:port")
             });
         }
-        match (who.launcher, who.one_host) {
+        match (identity.launcher, identity.one_host) {
             ("torchrun", Some(false) | None) => {
                 let host = self.text("MASTER_ADDR").unwrap_or_default();
                 // Torch's own store uses MASTER_PORT itself.
@@ -258,7 +258,9 @@ impl Vars<'_> {
                     false => format!("{host}:{port}"),
                 };
                 let may = "the host of rank 0, and MASTER_PORT to a port below 65535";
-                self.store(who.rank, &address, &|| invalid("MASTER_ADDR", &host, may))
+                self.store(identity.rank, &address, &|| {
+                    invalid("MASTER_ADDR", &host, may)
+                })
             }
             ("MP_RANK", _) if name.is_empty() => Err(unsupported(
                 "MP_RANK is set and neither MP_STORE nor MP_JOB is; set MP_STORE to tcp://host:port \
@@ -268,17 +270,17 @@ impl Vars<'_> {
                 "{} started ranks on several hosts, which need a store; set MP_STORE to \
                  file:///directory on a shared file system, or to tcp://host:port on the host of \
                  rank 0 with MP_SECRET and MP_BIND",
-                who.launcher
+                identity.launcher
             ))),
             _ => {
-                let job = match (name, who.job.as_str()) {
+                let job = match (name, identity.job.as_str()) {
                     ("", "") => job_dir::name_of_parent(),
                     ("", job) => job.into(),
                     (name, _) => name.into(),
                 };
                 Ok(Rendezvous::OneHost(format!(
                     "{}.{}.{job}",
-                    who.launcher, who.size
+                    identity.launcher, identity.size
                 )))
             }
         }

@@ -89,8 +89,15 @@ pub struct Tcp {
 struct State {
     stream: TcpStream,
     session: Session,
-    /// The reason for which the connection to the store is lost.
-    lost: Option<(Kind, String)>,
+    lost: Option<Lost>,
+}
+
+/// The reason for which the connection to the store is lost.
+#[derive(Debug)]
+enum Lost {
+    Closed,
+    Failed(std::io::Error),
+    Protocol(SessionError),
 }
 
 impl Tcp {
@@ -205,19 +212,14 @@ impl State {
         }
     }
 
-    fn exchange(&mut self) -> Result<(), (Kind, String)> {
-        let lost = |e| {
-            let what = format!("the connection to the store failed: {e}");
-            (Kind::System, what)
-        };
+    fn exchange(&mut self) -> Result<(), Lost> {
         let mut bytes = [0; 1 << 14];
         let mut taken = 0;
         while taken < MAX_READ {
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Err((Kind::System, "the store closed the connection".into())),
+                Ok(0) => return Err(Lost::Closed),
                 Ok(n) => {
-                    let heard = self.session.input(&bytes[..n]);
-                    heard.map_err(|e| (Kind::Protocol, format!("the store {e}")))?;
+                    self.session.input(&bytes[..n]).map_err(Lost::Protocol)?;
                     taken += n;
                     // A short read means that no more bytes have arrived.
                     if n < bytes.len() {
@@ -226,18 +228,24 @@ impl State {
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) => return Err(lost(e)),
+                Err(e) => return Err(Lost::Failed(e)),
             }
         }
-        self.session.output.flush(&mut self.stream).map_err(lost)?;
-        Ok(())
+        let flushed = self.session.output.flush(&mut self.stream);
+        flushed.map(drop).map_err(Lost::Failed)
     }
 
     fn alive(&self, operation: &'static str) -> Result<()> {
-        match &self.lost {
-            None => Ok(()),
-            Some((kind, why)) => Err(Error::new(operation, *kind, why.as_str())),
-        }
+        let (kind, what) = match &self.lost {
+            None => return Ok(()),
+            Some(Lost::Closed) => (Kind::System, "the store closed the connection".to_owned()),
+            Some(Lost::Failed(e)) => (
+                Kind::System,
+                format!("the connection to the store failed: {e}"),
+            ),
+            Some(Lost::Protocol(e)) => (Kind::Protocol, format!("the store {e}")),
+        };
+        Err(Error::new(operation, kind, what))
     }
 }
 

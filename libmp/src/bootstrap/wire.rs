@@ -231,11 +231,11 @@ impl Hello {
     }
 
     /// The proof by one side ("rank" or "store") that it has the secret.
-    pub(super) fn proof(&self, secret: &Secret, who: &str, job: u64, theirs: &Nonce) -> Proof {
+    pub(super) fn proof(&self, secret: &Secret, side: &str, job: u64, theirs: &Nonce) -> Proof {
         let mut bytes = Vec::new();
         self.encode(&mut bytes);
         let version = VERSION.to_le_bytes();
-        secret.proof(who, &[&version, &bytes, &job.to_le_bytes(), theirs])
+        secret.proof(side, &[&version, &bytes, &job.to_le_bytes(), theirs])
     }
 }
 

@@ -172,7 +172,7 @@ impl Engine {
         channel.side.first_use = channel.side.first_use.min(order);
         if channel.is_full() {
             let what = format!(
-                "rank {rank} has not received too many messages under tag {}; retry when it has \
+                "too many messages to rank {rank} under tag {} are in flight; retry when it has \
                  received some",
                 spec.tag
             );

@@ -105,7 +105,7 @@ impl Engine {
     /// Says what a request waits for, and what to check; `within`: the time waited, with a leading
     /// space.
     fn lacks(&self, state: &State, entry: &Entry, lack: Option<Lack>, within: &str) -> String {
-        let (rank, depth) = (entry.peer, self.config.depth);
+        let (rank, depth, eager) = (entry.peer, self.config.depth, self.config.eager_limit);
         let manual = match self.config.progress {
             Progress::Manual => "; call progress() (Progress::Manual)",
             Progress::Background => "",
@@ -144,9 +144,8 @@ impl Engine {
                 (
                     format!("rank {rank} has posted no receive{within}"),
                     format!(
-                        "; post the receive first: a message above the eager limit ({} bytes) \
-                         {stream} until then",
-                        self.config.eager_limit
+                        "; post the receive first: a message above the eager limit ({eager} \
+                         bytes) {stream} until then"
                     ),
                 )
             }
@@ -156,10 +155,13 @@ impl Engine {
             Life::Alive => format!("{what}; rank {rank} is alive{check}"),
             Life::Own => format!("{what}; rank {rank} is this rank{check}"),
             Life::Gone => format!("{what}; rank {rank} has left the job or has died"),
-            Life::Mute(ago) => format!(
-                "{what}; rank {rank} has not answered a ping for {}: it may be stopped, busy or dead",
-                time(ago)
-            ),
+            Life::Mute(ago) => {
+                let ago = time(ago);
+                format!(
+                    "{what}; rank {rank} has not answered a ping for {ago}: it may be stopped, \
+                     busy or dead"
+                )
+            }
             Life::Unknown => format!("{what}; it is not known whether rank {rank} is alive"),
         }
     }
@@ -233,10 +235,10 @@ impl Engine {
                      was discarded"
                 )
             }
-            Status::TRUNCATED if entry.is_receive() && len > entry.len => format!(
-                "the message has {len} bytes, and its receive has room for {}",
-                entry.len
-            ),
+            Status::TRUNCATED if entry.is_receive() && len > entry.len => {
+                let room = entry.len;
+                format!("the message has {len} bytes, and its receive has room for {room}")
+            }
             Status::TRUNCATED if entry.is_receive() => {
                 "the sender dropped the message, or the message is longer than was announced"
                     .to_owned()
