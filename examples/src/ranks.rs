@@ -70,7 +70,7 @@ fn join(
     let names = &options.gpu;
     let name = names.get(bootstrap.rank() as usize % names.len().max(1));
     let name = name.map_or("auto", String::as_str);
-    let gpu = Gpu::open(name).with_context(|| format!("opening the GPU {name}"))?;
+    let gpu = Gpu::open(name).with_context(|| format!("cannot open the GPU {name}"))?;
     let ctx = set(Context::builder())
         .bootstrap(bootstrap)
         .gpu(&gpu)
@@ -87,8 +87,8 @@ fn join(
 pub fn expect(ctx: &Context, ranks: u32) -> Result<()> {
     ensure!(
         ctx.size() == ranks,
-        "{} ranks, where {ranks} are needed: start it by mprun -n {ranks}, or with \
-         --ranks-as-threads {ranks}",
+        "the job has {} ranks, and the program needs {ranks}; start it by mprun -n {ranks}, or \
+         with --ranks-as-threads {ranks}",
         ctx.size()
     );
     Ok(())

@@ -235,7 +235,7 @@ fn wrong_number_of_ranks_is_refused() {
     );
     fails(
         &launch(2, &[HALO2D, "--grid", "3x1"]),
-        "a grid of 3x1 for 2 ranks",
+        "a grid of 3x1 does not fit 2 ranks",
     );
     fails(
         &launch(2, &[HALO2D, "--size", "1x8"]),

@@ -1,103 +1,126 @@
-//! Errors: the operation, the kind of failure, the rank, the object and the limit.
+//! Errors: operation, kind, rank, reason and limit.
 //!
-//! An [`Error`] is one pointer wide; it allocates only on the failing path. Programs match on
-//! [`Kind`].
+//! The text of an error is a sentence: `{operation}: {reason} (limit {n} {unit})`. The operation is
+//! a verb phrase. The reason is a clause with a verb that says which object or rank is wrong and
+//! why, and, after a semicolon, what the caller can do. An [`Error`] is one pointer wide. Its box
+//! is allocated on the failing path only, so calls that succeed allocate nothing. Programs match on
+//! the [`Kind`].
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::time::Duration;
 
 use gdsync::Status;
 
-/// The kind of failure.
+/// The kind of an error.
+///
+/// A request that fails ends with [`PeerFailed`](Kind::PeerFailed), [`Failed`](Kind::Failed),
+/// [`Truncated`](Kind::Truncated), [`Protocol`](Kind::Protocol) or [`Cancelled`](Kind::Cancelled):
+/// a wait or a test of the request returns it. The other kinds are errors of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// An argument is outside the range that the call accepts.
+    /// An argument or an environment variable has a value that the call does not accept: its size
+    /// or range, or its combination with another argument.
     Invalid,
-    /// The runtime, the device or the state of the request does not support this.
+    /// The GPU, the NIC, the bootstrap, this build of the library or the state of the request does
+    /// not support the operation.
     Unsupported,
-    /// The message is longer than the memory of the receive.
+    /// The message is longer than the memory of its receive. Both sides return this error, and the
+    /// next message under the tag is received normally.
     Truncated,
-    /// The peer failed or was given up; the status has the reason.
+    /// The peer died, left the job, or was given up, for example after a timeout. The status has
+    /// the reason. All requests with this peer fail; messages between other ranks continue.
     PeerFailed(Status),
-    /// A request failed on this side; the status has the reason.
+    /// The request failed on this rank. The status is that of the request.
     Failed(Status),
-    /// The timeout of the caller expired.
+    /// A time limit passed: that of the call, or that of the context for a connection. The work
+    /// that the call waited for continues, and the call may be repeated.
     Timeout,
-    /// A queue is full; the call may succeed later.
+    /// A queue, a window, a channel or the table of requests has no room now. The call may be
+    /// repeated after requests have ended. With [`Full::Wait`](crate::Full::Wait) the call has
+    /// waited for room already.
     QueueFull,
-    /// The request is unknown (already released) or was not posted.
+    /// The request does not have the state that the call needs: it was prepared and is not posted,
+    /// or it was released.
     NoSuchRequest,
-    /// The object is in use, and the use excludes this operation.
+    /// The request is posted already, or an earlier receive from any rank under the same tag is
+    /// unmatched.
     Busy,
-    /// The request was cancelled.
+    /// The request was cancelled with [`Request::cancel`](crate::Request::cancel).
     Cancelled,
-    /// The peer has another version or other settings, or sent an invalid message.
+    /// A record or a message of a peer or of the store is malformed or has another version, or the
+    /// peer has other settings ([`Builder::eager_limit`](crate::Builder::eager_limit),
+    /// [`Builder::depth`](crate::Builder::depth)).
     Protocol,
-    /// One or more ranks did not join.
+    /// One or more ranks did not join the job, or did not connect, in time. The reason has their
+    /// numbers.
     Missing,
-    /// The bootstrap does not reach the other ranks, because its store has died. Peers and tags
-    /// that are open stay usable; no others can be opened.
+    /// The bootstrap no longer reaches the other ranks: its store has ended, or cannot be reached.
+    /// Connections and tags that are open stay usable; no others can be opened.
     BootstrapLost,
-    /// A required object does not exist.
+    /// A library, a driver, a device, a directory or the job's store does not exist.
     Absent,
-    /// The context is closed.
+    /// A connection, a lane or a channel that the call needs is closed.
     Closed,
-    /// gdsync returned an error of this kind.
+    /// gdsync returned an error of this kind, which has no variant here. The error itself is the
+    /// [`source`](std::error::Error::source).
     Gdsync(gdsync::Kind),
-    /// The operating system returned an error.
+    /// The operating system, a driver or a library refused a call, or a connection to the store
+    /// broke. The reason says which.
     System,
 }
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error: {operation, kind, rank, object, limit, source}.
+/// An error: its operation, kind, rank, reason, limit and source. Its text is a sentence: the
+/// operation that failed, the reason, and the limit with its unit.
 pub struct Error(Box<Inner>);
 
 struct Inner {
     operation: &'static str,
     kind: Kind,
     rank: Option<u32>,
-    object: String,
+    reason: String,
     limit: Option<(u64, &'static str)>,
     /// Tag and number of the message.
     message: Option<(u32, u64)>,
-    /// The object is a whole sentence that names rank and reason itself.
-    whole: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
-    /// Makes an error of `kind` for `operation` on `object`. Public for other implementations of
+    /// An error of `kind` of `operation`, a verb phrase. The reason is a clause with a verb, which
+    /// names the rank if there is one. Public for other implementations of
     /// [`Bootstrap`](crate::Bootstrap).
     #[cold]
-    pub fn new(operation: &'static str, kind: Kind, object: impl Into<String>) -> Error {
+    pub fn new(operation: &'static str, kind: Kind, reason: impl Into<String>) -> Error {
         Error(Box::new(Inner {
             operation,
             kind,
             rank: None,
-            object: object.into(),
+            reason: reason.into(),
             limit: None,
             message: None,
-            whole: false,
             source: None,
         }))
     }
 
-    /// A request that is unknown, because it was released.
+    /// The error for a request that was released.
     #[cold]
     pub(crate) fn unknown_request(operation: &'static str) -> Error {
-        Error::new(operation, Kind::NoSuchRequest, "unknown (already released)")
+        let what = "the handle is unknown: the request was already released";
+        Error::new(operation, Kind::NoSuchRequest, what)
     }
 
-    /// A request that was prepared and not posted.
+    /// The error for a request that was prepared and not posted.
     #[cold]
     pub(crate) fn unposted(operation: &'static str) -> Error {
-        Error::new(operation, Kind::NoSuchRequest, "not posted: post it first")
+        let what = "the request is not posted; post it first";
+        Error::new(operation, Kind::NoSuchRequest, what)
     }
 
-    /// Sets the rank.
+    /// Adds the rank, which the reason already names in words.
     #[cold]
     #[must_use]
     pub fn with_rank(mut self, rank: u32) -> Error {
@@ -105,7 +128,7 @@ impl Error {
         self
     }
 
-    /// Sets the limit that was exceeded.
+    /// Adds the limit that was reached, and its unit.
     #[cold]
     #[must_use]
     pub fn with_limit(mut self, limit: impl TryInto<u64>, unit: &'static str) -> Error {
@@ -113,7 +136,7 @@ impl Error {
         self
     }
 
-    /// Sets the cause.
+    /// Adds the source of the error.
     #[cold]
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
@@ -121,26 +144,19 @@ impl Error {
         self
     }
 
-    /// Marks the object as a whole sentence that names rank and reason itself.
-    #[cold]
-    pub(crate) fn whole(mut self) -> Error {
-        self.0.whole = true;
-        self
-    }
-
-    /// Sets rank, tag and number of the message; the object already names them in words.
+    /// Adds rank, tag and number of the message, which the reason already names in words.
     #[cold]
     pub(crate) fn of_message(mut self, rank: Option<u32>, tag: u32, number: u64) -> Error {
         self.0.rank = rank;
         self.0.message = Some((tag, number));
-        self.whole()
+        self
     }
 
-    /// Adds to the text that `more` other requests failed as well.
+    /// Adds to the reason that `more` other requests failed as well.
     #[cold]
     pub(crate) fn and_more(mut self, more: usize) -> Error {
         let requests = if more == 1 { "request" } else { "requests" };
-        self.0.object += &format!(" ({more} other {requests} failed as well)");
+        self.0.reason += &format!(" ({more} other {requests} failed as well)");
         self
     }
 
@@ -154,51 +170,64 @@ impl Error {
             Kind::QueueFull => {}
             _ => return self,
         }
+        inner.reason = format!("rank {rank}: {}", inner.reason);
         self.with_rank(rank)
     }
 
-    /// The kind of failure.
+    /// The reason and the limit with its unit.
+    pub(crate) fn sentence(&self) -> String {
+        match self.0.limit {
+            Some((limit, unit)) => format!("{} (limit {limit} {unit})", self.0.reason),
+            None => self.0.reason.clone(),
+        }
+    }
+
+    /// The kind of the error.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }
 
-    /// The operation that failed, as a verb: `post send`.
+    /// The operation that failed, as a verb phrase: `post send`.
     pub fn operation(&self) -> &'static str {
         self.0.operation
     }
 
-    /// The object concerned, and the reason.
+    /// The object and the reason, as a clause: what is wrong, and what the caller can do, without
+    /// the limit.
     pub fn reason(&self) -> &str {
-        &self.0.object
+        &self.0.reason
     }
 
-    /// The rank concerned, if there is one.
+    /// The rank that the error names; `None` if it names no rank.
     pub fn rank(&self) -> Option<u32> {
         self.0.rank
     }
 
-    /// The tag of the message concerned, if there is one.
+    /// The tag of the message that the error names; `None` if it names no message.
     pub fn tag(&self) -> Option<u32> {
         self.0.message.map(|(tag, _)| tag)
     }
 
-    /// The number of the message concerned under its rank and tag, if there is one; 0 for a receive
-    /// from any rank that matched no message.
+    /// The number of the message under its rank and tag; 0 for a receive from any rank that matched
+    /// no message; `None` if the error names no message.
     pub fn number(&self) -> Option<u64> {
         self.0.message.map(|(_, number)| number)
     }
 
-    /// The limit that was exceeded, if there is one.
+    /// The limit that an argument or the state exceeds, in [`limit_unit`](Error::limit_unit);
+    /// `None` if the error has no limit.
     pub fn limit(&self) -> Option<u64> {
         self.0.limit.map(|(limit, _)| limit)
     }
 
-    /// The unit of the limit: `ms`, `bytes`, `SGEs`.
+    /// The unit of the limit, in the plural: `ms`, `bytes`, `ranks`; `None` if the error has no
+    /// limit.
     pub fn limit_unit(&self) -> Option<&'static str> {
         self.0.limit.map(|(_, unit)| unit)
     }
 
-    /// The status of the failed request, if the error is about a request.
+    /// The status of a [`Kind::Failed`], [`Kind::PeerFailed`] or [`Kind::Truncated`] error: that of
+    /// the request, or of the failure of the peer. `None` for other kinds.
     pub fn status(&self) -> Option<Status> {
         match self.0.kind {
             Kind::PeerFailed(status) | Kind::Failed(status) => Some(status),
@@ -223,7 +252,11 @@ impl From<gdsync::Error> for Error {
             gdsync::Kind::Failed(status) => Kind::Failed(status),
             other => Kind::Gdsync(other),
         };
-        let mut error = Error::new(e.operation(), kind, e.reason());
+        let reason = match e.status() {
+            Some(status) => format!("{}: {status}", e.reason()),
+            None => e.reason().to_owned(),
+        };
+        let mut error = Error::new(e.operation(), kind, reason);
         error.0.limit = e.limit().zip(e.limit_unit());
         error.with_source(e)
     }
@@ -231,18 +264,7 @@ impl From<gdsync::Error> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.0.operation)?;
-        if let Some(rank) = self.0.rank.filter(|_| !self.0.whole) {
-            write!(f, "rank {rank}: ")?;
-        }
-        f.write_str(&self.0.object)?;
-        if let Some((limit, unit)) = self.0.limit {
-            write!(f, " (limit {limit} {unit})")?;
-        }
-        if let Some(status) = self.status().filter(|_| !self.0.whole) {
-            write!(f, ": {status}")?;
-        }
-        Ok(())
+        write!(f, "{}: {}", self.0.operation, self.sentence())
     }
 }
 
@@ -259,5 +281,40 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source.as_deref().map(|e| e as _)
+    }
+}
+
+/// A duration with its unit, for the texts of errors: `30 s`, `2.5 s`, `250 ms`.
+pub(crate) fn time(d: Duration) -> String {
+    match d.as_millis() {
+        0..1000 => format!("{} ms", d.as_millis()),
+        ms if ms % 1000 == 0 => format!("{} s", ms / 1000),
+        ms => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_prints_operation_reason_and_limit_and_keeps_its_source() {
+        let e = Error::new("prepare send", Kind::Invalid, "31 segments are too many")
+            .with_limit(30u32, "segments")
+            .with_source(std::io::Error::other("cause"));
+        let text = "prepare send: 31 segments are too many (limit 30 segments)";
+        assert_eq!(e.to_string(), text);
+        assert_eq!((e.kind(), e.limit()), (Kind::Invalid, Some(30)));
+        assert!(StdError::source(&e).is_some());
+        assert_eq!(std::mem::size_of::<Error>(), std::mem::size_of::<usize>());
+    }
+
+    #[test]
+    fn times_are_written_with_their_unit() {
+        let time = |ms| time(Duration::from_millis(ms));
+        assert_eq!(
+            [time(30_000), time(2_500), time(250), time(0)],
+            ["30 s", "2.5 s", "250 ms", "0 ms"]
+        );
     }
 }

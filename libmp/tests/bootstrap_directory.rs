@@ -64,7 +64,7 @@ fn error_names_missing_ranks() {
         };
         let two = come(2);
         let e = give_up(0, 4);
-        assert!(e.to_string().contains("ranks 1, 3 have not"), "{e}");
+        assert!(e.to_string().contains("ranks 1, 3 did not join"), "{e}");
         let zero = come(0);
         let e = give_up(1, 4);
         assert_eq!(e.rank(), Some(3), "{e}");
@@ -99,7 +99,7 @@ fn duplicate_rank_and_different_job_size_are_refused() {
     let ranks = all(&place.0, 2);
     let e = Directory::join(&place.0, 1, 2, LONG).unwrap_err();
     assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(1)));
-    assert!(e.to_string().contains("second rank 1"), "{e}");
+    assert!(e.to_string().contains("already rank 1"), "{e}");
     // The job continues.
     ranks[0].send(1, 0, b"still").unwrap();
     assert!(ranks[1].receive(0).unwrap().is_some());

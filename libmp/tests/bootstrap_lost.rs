@@ -94,14 +94,14 @@ impl Bootstrap for AtStore {
     }
 
     fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()> {
-        self.reach("send a control message")?;
+        self.reach("send control message")?;
         self.inner.send(to, topic, message)
     }
 
     fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>> {
         match self.inner.receive(topic)? {
             Some(message) => Ok(Some(message)),
-            None => self.reach("receive a control message").map(|()| None),
+            None => self.reach("receive control message").map(|()| None),
         }
     }
 

@@ -134,14 +134,14 @@ proptest! {
 fn error_names_the_malformed_part_of_a_frame() {
     let word = |e: &[u8]| decode(e, MAX_FRAME).unwrap_err().to_string();
     for (bytes, text) in [
-        (&[0, 0, 0, 0][..], "an empty frame"),
-        (&[255; 8], "a frame that is too long"),
-        (&[1, 0, 0, 0, 77], "a frame of unknown kind"),
-        (&[2, 0, 0, 0, 7, 0], "a frame with trailing bytes"),
-        (&[2, 0, 0, 0, 10, 0], "a short frame"),
+        (&[0, 0, 0, 0][..], "a frame is empty"),
+        (&[255; 8], "a frame is too long"),
+        (&[1, 0, 0, 0, 77], "a frame has an unknown kind"),
+        (&[2, 0, 0, 0, 7, 0], "a frame has trailing bytes"),
+        (&[2, 0, 0, 0, 10, 0], "a frame is too short"),
         (
             b"\x0d\0\0\0\x01GET / HTTP/1",
-            "not a greeting of this protocol",
+            "the greeting is not of this protocol",
         ),
     ] {
         assert_eq!(word(bytes), text);
@@ -158,12 +158,12 @@ fn error_names_the_malformed_part_of_a_frame() {
     assert!(decode(&long(8, 12 + MAX_MESSAGE), MAX_FRAME).is_ok());
     assert_eq!(
         word(&long(8, 12 + MAX_MESSAGE + 1)),
-        "a message that is too long"
+        "a message is too long"
     );
     for (kind, item) in [(5, 4), (6, 8)] {
         assert!(decode(&long(kind, 4 + MAX_LISTED * item), MAX_FRAME).is_ok());
         let over = 4 + (MAX_LISTED + 1) * item;
-        assert_eq!(word(&long(kind, over)), "a list of wrong length");
+        assert_eq!(word(&long(kind, over)), "a list has an invalid length");
     }
 }
 

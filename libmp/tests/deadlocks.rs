@@ -93,8 +93,8 @@ fn to_send(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
         tag,
         number,
         what: format!(
-            "receive from rank {peer}, tag {tag}, message {number}: no message; rank {peer} is \
-             alive. Do both ranks use the same tags in the same order?"
+            "receive from rank {peer}, tag {tag}, message {number}: no message has arrived; rank \
+             {peer} is alive; check that both ranks use the same tags in the same order"
         ),
     }
 }
@@ -103,9 +103,9 @@ fn to_send(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
 fn to_receive(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
     Wait {
         what: format!(
-            "send of {LARGE} bytes to rank {peer}, tag {tag}, message {number}: rank {peer} \
-             posted no receive; rank {peer} is alive. Messages above the eager limit (4096) hold \
-             their stream until then: post receives first"
+            "send of {LARGE} bytes to rank {peer}, tag {tag}, message {number}: rank {peer} has \
+             posted no receive; rank {peer} is alive; post the receive first: a message above the \
+             eager limit (4096 bytes) holds its stream until then"
         ),
         ..to_send(stream, peer, tag, number)
     }
@@ -115,9 +115,9 @@ fn to_receive(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
 fn to_take(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
     Wait {
         what: format!(
-            "send of {SMALL} bytes to rank {peer}, tag {tag}, message {number}: no room: rank \
-             {peer} has taken none of the last 4 messages (Builder::depth); rank {peer} is alive. \
-             Does it post a receive for each?"
+            "send of {SMALL} bytes to rank {peer}, tag {tag}, message {number}: no credit has \
+             arrived: rank {peer} has received 0 of the last 4 messages (Builder::depth); rank \
+             {peer} is alive; check that it posts a receive for each message"
         ),
         ..to_send(stream, peer, tag, number)
     }
@@ -452,8 +452,8 @@ fn manual_progress_without_a_call_of_progress() {
             assert_eq!(found.stream, stream.id());
             assert_eq!(
                 found.what,
-                "receive from any rank, tag 1: a message is there, and no CPU has matched it: \
-                 call progress() (Progress::Manual)"
+                "receive from any rank, tag 1: a message has arrived, and the CPU of this rank has \
+                 not matched it; call progress() (Progress::Manual)"
             );
             assert!((WATCHDOG..LOOK + SLACK).contains(&found.since), "{found}");
             stands_in_the_page(8, 0, &[found.to_string()]).unwrap();

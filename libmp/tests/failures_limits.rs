@@ -187,7 +187,7 @@ fn close_names_unfinished_requests() {
         assert_eq!(e.kind(), Kind::Timeout);
         let text = e.to_string();
         for part in [
-            "2 requests unfinished",
+            "2 requests did not end",
             "receive from rank 1, tag 3, message 0",
             "send of 10000 bytes to rank 1, tag 4, message 0",
         ] {

@@ -24,11 +24,11 @@ fn build(builder: Builder) -> Builder {
 #[test]
 fn different_setup_is_reported_on_both_sides() {
     type Setup = fn(Builder) -> Builder;
-    let setups: [(Setup, [&str; 2]); 2] = [
-        (|b| b.eager_limit(1024), ["4 and 4096", "4 and 1024"]),
-        (|b| b.depth(8), ["4 and 4096", "8 and 4096"]),
+    let setups: [(Setup, [(u32, u32); 2]); 2] = [
+        (|b| b.eager_limit(1024), [(4, 4096), (4, 1024)]),
+        (|b| b.depth(8), [(4, 4096), (8, 4096)]),
     ];
-    for (other, words) in setups {
+    for (other, shapes) in setups {
         for connect in [Connect::Lazy, Connect::UpFront] {
             play(1, 3, move |rank| {
                 let builder = Context::builder().bootstrap(rank.bootstrap());
@@ -39,8 +39,12 @@ fn different_setup_is_reported_on_both_sides() {
                 let named = |e: mp::Error, with: u32| {
                     assert_eq!(e.kind(), Kind::Protocol, "{e:?}");
                     assert_eq!(e.rank(), Some(with), "{e:?}");
-                    let (here, there) = (words[differs], words[1 - differs]);
-                    let expected = format!("are {there} there, {here} here");
+                    let (here, there) = (shapes[differs], shapes[1 - differs]);
+                    let expected = format!(
+                        "a depth of {} messages and an eager limit of {} bytes, and this rank has \
+                         {} and {}",
+                        there.0, there.1, here.0, here.1
+                    );
                     assert!(e.to_string().contains(&expected), "{e}");
                 };
                 if connect == Connect::UpFront {

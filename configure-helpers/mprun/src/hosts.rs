@@ -28,7 +28,7 @@ pub fn parse(text: &str) -> anyhow::Result<Vec<Host>> {
         let line = line.split('#').next().unwrap_or_default();
         hosts.extend(host(line).with_context(|| format!("line {}", i + 1))?);
     }
-    ensure!(!hosts.is_empty(), "names no host");
+    ensure!(!hosts.is_empty(), "it names no host; write one host a line");
     Ok(hosts)
 }
 
@@ -42,13 +42,13 @@ fn host(line: &str) -> anyhow::Result<Option<Host>> {
             let count = count.parse().ok().filter(|n| *n > 0);
             (
                 name,
-                count.context("the number of ranks is no number above 0")?,
+                count.context("the number of ranks is not a number above 0")?,
             )
         }
-        _ => bail!("more than a name and a number"),
+        _ => bail!("the line has more than a name and a number of ranks"),
     };
     // A name that begins with `-` would become an option of the program that is called with it.
-    ensure!(!name.starts_with('-'), "{name:?} is no name of a host");
+    ensure!(!name.starts_with('-'), "{name:?} is not the name of a host");
     let name = (name != "localhost").then(|| name.to_string());
     Ok(Some(Host { name, ranks }))
 }
@@ -70,7 +70,11 @@ pub fn cut(hosts: Vec<Host>, n: Option<u32>) -> anyhow::Result<Vec<Host>> {
             cut.push(Host { ranks, ..host });
         }
     }
-    ensure!(left == 0, "the hosts have {} slots for {n} ranks", n - left);
+    ensure!(
+        left == 0,
+        "the hosts have {} slots for {n} ranks; add slots, or use a smaller -n",
+        n - left
+    );
     Ok(cut)
 }
 

@@ -84,9 +84,11 @@ impl Job<'_> {
     fn new(limits: &Limits) -> anyhow::Result<Job<'_>> {
         let mut signals = Vec::new();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            let (read, write) = UnixStream::pair().context("a socket for signals")?;
-            read.set_nonblocking(true).context("a socket for signals")?;
-            signal_hook::low_level::pipe::register(signal, write).context("a signal")?;
+            let (read, write) = UnixStream::pair().context("cannot create a socket pair")?;
+            let set = read.set_nonblocking(true);
+            set.context("cannot make the socket for signals non-blocking")?;
+            let registered = signal_hook::low_level::pipe::register(signal, write);
+            registered.context("cannot handle a signal")?;
             signals.push((signal, read));
         }
         Ok(Job {
@@ -94,7 +96,7 @@ impl Job<'_> {
             begun: Instant::now(),
             ranks: Vec::new(),
             streams: Vec::new(),
-            writer: Writer::start().context("a thread")?,
+            writer: Writer::start().context("cannot start the thread for output")?,
             signals,
             ending: None,
             ended: None,
@@ -131,12 +133,12 @@ impl Job<'_> {
                 let running = self.ranks.iter().filter(|r| r.runs());
                 let running = running.map(|r| r.start.rank.to_string());
                 let running = running.collect::<Vec<_>>().join(", ");
-                let why = format!("the time is up; still running: rank {running}");
+                let why = format!("the time limit has passed; these ranks still run: {running}");
                 self.end(124, &why);
             }
             if self.writer.is_broken() && self.ending.is_none() {
                 // The status of a process that SIGPIPE killed.
-                self.end(141, "the reader of the output is gone");
+                self.end(141, "the reader of the output has closed it");
             }
             if let Some((_, kill)) = &mut self.ending
                 && kill.is_some_and(|at| at <= now)
@@ -170,7 +172,8 @@ impl Job<'_> {
         let timeout = timeout.map(|at| at.saturating_duration_since(now) + FULL);
         let timeouts = timeout.into_iter().chain((!room).then_some(FULL));
         let timeout = timeouts.fold(IDLE, Duration::min);
-        let timeout = Timespec::try_from(timeout).context("a time")?;
+        let timeout =
+            Timespec::try_from(timeout).context("the time limit does not fit a timespec")?;
 
         let mut fds: Vec<PollFd<'_>> = Vec::new();
         if room {
@@ -182,7 +185,7 @@ impl Job<'_> {
         fds.extend(running.map(|r| readable(&r.ended)));
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e).context("poll"),
+            Err(e) => return Err(e).context("the call poll failed"),
         }
         let ready = fds[..streams].iter().enumerate();
         let ready = ready.filter(|(_, fd)| !fd.revents().is_empty());
@@ -218,7 +221,10 @@ impl Job<'_> {
             for _ in 0..times {
                 if self.ending.is_none() {
                     let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-                    self.end(128 + signal as u8, &format!("{name}: ending all ranks"));
+                    self.end(
+                        128 + signal as u8,
+                        &format!("{name} arrived; all ranks are ended"),
+                    );
                 } else {
                     // The second signal kills at once.
                     self.ending = self.ending.map(|(code, _)| (code, Some(Instant::now())));

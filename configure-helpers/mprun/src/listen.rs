@@ -6,8 +6,8 @@ use anyhow::bail;
 
 use crate::hosts::Host;
 
-/// The remedy if the address cannot be found.
-const SAY: &str = "say by --bind ADDRESS where to listen (0.0.0.0: on every address)";
+/// What to do if the address cannot be found.
+const SAY: &str = "use --bind ADDRESS (0.0.0.0: every address)";
 
 /// The address of this host from which the system reaches the other hosts; or `called`, the name of
 /// this host for ranks on other hosts, if it is an address of this host.
@@ -30,14 +30,14 @@ pub fn address(hosts: &[Host], called: Option<&str>) -> anyhow::Result<IpAddr> {
         };
         match found {
             Some((first, other)) if other != own => {
-                bail!("{first} is reached from {other}, {host} from {own}: {SAY}")
+                bail!("{first} is reached from {other}, and {host} from {own}; {SAY}")
             }
             _ => found = Some((host, own)),
         }
     }
     match found {
         Some((_, own)) => Ok(own),
-        None => bail!("no address of {} is known here: {SAY}", unknown.join(", ")),
+        None => bail!("no address of {} is known here; {SAY}", unknown.join(", ")),
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
             // Without IPv6 there is one address only.
             Ok(own) => return assert_eq!(own, IpAddr::from(Ipv4Addr::LOCALHOST)),
         };
-        assert!(text.contains("127.0.0.1, ::1 from ::1"), "{text}");
+        assert!(text.contains("127.0.0.1, and ::1 from ::1"), "{text}");
         assert!(text.contains("--bind"), "{text}");
     }
 }

@@ -90,7 +90,10 @@ struct Args {
 }
 
 fn seconds(text: &str) -> anyhow::Result<Duration> {
-    Ok(Duration::try_from_secs_f64(text.parse()?)?)
+    let seconds = text
+        .parse()
+        .context("the value is not a number of seconds")?;
+    Duration::try_from_secs_f64(seconds).context("the value is negative or too large")
 }
 
 fn variable(text: &str) -> anyhow::Result<(String, String)> {
@@ -106,7 +109,7 @@ fn variable(text: &str) -> anyhow::Result<(String, String)> {
         name.chars().all(fits)
             && !name.starts_with(|c: char| c.is_ascii_digit())
             && !name.is_empty(),
-        "{name:?} is no name of a variable"
+        "{name:?} is not the name of a variable"
     );
     Ok((name.into(), value))
 }
@@ -140,11 +143,14 @@ fn run(args: &Args) -> anyhow::Result<u8> {
     let hosts = match &args.hosts {
         None => vec![Host::here(
             args.n
-                .context("the command line does not say how many ranks: use -n N")?,
+                .context("the command line does not say how many ranks; use -n N")?,
         )],
         Some(path) => {
-            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-            let hosts = hosts::parse(&text).with_context(|| path.display().to_string())?;
+            let shown = path.display();
+            let text = std::fs::read_to_string(path);
+            let text = text.with_context(|| format!("the file of hosts {shown} cannot be read"))?;
+            let hosts = hosts::parse(&text);
+            let hosts = hosts.with_context(|| format!("the file of hosts {shown} is invalid"))?;
             hosts::cut(hosts, args.n)?
         }
     };
@@ -177,7 +183,8 @@ fn run(args: &Args) -> anyhow::Result<u8> {
         grace: args.grace,
     };
     // Orphans of the ranks become children of this process, which ends them too.
-    set_child_subreaper(Some(rustix::process::getpid())).context("become a subreaper")?;
+    set_child_subreaper(Some(rustix::process::getpid()))
+        .context("cannot become the subreaper of the ranks")?;
     let limits = job::Limits {
         timeout: args.timeout,
         grace: args.grace,
@@ -208,6 +215,6 @@ fn secret() -> anyhow::Result<String> {
     let mut bytes = [0; 32];
     let flags = rustix::rand::GetRandomFlags::empty();
     // The kernel always serves requests of at most 256 bytes in full.
-    rustix::rand::getrandom(&mut bytes, flags).context("random numbers")?;
+    rustix::rand::getrandom(&mut bytes, flags).context("the call getrandom failed")?;
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }

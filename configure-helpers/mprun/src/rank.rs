@@ -96,10 +96,10 @@ impl Launch {
         for (name, value) in given.chain(own) {
             export += &format!(" {name}={}", quote(&value));
         }
-        let folder = std::env::current_dir().context("the current directory")?;
+        let folder = std::env::current_dir().context("the current directory cannot be read")?;
         let folder = folder
             .to_str()
-            .context("the current directory is no text")?;
+            .context("the path of the current directory is not UTF-8")?;
         let command = self.command.iter().map(|word| quote(word));
         let command = command.collect::<Vec<_>>().join(" ");
         // The guard starts before the command, in its process group, and is not its child.
@@ -117,7 +117,7 @@ impl Launch {
         );
         ensure!(
             !line.contains('\n'),
-            "ranks on other hosts take no command, variable or directory with a line break"
+            "a command, variable or directory with a line break cannot be sent to another host"
         );
         Ok(line + "\n")
     }
@@ -159,7 +159,7 @@ impl Rank {
         unsafe { command.pre_exec(killed) };
         let program = command.get_program().to_string_lossy().into_owned();
         let child = command.spawn();
-        let mut child = child.with_context(|| format!("rank {rank}: cannot start {program}"))?;
+        let mut child = child.with_context(|| format!("rank {rank} cannot start {program}"))?;
         let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
         let mut lifeline = child.stdin.take();
         let mut rank = Rank {
@@ -170,7 +170,7 @@ impl Rank {
                 Err(e) => {
                     let _ = child.kill();
                     let _ = child.wait();
-                    return Err(e).context("pidfd_open");
+                    return Err(e).context("the call pidfd_open failed");
                 }
             },
             child,
@@ -229,10 +229,11 @@ impl Rank {
     pub fn reap(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         if self.runs() {
             let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-            let ended = waitid(WaitId::PidFd(self.ended.as_fd()), look).context("waitid")?;
+            let ended = waitid(WaitId::PidFd(self.ended.as_fd()), look)
+                .context("the call waitid failed")?;
             if ended.is_some() {
                 self.kill();
-                self.status = Some(self.child.wait().context("wait")?);
+                self.status = Some(self.child.wait().context("the call wait failed")?);
             }
         }
         Ok(self.status)
@@ -263,7 +264,7 @@ pub fn failure(start: &Start, status: ExitStatus) -> Option<(String, u8)> {
             Some(by_signal(code - 128))
         }
         (Some(255), _) if start.host.is_some() => {
-            let text = "exited with status 255, which is also how ssh says that it failed";
+            let text = "exited with status 255, which is also the status of ssh if ssh fails";
             Some((text.into(), 255))
         }
         (Some(code), _) => Some((format!("exited with status {code}"), code as u8)),

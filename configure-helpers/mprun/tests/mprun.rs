@@ -428,7 +428,7 @@ fn the_time_limit_names_the_ranks_that_still_run() {
     let script = "[ $MP_RANK = 1 ] && exit; exec sleep 1000";
     let output = run(&mut sh(&["-n", "3", "--timeout", "0.5"], script));
     assert_eq!(output.status.code(), Some(124));
-    let told = "mprun: the time is up; still running: rank 0, 2\n";
+    let told = "mprun: the time limit has passed; these ranks still run: 0, 2\n";
     assert_eq!(err(&output), told);
 }
 
@@ -498,7 +498,7 @@ fn a_rank_that_never_comes_is_named_by_the_others() {
     let output = run(&mut sh(&options, &script));
     assert_eq!(output.status.code(), Some(101));
     let text = err(&output);
-    assert!(text.contains("rank 1: has not joined in time"), "{text}");
+    assert!(text.contains("rank 1 did not join in time"), "{text}");
 }
 
 fn wrong_arguments_are_refused() {
@@ -521,7 +521,7 @@ fn wrong_arguments_are_refused() {
         (
             &["-n", "1", "--env", "A B=1", "true"],
             2,
-            "no name of a variable",
+            "not the name of a variable",
         ),
         (&["-n", "1", "--timeout", "-1", "true"], 2, "timeout"),
     ];

@@ -91,7 +91,7 @@ fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
     all.sum(ctx, limit)?;
     ensure!(
         all.differing == 0,
-        "{} of this rank's cells differ",
+        "{} of this rank's cells differ from the serial run",
         mine.differing
     );
     Ok(())

@@ -130,7 +130,7 @@ impl Table<'_> {
         let done = received.wait(2 * self.limit)?;
         ensure!(
             done.len == right.len() as u64,
-            "round {}: {} bytes arrived, {} were sent",
+            "in round {}, {} bytes arrived and {} were sent",
             self.rounds,
             done.len,
             right.len()
@@ -138,7 +138,11 @@ impl Table<'_> {
         let mut got = vec![0; right.len()];
         self.arriving.read(0, &mut got)?;
         if let Some(at) = got.iter().zip(&right).position(|(a, b)| a != b) {
-            bail!("round {}: byte {at} of {} is wrong", self.rounds, got.len());
+            bail!(
+                "in round {}, byte {at} of {} is wrong",
+                self.rounds,
+                got.len()
+            );
         }
         self.bytes += done.len;
         self.last = Instant::now();

@@ -64,7 +64,7 @@ fn sender(ctx: &Context) -> Result<()> {
     let too_long = ctx.isend(1, NAMES, &memory.slice(0, LONG)?)?;
     match too_long.wait(LIMIT) {
         Err(e) if e.kind() == Kind::Truncated => {}
-        other => bail!("{LONG} bytes into 8: {other:?}"),
+        other => bail!("a message of {LONG} bytes in a receive of 8 ended with {other:?}"),
     }
 
     // Only that message failed. The next one of the same tag arrives.
@@ -74,7 +74,7 @@ fn sender(ctx: &Context) -> Result<()> {
     let done = verdict.wait(LIMIT)?;
     ensure!(
         done.peer == 1 && done.tag == VERDICT && done.len == 1,
-        "{done:?}"
+        "the verdict is wrong: {done:?}"
     );
     println!("sendrecv: 3 messages arrived by their tags, 1 was too long and both ranks know: ok");
     Ok(())
@@ -90,16 +90,22 @@ fn receiver(ctx: &Context) -> Result<()> {
 
     // The number was sent last and is received first: the tag selects it.
     let number = ctx.irecv(0, NUMBERS, &memory.slice(0, 8)?)?.wait(LIMIT)?;
-    ensure!(number.len == 4 && text(0, 4)? == "1815", "{number:?}");
+    ensure!(
+        number.len == 4 && text(0, 4)? == "1815",
+        "the number is wrong: {number:?}"
+    );
     let name = ctx.irecv(0, NAMES, &memory.slice(8, 8)?)?.wait(LIMIT)?;
-    ensure!(name.len == 3 && text(8, 3)? == "Ada", "{name:?}");
+    ensure!(
+        name.len == 3 && text(8, 3)? == "Ada",
+        "the name is wrong: {name:?}"
+    );
 
     // The message has thousands of bytes and the receive has 8. Memory outside the receive is not
     // written.
     memory.write(24, b"untouched")?;
     match ctx.irecv(0, NAMES, &memory.slice(16, 8)?)?.wait(LIMIT) {
         Err(e) if e.kind() == Kind::Truncated && e.rank() == Some(0) => {}
-        other => bail!("{LONG} bytes into 8: {other:?}"),
+        other => bail!("a message of {LONG} bytes in a receive of 8 ended with {other:?}"),
     }
     ensure!(
         text(24, 9)? == "untouched",
@@ -107,7 +113,10 @@ fn receiver(ctx: &Context) -> Result<()> {
     );
 
     let name = ctx.irecv(0, NAMES, &memory.slice(40, 24)?)?.wait(LIMIT)?;
-    ensure!(name.len == 5 && text(40, 5)? == "Grace", "{name:?}");
+    ensure!(
+        name.len == 5 && text(40, 5)? == "Grace",
+        "the name is wrong: {name:?}"
+    );
     ctx.isend(0, VERDICT, &memory.slice(0, 1)?)?.wait(LIMIT)?;
     Ok(())
 }

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Parser;
 use mp::Context;
 use mp::gdsync::gpu::MemoryKind;
@@ -85,7 +85,7 @@ fn play(ctx: &Context, cli: &Cli) -> Result<()> {
     let wrong = words.iter().position(|w| u64::from_ne_bytes(*w) != right);
     if let Some(i) = wrong {
         let got = u64::from_ne_bytes(words[i]);
-        return Err(anyhow::anyhow!("word {i} is {got}, not {right}")).context("the array");
+        anyhow::bail!("word {i} of the array is {got}, not {right}");
     }
     if me == 0 {
         println!(

@@ -251,7 +251,7 @@ impl<'a> Crew<'a> {
                 // A rank that others treat as lost gets the error from the context.
                 if rank != self.ctx.rank() {
                     let kind = Kind::PeerFailed(Status::REMOTE_ABORTED);
-                    let what = format!("rank {from} reports it as lost");
+                    let what = format!("rank {from} reports that rank {rank} is lost");
                     self.loses(Error::new(OPERATION, kind, what).with_rank(rank))?;
                 }
             }
@@ -277,7 +277,7 @@ impl<'a> Crew<'a> {
         let owes = |other: &Other| other.asked.is_some_and(|asked| now - asked > answer_limit);
         for rank in self.left() {
             if owes(&self.others[rank as usize]) {
-                let what = format!("it did not answer within {answer_limit:?}");
+                let what = format!("rank {rank} did not answer within {answer_limit:?}");
                 let error = Error::new(OPERATION, Kind::Timeout, what);
                 self.loses(error.with_rank(rank))?;
             }
@@ -341,8 +341,9 @@ impl<'a> Crew<'a> {
         let limit = self.limit;
         self.until(|_| {
             let done = stream.synchronize(PERIOD)?;
-            let late = || Error::new(OPERATION, Kind::Timeout, format!("{stream:?}"));
-            Ok((!done).then(|| late().with_limit(limit.as_millis(), "")))
+            let what = || format!("{stream:?} did not execute all its work in time");
+            let late = || Error::new(OPERATION, Kind::Timeout, what());
+            Ok((!done).then(|| late().with_limit(limit.as_millis(), "ms")))
         })
     }
 
@@ -427,11 +428,8 @@ impl<'a> Crew<'a> {
             };
             // `listen` handles the completion.
             let _ = crew.note.wait(PERIOD);
-            let late = Error::new(
-                OPERATION,
-                Kind::Timeout,
-                "it does not say which rank it has lost",
-            );
+            let what = format!("rank {rank} did not name the rank that it has lost");
+            let late = Error::new(OPERATION, Kind::Timeout, what);
             Ok(Some(late.with_rank(rank)))
         })
     }

@@ -1,6 +1,6 @@
 //! Parser for bytes from other processes, front to back; integers are little-endian.
 
-/// The bytes are malformed; the text says in what.
+/// The bytes are malformed. The text is a clause that says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub &'static str);

@@ -18,10 +18,8 @@ use rustix::net::{
 use super::bytes::{Bytes, Malformed};
 use super::inbox::Inbox;
 use super::secret::Proof;
-use super::{Secret, gone, lock, too_many};
+use super::{PASS, RECEIVE_FD, Secret, gone, lock, too_many};
 use crate::error::{Error, Kind, Result};
-
-const PASS: &str = "pass a descriptor";
 
 /// Length of a datagram in bytes: {magic, sender, topic, proof}.
 const LEN: usize = 8 + 4 + 8 + 32;
@@ -59,13 +57,13 @@ impl Note {
     }
 
     fn decode(bytes: &[u8]) -> Result<(Note, Proof), Malformed> {
-        let mut bytes = Bytes(bytes, "a short datagram");
+        let mut bytes = Bytes(bytes, "the datagram is too short");
         if bytes.array()? != MAGIC {
-            return Err(Malformed("not a datagram of this version"));
+            return Err(Malformed("the datagram has another version"));
         }
         let (from, topic) = (bytes.u32()?, bytes.u64()?);
         let proof = Proof::from_bytes(bytes.array()?);
-        bytes.end("a datagram with trailing bytes")?;
+        bytes.end("the datagram has trailing bytes")?;
         Ok((Note { from, topic }, proof))
     }
 }
@@ -99,14 +97,17 @@ impl Descriptors {
             Ok(socket)
         });
         let socket = bound.map_err(|e| {
-            let (kind, text) = match e {
+            let (kind, what) = match e {
                 Errno::ADDRINUSE => (
                     Kind::Protocol,
-                    format!("a second rank {rank} runs on this host"),
+                    format!("another process is already rank {rank}; start each rank once"),
                 ),
-                _ => (Kind::System, "bind".into()),
+                _ => (
+                    Kind::System,
+                    format!("rank {rank} cannot open or bind its Unix socket"),
+                ),
             };
-            let error = Error::new("open a socket for descriptors", kind, text);
+            let error = Error::new("open descriptor socket", kind, what);
             error.with_rank(rank).with_source(e)
         })?;
         Ok(Descriptors {
@@ -135,7 +136,8 @@ impl Descriptors {
                 Err(too_many(to))
             }
             Err(e) => {
-                let error = Error::new(PASS, Kind::System, "sendmsg").with_rank(to);
+                let what = format!("the call sendmsg to rank {to} failed");
+                let error = Error::new(PASS, Kind::System, what).with_rank(to);
                 Err(error.with_source(e))
             }
         }
@@ -193,7 +195,7 @@ impl Descriptors {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(e) => {
-                    let error = Error::new("receive a descriptor", Kind::System, "recvmsg failed");
+                    let error = Error::new(RECEIVE_FD, Kind::System, "the call recvmsg failed");
                     return Err(error.with_source(e));
                 }
             }

@@ -127,8 +127,8 @@ impl Directory {
     fn fetch(&self, state: &mut State) -> Result<()> {
         let mailbox = self.slot.mailbox();
         let failed = |e| {
-            let text = mailbox.display().to_string();
-            Error::new(RECEIVE, Kind::System, text).with_source(e)
+            let what = format!("the mailbox {} cannot be read", mailbox.display());
+            Error::new(RECEIVE, Kind::System, what).with_source(e)
         };
         let mut mail = Vec::new();
         for entry in fs::read_dir(&mailbox).map_err(failed)? {
@@ -144,8 +144,8 @@ impl Directory {
             };
             let path = mailbox.join(mail_name(from, number));
             let Some((topic, message)) = open(&path).map_err(failed)? else {
-                let error = Error::new(RECEIVE, Kind::Protocol, "a message has a wrong length");
-                return Err(error.with_rank(from));
+                let what = format!("a control message of rank {from} has an invalid length");
+                return Err(Error::new(RECEIVE, Kind::Protocol, what).with_rank(from));
             };
             if !state.inbox.has_room(from, message.len()) {
                 continue;
@@ -224,8 +224,9 @@ impl Bootstrap for Directory {
             // The rank left after the check above.
             Err(e) if e.kind() == ErrorKind::NotFound => return Err(gone(to)),
             Err(e) => {
-                let text = mailbox.display().to_string();
-                let error = Error::new(SEND, Kind::System, text).with_rank(to);
+                let shown = mailbox.display();
+                let what = format!("the mailbox {shown} of rank {to} cannot be written");
+                let error = Error::new(SEND, Kind::System, what).with_rank(to);
                 return Err(error.with_source(e));
             }
         }

@@ -21,7 +21,7 @@ use super::tcp::{Join, Server};
 use super::{Bootstrap, Directory, Local, Secret, Tcp, lock};
 use crate::error::{Error, Kind, Result};
 
-const READ: &str = "read the environment";
+const READ: &str = "read environment";
 
 /// The default time limit for the other ranks to join.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -94,7 +94,7 @@ impl Plan {
     /// have no place to meet, with the variables to set.
     pub fn from_vars(get: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         let vars = Vars(get);
-        let who = vars.identity()?;
+        let identity = vars.identity()?;
         let name = vars.text("MP_JOB").unwrap_or_default();
         let limit = match vars.text("MP_START_TIMEOUT") {
             None => LIMIT,
@@ -102,18 +102,23 @@ impl Plan {
                 let seconds = text.parse::<f64>().ok();
                 let limit = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok());
                 let limit = limit.filter(|l| !l.is_zero());
-                limit.ok_or_else(|| invalid("MP_START_TIMEOUT", &text, "seconds"))?
+                limit.ok_or_else(|| {
+                    invalid("MP_START_TIMEOUT", &text, "a number of seconds above 0")
+                })?
             }
         };
-        if who.rank >= who.size {
-            let text = format!("{} says rank {} of {}", who.launcher, who.rank, who.size);
-            return Err(Error::new(READ, Kind::Invalid, text));
+        if identity.rank >= identity.size {
+            let what = format!(
+                "{} sets rank {} of {} ranks, and ranks are numbered from 0",
+                identity.launcher, identity.rank, identity.size
+            );
+            return Err(Error::new(READ, Kind::Invalid, what));
         }
-        let rendezvous = vars.rendezvous(&who, &name)?;
+        let rendezvous = vars.rendezvous(&identity, &name)?;
         Ok(Plan {
-            rank: who.rank,
-            size: who.size,
-            launcher: who.launcher,
+            rank: identity.rank,
+            size: identity.size,
+            launcher: identity.launcher,
             rendezvous,
             name,
             limit,
@@ -191,8 +196,9 @@ impl Vars<'_> {
     /// The number that must be set because `with` is set.
     fn needed(&self, names: &[&str], with: &str) -> Result<u32> {
         self.number(names)?.ok_or_else(|| {
-            let text = format!("{with} is set and {} is not", names.join(" or "));
-            Error::new(READ, Kind::Invalid, text)
+            let names = names.join(" or ");
+            let what = format!("{with} is set and {names} is not; set both");
+            Error::new(READ, Kind::Invalid, what)
         })
     }
 
@@ -211,9 +217,9 @@ impl Vars<'_> {
                 // MP_SIZE may be set beside PMIX_RANK.
                 let explicit = launcher.name == "MP_RANK" && self.text("MP_SIZE").is_some();
                 if explicit && self.text("PMIX_RANK").is_none() {
-                    let text =
-                        "MP_SIZE is set and MP_RANK is not: set both for each rank, or neither";
-                    return Err(Error::new(READ, Kind::Invalid, text));
+                    let what =
+                        "MP_SIZE is set and MP_RANK is not; set both for each rank, or neither";
+                    return Err(Error::new(READ, Kind::Invalid, what));
                 }
                 continue;
             };
@@ -241,8 +247,8 @@ impl Vars<'_> {
         })
     }
 
-    fn rendezvous(&self, who: &Identity, name: &str) -> Result<Rendezvous> {
-        if who.size == 1 {
+    fn rendezvous(&self, identity: &Identity, name: &str) -> Result<Rendezvous> {
+        if identity.size == 1 {
             return Ok(Rendezvous::Alone);
         }
         if let Some(store) = self.text("MP_STORE") {
@@ -257,9 +263,11 @@ impl Vars<'_> {
                 return Err(invalid("MP_STORE", &store, may));
             };
             let address = address.trim_end_matches('/');
-            return self.store(who.rank, address, ("MP_STORE", &store));
+            return self.store(identity.rank, address, &|| {
+                invalid("MP_STORE", &store, "tcp://host:port")
+            });
         }
-        match (who.launcher, who.one_host) {
+        match (identity.launcher, identity.one_host) {
             ("torchrun", Some(false) | None) => {
                 let host = self.text("MASTER_ADDR").unwrap_or_default();
                 // Torch's own store uses MASTER_PORT itself.
@@ -268,43 +276,46 @@ impl Vars<'_> {
                     true => format!("[{host}]:{port}"),
                     false => format!("{host}:{port}"),
                 };
-                self.store(who.rank, &address, ("MASTER_ADDR", &host))
+                let may = "the host of rank 0, and MASTER_PORT to a port below 65535";
+                self.store(identity.rank, &address, &|| {
+                    invalid("MASTER_ADDR", &host, may)
+                })
             }
             ("MP_RANK", _) if name.is_empty() => Err(unsupported(
-                "MP_RANK without MP_STORE or MP_JOB: set MP_STORE to tcp://host:port or \
-                 file:///directory, or, on one host, MP_JOB to a name",
+                "MP_RANK is set and neither MP_STORE nor MP_JOB is; set MP_STORE to tcp://host:port \
+                 or file:///directory, or, on one host, MP_JOB to a name",
             )),
             (_, Some(false)) => Err(unsupported(&format!(
-                "{} started ranks on several hosts: set MP_STORE to file:///directory on a shared \
-                 file system, or to tcp://host:port on the host of rank 0 with MP_SECRET and \
-                 MP_BIND",
-                who.launcher
+                "{} started ranks on several hosts, which need a store; set MP_STORE to \
+                 file:///directory on a shared file system, or to tcp://host:port on the host of \
+                 rank 0 with MP_SECRET and MP_BIND",
+                identity.launcher
             ))),
             _ => {
-                let job = match (name, who.job.as_str()) {
+                let job = match (name, identity.job.as_str()) {
                     ("", "") => job_dir::name_of_parent(),
                     ("", job) => job.into(),
                     (name, _) => name.into(),
                 };
                 Ok(Rendezvous::OneHost(format!(
                     "{}.{}.{job}",
-                    who.launcher, who.size
+                    identity.launcher, identity.size
                 )))
             }
         }
     }
 
-    /// A store over TCP.
-    fn store(&self, rank: u32, address: &str, named: (&str, &str)) -> Result<Rendezvous> {
-        let wrong = || invalid(named.0, named.1, "host:port");
+    /// A store over TCP; `wrong` is the error for an address that is not valid.
+    fn store(&self, rank: u32, address: &str, wrong: &dyn Fn() -> Error) -> Result<Rendezvous> {
         let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
         let port = port.parse::<u16>().map_err(|_| wrong())?;
         if host.is_empty() {
             return Err(wrong());
         }
         let Some(secret) = self.text("MP_SECRET") else {
-            let text = "a store over TCP needs MP_SECRET: a random text, the same for all ranks";
-            return Err(Error::new(READ, Kind::Invalid, text));
+            let what = "a store over TCP needs a secret; set MP_SECRET to one random text for all \
+                        ranks";
+            return Err(Error::new(READ, Kind::Invalid, what));
         };
         let bind = match self.text("MP_SERVE").as_deref() {
             Some("0") => None,
@@ -312,11 +323,11 @@ impl Vars<'_> {
                 let address = match self.text("MP_BIND") {
                     // Rank 0 would listen on loopback, where ranks of other hosts cannot connect.
                     None if rank == 0 && !is_loopback(host) => {
-                        let text = format!(
-                            "rank 0 hosts the store at {address} and listens on loopback unless \
-                             told: set MP_BIND to an address of this host, or to 0.0.0.0"
+                        let what = format!(
+                            "rank 0 hosts the store at {address} and listens on loopback by \
+                             default; set MP_BIND to an address of this host, or to 0.0.0.0"
                         );
-                        return Err(Error::new(READ, Kind::Invalid, text));
+                        return Err(Error::new(READ, Kind::Invalid, what));
                     }
                     None => IpAddr::from(Ipv4Addr::LOCALHOST),
                     Some(text) => text
@@ -343,8 +354,8 @@ fn is_loopback(host: &str) -> bool {
 
 #[cold]
 fn invalid(name: &str, value: &str, may: &str) -> Error {
-    let text = format!("{name}={value:?}: must be {may}");
-    Error::new(READ, Kind::Invalid, text)
+    let what = format!("{name}={value:?} is not valid; set it to {may}");
+    Error::new(READ, Kind::Invalid, what)
 }
 
 #[cold]

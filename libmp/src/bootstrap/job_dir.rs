@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+use super::JOIN;
 use super::secret::number_of;
 use super::slot::{any_rank_lives, private};
 use crate::error::{Error, Kind, Result};
@@ -44,8 +45,9 @@ fn runtime() -> Result<PathBuf> {
             Err(e) => why = Some(e),
         }
     }
-    let text = "no directory for ranks of one host to meet in; set MP_STORE";
-    let error = Error::new("join the job", Kind::Absent, text);
+    let what = "no private directory can be created in /dev/shm or the temporary directory; set \
+                MP_STORE to file:///directory";
+    let error = Error::new(JOIN, Kind::Absent, what);
     Err(match why {
         Some(why) => error.with_source(why),
         None => error,

@@ -149,8 +149,8 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// (the default).
     fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
         let _ = (topic, fd);
-        let text = "this bootstrap does not pass descriptors";
-        Err(Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(to))
+        let what = "this bootstrap passes no descriptors; use Local, Tcp or Directory";
+        Err(Error::new(PASS, Kind::Unsupported, what).with_rank(to))
     }
 
     /// Returns the next file descriptor under `topic`, with its sender, or `None` if none has
@@ -161,8 +161,8 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// descriptors.
     fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
         let _ = topic;
-        let text = "this bootstrap does not pass descriptors";
-        Err(Error::new("receive a descriptor", Kind::Unsupported, text))
+        let what = "this bootstrap passes no descriptors; use Local, Tcp or Directory";
+        Err(Error::new(RECEIVE_FD, Kind::Unsupported, what))
     }
 }
 
@@ -171,30 +171,36 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-const JOIN: &str = "join the job";
-const SEND: &str = "send a control message";
-const RECEIVE: &str = "receive a control message";
+const JOIN: &str = "join job";
+const SEND: &str = "send control message";
+const RECEIVE: &str = "receive control message";
+const PASS: &str = "pass descriptor";
+const RECEIVE_FD: &str = "receive descriptor";
 
 /// Fails if a job of this size has no rank `rank`, or if the job is too large.
 fn fits(rank: u32, size: u32) -> Result<()> {
-    if rank < size && size <= wire::MAX_RANKS {
-        return Ok(());
+    if size > wire::MAX_RANKS {
+        let what = format!("a job of {size} ranks is too large");
+        let error = Error::new(JOIN, Kind::Invalid, what).with_rank(rank);
+        return Err(error.with_limit(wire::MAX_RANKS, "ranks"));
     }
-    let text = format!("the job has {size} ranks");
-    let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
-    Err(error.with_limit(wire::MAX_RANKS, ""))
+    if rank >= size {
+        let what = format!("rank {rank} is not in the job of {size} ranks");
+        return Err(Error::new(JOIN, Kind::Invalid, what).with_rank(rank));
+    }
+    Ok(())
 }
 
 /// Fails if the job has no rank `to`, or if the message is too long.
 fn check(size: u32, to: u32, message: &[u8]) -> Result<()> {
     if to >= size {
-        let text = format!("the job has {size} ranks");
-        return Err(Error::new(SEND, Kind::Invalid, text).with_rank(to));
+        let what = format!("rank {to} is not in the job of {size} ranks");
+        return Err(Error::new(SEND, Kind::Invalid, what).with_rank(to));
     }
     if message.len() > MAX_MESSAGE {
-        let text = format!("the message has {} bytes", message.len());
-        let error = Error::new(SEND, Kind::Invalid, text).with_rank(to);
-        return Err(error.with_limit(MAX_MESSAGE, ""));
+        let what = format!("a control message of {} bytes is too long", message.len());
+        let error = Error::new(SEND, Kind::Invalid, what).with_rank(to);
+        return Err(error.with_limit(MAX_MESSAGE, "bytes"));
     }
     Ok(())
 }
@@ -202,31 +208,31 @@ fn check(size: u32, to: u32, message: &[u8]) -> Result<()> {
 #[cold]
 fn gone(rank: u32) -> Error {
     let kind = Kind::PeerFailed(Status::REMOTE_ABORTED);
-    Error::new(SEND, kind, "has left the job, or died").with_rank(rank)
+    let what = format!("rank {rank} has left the job or has died");
+    Error::new(SEND, kind, what).with_rank(rank)
 }
 
 #[cold]
 fn full(rank: u32) -> Error {
-    let text = "does not receive its control messages";
-    let error = Error::new(SEND, Kind::QueueFull, text).with_rank(rank);
-    error.with_limit(WINDOW, "")
+    let what = format!(
+        "the window to rank {rank} is full, because it does not receive its control messages; \
+         retry later"
+    );
+    let error = Error::new(SEND, Kind::QueueFull, what).with_rank(rank);
+    error.with_limit(WINDOW, "bytes")
 }
 
 #[cold]
 fn too_many(rank: u32) -> Error {
-    let text = "does not receive its descriptors";
-    Error::new("pass a descriptor", Kind::QueueFull, text).with_rank(rank)
+    let what = format!("rank {rank} takes no descriptor now; retry when it has received others");
+    Error::new(PASS, Kind::QueueFull, what).with_rank(rank)
 }
 
 /// Duplicates the descriptor `fd`.
 fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     fd.try_clone_to_owned().map_err(|e| {
-        Error::new(
-            "pass a descriptor",
-            Kind::System,
-            "the descriptor cannot be duplicated",
-        )
-        .with_source(e)
+        let what = "the descriptor cannot be duplicated";
+        Error::new(PASS, Kind::System, what).with_source(e)
     })
 }
 
@@ -236,23 +242,30 @@ fn check_host(from: &impl Bootstrap, to: u32) -> Result<()> {
     if from.host(to) == from.host(from.rank()) {
         return Ok(());
     }
-    let text = "is on another host";
-    Err(Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(to))
+    let what = format!("rank {to} is on another host, and descriptors stay on one host");
+    Err(Error::new(PASS, Kind::Unsupported, what).with_rank(to))
 }
 
 /// The error if `count` ranks, the first of which are `some`, have not joined within `limit`.
 #[cold]
 fn missing(limit: Duration, count: u32, some: &[u32]) -> Error {
     const SHOWN: usize = 20;
+    if let [rank] = some
+        && count == 1
+    {
+        let what = format!(
+            "rank {rank} did not join in time; check that it was started and reaches the store"
+        );
+        let error = Error::new(JOIN, Kind::Missing, what).with_rank(*rank);
+        return error.with_limit(limit.as_millis(), "ms");
+    }
     let shown = some.iter().take(SHOWN).map(u32::to_string);
     let mut names = shown.collect::<Vec<_>>().join(", ");
     if count as usize > SHOWN {
         names += &format!(" and {} more", count as usize - SHOWN);
     }
-    let ms = limit.as_millis();
-    let error = |text| Error::new(JOIN, Kind::Missing, text).with_limit(ms, "");
-    match some {
-        [one] if count == 1 => error("has not joined in time, in ms".to_string()).with_rank(*one),
-        _ => error(format!("ranks {names} have not joined in time, in ms")),
-    }
+    let what = format!(
+        "ranks {names} did not join in time; check that they were started and reach the store"
+    );
+    Error::new(JOIN, Kind::Missing, what).with_limit(limit.as_millis(), "ms")
 }

@@ -7,7 +7,7 @@ use super::wire::MAX_RANKS;
 const RANK_MAGIC: [u8; 8] = *b"mp-rank\x01";
 const JOB_MAGIC: [u8; 8] = *b"mp-job\0\x01";
 
-const SHORT: &str = "a short note";
+const SHORT: &str = "it is too short";
 
 /// Bytes of a rank's note.
 pub(super) const RANK_NOTE: usize = 8 + 4 + 4 + 8 + 32;
@@ -45,7 +45,7 @@ impl RankNote {
     pub fn decode(bytes: &[u8]) -> Result<RankNote, Malformed> {
         let mut bytes = Bytes(bytes, SHORT);
         if bytes.array()? != RANK_MAGIC {
-            return Err(Malformed("not a rank's note of this version"));
+            return Err(Malformed("it is not a rank's note of this version"));
         }
         let note = RankNote {
             rank: bytes.u32()?,
@@ -53,7 +53,7 @@ impl RankNote {
             host: bytes.u64()?,
             nonce: bytes.array()?,
         };
-        bytes.end("a note with trailing bytes")?;
+        bytes.end("it has trailing bytes")?;
         Ok(note)
     }
 }
@@ -90,13 +90,13 @@ impl JobNote {
     pub fn decode(bytes: &[u8]) -> Result<JobNote, Malformed> {
         let mut bytes = Bytes(bytes, SHORT);
         if bytes.array()? != JOB_MAGIC {
-            return Err(Malformed("not a job's note of this version"));
+            return Err(Malformed("it is not a job's note of this version"));
         }
         let job = bytes.u64()?;
         let mut ranks = Vec::new();
         while !bytes.0.is_empty() {
             if ranks.len() == MAX_RANKS as usize {
-                return Err(Malformed("a job of too many ranks"));
+                return Err(Malformed("it names too many ranks"));
             }
             ranks.push((bytes.u64()?, bytes.array()?));
         }

@@ -172,7 +172,7 @@ impl Relay {
         let all = self.connections.iter();
         let late = all.filter(|(_, c)| late(c)).map(|(id, _)| *id);
         for id in late.collect::<Vec<_>>() {
-            self.refuse(now, id, "took too long to send its greeting");
+            self.refuse(now, id, "its greeting did not arrive in time");
         }
         if self.notice.is_some_and(|at| at <= now) {
             self.notice = None;
@@ -253,7 +253,10 @@ impl Relay {
                 Ok(())
             }
             (Phase::Connected { .. }, Frame::Foreign { version }) => {
-                let why = format!("speaks version {version}, the store version {VERSION}");
+                let why = format!(
+                    "its protocol has version {version}, and the protocol of the store has \
+                     version {VERSION}"
+                );
                 // The store's own greeting tells the rank both versions.
                 self.send(id, &Frame::Foreign { version: VERSION });
                 self.refuse(now, id, &why);
@@ -262,7 +265,11 @@ impl Relay {
             // The comparison is constant-time.
             (Phase::Asked { hello, proof, .. }, Frame::Answer { proof: theirs }) => {
                 if theirs != proof {
-                    self.refuse(now, id, "does not know the job's secret");
+                    self.refuse(
+                        now,
+                        id,
+                        "it does not have the job's secret; use one MP_SECRET for all ranks",
+                    );
                 } else if let Some(why) = self.objection(&hello) {
                     self.refuse(now, id, &why);
                 } else {
@@ -281,11 +288,11 @@ impl Relay {
                 let in_flight = self.inflight.entry((peer, by)).or_default();
                 *in_flight = in_flight
                     .checked_sub(room)
-                    .ok_or(Malformed("credit for more than was sent"))?;
+                    .ok_or(Malformed("a credit exceeds the messages in flight"))?;
                 self.send(id, &Frame::Credit { peer: by, room });
                 Ok(())
             }
-            _ => Err(Malformed("out of turn")),
+            _ => Err(Malformed("a frame is out of turn")),
         }
     }
 
@@ -293,15 +300,20 @@ impl Relay {
     fn objection(&self, hello: &Hello) -> Option<String> {
         let (rank, size) = (hello.rank, self.slots.len());
         if hello.size as usize != size {
-            return Some(format!("expects {} ranks, the job has {size}", hello.size));
+            return Some(format!(
+                "it expects {} ranks, and the job has {size}; start all with one number of ranks",
+                hello.size
+            ));
         }
         if hello.name != self.name {
-            return Some("belongs to a job of another name".into());
+            return Some("its job has another name; use one MP_JOB for all ranks".into());
         }
         match self.slots.get(rank as usize) {
-            None => Some(format!("is rank {rank} of {size}")),
-            Some(Slot::Joined { .. }) => Some(format!("is a second rank {rank}")),
-            Some(Slot::Gone) => Some(format!("cannot join again: rank {rank} has left")),
+            None => Some(format!("rank {rank} is not in the job of {size} ranks")),
+            Some(Slot::Joined { .. }) => Some(format!(
+                "another process is already rank {rank}; start each rank once"
+            )),
+            Some(Slot::Gone) => Some(format!("rank {rank} has left and cannot join again")),
             Some(Slot::Missing) => None,
         }
     }
@@ -329,14 +341,14 @@ impl Relay {
     fn forward(&mut self, from: u32, to: u32, topic: u64, bytes: &[u8]) -> Result<(), Malformed> {
         match self.slots.get(to as usize).copied() {
             None | Some(Slot::Missing) => {
-                Err(Malformed("a message for a rank that has not joined"))
+                Err(Malformed("a message is for a rank that has not joined"))
             }
             Some(Slot::Gone) => Ok(()),
             Some(Slot::Joined { id, .. }) => {
                 let in_flight = self.inflight.entry((from, to)).or_default();
                 *in_flight += room(bytes.len());
                 if *in_flight > WINDOW {
-                    return Err(Malformed("more messages than the window holds"));
+                    return Err(Malformed("the messages exceed the window"));
                 }
                 let peer = from;
                 self.send(id, &Frame::Message { peer, topic, bytes });
@@ -480,7 +492,7 @@ mod tests {
         relay.tick(GREETING_LIMIT - Duration::from_nanos(1));
         assert_eq!(said(&mut relay, nothing), "");
         relay.tick(GREETING_LIMIT);
-        assert!(said(&mut relay, nothing).contains("took too long"));
+        assert!(said(&mut relay, nothing).contains("did not arrive in time"));
         // It is closed even if it does not read the refusal.
         assert!(!relay.finished(GREETING_LIMIT, nothing));
         assert!(relay.finished(2 * GREETING_LIMIT, nothing));

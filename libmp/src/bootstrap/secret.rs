@@ -37,9 +37,9 @@ impl Secret {
     /// `Invalid` for a text of less than 16 bytes ([`SHORTEST`](Secret::SHORTEST)).
     pub fn from_text(text: &str) -> Result<Secret> {
         if text.len() < Secret::SHORTEST {
-            let kind = Kind::Invalid;
-            let error = Error::new("read the job's secret", kind, "MP_SECRET is too short");
-            return Err(error.with_limit(Secret::SHORTEST, ""));
+            let what = "MP_SECRET is too short; set it to a longer random text";
+            let error = Error::new("read secret", Kind::Invalid, what);
+            return Err(error.with_limit(Secret::SHORTEST, "bytes"));
         }
         let key = blake3::derive_key(
             "mp, version 1: the secret of a job, from a text",
@@ -84,7 +84,8 @@ pub(super) fn random_bytes() -> Result<[u8; 32]> {
             Ok(n) => filled += n,
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
-                let error = Error::new("draw random numbers", Kind::System, "getrandom failed");
+                let what = "the call getrandom failed";
+                let error = Error::new("draw random numbers", Kind::System, what);
                 return Err(error.with_source(e));
             }
         }

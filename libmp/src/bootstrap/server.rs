@@ -14,7 +14,7 @@ use super::secret::{number_of, random_bytes, random_number};
 use super::{Secret, wire};
 use crate::error::{Error, Kind, Result};
 
-const START: &str = "start the store";
+const START: &str = "start store";
 
 /// Most bytes that are read from one connection before the next connection is served.
 const MAX_READ: usize = 1 << 18;
@@ -47,17 +47,26 @@ impl Server {
     /// `Invalid` for a job of no ranks, or of more than 65,536; `System` if the address is not
     /// available or the system refuses.
     pub fn start(bind: SocketAddr, secret: &Secret, name: &str, size: u32) -> Result<Server> {
-        if size == 0 || size > wire::MAX_RANKS {
-            let error = Error::new(START, Kind::Invalid, format!("{size} ranks"));
-            return Err(error.with_limit(wire::MAX_RANKS, ""));
+        if size == 0 {
+            let what = "a job of 0 ranks is invalid; start at least one rank";
+            return Err(Error::new(START, Kind::Invalid, what));
         }
-        let system = |e| {
-            let error = Error::new(START, Kind::System, format!("cannot listen on {bind}"));
-            error.with_source(e)
+        if size > wire::MAX_RANKS {
+            let what = format!("a job of {size} ranks is too large");
+            let error = Error::new(START, Kind::Invalid, what);
+            return Err(error.with_limit(wire::MAX_RANKS, "ranks"));
+        }
+        let deaf = |e| {
+            let what = format!("the store cannot listen on {bind}");
+            Error::new(START, Kind::System, what).with_source(e)
         };
-        let listener = TcpListener::bind(bind).map_err(system)?;
-        listener.set_nonblocking(true).map_err(system)?;
-        let address = listener.local_addr().map_err(system)?;
+        let system = |e| {
+            let what = "the system cannot create a socket pair or a thread";
+            Error::new(START, Kind::System, what).with_source(e)
+        };
+        let listener = TcpListener::bind(bind).map_err(deaf)?;
+        listener.set_nonblocking(true).map_err(deaf)?;
+        let address = listener.local_addr().map_err(deaf)?;
         let (stop, stopped) = UnixStream::pair().map_err(system)?;
         let job = random_number()?;
         let relay = Relay::new(

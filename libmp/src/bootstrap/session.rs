@@ -10,20 +10,25 @@ use super::{Secret, WINDOW};
 /// The room that is returned to a sender in one credit, in bytes.
 const CREDIT: u32 = WINDOW / 4;
 
-/// The reason for which a session ended early.
+/// The reason for which a session ended early, as a clause whose subject is the store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SessionError {
     /// The store refuses this rank.
-    #[error("refused by the store: it {0}")]
+    #[error("refused this rank: {0}")]
     Refused(String),
     /// The store has another version of the protocol.
-    #[error("the store speaks version {0} of the protocol, this rank {v}", v = wire::VERSION)]
+    #[error(
+        "has version {0} of the protocol, and this rank has version {v}; use one version of mp",
+        v = wire::VERSION
+    )]
     Foreign(u32),
     /// The process that answered does not have the secret.
-    #[error("the process that answers does not know the job's secret")]
+    #[error(
+        "does not have the secret of this rank; check its address, and use one MP_SECRET for all ranks"
+    )]
     WrongSecret,
     /// The bytes from the store are malformed.
-    #[error("the store sent malformed bytes: {0}")]
+    #[error("sent malformed bytes: {0}")]
     Malformed(&'static str),
 }
 
@@ -112,7 +117,7 @@ impl Session {
         let size = self.hello.size;
         let known = |rank: u32| match rank < size {
             true => Ok(rank as usize),
-            false => Err(Malformed("a rank that is not in the job")),
+            false => Err(Malformed("a frame names a rank that is not in the job")),
         };
         match (self.phase, frame) {
             (_, Frame::Refused { why }) => return Err(SessionError::Refused(why.into())),
@@ -129,20 +134,20 @@ impl Session {
             }
             (Phase::Answered, Frame::Hosts { first, hosts }) => {
                 if first as usize != self.hosts.len() {
-                    return Err(Malformed("hosts out of order").into());
+                    return Err(Malformed("the hosts are out of order").into());
                 }
                 self.hosts.extend(hosts);
             }
             (Phase::Answered, Frame::Start) => {
                 if self.hosts.len() != size as usize {
-                    return Err(Malformed("hosts of more or fewer ranks").into());
+                    return Err(Malformed("the number of hosts is not the number of ranks").into());
                 }
                 self.phase = Phase::Started;
             }
             (Phase::Started, Frame::Message { peer, topic, bytes }) => {
                 let from = known(peer)?;
                 if !self.inbox.has_room(peer, bytes.len()) {
-                    return Err(Malformed("more messages than the window holds").into());
+                    return Err(Malformed("the messages exceed the window").into());
                 }
                 if !self.inbox.push(peer, topic, bytes.to_vec()) {
                     self.give_back(from, room(bytes.len()));
@@ -151,10 +156,10 @@ impl Session {
             (Phase::Started, Frame::Credit { peer, room }) => {
                 let sent = &mut self.sent[known(peer)?];
                 let left = sent.checked_sub(room);
-                *sent = left.ok_or(Malformed("credit for more than was sent"))?;
+                *sent = left.ok_or(Malformed("a credit exceeds the messages in flight"))?;
             }
             (Phase::Started, Frame::Gone { rank }) => self.gone[known(rank)?] = true,
-            _ => return Err(Malformed("out of turn").into()),
+            _ => return Err(Malformed("a frame is out of turn").into()),
         }
         Ok(())
     }

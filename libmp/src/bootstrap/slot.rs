@@ -49,13 +49,19 @@ pub(super) fn private(path: &Path) -> Result<()> {
     }
     // A symbolic link is refused, because its owner could redirect it.
     let data = fs::symlink_metadata(path).map_err(|e| system(path, e))?;
-    let ours = data.uid() == rustix::process::geteuid().as_raw();
-    if data.is_dir() && ours && data.mode() & 0o022 == 0 {
-        return Ok(());
-    }
     let shown = path.display();
-    let text = format!("{shown} must be a directory of this user, not writable for others");
-    Err(Error::new(JOIN, Kind::Invalid, text))
+    let what = if data.is_symlink() {
+        format!("{shown} is a symbolic link; use the directory itself")
+    } else if !data.is_dir() {
+        format!("{shown} is not a directory; use another path")
+    } else if data.uid() != rustix::process::geteuid().as_raw() {
+        format!("{shown} belongs to another user; use a directory of this user")
+    } else if data.mode() & 0o022 != 0 {
+        format!("other users can write to {shown}; run `chmod go-w` on it")
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(JOIN, Kind::Invalid, what))
 }
 
 /// Puts a complete file into a directory: writes it under a hidden name, then renames it.
@@ -75,8 +81,8 @@ fn fresh(path: &Path) -> std::io::Result<File> {
 
 #[cold]
 fn system(path: &Path, e: impl Into<std::io::Error>) -> Error {
-    let text = path.display().to_string();
-    Error::new(JOIN, Kind::System, text).with_source(e.into())
+    let what = format!("{} cannot be created, read or written", path.display());
+    Error::new(JOIN, Kind::System, what).with_source(e.into())
 }
 
 impl RankSlot {
@@ -164,8 +170,12 @@ impl RankSlot {
         for rank in 0..size {
             match read_note(&self.path, rank) {
                 Some((note, true)) if note.size != size => {
-                    let text = format!("expects {} ranks, not {size}", note.size);
-                    return Err(Error::new(JOIN, Kind::Protocol, text).with_rank(rank));
+                    let what = format!(
+                        "rank {rank} expects {} ranks, and this rank expects {size}; start all \
+                         with one number of ranks",
+                        note.size
+                    );
+                    return Err(Error::new(JOIN, Kind::Protocol, what).with_rank(rank));
                 }
                 Some((note, true)) => ranks.push((note.host, note.nonce)),
                 _ => missing.push(rank),
@@ -184,8 +194,8 @@ impl RankSlot {
             Err(e) => return Err(system(&path, e)),
         }
         let note = JobNote::decode(&bytes).map_err(|e| {
-            let text = format!("{}: {e}", path.display());
-            Error::new(JOIN, Kind::Protocol, text)
+            let what = format!("the job's note {} is malformed: {e}", path.display());
+            Error::new(JOIN, Kind::Protocol, what)
         })?;
         let ours = note.ranks.get(self.note.rank as usize);
         let ours = ours.is_some_and(|(_, nonce)| *nonce == self.note.nonce);
@@ -293,8 +303,8 @@ fn read_note(path: &Path, rank: u32) -> Option<(RankNote, bool)> {
 
 #[cold]
 fn duplicate_rank(rank: u32) -> Error {
-    let text = format!("another process is a second rank {rank}");
-    Error::new(JOIN, Kind::Protocol, text).with_rank(rank)
+    let what = format!("another process is already rank {rank}; start each rank once");
+    Error::new(JOIN, Kind::Protocol, what).with_rank(rank)
 }
 
 #[cfg(test)]

@@ -113,8 +113,15 @@ pub struct Tcp {
 struct State {
     stream: TcpStream,
     session: Session,
-    /// The reason for which the connection to the store is lost.
-    lost: Option<(Kind, String)>,
+    lost: Option<Lost>,
+}
+
+/// The reason for which the connection to the store is lost.
+#[derive(Debug)]
+enum Lost {
+    Closed,
+    Failed(std::io::Error),
+    Protocol(SessionError),
 }
 
 impl Tcp {
@@ -194,7 +201,12 @@ impl Tcp {
         let (job, descriptors) = match (session.job(), descriptors) {
             (job, Some(descriptors)) => (job, descriptors),
             // The job has started, so the store has sent its challenge.
-            _ => return Err(refused(join, SessionError::Malformed("out of turn"))),
+            _ => {
+                return Err(refused(
+                    join,
+                    SessionError::Malformed("a frame is out of turn"),
+                ));
+            }
         };
         Ok(Ok(Tcp {
             rank,
@@ -225,16 +237,14 @@ impl State {
         }
     }
 
-    fn exchange(&mut self) -> Result<(), (Kind, String)> {
-        let lost = |e: std::io::Error| (Kind::System, format!("the store is gone: {e}"));
+    fn exchange(&mut self) -> Result<(), Lost> {
         let mut bytes = [0; 1 << 14];
         let mut taken = 0;
         while taken < MAX_READ {
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Err((Kind::System, "the store is gone".into())),
+                Ok(0) => return Err(Lost::Closed),
                 Ok(n) => {
-                    let heard = self.session.input(&bytes[..n]);
-                    heard.map_err(|e| (Kind::Protocol, e.to_string()))?;
+                    self.session.input(&bytes[..n]).map_err(Lost::Protocol)?;
                     taken += n;
                     // A short read means that no more bytes have arrived.
                     if n < bytes.len() {
@@ -243,18 +253,24 @@ impl State {
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) => return Err(lost(e)),
+                Err(e) => return Err(Lost::Failed(e)),
             }
         }
-        self.session.output.flush(&mut self.stream).map_err(lost)?;
-        Ok(())
+        let flushed = self.session.output.flush(&mut self.stream);
+        flushed.map(drop).map_err(Lost::Failed)
     }
 
     fn alive(&self, operation: &'static str) -> Result<()> {
-        match &self.lost {
-            None => Ok(()),
-            Some((kind, why)) => Err(Error::new(operation, *kind, why.as_str())),
-        }
+        let (kind, what) = match &self.lost {
+            None => return Ok(()),
+            Some(Lost::Closed) => (Kind::System, "the store closed the connection".to_owned()),
+            Some(Lost::Failed(e)) => (
+                Kind::System,
+                format!("the connection to the store failed: {e}"),
+            ),
+            Some(Lost::Protocol(e)) => (Kind::Protocol, format!("the store {e}")),
+        };
+        Err(Error::new(operation, kind, what))
     }
 }
 
@@ -386,23 +402,29 @@ fn connect(join: &Join, end: Instant) -> std::io::Result<TcpStream> {
 
 /// An error of this rank, with the rank and the time limit.
 #[cold]
-fn failed(join: &Join, kind: Kind, text: String) -> Error {
-    let error = Error::new(JOIN, kind, text).with_rank(join.rank);
-    error.with_limit(join.limit.as_millis(), "")
+fn failed(join: &Join, kind: Kind, what: String) -> Error {
+    let error = Error::new(JOIN, kind, what).with_rank(join.rank);
+    error.with_limit(join.limit.as_millis(), "ms")
 }
 
 #[cold]
 fn absent(join: &Join, e: std::io::Error) -> Error {
-    let text = format!("the store at {} cannot be reached", join.store);
-    failed(join, Kind::Absent, text).with_source(e)
+    let what = format!(
+        "the store at {} was not reached in time; check that it runs at this address",
+        join.store
+    );
+    failed(join, Kind::Absent, what).with_source(e)
 }
 
 #[cold]
 fn late(join: &Join, session: &Session) -> Error {
     match session.missing() {
         (0, _) => {
-            let text = format!("the store at {} does not answer", join.store);
-            failed(join, Kind::Absent, text)
+            let what = format!(
+                "the store at {} did not answer in time; check that it runs at this address",
+                join.store
+            );
+            failed(join, Kind::Absent, what)
         }
         (count, some) => missing(join.limit, count, some),
     }
@@ -410,14 +432,14 @@ fn late(join: &Join, session: &Session) -> Error {
 
 #[cold]
 fn broken(join: &Join, e: std::io::Error) -> Error {
-    let text = format!("the connection to the store at {} broke", join.store);
-    failed(join, Kind::System, text).with_source(e)
+    let what = format!("the connection to the store at {} broke", join.store);
+    failed(join, Kind::System, what).with_source(e)
 }
 
 #[cold]
 fn refused(join: &Join, e: SessionError) -> Error {
-    let text = format!("the store at {}: {e}", join.store);
-    Error::new(JOIN, Kind::Protocol, text).with_rank(join.rank)
+    let what = format!("the store at {} {e}", join.store);
+    Error::new(JOIN, Kind::Protocol, what).with_rank(join.rank)
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ pub enum Frame<'a> {
     },
     /// Store to rank: the store refuses the rank.
     Refused {
-        /// The reason, as text.
+        /// The reason, as a clause.
         why: &'a str,
     },
     /// Store to rank: other ranks have not joined yet.
@@ -189,17 +189,17 @@ pub fn decode(bytes: &[u8], limit: usize) -> Result<Option<(Frame<'_>, usize)>, 
     };
     let len = u32::from_le_bytes(*len) as usize;
     if len == 0 {
-        return Err(Malformed("an empty frame"));
+        return Err(Malformed("a frame is empty"));
     }
     if len > limit.saturating_sub(4) {
-        return Err(Malformed("a frame that is too long"));
+        return Err(Malformed("a frame is too long"));
     }
     let Some(frame) = rest.get(..len) else {
         return Ok(None);
     };
-    let mut body = Bytes(&frame[1..], "a short frame");
+    let mut body = Bytes(&frame[1..], "a frame is too short");
     let decoded = body.frame(frame[0])?;
-    body.end("a frame with trailing bytes")?;
+    body.end("a frame has trailing bytes")?;
     Ok(Some((decoded, 4 + len)))
 }
 
@@ -231,11 +231,11 @@ impl Hello {
     }
 
     /// The proof by one side ("rank" or "store") that it has the secret.
-    pub(super) fn proof(&self, secret: &Secret, who: &str, job: u64, theirs: &Nonce) -> Proof {
+    pub(super) fn proof(&self, secret: &Secret, side: &str, job: u64, theirs: &Nonce) -> Proof {
         let mut bytes = Vec::new();
         self.encode(&mut bytes);
         let version = VERSION.to_le_bytes();
-        secret.proof(who, &[&version, &bytes, &job.to_le_bytes(), theirs])
+        secret.proof(side, &[&version, &bytes, &job.to_le_bytes(), theirs])
     }
 }
 
@@ -245,7 +245,7 @@ impl<'a> Bytes<'a> {
         Ok(match kind {
             1 | 2 => {
                 if self.array()? != MAGIC {
-                    return Err(Malformed("not a greeting of this protocol"));
+                    return Err(Malformed("the greeting is not of this protocol"));
                 }
                 let version = self.u32()?;
                 if version != VERSION {
@@ -270,10 +270,10 @@ impl<'a> Bytes<'a> {
             4 => {
                 let text = self.rest();
                 if text.len() > MAX_TEXT {
-                    return Err(Malformed("a reason that is too long"));
+                    return Err(Malformed("a reason is too long"));
                 }
                 let why = std::str::from_utf8(text);
-                let why = why.map_err(|_| Malformed("a reason that is not UTF-8"))?;
+                let why = why.map_err(|_| Malformed("a reason is not UTF-8"))?;
                 Frame::Refused { why }
             }
             5 => Frame::Waiting {
@@ -288,7 +288,7 @@ impl<'a> Bytes<'a> {
             8 => {
                 let (peer, topic, bytes) = (self.u32()?, self.u64()?, self.rest());
                 if bytes.len() > MAX_MESSAGE {
-                    return Err(Malformed("a message that is too long"));
+                    return Err(Malformed("a message is too long"));
                 }
                 Frame::Message { peer, topic, bytes }
             }
@@ -297,7 +297,7 @@ impl<'a> Bytes<'a> {
                 room: self.u32()?,
             },
             10 => Frame::Gone { rank: self.u32()? },
-            _ => return Err(Malformed("a frame of unknown kind")),
+            _ => return Err(Malformed("a frame has an unknown kind")),
         })
     }
 
@@ -308,7 +308,7 @@ impl<'a> Bytes<'a> {
     fn list<const N: usize, T>(&mut self, read: fn([u8; N]) -> T) -> Result<Vec<T>, Malformed> {
         let (items, rest) = self.rest().as_chunks::<N>();
         if !rest.is_empty() || items.len() > MAX_LISTED {
-            return Err(Malformed("a list of wrong length"));
+            return Err(Malformed("a list has an invalid length"));
         }
         Ok(items.iter().map(|i| read(*i)).collect())
     }

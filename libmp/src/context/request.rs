@@ -223,7 +223,7 @@ fn same(requests: &[Request]) -> Result<Option<&Engine>> {
     match requests.iter().all(|r| std::ptr::eq(r.engine(), engine)) {
         true => Ok(Some(engine)),
         false => {
-            let what = "the requests belong to several contexts";
+            let what = "the requests belong to several contexts; wait for each context separately";
             Err(Error::new(SEVERAL, Kind::Invalid, what))
         }
     }
@@ -263,7 +263,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let done = |request: &Request| -> Result<Done> {
         engine
             .outcome(WAIT, &state, request.key)?
-            .ok_or_else(|| Error::new(WAIT, Kind::Timeout, "a request has not ended"))
+            .ok_or_else(|| Error::new(WAIT, Kind::Timeout, "a request has not ended; wait again"))
     };
     requests.iter().map(done).collect()
 }
@@ -279,7 +279,11 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
 pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> {
     let mut found = None;
     let Some(engine) = same(requests)? else {
-        return Err(Error::new(SEVERAL, Kind::Invalid, "the list is empty"));
+        return Err(Error::new(
+            SEVERAL,
+            Kind::Invalid,
+            "the list of requests is empty",
+        ));
     };
     engine.wait_until(limit, &mut |state| {
         found = requests

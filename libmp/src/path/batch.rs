@@ -180,7 +180,7 @@ impl<'q, const N: usize> Batch<'q, N> {
         let made = &self.made[..self.count];
         self.lane.post(made.iter().flatten().copied())?;
         let last = made.last().copied().flatten();
-        last.ok_or_else(|| Error::new("post send", Kind::Invalid, "the batch is empty"))
+        last.ok_or_else(|| Error::new("post send", Kind::Invalid, "the batch has no puts"))
     }
 
     /// The lane on which the puts are prepared.

@@ -47,9 +47,12 @@ impl Link {
     pub fn make(&mut self, paths: &Paths, lane: u8, doorbell: Doorbell) -> Result<Option<Record>> {
         let at = usize::from(lane);
         if at >= LANES {
-            let what = format!("lane {lane} is out of range");
+            let what = format!(
+                "rank {} named lane {lane}, which is out of range",
+                self.peer
+            );
             let error = Error::new("open lane", Kind::Protocol, what);
-            return Err(error.with_rank(self.peer).with_limit(LANES, ""));
+            return Err(error.with_rank(self.peer).with_limit(LANES, "lanes"));
         }
         if self.lanes[at].is_some() {
             return Ok(None);
@@ -134,6 +137,7 @@ impl Link {
 fn known(lanes: &mut [Option<Lane>; LANES], peer: u32, lane: u8) -> Result<&mut Lane> {
     let known = lanes.get_mut(usize::from(lane)).and_then(Option::as_mut);
     known.ok_or_else(|| {
-        Error::new("open lane", Kind::Protocol, format!("unknown lane {lane}")).with_rank(peer)
+        let what = format!("rank {peer} named lane {lane}, which is not open");
+        Error::new("open lane", Kind::Protocol, what).with_rank(peer)
     })
 }

@@ -127,8 +127,8 @@ impl Remote {
             Remote::Local(remote) => remote.len(),
         };
         if named != len as u64 {
-            let what = format!("the peer named memory of {named} bytes");
-            return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len, ""));
+            let what = format!("the peer named memory of {named} bytes, and {len} are needed");
+            return Err(Error::new("open channel", Kind::Protocol, what));
         }
         Ok(remote)
     }

@@ -143,7 +143,11 @@ impl Paths {
 /// The error for an object of one path that is used on another.
 #[cold]
 fn foreign(operation: &'static str) -> Error {
-    Error::new(operation, Kind::Invalid, "it belongs to another path")
+    Error::new(
+        operation,
+        Kind::Invalid,
+        "the memory or the put belongs to another path than the lane",
+    )
 }
 
 /// Refuses a stream that is being captured: each message has one number, and a graph may run many
@@ -156,7 +160,8 @@ pub(crate) fn uncaptured(stream: &Stream, operation: &'static str) -> Result<()>
         return Ok(());
     }
     let what = format!(
-        "{stream:?} is being captured into a graph, which can hold no message: end the capture first"
+        "{stream:?} is being captured into a graph, which cannot contain messages; end the \
+         capture first"
     );
     Err(Error::new(operation, Kind::Unsupported, what))
 }

@@ -45,7 +45,7 @@ impl WordOrder {
             "write" => Ok(WordOrder::Plain),
             "read" => Ok(WordOrder::BehindRead),
             _ => {
-                let what = format!("MP_TELL={value}: known are auto, write, read");
+                let what = format!("MP_TELL={value} is not valid; set it to auto, write or read");
                 Err(Error::new("read environment", Kind::Invalid, what))
             }
         }
@@ -72,9 +72,17 @@ impl WordOrder {
             ),
         };
         if chosen.0 == WordOrder::BehindRead && !reads {
-            let what = "the peer's NIC may place WRITEs out of order, and the NIC here does no READ \
-                        that could keep a message's word behind its payload; MP_TELL=write \
-                        needs no READ and is right where the fabric has one path between the two";
+            let what = match self {
+                WordOrder::BehindRead => {
+                    "MP_TELL or NicOptions::word_order forces a READ before each word, and the NIC \
+                     of this rank executes no READ; set MP_TELL=auto"
+                }
+                _ => {
+                    "the peer's NIC may place WRITEs out of order, and the NIC of this rank \
+                     executes no READ, which would keep a word behind its payload; set \
+                     MP_TELL=write if the fabric has one path between the two"
+                }
+            };
             return Err(Error::new("open lane", Kind::Unsupported, what));
         }
         Ok(chosen)

@@ -81,7 +81,8 @@ impl Memory {
     pub fn slice(&self, offset: usize, len: usize) -> Result<Slice> {
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
             let what = format!("{len} bytes at {offset} exceed {self:?}");
-            return Err(Error::new("carve slice", Kind::Invalid, what).with_limit(self.len(), ""));
+            let error = Error::new("slice memory", Kind::Invalid, what);
+            return Err(error.with_limit(self.len(), "bytes"));
         }
         Ok(Slice {
             memory: self.clone(),
@@ -136,8 +137,11 @@ impl Memory {
         let inner = Arc::try_unwrap(self.0).map_err(|inner| {
             let others = Arc::strong_count(&inner).saturating_sub(1);
             let memory = Memory(inner);
-            let what = format!("{memory:?}: {others} other handles or messages in flight hold it");
-            (memory, Error::new("give buffer back", Kind::Timeout, what))
+            let what = format!(
+                "{others} other handles or messages in flight hold {memory:?}; drop the handles \
+                 and wait for the messages"
+            );
+            (memory, Error::new("return buffer", Kind::Timeout, what))
         })?;
         let left = deadline.since(host.now());
         let taken = inner.keys.into_vec(left);

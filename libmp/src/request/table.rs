@@ -74,9 +74,10 @@ impl Table {
     #[inline]
     pub fn reserve(&mut self, gpu: &Gpu) -> Result<()> {
         if self.entries.len() >= MAX_REQUESTS {
-            let what = "too many requests are unfinished or held by handles";
+            let what = "too many requests have not ended or have a handle; wait for requests and \
+                        drop their handles";
             let full = Error::new("prepare request", Kind::QueueFull, what);
-            return Err(full.with_limit(MAX_REQUESTS, ""));
+            return Err(full.with_limit(MAX_REQUESTS, "requests"));
         }
         while self.used >= CHUNK * self.chunks.len() {
             // Under the state's lock, but a waiting stream cannot block it: the library allocates

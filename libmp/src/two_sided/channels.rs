@@ -106,9 +106,12 @@ impl Channels {
 
     fn admit(&self, channels: usize, limit: usize, setup: &Setup<'_>) -> Result<Shape> {
         if channels >= limit {
-            let what = "too many tags have messages in flight";
+            let what = format!(
+                "too many tags are in use with rank {}; wait for their messages, or use fewer tags",
+                self.peer
+            );
             let error = Error::new(OPEN, Kind::QueueFull, what).with_rank(self.peer);
-            return Err(error.with_limit(limit, ""));
+            return Err(error.with_limit(limit, "tags"));
         }
         Ok(setup.config.shape())
     }
@@ -139,8 +142,9 @@ impl Channels {
         self.admit(self.recvs.len() + self.deferred.len(), COUNTERPARTS, setup)?;
         match self.deferred.insert(tag, block.to_vec()) {
             Some(known) if known != block => {
-                let what = format!("tag {tag} was announced twice, with other memory");
-                Err(Error::new(OPEN, Kind::Protocol, what).with_rank(self.peer))
+                let rank = self.peer;
+                let what = format!("rank {rank} announced tag {tag} twice, with different memory");
+                Err(Error::new(OPEN, Kind::Protocol, what).with_rank(rank))
             }
             _ => Ok(()),
         }
@@ -238,7 +242,7 @@ impl Channels {
             }
             Some(_) => _ = self.sends.remove(&tag),
             None => {
-                let what = format!("tag {tag} was retired without a request");
+                let what = format!("rank {} retired tag {tag} without a request", self.peer);
                 return Err(Error::new(OPEN, Kind::Protocol, what));
             }
         }

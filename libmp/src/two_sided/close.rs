@@ -7,7 +7,7 @@ use gdsync::Status;
 use super::engine::Engine;
 use super::peer::{Cause, Closing, Failure, Peer, Standing};
 use super::texts::join;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, time};
 use crate::wire::control::Control;
 
 impl Engine {
@@ -24,7 +24,9 @@ impl Engine {
         if !done {
             let count = open.len();
             open.truncate(8);
-            let what = format!("{count} requests unfinished: {}", open.join("; "));
+            let (limit, open) = (time(limit), open.join("; "));
+            let requests = if count == 1 { "request" } else { "requests" };
+            let what = format!("{count} {requests} did not end within {limit}: {open}");
             return Err(Error::new(OPERATION, Kind::Timeout, what));
         }
         self.ask_to_leave(true);
@@ -38,7 +40,12 @@ impl Engine {
         match unanswered.first() {
             None => Ok(()),
             Some(rank) => {
-                let what = format!("no answer arrived from rank {}", join(&unanswered));
+                let what = format!(
+                    "no answer arrived within {} from rank {}; check that each runs, and that it \
+                     calls progress() if it has Progress::Manual",
+                    time(limit),
+                    join(&unanswered)
+                );
                 Err(Error::new(OPERATION, Kind::Timeout, what).with_rank(*rank))
             }
         }
@@ -91,7 +98,7 @@ impl Engine {
         for peer in state.peers.iter_mut().filter(|peer| peer.is_here()) {
             peer.write_credits();
             let busy = peer.link.busy_lanes();
-            open.extend((0..busy).map(|_| format!("words for rank {}", peer.rank)));
+            open.extend((0..busy).map(|_| format!("credits or ready words to rank {}", peer.rank)));
         }
         open
     }

@@ -76,23 +76,26 @@ impl Config {
     }
 
     pub fn check(&self) -> Result<()> {
-        let refuse = |what: String, limit: u64| {
-            Err(Error::new("build context", Kind::Invalid, what).with_limit(limit, ""))
+        let refuse = |what: String, limit: usize, unit| {
+            Err(Error::new("build context", Kind::Invalid, what).with_limit(limit, unit))
         };
         if !self.depth.is_power_of_two() || !(2..=1024).contains(&self.depth) {
             let what = format!(
-                "a depth of {} slots is not a power of two from 2 on",
+                "a depth of {} messages is invalid; use a power of two, at least 2",
                 self.depth
             );
-            return refuse(what, 1024);
+            return refuse(what, 1024, "messages");
         }
         if !(1..=1 << 20).contains(&self.eager_limit) {
-            let what = format!("an eager limit of {} bytes is invalid", self.eager_limit);
-            return refuse(what, 1 << 20);
+            let limit = self.eager_limit;
+            let what = format!("an eager limit of {limit} bytes is invalid; use at least 1 byte");
+            return refuse(what, 1 << 20, "bytes");
         }
         if !(4..=MOST_CHANNELS).contains(&self.channels) {
-            let what = format!("{} tags are out of range, the minimum is 4", self.channels);
-            return refuse(what, MOST_CHANNELS as u64);
+            let tags = self.channels;
+            let what =
+                format!("Builder::channels is {tags} tags, which is invalid; use at least 4");
+            return refuse(what, MOST_CHANNELS, "tags");
         }
         Ok(())
     }

@@ -83,11 +83,7 @@ impl Engine {
                     if let Err(e) = self.handle_control(state, rank, &bytes) {
                         tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
                         let cause = match e.kind() {
-                            Kind::Protocol | Kind::QueueFull => {
-                                let limit = e.limit();
-                                let limit = limit.map(|limit| format!(" (limit {limit})"));
-                                Cause::Protocol(e.reason().to_owned() + &limit.unwrap_or_default())
-                            }
+                            Kind::Protocol | Kind::QueueFull => Cause::Protocol(e.sentence()),
                             _ => Cause::Other(format!("this rank cannot open its side: {e}")),
                         };
                         self.give_up(state, rank, Status::BAD_RESPONSE, cause);
@@ -126,7 +122,7 @@ impl Engine {
     fn handle_control(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
         let setup = self.setup(&state.lanes);
         let Some(peer) = state.peers.make(rank) else {
-            let what = format!("the job has {} ranks", self.size);
+            let what = format!("rank {rank} is not in the job of {} ranks", self.size);
             return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
         };
         peer.pulse.heard = Some(self.host().now());

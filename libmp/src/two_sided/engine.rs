@@ -45,11 +45,11 @@ impl Engine {
         const OPERATION: &str = "build context";
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         if !device.gpu().is(gpu) {
-            let what = format!("{device:?} does not belong to {gpu:?}");
+            let what = format!("{device:?} does not belong to {gpu:?}; open it for this GPU");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         if rank >= size {
-            let what = format!("rank {rank} is outside the job of {size} ranks");
+            let what = format!("rank {rank} is not in the job of {size} ranks");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         let kernels = match gpu.caps().kernels {
@@ -78,8 +78,8 @@ impl Engine {
     /// `Unsupported` on a GPU that runs no kernels.
     #[inline]
     pub fn kernels(&self, operation: &'static str) -> Result<&Kernels> {
-        let what = "the GPU runs no kernels: a stream needs them to take a message in, and for one \
-                    whose place or length it finds out";
+        let what = "the GPU runs no kernels, which a stream needs to receive a message and to send \
+                    one whose length or offset is in a word; use the CPU for it";
         let none = || Error::new(operation, Kind::Unsupported, what);
         self.kernels.as_ref().ok_or_else(none)
     }

@@ -329,7 +329,7 @@ impl Engine {
     /// rest forever.
     pub(super) fn fail_partly_posted(&self, state: &mut State, key: RequestKey, e: &Error) {
         state.return_fault(key);
-        let text = format!("only a part was enqueued: {e}");
+        let text = format!("only a part of the request was enqueued: {e}");
         self.give_up_for(state, key, Status::CLOSED, text);
         self.finish(state, key, Status::CLOSED, 0);
     }
@@ -409,10 +409,10 @@ impl Engine {
             }
         };
         if !unposted && !unknown {
-            return late("already posted");
+            return late("the request was posted, and its message may be in flight; wait for it");
         }
         let Some(peer) = state.peers.get_mut(entry.peer) else {
-            return late("its peer is not connected");
+            return late("the peer of the request is not connected");
         };
         let (tag, number) = (entry.tag, entry.number);
         let numbers = if entry.is_receive() {
@@ -421,7 +421,7 @@ impl Engine {
                 .as_ref()
                 .is_some_and(|c| !unposted && c.has_come(number, entry.large))
             {
-                return late("its message has arrived");
+                return late("the message of the receive has arrived; wait for the request");
             }
             channel.map(|channel| &mut channel.numbers)
         } else {
@@ -429,10 +429,10 @@ impl Engine {
             channel.map(|channel| &mut channel.numbers)
         };
         let Some(numbers) = numbers else {
-            return late("its channel is not open");
+            return late("the channel of the request is not open");
         };
         if !numbers.is_newest(number) {
-            return late("a later request of its tag is prepared");
+            return late("a later request of the same rank and tag exists; cancel that one first");
         }
         if let Some(lane) = peer.link.lane(entry.poster.lane) {
             for put in entry.newest_puts() {
@@ -511,7 +511,11 @@ impl Engine {
 fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
     check_ready_order(channel, link, number, 0)?;
     let Some(lane) = link.lane(0) else {
-        return Err(Error::new("refuse message", Kind::Closed, "lane is closed"));
+        return Err(Error::new(
+            "refuse message",
+            Kind::Closed,
+            "the lane is closed",
+        ));
     };
     let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
     let mut batch = Batch::new(lane);

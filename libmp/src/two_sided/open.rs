@@ -5,8 +5,8 @@ use super::lanes::Lanes;
 use super::peer::{Setup, Target};
 use super::spec::On;
 use super::state::{Guard, State};
-use super::texts::{join, time};
-use crate::error::{Error, Kind, Result};
+use super::texts::join;
+use crate::error::{Error, Kind, Result, time};
 
 impl Engine {
     pub(super) fn setup<'a>(&'a self, lanes: &'a Lanes) -> Setup<'a> {
@@ -58,7 +58,7 @@ impl Engine {
     fn open(&self, rank: u32, lane: u8, target: Target) -> Result<()> {
         const OPERATION: &str = "open connection";
         if rank >= self.size {
-            let what = format!("the job has {} ranks", self.size);
+            let what = format!("rank {rank} is not in the job of {} ranks", self.size);
             return Err(Error::new(OPERATION, Kind::Invalid, what).with_rank(rank));
         }
         let deadline = self.host().now() + self.config.timeout;
@@ -83,15 +83,13 @@ impl Engine {
             (false, Some(e)) => Err(e),
             (false, None) => {
                 let what = format!(
-                    "rank {rank} has not answered in {} (Builder::timeout): has it built a context \
-                     named {:?}, and does it call progress() if it does so itself \
-                     (Progress::Manual)?",
+                    "rank {rank} did not answer within {} (Builder::timeout); check that it has \
+                     built a context named {:?}, and that it calls progress() if it has \
+                     Progress::Manual",
                     time(self.config.timeout),
                     self.config.name
                 );
-                Err(Error::new(OPERATION, Kind::Timeout, what)
-                    .with_rank(rank)
-                    .whole())
+                Err(Error::new(OPERATION, Kind::Timeout, what).with_rank(rank))
             }
         }
     }
@@ -126,8 +124,8 @@ impl Engine {
             return Ok(false);
         };
         let what = format!(
-            "the bootstrap does not reach the other ranks any more ({why}): peers and tags that \
-             are open stay usable, this one cannot be opened"
+            "rank {rank} or the tag is not open, and the bootstrap no longer reaches the other \
+             ranks ({why}); use connections and tags that are open"
         );
         Err(Error::new(OPERATION, Kind::BootstrapLost, what).with_rank(rank))
     }
@@ -158,7 +156,13 @@ impl Engine {
         if missing.is_empty() {
             return Ok(());
         }
-        let what = format!("no answer arrived from rank {}", join(&missing));
-        Err(Error::new("connect all ranks", Kind::Missing, what).with_limit(self.size, ""))
+        let what = format!(
+            "no answer arrived within {} (Builder::timeout) from rank {}; check that each rank has \
+             built a context named {:?}",
+            time(self.config.timeout),
+            join(&missing),
+            self.config.name
+        );
+        Err(Error::new("connect all ranks", Kind::Missing, what))
     }
 }

@@ -65,9 +65,9 @@ pub(crate) enum Cause {
         order: u64,
         text: String,
     },
-    /// The peer sent an invalid control message.
+    /// The peer sent a control message that this rank cannot accept; the text is a clause.
     Protocol(String),
-    /// Another reason, as a text.
+    /// Another reason, as a clause.
     Other(String),
 }
 
@@ -79,7 +79,7 @@ impl Failure {
                 format!("rank {rank} was given up after another request failed: {name}: {text}")
             }
             Cause::Protocol(why) => {
-                format!("rank {rank} sent an invalid control message: {why}")
+                format!("rank {rank} was given up: {why}")
             }
             Cause::Other(text) => text.clone(),
         }
@@ -152,13 +152,9 @@ impl Peer {
     pub fn error(&self, operation: &'static str) -> Error {
         let rank = self.rank;
         let Some(failure) = self.failure() else {
-            return super::state::closed("the peer is not connected", rank);
+            return super::state::closed(format!("rank {rank} is not connected"), rank);
         };
-        let error = match &failure.cause {
-            Cause::Protocol(why) => Error::new(operation, Kind::Protocol, why.as_str()),
-            _ => Error::new(operation, failure.kind(), failure.of_others(rank)).whole(),
-        };
-        error.with_rank(rank)
+        Error::new(operation, failure.kind(), failure.of_others(rank)).with_rank(rank)
     }
 
     /// The state of this side's leaving; `None` if the peer was given up.
@@ -310,11 +306,13 @@ impl Peer {
         if ours == theirs {
             return Ok(());
         }
+        let rank = self.rank;
         let what = format!(
-            "depth and eager limit are {} and {} there, {} and {} here",
+            "rank {rank} has a depth of {} messages and an eager limit of {} bytes, and this rank \
+             has {} and {}; use the same settings on all ranks",
             theirs.depth, theirs.eager, ours.depth, ours.eager
         );
-        Err(Error::new("open channel", Kind::Protocol, what).with_rank(self.rank))
+        Err(Error::new("open channel", Kind::Protocol, what).with_rank(rank))
     }
 
     /// Gives the peer up: its operations cannot reach this side any more, and every stream is

@@ -51,7 +51,8 @@ impl Engine {
                 break;
             }
         }
-        result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, "it was never tried")))
+        let what = "the call was not tried before its time limit passed";
+        result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, what)))
     }
 
     /// Repeats `attempt` if an open channel was retired in between.
@@ -108,7 +109,11 @@ impl Engine {
         let order = state.requests.next_order();
         let entry = known(&mut state.requests, key)?;
         if !entry.is_prepared() {
-            return Err(Error::new(POST, Kind::Busy, "already posted, or has ended"));
+            let what = match entry.status() {
+                Some(_) => "the request has already ended",
+                None => "the request was already posted",
+            };
+            return Err(Error::new(POST, Kind::Busy, what));
         }
         entry.order = order;
         let Entry { common, operation } = entry;
@@ -134,7 +139,8 @@ impl Engine {
         let result_addr = state.requests.result_addr(key).0;
         let (common, send, channel, link) = state.outgoing(key)?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            return Err(closed("the lane is not open", common.peer));
+            let what = format!("the lane to rank {} is not open", common.peer);
+            return Err(closed(what, common.peer));
         };
         let stream = &*lent(stream)?;
         uncaptured(stream, POST)?;
@@ -230,8 +236,10 @@ fn read_length(common: &mut Common, send: &mut Outgoing) -> Result<()> {
     let len = late.length.as_ref().map_or(Ok(room), |w| w.load())?;
     let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
     if len > room || offset > room - len {
-        let what = format!("{len} bytes at {offset} exceed the segment of {room} bytes");
-        return Err(Error::new(POST, Kind::Invalid, what).with_limit(room, ""));
+        let what = format!(
+            "the length and offset words name {len} bytes at {offset}, which exceed the segment"
+        );
+        return Err(Error::new(POST, Kind::Invalid, what).with_limit(room, "bytes"));
     }
     if let [one] = common.segments.as_slice() {
         let start = one.offset() + offset as usize;
@@ -261,7 +269,8 @@ pub(crate) fn note_waiter(requests: &mut Table, key: RequestKey, stream: &Stream
 pub(super) fn lent(stream: &WeakStream) -> Result<Lent<'_>> {
     stream.lend().ok_or_else(|| {
         let what = format!(
-            "the last handle on stream {} is gone; keep one until what was prepared on it is posted",
+            "the last handle of stream {} was dropped; keep one until the requests that were \
+             prepared on the stream are posted",
             stream.id()
         );
         Error::new(POST, Kind::Invalid, what)

@@ -57,7 +57,7 @@ impl Engine {
                 if let Some(peer) = state.peers.get_mut(rank) {
                     peer.pulse.gone = true;
                 }
-                let cause = Cause::Other(format!("rank {rank} has left the job, or died"));
+                let cause = Cause::Other(format!("rank {rank} has left the job or has died"));
                 self.give_up(&mut state, rank, Status::REMOTE_ABORTED, cause);
                 done = true;
             }
@@ -214,7 +214,7 @@ impl Engine {
             if let Some(status) = failed {
                 let text = match made {
                     Ok(()) => self.status_text(state, rank, status),
-                    Err(e) => e.to_string(),
+                    Err(e) => format!("this rank cannot open its side: {e}"),
                 };
                 self.give_up(state, rank, status, Cause::Other(text));
                 done = true;

@@ -86,10 +86,12 @@ impl Engine {
         post: bool,
     ) -> Result<(RequestKey, bool)> {
         self.sweep_if_crowded(state);
-        let closed = || closed("the peer is not connected", rank);
+        let closed = || closed(format!("rank {rank} is not connected"), rank);
         let tag = common.tag;
-        if let Some(key) = state.matcher.first(&state.requests, tag) {
-            let what = format!("receive {key:?} from any rank under tag {tag} is unmatched");
+        if state.matcher.first(&state.requests, tag).is_some() {
+            let what = format!(
+                "a receive from any rank under tag {tag} is unmatched; wait for it, or cancel it"
+            );
             return Err(Error::new(PREPARE, Kind::Busy, what).with_rank(rank));
         }
         let peer = state.peers.get_mut(rank).ok_or_else(closed)?;
@@ -107,14 +109,20 @@ impl Engine {
         });
         let full = |what: String, limit: u64| {
             let error = Error::new(PREPARE, Kind::QueueFull, what);
-            Err(error.with_rank(rank).with_limit(limit, ""))
+            Err(error.with_rank(rank).with_limit(limit, "receives"))
         };
         if unclaimed {
-            let what = format!("too many receives under tag {tag} have no waiter");
+            let what = format!(
+                "too many receives from rank {rank} under tag {tag} have no waiter; wait for the \
+                 oldest"
+            );
             return full(what, channel.shape.depth.into());
         }
         if channel.is_full() {
-            let what = format!("too many receives under tag {tag} wait for their messages");
+            let what = format!(
+                "too many receives from rank {rank} under tag {tag} wait for their messages; \
+                 retry when messages have arrived"
+            );
             return full(what, WINDOW);
         }
         state.requests.reserve(&self.gpu)?;
@@ -167,7 +175,7 @@ impl Engine {
         check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            return Err(closed("the lane is not open", rank));
+            return Err(closed(format!("the lane to rank {rank} is not open"), rank));
         };
         let before = channel.numbers.previous(number);
         let free = channel.is_free(number);
@@ -186,7 +194,8 @@ impl Engine {
                 *channel.ready_put(number) = last.map(|put| (common.poster.lane, *put));
             }
             None if !free => {
-                let what = "the previous message in this slot is not taken yet";
+                let what =
+                    "the previous message in this slot is not received yet; wait for its receive";
                 return Err(Error::new(PREPARE, Kind::QueueFull, what).with_rank(rank));
             }
             None => {
@@ -214,7 +223,7 @@ pub(super) fn advertise(
         (Some(staging), _) => (staging.region().addr().0, staging),
         (None, [one]) => (one.addr(), one.memory()),
         _ => {
-            let what = "a large receive has no memory";
+            let what = "a receive above the eager limit has no memory";
             return Err(Error::new(PREPARE, Kind::Invalid, what));
         }
     };
@@ -242,7 +251,7 @@ pub(super) fn check_ready_order(
         return Ok(());
     };
     if link.lane(before).is_some_and(|lane| lane.is_pending(put)) {
-        let what = "the ready word of the previous receive in this slot is in flight";
+        let what = "the ready word of the previous receive in this slot is in flight; retry later";
         return Err(Error::new(PREPARE, Kind::QueueFull, what));
     }
     *channel.ready_put(number) = None;

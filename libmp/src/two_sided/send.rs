@@ -24,12 +24,12 @@ pub(super) const PREPARE: &str = "prepare send";
 /// The total length of the segments in bytes, if they are valid.
 pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) -> Result<u64> {
     if let Some(foreign) = segments.iter().find(|s| !paths.knows(s.memory().keys())) {
-        let what = format!("{foreign:?} is registered by another context");
+        let what = format!("{foreign:?} is registered by another context; use memory of this one");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
     if segments.len() > MOST_PIECES {
-        let what = format!("{} segments are too many", segments.len());
-        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MOST_PIECES, ""));
+        let what = format!("{} segments are too many for a message", segments.len());
+        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MOST_PIECES, "segments"));
     }
     let total = segments.iter().map(|s| s.len() as u64).sum();
     let limit = match segments.len() {
@@ -37,8 +37,9 @@ pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) 
         _ => MOST_BYTES,
     };
     if total > limit {
-        let what = format!("{total} bytes in {} segments are too many", segments.len());
-        return Err(Error::new(operation, Kind::Invalid, what).with_limit(limit, ""));
+        let segments = segments.len();
+        let what = format!("{total} bytes in {segments} segments are too many for a message");
+        return Err(Error::new(operation, Kind::Invalid, what).with_limit(limit, "bytes"));
     }
     Ok(total)
 }
@@ -130,8 +131,9 @@ impl Engine {
     pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
         let len = total(&self.paths, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
-            let what = format!("a length word cannot have {} segments", spec.segments.len());
-            return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32, ""));
+            let segments = spec.segments.len();
+            let what = format!("a send with a length word has {segments} segments; use one");
+            return Err(Error::new(PREPARE, Kind::Unsupported, what));
         }
         let short = len <= self.config.eager_limit as u64;
         if !(post && short && matches!(spec.size, SizeSource::Segments)) {
@@ -159,7 +161,8 @@ impl Engine {
     ) -> Result<(RequestKey, bool)> {
         self.sweep_if_crowded(state);
         let order = state.requests.next_order();
-        let closed = || closed("the peer is not connected", spec.to);
+        let rank = spec.to;
+        let closed = || closed(format!("rank {rank} is not connected"), rank);
         let peer = state.peers.get_mut(spec.to).ok_or_else(closed)?;
         if !peer.can_post(lane, Target::Send(spec.tag)) {
             return Err(peer.error(PREPARE));
@@ -168,10 +171,14 @@ impl Engine {
         channel.side.last_use = order;
         channel.side.first_use = channel.side.first_use.min(order);
         if channel.is_full() {
-            let what = format!("too many messages under tag {} are not taken yet", spec.tag);
+            let what = format!(
+                "too many messages to rank {rank} under tag {} are in flight; retry when it has \
+                 received some",
+                spec.tag
+            );
             return Err(Error::new(PREPARE, Kind::QueueFull, what)
-                .with_rank(spec.to)
-                .with_limit(super::channel::WINDOW, ""));
+                .with_rank(rank)
+                .with_limit(super::channel::WINDOW, "messages"));
         }
         let number = match on(Mutant::SwappedMatchOrder) {
             true => channel.numbers.next() ^ 1,

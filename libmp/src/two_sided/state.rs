@@ -133,7 +133,10 @@ impl State {
         let Entry { common, operation } = entry;
         match (operation, channels.sends.get_mut(&common.tag)) {
             (Operation::Send(send), Some(channel)) => Ok((common, send, channel, link)),
-            _ => Err(closed("the channel is not open", common.peer)),
+            _ => {
+                let what = format!("the channel to rank {} is not open", common.peer);
+                Err(closed(what, common.peer))
+            }
         }
     }
 
@@ -146,7 +149,10 @@ impl State {
         let Entry { common, operation } = entry;
         match (operation, channels.recvs.get_mut(&common.tag)) {
             (Operation::Receive(receive), Some(channel)) => Ok((common, receive, channel, link)),
-            _ => Err(closed("the channel is not open", common.peer)),
+            _ => {
+                let what = format!("the channel from rank {} is not open", common.peer);
+                Err(closed(what, common.peer))
+            }
         }
     }
 
@@ -154,7 +160,8 @@ impl State {
     fn request(&mut self, key: RequestKey) -> Result<(&mut Entry, &mut Peer)> {
         let entry = known(&mut self.requests, key)?;
         let peer = self.peers.get_mut(entry.peer);
-        let peer = peer.ok_or_else(|| closed("the peer is not connected", entry.peer))?;
+        let rank = entry.peer;
+        let peer = peer.ok_or_else(|| closed(format!("rank {rank} is not connected"), rank))?;
         Ok((entry, peer))
     }
 
@@ -175,7 +182,7 @@ impl State {
 }
 
 #[cold]
-pub(super) fn closed(what: &str, rank: u32) -> Error {
+pub(super) fn closed(what: String, rank: u32) -> Error {
     Error::new("look up peer", Kind::Closed, what).with_rank(rank)
 }
 

@@ -13,7 +13,7 @@ use super::liveness::Life;
 use super::peer::{Cause, Failure, Peer, Peers};
 use super::receive::ANYBODY;
 use super::state::State;
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, time};
 use crate::request::entry::{Entry, Handle};
 use crate::request::fault::{Fault, Name, Why};
 
@@ -70,15 +70,6 @@ impl fmt::Display for Name {
     }
 }
 
-/// Formats a duration with its unit: `30 s`, `2.5 s`, `250 ms`.
-pub(crate) fn time(d: Duration) -> String {
-    match d.as_millis() {
-        0..1000 => format!("{} ms", d.as_millis()),
-        ms if ms % 1000 == 0 => format!("{} s", ms / 1000),
-        ms => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
-    }
-}
-
 /// Formats ranks as a list.
 pub(super) fn join(ranks: &[u32]) -> String {
     let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
@@ -111,67 +102,67 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
 }
 
 impl Engine {
-    /// Describes what a request waits for, and what to check; `within`: the time waited, with a
-    /// leading space.
+    /// Says what a request waits for, and what to check; `within`: the time waited, with a leading
+    /// space.
     fn lacks(&self, state: &State, entry: &Entry, lack: Option<Lack>, within: &str) -> String {
-        let (rank, depth) = (entry.peer, self.config.depth);
+        let (rank, depth, eager) = (entry.peer, self.config.depth, self.config.eager_limit);
         let manual = match self.config.progress {
-            Progress::Manual => ": call progress() (Progress::Manual)",
+            Progress::Manual => "; call progress() (Progress::Manual)",
             Progress::Background => "",
         };
-        let (what, hint) = match lack {
+        let (what, check) = match lack {
             Some(Lack::Message) if entry.is_unmatched() => {
-                return format!("no message{within}. Does a rank send under this tag?");
+                return format!(
+                    "no message has arrived{within}; check that a rank sends under this tag"
+                );
             }
             Some(Lack::Match) => {
-                return format!("a message is there, and no CPU has matched it{within}{manual}");
+                return format!(
+                    "a message has arrived, and the CPU of this rank has not matched \
+                     it{within}{manual}"
+                );
             }
             Some(Lack::Cpu) => {
-                return format!("the CPU of this rank has not sent it{within}{manual}");
+                return format!("the CPU of this rank has not sent the message{within}{manual}");
             }
             Some(Lack::Message) => (
-                format!("no message{within}"),
-                "Do both ranks use the same tags in the same order?".to_owned(),
+                format!("no message has arrived{within}"),
+                "; check that both ranks use the same tags in the same order".to_owned(),
             ),
-            Some(Lack::Room { taken }) => {
-                let count = match taken {
-                    0 => "none".to_owned(),
-                    n => format!("{n}"),
-                };
-                (
-                    format!(
-                        "no room{within}: rank {rank} has taken {count} of the last {depth} \
-                         messages (Builder::depth)"
-                    ),
-                    "Does it post a receive for each?".to_owned(),
-                )
-            }
+            Some(Lack::Room { taken }) => (
+                format!(
+                    "no credit has arrived{within}: rank {rank} has received {taken} of the last \
+                     {depth} messages (Builder::depth)"
+                ),
+                "; check that it posts a receive for each message".to_owned(),
+            ),
             Some(Lack::Receive) => {
                 let stream = match entry.poster.stream {
-                    Some(_) => "hold their stream",
-                    None => "wait",
+                    Some(_) => "holds its stream",
+                    None => "waits",
                 };
                 (
-                    format!("rank {rank} posted no receive{within}"),
+                    format!("rank {rank} has posted no receive{within}"),
                     format!(
-                        "Messages above the eager limit ({}) {stream} until then: post receives \
-                         first",
-                        self.config.eager_limit
+                        "; post the receive first: a message above the eager limit ({eager} \
+                         bytes) {stream} until then"
                     ),
                 )
             }
-            None => (format!("it has not ended{within}"), String::new()),
+            None => (format!("the request has not ended{within}"), String::new()),
         };
         match self.life(state.peers.get(rank), entry.since) {
-            Life::Alive => format!("{what}; rank {rank} is alive. {hint}"),
-            Life::Own => format!("{what}; rank {rank} is this rank. {hint}"),
-            Life::Gone => format!("{what}; rank {rank} has left the job, or died"),
-            Life::Mute(ago) => format!(
-                "{what}; rank {rank} was asked {} ago whether it lives and has not answered: it \
-                 may be stopped, busy or dead",
-                time(ago)
-            ),
-            Life::Unknown => format!("{what}; whether rank {rank} lives is not known"),
+            Life::Alive => format!("{what}; rank {rank} is alive{check}"),
+            Life::Own => format!("{what}; rank {rank} is this rank{check}"),
+            Life::Gone => format!("{what}; rank {rank} has left the job or has died"),
+            Life::Mute(ago) => {
+                let ago = time(ago);
+                format!(
+                    "{what}; rank {rank} has not answered a ping for {ago}: it may be stopped, \
+                     busy or dead"
+                )
+            }
+            Life::Unknown => format!("{what}; it is not known whether rank {rank} is alive"),
         }
     }
 
@@ -184,7 +175,7 @@ impl Engine {
 
     /// Describes what a request waits for that has not ended within a limit.
     fn late(&self, state: &State, entry: &Entry, limit: Duration, setting: &str) -> String {
-        let within = format!(" in {}{setting}", time(limit));
+        let within = format!(" within {}{setting}", time(limit));
         self.lacks(state, entry, lack(&state.peers, entry), &within)
     }
 
@@ -208,22 +199,24 @@ impl Engine {
     pub(crate) fn status_text(&self, state: &State, rank: u32, status: Status) -> String {
         match status {
             Status::TRANSPORT_RETRY => format!(
-                "rank {rank} does not answer, the retries of the NIC are exhausted: it has died, \
-                 or the way to it is cut"
+                "rank {rank} did not acknowledge a packet, and the retries of the NIC are \
+                 exhausted: the rank has died, or the network to it is interrupted"
             ),
             Status::TIMEOUT => {
                 let life = match self.life(state.peers.get(rank), None) {
-                    Life::Gone => format!("rank {rank} has left the job, or died"),
-                    _ => format!("whether rank {rank} lives is not known"),
+                    Life::Gone => format!("rank {rank} has left the job or has died"),
+                    _ => format!("it is not known whether rank {rank} is alive"),
                 };
                 let limit = time(self.config.timeout);
-                format!("the NIC has completed nothing in {limit} (Builder::timeout); {life}")
+                format!(
+                    "the NIC has completed no request within {limit} (Builder::timeout); {life}"
+                )
             }
             Status::REMOTE_ABORTED => format!(
-                "rank {rank} dropped its context, or gave this rank up after a request of its own \
+                "rank {rank} dropped its context, or gave this rank up after one of its requests \
                  failed"
             ),
-            status => format!("rank {rank}: {status}"),
+            status => format!("the connection to rank {rank} failed: {status}"),
         }
     }
 
@@ -237,18 +230,22 @@ impl Engine {
     ) -> String {
         match status {
             Status::TRUNCATED if entry.handle == Handle::Void => {
-                format!("dropped before it was posted; its message of {len} bytes was discarded")
+                format!(
+                    "the receive was dropped before it was posted, and its message of {len} bytes \
+                     was discarded"
+                )
             }
-            Status::TRUNCATED if entry.is_receive() && len > entry.len => format!(
-                "the message has {len} bytes, the receive room for {}",
-                entry.len
-            ),
+            Status::TRUNCATED if entry.is_receive() && len > entry.len => {
+                let room = entry.len;
+                format!("the message has {len} bytes, and its receive has room for {room}")
+            }
             Status::TRUNCATED if entry.is_receive() => {
-                "the sender dropped the message, or it is longer than was declared".to_owned()
+                "the sender dropped the message, or the message is longer than was announced"
+                    .to_owned()
             }
             Status::TRUNCATED => TOO_LONG.to_owned(),
             Status::TIMEOUT => self.timeout_text(state, entry),
-            status => status.to_string(),
+            status => format!("the request failed: {status}"),
         }
     }
 
@@ -267,7 +264,7 @@ impl Engine {
                 }),
             ) => format!("{name}: {text}"),
             (_, Some(failure)) => format!("{name}: {}", failure.of_others(rank)),
-            (_, None) => format!("{name}: {}", fault.status),
+            (_, None) => format!("{name}: the request failed: {}", fault.status),
         }
     }
 
@@ -291,19 +288,5 @@ impl Engine {
             (_, None) => Kind::PeerFailed(fault.status),
         };
         Error::new(operation, kind, text).of_message(peer, tag, number)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_written_with_their_unit() {
-        let time = |ms| time(Duration::from_millis(ms));
-        assert_eq!(
-            [time(30_000), time(2_500), time(250), time(0)],
-            ["30 s", "2.5 s", "250 ms", "0 ms"]
-        );
     }
 }

@@ -10,8 +10,7 @@ use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::post::note_waiter;
 use super::state::State;
-use super::texts::time;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, time};
 use crate::path::uncaptured;
 use crate::request::Done;
 use crate::request::entry::{Entry, Operation, ReceiveState};
@@ -79,7 +78,7 @@ impl Engine {
             })),
             (_, Some(fault)) => Err(self.fault_error(state, operation, fault)),
             (_, None) => {
-                let text = format!("{name}: {status}");
+                let text = format!("{name}: the request was cancelled");
                 let error = Error::new(operation, Kind::Cancelled, text);
                 Err(error.of_message(name.peer, name.tag, name.number))
             }
@@ -150,7 +149,8 @@ impl Engine {
                 let peer = state.peers.get_mut(rank);
                 let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
-                    return Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank));
+                    let what = format!("the lane to rank {rank} is not open");
+                    return Err(Error::new(OPERATION, Kind::Closed, what).with_rank(rank));
                 };
                 lane.wait_on(stream, put).map_err(|e| e.of_peer(rank))?;
                 match poster == Some(stream.id()) {
@@ -175,7 +175,7 @@ impl Engine {
                 let waits = self.stream_text(stream.id());
                 let waits = waits.map_or(String::new(), |waits| format!(": {waits}"));
                 let what = format!(
-                    "stream {} has not ended in {}{waits}",
+                    "stream {} did not execute all its work within {}{waits}",
                     stream.id(),
                     time(limit)
                 );

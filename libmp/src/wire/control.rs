@@ -154,17 +154,19 @@ impl Control {
     pub fn decode(bytes: &[u8]) -> Result<Control> {
         let mut r = Reader(bytes);
         if r.take::<4>()? != MAGIC {
-            return Err(malformed("the bytes are no control message"));
+            return Err(malformed("the bytes are not a control message"));
         }
         let version = u16::from_le_bytes(r.take()?);
         if version != VERSION {
             return Err(malformed(format!(
-                "the peer has version {version}, this library version {VERSION}"
+                "the control message has version {version}, and this rank has version {VERSION}; \
+                 use one version of mp on all ranks"
             )));
         }
         let [kind, small] = r.take()?;
         if small != 0 && !matches!(kind, 1 | 2 | 7) || small > 1 && kind == 7 {
-            return Err(malformed(format!("kind {kind} cannot have {small}")));
+            let what = format!("a control message of kind {kind} cannot have the byte {small}");
+            return Err(malformed(what));
         }
         let message = match kind {
             1 => Control::Connect {
@@ -200,11 +202,16 @@ impl Control {
             10 => Control::Left,
             11 => Control::Ping,
             12 => Control::Pong,
-            _ => return Err(malformed(format!("unknown message kind {kind}"))),
+            _ => {
+                let what = format!("the kind {kind} of the control message is unknown");
+                return Err(malformed(what));
+            }
         };
         match r.0.len() {
             0 => Ok(message),
-            more => Err(malformed(format!("it has {more} extra bytes"))),
+            more => Err(malformed(format!(
+                "the control message has {more} extra bytes"
+            ))),
         }
     }
 }
@@ -229,7 +236,7 @@ impl Reader<'_> {
         let (head, rest) = self
             .0
             .split_first_chunk::<N>()
-            .ok_or_else(|| malformed("it ends early"))?;
+            .ok_or_else(|| malformed("the control message is too short"))?;
         self.0 = rest;
         Ok(*head)
     }
@@ -245,12 +252,14 @@ impl Reader<'_> {
     fn records(&mut self) -> Result<Vec<Record>> {
         let [count] = self.take()?;
         if usize::from(count) > record::MOST {
-            return Err(malformed(format!("it has {count} records")));
+            let what = format!("the {count} records of the control message are too many");
+            return Err(malformed(what).with_limit(record::MOST, "records"));
         }
         let one = |_| {
             let [path, len] = self.take()?;
             let whole = self.0.split_at_checked(len.into());
-            let (bytes, rest) = whole.ok_or_else(|| malformed("it ends early"))?;
+            let (bytes, rest) =
+                whole.ok_or_else(|| malformed("the control message is too short"))?;
             self.0 = rest;
             Ok(Record::new(path, bytes))
         };

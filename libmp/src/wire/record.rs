@@ -37,7 +37,7 @@ impl Record {
     pub fn find(records: &[Record], path: u8) -> Result<&[u8]> {
         let found = records.iter().find(|record| record.path == path);
         found.map(|record| &record.bytes[..]).ok_or_else(|| {
-            let what = format!("it has no record for path {path}");
+            let what = format!("the control message has no record for path {path}");
             Error::new("read control message", Kind::Protocol, what)
         })
     }

@@ -136,8 +136,11 @@ impl Lane {
     /// # Errors
     /// `PeerFailed` if the lane has failed.
     pub(super) fn check(&self, operation: &'static str) -> Result<()> {
-        let failed = |status| Error::new(operation, Kind::PeerFailed(status), "the lane failed");
-        self.failed.map_or(Ok(()), |status| Err(failed(status)))
+        let Some(status) = self.failed else {
+            return Ok(());
+        };
+        let what = format!("the lane of this rank to itself has failed: {status}");
+        Err(Error::new(operation, Kind::PeerFailed(status), what))
     }
 
     fn take(&mut self) -> Result<usize> {
@@ -145,8 +148,8 @@ impl Lane {
         self.check(OPERATION)?;
         let mut places = (0..WQES).map(|i| (self.next + i) % WQES);
         places.find(|at| self.is_free(*at)).ok_or_else(|| {
-            let what = "too many puts of this rank to itself are in flight";
-            Error::new(OPERATION, Kind::QueueFull, what).with_limit(WQES, "")
+            let what = "too many puts of this rank to itself are in flight; retry later";
+            Error::new(OPERATION, Kind::QueueFull, what).with_limit(WQES, "puts")
         })
     }
 
@@ -231,7 +234,8 @@ impl Lane {
     fn known(&mut self, operation: &'static str, put: Put) -> Result<&mut Slot> {
         let slot = self.slots.get_mut(put.slot());
         let known = slot.filter(|slot| slot.serial == put.serial && slot.state != PutState::Free);
-        known.ok_or_else(|| Error::new(operation, Kind::Invalid, "unknown put"))
+        let what = "the put is unknown: it was aborted, or is too old";
+        known.ok_or_else(|| Error::new(operation, Kind::Invalid, what))
     }
 
     /// The status of a put; `None`: it is in flight.
@@ -243,9 +247,11 @@ impl Lane {
         match self.known(OPERATION, put)?.state {
             PutState::Posted(last) => Ok(self.is_done(last).then_some(Status::SUCCESS)),
             PutState::Lost => Ok(Some(self.failed.unwrap_or(Status::FLUSHED))),
-            PutState::Free | PutState::Prepared => {
-                Err(Error::new(OPERATION, Kind::Invalid, "it was not posted"))
-            }
+            PutState::Free | PutState::Prepared => Err(Error::new(
+                OPERATION,
+                Kind::Invalid,
+                "the put was not posted",
+            )),
         }
     }
 
@@ -254,7 +260,11 @@ impl Lane {
         const OPERATION: &str = "abort put";
         let slot = self.known(OPERATION, put)?;
         if slot.state != PutState::Prepared {
-            return Err(Error::new(OPERATION, Kind::Invalid, "already posted"));
+            return Err(Error::new(
+                OPERATION,
+                Kind::Invalid,
+                "the put was already posted",
+            ));
         }
         slot.state = PutState::Free;
         slot.from.clear();

@@ -160,7 +160,7 @@ impl Remote {
         match (bytes.len(), long(0), long(8), word(16)) {
             (Remote::LEN, Some(addr), Some(len), Some(key)) => Ok(Remote { addr, len, key }),
             _ => {
-                let what = format!("{} bytes do not name memory", bytes.len());
+                let what = format!("a record of {} bytes does not name memory", bytes.len());
                 Err(Error::new("open channel", Kind::Protocol, what))
             }
         }
@@ -178,8 +178,9 @@ impl Remote {
     #[inline]
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         if (offset as u64).saturating_add(len as u64) > self.len {
-            let what = format!("{len} bytes at {offset} exceed the memory");
-            return Err(Error::new("address memory", Kind::Invalid, what).with_limit(self.len, ""));
+            let what = format!("{len} bytes at {offset} exceed the memory of the peer");
+            let error = Error::new("address memory", Kind::Invalid, what);
+            return Err(error.with_limit(self.len, "bytes"));
         }
         Ok(Span {
             addr: self.addr + offset as u64,

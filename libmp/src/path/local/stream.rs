@@ -59,7 +59,8 @@ impl Lane {
         self.check(POST)?;
         uncaptured(stream, POST)?;
         if !stream.gpu().is(&self.local.gpu) {
-            let what = format!("{stream:?} does not belong to {:?}", self.local.gpu);
+            let gpu = &self.local.gpu;
+            let what = format!("{stream:?} does not belong to {gpu:?}; use a stream of this GPU");
             return Err(Error::new(POST, Kind::Gdsync(gdsync::Kind::Foreign), what));
         }
         stream.check_room(list.len() as u32)?;
@@ -135,7 +136,8 @@ impl Lane {
     /// Launches one kernel; the kernel with the `last` put stores that all are done.
     fn launch(&self, stream: &Stream, group: &Group, last: Put) -> Result<()> {
         let kernels = self.local.kernels.as_ref().ok_or_else(|| {
-            let what = "the GPU runs no kernels: a stream needs them to send to its own rank";
+            let what = "the GPU runs no kernels, which a stream needs to send to its own rank; use \
+                        the CPU for it";
             Error::new(POST, Kind::Unsupported, what)
         })?;
         let mut params = Puts {

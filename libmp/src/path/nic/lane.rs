@@ -99,7 +99,7 @@ impl Lane {
         let (address, keeps_order) = match end.split_last() {
             Some((&keeps @ (0 | 1), address)) => (QpAddress::from_bytes(address)?, keeps == 1),
             _ => {
-                let what = "the peer's end of a lane has no WRITE order flag";
+                let what = format!("rank {peer} sent the end of a lane without its WRITE order");
                 return Err(Error::new("open lane", Kind::Protocol, what));
             }
         };

@@ -59,8 +59,10 @@ impl NicOptions {
     pub(crate) fn check(&self) -> Result<WordOrder> {
         if self.queues.send_blocks < 32 {
             let blocks = self.queues.send_blocks;
-            let what = format!("a queue of {blocks} blocks is too short, 32 are needed");
-            return Err(Error::new("build context", Kind::Invalid, what).with_limit(32768, ""));
+            let what = format!("a send queue of {blocks} blocks is too short; use at least 32");
+            return Err(
+                Error::new("build context", Kind::Invalid, what).with_limit(32768, "blocks")
+            );
         }
         self.order.map_or_else(WordOrder::from_env, Ok)
     }

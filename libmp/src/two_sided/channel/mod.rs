@@ -111,7 +111,7 @@ impl<S> Channel<S> {
     fn adopt(&mut self, block: &[Record], len: usize) -> Result<()> {
         let block = Remote::read(self.path, block, len)?;
         if self.remote.is_some_and(|known| known != block) {
-            let what = "a channel was announced twice, with other memory";
+            let what = "the peer announced a channel twice, with different memory";
             return Err(Error::new("open channel", Kind::Protocol, what));
         }
         self.remote = Some(block);
@@ -120,7 +120,7 @@ impl<S> Channel<S> {
 
     #[inline]
     fn span(&self, offset: usize, len: usize) -> Result<Span> {
-        let closed = || Error::new("address channel", Kind::Protocol, "it is not open");
+        let closed = || Error::new("address channel", Kind::Protocol, "the channel is not open");
         let remote = self.remote.as_ref().ok_or_else(closed)?;
         remote.span(offset, len)
     }
