@@ -57,7 +57,8 @@ pub enum Kind {
     /// numbers.
     Missing,
     /// The bootstrap no longer reaches the other ranks: its store has ended, or cannot be reached.
-    /// Connections and tags that are open stay usable; no others can be opened.
+    /// Connections and tags that are open stay usable. No others can be opened until
+    /// the bootstrap answers again.
     BootstrapLost,
     /// A library, a driver, a device, a directory or the job's store does not exist.
     Absent,
@@ -76,6 +77,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error: its operation, kind, rank, reason, limit and source. Its text is a sentence: the
 /// operation that failed, the reason, and the limit with its unit.
+///
+/// ```
+/// use mp::Kind;
+/// # use mp::{Context, bootstrap::Local, gdsync::{Gpu, gpu::MemoryKind}};
+/// # let alone = Local::ranks(1).remove(0);
+/// # let ctx = Context::builder().bootstrap(alone).gpu(&Gpu::soft()?).build()?; // rank 0 of 1
+/// # let data = ctx.alloc(MemoryKind::Pinned, 8)?.all();
+///
+/// let e = ctx.isend(5, 7, &data).unwrap_err();
+/// assert_eq!((e.kind(), e.rank()), (Kind::Invalid, Some(5)));
+/// assert!(e.to_string().contains("rank 5")); // one sentence
+/// # Ok::<(), mp::Error>(())
+/// ```
 pub struct Error(Box<Inner>);
 
 struct Inner {

@@ -169,6 +169,10 @@ fn store_listens_on_loopback_by_default() {
     assert_eq!(store(&format!("{spread} {SECRET}")).0, "10.0.0.7:29501");
     let v6 = spread.replace("10.0.0.7", "fd00::7");
     assert_eq!(store(&format!("{v6} {SECRET}")).0, "[fd00::7]:29501");
+    for port in ["65535", "4294967295"] {
+        let last = spread.replace("29500", port);
+        invalid(&format!("{last} {SECRET}"), &["MASTER_PORT", "65535"]);
+    }
 }
 
 #[test]

@@ -271,7 +271,7 @@ impl Vars<'_> {
             ("torchrun", Some(false) | None) => {
                 let host = self.text("MASTER_ADDR").unwrap_or_default();
                 // Torch's own store uses MASTER_PORT itself.
-                let port = self.needed(&["MASTER_PORT"], "MASTER_ADDR")? + 1;
+                let port = u64::from(self.needed(&["MASTER_PORT"], "MASTER_ADDR")?) + 1;
                 let address = match host.contains(':') {
                     true => format!("[{host}]:{port}"),
                     false => format!("{host}:{port}"),

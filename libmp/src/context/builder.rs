@@ -139,8 +139,8 @@ impl Builder {
     /// Sets what drives the background work: a thread or the program. Default:
     /// [`Progress::Background`].
     #[must_use]
-    pub fn progress(mut self, who: Progress) -> Builder {
-        self.config.progress = who;
+    pub fn progress(mut self, progress: Progress) -> Builder {
+        self.config.progress = progress;
         self
     }
 
