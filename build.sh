@@ -209,7 +209,7 @@ step_clippy() {
 # The build of a cluster. `CXX=false` makes a build script fail that calls a C++ compiler.
 step_features() {
     say "features: libraries, examples and benchmarks without soft and emulated: no emulator, no C++"
-    local lean="-p gdsync -p libmp -p mp-examples -p mpbench --no-default-features" features tree
+    local lean="-p gdsync -p libmp -p mp-examples -p halo2d -p mpbench --no-default-features" features tree
     # Unquoted on purpose: a list of plain words.
     # shellcheck disable=SC2086
     CXX=false cargo clippy $lean -- -D warnings
@@ -327,7 +327,7 @@ step_cluster() {
 
 build_cluster() {
     CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/cluster" CXX=false \
-        cargo build --profile test -p mp-examples -p mprun --no-default-features
+        cargo build --profile test -p mp-examples -p halo2d -p mprun --no-default-features
 }
 
 step_mutants() {
@@ -544,7 +544,7 @@ prepare_for "$command" $steps >&2
 case "$command" in
 demo)
     say "demo: two ranks play ping-pong on their streams"
-    cargo build --release -p mpbench -p mp-examples -p mprun
+    cargo build --release -p mpbench -p halo2d -p mprun
     built="$(realpath -m "${CARGO_TARGET_DIR:-target}")/release"
     "$built/mpbench" pingpong "$@"
     say "demo: four ranks exchange the borders of a stencil and compare with the serial run"
