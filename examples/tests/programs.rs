@@ -13,6 +13,7 @@ const SENDRECV: &str = env!("CARGO_BIN_EXE_sendrecv");
 const SENDRECV_STREAM: &str = env!("CARGO_BIN_EXE_sendrecv_stream");
 const PINGPONG: &str = env!("CARGO_BIN_EXE_pingpong");
 const RING: &str = env!("CARGO_BIN_EXE_ring");
+const HALO_SIMPLE: &str = env!("CARGO_BIN_EXE_halo_simple");
 
 #[test]
 fn sendrecv() {
@@ -41,6 +42,29 @@ fn pingpong() {
     }
     let short = threads(PINGPONG, 2, &["--longest", "64", "--rounds", "50"]);
     assert!(short.status.success(), "{}", text(&short));
+}
+
+/// Strips of one row, which have no interior; rows by eager and by rendezvous messages.
+#[test]
+fn halo_simple() {
+    for (ranks, options) in [
+        (1, &[][..]),
+        (2, &["--rows", "1", "--width", "1"]),
+        (3, &["--rows", "2", "--steps", "33"]),
+        (4, &["--width", "1000", "--steps", "7"]),
+    ] {
+        let launched = launch(ranks, &[&[HALO_SIMPLE], options].concat());
+        for output in [launched, threads(HALO_SIMPLE, ranks, options)] {
+            assert!(output.status.success(), "{}", text(&output));
+            for rank in 0..ranks {
+                let words = format!("halo_simple: rank {rank} of {ranks}: ");
+                assert!(text(&output).contains(&words), "{}", text(&output));
+            }
+            let out = String::from_utf8_lossy(&output.stdout);
+            let ok = |line: &str| line.ends_with("every cell equals the serial run: ok");
+            assert!(out.lines().all(ok), "{}", text(&output));
+        }
+    }
 }
 
 #[test]
