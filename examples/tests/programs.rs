@@ -79,6 +79,27 @@ fn ring() {
     well(&threads(RING, 3, &laps), &["the token is 1800 "]);
 }
 
+#[test]
+fn help_has_two_examples_of_use() {
+    for program in [SENDRECV, SENDRECV_STREAM, RING, HALO_SIMPLE, PINGPONG] {
+        let output = run(Command::new(program).arg("--help"));
+        let help = String::from_utf8_lossy(&output.stdout);
+        let examples = help.split("Examples:\n").nth(1).unwrap();
+        let commands = examples.lines().filter(|l| l.contains("target/release/"));
+        assert_eq!(commands.count(), 2, "{help}");
+    }
+}
+
+#[test]
+fn programs_have_at_most_150_lines() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin");
+    for file in fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let lines = fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines <= 150, "{}: {lines} lines", path.display());
+    }
+}
+
 /// With `GDS_TRACE=1` each rank prints its trace; each line begins with the rank.
 #[test]
 fn trace_lines_on_standard_error_begin_with_the_rank() {
