@@ -8,10 +8,16 @@ usage() {
     cat <<'USAGE'
 usage: ./build.sh COMMAND [ARGUMENTS]
 
-Start with: ./build.sh demo
+Do this first (no GPU and no NIC are needed):
+  ./build.sh demo      runs two programs that check their results; the last line ends with "ok".
+                       3 to 5 minutes, most of it compiling
+  ./build.sh doctor    prints which GPU and NIC of this machine the library would use
+  Then read examples/README.md, which walks through the example programs.
 
-  demo  [ARGS]   runs ping-pong between two ranks on their streams (mpbench pingpong ARGS), then
-                 a stencil on four ranks (halo2d), which compare the result with a serial run
+commands:
+  demo  [ARGS]   measures the latency of ping-pong between the streams of two ranks (mpbench
+                 pingpong ARGS), then runs a stencil on four ranks (halo2d) and compares it with a
+                 serial run; each program ends with its verdict
   test  [STEP..] runs every test, or the named steps: unit cluster mutants interop fuzz rdma vm
                  asan
   test --long [STEP..]
