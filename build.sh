@@ -8,10 +8,16 @@ usage() {
     cat <<'USAGE'
 usage: ./build.sh COMMAND [ARGUMENTS]
 
-Start with: ./build.sh demo
+Do this first (no GPU and no NIC are needed):
+  ./build.sh demo      runs two programs that check their results; the last line ends with "ok".
+                       3 to 5 minutes, most of it compiling
+  ./build.sh doctor    prints which GPU and NIC of this machine the library would use
+  Then read examples/README.md, which walks through the example programs.
 
-  demo  [ARGS]   runs ping-pong between two ranks on their streams (mpbench pingpong ARGS), then
-                 a stencil on four ranks (halo2d), which compare the result with a serial run
+commands:
+  demo  [ARGS]   measures the latency of ping-pong between the streams of two ranks (mpbench
+                 pingpong ARGS), then runs a stencil on four ranks (halo2d) and compares it with a
+                 serial run; each program ends with its verdict
   test  [STEP..] runs every test, or the named steps: unit cluster mutants documents interop fuzz
                  rdma vm asan
   test --long [STEP..]
@@ -209,7 +215,7 @@ step_clippy() {
 # The build of a cluster. `CXX=false` makes a build script fail that calls a C++ compiler.
 step_features() {
     say "features: libraries, examples and benchmarks without soft and emulated: no emulator, no C++"
-    local lean="-p gdsync -p libmp -p mp-examples -p mpbench --no-default-features" features tree
+    local lean="-p gdsync -p libmp -p mp-examples -p halo2d -p mpbench --no-default-features" features tree
     # Unquoted on purpose: a list of plain words.
     # shellcheck disable=SC2086
     CXX=false cargo clippy $lean -- -D warnings
@@ -327,7 +333,7 @@ step_cluster() {
 
 build_cluster() {
     CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/cluster" CXX=false \
-        cargo build --profile test -p mp-examples -p mprun --no-default-features
+        cargo build --profile test -p mp-examples -p halo2d -p mprun --no-default-features
 }
 
 step_mutants() {
@@ -552,7 +558,7 @@ case "$command" in
 demo)
     say "demo: two ranks play ping-pong on their streams"
     profile="${DEMO_PROFILE:-release}"
-    cargo build --profile "$profile" -p mpbench -p mp-examples -p mprun
+    cargo build --profile "$profile" -p mpbench -p halo2d -p mprun
     built="$(realpath -m "${CARGO_TARGET_DIR:-target}")/${profile/#test/debug}"
     "$built/mpbench" pingpong "$@"
     say "demo: four ranks exchange the borders of a stencil and compare with the serial run"

@@ -11,12 +11,23 @@ use serde_json::Value;
 use crate::options::Run;
 use crate::report::{self, Report, Target};
 
+/// Two uses of a command: its arguments, and what it then does.
+pub type Examples = [(&'static str, &'static str); 2];
+
+/// The last line of each help text.
+pub const UNITS: &str = "\
+Sizes are in bytes (8, 64Ki, 1Mi), times in seconds unless the option names another unit.";
+
 /// A benchmark, with its options.
 pub trait Benchmark: Args + Serialize {
     /// The name of its command.
     const NAME: &'static str;
     /// Its line in the help text.
     const ABOUT: &'static str;
+    /// The examples in its help text.
+    const EXAMPLES: Examples;
+    /// What a run without an error has verified, for the last line of its output.
+    const VERIFIED: Option<&'static str> = None;
 
     /// Runs the benchmark within `limit` and prints its results. `None`: another process has the
     /// figures.
@@ -59,6 +70,8 @@ pub struct Entry {
     pub name: &'static str,
     /// Its line in the help text.
     pub about: &'static str,
+    /// The examples in its help text.
+    pub examples: Examples,
     /// Adds its options.
     pub options: fn(Command) -> Command,
     /// Runs it with the given options.
@@ -71,6 +84,7 @@ impl Entry {
         Entry {
             name: B::NAME,
             about: B::ABOUT,
+            examples: B::EXAMPLES,
             options: |command| Run::augment_args(B::augment_args(command)),
             run: run::<B>,
         }
@@ -78,7 +92,12 @@ impl Entry {
 
     /// The command for clap.
     pub fn command(&self) -> Command {
-        (self.options)(Command::new(self.name)).about(self.about)
+        let example =
+            |(arguments, does)| format!("  mpbench {} {arguments}\n          {does}\n", self.name);
+        let examples: String = self.examples.map(example).concat();
+        (self.options)(Command::new(self.name))
+            .about(self.about)
+            .after_help(format!("Examples:\n{examples}\n{UNITS}"))
     }
 }
 
@@ -93,5 +112,9 @@ fn run<B: Benchmark>(given: &ArgMatches) -> Result<()> {
         let report = Report::new(B::NAME, options, outcome.figures, outcome.targets)?;
         report::write_json(path, &report)?;
     }
-    outcome.verdict
+    outcome.verdict?;
+    if let Some(verified) = B::VERIFIED {
+        println!("mpbench {}: {verified}: ok", B::NAME);
+    }
+    Ok(())
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::alloc;
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::context;
 use crate::endpoint::{Endpoint, Names};
 use crate::memory;
@@ -176,6 +176,16 @@ fn talk(context: &Context, stream: Option<&Stream>, limit: Duration) -> Result<(
 impl Benchmark for Options {
     const NAME: &'static str = "footprint";
     const ABOUT: &'static str = "Memory for each connected peer";
+    const EXAMPLES: Examples = [
+        (
+            "--ranks 64",
+            "memory for each peer, of 64 connected processes",
+        ),
+        (
+            "--provider verbs --json footprint.json",
+            "16 processes with libibverbs, figures also as JSON",
+        ),
+    ];
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut ranks: Vec<Steps> = world::run_many(self.ranks as usize, self, limit)?;

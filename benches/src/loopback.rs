@@ -9,7 +9,7 @@ use gdsync::rdma::{Descriptor, SendRequest};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Names, Rig};
 use crate::gpu::CUDA;
 use crate::options::{self, Lowering, Setup};
@@ -65,6 +65,18 @@ struct Bench {
 impl Benchmark for Options {
     const NAME: &'static str = "loopback";
     const ABOUT: &'static str = "Latency from the doorbell to the completion, both by one stream";
+    const EXAMPLES: Examples = [
+        (
+            "--size 4Ki",
+            "writes of 4 KiB, in chains of 200 and one by one",
+        ),
+        (
+            "--gpu cuda --lowering memops --singles 100",
+            "8 bytes on CUDA by memory operations, 100 single messages",
+        ),
+    ];
+    const VERIFIED: Option<&str> =
+        Some("the bytes in memory were right after each chain and each single message");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         ensure!(self.size <= 1 << 20, "messages of at most 1Mi are sent");

@@ -44,21 +44,20 @@ use anyhow::{Context, Result};
 use clap::{Arg, Args, Command, FromArgMatches, value_parser};
 
 use ancestors::{kernel_latency, poll_lat, sanity};
-use benchmark::Entry;
+use benchmark::{Entry, UNITS};
 use world::RankSpec;
 
 #[global_allocator]
 static ALLOCATOR: alloc::Counting = alloc::Counting;
 
-/// Two command lines.
 const EXAMPLES: &str = "\
 Examples:
   mpbench pingpong --sizes 8,64Ki --json pingpong.json
           one-way latency of messages of 8 bytes and 64 KiB, figures also as JSON
   mpbench bandwidth --layer both --depth 16
           bandwidth with 16 messages in flight, by gdsync and by mp
-
-Sizes are in bytes (8, 64Ki, 1Mi), times in seconds unless the option names another unit.";
+  mpbench COMMAND --help
+          options and examples of a command";
 
 /// The commands, in the order of the help text.
 const COMMANDS: [Entry; 15] = [
@@ -79,6 +78,13 @@ const COMMANDS: [Entry; 15] = [
     Entry {
         name: "suite",
         about: "All benchmarks that have targets, compared with their targets",
+        examples: [
+            (
+                "--quick --gpu soft",
+                "few iterations, on the software GPU: a test that everything works",
+            ),
+            ("--json suite.json", "all iterations, figures also as JSON"),
+        ],
         options: suite::Options::augment_args,
         run: |given| suite::run(&suite::Options::from_arg_matches(given)?),
     },
@@ -102,7 +108,7 @@ fn command_line() -> Command {
         .about(
             "Measures latency, bandwidth, message rate and CPU overhead of messages on GPU streams",
         )
-        .after_help(EXAMPLES)
+        .after_help(format!("{EXAMPLES}\n\n{UNITS}"))
         .subcommand_required(true)
         .arg_required_else_help(true)
         .arg(parent.value_parser(value_parser!(u32)))
@@ -144,6 +150,19 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         command_line().debug_assert();
+    }
+
+    #[test]
+    fn examples_of_every_command_are_valid() {
+        for command in &COMMANDS {
+            for (arguments, _) in command.examples {
+                let words = format!("mpbench {} {arguments}", command.name);
+                let given = command_line().try_get_matches_from(words.split(' '));
+                assert!(given.is_ok(), "{words}: {given:?}");
+            }
+            let help = command.command().render_help().to_string();
+            assert!(help.contains("Examples:\n  mpbench "), "{help}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use gdsync::rdma::{SendRequest, Work};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::Rig;
 use crate::options::Setup;
 use crate::report::Target;
@@ -41,6 +41,17 @@ pub struct Options {
 impl Benchmark for Options {
     const NAME: &'static str = "rate";
     const ABOUT: &'static str = "Message rate: 8-byte writes a second, posted by the CPU";
+    const EXAMPLES: Examples = [
+        (
+            "--messages 1000000",
+            "message rate of a million writes of 8 bytes",
+        ),
+        (
+            "--gpu cuda --memory pinned --timeout 60",
+            "into pinned memory of a CUDA GPU, for at most 60 s",
+        ),
+    ];
+    const VERIFIED: Option<&str> = Some("every slot has the number of the last write to it");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let messages = self.messages;

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::alloc;
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::Rig;
 use crate::gpu::{check, driver};
 use crate::memory;
@@ -75,6 +75,17 @@ struct Soak {
 impl Benchmark for Options {
     const NAME: &'static str = "soak";
     const ABOUT: &'static str = "Millions of messages, with a check that memory does not grow";
+    const EXAMPLES: Examples = [
+        (
+            "--messages 10000000 --timeout 600",
+            "ten million messages in at most 10 minutes",
+        ),
+        (
+            "--gpu cuda --memory device",
+            "a million messages in device memory of a CUDA GPU",
+        ),
+    ];
+    const VERIFIED: Option<&str> = Some("every byte is right and memory did not grow");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut soak = Soak::new(self, limit)?;

@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::context;
 use crate::endpoint::{Endpoint, Names};
 use crate::options::Setup;
@@ -159,6 +159,13 @@ impl Benchmark for Options {
     const NAME: &'static str = "start";
     const ABOUT: &'static str =
         "Time from the start of the first process until all ranks are connected";
+    const EXAMPLES: Examples = [
+        ("--ranks 8", "time until 8 processes are connected"),
+        (
+            "--ranks 3 --starts 1 --json start.json",
+            "one start of 3 processes, figures also as JSON",
+        ),
+    ];
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut rows = Vec::new();

@@ -13,7 +13,7 @@ use gdsync::rdma::{Descriptor, Work, post_on};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::Rig;
 use crate::kernel::{Tally, Turn, Turns};
 use crate::options::{self, Setup};
@@ -61,6 +61,17 @@ struct Trial {
 impl Benchmark for Options {
     const NAME: &'static str = "verify";
     const ABOUT: &'static str = "Correctness of messages of changing sizes: every byte is compared";
+    const EXAMPLES: Examples = [
+        (
+            "--messages 10000 --longest 1Mi",
+            "ten thousand messages of 1 byte to 1 MiB",
+        ),
+        (
+            "--gpu cuda --lowering kernel --seed 7",
+            "on CUDA by kernels, with other lengths",
+        ),
+    ];
+    const VERIFIED: Option<&str> = Some("every byte is right, on the GPU and by the CPU");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut trial = Trial::new(self, limit)?;

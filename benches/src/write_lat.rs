@@ -16,7 +16,7 @@ use gdsync::rdma::{Descriptor, Mr, Qp, RemoteMemory, SendRequest, Work};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names, exchange_memory};
 use crate::gate::{Gate, well};
 use crate::kernel::{Stamps, Tally, Turn, Turns};
@@ -223,6 +223,17 @@ impl Benchmark for Options {
     const NAME: &'static str = "write_lat";
     const ABOUT: &'static str =
         "Latency as ib_write_lat measures it, by streams: writes in turn, detected in memory";
+    const EXAMPLES: Examples = [
+        (
+            "--batches 100",
+            "latency of writes of 8 bytes, 40000 round trips",
+        ),
+        (
+            "--provider mlx5 --ib-write-lat 1.5",
+            "compared with the 1.5 us that ib_write_lat printed for the same NIC",
+        ),
+    ];
+    const VERIFIED: Option<&str> = Some("every message had the number of its round");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let [first, _] = world::run(self.ranks(), self, limit, &mut |_, _| {})?;

@@ -65,6 +65,8 @@ fn play(name: &str, more: &str, lowering: &str, ringing: &str) -> Value {
     ] {
         assert!(printed.contains(words), "{words} is not in\n{printed}");
     }
+    let verdict = "mpbench pingpong: kernels compared every byte of every message: ok";
+    assert!(printed.lines().any(|line| line == verdict), "{printed}");
     let report = json(&file);
     assert_eq!(report["benchmark"], "pingpong");
     assert_eq!(

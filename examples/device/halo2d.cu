@@ -46,7 +46,7 @@ GDS_DEVICE Share share() {
     return {blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x};
 }
 
-// What a cell becomes; `rule` in examples/src/halo2d/serial.rs is the same.
+// What a cell becomes; `rule` in examples/src/kernels.rs is the same.
 GDS_DEVICE u64 rule(u64 centre, u64 north, u64 south, u64 west, u64 east) {
     u64 x = centre * 0x9e3779b97f4a7c15ull + north * 0xbf58476d1ce4e5b9ull + south * 0x94d049bb133111ebull +
             west * 0xd6e8feb86659fd93ull + east * 0xff51afd7ed558ccdull;

@@ -15,7 +15,7 @@ use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, SendRequest, Work, post_o
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::{Bell, Gate, well};
 use crate::kernel::{Tally, Turn, Turns};
@@ -174,6 +174,17 @@ impl Benchmark for Options {
     const NAME: &'static str = "gds_kernel_latency";
     const ABOUT: &'static str =
         "Time of a round of message, kernel, message between two ranks, or in one process";
+    const EXAMPLES: Examples = [
+        (
+            "-s 8 -S 64Ki -n 10000",
+            "ten thousand rounds of messages of 8 bytes, a kernel over 64 KiB",
+        ),
+        (
+            "--loopback -K",
+            "one process that sends to itself, without a kernel",
+        ),
+    ];
+    const VERIFIED: Option<&str> = Some("the CPU compared every byte of every received message");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         ensure!(

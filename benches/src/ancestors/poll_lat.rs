@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{WordMemory, microseconds, spin};
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::gate::Gate;
 use crate::gpu::{self, Driver};
 use crate::stats::{Samples, Summary};
@@ -88,6 +88,18 @@ impl Benchmark for Options {
     const NAME: &'static str = "gds_poll_lat";
     const ABOUT: &'static str =
         "Latency from a CPU store that a stream waits for until the CPU sees the stream's answer";
+    const EXAMPLES: Examples = [
+        (
+            "-P 1,16 -n 5000",
+            "latency of 1 and of 16 words, 5000 iterations each",
+        ),
+        (
+            "--gpu cuda -p 4 -c",
+            "on CUDA, beside 4 streams that wait, one submission for wait and writes",
+        ),
+    ];
+    const VERIFIED: Option<&str> =
+        Some("every wait blocked until the store, and every word was written");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let gpu = gpu::open(std::slice::from_ref(&self.gpu), 0)?;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{WordMemory, microseconds, spin};
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::gate::Gate;
 use crate::gpu::{self, Driver};
 use crate::table::Table;
@@ -95,6 +95,14 @@ struct Rig {
 impl Benchmark for Options {
     const NAME: &'static str = "gds_sanity";
     const ABOUT: &'static str = "Correctness of a stream's memory operations";
+    const EXAMPLES: Examples = [
+        ("--gpu soft", "all checks on the software GPU"),
+        (
+            "--gpu cuda -g -n 200",
+            "on device memory of a CUDA GPU, 200 rounds of the checks of order",
+        ),
+    ];
+    const VERIFIED: Option<&str> = Some("every check that ran passed");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let gpu = gpu::open(std::slice::from_ref(&self.gpu), 0)?;

@@ -12,7 +12,7 @@ use gdsync::gpu::Region;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::kernel::{Tally, Turn, Turns};
 use crate::options::{self, Layer, Layers, Ranks, Setup};
@@ -247,6 +247,18 @@ impl Verifier<'_> {
 impl Benchmark for Options {
     const NAME: &'static str = "bandwidth";
     const ABOUT: &'static str = "Bandwidth of large messages between two processes";
+    const EXAMPLES: Examples = [
+        (
+            "--layer both --depth 16",
+            "messages of 1 MiB, 16 in flight, by gdsync and by mp",
+        ),
+        (
+            "--size 64Ki --poster stream",
+            "messages of 64 KiB that a stream posts",
+        ),
+    ];
+    const VERIFIED: Option<&str> =
+        Some("kernels compared every byte of the last message in each slot");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let ranks = Ranks::of(self.threads, false);

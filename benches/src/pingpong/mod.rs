@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::gpu::CUDA;
 use crate::options::{self, Layer, Layers, Ranks, Setup};
@@ -319,6 +319,17 @@ impl Benchmark for Options {
     const NAME: &'static str = "pingpong";
     const ABOUT: &'static str =
         "One-way latency of ping-pong between the streams of two ranks, while their CPUs sleep";
+    const EXAMPLES: Examples = [
+        (
+            "--sizes 8,64Ki --json pingpong.json",
+            "one-way latency of messages of 8 bytes and 64 KiB, figures also as JSON",
+        ),
+        (
+            "--gpu cuda:0,cuda:1 --layer both",
+            "each rank on a GPU, by gdsync and by mp",
+        ),
+    ];
+    const VERIFIED: Option<&str> = Some("kernels compared every byte of every message");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         ensure!(!self.sizes.is_empty(), "no sizes");

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::alloc;
 use crate::bare::Bare;
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::Rig;
 use crate::options::{Layer, Layers, Setup};
 use crate::report::Target;
@@ -143,6 +143,16 @@ impl Row {
 impl Benchmark for Options {
     const NAME: &'static str = "post";
     const ABOUT: &'static str = "CPU overhead of preparing a request and posting it on a stream";
+    const EXAMPLES: Examples = [
+        (
+            "--layer both",
+            "CPU overhead of gdsync and of mp, 400 bursts for each method",
+        ),
+        (
+            "--gpu cuda --lowering memops --bursts 50",
+            "on CUDA, compared with the call of the driver",
+        ),
+    ];
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let mut bench = Bench::new(&self.setup, limit)?;

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{Bench, MESSAGE, Method, SIGNALED, WARM_UP};
-use crate::benchmark::{Benchmark, Outcome};
+use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::options::{Provider, Setup};
 use crate::report::Target;
 use crate::stats::{Samples, Summary};
@@ -235,6 +235,16 @@ fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
 impl Benchmark for Options {
     const NAME: &'static str = "providers";
     const ABOUT: &'static str = "CPU overhead of posting with one provider, compared with another";
+    const EXAMPLES: Examples = [
+        (
+            "--of verbs --against emulated",
+            "CPU overhead of the provider verbs compared with the virtual NIC in the process",
+        ),
+        (
+            "--rounds 100 --gpu soft",
+            "libmlx5 compared with the virtual NIC, 100 pairs of bursts for each method",
+        ),
+    ];
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         stay()?;

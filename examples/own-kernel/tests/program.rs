@@ -42,7 +42,8 @@ fn kernel_runs_between_receive_and_send_on_three_ranks() {
         let said = String::from_utf8_lossy(&output.stdout);
         let wrong = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "rank {rank}: {wrong}");
-        let expected = format!("rank {rank}: 1000 numbers are {}", 2 << rank);
+        let number = 2 << rank;
+        let expected = format!("own-kernel: rank {rank}: 1000 numbers are {number}: ok");
         assert_eq!(said.trim(), expected);
     }
 }

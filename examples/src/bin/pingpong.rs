@@ -1,5 +1,4 @@
-//! Two ranks exchange messages of changing lengths; the program also shows the error of a dead
-//! peer.
+//! Messages of changing lengths between two ranks, and the error of a dead peer.
 //!
 //! Shows that a program needs no call to detect a dead peer. A request with the peer, and a wait
 //! for a message from it, return an error that names the rank and the kind of failure, at the
@@ -7,14 +6,22 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use mp::gdsync::gpu::{MemoryKind, Stream};
 use mp::{Context, Kind, Memory};
 use mp_examples::ranks::{self, Options};
 
+const EXAMPLES: &str = "\
+Examples:
+  target/release/mprun -n 2 target/release/pingpong --rounds 100 --longest 64
+          100 round trips of messages of 1 to 64 bytes, which are eager messages
+  target/release/pingpong --ranks-as-threads 2
+          1000 round trips of messages of 1 to 20000 bytes, two ranks as threads";
+
 /// Two ranks send each other messages of changing lengths and compare every byte.
 #[derive(Parser)]
+#[command(after_help = EXAMPLES)]
 struct Cli {
     #[command(flatten)]
     ranks: Options,
@@ -39,154 +46,102 @@ const STRIDE: u64 = 7919;
 fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
     let limit = Duration::from_secs(cli.timeout);
-    ranks::play(
-        &cli.ranks,
-        // The context detects the failure a little later than its time limit.
-        |b| b.timeout(limit * 3 / 4),
-        |ctx| {
-            ranks::expect(ctx, 2)?;
-            let mut table = Table::new(ctx, cli.longest, limit)?;
-            match cli.until_it_fails {
-                true => outlive(&mut table, ctx, limit),
-                false => finish(&mut table, cli.rounds),
-            }
-        },
-    )
-}
-
-/// The state of a rank in the exchange.
-struct Table<'c> {
-    ctx: &'c Context,
-    stream: Stream,
-    leaving: Memory,
-    arriving: Memory,
-    longest: u64,
-    limit: Duration,
-    rounds: u64,
-    bytes: u64,
-    /// When the last message arrived.
-    last: Instant,
-}
-
-impl Table<'_> {
-    fn new(ctx: &Context, longest: u32, limit: Duration) -> Result<Table<'_>> {
-        Ok(Table {
+    // The context detects the failure within its own, shorter time limit.
+    let set = |b: mp::Builder| b.timeout(limit * 3 / 4);
+    ranks::play(&cli.ranks, set, |ctx| {
+        ranks::expect(ctx, 2)?;
+        let exchange = Exchange {
             ctx,
             stream: ctx.gpu().stream()?,
-            leaving: ctx.alloc(MemoryKind::Device, longest as usize)?,
-            arriving: ctx.alloc(MemoryKind::Device, longest as usize)?,
-            longest: longest.into(),
+            memory: ctx.alloc(MemoryKind::Device, cli.longest as usize)?,
             limit,
-            rounds: 0,
-            bytes: 0,
-            last: Instant::now(),
-        })
-    }
-
-    /// Exchanges one message in each direction.
-    fn round(&mut self) -> Result<()> {
-        if self.ctx.rank() == 0 {
-            self.send()?;
-            self.receive()?;
-        } else {
-            self.receive()?;
-            self.send()?;
+        };
+        match cli.until_it_fails {
+            true => exchange.until_it_fails(),
+            false => exchange.play(cli.rounds),
         }
-        self.rounds += 1;
+    })
+}
+
+/// One rank's side of the exchange.
+struct Exchange<'c> {
+    ctx: &'c Context,
+    stream: Stream,
+    memory: Memory,
+    limit: Duration,
+}
+
+impl Exchange<'_> {
+    fn play(&self, rounds: u64) -> Result<()> {
+        (0..rounds).try_for_each(|round| self.round(round))?;
+        let (rank, longest) = (self.ctx.rank(), self.memory.len());
+        let bytes: u64 = (0..rounds).map(|round| self.len(round)).sum();
+        println!(
+            "pingpong: rank {rank} had {rounds} messages of 1 to {longest} bytes, {bytes} in all, \
+             every byte is right: ok"
+        );
         Ok(())
     }
 
-    fn len(&self) -> usize {
-        (1 + self.rounds * STRIDE % self.longest) as usize
+    fn until_it_fails(&self) -> Result<()> {
+        let (peer, limit) = (1 - self.ctx.rank(), self.limit);
+        let (mut rounds, mut last) = (0, Instant::now());
+        let error = loop {
+            match self.round(rounds) {
+                Ok(()) => (rounds, last) = (rounds + 1, Instant::now()),
+                Err(e) => break e,
+            }
+        };
+        let silent = last.elapsed();
+        let known = error.downcast_ref::<mp::Error>();
+        let Some((Some(rank), Kind::PeerFailed(why))) = known.map(|e| (e.rank(), e.kind())) else {
+            return Err(error).context("the error is not a failure of the peer");
+        };
+        ensure!(
+            rank == peer && silent <= limit,
+            "the error came {silent:.1?} after the last round; the limit is {limit:?}: {error:#}"
+        );
+        println!("pingpong: the error: {error:#}");
+        println!(
+            "pingpong: after {rounds} rounds with every byte right, rank {peer} is gone: \
+             PeerFailed({why:?}), {silent:.1?} after the last round, limit {limit:?}: ok"
+        );
+        Ok(())
+    }
+
+    /// Exchanges one message in each direction, that of rank 0 first.
+    fn round(&self, round: u64) -> Result<()> {
+        let (ctx, stream, memory) = (self.ctx, &self.stream, &self.memory);
+        let peer = 1 - ctx.rank();
+        // Longer than the time limit of the context, whose error must come first.
+        let limit = 2 * self.limit;
+        for from in [0, 1] {
+            let message = self.message(round, from);
+            if from == ctx.rank() {
+                memory.write(0, &message)?;
+                let data = memory.slice(0, message.len())?;
+                ctx.isend_on(stream, peer, TAG, &data)?.wait(limit)?;
+            } else {
+                memory.write(0, &vec![0; memory.len()])?;
+                let received = ctx.irecv_on(stream, peer, TAG, &memory.all())?;
+                received.wait_on(stream)?;
+                let mut got = vec![0; received.wait(limit)?.len as usize];
+                memory.read(0, &mut got)?;
+                let wrong = got.iter().zip(&message).position(|(a, b)| a != b);
+                ensure!(got == message, "in round {round}, a byte is wrong: {wrong:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The length of the messages of a round.
+    fn len(&self, round: u64) -> u64 {
+        1 + round * STRIDE % self.memory.len() as u64
     }
 
     /// The message that rank `from` sends in this round.
-    fn message(&self, from: u32) -> Vec<u8> {
-        let first = self.rounds * 31 + u64::from(from) * 7;
-        (0..self.len() as u64)
-            .map(|i| (first + i + i / 251) as u8)
-            .collect()
+    fn message(&self, round: u64, from: u32) -> Vec<u8> {
+        let byte = |i: u64| (round * 31 + u64::from(from) * 7 + i + i / 251) as u8;
+        (0..self.len(round)).map(byte).collect()
     }
-
-    fn send(&mut self) -> Result<()> {
-        let (me, peer) = (self.ctx.rank(), 1 - self.ctx.rank());
-        let message = self.message(me);
-        self.leaving.write(0, &message)?;
-        let data = self.leaving.slice(0, message.len())?;
-        let sent = self.ctx.isend_on(&self.stream, peer, TAG, &data)?;
-        // Longer than the limit of the context, whose error must come first.
-        sent.wait(2 * self.limit)?;
-        Ok(())
-    }
-
-    fn receive(&mut self) -> Result<()> {
-        let peer = 1 - self.ctx.rank();
-        let right = self.message(peer);
-        self.arriving.write(0, &vec![0; right.len()])?;
-        let received = self
-            .ctx
-            .irecv_on(&self.stream, peer, TAG, &self.arriving.all())?;
-        received.wait_on(&self.stream)?;
-        let done = received.wait(2 * self.limit)?;
-        ensure!(
-            done.len == right.len() as u64,
-            "in round {}, {} bytes arrived and {} were sent",
-            self.rounds,
-            done.len,
-            right.len()
-        );
-        let mut got = vec![0; right.len()];
-        self.arriving.read(0, &mut got)?;
-        if let Some(at) = got.iter().zip(&right).position(|(a, b)| a != b) {
-            bail!(
-                "in round {}, byte {at} of {} is wrong",
-                self.rounds,
-                got.len()
-            );
-        }
-        self.bytes += done.len;
-        self.last = Instant::now();
-        Ok(())
-    }
-}
-
-fn finish(table: &mut Table<'_>, rounds: u64) -> Result<()> {
-    for _ in 0..rounds {
-        table.round()?;
-    }
-    println!(
-        "pingpong: rank {} had {rounds} messages of 1 to {} bytes, {} in all, every byte is right: ok",
-        table.ctx.rank(),
-        table.longest,
-        table.bytes
-    );
-    Ok(())
-}
-
-fn outlive(table: &mut Table<'_>, ctx: &Context, limit: Duration) -> Result<()> {
-    let error = loop {
-        if let Err(e) = table.round() {
-            break e;
-        }
-    };
-    let silent = table.last.elapsed();
-    let peer = 1 - ctx.rank();
-    let known = match error.downcast_ref::<mp::Error>() {
-        Some(e) if e.rank() == Some(peer) => e,
-        _ => return Err(error),
-    };
-    let Kind::PeerFailed(status) = known.kind() else {
-        return Err(error).context("the error is not a failure of the peer");
-    };
-    ensure!(
-        silent <= limit,
-        "the error came after {silent:.1?}; the limit is {limit:?}: {known}"
-    );
-    println!(
-        "pingpong: after {} rounds, every byte of which was right, rank {peer} is gone: \
-         PeerFailed({status:?}), told {silent:.1?} after its last message, limit {limit:?}: ok",
-        table.rounds
-    );
-    println!("pingpong: the error says: {known}");
-    Ok(())
 }

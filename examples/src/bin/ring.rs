@@ -13,8 +13,16 @@ use mp::gdsync::gpu::MemoryKind;
 use mp_examples::kernels::{Kernels, WORD};
 use mp_examples::ranks::{self, Options};
 
+const EXAMPLES: &str = "\
+Examples:
+  target/release/mprun -n 3 target/release/ring
+          three ranks on this host, 8 laps
+  target/release/ring --ranks-as-threads 5 --laps 300
+          five ranks as threads of one process";
+
 /// Ranks pass a token around a ring on their streams; each adds its number plus one.
 #[derive(Parser)]
+#[command(after_help = EXAMPLES)]
 struct Cli {
     #[command(flatten)]
     ranks: Options,

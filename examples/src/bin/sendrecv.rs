@@ -12,8 +12,16 @@ use mp::gdsync::gpu::MemoryKind;
 use mp::{Context, Kind};
 use mp_examples::ranks::{self, Options};
 
+const EXAMPLES: &str = "\
+Examples:
+  target/release/mprun -n 2 target/release/sendrecv
+          two ranks on this host, as processes
+  target/release/sendrecv --ranks-as-threads 2
+          two ranks as threads of one process";
+
 /// Two ranks exchange messages by the CPU: tags, and a truncation that both detect.
 #[derive(Parser)]
+#[command(after_help = EXAMPLES)]
 struct Cli {
     #[command(flatten)]
     ranks: Options,

@@ -13,8 +13,16 @@ use mp::gdsync::gpu::MemoryKind;
 use mp_examples::kernels::{Kernels, WORD};
 use mp_examples::ranks::{self, Options};
 
+const EXAMPLES: &str = "\
+Examples:
+  target/release/mprun -n 2 target/release/sendrecv_stream --rounds 50 --words 512
+          an array of 4 KiB, the longest eager message, there and back 50 times
+  target/release/sendrecv_stream --ranks-as-threads 2
+          an array of 64 KiB, 8 times, two ranks as threads of one process";
+
 /// Two ranks pass an array back and forth on their streams; a kernel of each adds to it.
 #[derive(Parser)]
+#[command(after_help = EXAMPLES)]
 struct Cli {
     #[command(flatten)]
     ranks: Options,

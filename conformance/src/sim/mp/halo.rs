@@ -6,9 +6,9 @@ use std::rc::Rc;
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::gpu::MemoryKind;
-use mp_examples::halo2d::grid::{Grid, Size};
-use mp_examples::halo2d::serial::{self, Field};
-use mp_examples::halo2d::{self, Config, Model};
+use halo2d::grid::{Grid, Size};
+use halo2d::serial::{self, Field};
+use halo2d::{Config, Model};
 
 use vmlx5::fabric::faults::Faults;
 

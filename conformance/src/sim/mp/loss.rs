@@ -10,9 +10,9 @@ use gds_sim::{SimError, SimReport};
 use gds_step::Time;
 use gdsync::Status;
 use gdsync::gpu::MemoryKind;
+use halo2d::Model;
+use halo2d::grid::{Direction, Grid};
 use mp::{Context, Error, Kind};
-use mp_examples::halo2d::grid::{Direction, Grid};
-use mp_examples::halo2d::{self, Model};
 
 use super::halo::Case;
 use super::job::{Job, Member, close_without, process};

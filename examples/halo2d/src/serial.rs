@@ -4,20 +4,9 @@
 //! one wrong cell makes every cell that depends on it wrong. There is no rounding, so results must
 //! be equal bit by bit.
 
-use super::grid::{Size, Tile};
+use mp_examples::kernels::rule;
 
-/// The new value of a cell; `rule` in `device/halo2d.cu` is the same.
-pub fn rule(centre: u64, north: u64, south: u64, west: u64, east: u64) -> u64 {
-    let mut x = centre
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(north.wrapping_mul(0xbf58_476d_1ce4_e5b9))
-        .wrapping_add(south.wrapping_mul(0x94d0_49bb_1331_11eb))
-        .wrapping_add(west.wrapping_mul(0xd6e8_feb8_6659_fd93))
-        .wrapping_add(east.wrapping_mul(0xff51_afd7_ed55_8ccd));
-    x ^= x >> 29;
-    x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    x ^ (x >> 32)
-}
+use crate::grid::{Size, Tile};
 
 /// A bijection that mixes all bits.
 fn mix(mut x: u64) -> u64 {

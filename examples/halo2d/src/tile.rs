@@ -3,10 +3,12 @@
 
 use mp::gdsync::gpu::MemoryKind;
 use mp::{Context, Memory, Result, Slice};
+use mp_examples::kernels::{Step, Strip, WORD};
 
-use super::STRIDED_MAX;
-use super::grid::{Direction, Tile};
-use crate::kernels::{Step, Strip, WORD};
+use crate::grid::{Direction, Tile};
+
+/// Longest column, in cells, that is sent or received in place; longer ones use a buffer.
+pub const STRIDED_MAX: u32 = 24;
 
 /// A byte pattern that no cell has: it reveals a halo that was not received.
 const POISON: u8 = 0xa5;

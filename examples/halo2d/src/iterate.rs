@@ -6,19 +6,20 @@ use std::time::Duration;
 use mp::gdsync::Stream;
 use mp::gdsync::gpu::Event;
 use mp::{Context, RecvOp, Request, Result, SendOp};
+use mp_examples::kernels::Kernels;
 
-use super::crew::Crew;
-use super::grid::{Direction, Grid, Tile};
-use super::tile::{Phase, TileMemory};
-use super::{Config, Model, serial};
-use crate::kernels::Kernels;
+use crate::config::{Config, Model};
+use crate::grid::{Direction, Grid, Tile};
+use crate::recovery::Recovery;
+use crate::serial;
+use crate::tile::{Phase, TileMemory};
 
 /// The run of one rank.
 pub struct Run<'a> {
     ctx: &'a Context,
     config: &'a Config,
     grid: Grid,
-    crew: Crew<'a>,
+    recovery: Recovery<'a>,
     memory: TileMemory,
     phases: [Phase; 2],
     kernels: Kernels,
@@ -48,7 +49,7 @@ impl<'a> Run<'a> {
             ctx,
             config,
             grid: config.grid(ctx),
-            crew: Crew::new(ctx, config)?,
+            recovery: Recovery::new(ctx, config)?,
             phases: [memory.phase(0)?, memory.phase(1)?],
             memory,
             kernels,
@@ -74,26 +75,26 @@ impl<'a> Run<'a> {
             std::mem::forget(self.memory.all());
         }
         // An error after a loss is a consequence of the loss.
-        let elapsed = result.or_else(|e| self.crew.complete().and(Err(e)))?;
+        let elapsed = result.or_else(|e| self.recovery.result().and(Err(e)))?;
         let cells = self.memory.read((self.config.iterations % 2) as usize)?;
         Ok((cells, elapsed, self.waits))
     }
 
     fn iterate_all(&mut self) -> Result<Duration> {
         let batch = self.config.batch;
-        self.crew.meet()?;
+        self.recovery.barrier()?;
         let host = self.ctx.gpu().host();
         let start = host.now();
         let mut in_flight = VecDeque::new();
         let mut k = 0;
         while k < self.iterations()? {
             if k % batch == 0 {
-                self.crew.listen()?;
+                self.recovery.poll_notes()?;
                 if in_flight.len() == self.config.batches_in_flight {
                     // A batch counts as done when its last halos have arrived.
                     let oldest: Vec<Request> = in_flight.pop_front().unwrap_or_default();
                     self.wait(&oldest)?;
-                    if self.crew.has_lost() {
+                    if self.recovery.has_lost() {
                         continue;
                     }
                 }
@@ -107,26 +108,26 @@ impl<'a> Run<'a> {
         }
         let sends = std::mem::take(&mut self.sends);
         self.wait(&sends)?;
-        self.crew.synchronize(&self.inner)?;
-        self.crew.synchronize(&self.edge)?;
+        self.recovery.synchronize(&self.inner)?;
+        self.recovery.synchronize(&self.edge)?;
         let elapsed = host.now() - start;
-        self.crew.meet()?;
-        self.crew.complete()?;
+        self.recovery.barrier()?;
+        self.recovery.result()?;
         Ok(elapsed)
     }
 
     /// The number of iterations to run: fewer, once a rank is lost.
     fn iterations(&mut self) -> Result<u64> {
-        match self.crew.has_lost() {
+        match self.recovery.has_lost() {
             false => Ok(self.config.iterations),
-            true => self.crew.last(),
+            true => self.recovery.last_iteration(),
         }
     }
 
     /// Enqueues iteration `k`, and returns its receives.
     fn iterate(&mut self, k: u64) -> Result<Vec<Request>> {
         let past = (k % 2) as usize;
-        self.crew.begins(k + 1);
+        self.recovery.set_begun(k + 1);
         let step = self.phases[past].step;
         if let Some([_, boundary]) = &self.computed {
             self.inner.wait_event(boundary)?;
@@ -142,7 +143,7 @@ impl<'a> Run<'a> {
         unsafe { self.kernels.copy(&self.edge, &self.phases[past].pack)? };
         if self.config.model == Model::Cpu {
             self.waits += 1;
-            self.crew.synchronize(&self.edge)?;
+            self.recovery.synchronize(&self.edge)?;
         }
         let sends = self.each_way(Run::send, past)?;
         self.hold(&receives)?;
@@ -175,7 +176,7 @@ impl<'a> Run<'a> {
     /// Posts the send in this direction.
     fn send(&mut self, past: usize, way: Direction) -> Result<Option<Request>> {
         let to = self.grid.neighbour(self.ctx.rank(), way);
-        if self.crew.is_lost(to) {
+        if self.recovery.is_lost(to) {
             return Ok(None);
         }
         let send = SendOp::new(to, way.tag(), &self.phases[past].sends[way as usize]);
@@ -184,13 +185,13 @@ impl<'a> Run<'a> {
             Model::Stream => send.on(&self.edge),
             Model::CpuThread => send.by_cpu_thread(&self.edge),
         };
-        self.crew.post(|| self.ctx.post_send(&send))
+        self.recovery.post(|| self.ctx.post_send(&send))
     }
 
     /// Posts the receive of the message that travels in this direction.
     fn receive(&mut self, past: usize, way: Direction) -> Result<Option<Request>> {
         let from = self.grid.neighbour(self.ctx.rank(), way.opposite());
-        if self.crew.is_lost(from) {
+        if self.recovery.is_lost(from) {
             return Ok(None);
         }
         let recv = RecvOp::new(from, way.tag(), &self.phases[past].receives[way as usize]);
@@ -199,7 +200,7 @@ impl<'a> Run<'a> {
             Model::Stream => recv.on(&self.edge),
             Model::CpuThread => recv.by_cpu_thread(&self.edge),
         };
-        self.crew.post(|| self.ctx.post_recv(&recv))
+        self.recovery.post(|| self.ctx.post_recv(&recv))
     }
 
     /// Makes the edge stream wait until all of `requests` are done.
@@ -207,7 +208,7 @@ impl<'a> Run<'a> {
         match self.config.model {
             Model::Cpu => self.wait(requests),
             Model::Stream | Model::CpuThread => requests.iter().try_for_each(|request| {
-                let held = self.crew.post(|| request.wait_on(&self.edge));
+                let held = self.recovery.post(|| request.wait_on(&self.edge));
                 held.map(drop)
             }),
         }
@@ -216,6 +217,6 @@ impl<'a> Run<'a> {
     /// Makes the CPU wait until all of `requests` are done.
     fn wait(&mut self, requests: &[Request]) -> Result<()> {
         self.waits += 1;
-        self.crew.wait(requests)
+        self.recovery.wait(requests)
     }
 }

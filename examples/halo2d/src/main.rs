@@ -1,19 +1,26 @@
 //! A 2-D stencil on a grid of ranks, compared cell by cell with a serial run.
 //!
-//! Shows how streams overlap a halo exchange with computation, without the CPU. The program is
-//! [`mp_examples::halo2d`], which explains the method; this is its command line.
+//! The command line of the application; the library [`halo2d`] explains the method.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
+use halo2d::grid::{Grid, Size};
+use halo2d::{Config, Model};
 use mp::{Context, Full};
-use mp_examples::halo2d::grid::{Grid, Size};
-use mp_examples::halo2d::{self, Config, Model};
 use mp_examples::ranks::{self, Options};
+
+const EXAMPLES: &str = "\
+Examples:
+  target/release/mprun -n 4 target/release/halo2d
+          a grid of 2x2 ranks on this host, 100 iterations of 64x48 cells
+  target/release/halo2d --ranks-as-threads 6 --grid 3x2 --size 960x640 --iters 1000
+          six ranks as threads of one process";
 
 /// Ranks compute a 2-D stencil and compare every cell with a serial run.
 #[derive(Parser)]
+#[command(after_help = EXAMPLES)]
 struct Cli {
     #[command(flatten)]
     ranks: Options,
@@ -75,7 +82,7 @@ fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
     if ctx.rank() == 0 {
         println!(
             "halo2d: grid {}, {} iterations of {} cells, {} model, {:.1} us each, {} waits of \
-             the CPU; checksum {:#018x}; {} of {} cells differ from the serial run",
+             the CPU; checksum {:#018x}; {} of {} cells differ from the serial run: {}",
             config.grid.unwrap_or_else(|| Grid::of(ctx.size())),
             config.iterations,
             config.size,
@@ -85,6 +92,7 @@ fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
             all.checksum,
             all.differing,
             all.cells,
+            if all.differing == 0 { "ok" } else { "failed" },
         );
     }
     // A launcher ends all ranks when one fails: no rank fails before rank 0 has printed this line.

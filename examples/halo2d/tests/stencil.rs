@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
+use halo2d::grid::{Grid, Size};
+use halo2d::{Config, Model, Outcome, STRIDED_MAX};
 use mp::bootstrap::Local;
 use mp::gdsync::Gpu;
 use mp::gdsync::gpu::MemoryKind;
 use mp::{Builder, Context, Kind};
-use mp_examples::halo2d::grid::{Grid, Size};
-use mp_examples::halo2d::{self, Config, Model, Outcome, STRIDED_MAX};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use clap::ValueEnum;
+use halo2d::grid::Grid;
+use halo2d::{Config, Model};
 use mp::gdsync::gpu::MemoryKind;
 use mp::gdsync::{Gpu, Status};
 use mp::{Context, Error, Full, Kind, Request, Slice};
-use mp_examples::halo2d::grid::Grid;
-use mp_examples::halo2d::{self, Config, Model};
 
 /// The time limit of the contexts.
 const TIMEOUT: Duration = Duration::from_secs(12);
