@@ -93,7 +93,10 @@ impl Config {
         let invalid = |what: String| Err(Error::new("run halo2d", Kind::Invalid, what));
         let grid = self.grid(ctx);
         if grid.ranks() != Some(ctx.size()) {
-            return invalid(format!("a grid of {grid} does not fit {} ranks", ctx.size()));
+            return invalid(format!(
+                "a grid of {grid} does not fit {} ranks",
+                ctx.size()
+            ));
         }
         if grid.columns > self.size.width || grid.rows > self.size.height {
             return invalid(format!(
@@ -110,7 +113,9 @@ impl Config {
         // Kernels use 32-bit numbers of cells.
         if u64::from(tile.width()) * u64::from(tile.height()) > u64::from(i32::MAX as u32) {
             let (width, height) = (tile.width(), tile.height());
-            return invalid(format!("a tile of {width}x{height} is too large; use more ranks"));
+            return invalid(format!(
+                "a tile of {width}x{height} is too large; use more ranks"
+            ));
         }
         Ok(tile)
     }

@@ -128,7 +128,10 @@ impl Exchange<'_> {
                 let mut got = vec![0; received.wait(limit)?.len as usize];
                 memory.read(0, &mut got)?;
                 let wrong = got.iter().zip(&message).position(|(a, b)| a != b);
-                ensure!(got == message, "in round {round}, a byte is wrong: {wrong:?}");
+                ensure!(
+                    got == message,
+                    "in round {round}, a byte is wrong: {wrong:?}"
+                );
             }
         }
         Ok(())
