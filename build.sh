@@ -223,15 +223,28 @@ step_features() {
     done
 }
 
-# Words that the section Style of CONTRIBUTING.md avoids.
+# Words that the section Style of CONTRIBUTING.md avoids, in documents and comments.
 AVOIDED='who|nobody|(is|are)? ?told of|stands? still|lies? in|comes? again|makes? no sense'
 
+# texts: prints the lines of documents, of comments and of the packages' descriptions, as
+# FILE:LINE:TEXT, without placeholders and what is in backticks.
+texts() {
+    # The table of the style page quotes the words.
+    local skip="--exclude-dir=.git --exclude-dir=target*"
+    # Unquoted on purpose: a list of plain words.
+    # shellcheck disable=SC2086
+    {
+        grep -rn '' $skip --include='*.md' --exclude=CONTRIBUTING.md .
+        grep -rnoE '//.*' $skip --include='*.rs' --include='*.cu' --include='*.c' --include='*.cpp' \
+            --include='*.h' --include='*.hpp' .
+        grep -rnoE '(^|[[:space:]])#[[:space:]].*' $skip --include='*.sh' .
+        grep -rn '^description' $skip --include=Cargo.toml .
+    } | sed 's/`[^`]*`//g; s/{[^}]*}//g'
+}
+
 step_doc() {
-    say "doc: documentation of the workspace, warnings are errors; words of the documents"
-    # The table of the style page quotes them.
-    ! grep -rnwiE "$AVOIDED" --include='*.md' --exclude=CONTRIBUTING.md --exclude-dir=.git \
-        --exclude-dir='target*' . ||
-        die "words that CONTRIBUTING.md, section Style, avoids"
+    say "doc: words of documents and comments; documentation, warnings are errors"
+    ! texts | grep -wiE "$AVOIDED" || die "words that CONTRIBUTING.md, section Style, avoids"
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 }
 
