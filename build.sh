@@ -243,8 +243,9 @@ texts() {
 }
 
 step_doc() {
-    say "doc: words of documents and comments; documentation, warnings are errors"
+    say "doc: words of documents and comments; the list of errors; documentation, warnings are errors"
     ! texts | grep -wiE "$AVOIDED" || die "words that CONTRIBUTING.md, section Style, avoids"
+    cargo run -q -p errors -- docs/errors.md
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 }
 
