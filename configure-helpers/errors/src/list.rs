@@ -110,7 +110,7 @@ fn makes_error(source: &Source, at: &At) -> bool {
     };
     let own = || source.owners[at.owner].of.first();
     match &segments(&path.path)[..] {
-        [.., of, new] if new == "new" && call.args.len() == 3 => {
+        [.., of, new] if new == "new" => {
             of == "Error" || of == "Self" && own().is_some_and(|of| of == "Error")
         }
         _ => false,
@@ -124,7 +124,7 @@ fn error(run: &mut Run<'_>, made: &Use) -> Result<Option<(String, String, String
     let [operation, kind, reason] = arguments(made.at.e)[..] else {
         return Ok(None);
     };
-    if is_of_error(reason, "reason") || !add(run, made, &mut additions)? {
+    if !add(run, made, &mut additions)? {
         return Ok(None);
     }
     let part = |e: &'static Expr| made.at.with(e);
@@ -192,13 +192,8 @@ fn add(run: &mut Run<'_>, made: &Use, additions: &mut Additions) -> Result<bool,
         return add(run, used, additions);
     }
     let owner = &run.source.owners[made.at.owner];
-    let returns_it = match owner.closure {
-        Some(Expr::Closure(closure)) => !wraps(&closure.body),
-        _ => owner
-            .returns
-            .and_then(base)
-            .is_some_and(|name| name == "Error"),
-    };
+    let returned = owner.returns.and_then(base);
+    let returns_it = owner.closure.is_some() || returned.is_some_and(|name| name == "Error");
     match run.caller(made.at.owner).filter(|_| returns_it) {
         Some(caller) => add(run, caller, additions),
         None => Ok(true),
@@ -219,16 +214,5 @@ impl Visit<'_> for Pieces<'_> {
     fn visit_macro(&mut self, mac: &syn::Macro) {
         let all = mac.parse_body_with(Punctuated::<Expr, Token![,]>::parse_terminated);
         all.iter().flatten().for_each(|e| self.visit_expr(e));
-    }
-}
-
-/// Whether a closure returns `Err(..)`.
-fn wraps(body: &Expr) -> bool {
-    match body {
-        Expr::Block(it) => match it.block.stmts.last() {
-            Some(syn::Stmt::Expr(e, _)) => wraps(e),
-            _ => false,
-        },
-        _ => constructor(body).is_some_and(|name| name == "Err"),
     }
 }

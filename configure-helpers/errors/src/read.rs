@@ -124,9 +124,6 @@ impl<'s> Walk<'s> {
         let id = self.source.owners.len();
         (owner.module, owner.of) = (self.module, self.of.clone());
         let outer = (self.owner, self.env.clone());
-        if owner.closure.is_none() {
-            self.env = None;
-        }
         for (i, (pattern, of)) in owner.params.iter().zip(types).enumerate() {
             scope::bind(
                 pattern,

@@ -103,13 +103,13 @@ pub fn constructor(e: &Expr) -> Option<String> {
 
 /// Whether an expression has no value, because it leaves the function or the loop.
 pub fn diverges(e: &Expr) -> bool {
+    let panics = |mac: &syn::Macro| mac.path.is_ident("panic") || mac.path.is_ident("unreachable");
     match e {
         Expr::Return(_) | Expr::Break(_) | Expr::Continue(_) => true,
-        Expr::Macro(it) => ["panic", "unreachable"]
-            .iter()
-            .any(|m| it.mac.path.is_ident(m)),
+        Expr::Macro(it) => panics(&it.mac),
         Expr::Block(it) => match it.block.stmts.last() {
             Some(Stmt::Expr(e, _)) => diverges(e),
+            Some(Stmt::Macro(it)) => panics(&it.mac),
             _ => false,
         },
         _ => false,

@@ -31,8 +31,12 @@ fn literals_and_constants_of_functions_and_modules() {
     let text = r#"
         const OPEN: &str = "open";
         fn a() -> Result<()> {
-            const CLOSE: &str = "close";
-            Err(Error::new(CLOSE, Kind::Busy, "it is in use"))
+            const NAME: &str = "close";
+            Err(Error::new(NAME, Kind::Busy, "it is in use"))
+        }
+        fn aa() -> Result<()> {
+            const NAME: &str = "enter";
+            Err(Error::new(NAME, Kind::Busy, "it is in use"))
         }
         fn b() -> Result<()> {
             Err(crate::Error::new(OPEN, Kind::Failed(status), "it failed"))
@@ -45,6 +49,7 @@ fn literals_and_constants_of_functions_and_modules() {
     "#;
     let expected = [
         "`close` Busy: it is in use",
+        "`enter` Busy: it is in use",
         "`open` Absent: it is absent",
         "`open` Absent: it was never here",
         "`open` Failed: it failed",
@@ -91,6 +96,8 @@ fn each_branch_of_a_text_has_its_line() {
             let what = match b {
                 0 => format!("zero: {what}"),
                 1 => return Ok(()),
+                2 => { return Err("two") }
+                3 => { panic!("three"); }
                 _ => "many".to_owned(),
             };
             Error::new("measure", Kind::Invalid, what)
@@ -158,6 +165,30 @@ fn matches_over_one_value_belong_together() {
 }
 
 #[test]
+fn parts_of_one_match_belong_together() {
+    let text = r#"
+        fn f(e: Bad) {
+            let (kind, what) = match e {
+                Bad::Full => (Kind::QueueFull, "it is full"),
+                Bad::Old => (Kind::Invalid, "it is old"),
+            };
+            Error::new("push", kind, what)
+        }
+        fn g(e: Bad) {
+            let kind = match e { Bad::Full => Kind::Busy, _ => Kind::Absent };
+            Error::new("pull", kind, match e { Bad::Full => "it is full", _ => "it is old" })
+        }
+    "#;
+    let expected = [
+        "`pull` Absent: it is old",
+        "`pull` Busy: it is full",
+        "`push` Invalid: it is old",
+        "`push` QueueFull: it is full",
+    ];
+    assert_eq!(lines(text), expected);
+}
+
+#[test]
 fn parameters_are_followed_to_the_callers() {
     let text = r#"
         fn refuse(operation: &'static str, kind: Kind, what: &str, n: u32) -> Error {
@@ -168,12 +199,15 @@ fn parameters_are_followed_to_the_callers() {
             refuse(operation, Kind::Invalid, what, 7)
         }
         fn a() { between("read", "a page"); most((5, "ms")) }
-        fn b() { refuse("write", Kind::Busy, &format!("{who} pages"), 8) }
+        fn b() { refuse("write", Kind::Busy, &format!("{owner} pages"), 8); }
+        fn name(name: &str, value: &str) { Error::new("name", Kind::Invalid, format!("{name:?} has {value}")) }
+        fn c(other: &str) { name("a", other.as_str()); }
     "#;
     let expected = [
         "`add` Invalid: it is too much (limit ms)",
+        "`name` Invalid: {name} has {value}",
         "`read` Invalid: a page of {n} bytes",
-        "`write` Busy: {who} pages of {n} bytes",
+        "`write` Busy: {owner} pages of {n} bytes",
     ];
     assert_eq!(lines(text), expected);
 }
@@ -181,7 +215,11 @@ fn parameters_are_followed_to_the_callers() {
 #[test]
 fn methods_are_followed_by_their_type() {
     let text = r#"
-        struct Store { port: Arc<Port> }
+        struct Store { link: Arc<Port> }
+        fn check(operation: &'static str) { Error::new(operation, Kind::Busy, "all is busy") }
+        impl Other {
+            fn check(&self, operation: &'static str, n: u32) { Error::new(operation, Kind::Busy, "the other is busy") }
+        }
         impl Port {
             fn check(&self, operation: &'static str) { Error::new(operation, Kind::Busy, "the port is busy") }
             fn open(&self) { self.check("open port") }
@@ -190,13 +228,23 @@ fn methods_are_followed_by_their_type() {
             fn check(&self, operation: &'static str) { Error::new(operation, Kind::Busy, "the stream is busy") }
         }
         impl Store {
-            fn get(&self, stream: &Stream) { self.port.check("get"); stream.check("flush"); }
+            fn get(&self, s: &Stream) {
+                self.link.check("get");
+                s.check("flush");
+                let port = open();
+                port.check("put");
+                check("begin");
+                open().check("end", 1);
+            }
         }
     "#;
     let expected = [
+        "`begin` Busy: all is busy",
+        "`end` Busy: the other is busy",
         "`flush` Busy: the stream is busy",
         "`get` Busy: the port is busy",
         "`open port` Busy: the port is busy",
+        "`put` Busy: the port is busy",
     ];
     assert_eq!(lines(text), expected);
 }
@@ -207,10 +255,24 @@ fn functions_of_the_same_name_are_told_apart_by_their_modules() {
         mod a { pub fn fail(operation: &'static str) -> Error { Error::new(operation, Kind::Busy, "a is busy") } }
         mod b { pub fn fail(operation: &'static str) -> Error { Error::new(operation, Kind::Busy, "b is busy") } }
         mod c { use super::a::fail; fn c() { fail("run c"); super::b::fail("run d"); } }
+        impl E {
+            fn fail(operation: &'static str) -> Error { Error::new(operation, Kind::Busy, "e is busy") }
+            fn e() { Self::fail("run e") }
+        }
+        impl F {
+            fn fail(operation: &'static str) -> Error { Error::new(operation, Kind::Busy, "f is busy") }
+            fn f() { Self::fail("run f"); E::fail("run g") }
+        }
     "#;
     assert_eq!(
         lines(text),
-        ["`run c` Busy: a is busy", "`run d` Busy: b is busy"]
+        [
+            "`run c` Busy: a is busy",
+            "`run d` Busy: b is busy",
+            "`run e` Busy: e is busy",
+            "`run f` Busy: f is busy",
+            "`run g` Busy: e is busy"
+        ]
     );
 }
 
@@ -220,7 +282,9 @@ fn closures_are_followed_to_their_calls() {
         fn f() {
             let invalid = |what: String, limit: u64| Err(Error::new("parse", Kind::Invalid, what).with_limit(limit, "bytes"));
             let late = || Error::new("wait", Kind::Timeout, "the time has passed");
-            for (what, n) in [("the head", 1), ("the tail", 2)] {
+            let foreign = |what| Error::new("add", Kind::Foreign, what);
+            return Err(foreign("it is of another queue").with_limit(1, "queues"));
+            for &(what, n) in &[("the head", 1), ("the tail", 2)] {
                 invalid(format!("{what} has {n} bytes"), 8)?;
             }
             invalid("it is empty".into(), 9)?;
@@ -228,6 +292,7 @@ fn closures_are_followed_to_their_calls() {
         }
     "#;
     let expected = [
+        "`add` Foreign: it is of another queue (limit queues)",
         "`parse` Invalid: it is empty (limit bytes)",
         "`parse` Invalid: the head has {n} bytes (limit bytes)",
         "`parse` Invalid: the tail has {n} bytes (limit bytes)",
@@ -269,6 +334,9 @@ fn texts_that_functions_return() {
         fn may(n: u32) -> Option<(Kind, &'static str)> {
             match n { 0 => Some((Kind::Busy, "it is busy")), _ => None }
         }
+        fn gone(what: &str) -> String { format!("{what} is gone") }
+        fn d() { Error::new("move", Kind::Invalid, gone("the head")); }
+        fn e() { Error::new("stay", Kind::Invalid, gone("the tail")); }
         fn a() { Error::new("look", Kind::Invalid, describe(n)) }
         fn b() { if let Some(what) = old(n) { Error::new("open", Kind::Unsupported, what); } }
         fn c() { let Some((kind, what)) = may(n) else { return }; Error::new("enter", kind, what); }
@@ -277,7 +345,9 @@ fn texts_that_functions_return() {
         "`enter` Busy: it is busy",
         "`look` Invalid: nothing is there",
         "`look` Invalid: {n} are there",
+        "`move` Invalid: the head is gone",
         "`open` Unsupported: {n} is too old",
+        "`stay` Invalid: the tail is gone",
     ];
     assert_eq!(lines(text), expected);
 }
