@@ -33,8 +33,12 @@ impl List {
     /// Lists the errors of a crate, and the texts in these functions.
     pub fn of(source: &Source, functions: &[&str]) -> List {
         let mut list = List::default();
+        let hidden = source.hidden.iter();
+        list.faults = hidden
+            .map(|place| format!("{place}: an error in a macro"))
+            .collect();
         for made in source.uses.iter().filter(|u| makes_error(source, &u.at)) {
-            let place = source.place(&made.at);
+            let place = source.place(made.at.e, made.at.owner);
             let mut run = Run::new(source);
             for count in 0.. {
                 match error(&mut run, made) {

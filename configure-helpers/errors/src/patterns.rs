@@ -23,10 +23,9 @@ impl Known {
     /// What is known if the part of the value in these variants, such as `Err/`, matches a pattern
     /// and none of those before it; `None` if that cannot be.
     pub fn matching(&self, inside: &str, pattern: &Pat, before: &[&Pat]) -> Option<Known> {
-        let names = |pattern: &Pat| match (names(pattern), inside) {
-            (Some(all), _) => Some(all.iter().map(|name| format!("{inside}{name}")).collect()),
-            (None, "") => None,
-            (None, _) => Some(vec![inside.trim_end_matches('/').to_owned()]),
+        let names = |pattern: &Pat| -> Option<Vec<String>> {
+            let all = names(pattern)?;
+            Some(all.iter().map(|name| format!("{inside}{name}")).collect())
         };
         let mut without = self.without.clone();
         without.extend(before.iter().filter_map(|p| names(p)).flatten());

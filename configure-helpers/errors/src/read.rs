@@ -245,6 +245,13 @@ impl Visit<'static> for Walk<'_> {
         self.of.clear();
     }
 
+    fn visit_macro(&mut self, mac: &'static syn::Macro) {
+        if mac.tokens.to_string().contains("Error :: new") {
+            let place = self.source.place(mac, self.owner);
+            self.source.hidden.push(place);
+        }
+    }
+
     fn visit_item_use(&mut self, item: &'static syn::ItemUse) {
         self.import(&item.tree, &[]);
     }

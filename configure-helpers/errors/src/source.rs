@@ -54,6 +54,8 @@ pub struct Source {
     pub messages: HashMap<String, Vec<String>>,
     /// The types of fields, by the name of the structure and of the field.
     pub fields: HashMap<(String, String), &'static Type>,
+    /// The places of errors in macros, which are not parsed.
+    pub hidden: Vec<String>,
     /// The owners of each name.
     pub named: HashMap<String, Vec<usize>>,
     /// The uses that call an owner, by its number.
@@ -64,8 +66,8 @@ pub struct Source {
 
 impl Source {
     /// The place of an expression, for people.
-    pub fn place(&self, at: &At) -> String {
-        let line = at.e.span().start().line;
-        format!("{}:{line}", self.modules[self.owners[at.owner].module].file)
+    pub fn place(&self, of: &impl Spanned, owner: usize) -> String {
+        let line = of.span().start().line;
+        format!("{}:{line}", self.modules[self.owners[owner].module].file)
     }
 }

@@ -235,16 +235,16 @@ fn methods_are_followed_by_their_type() {
                 port.check("put");
                 check("begin");
                 open().check("end", 1);
+                open().check("finish");
             }
         }
     "#;
     let expected = [
+        "`finish`, `get`, `open port`, `put` Busy: the port is busy",
         "`begin` Busy: all is busy",
         "`end` Busy: the other is busy",
+        "`finish` Busy: the stream is busy",
         "`flush` Busy: the stream is busy",
-        "`get` Busy: the port is busy",
-        "`open port` Busy: the port is busy",
-        "`put` Busy: the port is busy",
     ];
     assert_eq!(lines(text), expected);
 }
@@ -362,6 +362,7 @@ fn errors_of_others_and_of_thiserror() {
             Short,
         }
         fn a(e: Bad) { Error::new("join", Kind::Protocol, format!("the store: {e}")) }
+        fn x() { a(other()) }
         fn b(e: std::io::Error) { Error::new("read", Kind::System, e.to_string()) }
         fn c() { x().map_err(|e| Error::new("write", Kind::System, format!("the disk: {e}"))) }
         fn d(e: Error) { Error::new(e.operation(), e.kind(), format!("{e}; no other way")) }
@@ -421,6 +422,10 @@ fn tests_are_left_out() {
 #[test]
 fn what_a_list_cannot_show_is_refused() {
     for (source, fault) in [
+        (
+            r#"vec![Error::new("a", Kind::Busy, "it is busy")]"#,
+            "an error in a macro",
+        ),
         (
             r#"Error::new(name(), Kind::Busy, "it is busy")"#,
             "the operation is not known",
