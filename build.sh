@@ -38,6 +38,7 @@ Commands install missing Debian packages, as root or by sudo.
 examples:
   ./build.sh demo --sizes 8,64Ki      latency of messages of 8 bytes and 64 KiB
   ./build.sh check fmt clippy         format and lints, without the other checks
+  ./build.sh check doc                words of texts, the list docs/errors.md, and rustdoc
 USAGE
 }
 
