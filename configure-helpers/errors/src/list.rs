@@ -176,7 +176,8 @@ fn is_of_error(e: &Expr, part: &str) -> bool {
 }
 
 /// Collects what the methods add that are called on an error, on the variable that holds it, and on
-/// the results of the functions that return it.
+/// the results of the functions that return it; false if the choices of the run contradict each
+/// other.
 fn add(run: &mut Run<'_>, made: &Use, additions: &mut Additions) -> Result<bool, String> {
     if !run.assume(&made.at) {
         return Ok(false);

@@ -157,6 +157,7 @@ impl<'s> Run<'s> {
         at
     }
 
+    /// The next expression on the way to a value; `None` at the end of the way.
     fn step(&mut self, at: &At, calls: bool) -> Option<At> {
         let same = |e: &'static Expr| Some(at.with(e));
         match at.e {
@@ -216,6 +217,7 @@ impl<'s> Run<'s> {
         Some(taken.clone())
     }
 
+    /// The expression of a variable's value.
     fn value(&mut self, node: &Node) -> Option<At> {
         match &node.value {
             Value::Part(at, steps) => steps
@@ -238,6 +240,7 @@ impl<'s> Run<'s> {
         }
     }
 
+    /// A part of an expression's value.
     fn part(&mut self, of: &At, step: &Step) -> Option<At> {
         let of = self.head(of, false);
         let e = match (step, of.e) {
