@@ -44,6 +44,7 @@ Commands install missing Debian packages, as root or by sudo.
 examples:
   ./build.sh demo --sizes 8,64Ki      latency of messages of 8 bytes and 64 KiB
   ./build.sh check fmt clippy         format and lints, without the other checks
+  ./build.sh check doc                words of texts, the list docs/errors.md, and rustdoc
 USAGE
 }
 
@@ -229,15 +230,29 @@ step_features() {
     done
 }
 
-# Words that the section Style of CONTRIBUTING.md avoids.
+# Words that the section Style of CONTRIBUTING.md avoids, in documents and comments.
 AVOIDED='who|nobody|(is|are)? ?told of|stands? still|lies? in|comes? again|makes? no sense'
 
+# texts: prints the lines of documents, of comments and of the packages' descriptions, as
+# FILE:LINE:TEXT, without placeholders and what is in backticks.
+texts() {
+    # The table of the style page quotes the words.
+    local skip="--exclude-dir=.git --exclude-dir=target*"
+    # Unquoted on purpose: a list of plain words.
+    # shellcheck disable=SC2086
+    {
+        grep -rn '' $skip --include='*.md' --exclude=CONTRIBUTING.md .
+        grep -rnoE '//.*' $skip --include='*.rs' --include='*.cu' --include='*.c' --include='*.cpp' \
+            --include='*.h' --include='*.hpp' .
+        grep -rnoE '(^|[[:space:]])#[[:space:]].*' $skip --include='*.sh' .
+        grep -rn '^description' $skip --include=Cargo.toml .
+    } | sed 's/`[^`]*`//g; s/{[^}]*}//g'
+}
+
 step_doc() {
-    say "doc: documentation of the workspace, warnings are errors; words of the documents"
-    # The table of the style page quotes them.
-    ! grep -rnwiE "$AVOIDED" --include='*.md' --exclude=CONTRIBUTING.md --exclude-dir=.git \
-        --exclude-dir='target*' . ||
-        die "words that CONTRIBUTING.md, section Style, avoids"
+    say "doc: words of documents and comments; the list of errors; documentation, warnings are errors"
+    ! texts | grep -wiE "$AVOIDED" || die "words that CONTRIBUTING.md, section Style, avoids"
+    cargo run -q -p errors -- docs/errors.md
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 }
 

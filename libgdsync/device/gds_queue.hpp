@@ -137,7 +137,7 @@ GDS_DEVICE Wait entry_wait(u64 last_dword, u64 owner) {
 }
 
 // The wait for the completion `advance` positions ahead of where the waiter stands. The waiter
-// is moved behind that position at once: until the wait has passed nobody looks.
+// is moved behind that position at once: it is not read before the wait has passed.
 GDS_DEVICE Wait completion_wait(WaiterState* waiter, u64 advance, bool announce) {
     const u64 cq = waiter->cq, passed = waiter->passed;
     const u32 log = waiter->log_entries;

@@ -1,5 +1,5 @@
-// What a rank sends to itself: puts by WQEs in pinned memory, in their order. One block of any
-// number of threads; one WQE alone, of which nobody waits to be told, has any number of blocks.
+// Puts of a rank to itself, by WQEs in pinned memory, in their order. One block of any number of
+// threads; a single WQE without a waiter for its completion has any number of blocks.
 #include "mp_copy.hpp"
 
 namespace mp {
@@ -82,7 +82,7 @@ GDS_DEVICE void put_all(const Puts& p) {
     for (u32 i = 0; i < p.count; i++) {
         const bool words = p.words >> i & 1;
         if (words) {
-            // Who sees a word finds all that was put before it.
+            // A reader that sees the word also sees all puts before it.
             if (blockDim.x > 1) __syncthreads();
             gds::fence_sys();
             failed |= lane_failed(p);

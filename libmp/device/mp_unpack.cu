@@ -145,10 +145,10 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     }
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
-    // The sender may use the slot again, and who looks finds the payload, so the copies of all
-    // threads come first. Of the two words either may be seen first: nobody concludes from one on
-    // the other, and both are there when the stream goes on. What follows a fence at once is seen
-    // whole everywhere; of the other word only one half changes.
+    // The copies of all threads come first: after the words the sender may use the slot again, and
+    // readers expect the payload. Either of the two words may become visible first: no reader
+    // concludes from one word on the other, and both are visible when the stream continues. The
+    // word directly behind a fence is never seen in halves; of the other word one half changes.
     const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
     const u64 told = compose(p.seq, kind, kind == kFailed ? a.status : 0);
     if (a.status == kSuccess) {

@@ -11,7 +11,7 @@ using gds::u32;
 using gds::u64;
 
 enum Kind : u32 {
-    kEager = 1,     // the payload lies in the slot
+    kEager = 1,     // the slot contains the payload
     kDirect = 2,    // the payload was written into the receive's memory
     kTooLong = 3,   // there is no payload: it would have been longer than the receive
     kAnnounce = 4,  // a sender without eager room asks for memory
@@ -54,7 +54,7 @@ GDS_DEVICE bool reached(u64 w, u32 seq) {
     return static_cast<long long>(w - (static_cast<u64>(seq) << 48)) >= 0;
 }
 
-// The status that a word of kind kFailed carries; one that is no failure makes no sense.
+// The status that a word of kind kFailed carries; kBadResponse in place of one without a failure.
 GDS_DEVICE u32 failure(const Word& w) {
     const u32 status = static_cast<u32>(w.len) & 0xffff;
     return status > kSuccess && status < 0x8000 ? status : static_cast<u32>(kBadResponse);

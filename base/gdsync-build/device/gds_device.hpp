@@ -202,7 +202,7 @@ GDS_DEVICE bool spin_until(F cond, u64 timeout_ns) {
         if (late) return false;
     }
 #else
-    // No pause: a look takes as long as the word is far, and one warp's looks disturb nobody.
+    // No pause: a load of a far word takes long enough, and the loads of one warp slow no other.
     if (timeout_ns == 0) {
         GDS_NO_UNROLL
         while (!cond()) {
