@@ -279,7 +279,7 @@ fn between_hosts(driven: Driven<'_>) -> Use {
 fn word_order(report: &Report, driven: Driven<'_>) -> Use {
     let said = report.variables.get("MP_TELL").map_or("", String::as_str);
     let Ok(wish) = WordOrder::parse(said) else {
-        let why = format!("MP_TELL={said}, and known are auto, write, read");
+        let why = format!("MP_TELL={said}, and the known values are auto, write, read");
         return Use::new(uses::WORD_ORDER, uses::ERROR, why);
     };
     let by_itself = wish == WordOrder::Auto;

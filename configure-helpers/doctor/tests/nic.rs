@@ -156,7 +156,7 @@ fn what_is_named_is_not_replaced() {
             "GDS_PROVIDER",
             "connectx",
             "nothing",
-            "known are auto, mlx5, verbs, emulated",
+            "the known values are auto, mlx5, verbs, emulated",
         ),
     ] {
         let said = nic(&tree, both("named"), &[(name, value)]);

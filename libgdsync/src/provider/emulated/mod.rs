@@ -132,16 +132,19 @@ impl EmulatedNic {
         let fabric: Box<dyn vmlx5::fabric::Fabric> = match options.hub {
             Some(hub) => Box::new(hub.port()),
             None => {
-                let fail =
-                    |e: &dyn fmt::Display| Error::new(OPERATION, Kind::System, e.to_string());
-                let live = Live::global().map_err(|e| fail(&e))?;
+                let fail = |call: &str, e: &dyn fmt::Display| {
+                    let what = format!("{call} failed: {e}");
+                    Error::new(OPERATION, Kind::System, what)
+                };
+                let live = Live::global().map_err(|e| fail("start of the device thread", &e))?;
                 let fd = live.bell().fd();
                 let fd = std::os::fd::AsFd::as_fd(&fd)
                     .try_clone_to_owned()
-                    .map_err(|e| fail(&e))?;
-                let bell = Bell::open(fd).map_err(|e| fail(&e))?;
-                let fabric =
-                    ShmFabric::open(ShmConfig::default(), Arc::new(bell)).map_err(|e| fail(&e))?;
+                    .map_err(|e| fail("dup of the wake-up descriptor", &e))?;
+                let bell =
+                    Bell::open(fd).map_err(|e| fail("open of the wake-up descriptor", &e))?;
+                let fabric = ShmFabric::open(ShmConfig::default(), Arc::new(bell))
+                    .map_err(|e| fail("open of the shared-memory fabric", &e))?;
                 Box::new(fabric)
             }
         };
@@ -206,7 +209,10 @@ impl EmulatedNic {
     }
 
     fn pd(&self, id: PdId, operation: &'static str) -> Result<vmlx5::PdId> {
-        let gone = || Error::new(operation, Kind::Foreign, format!("{id:?}"));
+        let gone = || {
+            let what = format!("PD {} does not belong to {}", id.0, self.name);
+            Error::new(operation, Kind::Foreign, what)
+        };
         self.pds().get(&id).copied().ok_or_else(gone)
     }
 }
@@ -245,7 +251,7 @@ impl Nic for EmulatedNic {
         let pd = self
             .nic
             .with(|nic| nic.alloc_pd())
-            .map_err(|e| refused("allocate pd", e))?;
+            .map_err(|e| refused("allocate protection domain", e))?;
         let id = PdId(pd.number());
         self.pds().insert(id, pd);
         Ok(id)
@@ -290,7 +296,8 @@ impl Nic for EmulatedNic {
         let pd = self.pd(pd, "create queue pair")?;
         if let Some(pkey) = rings.path.pkey.filter(|pkey| pkey | MEMBER != PARTITION) {
             let what = format!(
-                "partition {pkey:#06x} (GDS_PKEY, QpConfig::pkey): {} has only {PARTITION:#06x}",
+                "{} is not a member of partition {pkey:#06x} (GDS_PKEY, QpConfig::pkey); use \
+                 {PARTITION:#06x}",
                 self.name
             );
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
@@ -368,11 +375,15 @@ impl Nic for EmulatedNic {
 
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         if peer.port.is_some() {
-            let what = "the peer has no virtual NIC linked into its process";
+            let what = "the peer has no virtual NIC that is linked into its process, which this \
+                        virtual NIC needs";
             return Err(Error::new("connect", Kind::Invalid, what));
         }
         let owned = self.qps().get(&qpn).map(|qp| (qp.access, qp.path));
-        let gone = || Error::new("connect", Kind::WrongState, format!("queue pair {qpn:#x}"));
+        let gone = || {
+            let what = format!("QP {qpn:#x} does not exist any more");
+            Error::new("connect", Kind::WrongState, what)
+        };
         let (access, path) = owned.ok_or_else(gone)?;
         let states = [
             vmlx5::Modify::Init {
@@ -409,8 +420,9 @@ impl Nic for EmulatedNic {
 
     fn create_ah(&self, _: PdId, to: &AhAttr) -> Result<Ah> {
         let AhAttr::Node(node) = to else {
-            let what = "the port belongs to a NIC that is not linked into its process";
-            return Err(Error::new("name destination", Kind::Invalid, what));
+            let what = "the port belongs to a NIC that is not linked into its process, which this \
+                        virtual NIC needs";
+            return Err(Error::new("create destination", Kind::Invalid, what));
         };
         let av = nodes::address(vmlx5::fabric::NodeId(*node));
         Ok(Ah { id: 0, av })
@@ -525,16 +537,34 @@ fn refused(operation: &'static str, e: vmlx5::NicError) -> Error {
         E::Limit { .. } | E::Access { .. } | E::Span { .. } => Kind::Invalid,
         _ => Kind::System,
     };
-    let limit = match &e {
-        E::Limit { limit, .. } | E::Span { limit, .. } => Some(*limit),
-        E::Full { limit, .. } => Some(u64::from(*limit)),
-        _ => None,
+    let what = match &e {
+        E::Limit {
+            object,
+            what,
+            value,
+            ..
+        } => format!("the {what} of the {object} cannot be {value}"),
+        E::Span {
+            object,
+            offset,
+            len,
+            align,
+            ..
+        } => format!(
+            "the {object} of {len:#x} bytes at offset {offset:#x} exceeds its memory or is not \
+             aligned to {align} bytes"
+        ),
+        E::Full { object, .. } => format!("the NIC has no room for another {object}"),
+        e => e.to_string(),
     };
-    let error = Error::new(operation, kind, e.to_string());
-    match limit {
-        Some(limit) => error.with_limit(limit, "").with_source(e),
-        None => error.with_source(e),
-    }
+    let error = Error::new(operation, kind, what);
+    let error = match &e {
+        E::Limit { limit, what, .. } => error.with_limit(*limit, what),
+        E::Span { limit, .. } => error.with_limit(*limit, "bytes"),
+        E::Full { limit, .. } => error.with_limit(*limit, "objects"),
+        _ => error,
+    };
+    error.with_source(e)
 }
 
 #[cfg(test)]
