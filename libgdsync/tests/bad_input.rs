@@ -191,7 +191,7 @@ fn posts_out_of_order_repeated_or_of_foreign_requests_are_refused() {
             b.field32(sends[0], Field::Key(0)),
             b.status_word(sends[0]),
         }
-        let not_given: &[&str] = &["not given"];
+        let not_given: &[&str] = &["not passed to the call"];
         all_refused! { Kind::Foreign, None, not_given;
             b.post_on(stream, &on(sends[0])),
             b.post_on(stream, &wait),

@@ -225,7 +225,7 @@ impl Region {
         let view = self
             .0
             .view
-            .get_or_init(|| self.backing().map().map_err(|e| e.to_string()));
+            .get_or_init(|| self.backing().map().map_err(|e| e.reason().to_owned()));
         match view {
             Ok(view) => Ok(view.mapped),
             Err(why) => Err(Error::new(OPERATION, Kind::Unsupported, why.clone())),

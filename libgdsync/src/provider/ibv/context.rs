@@ -77,8 +77,7 @@ fn no_list() -> Error {
     let e = refused_last(OPEN, "ibv_get_device_list");
     match e.kind() {
         Kind::Unsupported => {
-            let what =
-                "the kernel has no RDMA drivers; load the module of the NIC, such as mlx5_ib";
+            let what = "the kernel has no RDMA drivers; load the driver module of the NIC, for example mlx5_ib";
             Error::new(OPEN, Kind::Absent, what).with_source(e)
         }
         _ => e,
@@ -253,7 +252,7 @@ pub(super) fn all(
             }
             match Context::open(verbs, device) {
                 Ok(context) => good.push(context),
-                Err(e) => bad.push((e.kind(), e.to_string())),
+                Err(e) => bad.push((e.kind(), e.reason().to_owned())),
             }
         }
     }

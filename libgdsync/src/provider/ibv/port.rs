@@ -51,7 +51,7 @@ pub(super) fn choose(
                         Ok(port) => port,
                         // If the NIC was not named, another one may be used.
                         Err(e) if wanted.is_none() && e.kind() == Kind::Unsupported => {
-                            passed_over.push((e.kind(), e.to_string()));
+                            passed_over.push((e.kind(), e.reason().to_owned()));
                             continue;
                         }
                         Err(e) => return Err(e),

@@ -245,7 +245,7 @@ impl Nic for Mlx5Nic {
     }
 
     fn lose_qp(&self, qpn: u32) -> bool {
-        const OPERATION: &str = "give up queue pair";
+        const OPERATION: &str = "release lost queue pair";
         if !self.base.context().events.is_lost() {
             let reset = path::plain(consts::IBV_QPS_RESET);
             if let Err(e) = self.modify(qpn, OPERATION, |qp| qp.modify(reset, OPERATION)) {

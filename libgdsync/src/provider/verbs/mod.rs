@@ -363,7 +363,7 @@ impl Nic for VerbsNic {
 
     fn lose_qp(&self, qpn: u32) -> bool {
         let lost = self.base.context().events.is_lost();
-        if let Ok(relay) = self.relay(qpn, "give up queue pair") {
+        if let Ok(relay) = self.relay(qpn, "release lost queue pair") {
             relay.with(|relay| relay.give_up(!lost));
             self.common.ring();
         }
