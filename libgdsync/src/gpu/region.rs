@@ -259,7 +259,8 @@ impl Region {
         let what = match inside {
             true if at.is_multiple_of(align) => return Ok(()),
             true => format!(
-                "offset {offset} of {self:?} is misaligned; it must be a multiple of {align} bytes"
+                "the address at offset {offset} of {self:?} is misaligned; it must be a multiple of \
+                 {align} bytes"
             ),
             false => format!("{len} bytes at offset {offset} exceed {self:?}"),
         };
