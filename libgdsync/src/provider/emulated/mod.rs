@@ -1,6 +1,7 @@
 //! The virtual ConnectX as a provider: only this module uses the crate `vmlx5`. [`nodes`] addresses
 //! its datagrams, [`span`] is memory as it accesses it, `soft` is a software GPU's memory.
 
+mod errors;
 mod nodes;
 mod options;
 #[cfg(feature = "soft")]
@@ -17,6 +18,7 @@ use gds_step::Live;
 use gds_step::{Bell, Host, Machine, MachineId, Shared, Step, Thread, Time};
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
+use self::errors::refused;
 use self::nodes::Nodes;
 pub use self::options::EmulatedOptions;
 use self::options::faults_of_environment;
@@ -523,48 +525,6 @@ fn rights(access: Access) -> vmlx5::Access {
 
 fn remote_rights(access: Access) -> vmlx5::Access {
     rights(Access(access.0 & !1))
-}
-
-fn refused(operation: &'static str, e: vmlx5::NicError) -> Error {
-    use vmlx5::NicError as E;
-    use vmlx5::fabric::LinkError;
-    let kind = match &e {
-        E::Link {
-            source: LinkError::Version { .. } | LinkError::Garbage(_) | LinkError::Greeting(_),
-            ..
-        } => Kind::Protocol,
-        E::Transition { .. } => Kind::WrongState,
-        E::Limit { .. } | E::Access { .. } | E::Span { .. } => Kind::Invalid,
-        _ => Kind::System,
-    };
-    let what = match &e {
-        E::Limit {
-            object,
-            what,
-            value,
-            ..
-        } => format!("the {what} of the {object} cannot be {value}"),
-        E::Span {
-            object,
-            offset,
-            len,
-            align,
-            ..
-        } => format!(
-            "the {object} of {len:#x} bytes at offset {offset:#x} exceeds its memory or is not \
-             aligned to {align} bytes"
-        ),
-        E::Full { object, .. } => format!("the NIC has no room for another {object}"),
-        e => e.to_string(),
-    };
-    let error = Error::new(operation, kind, what);
-    let error = match &e {
-        E::Limit { limit, what, .. } => error.with_limit(*limit, what),
-        E::Span { limit, .. } => error.with_limit(*limit, "bytes"),
-        E::Full { limit, .. } => error.with_limit(*limit, "objects"),
-        _ => error,
-    };
-    error.with_source(e)
 }
 
 #[cfg(test)]
