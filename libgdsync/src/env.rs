@@ -35,7 +35,7 @@ impl<T: Copy> Variable<T> {
             return Ok(self.words[0].1);
         };
         let (word, meaning) = self.meaning(&said).ok_or_else(|| {
-            let what = format!("{name}={said}: {}", self.known());
+            let what = format!("{name}={said} is not a known value; {}", self.known());
             Error::new("read environment", Kind::Invalid, what)
         })?;
         if word != said || name != self.name {
@@ -57,7 +57,7 @@ impl<T: Copy> Variable<T> {
     /// The list of accepted words, for an error.
     pub fn known(&self) -> String {
         let known: Vec<&str> = self.words.iter().map(|(word, _)| *word).collect();
-        format!("known are {}", known.join(", "))
+        format!("the known values are {}", known.join(", "))
     }
 }
 

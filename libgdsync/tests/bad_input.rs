@@ -13,9 +13,9 @@ fn requests_that_cannot_be_encoded() {
         let long = [0u8; 1024];
         let list = [sge(mem, 0, 8); 31];
         let a = &mut p.a;
-        let names = &["qp 0x"];
+        let names = &["QP 0x"];
         let invalid = Kind::Invalid;
-        all_refused! { invalid, Some(30), &["31 segments"];
+        all_refused! { invalid, Some(30), &["31 SGEs"];
             a.prepare(&Work::send(&list)),
             a.prepare(&Work::write(&list, to)),
         }
@@ -42,11 +42,11 @@ fn request_larger_than_the_queue_is_invalid_and_not_queue_full() {
     let mem = p.mem_a(MemoryKind::Pinned, 64);
     let list = [sge(&mem, 0, 2); 16];
     let work = Work::send(&list);
-    refused(p.a.prepare(&work), Kind::Invalid, Some(4), &["qp 0x"]);
+    refused(p.a.prepare(&work), Kind::Invalid, Some(4), &["QP 0x"]);
     // The call does not wait either.
     let before = gpu.host().now();
     let within = p.a.prepare_within(&work, LIMIT);
-    refused(within, Kind::Invalid, Some(4), &["qp 0x"]);
+    refused(within, Kind::Invalid, Some(4), &["QP 0x"]);
     assert!(gpu.host().now() - before < LIMIT);
     // A request as large as the queue fits: 4 blocks are 16 segments, one for control.
     let recv_mem = p.mem_b(MemoryKind::Pinned, 64);
@@ -73,7 +73,7 @@ fn memory_of_the_wrong_range_or_owner_is_refused() {
             (0, 4097),
         ] {
             let list = [sge(mem, 0, 4), sge(mem, offset, size)];
-            let names = &["registration 0x", "region"];
+            let names = &["MR 0x", "region"];
             all_refused! { Kind::Invalid, len, names;
                 p.a.prepare(&Work::send(&list)),
                 p.a.prepare(&Work::read(&list, to)),
@@ -93,7 +93,7 @@ fn memory_of_the_wrong_range_or_owner_is_refused() {
             far_away.mem_a(MemoryKind::Pinned, 64),
         ];
         for mr in &strangers {
-            let names = &["registration 0x", "qp 0x"];
+            let names = &["MR 0x", "QP 0x"];
             let list = [sge(mr, 0, 8)];
             refused(p.a.prepare(&Work::send(&list)), Kind::Foreign, None, names);
             refused(p.a.prepare_receive(&list), Kind::Foreign, None, names);
@@ -109,7 +109,7 @@ fn memory_of_the_wrong_range_or_owner_is_refused() {
             Access::LOCAL_READ | Access::REMOTE_READ,
         );
         let list = [sge(&read_only, 0, 8)];
-        let names = &["registration 0x"];
+        let names = &["MR 0x"];
         let not = Kind::NotRegistered;
         all_refused! { not, None, names;
             p.a.prepare_receive(&list),
@@ -135,7 +135,7 @@ fn memory_of_the_wrong_range_or_owner_is_refused() {
             let names = &["region", "stream"];
             refused(p.a.post_on(stream, &list), Kind::Foreign, None, names);
         }
-        let names = &["stream", "qp 0x"];
+        let names = &["stream", "QP 0x"];
         for list in send_and_wait(send) {
             refused(p.a.post_on(&other, &[list]), Kind::Foreign, None, names);
         }
@@ -162,8 +162,8 @@ fn posts_out_of_order_repeated_or_of_foreign_requests_are_refused() {
         let to = mem.remote().span(64, 8).unwrap();
         let sends = [(); 3].map(|()| p.a.signaled(&Work::write(&list, to)));
         let Pair { a, b, .. } = p;
-        let names = &["qp 0x"];
-        let first: &[&str] = &["qp 0x", "request 0"];
+        let names = &["QP 0x"];
+        let first: &[&str] = &["QP 0x", "request 0"];
         let on = |request| [Descriptor::Send(request)];
         let unknown = Kind::NoSuchRequest;
         // Out of order.
@@ -174,7 +174,7 @@ fn posts_out_of_order_repeated_or_of_foreign_requests_are_refused() {
         let both = [Descriptor::Send(sends[0]), Descriptor::Send(sends[2])];
         all_refused! { Kind::OutOfOrder, None, &["request 1"]; a.post_on(stream, &both) }
         // Not posted yet: refused waits, also in a list that posts another request.
-        let text: &[&str] = &["qp 0x", "not posted"];
+        let text: &[&str] = &["QP 0x", "not posted"];
         refused(a.wait(sends[0], LIMIT), unknown, None, text);
         let wait = [Descriptor::wait(sends[0])];
         refused(a.post_on(stream, &wait), unknown, None, text);
@@ -191,7 +191,7 @@ fn posts_out_of_order_repeated_or_of_foreign_requests_are_refused() {
             b.field32(sends[0], Field::Key(0)),
             b.status_word(sends[0]),
         }
-        let not_given: &[&str] = &["not given"];
+        let not_given: &[&str] = &["not passed to the call"];
         all_refused! { Kind::Foreign, None, not_given;
             b.post_on(stream, &on(sends[0])),
             b.post_on(stream, &wait),
@@ -236,7 +236,7 @@ fn posts_out_of_order_repeated_or_of_foreign_requests_are_refused() {
 #[test]
 fn handle_of_an_aborted_request_does_not_name_a_later_one() {
     each_path(|p, mem, stream, _| {
-        let names = &["qp 0x"];
+        let names = &["QP 0x"];
         let unknown = Kind::NoSuchRequest;
         let old = p.a.signaled(&Work::nop());
         p.a.abort(old).unwrap();
@@ -270,13 +270,13 @@ fn invalid_receives_are_refused() {
     each_path(|p, mem, stream, _| {
         let list: [Sge<'_>; 5] = [sge(mem, 0, 8); 5];
         let a = &mut p.a;
-        all_refused! { Kind::Invalid, Some(4), &["5 segments"]; a.prepare_receive(&list) }
+        all_refused! { Kind::Invalid, Some(4), &["5 SGEs"]; a.prepare_receive(&list) }
         let many = [sge(mem, 0, 8); 31];
-        all_refused! { Kind::Invalid, Some(4), &["31 segments"]; a.prepare_receive(&many) }
+        all_refused! { Kind::Invalid, Some(4), &["31 SGEs"]; a.prepare_receive(&many) }
         let receives = [(); 4].map(|()| a.prepare_receive(&list[..4]).unwrap());
-        let names = &["qp 0x", "work queue is full"];
+        let names = &["receive queue of QP 0x", "is full"];
         all_refused! { Kind::QueueFull, Some(4), names; a.prepare_receive(&list[..1]) }
-        let names = &["qp 0x"];
+        let names = &["QP 0x"];
         refused(a.abort_receive(receives[0]), Kind::Unsupported, None, names);
         all_refused! { Kind::OutOfOrder, None, &["request 0"]; a.post_receive(receives[1]) }
         let post = [Descriptor::Receive(receives[1])];
@@ -307,7 +307,7 @@ fn fields_missing_from_an_entry_are_refused() {
         let send = a.prepare(&Work::send(&list)).unwrap();
         let inline = a.prepare(&Work::send_inline(&[b"abc"])).unwrap();
         let nop = a.prepare(&Work::nop()).unwrap();
-        let names = &["qp 0x"];
+        let names = &["QP 0x"];
         for field in [Field::Key(0), Field::Length(1), Field::RemoteKey] {
             a.field32(write, field).unwrap();
             refused(a.field64(write, field), Kind::Invalid, None, &["32 bits"]);
@@ -341,7 +341,7 @@ fn a_queue_pair_that_is_not_connected_only_receives() {
         let mut p = Pair::apart(&gpu, Net::Hub, &config, &config);
         let mem = p.mem_a(MemoryKind::Pinned, 64);
         let list = [sge(&mem, 0, 8)];
-        let names: &[&str] = &["qp 0x", "not connected"];
+        let names: &[&str] = &["QP 0x", "not connected"];
         all_refused! { Kind::WrongState, None, names;
             p.a.prepare(&Work::nop()),
             p.a.prepare(&Work::send(&list)),
@@ -354,7 +354,7 @@ fn a_queue_pair_that_is_not_connected_only_receives() {
         p.a.wait(recv, LIMIT).unwrap();
         // A second connect is refused.
         let peer = p.b.address();
-        let names: &[&str] = &["qp 0x", "connected"];
+        let names: &[&str] = &["QP 0x", "connected"];
         refused(p.a.connect(&peer), Kind::WrongState, None, names);
         p.check(path);
     }

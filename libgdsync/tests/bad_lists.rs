@@ -57,9 +57,9 @@ fn waits_for_requests_without_completion_are_refused() {
         p.a.post(silent).unwrap();
         let done = Flag::new(&p.gpu);
         let wait = [done.set(), Descriptor::wait(silent)];
-        let text: &[&str] = &["qp 0x", "no completion"];
+        let text: &[&str] = &["QP 0x", "no completion"];
         refused(p.a.post_on(stream, &wait), Kind::Invalid, None, text);
-        let text: &[&str] = &["qp 0x", "request 0"];
+        let text: &[&str] = &["QP 0x", "request 0"];
         refused(p.a.wait(silent, SOON), Kind::Timeout, None, text);
         // Its completion is known after a later request has completed.
         let loud = p.a.start(&Work::nop());
@@ -67,8 +67,8 @@ fn waits_for_requests_without_completion_are_refused() {
         p.a.wait(silent, LIMIT).unwrap();
         // A receive that has not completed has no result.
         let recv = p.a.receive(&list);
-        refused(p.a.received(recv), Kind::NoSuchRequest, None, &["qp 0x"]);
-        refused(p.a.wait(recv, SOON), Kind::Timeout, None, &["qp 0x"]);
+        refused(p.a.received(recv), Kind::NoSuchRequest, None, &["QP 0x"]);
+        refused(p.a.wait(recv, SOON), Kind::Timeout, None, &["QP 0x"]);
         p.b.start(&Work::send_inline(&[b"x"]));
         p.a.wait(recv, LIMIT).unwrap();
         assert_eq!(p.a.received(recv).unwrap().len, 1);
@@ -112,7 +112,7 @@ fn ninth_waiting_stream_is_refused() {
         for stream in &streams {
             p.a.post_on(stream, &wait).unwrap();
         }
-        let names: &[&str] = &["qp 0x", "streams that wait"];
+        let names: &[&str] = &["QP 0x", "too many streams wait"];
         refused(p.a.post_on(stream, &wait), Kind::QueueFull, Some(8), names);
         // One of the eight streams may wait a second time.
         p.a.post_on(&streams[0], &wait).unwrap();

@@ -26,7 +26,7 @@ fn sizes_of_queue_pairs_out_of_range() {
     }
     for n in [0, 17, u32::MAX] {
         let config = base.clone().recv_sges(n);
-        let names = &["segments", &n.to_string()];
+        let names = &["SGEs", &n.to_string()];
         refused(pd.create_qp(&config), Kind::Invalid, Some(16), names);
     }
     // The ends of the ranges work, with traffic.
@@ -203,7 +203,7 @@ fn unreachable_peers_are_errors() {
         // A number that no queue pair has; a call with a valid number succeeds afterwards.
         for wide in [b.qpn(1 << 24), b.psn(u32::MAX)] {
             let limit = Some(0xff_ffff);
-            refused(p.a.connect(&wide), Kind::Invalid, limit, &["qp 0x"]);
+            refused(p.a.connect(&wide), Kind::Invalid, limit, &["QP 0x"]);
         }
         p.connect();
         p.check("after wrong numbers");
@@ -220,7 +220,7 @@ fn unreachable_peers_are_errors() {
             let expect = Kind::Failed(Status::TRANSPORT_RETRY);
             assert_eq!(kind(lost.wait(send, LIMIT)), Some(expect), "{nobody:?}");
             // A queue pair in error does not connect; after a reset it does.
-            let names = &["qp 0x", "in error"];
+            let names = &["QP 0x", "in error"];
             refused(lost.connect(&b), Kind::WrongState, None, names);
             lost.quiet(LIMIT).unwrap();
             lost.reset().unwrap();
@@ -280,7 +280,7 @@ fn records_that_cannot_be_read() {
         let _ = QpAddress::from_bytes(&bytes[..rng.usize(..=24)]);
     }
     // Spans of remote memory.
-    let names = &["9 bytes at 56"];
+    let names = &["9 bytes at offset 56"];
     refused(mr.remote().span(56, 9), Kind::Invalid, Some(64), names);
     refused(mr.remote().span(u64::MAX, 1), Kind::Invalid, Some(64), &[]);
     let keyless = mr.remote().rkeys([None; RAILS]);
@@ -363,7 +363,7 @@ fn setting_means(setting: &str, expect: &str) {
         }
         Err(e) => {
             assert_eq!(format!("{:?}", e.kind()), expect, "{setting}: {e}");
-            let known = format!("{setting}: known are auto, ");
+            let known = format!("{setting} is not a known value; the known values are auto, ");
             assert!(e.to_string().contains(&known), "{e}");
         }
     }

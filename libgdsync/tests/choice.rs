@@ -137,7 +137,8 @@ fn forced_provider_is_not_replaced() {
 #[test]
 fn unknown_provider_is_refused() {
     outside!(&[("GDS_PROVIDER", "connectx")]);
-    let said = "GDS_PROVIDER=connectx: known are auto, mlx5, verbs, emulated";
+    let said = "GDS_PROVIDER=connectx is not a known value; the known values are auto, mlx5, verbs, \
+                emulated";
     let opened = Device::from_env(&Gpu::soft().unwrap());
     refused(opened, Kind::Invalid, None, &[said]);
 }

@@ -161,11 +161,11 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
                 let work = Work::write(&list, to).signaled();
                 let (sends, full) = fill(|| a.prepare(&work));
                 let most = Some(send_blocks.into());
-                refused::<()>(Err(full), Kind::QueueFull, most, &["qp 0x"]);
+                refused::<()>(Err(full), Kind::QueueFull, most, &["QP 0x"]);
                 assert!(sends.len() > send_blocks as usize / 2, "{what}");
                 let (receives, full) = fill(|| b.prepare_receive(&[sge(&far, 8, 8)]));
                 let most = Some(recv_entries.into());
-                refused::<()>(Err(full), Kind::QueueFull, most, &["qp 0x"]);
+                refused::<()>(Err(full), Kind::QueueFull, most, &["QP 0x"]);
                 assert!(receives.len() > recv_entries as usize / 2, "{what}");
                 largest = largest.max(sends.len());
                 // The last one of each posts all; streams wait for each.

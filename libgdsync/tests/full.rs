@@ -16,7 +16,7 @@ fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
         let list = [sge(&mem, 0, 8)];
         let work = Work::send(&list).signaled();
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
-        let names = &["qp 0x", "work queue is full"];
+        let names = &["send queue of QP 0x", "is full"];
         // Prepared, posted behind a gate, or in flight: every request counts.
         let sends = [(); 4].map(|()| p.a.prepare(&work).unwrap());
         refused(p.a.prepare(&work), Kind::QueueFull, Some(4), names);
@@ -67,7 +67,7 @@ fn a_completion_queue_is_full_until_its_stream_has_passed() {
             p.a.wait(send, LIMIT).unwrap();
             p.a.post_on(&stream, &[Descriptor::wait(send)])
         });
-        let names = &["qp 0x", "completion queue is full"];
+        let names = &["completion queue of QP 0x", "is full"];
         refused::<()>(Err(refusal), Kind::QueueFull, Some(4), names);
         assert_eq!(done.len(), 4, "{path}: entries are used again too early");
         let Pair { a, .. } = &mut p;
@@ -95,7 +95,7 @@ fn post_by_the_cpu_waits_for_the_previous_stream_within_the_time_limit() {
         let second = p.a.signaled(&Work::nop());
         p.a.post_on(&stream, &[gate.wait()]).unwrap();
         p.a.post_on(&stream, &[Descriptor::Send(first)]).unwrap();
-        let names = &["qp 0x", "has not rung"];
+        let names = &["QP 0x", "has not rung"];
         refused(p.a.post(second), Kind::Busy, None, names);
         refused(p.a.post_within(second, SOON), Kind::Busy, None, names);
         let Pair { a, .. } = &mut p;
@@ -114,7 +114,7 @@ fn post_by_the_cpu_waits_for_the_previous_stream_within_the_time_limit() {
         let second = p.a.prepare_receive(&[sge(&mem, 8, 8)]).unwrap();
         p.a.post_on(&stream, &[gate.wait()]).unwrap();
         p.a.post_on(&stream, &[Descriptor::Receive(first)]).unwrap();
-        refused(p.a.post_receive(second), Kind::Busy, None, &["qp 0x"]);
+        refused(p.a.post_receive(second), Kind::Busy, None, &["QP 0x"]);
         gate.open();
         finish(&stream, path);
         common::until(&gpu, path, || p.a.post_receive(second).is_ok());

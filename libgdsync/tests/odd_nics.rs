@@ -40,7 +40,10 @@ fn nic_that_cannot_be_opened_is_reported() {
     let device = Device::from_env(&Gpu::soft().unwrap()).unwrap();
     assert_eq!(device.provider(), Provider::Emulated);
     let why = &device.passed_over()[1];
-    assert!(why.contains("closed0: Permission denied"), "{why}");
+    assert!(
+        why.contains("ibv_open_device for closed0 failed: Permission denied"),
+        "{why}"
+    );
 }
 
 /// The stand-in refuses to open a device before `ibv_fork_init`, which must come first.

@@ -223,7 +223,7 @@ fn requests_from_before_a_reset_are_not_taken_for_later_ones() {
     let new = p.a.signaled(&Work::nop());
     let stream = gpu.stream().unwrap();
     let old = |p: &mut Pair, old: SendRequest| {
-        let names: &[&str] = &["qp 0x"];
+        let names: &[&str] = &["QP 0x"];
         refused(p.a.post(old), Kind::Foreign, None, names);
         refused(p.a.abort(old), Kind::Foreign, None, names);
         refused(p.a.poll(old), Kind::Foreign, None, names);
@@ -233,7 +233,7 @@ fn requests_from_before_a_reset_are_not_taken_for_later_ones() {
     old(&mut p, prepared);
     let list = [Descriptor::Send(prepared)];
     refused(p.a.post_on(&stream, &list), Kind::Foreign, None, &[]);
-    refused(p.a.post_receive(receive), Kind::Foreign, None, &["qp 0x"]);
+    refused(p.a.post_receive(receive), Kind::Foreign, None, &["QP 0x"]);
     p.a.post(new).unwrap();
     p.a.wait(new, LIMIT).unwrap();
     old(&mut p, prepared);

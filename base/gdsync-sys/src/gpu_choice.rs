@@ -72,7 +72,7 @@ impl LocalRank {
 
 fn number(variable: &str, text: &str) -> Result<u32, String> {
     let number = text.trim().parse();
-    number.map_err(|_| format!("{variable}={text:?}, which has to be a number"))
+    number.map_err(|_| format!("{variable}={text:?} is not a number"))
 }
 
 /// The number of tasks of a node in a SLURM step: `4(x2),3` is four tasks on each of two nodes,

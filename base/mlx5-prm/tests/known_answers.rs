@@ -56,7 +56,10 @@ fn slice_receives_a_send_or_reports_the_missing_room() {
             v.with(|wqe| wqe.encode(v.index as u16, v.qpn, &mut sink))
                 .unwrap();
             let lacks = sink.finish().unwrap_err();
-            let limits = format!("{} bytes written to {short} bytes", v.wqe.len());
+            let limits = format!(
+                "{} bytes, and the memory for it has {short} bytes",
+                v.wqe.len()
+            );
             assert!(lacks.to_string().contains(&limits), "{lacks}");
         }
     }

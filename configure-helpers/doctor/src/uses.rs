@@ -62,7 +62,7 @@ fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
         Some(name) => (name.as_str(), format!("GDS_GPU={name}")),
         None => ("auto", "a GPU goes before the software GPU".to_owned()),
     };
-    let unknown = |_| format!("{set}, and known are soft, cuda, cuda:N, auto");
+    let unknown = |_| format!("{set}, and the known values are soft, cuda, cuda:N, auto");
     let (named, auto) = match GpuName::parse(name).map_err(unknown)? {
         GpuName::Auto => (None, true),
         GpuName::Of {
@@ -80,7 +80,7 @@ fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
         let cuda = &report.cuda;
         let why = match (&cuda.too_old, &cuda.trouble) {
             _ if !cuda.library.is_opened() => "there is no usable CUDA driver".to_owned(),
-            (Some(why), _) => format!("there is {why}"),
+            (Some(why), _) => why.clone(),
             (None, Some(trouble)) => format!(
                 "{} returned {} ({})",
                 trouble.call, trouble.name, trouble.code

@@ -102,7 +102,7 @@ fn the_runtime_follows_the_variable() {
         (
             "hip",
             "nothing: an error",
-            "known are soft, cuda, cuda:N, auto",
+            "the known values are soft, cuda, cuda:N, auto",
         ),
     ];
     for (value, choice, because) in cases {
@@ -239,7 +239,10 @@ fn a_driver_of_an_older_cuda_is_passed_over() {
         let report = with_cuda("nvlink", "libcuda-11.so", older, &[("GDS_GPU", set)]);
         let used = &report.uses[0];
         assert!(used.choice.starts_with(choice), "{set}: {used:?}");
-        assert!(used.because.contains("11.8, where 12.0"), "{set}: {used:?}");
+        assert!(
+            used.because.contains("11.8, and gdsync needs 12.0"),
+            "{set}: {used:?}"
+        );
         let advice = &report.advice[0];
         assert!(advice.missing.contains("12.0"), "{advice:?}");
         assert!(report.to_string().contains(&advice.remedy));
@@ -327,7 +330,11 @@ fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
             "GDS_GPU=cuda, and there is no usable",
             "unset GDS_GPU",
         ),
-        (&[("GDS_GPU", "hip")], "known are soft", "unset GDS_GPU"),
+        (
+            &[("GDS_GPU", "hip")],
+            "the known values are soft",
+            "unset GDS_GPU",
+        ),
         (
             &[("GDS_LOWER", "both")],
             "GDS_LOWER=both",

@@ -156,7 +156,7 @@ fn what_is_named_is_not_replaced() {
             "GDS_PROVIDER",
             "connectx",
             "nothing",
-            "known are auto, mlx5, verbs, emulated",
+            "the known values are auto, mlx5, verbs, emulated",
         ),
     ] {
         let said = nic(&tree, both("named"), &[(name, value)]);
@@ -197,7 +197,11 @@ fn a_name_that_makes_no_sense_is_an_error_whoever_would_drive_it() {
         for provider in ["auto", "mlx5", "verbs", "emulated"] {
             let set = [("GDS_NIC", value), ("GDS_PROVIDER", provider)];
             let said = nic(&tree, both("senseless"), &set);
-            is(said, "nothing", &format!("GDS_NIC={value}: it is a NIC"));
+            is(
+                said,
+                "nothing",
+                &format!("GDS_NIC={value} does not name a NIC"),
+            );
         }
     }
 }

@@ -106,7 +106,9 @@ pub enum Error {
         len: usize,
     },
     /// The GPU has less memory left than requested.
-    #[error("{what} of {len} bytes: the GPU has {limit}, of which {used} are in use")]
+    #[error(
+        "{what} of {len} bytes is not available: of {limit} bytes of the GPU, {used} are in use"
+    )]
     OutOfMemory {
         /// The kind of memory.
         what: &'static str,
@@ -124,7 +126,7 @@ pub enum Error {
         why: &'static str,
     },
     /// The operating system refused memory.
-    #[error("{what} of {len} bytes: {errno}")]
+    #[error("{what} of {len} bytes failed: {errno}")]
     Os {
         /// The refused call.
         what: &'static str,
@@ -134,7 +136,7 @@ pub enum Error {
         errno: rustix::io::Errno,
     },
     /// The GPU stopped after a fault; it stays stopped.
-    #[error("device error: {0}")]
+    #[error("the GPU stopped after a fault: {0}")]
     Device(DeviceError),
     /// The GPU's engine was dropped: no operation runs any more.
     #[error("the GPU's engine was dropped")]
@@ -177,7 +179,7 @@ pub struct DeviceError {
 
 /// An access through a window or a CPU view that is out of bounds or not aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes at offset {offset:#x} of memory of {limit:#x} bytes: {}", if *.misaligned { "misaligned" } else { "out of bounds" })]
+#[error("{len} bytes at offset {offset:#x} of memory of {limit:#x} bytes: {}", if *.misaligned { "they are misaligned" } else { "they are out of bounds" })]
 pub struct Fault {
     /// The offset of the access in bytes.
     pub offset: u64,

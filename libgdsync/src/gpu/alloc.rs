@@ -12,17 +12,17 @@ use crate::memop::DevicePtr;
 fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
     const OPERATION: &str = "register host memory";
     let refused = |why: &str| {
-        let what = format!("{len} bytes at {ptr:p}: {why}");
+        let what = format!("the range of {len} bytes at {ptr:p} {why}");
         Err(Error::new(OPERATION, Kind::Invalid, what))
     };
     if ptr.is_null() || len == 0 {
-        return refused("a null or empty range");
+        return refused("is null or empty");
     }
     // SAFETY: reads a number.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     let start = ptr.addr() / page * page;
     let Some(end) = ptr.addr().checked_add(len) else {
-        return refused("it goes past the end of the address space");
+        return refused("exceeds the address space");
     };
     // With this flag Linux writes nothing back: the call only checks that every page is mapped.
     // SAFETY: with this flag the call touches no memory.
@@ -32,7 +32,7 @@ fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
     };
     match answer {
         0 => Ok(()),
-        _ => refused("not all of it is mapped memory of this process"),
+        _ => refused("is not mapped in this process, or not all of it"),
     }
 }
 
@@ -46,7 +46,8 @@ impl Gpu {
     /// `Invalid` for length 0; `System` if no memory is available.
     pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Region> {
         if len == 0 {
-            return Err(Error::new("allocate", Kind::Invalid, "a region of 0 bytes"));
+            let what = "a region cannot have 0 bytes";
+            return Err(Error::new("allocate memory", Kind::Invalid, what));
         }
         let allocation = self.runtime().allocate(kind, len)?;
         Ok(Region::new(self.clone(), kind, allocation))
@@ -208,7 +209,8 @@ impl Gpu {
     unsafe fn adopt_with(&self, at: DevicePtr, len: usize, owner: Option<Owner>) -> Result<Region> {
         const OPERATION: &str = "adopt memory";
         if len == 0 {
-            return Err(Error::new(OPERATION, Kind::Invalid, "a region of 0 bytes"));
+            let what = "a region cannot have 0 bytes";
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         // SAFETY: the caller's promise.
         let allocation = unsafe { self.runtime().adopt(at, len, owner)? };

@@ -82,7 +82,7 @@ impl Consistency {
             MemoryKind::Device if caps.flush => Consistency::Flush,
             MemoryKind::Device if caps.host_flush => Consistency::HostFlag,
             MemoryKind::Device if reads => Consistency::LoopbackRead,
-            MemoryKind::Device => return Err(no_consistency("the NIC has no RDMA READ")),
+            MemoryKind::Device => return Err(no_consistency("the NIC does not support RDMA READ")),
         })
     }
 
@@ -103,7 +103,8 @@ impl Consistency {
             kept if kept == wish => Ok(only),
             _ => {
                 let variable = Consistency::VARIABLE.name;
-                let what = format!("{variable}: this GPU does not support \"{wish}\"");
+                let what =
+                    format!("this GPU does not support {variable} \"{wish}\"; set {variable}=auto");
                 Err(Error::new("open GPU", Kind::Unsupported, what))
             }
         }

@@ -29,7 +29,7 @@ impl GpuName {
                 false => opener.name.to_owned(),
             };
             let known = RUNTIMES.iter().map(numbered).collect::<Vec<_>>().join(", ");
-            let what = format!("{name:?}: known are {known}, auto");
+            let what = format!("{name:?} is not a known GPU; the known GPUs are {known}, auto");
             Error::new("open GPU", Kind::Invalid, what)
         };
         if name == "auto" {

@@ -61,7 +61,7 @@ struct Inner {
     buffer: Option<Arc<Vec<u8>>>,
 }
 
-const GIVE_BACK: &str = "give buffer back";
+const GIVE_BACK: &str = "return buffer";
 
 /// A weak handle on a region, which may be freed.
 #[derive(Clone)]
@@ -145,7 +145,7 @@ impl Region {
         match self.0.buffer {
             Some(_) => Ok(()),
             None => {
-                let what = format!("{self:?} was not made from a buffer");
+                let what = format!("{self:?} was not made from a buffer of the application");
                 Err(Error::new(GIVE_BACK, Kind::Invalid, what))
             }
         }
@@ -162,14 +162,15 @@ impl Region {
         if !host.wait_until(Some(deadline), alone) {
             let others = self.handles().saturating_sub(1 + more);
             return late(format!(
-                "{self:?}: {others} other handles, registrations or requests in flight hold it"
+                "{others} other handles, MRs or requests in flight still use {self:?} after the \
+                 time limit"
             ));
         }
         // No stream can enqueue work on the memory from here on.
         let ends = self.gpu().runtime().ends();
         if !host.wait_until(Some(deadline), &mut || ends.is_reached()) {
             return late(format!(
-                "{self:?}: a stream of {:?} still has enqueued work that may use this memory",
+                "a stream of {:?} still has enqueued work that may use {self:?} after the time limit",
                 self.gpu()
             ));
         }
@@ -246,7 +247,7 @@ impl Region {
         let view = self
             .0
             .view
-            .get_or_init(|| self.backing().map().map_err(|e| e.to_string()));
+            .get_or_init(|| self.backing().map().map_err(|e| e.reason().to_owned()));
         match view {
             Ok(view) => Ok(view.mapped),
             Err(why) => Err(Error::new(OPERATION, Kind::Unsupported, why.clone())),
@@ -276,19 +277,16 @@ impl Region {
         align: usize,
     ) -> Result<()> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
-        if !inside
-            || !(self.addr().0 as usize)
-                .wrapping_add(offset)
-                .is_multiple_of(align)
-        {
-            return Err(Error::new(
-                operation,
-                Kind::Invalid,
-                format!("{self:?} has no {len} bytes aligned to {align} at offset {offset}"),
-            )
-            .with_limit(self.len() as u64, ""));
-        }
-        Ok(())
+        let at = (self.addr().0 as usize).wrapping_add(offset);
+        let what = match inside {
+            true if at.is_multiple_of(align) => return Ok(()),
+            true => format!(
+                "the address at offset {offset} of {self:?} is misaligned; it must be a multiple of \
+                 {align} bytes"
+            ),
+            false => format!("{len} bytes at offset {offset} exceed {self:?}"),
+        };
+        Err(Error::new(operation, Kind::Invalid, what).with_limit(self.len() as u64, "bytes"))
     }
 
     /// The 32-bit word at byte `offset`, for waits and stores of streams.

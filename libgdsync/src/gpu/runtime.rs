@@ -204,8 +204,10 @@ impl Ends {
     }
 }
 
-/// The error for a handle that belongs to another GPU.
+/// The error for a handle, a kernel or an event, that belongs to another GPU or runtime than the
+/// stream.
 #[cold]
-pub(crate) fn foreign(what: &str, gpu: &str) -> Error {
-    Error::new("use", Kind::Foreign, format!("{what} on {gpu}"))
+pub(crate) fn foreign(operation: &'static str, handle: &str, gpu: &str) -> Error {
+    let what = format!("the {handle} does not belong to {gpu}, which runs the stream");
+    Error::new(operation, Kind::Foreign, what)
 }

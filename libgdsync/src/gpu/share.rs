@@ -66,8 +66,12 @@ impl Gpu {
     /// refuses.
     pub fn alloc_exportable(&self, len: usize) -> Result<Region> {
         if len == 0 {
-            let (operation, what) = ("allocate exportable memory", "a region of 0 bytes");
-            return Err(Error::new(operation, Kind::Invalid, what));
+            let what = "a region cannot have 0 bytes";
+            return Err(Error::new(
+                "allocate exportable memory",
+                Kind::Invalid,
+                what,
+            ));
         }
         let allocation = self.runtime().allocate_exportable(len)?;
         Ok(Region::new(self.clone(), MemoryKind::Device, allocation))

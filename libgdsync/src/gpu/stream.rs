@@ -286,7 +286,7 @@ impl Stream {
             ),
             true => (
                 Kind::Unsupported,
-                format!("{self:?} is being captured into a graph"),
+                format!("{self:?} is being captured into a graph; end the capture first"),
             ),
         };
         Error::new(operation, kind, what)
@@ -396,7 +396,7 @@ impl Stream {
     /// `Unsupported` if the runtime runs no kernels; other errors as [`Stream::launch`].
     pub(crate) fn launch_own(&self, entry: Entry, dims: Dims, args: &[u8]) -> Result<()> {
         let kernel = self.gpu().own_kernel(entry).ok_or_else(|| {
-            let what = format!("{:?} runs no kernels", self.gpu());
+            let what = format!("{:?} runs no kernels, which this call needs", self.gpu());
             Error::new("lower to a kernel", Kind::Unsupported, what)
         })?;
         self.handle().launch(kernel, dims, args)
@@ -447,7 +447,11 @@ impl Stream {
         /// Threads per block of the copy kernel, and its maximum number of blocks.
         const SHAPE: (u32, u64) = (256, 32);
         if to.len() != from.len() {
-            let what = format!("{} bytes into a span of {} bytes", from.len(), to.len());
+            let what = format!(
+                "the source has {} bytes and the destination {} bytes; both must be equal",
+                from.len(),
+                to.len()
+            );
             return Err(Error::new("enqueue copy", Kind::Invalid, what));
         }
         for span in [to, from] {
@@ -495,7 +499,7 @@ impl Stream {
     /// [`Stream::launch_waiting`]; `System` if the runtime refuses.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         if event.gpu().runtime().type_id() != self.gpu().runtime().type_id() {
-            let what = format!("{event:?} is of another runtime than {self:?}");
+            let what = format!("the {event:?} belongs to another runtime than {self:?}");
             return Err(Error::new("wait for event", Kind::Foreign, what));
         }
         self.check(self.gpu(), "wait for event")?;

@@ -254,12 +254,12 @@ impl Waiting {
             }
         }
         let what = format!(
-            "{stream:?}: {} streams wait already, and with more of them than that nothing else \
-             moves on this GPU's {} hardware channels; CUDA_DEVICE_MAX_CONNECTIONS (at most 32, \
-             set before the first use of CUDA) gives it more",
-            limits.streams, limits.channels
+            "{stream:?} cannot wait too: so many streams wait already that no other work would \
+             move on the {} hardware channels of this GPU; set CUDA_DEVICE_MAX_CONNECTIONS (at most \
+             32) before the first use of CUDA",
+            limits.channels
         );
-        Err(Error::new(operation, Kind::TooManyWaits, what).with_limit(limits.streams, ""))
+        Err(Error::new(operation, Kind::TooManyWaits, what).with_limit(limits.streams, "streams"))
     }
 
     /// Called when the application's last handle on a stream is dropped while enqueued work may
@@ -348,10 +348,10 @@ impl SlotState {
             return Ok(());
         }
         let what = format!(
-            "{stream:?} waits and holds {} submissions; with more of them the driver would \
-             block the caller",
+            "{stream:?} waits and holds {} submissions; with more of them the driver would block \
+             the caller; repeat the call after the wait has passed",
             self.count
         );
-        Err(Error::new(operation, Kind::QueueFull, what).with_limit(limit, ""))
+        Err(Error::new(operation, Kind::QueueFull, what).with_limit(limit, "submissions"))
     }
 }

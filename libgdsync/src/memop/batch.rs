@@ -168,12 +168,9 @@ impl Batch {
         for note in &self.notes {
             run += 1;
             if run > limit {
-                return Err(Error::new(
-                    "split batch",
-                    Kind::Unsupported,
-                    "a glued run has more operations than one submission takes",
-                )
-                .with_limit(limit as u64, ""));
+                let what = "a run of operations that cannot be split is longer than a submission";
+                return Err(Error::new("split batch", Kind::Unsupported, what)
+                    .with_limit(limit as u64, "operations"));
             }
             if !note.glued {
                 run = 0;

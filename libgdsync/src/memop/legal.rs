@@ -38,7 +38,9 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
     let mut push = |op: Op| out.add(op, Role::Plain, glued);
     match op {
         _ if caps.met().has(op.needs()) => push(op),
-        _ if (op.flushes() || op == Op::Flush) && !caps.flush => return Err(refuse("flush", &op)),
+        _ if (op.flushes() || op == Op::Flush) && !caps.flush => {
+            return Err(refuse("flushes of remote writes", &op));
+        }
         Op::Write {
             at, value, fenced, ..
         } => {
@@ -59,7 +61,9 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
                 push(Op::wait(Bits32, at, Condition::Eq, half).flushing(flush));
             }
         }
-        Op::Wait { width: Bits64, .. } => return Err(refuse("64-bit wait", &op)),
+        Op::Wait { width: Bits64, .. } => {
+            return Err(refuse("64-bit waits with this mask and condition", &op));
+        }
         Op::Wait {
             width,
             at,
@@ -88,7 +92,7 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
                         (Bits64, u64::from_ne_bytes(*word))
                     }
                     (_, Some(word)) if at.0 % 4 == 0 => (Bits32, u32::from_ne_bytes(*word).into()),
-                    _ => return Err(refuse("copy that is not made of whole words", &op)),
+                    _ => return Err(refuse("copies that are not whole words", &op)),
                 };
                 push(Op::write(width, at, value).fenced(false));
                 rest = &rest[width.bits() as usize / 8..];
@@ -167,7 +171,7 @@ fn refuse(what: &str, op: &Op) -> Error {
     Error::new(
         "lower to memory operations",
         Kind::Unsupported,
-        format!("{what} ({op:?}) on this runtime"),
+        format!("the GPU's runtime does not support {what}: {op:?}"),
     )
 }
 

@@ -60,8 +60,8 @@ impl Tracer {
                 let opened = File::options().create(true).append(true).open(&path);
                 Sink::File(opened.map_err(|e| {
                     let text = format!(
-                        "{}: {e}; GDS_TRACE is the path of a file that can be written, 1 for \
-                         events of the log, or 0 for no trace",
+                        "open of {} failed: {e}; set GDS_TRACE to the path of a writable file, to 1 \
+                         for events of the log, or to 0 for no trace",
                         path.display()
                     );
                     Error::new("open trace file", Kind::System, text).with_source(e)

@@ -147,12 +147,15 @@ impl QpAddress {
             rail: bytes[40] >> Self::RAIL,
         };
         if usize::from(address.rail) >= RAILS {
-            let what = format!("rail {} of the queue pair is out of range", address.rail);
-            return Err(Error::new(OPERATION, Kind::Protocol, what).with_limit(RAILS - 1, ""));
+            let what = format!(
+                "the record names rail {}, which does not exist; rails are numbered from 0",
+                address.rail
+            );
+            return Err(Error::new(OPERATION, Kind::Protocol, what).with_limit(RAILS - 1, "rails"));
         }
         // The record must have no other content.
         if address.to_bytes()[8..] != bytes[8..] {
-            let what = "an invalid port or key";
+            let what = "the record contains an invalid port or queue key";
             return Err(Error::new(OPERATION, Kind::Protocol, what));
         }
         Ok(address)
@@ -246,18 +249,21 @@ impl RemoteMemory {
     /// `Invalid` outside the memory, `NotRegistered` if no rail has a key for the memory.
     pub fn span(&self, offset: u64, len: u64) -> Result<RemoteSpan> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            let what = format!("{len} bytes at {offset} exceed the peer's memory");
-            return Err(
-                Error::new("name remote memory", Kind::Invalid, what).with_limit(self.len, "")
-            );
+            let what = format!("{len} bytes at offset {offset} exceed the peer's memory");
+            return Err(Error::new("address remote memory", Kind::Invalid, what)
+                .with_limit(self.len, "bytes"));
         }
         let mut keyed = 0;
         for (rail, key) in self.rkeys.iter().enumerate() {
             keyed |= u8::from(key.is_some()) << rail;
         }
         if keyed == 0 {
-            let what = "the memory has no key for any rail";
-            return Err(Error::new("name remote memory", Kind::NotRegistered, what));
+            let what = "the record of the peer's memory has no key for any rail";
+            return Err(Error::new(
+                "address remote memory",
+                Kind::NotRegistered,
+                what,
+            ));
         }
         let [first, others @ ..] = self.rkeys.map(Option::unwrap_or_default);
         Ok(RemoteSpan {
@@ -318,19 +324,21 @@ fn check(bytes: &[u8], kind: u8, len: usize, operation: &'static str) -> Result<
     let fail = |what: String| Err(Error::new(operation, Kind::Protocol, what));
     if bytes.len() < 8 || bytes[..4] != MAGIC {
         return fail(format!(
-            "{} bytes that are not a record of this library",
+            "the {} bytes are no record of this library: they do not begin with its mark",
             bytes.len()
         ));
     }
     let version = u16::from_le_bytes([bytes[4], bytes[5]]);
     if version != VERSION {
         return fail(format!(
-            "the peer has version {version}, this library version {VERSION}"
+            "the peer's record has version {version}, and this library reads version {VERSION}; use \
+             the same release on both sides"
         ));
     }
     if bytes[6] != kind || bytes.len() != len {
         return fail(format!(
-            "a record of type {} and {} bytes",
+            "the record has type {} and {} bytes; a record of type {kind} and {len} bytes was \
+             expected",
             bytes[6],
             bytes.len()
         ));

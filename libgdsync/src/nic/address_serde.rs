@@ -63,7 +63,7 @@ mod tests {
         let text = serde_json::to_string(&memory).unwrap();
         assert_eq!(serde_json::from_str::<RemoteMemory>(&text).unwrap(), memory);
         let e = serde_json::from_str::<QpAddress>(&text).unwrap_err();
-        assert!(e.to_string().contains("a record of type 2"), "{e}");
+        assert!(e.to_string().contains("the record has type 2"), "{e}");
         let mut bytes = memory.to_bytes();
         bytes[4] = 9;
         let text = serde_json::to_string(&bytes[..]).unwrap();

@@ -155,8 +155,9 @@ impl FromStr for NicChoice {
     /// `Invalid` unless the text is a name or a GUID, with or without a port.
     fn from_str(said: &str) -> Result<NicChoice> {
         let wrong = || {
-            let what = format!("{said}: it must be a NIC, or a NIC and a port: {FORMS}");
-            Error::new("choose a NIC", Kind::Invalid, what)
+            let what =
+                format!("{said} does not name a NIC, or a NIC and a port; examples are {FORMS}");
+            Error::new("choose NIC", Kind::Invalid, what)
         };
         let (name, port) = match said.split_once(':') {
             None => (said, None),
@@ -233,8 +234,8 @@ impl NicChoice {
         let all: Result<Vec<NicChoice>> = said.split(',').map(str::parse).collect();
         all.map_err(|_| {
             let what = format!(
-                "{NIC}={said}: it is a NIC, a NIC and a port, or several with commas between them: \
-                 {FORMS}"
+                "{NIC}={said} does not name a NIC, a NIC and a port, or several with commas between \
+                 them; examples are {FORMS}"
             );
             Error::new("open device", Kind::Invalid, what)
         })

@@ -54,21 +54,37 @@ impl PathSettings {
             let value = value(name, said.map(u32::from), least, most)?;
             Ok(value.map(|value| value as u8))
         };
-        let pkey = value("GDS_PKEY", config.pkey.map(u32::from), 1, 0xffff)?;
+        let pkey = config.pkey.map(u32::from);
+        let pkey = value("GDS_PKEY", pkey, 1, (0xffff, "partition keys"))?;
         if pkey == Some(MEMBER) {
-            let what = "GDS_PKEY=0x8000: it names no partition, as its lower 15 bits are 0";
+            let what = "GDS_PKEY=0x8000 does not name a partition: its lower 15 bits are 0";
             return Err(Error::new(CONFIGURE, Kind::Invalid, what));
         }
         Ok(PathSettings {
             pkey: pkey.map(|pkey| pkey as u16),
-            service_level: byte("GDS_SL", config.service_level, 0, 15)?.unwrap_or(0),
-            traffic_class: byte("GDS_TRAFFIC_CLASS", config.traffic_class, 0, 255)?.unwrap_or(0),
-            flow_label: value("GDS_FLOW_LABEL", config.flow_label, 0, 0xf_ffff)?.unwrap_or(0),
-            hop_limit: byte("GDS_HOP_LIMIT", config.hop_limit, 1, 255)?.unwrap_or(64),
-            ack_timeout: byte("GDS_ACK_TIMEOUT", config.ack_timeout, 0, 31)?.unwrap_or(15),
-            retry_count: byte("GDS_RETRY_COUNT", config.retry_count, 0, 7)?,
-            rnr_retry: byte("GDS_RNR_RETRY", config.rnr_retry, 0, 7)?.unwrap_or(7),
-            rnr_timer: byte("GDS_RNR_TIMER", config.rnr_timer, 0, 31)?.unwrap_or(12),
+            service_level: byte("GDS_SL", config.service_level, 0, (15, "service levels"))?
+                .unwrap_or(0),
+            traffic_class: byte(
+                "GDS_TRAFFIC_CLASS",
+                config.traffic_class,
+                0,
+                (255, "classes"),
+            )?
+            .unwrap_or(0),
+            flow_label: value("GDS_FLOW_LABEL", config.flow_label, 0, (0xf_ffff, "labels"))?
+                .unwrap_or(0),
+            hop_limit: byte("GDS_HOP_LIMIT", config.hop_limit, 1, (255, "hops"))?.unwrap_or(64),
+            ack_timeout: byte(
+                "GDS_ACK_TIMEOUT",
+                config.ack_timeout,
+                0,
+                (31, "timeout codes"),
+            )?
+            .unwrap_or(15),
+            retry_count: byte("GDS_RETRY_COUNT", config.retry_count, 0, (7, "retries"))?,
+            rnr_retry: byte("GDS_RNR_RETRY", config.rnr_retry, 0, (7, "retries"))?.unwrap_or(7),
+            rnr_timer: byte("GDS_RNR_TIMER", config.rnr_timer, 0, (31, "timer codes"))?
+                .unwrap_or(12),
         })
     }
 
@@ -84,13 +100,14 @@ impl PathSettings {
 
 const CONFIGURE: &str = "configure queue pair";
 
-/// The value set in code, else that of the variable `name`.
+/// The value set in code, else that of the variable `name`: from `least` to `most`, a number with
+/// its unit.
 fn number(
     name: &str,
     set: Option<u32>,
     env: impl Fn(&str) -> Option<String>,
     least: u32,
-    most: u32,
+    (most, unit): (u32, &'static str),
 ) -> Result<Option<u32>> {
     let said = match set {
         Some(value) => value.to_string(),
@@ -111,8 +128,8 @@ fn number(
     match value.filter(|value| (least..=most).contains(value)) {
         Some(value) => Ok(Some(value)),
         None => {
-            let what = format!("{name}={said}: it must be a number from {least} to {most}");
-            Err(Error::new(CONFIGURE, Kind::Invalid, what).with_limit(most, ""))
+            let what = format!("{name}={said} is not a number from {least} up to the limit");
+            Err(Error::new(CONFIGURE, Kind::Invalid, what).with_limit(most, unit))
         }
     }
 }

@@ -108,8 +108,8 @@ impl Rails {
     pub fn from_env(gpu: &Gpu) -> Result<Rails> {
         let named = NicChoice::from_env()?;
         if named.len() > RAILS {
-            let what = format!("GDS_NIC names {} NICs", named.len());
-            return Err(Error::new("open rails", Kind::Invalid, what).with_limit(RAILS, ""));
+            let what = format!("GDS_NIC names {} NICs; name fewer", named.len());
+            return Err(Error::new("open rails", Kind::Invalid, what).with_limit(RAILS, "NICs"));
         }
         let by = |provider, nic: NicChoice| DeviceOptions::default().provider(provider).nic(nic);
         if !named.is_empty() {

@@ -60,8 +60,8 @@ impl Rails {
     pub fn of(devices: Vec<Device>) -> Result<Rails> {
         const OPERATION: &str = "join rails";
         if devices.is_empty() || devices.len() > RAILS {
-            let what = format!("{} devices", devices.len());
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(RAILS, ""));
+            let what = format!("{} devices cannot be rails; give at least 1", devices.len());
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(RAILS, "devices"));
         }
         let gpu = devices[0].gpu();
         if let Some(other) = devices.iter().find(|device| !device.gpu().is(gpu)) {
@@ -128,8 +128,9 @@ impl Rails {
     /// `Invalid` for a rail that does not exist; other errors as [`Pd::create_qp`].
     pub fn create_qp(&self, rail: usize, config: &QpConfig) -> Result<Qp> {
         let pd = self.pds.get(rail).ok_or_else(|| {
-            let what = format!("rail {rail} of {}", self.pds.len());
-            Error::new("create queue pair", Kind::Invalid, what).with_limit(self.pds.len() - 1, "")
+            let what = format!("rail {rail} does not exist; rails are numbered from 0");
+            Error::new("create queue pair", Kind::Invalid, what)
+                .with_limit(self.pds.len() - 1, "rails")
         })?;
         pd.create_qp(config)
     }
@@ -163,7 +164,7 @@ impl RailsMr {
         let mr = self.mrs.get(usize::from(qp.pd().rail()));
         let mr = mr.filter(|mr| mr.is_of(qp.pd())).ok_or_else(|| {
             let what = format!("{self:?} is not registered in the protection domain of {qp:?}");
-            Error::new("name memory", Kind::Foreign, what)
+            Error::new("address memory", Kind::Foreign, what)
         })?;
         Ok(mr.sge(offset, len))
     }

@@ -186,15 +186,12 @@ impl<H> Fifo<H> {
 
     /// Whether a request of `blocks` fits now. There is a slot for each block, and a request has at
     /// least one block, so slots do not run out first.
-    pub fn check_room(&self, blocks: u32) -> Result<(), Refusal> {
+    pub fn has_room(&self, blocks: u32) -> bool {
         let used = self.head.wrapping_sub(self.tail);
-        if used + blocks > self.room {
-            return Err(Refusal::WorkQueueFull { limit: self.room });
-        }
-        Ok(())
+        used + blocks <= self.room
     }
 
-    /// Appends a request for which [`Fifo::check_room`] found room.
+    /// Appends a request for which [`Fifo::has_room`] found room.
     pub fn push(
         &mut self,
         blocks: u32,
@@ -236,7 +233,7 @@ impl<H> Fifo<H> {
     /// known.
     pub fn check_serial(&self, ticket: u64, serial: u64) -> Result<(), Refusal> {
         match self.slot(ticket) {
-            Some(slot) if slot.serial != serial => Err(Refusal::NoSuchRequest),
+            Some(slot) if slot.serial != serial => Err(Refusal::Aborted),
             _ => Ok(()),
         }
     }
@@ -272,9 +269,19 @@ impl<H> Fifo<H> {
     pub fn check_prepared(&self, ticket: u64) -> Result<(), Refusal> {
         let prepared = ticket >= self.posted() && ticket < self.next;
         if !prepared || self.slots[self.at(ticket)].hole {
-            return Err(Refusal::NoSuchRequest);
+            return Err(self.not_prepared(ticket));
         }
         Ok(())
+    }
+
+    /// The reason why `ticket` is not prepared.
+    #[cold]
+    fn not_prepared(&self, ticket: u64) -> Refusal {
+        match self.slot(ticket) {
+            None if ticket < self.next => Refusal::Forgotten,
+            Some(slot) if !slot.hole => Refusal::AlreadyPosted,
+            _ => Refusal::Aborted,
+        }
     }
 
     /// Whether `ticket` is the newest request.

@@ -24,14 +24,20 @@ pub use send::SendQueue;
 /// The reason for which a ring refused a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No room for more entries of this work queue; the limit is its basic blocks or entries.
-    WorkQueueFull { limit: u32 },
+    /// The send queue has no room for the request; the limit is its basic blocks.
+    SendQueueFull { limit: u32 },
+    /// The receive queue has no room for another entry; the limit is its entries.
+    ReceiveQueueFull { limit: u32 },
     /// No completion entry may be reused yet; the limit is the number that may be outstanding.
     CompletionQueueFull { limit: u32 },
     /// Another request, prepared earlier, must be posted or aborted first.
     OutOfOrder { first: u64 },
-    /// The request was aborted, posted already, or never prepared.
-    NoSuchRequest,
+    /// The request is posted already.
+    AlreadyPosted,
+    /// The request was aborted.
+    Aborted,
+    /// The request is so old that the ring does not know what became of it.
+    Forgotten,
     /// Only the newest receive can be aborted: an entry in the middle cannot be made void.
     NotNewest,
     /// More streams wait on one completion queue than it has waiters.

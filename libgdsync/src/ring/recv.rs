@@ -38,9 +38,12 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
         empty: impl FnMut(&mut H),
         fill: impl FnOnce(&mut H),
     ) -> Result<Ticket, Refusal> {
-        if self.fifo.check_room(1).is_err() {
+        if !self.fifo.has_room(1) {
             self.retire_with(empty);
-            self.fifo.check_room(1)?;
+            if !self.fifo.has_room(1) {
+                let limit = self.fifo.room();
+                return Err(Refusal::ReceiveQueueFull { limit });
+            }
         }
         let position = self.cq.reserve(self.fifo.next())?;
         let base = (self.fifo.head() & (self.fifo.room() - 1)) as usize * self.stride;

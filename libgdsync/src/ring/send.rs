@@ -89,13 +89,15 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         let measured = wqe.measure().map_err(Refusal::Format)?;
         let segments = measured.segments();
         let blocks = u32::from(segments).div_ceil((BASIC_BLOCK / SEGMENT) as u32);
-        if self.fifo.check_room(blocks).is_err() {
+        if !self.fifo.has_room(blocks) {
             let limit = self.fifo.room();
             if blocks > limit {
                 return Err(Refusal::TooLarge { blocks, limit });
             }
             self.retire_with(empty);
-            self.fifo.check_room(blocks)?;
+            if !self.fifo.has_room(blocks) {
+                return Err(Refusal::SendQueueFull { limit });
+            }
         }
         let signaled = wqe.flags.signaled || self.fifo.silent_run() + blocks > self.fifo.room() / 2;
         let entry = match signaled {

@@ -75,7 +75,7 @@ pub enum FormatError {
         stride: usize,
     },
     /// The output memory is too small for the entry.
-    #[error("an entry of {needed} bytes written to {capacity} bytes of memory")]
+    #[error("the entry has {needed} bytes, and the memory for it has {capacity} bytes")]
     SinkFull {
         /// The size of the memory in bytes.
         capacity: usize,

@@ -45,13 +45,13 @@ pub(super) enum Request {
 pub(super) enum Misuse {
     #[error("{0}")]
     Shared(SharedError),
-    #[error("a warp operation with mask {0:#010x}, which leaves out the calling lane")]
+    #[error("a warp operation has mask {0:#010x}, which leaves out the calling lane")]
     LaneNotInMask(u32),
     #[error("{0} {1} does not exist")]
     Code(&'static str, u32),
     #[error("threads of the block wait at different barriers: {0} after {1}")]
     MixedBarriers(BarrierKind, BarrierKind),
-    #[error("__trap()")]
+    #[error("the thread executed __trap()")]
     Trap,
 }
 

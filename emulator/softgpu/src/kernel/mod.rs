@@ -180,13 +180,15 @@ pub enum LaunchError {
         grid: [u32; 3],
     },
     /// A block has more dynamic shared memory than the limit.
-    #[error("launch with {shared} bytes of dynamic shared memory: at most {MAX_DYNAMIC_SHARED}")]
+    #[error(
+        "the launch asks for {shared} bytes of dynamic shared memory; the limit is {MAX_DYNAMIC_SHARED}"
+    )]
     SharedTooLarge {
         /// The requested number of bytes.
         shared: u32,
     },
     /// The size of the parameters is not that of the kernel.
-    #[error("kernel {kernel} takes {want} bytes of parameters, {got} were given")]
+    #[error("kernel {kernel} takes {want} bytes of parameters, but {got} bytes were given")]
     ArgsLength {
         /// The kernel.
         kernel: &'static str,
@@ -196,7 +198,7 @@ pub enum LaunchError {
         got: usize,
     },
     /// The parameters of the kernel are above the limit of a launch.
-    #[error("kernel {kernel} takes {want} bytes of parameters: at most {MAX_ARGS}")]
+    #[error("kernel {kernel} takes {want} bytes of parameters; the limit is {MAX_ARGS}")]
     ArgsTooLarge {
         /// The kernel.
         kernel: &'static str,

@@ -23,11 +23,13 @@ const _: () = assert!((MAX_DYNAMIC_SHARED as usize).is_multiple_of(LAYOUT.align(
 /// A request of a thread for shared memory that cannot be satisfied.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SharedError {
-    #[error("{want} bytes of shared memory besides {used} in use: at most {MAX_NAMED}")]
+    #[error(
+        "{want} bytes of shared memory do not fit beside {used} bytes in use; the limit is {MAX_NAMED}"
+    )]
     Full { want: usize, used: usize },
-    #[error("more than {MAX_NAMES} variables in shared memory")]
+    #[error("the block has more than {MAX_NAMES} variables in shared memory")]
     TooManyNames,
-    #[error("shared memory aligned to {0} bytes: at most 128")]
+    #[error("shared memory cannot be aligned to {0} bytes; the limit is 128")]
     Alignment(usize),
 }
 

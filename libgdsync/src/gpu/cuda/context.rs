@@ -121,7 +121,7 @@ impl Context {
             // SAFETY: creates a context and pushes it; it is popped at once.
             let created =
                 unsafe { (cuda.cuCtxCreate_v2)(&mut own, consts::CU_CTX_SCHED_AUTO, device) };
-            check(cuda, created, "create context", &name)?;
+            check(cuda, created, "create context", "cuCtxCreate", &name)?;
             let mut popped = std::ptr::null_mut();
             // SAFETY: pops the context just pushed.
             let _ = unsafe { (cuda.cuCtxPopCurrent_v2)(&mut popped) };
@@ -159,7 +159,7 @@ impl Context {
     pub fn host_flush(&self) -> Result<()> {
         const OPERATION: &str = "flush remote writes";
         let Some(flush) = self.cuda.cuFlushGPUDirectRDMAWrites else {
-            let what = "this driver has no cuFlushGPUDirectRDMAWrites";
+            let what = "the driver has no cuFlushGPUDirectRDMAWrites; update the driver";
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         };
         let _own = self.enter_own()?;
@@ -170,7 +170,7 @@ impl Context {
                 consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
             )
         };
-        self.check(flushed, OPERATION)
+        self.check(flushed, OPERATION, "cuFlushGPUDirectRDMAWrites")
     }
 
     /// Makes the library's context current, for allocation, freeing and copying. Meanwhile the
@@ -225,7 +225,7 @@ impl Context {
         if current != context {
             // SAFETY: both contexts live as long as `self`; `Entered` pops the context.
             let pushed = unsafe { (self.cuda.cuCtxPushCurrent_v2)(context) };
-            self.check(pushed, "make context current")?;
+            self.check(pushed, "make context current", "cuCtxPushCurrent")?;
         }
         Ok(Entered {
             context: self,
@@ -239,7 +239,7 @@ impl Context {
     pub fn alive(&self) -> Result<()> {
         match self.lost.load(Ordering::Relaxed) {
             0 => Ok(()),
-            code => Err(self.lost_error("use GPU", CudaResult(code))),
+            code => Err(self.lost_error("use GPU", "an earlier call", CudaResult(code))),
         }
     }
 
@@ -247,30 +247,31 @@ impl Context {
         self.lost.load(Ordering::Relaxed) != 0
     }
 
-    /// Turns a code of the driver into a result, and records the loss of the context.
+    /// Turns the code that the driver's function `call` returned into a result, and records the loss
+    /// of the context.
     #[inline]
-    pub fn check(&self, result: CudaResult, operation: &'static str) -> Result<()> {
+    pub fn check(&self, result: CudaResult, operation: &'static str, call: &str) -> Result<()> {
         if result.is_success() {
             return Ok(());
         }
-        Err(self.failure(result, operation))
+        Err(self.failure(result, operation, call))
     }
 
     #[cold]
-    fn failure(&self, result: CudaResult, operation: &'static str) -> Error {
+    fn failure(&self, result: CudaResult, operation: &'static str, call: &str) -> Error {
         if result.is_sticky() {
             // Only the first code is kept: later ones are its consequences.
             let _ = self
                 .lost
                 .compare_exchange(0, result.0, Ordering::Relaxed, Ordering::Relaxed);
-            return self.lost_error(operation, result);
+            return self.lost_error(operation, call, result);
         }
-        refused(self.cuda, result, operation, &self.name)
+        refused(self.cuda, result, operation, call, &self.name)
     }
 
-    fn lost_error(&self, operation: &'static str, result: CudaResult) -> Error {
+    fn lost_error(&self, operation: &'static str, call: &str, result: CudaResult) -> Error {
         let what = format!(
-            "{} is lost to this process: {}",
+            "{} is lost to this process; restart the process: {call} failed: {}",
             self.name,
             describe(self.cuda, result)
         );
@@ -302,17 +303,24 @@ pub(crate) fn check(
     cuda: &Cuda,
     result: CudaResult,
     operation: &'static str,
-    object: &str,
+    call: &str,
+    gpu: &str,
 ) -> Result<()> {
     if result.is_success() {
         Ok(())
     } else {
-        Err(refused(cuda, result, operation, object))
+        Err(refused(cuda, result, operation, call, gpu))
     }
 }
 
 #[cold]
-fn refused(cuda: &Cuda, result: CudaResult, operation: &'static str, object: &str) -> Error {
+fn refused(
+    cuda: &Cuda,
+    result: CudaResult,
+    operation: &'static str,
+    call: &str,
+    gpu: &str,
+) -> Error {
     let kind = match result {
         CudaResult::NO_DEVICE | CudaResult::STUB_LIBRARY => Kind::Absent,
         CudaResult::NOT_SUPPORTED | CudaResult::NOT_PERMITTED => Kind::Unsupported,
@@ -325,7 +333,7 @@ fn refused(cuda: &Cuda, result: CudaResult, operation: &'static str, object: &st
         lost if lost.is_sticky() => Kind::DeviceLost,
         _ => Kind::System,
     };
-    let what = format!("{object}: {}", describe(cuda, result));
+    let what = format!("{call} on {gpu} failed: {}", describe(cuda, result));
     Error::new(operation, kind, what)
 }
 
@@ -350,6 +358,6 @@ fn describe(cuda: &Cuda, result: CudaResult) -> String {
     match (name, meaning) {
         (Some(name), Some(meaning)) => format!("{name} ({}): {meaning}", result.0),
         (Some(name), None) => format!("{name} ({})", result.0),
-        _ => format!("CUDA error {}, which this driver does not name", result.0),
+        _ => format!("CUDA error {}, which the driver does not name", result.0),
     }
 }

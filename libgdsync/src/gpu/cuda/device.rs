@@ -151,11 +151,8 @@ impl DevicePool {
     /// Allocates at least `len` bytes, with undefined content.
     pub fn take(&self, context: &Context, len: usize) -> Result<Piece> {
         let wanted = len.checked_next_multiple_of(PAGE).ok_or_else(|| {
-            Error::new(
-                "allocate device memory",
-                Kind::Invalid,
-                format!("{len} bytes"),
-            )
+            let what = format!("{len} bytes exceed the address space");
+            Error::new("allocate device memory", Kind::Invalid, what)
         })?;
         let mut units = self.0.lock();
         for unit in units.iter().filter(|unit| unit.is_open()) {

@@ -48,17 +48,17 @@ enum Direction<'a> {
 impl Engine {
     /// Makes the engine of `context`, which must outlive the engine.
     pub fn new(context: &Context) -> Result<Engine> {
-        const OPERATION: &str = "make copy engine";
+        const OPERATION: &str = "create copy engine";
         let _own = context.enter_own()?;
         let cuda = context.cuda;
         let (mut stream, mut memory) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: creates objects of the current context, the library's.
         unsafe {
             let made = (cuda.cuStreamCreate)(&mut stream, consts::CU_STREAM_NON_BLOCKING);
-            context.check(made, OPERATION)?;
+            context.check(made, OPERATION, "cuStreamCreate")?;
             let flags = consts::CU_MEMHOSTALLOC_PORTABLE;
             let made = (cuda.cuMemHostAlloc)(&mut memory, STAGE, flags);
-            context.check(made, OPERATION)?;
+            context.check(made, OPERATION, "cuMemHostAlloc")?;
         }
         let stage = Stage {
             stream,
@@ -95,7 +95,10 @@ impl Engine {
         let _own = context.enter_own()?;
         let mut guard = self.0.lock();
         let Some(stage) = guard.take() else {
-            let what = format!("{}: an earlier copy is stuck", context.name());
+            let what = format!(
+                "an earlier copy of {} is stuck in its copy engine",
+                context.name()
+            );
             return Err(Error::new(OPERATION, Kind::System, what));
         };
         let cuda = context.cuda;
@@ -122,7 +125,7 @@ impl Engine {
             // The buffer must be unused before the next part: if `finish` fails, it is not used
             // again.
             stage.finish(context, OPERATION)?;
-            if let Err(e) = context.check(copied, OPERATION) {
+            if let Err(e) = context.check(copied, OPERATION, "a copy by cuMemcpy") {
                 *guard = Some(stage);
                 return Err(e);
             }
@@ -145,11 +148,15 @@ impl Engine {
         let _own = context.enter_own()?;
         let guard = self.0.lock();
         let Some(stage) = &*guard else {
-            return Err(Error::new(OPERATION, Kind::System, context.name()));
+            let what = format!(
+                "an earlier copy of {} is stuck in its copy engine",
+                context.name()
+            );
+            return Err(Error::new(OPERATION, Kind::System, what));
         };
         // SAFETY: the caller's promise.
         let set = unsafe { (context.cuda.cuMemsetD8Async)(at, 0, len, stage.stream) };
-        context.check(set, OPERATION)?;
+        context.check(set, OPERATION, "cuMemsetD8Async")?;
         stage.finish(context, OPERATION)
     }
 }
@@ -270,10 +277,10 @@ impl Stage {
             match unsafe { (context.cuda.cuStreamQuery)(self.stream) } {
                 CudaResult::NOT_READY if start.elapsed() < LIMIT => std::hint::spin_loop(),
                 CudaResult::NOT_READY => {
-                    let what = format!("{}: not done within {LIMIT:?}", context.name());
+                    let what = format!("{} did not finish a copy within {LIMIT:?}", context.name());
                     return Err(Error::new(operation, Kind::Timeout, what));
                 }
-                other => return context.check(other, operation),
+                other => return context.check(other, operation, "cuStreamQuery"),
             }
         }
     }

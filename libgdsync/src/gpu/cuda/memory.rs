@@ -72,7 +72,7 @@ impl Origin {
             };
         };
         // SAFETY: the library made each of these, releases it once, and no stream uses it.
-        let freed = unsafe {
+        let (freed, call) = unsafe {
             match self {
                 Origin::Nothing => return None,
                 Origin::Owned(owner, context) => {
@@ -83,7 +83,7 @@ impl Origin {
                     context.pool.give(context, piece);
                     return None;
                 }
-                Origin::Pinned(at) => (cuda.cuMemFreeHost)(at),
+                Origin::Pinned(at) => ((cuda.cuMemFreeHost)(at), "cuMemFreeHost"),
                 Origin::Registered(units, owner) => {
                     context.pages.leave(context, &units);
                     return owner;
@@ -92,10 +92,10 @@ impl Origin {
                     share::unmap(cuda, &mapping);
                     return None;
                 }
-                Origin::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
+                Origin::Opened(at) => ((cuda.cuIpcCloseMemHandle)(at), "cuIpcCloseMemHandle"),
             }
         };
-        if let Err(e) = context.check(freed, "free memory") {
+        if let Err(e) = context.check(freed, "free memory", call) {
             tracing::warn!(target: "gdsync", "{e}");
         }
         None
@@ -136,7 +136,10 @@ impl Memory {
     fn checked_addr(&self, offset: usize, len: usize) -> Result<CUdeviceptr> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside {
-            let what = format!("{len} bytes at {offset} of {:#x}+{}", self.at, self.len);
+            let what = format!(
+                "{len} bytes at offset {offset} exceed the {} bytes of memory at {:#x}",
+                self.len, self.at
+            );
             return Err(Error::new("copy device memory", Kind::Invalid, what));
         }
         Ok(self.at + offset as CUdeviceptr)
@@ -176,15 +179,15 @@ pub(super) fn pinned(context: &Arc<Context>, len: usize) -> Result<Allocation> {
         // SAFETY: allocates memory; the flag "portable" makes it accessible in the application's
         // context.
         let made = unsafe { (context.cuda.cuMemHostAlloc)(&mut host, len, flags) };
-        context.check(made, OPERATION)?;
+        context.check(made, OPERATION, "cuMemHostAlloc")?;
         let mut memory = Memory::new(context, 0, len, Origin::Pinned(host));
         // SAFETY: the memory was just allocated.
         let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut memory.at, host, 0) };
-        context.check(found, OPERATION)?;
+        context.check(found, OPERATION, "cuMemHostGetDevicePointer")?;
         memory
     };
     let base = NonNull::new(host.cast::<u8>())
-        .ok_or_else(|| Error::new(OPERATION, Kind::System, "a null address"))?;
+        .ok_or_else(|| Error::new(OPERATION, Kind::System, "cuMemHostAlloc returned null"))?;
     // SAFETY: `len` bytes just allocated, which no other thread knows yet.
     unsafe { base.as_ptr().write_bytes(0, len) };
     Ok(memory.into_allocation(Some(base)))
@@ -214,15 +217,15 @@ pub(super) unsafe fn registered(
         let _app = context.enter_app()?;
         // SAFETY: the memory is registered.
         let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut at, ptr.cast(), 0) };
-        context.check(found, OPERATION)?;
+        context.check(found, OPERATION, "cuMemHostGetDevicePointer")?;
         at
     } else {
-        let what = "memory that overlaps another registration, on a GPU that sees host memory \
-                    at other addresses";
+        let what = "the memory overlaps another registration, and the GPU accesses host memory at \
+                    other addresses than the CPU; register each range once";
         return Err(Error::new(OPERATION, Kind::Unsupported, what));
     };
-    let base =
-        NonNull::new(ptr).ok_or_else(|| Error::new(OPERATION, Kind::Invalid, "a null address"))?;
+    let base = NonNull::new(ptr)
+        .ok_or_else(|| Error::new(OPERATION, Kind::Invalid, "the address is null"))?;
     Ok(memory.into_allocation(Some(base)))
 }
 
@@ -242,11 +245,11 @@ pub(super) unsafe fn adopted(
     let (mut base, mut size) = (0, 0);
     // SAFETY: stores two numbers; the driver refuses an invalid address.
     let found = unsafe { (context.cuda.cuMemGetAddressRange_v2)(&mut base, &mut size, at) };
-    context.check(found, OPERATION)?;
+    context.check(found, OPERATION, "cuMemGetAddressRange")?;
     let inside = at >= base && len as u64 <= size as u64 && at - base <= size as u64 - len as u64;
     if !inside {
-        let what = format!("{len} bytes at {at:#x}, of {size} allocated at {base:#x}");
-        return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(size as u64, ""));
+        let what = format!("{len} bytes at {at:#x} exceed the allocation at {base:#x}");
+        return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(size as u64, "bytes"));
     }
     let mut kind: u32 = 0;
     let mut host: *mut u8 = std::ptr::null_mut();
@@ -258,10 +261,11 @@ pub(super) unsafe fn adopted(
             consts::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             at,
         );
-        context.check(asked, OPERATION)?;
+        context.check(asked, OPERATION, "cuPointerGetAttribute")?;
         if kind == consts::CU_MEMORYTYPE_HOST {
             let attribute = consts::CU_POINTER_ATTRIBUTE_HOST_POINTER;
-            context.check(get((&raw mut host).cast(), attribute, at), OPERATION)?;
+            let asked = get((&raw mut host).cast(), attribute, at);
+            context.check(asked, OPERATION, "cuPointerGetAttribute")?;
         }
     }
     let owned = |owner| Origin::Owned(owner, Arc::clone(context));
@@ -272,14 +276,14 @@ pub(super) unsafe fn adopted(
 
 /// The driver's number of the allocation at `at`, which is never reused.
 pub(crate) fn buffer_id(context: &Context, at: u64) -> Result<u64> {
-    const OPERATION: &str = "number allocation";
+    const OPERATION: &str = "query allocation number";
     let _app = context.enter_app()?;
     let mut id: u64 = 0;
     let attribute = consts::CU_POINTER_ATTRIBUTE_BUFFER_ID;
     // SAFETY: stores a number; the driver refuses an invalid address.
     let asked =
         unsafe { (context.cuda.cuPointerGetAttribute)((&raw mut id).cast(), attribute, at) };
-    context.check(asked, OPERATION)?;
+    context.check(asked, OPERATION, "cuPointerGetAttribute")?;
     Ok(id)
 }
 
@@ -309,7 +313,10 @@ impl Backing for Memory {
         const OPERATION: &str = "map device memory for the CPU";
         let fail = |why: &str| {
             let name = self.context.name();
-            let what = format!("{:#x}+{} of {name}: {why}", self.at, self.len);
+            let what = format!(
+                "GDRCopy cannot map {} bytes of {name} at {:#x}: {why}",
+                self.len, self.at
+            );
             Error::new(OPERATION, Kind::Unsupported, what)
         };
         let gdr = gdrcopy().map_err(fail)?;
@@ -329,7 +336,7 @@ impl Backing for Memory {
         // SAFETY: live device memory, which outlives the view: the region owns both.
         let mapping = unsafe { gdr.map(self.at, self.len, gdrcopy_sys::Pin::Default) };
         let mapping = mapping.map_err(|e| fail(&e.to_string()))?;
-        let base = NonNull::new(mapping.as_ptr()).ok_or_else(|| fail("a null mapping"))?;
+        let base = NonNull::new(mapping.as_ptr()).ok_or_else(|| fail("gdr_map returned null"))?;
         Ok(View {
             // SAFETY: the mapping has `len` bytes and lives as long as this value. Copies of
             // `mapped` are used only while the region lives.

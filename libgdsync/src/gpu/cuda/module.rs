@@ -40,7 +40,7 @@ impl Module {
         const OPERATION: &str = "load module";
         let elf = image.starts_with(b"\x7fELF") || image.starts_with(b"\x50\xed\x55\xba");
         if elf && !is_whole(image) {
-            let what = format!("{} bytes of truncated binary code", image.len());
+            let what = format!("the binary code of {} bytes is truncated", image.len());
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         // The driver takes a pointer without a length: text must end at a zero byte, and binary
@@ -50,8 +50,12 @@ impl Module {
             false => {
                 let text = image.strip_suffix(b"\0").unwrap_or(image);
                 let text = CString::new(text).map_err(|e| {
-                    Error::new(OPERATION, Kind::Invalid, "the text contains a zero byte")
-                        .with_source(e)
+                    Error::new(
+                        OPERATION,
+                        Kind::Invalid,
+                        "the PTX text contains a zero byte",
+                    )
+                    .with_source(e)
                 })?;
                 Some(text)
             }
@@ -64,7 +68,7 @@ impl Module {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the image is zero-terminated text, or binary code that contains its length.
         let loaded = unsafe { (context.cuda.cuModuleLoadData)(&mut raw, start) };
-        context.check(loaded, OPERATION)?;
+        context.check(loaded, OPERATION, "cuModuleLoadData")?;
         Ok(Module {
             context: Arc::clone(context),
             raw,
@@ -78,7 +82,8 @@ impl ModuleHandle for Module {
         const OPERATION: &str = "find kernel";
         let context = &self.context;
         let c_name = CString::new(name).map_err(|e| {
-            Error::new(OPERATION, Kind::Invalid, format!("{name:?}")).with_source(e)
+            let what = format!("the kernel name {name:?} contains a zero byte");
+            Error::new(OPERATION, Kind::Invalid, what).with_source(e)
         })?;
         let _app = context.enter_app()?;
         let mut raw = std::ptr::null_mut();
@@ -89,7 +94,7 @@ impl ModuleHandle for Module {
             let what = format!("the module has no kernel {name:?}");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
-        context.check(found, OPERATION)?;
+        context.check(found, OPERATION, "cuModuleGetFunction")?;
         // SAFETY: a live function. On a driver without the first call, the second one loads the
         // function too.
         let ready = unsafe {
@@ -102,7 +107,7 @@ impl ModuleHandle for Module {
                 }
             }
         };
-        context.check(ready, OPERATION)?;
+        context.check(ready, OPERATION, "cuFuncLoad")?;
         Ok(Kernel(Arc::new(Function {
             context: Arc::clone(context),
             raw,
@@ -176,6 +181,6 @@ impl Function {
             )
         };
         stream.count();
-        context.check(launched, "launch kernel")
+        context.check(launched, "launch kernel", "cuLaunchKernel")
     }
 }

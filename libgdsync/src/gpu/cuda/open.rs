@@ -28,18 +28,17 @@ fn driver() -> Result<&'static Cuda> {
     // SAFETY: the call may be made any number of times.
     let started = unsafe { (cuda.cuInit)(0) };
     if !started.is_success() {
-        let e = check(cuda, started, OPERATION, "cuInit").expect_err("it failed");
+        let e = check(cuda, started, OPERATION, "cuInit", "this machine").expect_err("it failed");
         let what = e.reason().to_owned();
         return Err(Error::new(OPERATION, Kind::Absent, what).with_source(e));
     }
     let mut version = 0;
     // SAFETY: stores a number.
     let asked = unsafe { (cuda.cuDriverGetVersion)(&mut version) };
-    check(cuda, asked, OPERATION, "cuDriverGetVersion")?;
+    check(cuda, asked, OPERATION, "cuDriverGetVersion", "this machine")?;
     match driver_too_old(version) {
-        Some(what) => {
-            Err(Error::new(OPERATION, Kind::Unsupported, what).with_limit(OLDEST as u64, ""))
-        }
+        Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what)
+            .with_limit(OLDEST as u64, "by cuDriverGetVersion")),
         None => Ok(cuda),
     }
 }
@@ -113,8 +112,10 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     let same_address = attribute(cuda, device, same) != 0;
     let alone = is_exclusive(cuda, device);
     let context = Arc::new(Context::new(cuda, device, app, name, alone)?);
-    let live = gds_step::Live::global()
-        .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).with_source(e))?;
+    let live = gds_step::Live::global().map_err(|e| {
+        let what = format!("start of the library's threads failed: {e}");
+        Error::new(OPERATION, Kind::System, what).with_source(e)
+    })?;
     let host: Arc<dyn gds_step::Host> = live;
     let poller = Box::new(Poller(Arc::clone(&context)));
     let poller = host.attach(gds_step::Thread::Watch, poller);
@@ -138,14 +139,14 @@ fn count(cuda: &Cuda) -> Result<u32> {
     let mut count = 0;
     // SAFETY: stores a number.
     let asked = unsafe { (cuda.cuDeviceGetCount)(&mut count) };
-    check(cuda, asked, OPERATION, "count GPUs")?;
+    check(cuda, asked, OPERATION, "cuDeviceGetCount", "this machine")?;
     match u32::try_from(count) {
         Ok(count) if count > 0 => Ok(count),
-        _ => Err(Error::new(
-            OPERATION,
-            Kind::Absent,
-            "the driver finds no GPU",
-        )),
+        _ => {
+            let what = "the driver finds no GPU; `nvidia-smi` lists the GPUs of this machine, and \
+                        CUDA_VISIBLE_DEVICES may hide them";
+            Err(Error::new(OPERATION, Kind::Absent, what))
+        }
     }
 }
 
@@ -183,13 +184,13 @@ fn check_device(cuda: &Cuda, device: CUdevice) -> Result<()> {
     let Some((kind, why)) = cuda_refusal(cuda, device) else {
         return Ok(());
     };
-    let remedy = match kind {
-        Kind::System => {
-            format!(" (PROHIBITED); `nvidia-smi -i {device} -c DEFAULT`, as root, allows them")
-        }
-        _ => String::new(),
+    let gpu = name_of(cuda, device);
+    let what = match kind {
+        Kind::System => format!(
+            "{gpu} cannot be used: {why} (PROHIBITED); run `nvidia-smi -i {device} -c DEFAULT` as root"
+        ),
+        _ => format!("{gpu} cannot be used: {why}"),
     };
-    let what = format!("{}: {why}{remedy}", name_of(cuda, device));
     Err(Error::new("open CUDA GPU", kind, what))
 }
 
@@ -198,14 +199,14 @@ fn check_first(cuda: &Cuda, device: CUdevice, result: CudaResult) -> Result<()> 
     const OPERATION: &str = "open CUDA GPU";
     if result == CudaResult::DEVICE_UNAVAILABLE && is_exclusive(cuda, device) {
         let what = format!(
-            "{}: its compute mode is EXCLUSIVE_PROCESS, and another process has a context on it; end \
-             that one, take another GPU, or allow several by `nvidia-smi -i {device} -c DEFAULT`, as \
-             root",
+            "{} has the compute mode EXCLUSIVE_PROCESS, and another process has a context on it; end \
+             that process, take another GPU, or run `nvidia-smi -i {device} -c DEFAULT` as root",
             name_of(cuda, device)
         );
         return Err(Error::new(OPERATION, Kind::System, what));
     }
-    check(cuda, result, OPERATION, "retain primary context")
+    let gpu = name_of(cuda, device);
+    check(cuda, result, OPERATION, "cuDevicePrimaryCtxRetain", &gpu)
 }
 
 impl Gpu {
@@ -225,15 +226,15 @@ impl Gpu {
         let cuda = driver()?;
         let count = count(cuda)?;
         if index >= count {
-            let what = format!("GPU {index} of {count}");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(count as u64, ""));
+            let what = format!("GPU {index} does not exist; GPUs are numbered from 0");
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(count as u64, "GPUs"));
         }
         let mut device = 0;
         let mut context = std::ptr::null_mut();
         // SAFETY: each call stores a handle. The context is kept until the process ends.
         unsafe {
             let got = (cuda.cuDeviceGet)(&mut device, index as i32);
-            check(cuda, got, OPERATION, "get device")?;
+            check(cuda, got, OPERATION, "cuDeviceGet", &format!("GPU {index}"))?;
             check_device(cuda, device)?;
             let got = (cuda.cuDevicePrimaryCtxRetain)(&mut context, device);
             check_first(cuda, device, got)?;
@@ -254,7 +255,13 @@ impl Gpu {
         let mut context = std::ptr::null_mut();
         // SAFETY: stores a handle, or null.
         let asked = unsafe { (cuda.cuCtxGetCurrent)(&mut context) };
-        check(cuda, asked, "open CUDA GPU", "get current context")?;
+        check(
+            cuda,
+            asked,
+            "open CUDA GPU",
+            "cuCtxGetCurrent",
+            "this thread",
+        )?;
         // SAFETY: the caller's promise.
         unsafe { Gpu::cuda_context(context.cast()) }
     }
@@ -278,11 +285,11 @@ impl Gpu {
         // SAFETY: a live context, as the caller promises; it is popped again.
         unsafe {
             let pushed = (cuda.cuCtxPushCurrent_v2)(context);
-            check(cuda, pushed, OPERATION, "make context current")?;
+            check(cuda, pushed, OPERATION, "cuCtxPushCurrent", "the context")?;
             let got = (cuda.cuCtxGetDevice)(&mut device);
             let mut popped = std::ptr::null_mut();
             let _ = (cuda.cuCtxPopCurrent_v2)(&mut popped);
-            check(cuda, got, OPERATION, "get device of context")?;
+            check(cuda, got, OPERATION, "cuCtxGetDevice", "the context")?;
             check_device(cuda, device)?;
             open(cuda, device, context)
         }
@@ -309,14 +316,16 @@ impl Gpu {
     /// [`Gpu::cuda_legacy_stream`] if that is intended), and for the per-thread default stream,
     /// which is a different stream on each thread; `System`, `DeviceLost` if the driver refuses.
     pub unsafe fn cuda_stream(&self, raw: *mut c_void) -> Result<Stream> {
-        const OPERATION: &str = "use CUDA stream";
+        const OPERATION: &str = "adopt CUDA stream";
         let stream: CUstream = raw.cast();
         if stream.is_null() || stream == consts::CU_STREAM_LEGACY {
-            let what = "the legacy default stream, which synchronises with all others";
+            let what = "the stream is the legacy default stream, which synchronises with all others; \
+                        create a stream, or use `cuda_legacy_stream`";
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         if stream == consts::CU_STREAM_PER_THREAD {
-            let what = "the default stream of a thread, which is another on each thread";
+            let what = "the stream is the per-thread default stream, which differs on each thread; \
+                        create a stream";
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         // SAFETY: the caller's promise.
@@ -352,7 +361,7 @@ impl Gpu {
     /// `Foreign` if this GPU is not a CUDA GPU; `System`, `DeviceLost` if the driver refuses.
     pub fn cuda_legacy_stream(&self) -> Result<Stream> {
         // SAFETY: this stream lives as long as its context.
-        unsafe { self.adopt_stream("use CUDA stream", consts::CU_STREAM_LEGACY) }
+        unsafe { self.adopt_stream("adopt CUDA stream", consts::CU_STREAM_LEGACY) }
     }
 
     unsafe fn adopt_stream(&self, operation: &'static str, stream: CUstream) -> Result<Stream> {
@@ -364,10 +373,10 @@ impl Gpu {
                 let _app = context.enter_app()?;
                 // SAFETY: a live stream, as the caller promises.
                 let asked = unsafe { (context.cuda.cuStreamGetCtx)(stream, &mut owner) };
-                context.check(asked, operation)?;
+                context.check(asked, operation, "cuStreamGetCtx")?;
             }
             if owner != context.app {
-                let what = format!("a stream of another context than {self:?}'s");
+                let what = format!("the stream belongs to another context than that of {self:?}");
                 return Err(Error::new(operation, Kind::Foreign, what));
             }
             let handle = runtime.known(CudaStream::adopted(context, stream));

@@ -48,7 +48,8 @@ impl HostPages {
             .checked_add(len)
             .map(|end| end.next_multiple_of(PAGE))
             .ok_or_else(|| {
-                Error::new(OPERATION, Kind::Invalid, format!("{len} bytes at {ptr:p}"))
+                let what = format!("{len} bytes at {ptr:p} exceed the address space");
+                Error::new(OPERATION, Kind::Invalid, what)
             })?;
         // Registrations that no stream uses any more end first: their addresses may hold other
         // memory by now. The application promises that memory which a stream may still use is
@@ -127,7 +128,7 @@ fn unregister(context: &Context, start: usize, ours: bool) -> Result<()> {
     let _own = context.enter_own()?;
     // SAFETY: the library registered this address, and no stream uses it.
     let gone = unsafe { (context.cuda.cuMemHostUnregister)(start as *mut _) };
-    context.check(gone, "unregister host memory")
+    context.check(gone, "unregister host memory", "cuMemHostUnregister")
 }
 
 /// Registers whole pages, and adds each run of them to `made`: first address, end, and whether the
@@ -172,7 +173,7 @@ unsafe fn register_run(context: &Context, from: usize, to: usize) -> Result<bool
             CudaResult::SUCCESS => return Ok(true),
             CudaResult::HOST_MEMORY_ALREADY_REGISTERED => return Ok(false),
             _ if flags != plain && !done.is_sticky() => {}
-            _ => context.check(done, OPERATION)?,
+            _ => context.check(done, OPERATION, "cuMemHostRegister")?,
         }
     }
     Ok(false)

@@ -18,7 +18,7 @@ pub(super) const OLDEST: i32 = 12000;
 pub fn driver_too_old(version: i32) -> Option<String> {
     let dotted = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
     let (is, oldest) = (dotted(version), dotted(OLDEST));
-    let too_old = || format!("a driver of CUDA {is}, where {oldest} is the oldest that will do");
+    let too_old = || format!("the driver is of CUDA {is}, and gdsync needs {oldest} or later");
     (version < OLDEST).then(too_old)
 }
 
@@ -34,7 +34,7 @@ pub fn cuda_refusal(cuda: &Cuda, device: CUdevice) -> Option<(Kind, &'static str
     } else if !cuda_caps(cuda, device).memops64 {
         Some((Kind::Unsupported, "it has no 64-bit memory operations"))
     } else if is(virtual_memory, 0) || cuda.cuMemCreate.is_none() {
-        let why = "it has no memory that is mapped (cuMemCreate)";
+        let why = "it has no virtual memory management (cuMemCreate)";
         Some((Kind::Unsupported, why))
     } else {
         None

@@ -16,12 +16,9 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::SharedMemory;
 use crate::gpu::runtime::Allocation;
 
-fn lacks(what: &str) -> Error {
-    Error::new(
-        "share memory",
-        Kind::Unsupported,
-        format!("this driver has no {what}"),
-    )
+fn lacks(call: &str) -> Error {
+    let what = format!("the driver has no {call}; update the driver");
+    Error::new("share memory", Kind::Unsupported, what)
 }
 
 fn prop(context: &Context) -> CUmemAllocationProp {
@@ -63,13 +60,14 @@ pub(super) fn physical(context: &Context, len: usize) -> Result<Mapping> {
     let prop = prop(context);
     let _own = context.enter_own()?;
     let unit = granularity(context, &prop)?;
-    let size = len
-        .checked_next_multiple_of(unit)
-        .ok_or_else(|| Error::new(OPERATION, Kind::Invalid, format!("{len} bytes")))?;
+    let size = len.checked_next_multiple_of(unit).ok_or_else(|| {
+        let what = format!("{len} bytes exceed the address space");
+        Error::new(OPERATION, Kind::Invalid, what)
+    })?;
     let mut handle = 0;
     // SAFETY: creates physical memory.
     let made = unsafe { create(&mut handle, size, &prop, 0) };
-    context.check(made, OPERATION)?;
+    context.check(made, OPERATION, "cuMemCreate")?;
     map(context, handle, size)
 }
 
@@ -84,7 +82,11 @@ fn granularity(context: &Context, prop: &CUmemAllocationProp) -> Result<usize> {
     let mut unit = 0;
     // SAFETY: stores a number.
     let asked = unsafe { ask(&mut unit, prop, consts::CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
-    context.check(asked, "allocate device memory")?;
+    context.check(
+        asked,
+        "allocate device memory",
+        "cuMemGetAllocationGranularity",
+    )?;
     Ok(unit.max(1))
 }
 
@@ -120,9 +122,15 @@ fn map(context: &Context, handle: u64, size: usize) -> Result<Mapping> {
     let mapped = unsafe {
         let reserved = reserve(&mut mapping.at, size, 0, 0, 0);
         context
-            .check(reserved, OPERATION)
-            .and_then(|()| context.check(map(mapping.at, size, 0, handle, 0), OPERATION))
-            .and_then(|()| context.check(access(mapping.at, size, &rights, 1), OPERATION))
+            .check(reserved, OPERATION, "cuMemAddressReserve")
+            .and_then(|()| {
+                let mapped = map(mapping.at, size, 0, handle, 0);
+                context.check(mapped, OPERATION, "cuMemMap")
+            })
+            .and_then(|()| {
+                let set = access(mapping.at, size, &rights, 1);
+                context.check(set, OPERATION, "cuMemSetAccess")
+            })
     };
     match mapped {
         Ok(()) => Ok(mapping),
@@ -162,7 +170,8 @@ pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
         Origin::Device(piece) => piece.share(),
         Origin::Owned(..) | Origin::Nothing => return by_ipc(memory),
         Origin::Pinned(..) | Origin::Registered(..) | Origin::Opened(_) => {
-            let what = "host memory, or memory of another process";
+            let what = "the region is host memory, or memory of another process; only device memory \
+                        of this process can be shared";
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
     };
@@ -174,7 +183,7 @@ pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
     let _own = context.enter_own()?;
     // SAFETY: stores a descriptor, an int.
     let done = unsafe { export((&raw mut fd).cast(), mapping.handle, kind, 0) };
-    context.check(done, OPERATION)?;
+    context.check(done, OPERATION, "cuMemExportToShareableHandle")?;
     Ok(SharedMemory::File {
         // SAFETY: the driver just made this descriptor for the caller.
         fd: unsafe { OwnedFd::from_raw_fd(fd) },
@@ -194,9 +203,9 @@ fn by_ipc(memory: &Memory) -> Result<SharedMemory> {
     // SAFETY: live device memory; each call stores a value.
     unsafe {
         let found = (cuda.cuMemGetAddressRange_v2)(&mut base, &mut size, memory.at());
-        context.check(found, OPERATION)?;
+        context.check(found, OPERATION, "cuMemGetAddressRange")?;
         let got = (cuda.cuIpcGetMemHandle)(&mut handle, memory.at());
-        context.check(got, OPERATION)?;
+        context.check(got, OPERATION, "cuIpcGetMemHandle")?;
     }
     Ok(SharedMemory::Ipc {
         handle: handle.reserved,
@@ -216,7 +225,10 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
         usize::try_from(len)
             .ok()
             .filter(|len| *len > 0)
-            .ok_or_else(|| Error::new(OPERATION, Kind::Invalid, format!("{len} bytes")))
+            .ok_or_else(|| {
+                let what = format!("the shared memory cannot have {len} bytes");
+                Error::new(OPERATION, Kind::Invalid, what)
+            })
     };
     match shared {
         SharedMemory::Ipc {
@@ -231,7 +243,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             let flags = consts::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
             // SAFETY: a handle is plain bytes; the driver refuses an invalid one.
             let opened = unsafe { (cuda.cuIpcOpenMemHandle_v2)(&mut base, handle, flags) };
-            context.check(opened, OPERATION)?;
+            context.check(opened, OPERATION, "cuIpcOpenMemHandle")?;
             let origin = Origin::Opened(base);
             let mut size = 0;
             let mut start = 0;
@@ -239,13 +251,15 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             let found = unsafe { (cuda.cuMemGetAddressRange_v2)(&mut start, &mut size, base) };
             let at = base.wrapping_add(*offset);
             let memory = Memory::new(context, at, len, origin);
-            context.check(found, OPERATION)?;
+            context.check(found, OPERATION, "cuMemGetAddressRange")?;
             let inside = offset
                 .checked_add(len as u64)
                 .is_some_and(|end| end <= size as u64);
             if !inside {
-                let what = format!("{len} bytes at {offset} of {size}");
-                return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(size as u64, ""));
+                let what = format!("{len} bytes at offset {offset} exceed the shared allocation");
+                return Err(
+                    Error::new(OPERATION, Kind::Invalid, what).with_limit(size as u64, "bytes")
+                );
             }
             Ok(memory.into_allocation(None))
         }
@@ -255,7 +269,8 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
                 .ok()
                 .and_then(|at| at.checked_add(len));
             let end = end.ok_or_else(|| {
-                Error::new(OPERATION, Kind::Invalid, format!("{len} bytes at {offset}"))
+                let what = format!("{len} bytes at offset {offset} exceed the address space");
+                Error::new(OPERATION, Kind::Invalid, what)
             })?;
             let import = cuda
                 .cuMemImportFromShareableHandle
@@ -267,7 +282,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             let unit = granularity(context, &prop(context))?;
             // SAFETY: the descriptor is passed as the pointer's value; another file is refused.
             let imported = unsafe { import(&mut handle, value, kind) };
-            context.check(imported, OPERATION)?;
+            context.check(imported, OPERATION, "cuMemImportFromShareableHandle")?;
             let size = end.checked_next_multiple_of(unit).unwrap_or(end);
             let mapping = map(context, handle, size)?;
             let at = mapping.at + offset;
@@ -302,7 +317,7 @@ pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<(OwnedFd, u64)> {
     let _own = context.enter_own()?;
     // SAFETY: stores a descriptor, an int; the range consists of whole pages of live memory.
     let done = unsafe { export((&raw mut fd).cast(), start, (end - start) as usize, kind, 0) };
-    context.check(done, OPERATION)?;
+    context.check(done, OPERATION, "cuMemGetHandleForAddressRange")?;
     // SAFETY: the driver just made this descriptor for the caller.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     Ok((fd, memory.at() - start))

@@ -123,7 +123,7 @@ impl CudaStream {
         match unsafe { (self.context.cuda.cuStreamQuery)(self.raw) } {
             CudaResult::NOT_READY => Ok(false),
             other => {
-                self.context.check(other, "query stream")?;
+                self.context.check(other, "query stream", "cuStreamQuery")?;
                 self.submitted.store(0, Ordering::Relaxed);
                 *self.mark.lock() = None;
                 Ok(true)
@@ -135,7 +135,8 @@ impl CudaStream {
         let mut status = consts::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: stores the state of a live stream.
         let asked = unsafe { (self.context.cuda.cuStreamIsCapturing)(self.raw, &mut status) };
-        self.context.check(asked, "query capture")?;
+        self.context
+            .check(asked, "query capture", "cuStreamIsCapturing")?;
         Ok(status != consts::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
@@ -183,14 +184,14 @@ impl CudaStream {
         // SAFETY: creates an event of the current context.
         let made =
             unsafe { (context.cuda.cuEventCreate)(&mut raw, consts::CU_EVENT_DISABLE_TIMING) };
-        context.check(made, "make event")?;
+        context.check(made, "create event", "cuEventCreate")?;
         let event = CudaEvent {
             context: Arc::clone(context),
             raw: Some(raw),
         };
         // SAFETY: event and stream are live and of one context.
         let recorded = unsafe { (context.cuda.cuEventRecord)(raw, self.raw) };
-        context.check(recorded, "record event")?;
+        context.check(recorded, "record event", "cuEventRecord")?;
         self.count();
         Ok(event)
     }
@@ -205,7 +206,7 @@ impl StreamHandle for CudaStream {
     fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
         match kernel.0.downcast_ref::<Function>() {
             Some(function) if function.is_of(&self.context) => function.launch(self, dims, args),
-            _ => Err(foreign("a kernel of another GPU", self.context.name())),
+            _ => Err(foreign("launch kernel", "kernel", self.context.name())),
         }
     }
 
@@ -216,7 +217,7 @@ impl StreamHandle for CudaStream {
         // SAFETY: spans of live regions, which the caller's stream uses from now on.
         let copied = unsafe { (context.cuda.cuMemcpyAsync)(to.0, from.0, len as usize, self.raw) };
         self.count();
-        context.check(copied, "enqueue copy")
+        context.check(copied, "enqueue copy", "cuMemcpyAsync")
     }
 
     fn record(&self) -> Result<Arc<dyn EventHandle>> {
@@ -225,17 +226,19 @@ impl StreamHandle for CudaStream {
 
     fn wait_event(&self, event: &dyn EventHandle) -> Result<()> {
         let Some(event) = (event as &dyn Any).downcast_ref::<CudaEvent>() else {
-            return Err(foreign("an event of another runtime", self.context.name()));
+            return Err(foreign("wait for event", "event", self.context.name()));
         };
         let Some(raw) = event.raw else {
-            let what = "no event could be recorded when the last handle of its stream was dropped";
+            let what =
+                "the driver recorded no event when the last handle of its stream was dropped";
             return Err(Error::new("wait for event", Kind::WrongState, what));
         };
         let _app = self.context.enter_to_enqueue()?;
         // SAFETY: event and stream are live.
         let waits = unsafe { (self.context.cuda.cuStreamWaitEvent)(self.raw, raw, 0) };
         self.count();
-        self.context.check(waits, "wait for event")
+        self.context
+            .check(waits, "wait for event", "cuStreamWaitEvent")
     }
 
     /// A stream under capture is not queried, because the query would end the capture: it counts as
@@ -360,7 +363,7 @@ impl EventHandle for CudaEvent {
             // The event went into a graph: no stream reaches it.
             CudaResult::CAPTURED_EVENT => Ok(true),
             other => {
-                self.context.check(other, "query event")?;
+                self.context.check(other, "query event", "cuEventQuery")?;
                 Ok(true)
             }
         }

@@ -20,7 +20,7 @@ use crate::gpu::runtime::EventHandle as _;
 /// The maximum number of spare streams. The pool is refilled when half of them are taken.
 const AHEAD: usize = 32;
 
-const OPERATION: &str = "make stream";
+const OPERATION: &str = "create stream";
 
 /// The streams of the application's context that have no handle.
 #[derive(Default)]
@@ -72,12 +72,13 @@ impl StreamPool {
             Some(spare) => Ok(spare.raw),
             None if waits() => {
                 let what = format!(
-                    "{}: one of its streams waits, and the {AHEAD} streams that the library \
-                     creates ahead are in use; the driver may block the creation of another until \
-                     the wait has passed. Create streams before the first wait, or drop some",
+                    "a stream of {} waits, all streams that the library creates in advance are in \
+                     use, and the driver may block the creation of another one until the wait has \
+                     passed; create streams before the first wait, or drop some",
                     context.name()
                 );
-                Err(Error::new(OPERATION, Kind::TooManyWaits, what).with_limit(AHEAD as u64, ""))
+                Err(Error::new(OPERATION, Kind::TooManyWaits, what)
+                    .with_limit(AHEAD as u64, "streams"))
             }
             None => make(context),
         }
@@ -108,6 +109,6 @@ fn make(context: &Context) -> Result<CUstream> {
     let mut raw = std::ptr::null_mut();
     // SAFETY: creates a stream of the current context.
     let made = unsafe { (context.cuda.cuStreamCreate)(&mut raw, consts::CU_STREAM_NON_BLOCKING) };
-    context.check(made, OPERATION)?;
+    context.check(made, OPERATION, "cuStreamCreate")?;
     Ok(raw)
 }

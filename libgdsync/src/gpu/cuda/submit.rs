@@ -71,12 +71,14 @@ fn submit_up_to<const N: usize>(context: &Context, stream: &CudaStream, ops: &[O
     const OPERATION: &str = "submit batch";
     let mut params = [const { MaybeUninit::<Params>::uninit() }; N];
     if ops.len() > N {
-        let what = format!("{} operations at once", ops.len());
-        return Err(Error::new(OPERATION, Kind::Unsupported, what).with_limit(N as u64, ""));
+        let what = format!("{} operations do not fit into one submission", ops.len());
+        return Err(
+            Error::new(OPERATION, Kind::Unsupported, what).with_limit(N as u64, "operations")
+        );
     }
     for (param, op) in params.iter_mut().zip(ops) {
         let Some(translated) = translate(op) else {
-            let what = format!("{op:?} on CUDA");
+            let what = format!("CUDA does not support the operation {op:?}");
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         };
         param.write(translated);
@@ -93,5 +95,5 @@ fn submit_up_to<const N: usize>(context: &Context, stream: &CudaStream, ops: &[O
         )
     };
     stream.count();
-    context.check(enqueued, OPERATION)
+    context.check(enqueued, OPERATION, "cuStreamBatchMemOp")
 }

@@ -46,8 +46,10 @@ impl Gpu {
     /// # Errors
     /// `System` if the operating system provides no thread or memory file.
     pub fn soft() -> Result<Gpu> {
-        let live = gds_step::Live::global()
-            .map_err(|e| Error::new("open soft GPU", Kind::System, e.to_string()).with_source(e))?;
+        let live = gds_step::Live::global().map_err(|e| {
+            let what = format!("start of the device thread failed: {e}");
+            Error::new("open soft GPU", Kind::System, what).with_source(e)
+        })?;
         SoftRuntime::open(live, SoftOptions::default())
     }
 
@@ -150,7 +152,10 @@ impl Memory {
     fn device(&self, operation: &'static str) -> Result<&softgpu::DeviceMemory> {
         match self {
             Memory::Device(memory) => Ok(memory),
-            _ => Err(Error::new(operation, Kind::Unsupported, "host memory")),
+            _ => {
+                let what = "the region is host memory; the call needs device memory";
+                Err(Error::new(operation, Kind::Unsupported, what))
+            }
         }
     }
 
@@ -249,7 +254,8 @@ impl SoftRuntime {
 
     #[cold]
     fn refuse(&self, operation: &'static str, kind: Kind, why: &str) -> Error {
-        Error::new(operation, kind, format!("{}: {why}", self.name))
+        let what = format!("{} refuses the call: {why}", self.name);
+        Error::new(operation, kind, what)
     }
 }
 
@@ -339,7 +345,7 @@ impl Runtime for SoftRuntime {
     }
 
     unsafe fn adopt(&self, _: DevicePtr, _: usize, _: Option<Owner>) -> Result<Allocation> {
-        let why = "it is not a CUDA GPU";
+        let why = "only a CUDA GPU adopts memory";
         Err(self.refuse("adopt memory", Kind::Foreign, why))
     }
 
@@ -351,17 +357,20 @@ impl Runtime for SoftRuntime {
         const OPERATION: &str = "open shared memory";
         let refused = |why: &str| self.refuse(OPERATION, Kind::Invalid, why);
         let SharedMemory::File { fd, offset: 0, len } = shared else {
-            return Err(refused("a handle that no soft GPU made"));
+            return Err(refused("the handle was not made by a soft GPU"));
         };
-        let len = usize::try_from(*len).map_err(|e| refused(&e.to_string()))?;
+        let len = usize::try_from(*len).map_err(|_| refused("the length exceeds 64 bits"))?;
         let fd = fd.try_clone();
-        let fd = fd.map_err(|e| self.refuse(OPERATION, Kind::System, &e.to_string()))?;
+        let fd = fd.map_err(|e| {
+            let why = format!("dup of the descriptor failed: {e}");
+            self.refuse(OPERATION, Kind::System, &why)
+        })?;
         let memory = self.gpu.import(fd, len);
         Ok(self.device(memory.map_err(|e| system(OPERATION, &e))?))
     }
 
     fn new_stream(&self, _waits: &dyn Fn() -> bool) -> Result<Arc<dyn StreamHandle>> {
-        let stream = self.gpu.stream().map_err(|e| system("make stream", &e))?;
+        let stream = self.gpu.stream().map_err(|e| system("create stream", &e))?;
         Ok(Arc::new(stream))
     }
 
@@ -388,7 +397,7 @@ impl Runtime for SoftRuntime {
     }
 
     fn load_binary(&self, _: &[u8]) -> Result<Arc<dyn ModuleHandle>> {
-        let why = "its kernels are functions of the program";
+        let why = "its kernels are functions of the program, not loaded code";
         Err(self.refuse("load module", Kind::Unsupported, why))
     }
 }
@@ -423,9 +432,10 @@ impl StreamHandle for softgpu::Stream {
         let kernel: &softgpu::Kernel = kernel
             .0
             .downcast_ref()
-            .ok_or_else(|| foreign("a kernel of another runtime", self.gpu().name()))?;
+            .ok_or_else(|| foreign("launch kernel", "kernel", self.gpu().name()))?;
         let dims = softgpu::Dims::new(dims.grid, dims.block, dims.shared).map_err(|e| {
-            Error::new("launch kernel", Kind::Invalid, e.to_string()).with_source(e)
+            let what = format!("the dimensions are invalid: {e}");
+            Error::new("launch kernel", Kind::Invalid, what).with_source(e)
         })?;
         softgpu::Stream::launch(self, kernel, dims, args).map_err(|e| system("launch kernel", &e))
     }
@@ -446,7 +456,7 @@ impl StreamHandle for softgpu::Stream {
     fn wait_event(&self, event: &dyn EventHandle) -> Result<()> {
         let event = (event as &dyn Any)
             .downcast_ref()
-            .ok_or_else(|| foreign("an event of another runtime", self.gpu().name()))?;
+            .ok_or_else(|| foreign("wait for event", "event", self.gpu().name()))?;
         softgpu::Stream::wait_event(self, event).map_err(|e| system("wait for event", &e))
     }
 
@@ -516,7 +526,10 @@ fn translate(op: &Op) -> softgpu::MemOp {
 const MOST_SLOTS: u32 = 1024;
 
 fn pointer(ptr: *mut u8) -> Result<NonNull<u8>> {
-    NonNull::new(ptr).ok_or_else(|| Error::new("map memory", Kind::System, "a null mapping"))
+    NonNull::new(ptr).ok_or_else(|| {
+        let what = "the soft GPU mapped the memory at address 0";
+        Error::new("map memory", Kind::System, what)
+    })
 }
 
 /// Converts an error of the soft GPU into an error of this crate.
@@ -535,15 +548,26 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         | E::AlreadyRegistered { .. } => Kind::Invalid,
         _ => Kind::System,
     };
-    let limit = match e {
-        E::BatchTooLong { limit, .. } | E::InlineTooLong { limit, .. } => Some(*limit),
-        E::BadConfig { max, .. } => Some(*max),
-        E::OutOfMemory { limit, .. } => Some(*limit),
-        _ => None,
+    let what = match e {
+        E::BatchTooLong { stream, ops, .. } => {
+            format!("stream {stream} cannot take {ops} memory operations in one submission")
+        }
+        E::InlineTooLong { len, .. } => format!("an inline copy cannot have {len} bytes"),
+        E::BadConfig {
+            what, value, min, ..
+        } => format!("the setting {what} cannot be {value}; it is at least {min}"),
+        E::OutOfMemory {
+            what, len, used, ..
+        } => format!("{what} of {len} bytes is not available: the GPU has {used} bytes in use"),
+        e => e.to_string(),
     };
-    let error = Error::new(operation, kind, e.to_string());
-    match limit {
-        Some(limit) => error.with_limit(limit as u64, "").with_source(e.clone()),
-        None => error.with_source(e.clone()),
+    let error = Error::new(operation, kind, what).with_source(e.clone());
+    match e {
+        E::BatchTooLong { limit, .. } => error.with_limit(*limit as u64, "operations"),
+        E::InlineTooLong { limit, .. } | E::OutOfMemory { limit, .. } => {
+            error.with_limit(*limit as u64, "bytes")
+        }
+        E::BadConfig { max, what, .. } => error.with_limit(*max as u64, what),
+        _ => error,
     }
 }

@@ -1,6 +1,7 @@
 //! The virtual ConnectX as a provider: only this module uses the crate `vmlx5`. [`nodes`] addresses
 //! its datagrams, [`span`] is memory as it accesses it, `soft` is a software GPU's memory.
 
+mod errors;
 mod nodes;
 mod options;
 #[cfg(feature = "soft")]
@@ -17,6 +18,7 @@ use gds_step::Live;
 use gds_step::{Bell, Host, Machine, MachineId, Shared, Step, Thread, Time};
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
+use self::errors::refused;
 use self::nodes::Nodes;
 pub use self::options::EmulatedOptions;
 use self::options::faults_of_environment;
@@ -132,16 +134,19 @@ impl EmulatedNic {
         let fabric: Box<dyn vmlx5::fabric::Fabric> = match options.hub {
             Some(hub) => Box::new(hub.port()),
             None => {
-                let fail =
-                    |e: &dyn fmt::Display| Error::new(OPERATION, Kind::System, e.to_string());
-                let live = Live::global().map_err(|e| fail(&e))?;
+                let fail = |call: &str, e: &dyn fmt::Display| {
+                    let what = format!("{call} failed: {e}");
+                    Error::new(OPERATION, Kind::System, what)
+                };
+                let live = Live::global().map_err(|e| fail("start of the device thread", &e))?;
                 let fd = live.bell().fd();
                 let fd = std::os::fd::AsFd::as_fd(&fd)
                     .try_clone_to_owned()
-                    .map_err(|e| fail(&e))?;
-                let bell = Bell::open(fd).map_err(|e| fail(&e))?;
-                let fabric =
-                    ShmFabric::open(ShmConfig::default(), Arc::new(bell)).map_err(|e| fail(&e))?;
+                    .map_err(|e| fail("dup of the wake-up descriptor", &e))?;
+                let bell =
+                    Bell::open(fd).map_err(|e| fail("open of the wake-up descriptor", &e))?;
+                let fabric = ShmFabric::open(ShmConfig::default(), Arc::new(bell))
+                    .map_err(|e| fail("open of the shared-memory fabric", &e))?;
                 Box::new(fabric)
             }
         };
@@ -206,7 +211,10 @@ impl EmulatedNic {
     }
 
     fn pd(&self, id: PdId, operation: &'static str) -> Result<vmlx5::PdId> {
-        let gone = || Error::new(operation, Kind::Foreign, format!("{id:?}"));
+        let gone = || {
+            let what = format!("PD {} does not belong to {}", id.0, self.name);
+            Error::new(operation, Kind::Foreign, what)
+        };
         self.pds().get(&id).copied().ok_or_else(gone)
     }
 }
@@ -245,7 +253,7 @@ impl Nic for EmulatedNic {
         let pd = self
             .nic
             .with(|nic| nic.alloc_pd())
-            .map_err(|e| refused("allocate pd", e))?;
+            .map_err(|e| refused("allocate protection domain", e))?;
         let id = PdId(pd.number());
         self.pds().insert(id, pd);
         Ok(id)
@@ -290,7 +298,8 @@ impl Nic for EmulatedNic {
         let pd = self.pd(pd, "create queue pair")?;
         if let Some(pkey) = rings.path.pkey.filter(|pkey| pkey | MEMBER != PARTITION) {
             let what = format!(
-                "partition {pkey:#06x} (GDS_PKEY, QpConfig::pkey): {} has only {PARTITION:#06x}",
+                "{} is not a member of partition {pkey:#06x} (GDS_PKEY, QpConfig::pkey); use \
+                 {PARTITION:#06x}",
                 self.name
             );
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
@@ -368,11 +377,15 @@ impl Nic for EmulatedNic {
 
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         if peer.port.is_some() {
-            let what = "the peer has no virtual NIC linked into its process";
+            let what = "the peer has no virtual NIC that is linked into its process, which this \
+                        virtual NIC needs";
             return Err(Error::new("connect", Kind::Invalid, what));
         }
         let owned = self.qps().get(&qpn).map(|qp| (qp.access, qp.path));
-        let gone = || Error::new("connect", Kind::WrongState, format!("queue pair {qpn:#x}"));
+        let gone = || {
+            let what = format!("QP {qpn:#x} does not exist any more");
+            Error::new("connect", Kind::WrongState, what)
+        };
         let (access, path) = owned.ok_or_else(gone)?;
         let states = [
             vmlx5::Modify::Init {
@@ -409,8 +422,9 @@ impl Nic for EmulatedNic {
 
     fn create_ah(&self, _: PdId, to: &AhAttr) -> Result<Ah> {
         let AhAttr::Node(node) = to else {
-            let what = "the port belongs to a NIC that is not linked into its process";
-            return Err(Error::new("name destination", Kind::Invalid, what));
+            let what = "the port belongs to a NIC that is not linked into its process, which this \
+                        virtual NIC needs";
+            return Err(Error::new("create destination", Kind::Invalid, what));
         };
         let av = nodes::address(vmlx5::fabric::NodeId(*node));
         Ok(Ah { id: 0, av })
@@ -511,30 +525,6 @@ fn rights(access: Access) -> vmlx5::Access {
 
 fn remote_rights(access: Access) -> vmlx5::Access {
     rights(Access(access.0 & !1))
-}
-
-fn refused(operation: &'static str, e: vmlx5::NicError) -> Error {
-    use vmlx5::NicError as E;
-    use vmlx5::fabric::LinkError;
-    let kind = match &e {
-        E::Link {
-            source: LinkError::Version { .. } | LinkError::Garbage(_) | LinkError::Greeting(_),
-            ..
-        } => Kind::Protocol,
-        E::Transition { .. } => Kind::WrongState,
-        E::Limit { .. } | E::Access { .. } | E::Span { .. } => Kind::Invalid,
-        _ => Kind::System,
-    };
-    let limit = match &e {
-        E::Limit { limit, .. } | E::Span { limit, .. } => Some(*limit),
-        E::Full { limit, .. } => Some(u64::from(*limit)),
-        _ => None,
-    };
-    let error = Error::new(operation, kind, e.to_string());
-    match limit {
-        Some(limit) => error.with_limit(limit, "").with_source(e),
-        None => error.with_source(e),
-    }
 }
 
 #[cfg(test)]

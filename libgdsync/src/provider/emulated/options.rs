@@ -56,7 +56,7 @@ pub(super) fn faults_of_environment() -> Result<Option<Faults>> {
         return Ok(None);
     }
     let faults = words.parse().map_err(|why| {
-        let what = format!("{NAME}: {why}");
+        let what = format!("the value of {NAME} is invalid: {why}");
         Error::new("read environment", Kind::Invalid, what)
     })?;
     Ok(Some(faults))

@@ -48,21 +48,21 @@ pub(in crate::provider) fn missing(e: &LoadError) -> Error {
     Error::new(OPEN, kind, e.to_string()).with_source(e.clone())
 }
 
-/// The error of the operating system with this number.
-pub(super) fn refused(operation: &'static str, what: &str, errno: i32) -> Error {
+/// The error of a call that failed with this errno; `call` names the call and its object.
+pub(super) fn refused(operation: &'static str, call: &str, errno: i32) -> Error {
     let e = std::io::Error::from_raw_os_error(errno);
     let kind = match errno {
         libc::EINVAL => Kind::Invalid,
         libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => Kind::Unsupported,
         _ => Kind::System,
     };
-    Error::new(operation, kind, format!("{what}: {e}")).with_source(e)
+    Error::new(operation, kind, format!("{call} failed: {e}")).with_source(e)
 }
 
 /// The last error of the operating system, for a call that returned a null pointer.
-pub(in crate::provider) fn refused_last(operation: &'static str, what: &str) -> Error {
+pub(in crate::provider) fn refused_last(operation: &'static str, call: &str) -> Error {
     let errno = std::io::Error::last_os_error().raw_os_error();
-    refused(operation, what, errno.unwrap_or(0))
+    refused(operation, call, errno.unwrap_or(0))
 }
 
 /// Whether an error says that the kernel has taken the device from the process.
@@ -74,28 +74,29 @@ pub(in crate::provider) fn is_gone(e: &Error) -> bool {
 
 /// The error if libibverbs returns no list of devices: mostly the kernel has no RDMA driver.
 fn no_list() -> Error {
-    let e = refused_last(OPEN, "list of devices");
+    let e = refused_last(OPEN, "ibv_get_device_list");
     match e.kind() {
         Kind::Unsupported => {
-            Error::new(OPEN, Kind::Absent, "the kernel has no RDMA").with_source(e)
+            let what = "the kernel has no RDMA drivers; load the driver module of the NIC, for example mlx5_ib";
+            Error::new(OPEN, Kind::Absent, what).with_source(e)
         }
         _ => e,
     }
 }
 
 /// The error of a result other than 0: an errno, which some functions negate or leave in `errno`.
-pub(in crate::provider) fn told(answer: i32, operation: &'static str, what: &str) -> Error {
+pub(in crate::provider) fn told(answer: i32, operation: &'static str, call: &str) -> Error {
     match answer {
-        -1 => refused_last(operation, what),
-        errno => refused(operation, what, errno.abs()),
+        -1 => refused_last(operation, call),
+        errno => refused(operation, call, errno.abs()),
     }
 }
 
 /// Checks a result that is a number: 0, or an error as for [`told`].
-pub(in crate::provider) fn check(answer: i32, operation: &'static str, what: &str) -> Result<()> {
+pub(in crate::provider) fn check(answer: i32, operation: &'static str, call: &str) -> Result<()> {
     match answer {
         0 => Ok(()),
-        answer => Err(told(answer, operation, what)),
+        answer => Err(told(answer, operation, call)),
     }
 }
 
@@ -169,7 +170,8 @@ impl Context {
                 (verbs.ibv_get_device_guid)(device),
             )
         };
-        let raw = NonNull::new(raw).ok_or_else(|| refused_last(OPEN, &name))?;
+        let raw = NonNull::new(raw)
+            .ok_or_else(|| refused_last(OPEN, &format!("ibv_open_device for {name}")))?;
         let context: &'static Context = Box::leak(Box::new(Context {
             verbs,
             raw,
@@ -244,13 +246,13 @@ pub(super) fn all(
             {
                 bad.push((
                     Kind::Absent,
-                    format!("{name} is not a ConnectX of {mlx5:?}"),
+                    format!("{name} is not a ConnectX that {mlx5:?} supports"),
                 ));
                 continue;
             }
             match Context::open(verbs, device) {
                 Ok(context) => good.push(context),
-                Err(e) => bad.push((e.kind(), e.to_string())),
+                Err(e) => bad.push((e.kind(), e.reason().to_owned())),
             }
         }
     }

@@ -5,7 +5,7 @@ use gdsync_sys::verbs::types::{ibv_ah, ibv_ah_attr, ibv_pd};
 use super::context::{Context, refused_last};
 use crate::error::Result;
 
-const OPERATION: &str = "name destination";
+const OPERATION: &str = "create destination";
 
 /// An address handle of libibverbs.
 pub(crate) struct Handle {
@@ -29,8 +29,8 @@ impl Handle {
         // SAFETY: as the caller says.
         let raw = unsafe { (context.verbs().ibv_create_ah)(pd, &mut attr) };
         if raw.is_null() {
-            let what = format!("{} by {attr:?}", context.name);
-            return Err(refused_last(OPERATION, &what));
+            let call = format!("ibv_create_ah on {} with {attr:?}", context.name);
+            return Err(refused_last(OPERATION, &call));
         }
         Ok(Handle { context, raw })
     }

@@ -45,7 +45,10 @@ impl Memory<'_> {
                     "memory of {gpu:?} is registered with {} by {how}, because: {why}", self.nic
                 );
             });
-            let and = |e: Error| Error::new(e.operation(), e.kind(), format!("{e}; {why}"));
+            let and = |e: Error| {
+                let what = format!("{}; before that: {why}", e.reason());
+                Error::new(e.operation(), e.kind(), what)
+            };
             self.by_address().map_err(and)
         })
     }
@@ -61,28 +64,31 @@ impl Memory<'_> {
             let register = self.verbs.ibv_reg_mr_iova;
             register(self.pd, at, self.region.len(), iova, self.rights)
         };
-        self.made(mr, "register memory")
+        self.made(mr, "ibv_reg_mr_iova", "register memory")
     }
 
     fn by_dma_buf(&self) -> Result<*mut ibv_mr> {
         const OPERATION: &str = "register dma-buf";
         let (fd, offset) = self.region.dma_buf_to_register()?;
         let Some(register) = self.verbs.ibv_reg_dmabuf_mr else {
-            let what = format!("{:?} has no ibv_reg_dmabuf_mr", self.verbs);
+            let what = format!(
+                "{:?} has no ibv_reg_dmabuf_mr; update rdma-core",
+                self.verbs
+            );
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         };
         let (fd, iova) = (fd.as_raw_fd(), self.region.addr().0);
         // SAFETY: the descriptor covers the region from `offset` on.
         let mr = unsafe { register(self.pd, offset, self.region.len(), iova, fd, self.rights) };
-        self.made(mr, OPERATION)
+        self.made(mr, "ibv_reg_dmabuf_mr", OPERATION)
     }
 
-    fn made(&self, mr: *mut ibv_mr, operation: &'static str) -> Result<*mut ibv_mr> {
+    fn made(&self, mr: *mut ibv_mr, call: &str, operation: &'static str) -> Result<*mut ibv_mr> {
         match mr.is_null() {
             false => Ok(mr),
             true => {
-                let what = format!("{:?} with {}", self.region, self.nic);
-                Err(refused_last(operation, &what))
+                let call = format!("{call} for {:?} on {}", self.region, self.nic);
+                Err(refused_last(operation, &call))
             }
         }
     }

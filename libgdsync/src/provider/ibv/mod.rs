@@ -90,7 +90,10 @@ impl IbvPort {
     }
 
     pub fn pd(&self, id: PdId, operation: &'static str) -> Result<*mut ibv_pd> {
-        let gone = || Error::new(operation, Kind::Foreign, format!("{id:?}"));
+        let gone = || {
+            let what = format!("PD {} does not belong to {}", id.0, self.name);
+            Error::new(operation, Kind::Foreign, what)
+        };
         let pds = self.pds.lock();
         pds.by_id.get(&id).map(|pd| pd.0).ok_or_else(gone)
     }
@@ -100,7 +103,8 @@ impl IbvPort {
         // SAFETY: an open context.
         let pd = unsafe { (verbs.ibv_alloc_pd)(self.context.raw()) };
         if pd.is_null() {
-            return Err(refused_last("allocate pd", &self.name));
+            let call = format!("ibv_alloc_pd on {}", self.name);
+            return Err(refused_last("allocate protection domain", &call));
         }
         let mut pds = self.pds.lock();
         let id = PdId(pds.next);
@@ -162,7 +166,7 @@ impl IbvPort {
     /// An address handle for a port.
     pub fn handle(&self, pd: PdId, to: &AhAttr) -> Result<Handle> {
         let attr = path::ah_attr(&self.port, to, &PathConfig::default().resolve()?)?;
-        let pd = self.pd(pd, "name destination")?;
+        let pd = self.pd(pd, "create destination")?;
         // SAFETY: a protection domain of this context, which destinations hold.
         unsafe { Handle::make(self.context, pd, attr) }
     }

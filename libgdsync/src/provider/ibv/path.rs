@@ -29,6 +29,18 @@ pub(super) fn rights(access: Access) -> u32 {
     granted.fold(0, |all, (_, theirs)| all | theirs)
 }
 
+/// The name of a state, for errors.
+pub(in crate::provider) fn state_name(state: i32) -> &'static str {
+    match state {
+        IBV_QPS_RESET => "RESET",
+        IBV_QPS_INIT => "INIT",
+        IBV_QPS_RTR => "RTR",
+        IBV_QPS_RTS => "RTS",
+        IBV_QPS_ERR => "ERR",
+        _ => "another state",
+    }
+}
+
 /// A change to a state without other attributes.
 pub(in crate::provider) fn plain(state: i32) -> Change {
     let attr = ibv_qp_attr {
@@ -83,7 +95,7 @@ fn route(
             true => ("Ethernet", "InfiniBand"),
             false => ("InfiniBand", "Ethernet"),
         };
-        let what = format!("the peer is on {there}, this NIC on {here}");
+        let what = format!("the port of the peer is on {there}, and this port is on {here}");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
     // The first half of an identifier is the subnet: another subnet is reached by a router.
@@ -113,10 +125,11 @@ pub(in crate::provider) fn ah_attr(
     to: &AhAttr,
     settings: &PathSettings,
 ) -> Result<ibv_ah_attr> {
-    const OPERATION: &str = "name destination";
+    const OPERATION: &str = "create destination";
     match *to {
         AhAttr::Node(_) => {
-            let what = "the destination is a virtual NIC that is linked into its process";
+            let what = "the destination is on a virtual NIC that is linked into its process, which a \
+                        NIC of libibverbs cannot reach";
             Err(Error::new(OPERATION, Kind::Invalid, what))
         }
         AhAttr::Port {
@@ -152,19 +165,24 @@ pub(in crate::provider) fn ready_to_receive(
 ) -> Result<Change> {
     let invalid = |what: String| Error::new(CONNECT, Kind::Invalid, what);
     let Some(there) = peer.port else {
-        return Err(invalid(
-            "the peer is on a virtual NIC that is linked into its process".into(),
-        ));
+        let what = "the peer is on a virtual NIC that is linked into its process, which a NIC of \
+                    libibverbs cannot reach";
+        return Err(invalid(what.to_owned()));
     };
-    for (what, number) in [("number", peer.qpn), ("first packet", peer.psn)] {
-        if number > NUMBER {
-            return Err(invalid(format!("the peer's {what} is {number:#x}")).with_limit(NUMBER, ""));
-        }
+    if peer.qpn > NUMBER {
+        let what = format!("the peer's QP number {:#x} has more than 24 bits", peer.qpn);
+        return Err(invalid(what).with_limit(NUMBER, "QP numbers"));
+    }
+    if peer.psn > NUMBER {
+        let what = format!("the peer's first PSN {:#x} has more than 24 bits", peer.psn);
+        return Err(invalid(what).with_limit(NUMBER, "PSNs"));
     }
     if !(1..=5).contains(&there.mtu) {
-        return Err(
-            invalid(format!("the peer's packet size has number {}", there.mtu)).with_limit(5u8, ""),
+        let what = format!(
+            "the peer's record has MTU code {}, which is unknown",
+            there.mtu
         );
+        return Err(invalid(what).with_limit(5u8, "MTU codes"));
     }
     let ah_attr = route(port, there.lid, Some(there.gid), settings, CONNECT)?;
     let attr = ibv_qp_attr {

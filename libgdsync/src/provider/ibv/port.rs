@@ -51,7 +51,7 @@ pub(super) fn choose(
                         Ok(port) => port,
                         // If the NIC was not named, another one may be used.
                         Err(e) if wanted.is_none() && e.kind() == Kind::Unsupported => {
-                            passed_over.push((e.kind(), e.to_string()));
+                            passed_over.push((e.kind(), e.reason().to_owned()));
                             continue;
                         }
                         Err(e) => return Err(e),
@@ -62,7 +62,7 @@ pub(super) fn choose(
                     return Ok((context, port));
                 }
                 Some(attr) => {
-                    let why = format!("{name} is not active (state {})", attr.state);
+                    let why = format!("{name} is not active (port state {})", attr.state);
                     passed_over.push((Kind::Absent, why));
                 }
                 None if one.is_some() => {
@@ -70,7 +70,7 @@ pub(super) fn choose(
                 }
                 // Every NIC has a port 1.
                 None if number == 1 => {
-                    let why = format!("{} does not report its ports", context.name);
+                    let why = format!("ibv_query_port on {name} failed");
                     passed_over.push((Kind::System, why));
                     break;
                 }
@@ -79,8 +79,11 @@ pub(super) fn choose(
         }
     }
     let what = match (wanted, passed_over.is_empty()) {
-        (Some(wanted), true) => format!("no NIC is called {}", wanted.device),
-        (None, true) => "libibverbs finds no NIC".to_owned(),
+        (Some(wanted), true) => format!(
+            "no NIC is called {}; `ibv_devices` lists the NICs of this machine",
+            wanted.device
+        ),
+        (None, true) => "libibverbs finds no NIC on this machine".to_owned(),
         (_, false) => {
             let why: Vec<&str> = passed_over.iter().map(|(_, why)| &**why).collect();
             why.join("; ")
@@ -184,8 +187,8 @@ fn gid(context: &Context, port: u8, index: u8) -> Result<[u8; 16]> {
         let verbs = context.verbs();
         (verbs.ibv_query_gid)(context.raw(), port, index.into(), &mut gid)
     };
-    let what = format!("GID {index} of {}:{port}", context.name);
-    check(answer, OPEN, &what)?;
+    let call = format!("ibv_query_gid for GID {index} of {}:{port}", context.name);
+    check(answer, OPEN, &call)?;
     Ok(gid)
 }
 
@@ -221,7 +224,9 @@ pub(super) fn pkey_index(context: &Context, port: u8, wanted: Option<u16>) -> Re
 fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 16])> {
     let verbs = context.verbs();
     let Some(query) = verbs._ibv_query_gid_ex else {
-        let what = format!("{verbs:?} does not report the types of GIDs, which RoCE needs");
+        let what = format!(
+            "{verbs:?} does not report the types of GIDs, which RoCE needs; update rdma-core"
+        );
         return Err(Error::new(OPEN, Kind::Unsupported, what));
     };
     let entries = u8::try_from(attr.gid_tbl_len).unwrap_or(u8::MAX);
@@ -237,17 +242,20 @@ fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 1
         let chosen = said.parse().ok().filter(|index| *index < entries);
         return chosen.and_then(read).ok_or_else(|| {
             let what = format!(
-                "{GID_INDEX}={said}: {}:{port} has no GID of RoCE v2 there",
+                "{GID_INDEX}={said} does not select a GID of RoCE v2 in the table of {}:{port}",
                 context.name
             );
-            Error::new(OPEN, Kind::Invalid, what).with_limit(entries, "")
+            Error::new(OPEN, Kind::Invalid, what).with_limit(entries, "entries")
         });
     }
     let link_local = |gid: &[u8; 16]| gid[..2] == [0xfe, 0x80];
     let all: Vec<_> = (0..entries).filter_map(read).collect();
     let best = all.iter().find(|(_, gid)| !link_local(gid)).or(all.first());
     best.copied().ok_or_else(|| {
-        let what = format!("{}:{port} has no GID of RoCE v2", context.name);
+        let what = format!(
+            "{}:{port} has no GID of RoCE v2; give the network interface an IP address",
+            context.name
+        );
         Error::new(OPEN, Kind::Unsupported, what)
     })
 }

@@ -74,7 +74,7 @@ impl Mlx5Nic {
             qp.modify(to_receive, operation)?;
             // Messages may have arrived already: a return to INIT would lose them.
             qp.modify(to_send, operation).map_err(|e| {
-                let what = format!("queue pair {qpn:#x}: {e}");
+                let what = format!("QP {qpn:#x} is in error because {}", e.reason());
                 Error::new(operation, Kind::Failed(Status::CLOSED), what).with_source(e)
             })
         })
@@ -87,7 +87,10 @@ impl Mlx5Nic {
         operation: &'static str,
         change: impl FnOnce(&QpParts) -> Result<R>,
     ) -> Result<R> {
-        let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
+        let gone = || {
+            let what = format!("QP {qpn:#x} does not exist any more");
+            Error::new(operation, Kind::WrongState, what)
+        };
         let qp = self.alive.lock().qps.get(&qpn).cloned().ok_or_else(gone)?;
         let parts = qp.lock();
         change(parts.as_ref().ok_or_else(gone)?)
@@ -143,7 +146,10 @@ impl Nic for Mlx5Nic {
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade> {
         const OPERATION: &str = "create queue pair";
         if rings.start != 0 {
-            let what = format!("a first index of {}, which is the NIC's own", rings.start);
+            let what = format!(
+                "the first index of the queues cannot be {}: libmlx5 starts them at 0",
+                rings.start
+            );
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
         let pd = self.base.pd(pd, OPERATION)?;
@@ -212,13 +218,13 @@ impl Nic for Mlx5Nic {
         const OPERATION: &str = "reset queue pair";
         if let Report::Lost(status) = self.report(qpn, Time::ZERO) {
             // The NIC has not counted the entries that the library wrote.
-            let what = format!("queue pair {qpn:#x}: create a new queue pair");
+            let what = format!("QP {qpn:#x} is lost on the NIC; create a new queue pair");
             return Err(Error::new(OPERATION, Kind::Failed(status), what));
         }
         self.modify(qpn, OPERATION, |qp| {
             qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION)?;
             self.init(qp, OPERATION).map_err(|e| {
-                let what = format!("queue pair {qpn:#x}: {e}");
+                let what = format!("QP {qpn:#x} is in error because {}", e.reason());
                 Error::new(OPERATION, Kind::Failed(Status::CLOSED), what).with_source(e)
             })
         })?;
@@ -239,7 +245,7 @@ impl Nic for Mlx5Nic {
     }
 
     fn lose_qp(&self, qpn: u32) -> bool {
-        const OPERATION: &str = "give up queue pair";
+        const OPERATION: &str = "release lost queue pair";
         if !self.base.context().events.is_lost() {
             let reset = path::plain(consts::IBV_QPS_RESET);
             if let Err(e) = self.modify(qpn, OPERATION, |qp| qp.modify(reset, OPERATION)) {
@@ -276,7 +282,11 @@ fn address_vector(handle: &Handle) -> Result<AvSeg> {
     let mlx5 = Mlx5::get().map_err(missing)?;
     // SAFETY: a live address handle of a NIC for direct verbs, and memory to write to.
     let answer = unsafe { (mlx5.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_AH) };
-    check(answer, "name destination", "address vector")?;
+    check(
+        answer,
+        "create destination",
+        "mlx5dv_init_obj of the address handle",
+    )?;
     let av = out.av.cast::<[[u8; SEGMENT]; AvSeg::SEGMENTS]>();
     // SAFETY: the library's own memory, of this length, valid as long as the handle.
     Ok(AvSeg::from_bytes(unsafe { av.read() }))

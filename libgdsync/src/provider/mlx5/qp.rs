@@ -18,7 +18,7 @@ use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
 use crate::nic::{Access, Layout, PathSettings, QpRings, Transport};
-use crate::provider::ibv::path::Change;
+use crate::provider::ibv::path::{self, Change};
 use crate::provider::ibv::{Context, check, missing, refused_last, told};
 use crate::ring::cq::ENTRY;
 
@@ -201,13 +201,13 @@ impl QpParts {
         let domain = unsafe { verbs.alloc_parent_domain(self.context.raw(), attr) };
         let domain = domain.ok_or_else(|| {
             let what = format!(
-                "{}: its provider does not support parent domains",
+                "the provider of {} does not support parent domains; update rdma-core",
                 self.context.name
             );
             Error::new(CREATE, Kind::Unsupported, what)
         })?;
         if domain.is_null() {
-            return Err(refused_last(CREATE, "parent domain"));
+            return Err(refused_last(CREATE, "ibv_alloc_parent_domain"));
         }
         self.domain = domain;
         Ok(())
@@ -240,16 +240,20 @@ impl QpParts {
         // SAFETY: an open context and its parent domain; the offered memory is free.
         let cq = unsafe { (mlx5.mlx5dv_create_cq)(self.context.raw(), &mut attr, &mut own) };
         if cq.is_null() {
-            let what = format!("completion queue of {entries} entries");
-            return Err(refused_last(CREATE, &what));
+            let call = format!("mlx5dv_create_cq for {entries} entries");
+            return Err(refused_last(CREATE, &call));
         }
         let guard = CqGuard(self.context, cq);
         // SAFETY: a live completion queue.
         let out = unsafe { mlx5.cq(cq) }
-            .map_err(|answer| told(answer, CREATE, "address of the completion queue"))?;
+            .map_err(|answer| told(answer, CREATE, "mlx5dv_init_obj of the completion queue"))?;
         let is = (out.buf as usize, out.cqe_cnt, out.cqe_size as usize);
         if is != (at, entries, ENTRY) {
-            let what = format!("a completion queue at {is:x?} in place of {at:#x}, {entries}");
+            let what = format!(
+                "libmlx5 placed the completion queue at {is:x?} in place of {:x?} (address, entries, \
+                 bytes of an entry)",
+                (at, entries, ENTRY)
+            );
             return Err(Error::new(CREATE, Kind::Unsupported, what));
         }
         std::mem::forget(guard);
@@ -300,17 +304,24 @@ impl QpParts {
                 out.dbrec as usize,
             );
             if is == wanted {
-                let none = || Error::new(CREATE, Kind::Unsupported, "no doorbell register");
+                let none = || {
+                    let what = "libmlx5 returned no doorbell register for the queue pair";
+                    Error::new(CREATE, Kind::Unsupported, what)
+                };
                 let register = NonNull::new(out.bf_reg.cast::<u8>()).ok_or_else(none)?;
                 // SAFETY: a live queue pair.
                 return Ok((unsafe { (*self.qp).qp_num }, register));
             }
-            let what = format!("a queue pair laid out as {is:x?} in place of {wanted:x?}");
+            let what = format!(
+                "libmlx5 placed the queues at {is:x?} in place of {wanted:x?} (address, entries and \
+                 stride of the send queue and of the receive queue, doorbell record)"
+            );
             refusal = Some(Error::new(CREATE, Kind::Unsupported, what));
             let qp = std::mem::replace(&mut self.qp, std::ptr::null_mut());
             self.take_back(qp)?;
         }
-        Err(refusal.unwrap_or_else(|| Error::new(CREATE, Kind::System, "no queue pair")))
+        let none = || Error::new(CREATE, Kind::System, "libmlx5 created no queue pair");
+        Err(refusal.unwrap_or_else(none))
     }
 
     fn try_qp(&mut self, requests: u32, entries: u32, stride: u32) -> Result<mlx5dv_qp> {
@@ -357,12 +368,12 @@ impl QpParts {
         // SAFETY: an open context, its objects; the offered memory is free.
         let qp = unsafe { (mlx5.mlx5dv_create_qp)(self.context.raw(), &mut attr, &mut own) };
         if qp.is_null() {
-            let what = format!("queue pair of {requests} sends and {entries} receives");
-            return Err(refused_last(CREATE, &what));
+            let call = format!("mlx5dv_create_qp for {requests} sends and {entries} receives");
+            return Err(refused_last(CREATE, &call));
         }
         // SAFETY: a live queue pair.
         let out = unsafe { mlx5.qp(qp) }
-            .map_err(|answer| told(answer, CREATE, "layout of the queue pair"));
+            .map_err(|answer| told(answer, CREATE, "mlx5dv_init_obj of the queue pair"));
         if out.is_err() {
             self.take_back(qp)?;
             return out;
@@ -375,7 +386,11 @@ impl QpParts {
     fn take_back(&self, qp: *mut ibv_qp) -> Result<()> {
         // SAFETY: a new queue pair without users.
         let gone = unsafe { (self.context.verbs().ibv_destroy_qp)(qp) };
-        check(gone, CREATE, "destroy a queue pair of another layout")
+        check(
+            gone,
+            CREATE,
+            "ibv_destroy_qp of a queue pair with another layout",
+        )
     }
 
     /// The addresses of the queue pair and its completion queues, as events name them.
@@ -389,7 +404,8 @@ impl QpParts {
         let (mut attr, mask) = change;
         // SAFETY: a live queue pair.
         let answer = unsafe { (self.context.verbs().ibv_modify_qp)(self.qp, &mut attr, mask) };
-        check(answer, operation, &format!("to state {}", attr.qp_state))
+        let call = format!("ibv_modify_qp to {}", path::state_name(attr.qp_state));
+        check(answer, operation, &call)
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) fn wanted(gpu: &Gpu) -> Result<bool> {
         Choice::Own => Ok(false),
         Choice::Gpu if !soft => {
             let what = format!(
-                "{}=gpu, but the GPU is not a thread of this process",
+                "{}=gpu is set, but this process runs no thread for the GPU; set it to auto or own",
                 THREAD.name
             );
             Err(Error::new(super::OPEN, Kind::Unsupported, what))

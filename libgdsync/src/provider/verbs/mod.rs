@@ -86,7 +86,10 @@ impl VerbsNic {
             std::thread::Builder::new()
                 .name("gds-verbs".to_owned())
                 .spawn(move || common.run())
-                .map_err(|e| Error::new(OPEN, Kind::System, "start its thread").with_source(e))
+                .map_err(|e| {
+                    let what = format!("start of the thread gds-verbs failed: {e}");
+                    Error::new(OPEN, Kind::System, what).with_source(e)
+                })
         };
         let thread = (!by_gpu).then(start).transpose()?;
         let machine = by_gpu.then(|| gpu_thread::attach(&common));
@@ -102,7 +105,10 @@ impl VerbsNic {
     }
 
     fn relay(&self, qpn: u32, operation: &'static str) -> Result<SharedRelay> {
-        let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
+        let gone = || {
+            let what = format!("QP {qpn:#x} does not exist any more");
+            Error::new(operation, Kind::WrongState, what)
+        };
         let qps = self.qps.lock();
         qps.get(&qpn).map(|qp| qp.relay.clone()).ok_or_else(gone)
     }
@@ -289,7 +295,10 @@ impl Nic for VerbsNic {
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
         let port = self.base.port();
-        let gone = || Error::new(OPERATION, Kind::WrongState, format!("queue pair {qpn:#x}"));
+        let gone = || {
+            let what = format!("QP {qpn:#x} does not exist any more");
+            Error::new(OPERATION, Kind::WrongState, what)
+        };
         let settings = self
             .qps
             .lock()
@@ -354,7 +363,7 @@ impl Nic for VerbsNic {
 
     fn lose_qp(&self, qpn: u32) -> bool {
         let lost = self.base.context().events.is_lost();
-        if let Ok(relay) = self.relay(qpn, "give up queue pair") {
+        if let Ok(relay) = self.relay(qpn, "release lost queue pair") {
             relay.with(|relay| relay.give_up(!lost));
             self.common.ring();
         }

@@ -84,7 +84,7 @@ pub(super) fn attributes(context: &Context) -> Result<ibv_device_attr> {
     let verbs = context.verbs();
     // SAFETY: an open context and memory to write to.
     let answer = unsafe { (verbs.ibv_query_device)(context.raw(), attr.as_mut_ptr()) };
-    check(answer, super::OPEN, "attributes of the device")?;
+    check(answer, super::OPEN, "ibv_query_device")?;
     // SAFETY: numbers, for which all zeros are valid.
     Ok(unsafe { attr.assume_init() })
 }
@@ -120,8 +120,8 @@ impl DeviceQueues {
         let cq =
             unsafe { (verbs.ibv_create_cq)(context.raw(), entries, ptr::null_mut(), channel, 0) };
         if cq.is_null() {
-            let what = format!("completion queue of {entries} entries");
-            return Err(refused_last(CREATE, &what));
+            let call = format!("ibv_create_cq for {entries} entries");
+            return Err(refused_last(CREATE, &call));
         }
         let mut made = DeviceQueues {
             context,
@@ -169,7 +169,7 @@ impl DeviceQueues {
                 let qpn = unsafe { (*made.qp).qp_num };
                 return Ok((made, qpn, limits));
             }
-            let refusal = refused_last(CREATE, &format!("queue pair of {attr:?}"));
+            let refusal = refused_last(CREATE, &format!("ibv_create_qp with {:?}", attr.cap));
             sizes = sizes.smaller().ok_or(refusal)?;
         }
     }
@@ -182,7 +182,8 @@ impl DeviceQueues {
         let (mut attr, mask) = change;
         // SAFETY: a live queue pair.
         let answer = unsafe { (self.verbs().ibv_modify_qp)(self.qp, &mut attr, mask) };
-        check(answer, operation, &format!("to state {}", attr.qp_state))
+        let call = format!("ibv_modify_qp to {}", path::state_name(attr.qp_state));
+        check(answer, operation, &call)
     }
 
     /// The addresses of the queue pair and its completion queue, as events name them.

@@ -72,7 +72,7 @@ impl Common {
         // SAFETY: an open context.
         let channel = unsafe { (context.verbs().ibv_create_comp_channel)(context.raw()) };
         if channel.is_null() {
-            return Err(refused_last(OPEN, "completion channel"));
+            return Err(refused_last(OPEN, "ibv_create_comp_channel"));
         }
         let common = Common {
             context,
@@ -93,7 +93,7 @@ impl Common {
             libc::fcntl((*channel).fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
         };
         if answer < 0 {
-            return Err(refused_last(OPEN, "completion channel"));
+            return Err(refused_last(OPEN, "fcntl of the completion channel"));
         }
         Ok(common)
     }

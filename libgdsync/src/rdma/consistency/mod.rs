@@ -56,7 +56,7 @@ impl Flushers {
         let mut out = [const { None }; MOST_FLUSHING_NICS];
         let known = self.0.lock();
         if known.unable.iter().any(|one| one.strong_count() > 0) {
-            return Err(no_consistency("an open NIC has no RDMA READ"));
+            return Err(no_consistency("an open NIC does not support RDMA READ"));
         }
         for (to, read) in out
             .iter_mut()
@@ -74,9 +74,10 @@ impl Flushers {
         let mut known = self.0.lock();
         known.reads.retain(|read| read.strong_count() > 0);
         if known.reads.len() == MOST_FLUSHING_NICS {
-            let what = "too many NICs that flush by READs";
+            let what =
+                "too many open NICs flush remote writes by RDMA READ; close another one first";
             return Err(Error::new("open device", Kind::Invalid, what)
-                .with_limit(MOST_FLUSHING_NICS as u64, ""));
+                .with_limit(MOST_FLUSHING_NICS as u64, "NICs"));
         }
         known.reads.push(Arc::downgrade(read));
         Ok(())

@@ -238,11 +238,9 @@ fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch) -> bool {
 
 fn find(queues: &Queues<'_, '_>, id: u64) -> Result<usize> {
     queues.given().position(|q| q.id == id).ok_or_else(|| {
-        Error::new(
-            OPERATION,
-            Kind::Foreign,
-            "a request of a queue pair that is not given",
-        )
+        let what = "a request belongs to a queue pair that was not passed to the call, or that was \
+                    reset since";
+        Error::new(OPERATION, Kind::Foreign, what)
     })
 }
 
@@ -330,7 +328,16 @@ fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) ->
         }
         Descriptor::WriteMemory { to, data } => {
             if to.len() != data.len() || data.len() % 4 != 0 || to.addr().0 % 4 != 0 {
-                let what = format!("{} bytes to {to:?}: not in words of 4 bytes", data.len());
+                let what = match to.len() == data.len() {
+                    false => format!(
+                        "{} bytes of data are written to {to:?}; both lengths must be equal",
+                        data.len()
+                    ),
+                    true => format!(
+                        "{to:?} do not consist of whole words; address and length must be multiples \
+                         of 4 bytes"
+                    ),
+                };
                 return Err(Error::new(OPERATION, Kind::Invalid, what));
             }
             for (i, piece) in data.chunks(Inline::MAX).enumerate() {
@@ -364,8 +371,7 @@ fn check(stream: &Stream, qp: &Qp, state: &QpState, request: Completion) -> Resu
         return Err(Error::new(OPERATION, Kind::Foreign, what));
     }
     if let Some(status) = state.failed() {
-        let what = format!("{qp:?}");
-        return Err(Error::new(OPERATION, Kind::Failed(status), what));
+        return Err(qp.in_error(OPERATION, status));
     }
     qp.known(state, request, OPERATION)
 }
@@ -458,7 +464,7 @@ fn lower_wait(
     let (fifo, cq) = state.work(completion.side);
     if completion.ticket >= fifo.posted() {
         let what = format!(
-            "{qp:?}: a wait for request {}, which is not posted",
+            "request {} of {qp:?} is not posted; post it before a stream waits for it",
             completion.ticket
         );
         return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
@@ -469,7 +475,10 @@ fn lower_wait(
         // The request is so old that its slot is reused: it is complete.
         None => None,
         Some(None) => {
-            let what = format!("{qp:?}: request {} raises no completion", completion.ticket);
+            let what = format!(
+                "request {} of {qp:?} raises no completion; prepare it with `signaled`",
+                completion.ticket
+            );
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         Some(Some(position)) => Some(position),

@@ -147,7 +147,7 @@ impl Output<'_> {
             self.stream.launch_own(entry, Dims::linear(1, 32), bytes)?;
             self.submitted = true;
         } else if !gpu.caps().kernels {
-            let what = format!("a completion wait, but {gpu:?} runs no kernels");
+            let what = format!("{gpu:?} runs no kernels, which a wait for a completion needs");
             return Err(Error::new("lower to a kernel", Kind::Unsupported, what));
         }
         self.program.clear();

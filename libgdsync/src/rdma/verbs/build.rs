@@ -102,18 +102,24 @@ struct Sizes {
 }
 
 fn sizes(config: &QpConfig) -> Result<Sizes> {
-    let check = |what: &str, n: u32| {
+    let check = |queue: &str, n: u32, unit: &'static str| {
         if n.is_power_of_two() && (4..=32768).contains(&n) {
             return Ok(());
         }
-        let what = format!("{what} of {n}: the size must be a power of two, at least 4");
-        Err(Error::new("create queue pair", Kind::Invalid, what).with_limit(32768u32, ""))
+        let what = format!(
+            "the {queue} queue cannot have {n} {unit}: the number must be a power of two of at \
+             least 4"
+        );
+        Err(Error::new("create queue pair", Kind::Invalid, what).with_limit(32768u32, unit))
     };
-    check("a send queue", config.send_blocks)?;
-    check("a receive queue", config.recv_entries)?;
+    check("send", config.send_blocks, "blocks")?;
+    check("receive", config.recv_entries, "entries")?;
     if !(1..=16).contains(&config.recv_sges) {
-        let what = format!("receives of {} segments", config.recv_sges);
-        return Err(Error::new("create queue pair", Kind::Invalid, what).with_limit(16u32, ""));
+        let what = format!(
+            "a receive queue entry cannot have {} SGEs; it has at least 1",
+            config.recv_sges
+        );
+        return Err(Error::new("create queue pair", Kind::Invalid, what).with_limit(16u32, "SGEs"));
     }
     let stride = SEGMENT * config.recv_sges.next_power_of_two() as usize;
     // Twice the number of requests: half of the entries are for positions, half are a reserve for a

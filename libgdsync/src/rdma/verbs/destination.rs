@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::nic::{Ah, AhAttr, Nic, QpAddress};
 
 /// The operation in errors of this module.
-const OPERATION: &str = "name destination";
+const OPERATION: &str = "create destination";
 /// The largest queue pair number, of 24 bits.
 const MAX_QPN: u32 = 0x00ff_ffff;
 /// The largest queue key of programs; larger keys are reserved for the system. In a request, a
@@ -76,7 +76,7 @@ impl Drop for DestinationInner {
 
 impl fmt::Debug for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "destination qp {:#x}", self.qpn())
+        write!(f, "destination QP {:#x}", self.qpn())
     }
 }
 
@@ -112,8 +112,8 @@ impl Destination {
 /// Refuses queue keys that only the system may use.
 pub(in crate::rdma) fn check_qkey(qkey: u32, operation: &'static str) -> Result<()> {
     if qkey > MAX_QKEY {
-        let what = format!("queue key {qkey:#x} is reserved for the system");
-        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MAX_QKEY, ""));
+        let what = format!("queue key {qkey:#x} is reserved for the system; choose a smaller one");
+        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MAX_QKEY, "queue keys"));
     }
     Ok(())
 }
@@ -130,13 +130,13 @@ impl Pd {
     pub fn destination(&self, peer: &QpAddress) -> Result<Destination> {
         let invalid = |what: String| Error::new(OPERATION, Kind::Invalid, what);
         let Some(qkey) = peer.qkey else {
-            let what = format!("qp {:#x} is a connection and takes no datagrams", peer.qpn);
+            let what = format!("QP {:#x} is a connection and takes no datagrams", peer.qpn);
             return Err(invalid(what));
         };
         let mtu = peer.port.map(|port| port.mtu);
         if let Some(mtu) = mtu.filter(|mtu| !(1..=5).contains(mtu)) {
-            let what = format!("the peer's MTU code {mtu} is unknown");
-            return Err(invalid(what).with_limit(5u8, ""));
+            let what = format!("the peer's record has MTU code {mtu}, which is unknown");
+            return Err(invalid(what).with_limit(5u8, "MTU codes"));
         }
         let to = match peer.port {
             None => AhAttr::Node(peer.node),
@@ -159,7 +159,10 @@ impl Pd {
     pub fn answer_to(&self, source: &Source, front: &[u8; GRH], qkey: u32) -> Result<Destination> {
         let gid = match source.grh {
             true => Some(header::sender(front).ok_or_else(|| {
-                let what = format!("no header before the datagram of qp {:#x}", source.qpn);
+                let what = format!(
+                    "the bytes before the datagram of QP {:#x} are not a GRH or IP header",
+                    source.qpn
+                );
                 Error::new(OPERATION, Kind::Protocol, what)
             })?),
             false => None,
@@ -179,8 +182,10 @@ impl Pd {
 
     fn name(&self, qpn: u32, qkey: u32, to: AhAttr, mtu: Option<u8>) -> Result<Destination> {
         if qpn > MAX_QPN {
-            let what = format!("no peer has the number {qpn:#x}");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_QPN, ""));
+            let what = format!("the peer's QP number {qpn:#x} has more than 24 bits");
+            return Err(
+                Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_QPN, "QP numbers")
+            );
         }
         check_qkey(qkey, OPERATION)?;
         let nic = self.device().nic();

@@ -248,7 +248,7 @@ impl Device {
             .map(|core| format!("{:#x}", core.qpn()))
             .collect();
         let what = format!(
-            "{} queue pairs are not finished: {}",
+            "{} queue pairs still have work in flight after {limit:?}: QP {}",
             open.len(),
             names.join(", ")
         );

@@ -8,9 +8,17 @@ use crate::ring::Refusal;
 use crate::status::Status;
 
 impl Qp {
-    /// The error of a failed queue pair, or of a failed request.
-    pub(super) fn failed(&self, operation: &'static str, status: Status) -> Error {
-        Error::new(operation, Kind::Failed(status), format!("{self:?}"))
+    /// The error of a call on a queue pair in error; `status` is that of the first request that
+    /// failed.
+    pub(in crate::rdma) fn in_error(&self, operation: &'static str, status: Status) -> Error {
+        let what = format!("{self:?} is in error");
+        Error::new(operation, Kind::Failed(status), what)
+    }
+
+    /// The error of a request that failed.
+    pub(super) fn failed(&self, operation: &'static str, ticket: u64, status: Status) -> Error {
+        let what = format!("request {ticket} of {self:?} failed");
+        Error::new(operation, Kind::Failed(status), what)
     }
 
     pub(in crate::rdma) fn usable<'s>(
@@ -19,10 +27,13 @@ impl Qp {
         operation: &'static str,
     ) -> Result<&'s mut QpState> {
         if let Some(status) = state.failed() {
-            return Err(self.failed(operation, status));
+            return Err(self.in_error(operation, status));
         }
         if !state.connected {
-            let what = format!("{self:?} is not connected");
+            let what = match self.core.transport.is_ud() {
+                true => format!("{self:?} is not active; activate it first"),
+                false => format!("{self:?} is not connected; connect it first"),
+            };
             return Err(Error::new(operation, Kind::WrongState, what));
         }
         Ok(state)
@@ -32,7 +43,10 @@ impl Qp {
         if queue == self.id {
             return Ok(());
         }
-        let what = format!("a request of another queue pair, or from before a reset: {self:?}");
+        let what = format!(
+            "the request does not belong to {self:?}: another queue pair prepared it, or a reset \
+             ended it"
+        );
         Err(Error::new(operation, Kind::Foreign, what))
     }
 
@@ -49,57 +63,79 @@ impl Qp {
     }
 
     pub(in crate::rdma) fn refused(&self, operation: &'static str, refusal: Refusal) -> Error {
-        let (kind, what, limit) = match refusal {
-            Refusal::WorkQueueFull { limit } => (
-                Kind::QueueFull,
-                "the work queue is full".to_owned(),
-                Some(limit),
+        let kind = match refusal {
+            Refusal::SendQueueFull { .. }
+            | Refusal::ReceiveQueueFull { .. }
+            | Refusal::CompletionQueueFull { .. }
+            | Refusal::TooManyWaiters { .. } => Kind::QueueFull,
+            Refusal::OutOfOrder { .. } => Kind::OutOfOrder,
+            Refusal::AlreadyPosted | Refusal::Aborted | Refusal::Forgotten => Kind::NoSuchRequest,
+            Refusal::NotNewest => Kind::Unsupported,
+            Refusal::TooLarge { .. } | Refusal::Format(_) => Kind::Invalid,
+        };
+        let what = match refusal {
+            Refusal::SendQueueFull { .. } => format!(
+                "the send queue of {self:?} is full; wait for completions, or use `prepare_within`"
             ),
-            Refusal::CompletionQueueFull { limit } => (
-                Kind::QueueFull,
-                "the completion queue is full".to_owned(),
-                Some(limit),
-            ),
-            Refusal::OutOfOrder { first } => {
-                let what = format!(
-                    "request {first} was prepared earlier and is neither posted nor aborted"
-                );
-                (Kind::OutOfOrder, what, None)
+            Refusal::ReceiveQueueFull { .. } => {
+                format!("the receive queue of {self:?} is full; wait for completions")
             }
-            Refusal::NoSuchRequest => (
-                Kind::NoSuchRequest,
-                "it is posted, aborted, or was never prepared".to_owned(),
-                None,
+            Refusal::CompletionQueueFull { .. } => format!(
+                "the completion queue of {self:?} is full: a request is in flight, or a stream has \
+                 not passed its wait; repeat the call later"
             ),
-            Refusal::NotNewest => (
-                Kind::Unsupported,
-                "only the newest receive can be aborted".to_owned(),
-                None,
+            Refusal::OutOfOrder { first } => format!(
+                "request {first} of {self:?} was prepared earlier and is neither posted nor \
+                 aborted; post or abort it first"
             ),
-            Refusal::TooManyWaiters { limit } => (
-                Kind::QueueFull,
-                "too many streams that wait on one completion queue".to_owned(),
-                Some(limit),
-            ),
-            Refusal::TooLarge { blocks, limit } => {
-                let what = format!("an entry of {blocks} blocks exceeds the queue");
-                (Kind::Invalid, what, Some(limit))
+            Refusal::AlreadyPosted => format!("the request of {self:?} is posted already"),
+            Refusal::Aborted => format!("the request of {self:?} was aborted"),
+            Refusal::Forgotten => {
+                format!("the request is unknown: {self:?} does not remember requests of this age")
             }
+            Refusal::NotNewest => format!(
+                "a receive of {self:?} was prepared after this one; abort the newest receive first"
+            ),
+            Refusal::TooManyWaiters { .. } => format!(
+                "too many streams wait on one completion queue of {self:?}; let another stream's \
+                 wait pass first"
+            ),
+            Refusal::TooLarge { blocks, .. } => format!(
+                "the WQE takes {blocks} blocks of 64 bytes, which the send queue of {self:?} cannot \
+                 hold; create the queue pair with more `send_blocks`"
+            ),
+            Refusal::Format(FormatError::TooManySegments { segments }) => {
+                format!("the WQE of {self:?} has {segments} segments of 16 bytes; use fewer SGEs")
+            }
+            Refusal::Format(FormatError::InlineTooLong { len }) => {
+                format!("the request to {self:?} has {len} inline bytes; send it from an MR")
+            }
+            Refusal::Format(FormatError::SgeTooLong { len }) => {
+                format!("an SGE of the request to {self:?} has {len} bytes; use several SGEs")
+            }
+            Refusal::Format(e) => format!("{self:?} cannot encode the request: {e}"),
+        };
+        let error = Error::new(operation, kind, what);
+        match refusal {
+            Refusal::SendQueueFull { limit } | Refusal::TooLarge { limit, .. } => {
+                error.with_limit(limit, "blocks")
+            }
+            Refusal::ReceiveQueueFull { limit } | Refusal::CompletionQueueFull { limit } => {
+                error.with_limit(limit, "entries")
+            }
+            Refusal::TooManyWaiters { limit } => error.with_limit(limit, "streams"),
             Refusal::Format(e) => {
-                let error = Error::new(operation, Kind::Invalid, format!("{self:?}: {e}"));
                 let error = match e {
-                    FormatError::TooManySegments { .. } => error.with_limit(wqe::MAX_SEGMENTS, ""),
-                    FormatError::InlineTooLong { .. } => error.with_limit(wqe::MAX_INLINE, ""),
-                    FormatError::SgeTooLong { .. } => error.with_limit(wqe::MAX_SGE_LEN, ""),
+                    FormatError::TooManySegments { .. } => {
+                        error.with_limit(wqe::MAX_SEGMENTS, "segments")
+                    }
+                    FormatError::InlineTooLong { .. } => error.with_limit(wqe::MAX_INLINE, "bytes"),
+                    FormatError::SgeTooLong { .. } => error.with_limit(wqe::MAX_SGE_LEN, "bytes"),
                     _ => error,
                 };
-                return error.with_source(e);
+                error.with_source(e)
             }
-        };
-        let error = Error::new(operation, kind, format!("{self:?}: {what}"));
-        match limit {
-            Some(limit) => error.with_limit(limit, ""),
-            None => error,
+            _ => error,
         }
     }
 }

@@ -20,7 +20,7 @@ impl Qp {
             Error::new(
                 operation,
                 Kind::Invalid,
-                format!("{self:?}: the entry has no {field:?}"),
+                format!("the WQE of {self:?} has no field {field:?}"),
             )
         };
         let slot = state.send.fifo.slot(request.ticket).ok_or_else(no)?;
@@ -77,10 +77,10 @@ impl Qp {
     /// if the request is not prepared; `Foreign` for a request of another queue pair.
     pub fn field32(&self, request: SendRequest, field: Field) -> Result<Word32> {
         if matches!(field, Field::Address(_) | Field::RemoteAddress) {
-            let what = format!("{field:?} has 64 bits");
-            return Err(Error::new("name field", Kind::Invalid, what));
+            let what = format!("the field {field:?} has 64 bits; use `field64`");
+            return Err(Error::new("locate field", Kind::Invalid, what));
         }
-        let at = self.field(request, field, "name field")?;
+        let at = self.field(request, field, "locate field")?;
         let (region, start) = &self.ring;
         region.word32(start + at)
     }
@@ -91,10 +91,10 @@ impl Qp {
     /// As [`Qp::field32`], but `Invalid` if the field is not an address.
     pub fn field64(&self, request: SendRequest, field: Field) -> Result<Word64> {
         if !matches!(field, Field::Address(_) | Field::RemoteAddress) {
-            let what = format!("{field:?} has 32 bits");
-            return Err(Error::new("name field", Kind::Invalid, what));
+            let what = format!("the field {field:?} has 32 bits; use `field32`");
+            return Err(Error::new("locate field", Kind::Invalid, what));
         }
-        let at = self.field(request, field, "name field")?;
+        let at = self.field(request, field, "locate field")?;
         let (region, start) = &self.ring;
         region.word64(start + at)
     }

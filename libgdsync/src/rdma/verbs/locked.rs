@@ -120,7 +120,7 @@ impl QpCore {
         match (&up, state.failed()) {
             (Ok(()), None) => state.connected = true,
             (Ok(()), Some(status)) => {
-                let what = "the queue pair failed meanwhile";
+                let what = "the queue pair went into error during the call";
                 return Err(Error::new(operation, Kind::Failed(status), what));
             }
             (Err(e), _) => {

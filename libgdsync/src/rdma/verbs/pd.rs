@@ -49,7 +49,7 @@ impl Drop for PdInner {
 
 impl fmt::Debug for Pd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pd {} of {:?}", self.inner.id.0, self.device)
+        write!(f, "PD {} of {:?}", self.inner.id.0, self.device)
     }
 }
 
@@ -166,7 +166,7 @@ impl Drop for MrInner {
 impl fmt::Debug for Mr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let MrInner { keys, region, .. } = &*self.0;
-        write!(f, "registration {:#x} of {region:?}", keys.lkey)
+        write!(f, "MR {:#x} of {region:?}", keys.lkey)
     }
 }
 
@@ -229,9 +229,10 @@ impl Mr {
         let settled = region.check_buffer().and_then(|()| {
             if !host.wait_until(Some(deadline), &mut || alone()) {
                 let others = Arc::strong_count(&self.0).saturating_sub(1);
-                let what =
-                    format!("{self:?}: {others} other handles or requests in flight hold it");
-                return Err(Error::new("give buffer back", Kind::Timeout, what));
+                let what = format!(
+                    "{others} other handles or requests in flight still use {self:?} after {limit:?}"
+                );
+                return Err(Error::new("return buffer", Kind::Timeout, what));
             }
             region.settle(self.0.nic.holds(region), deadline)
         });

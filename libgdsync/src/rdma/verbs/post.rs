@@ -40,7 +40,10 @@ impl Qp {
             && !self.core.has_rung(state, index, mark.posted())
         {
             state.send.fifo.restore(mark);
-            let what = format!("{self:?}: a stream posted last and has not rung yet");
+            let what = format!(
+                "a stream posted the previous request of {self:?} and has not rung its doorbell \
+                 yet; repeat the call, or use `post_within`"
+            );
             return Err(Error::new(OPERATION, Kind::Busy, what));
         }
         self.core.ring_posted(state, &posted);
@@ -76,7 +79,7 @@ impl Qp {
         self.own(request.queue, OPERATION)?;
         let mut state = self.core.lock();
         if let Some(status) = state.failed() {
-            return Err(self.failed(OPERATION, status));
+            return Err(self.in_error(OPERATION, status));
         }
         self.known(&state, request.into(), OPERATION)?;
         let mark = state.recv.fifo.mark();
@@ -89,7 +92,10 @@ impl Qp {
             doorbell::record_index(record.load32(doorbell::RCV)) != index as u16
         }) {
             state.recv.fifo.restore(mark);
-            let what = format!("{self:?}: a stream has not posted its earlier receives yet");
+            let what = format!(
+                "a stream has not executed its posts of earlier receives of {self:?} yet; repeat \
+                 the call later"
+            );
             return Err(Error::new(OPERATION, Kind::Busy, what));
         }
         self.core.post_receives(index);

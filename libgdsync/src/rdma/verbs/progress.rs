@@ -27,13 +27,13 @@ impl Qp {
     /// that the library cannot tell whether it was aborted.
     pub fn poll(&mut self, completion: impl Into<Completion>) -> Result<Option<Status>> {
         let completion = completion.into();
-        self.own(completion.queue, "poll")?;
+        self.own(completion.queue, "poll request")?;
         let mut state = self.core.lock();
         self.core.settle(&mut state);
-        self.known(&state, completion, "poll")?;
+        self.known(&state, completion, "poll request")?;
         let (ticket, serial) = (Ticket(completion.ticket), completion.serial);
         match state.status(completion.side, ticket, serial) {
-            None => Err(self.refused("poll", Refusal::NoSuchRequest)),
+            None => Err(self.refused("poll request", Refusal::Forgotten)),
             Some(Status::PENDING) => Ok(None),
             Some(status) => Ok(Some(status)),
         }
@@ -55,7 +55,7 @@ impl Qp {
             let state = self.core.lock();
             self.known(&state, completion, OPERATION)?;
             if completion.ticket >= state.fifo(completion.side).posted() {
-                let what = format!("{self:?}: the request is not posted");
+                let what = format!("the request of {self:?} is not posted; post it first");
                 return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
             }
         }
@@ -68,12 +68,14 @@ impl Qp {
         });
         match result? {
             Some(Status::SUCCESS) => Ok(()),
-            Some(status) => Err(self.failed(OPERATION, status)),
-            None => Err(Error::new(
-                OPERATION,
-                Kind::Timeout,
-                format!("{self:?}, request {}", completion.ticket),
-            )),
+            Some(status) => Err(self.failed(OPERATION, completion.ticket, status)),
+            None => {
+                let what = format!(
+                    "request {} of {self:?} did not complete within {limit:?}",
+                    completion.ticket
+                );
+                Err(Error::new(OPERATION, Kind::Timeout, what))
+            }
         }
     }
 
@@ -85,15 +87,21 @@ impl Qp {
     /// `Failed` if it failed; `Foreign` as for [`Qp::poll`].
     pub fn received(&mut self, request: ReceiveRequest) -> Result<Received> {
         const OPERATION: &str = "read receive completion";
-        if let Some(status) = self.poll(request)?.filter(|s| s.is_error()) {
-            return Err(self.failed(OPERATION, status));
+        let polled = self.poll(request)?;
+        if let Some(status) = polled.filter(|s| s.is_error()) {
+            return Err(self.failed(OPERATION, request.ticket, status));
         }
         let state = self.core.lock();
         let cq = &state.recv.cq;
         let position = state.recv.fifo.slot(request.ticket).and_then(|s| s.entry);
         // The entry of a known slot is intact: a slot is reused before its entry is.
         let Some(position) = position.filter(|p| *p < cq.completed()) else {
-            let what = format!("{self:?}: receive not complete, or its entry has been reused");
+            let what = match polled {
+                None => format!("the receive of {self:?} is not complete; wait for it first"),
+                Some(_) => format!(
+                    "the receive of {self:?} is too old: a later one uses its completion entry"
+                ),
+            };
             return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
         };
         let entry = Cqe64::from_bytes(cq.entry(position));
@@ -163,7 +171,7 @@ impl Qp {
         completion: impl Into<Completion>,
     ) -> Result<crate::memop::DevicePtr> {
         let completion = completion.into();
-        self.own(completion.queue, "name status word")?;
+        self.own(completion.queue, "locate status word")?;
         let statuses = self.core.side(completion.side).statuses;
         let slots = (statuses.cpu.len() / 4) as u64;
         Ok(statuses.gpu.offset(4 * (completion.ticket & (slots - 1))))
@@ -196,13 +204,15 @@ impl Qp {
         };
         let done = host.wait_until(Some(deadline), idle);
         if !possible {
-            let what = format!("{self:?}: requests are prepared behind unsignaled ones");
+            let what = format!(
+                "requests of {self:?} are prepared behind unsignaled ones; post or abort them first"
+            );
             return Err(Error::new("wait for quiet", Kind::Busy, what));
         }
         if done {
             return Ok(());
         }
-        let what = format!("{self:?} has work in flight");
+        let what = format!("{self:?} still has work in flight after {limit:?}");
         Err(Error::new("wait for quiet", Kind::Timeout, what))
     }
 }

@@ -109,7 +109,7 @@ pub struct Qp {
 
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "qp {:#x} of {:?}", self.core.qpn(), self.device())
+        write!(f, "QP {:#x} of {}", self.core.qpn(), self.device().name())
     }
 }
 
@@ -124,7 +124,11 @@ impl Qp {
             (_, lowering) => lowering,
         };
         if lowering == Lowering::Kernel && !pd.device().gpu().caps().kernels {
-            let what = format!("kernel lowering: {:?} has no kernels", pd.device().gpu());
+            let what = format!(
+                "{:?} runs no kernels; choose the lowering `memops` (GDS_LOWERING, \
+                 QpConfig::lowering)",
+                pd.device().gpu()
+            );
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
         }
         let kind = match doorbell {
@@ -232,10 +236,13 @@ impl Qp {
     pub fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
         if self.core.transport.is_ud() || peer.qkey.is_some() {
-            let what = format!(
-                "{self:?} with qp {:#x}: a datagram queue pair cannot be connected",
-                peer.qpn
-            );
+            let what = match self.core.transport.is_ud() {
+                true => format!("{self:?} is for datagrams; activate it in place of connecting it"),
+                false => format!(
+                    "{self:?} cannot be connected to QP {:#x}, which is for datagrams",
+                    peer.qpn
+                ),
+            };
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         let psn = self.begin_to_go_up(OPERATION)?;
@@ -256,7 +263,7 @@ impl Qp {
     pub fn activate(&mut self) -> Result<()> {
         const OPERATION: &str = "activate";
         let Transport::Ud { qkey } = self.core.transport else {
-            let what = format!("{self:?} is a connection: connect it to a peer");
+            let what = format!("{self:?} is a connection; connect it to a peer");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         };
         let psn = self.begin_to_go_up(OPERATION)?;
@@ -270,7 +277,10 @@ impl Qp {
     fn begin_to_go_up(&self, operation: &'static str) -> Result<u32> {
         let mut state = self.core.lock();
         if state.connected || state.failed().is_some() {
-            let what = format!("{self:?} is connected or in error");
+            let what = match state.failed() {
+                Some(status) => format!("{self:?} is in error ({status}); reset it first"),
+                None => format!("{self:?} is connected or active already; reset it first"),
+            };
             return Err(Error::new(operation, Kind::WrongState, what));
         }
         state.under_way = true;
@@ -334,7 +344,7 @@ impl Qp {
             idle || !core.calls_nic(&state)
         });
         if !idle {
-            let what = format!("{self:?} has work in flight");
+            let what = format!("{self:?} has work in flight; wait with `quiet` first");
             return Err(Error::new("reset queue pair", Kind::Busy, what));
         }
         super::build::reset(&self.core)?;
@@ -354,16 +364,24 @@ impl Qp {
             let mr = sge.mr;
             let end = sge.offset.checked_add(u64::from(sge.len));
             if !mr.is_of(&self.pd) {
-                let what = format!("{mr:?} belongs to another protection domain than {self:?}");
+                let what = format!(
+                    "MR {:#x} belongs to another protection domain than {self:?}",
+                    mr.lkey()
+                );
                 return Err(Error::new(operation, Kind::Foreign, what));
             }
             if end.is_none_or(|end| end > mr.region().len() as u64) {
-                let what = format!("{} bytes at {} of {mr:?}", sge.len, sge.offset);
+                let what = format!(
+                    "an SGE of {} bytes at offset {} exceeds {mr:?}",
+                    sge.len, sge.offset
+                );
                 return Err(Error::new(operation, Kind::Invalid, what)
-                    .with_limit(mr.region().len() as u64, ""));
+                    .with_limit(mr.region().len() as u64, "bytes"));
             }
             if !mr.access().permits(need) {
-                let what = format!("{mr:?} may not be written");
+                let what = format!(
+                    "{mr:?} does not have the access right LOCAL_WRITE, which the request needs"
+                );
                 return Err(Error::new(operation, Kind::NotRegistered, what));
             }
             *to = wqe::Sge {
@@ -391,7 +409,10 @@ impl Qp {
     pub fn prepare(&mut self, work: &Work<'_>) -> Result<SendRequest> {
         const OPERATION: &str = "prepare send";
         let remote = work.remote(self.there).map_err(|rail| {
-            let what = format!("{self:?}: no key for the peer's rail {rail}");
+            let what = format!(
+                "the record of the peer's memory has no rkey for rail {rail}, to which {self:?} is \
+                 connected"
+            );
             Error::new(OPERATION, Kind::NotRegistered, what)
         })?;
         let mut few = [wqe::Sge::default(); FEW_SGES];
@@ -403,9 +424,9 @@ impl Qp {
                 &mut many[..n]
             }
             n => {
-                let what = format!("{n} segments");
+                let what = format!("the work request has {n} SGEs; a send takes fewer");
                 return Err(
-                    Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_SGE as u64, "")
+                    Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_SGE as u64, "SGEs")
                 );
             }
         };
@@ -416,15 +437,20 @@ impl Qp {
         self.gather(work.sges, sges, need, OPERATION)?;
         let total: u64 = work.sges.iter().map(|sge| u64::from(sge.len)).sum();
         if work.atomic.is_some() && total != ATOMIC {
-            let what = format!("{self:?}: {total} bytes for the 8-byte old value of an atomic");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC, ""));
+            let what = format!(
+                "the SGEs of an atomic on {self:?} have {total} bytes; its old value needs a whole \
+                 64-bit word"
+            );
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC, "bytes"));
         }
         let av = self.datagram(work, total, OPERATION)?;
         // NICs write the whole old value of an atomic into each piece.
         let split = |sge: &Sge<'_>| !matches!(u64::from(sge.len), 0 | ATOMIC);
         if work.atomic.is_some() && work.sges.iter().any(split) {
-            let what = format!("{self:?}: the old value of an atomic is split into segments");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC, ""));
+            let what = format!(
+                "several SGEs share the old value of an atomic on {self:?}; it needs a single SGE"
+            );
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC, "bytes"));
         }
         let wqe = SendWqe {
             av,
@@ -475,25 +501,28 @@ impl Qp {
             (Transport::Rc, None) => Ok(None),
             (Transport::Ud { .. }, None) if work.opcode == SendOpcode::NOP => Ok(None),
             (Transport::Rc, Some(to)) => Err(invalid(format!(
-                "{self:?} is a connection, which takes no {to:?}"
+                "{self:?} is a connection, but the work request has a {to:?}"
             ))),
             (Transport::Ud { .. }, _) if !sends => Err(invalid(format!(
-                "{self:?}: a datagram cannot be a {:?}",
+                "{self:?} sends datagrams, which cannot have the opcode {:?}; use a SEND",
                 work.opcode
             ))),
             (Transport::Ud { .. }, None) => Err(invalid(format!(
-                "{self:?}: the datagram has no destination"
+                "the datagram on {self:?} has no destination; set it with `Work::to`"
             ))),
             (Transport::Ud { qkey }, Some(to)) => {
                 if !to.is_of(&self.pd) {
-                    let what = format!("{to:?} belongs to another protection domain than {self:?}");
+                    let what =
+                        format!("the {to:?} belongs to another protection domain than {self:?}");
                     return Err(Error::new(operation, Kind::Foreign, what));
                 }
                 let pieces = work.inline.unwrap_or_default().iter();
                 let len = pieces.fold(total, |n, piece| n.saturating_add(piece.len() as u64));
                 if len > to.max_len().into() {
-                    let what = format!("{self:?}: a datagram of {len} bytes to {to:?}");
-                    return Err(invalid(what).with_limit(to.max_len(), ""));
+                    let what = format!(
+                        "the datagram of {len} bytes on {self:?} is longer than the MTU to {to:?}"
+                    );
+                    return Err(invalid(what).with_limit(to.max_len(), "bytes"));
                 }
                 let mut av = to.av();
                 if mutant::on(Mutant::KeyOfSender) {
@@ -537,14 +566,17 @@ impl Qp {
         let limit = self.recv_sges as usize;
         let mut list = [wqe::Sge::default(); MAX_SGE];
         let Some(list) = list.get_mut(..sges.len()).filter(|l| l.len() <= limit) else {
-            let what = format!("{} segments", sges.len());
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(limit as u64, ""));
+            let what = format!(
+                "the receive has {} SGEs; this queue pair takes fewer (`QpConfig::recv_sges`)",
+                sges.len()
+            );
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(limit as u64, "SGEs"));
         };
         self.gather(sges, list, Access::LOCAL_WRITE, OPERATION)?;
         let mut guard = self.core.lock();
         // Receives may be posted before the queue pair is connected.
         if let Some(status) = guard.failed() {
-            return Err(self.failed(OPERATION, status));
+            return Err(self.in_error(OPERATION, status));
         }
         let QpState { recv, ended, .. } = &mut *guard;
         let ticket = recv
@@ -568,12 +600,12 @@ impl Qp {
     /// `NoSuchRequest` if it was posted or aborted before; `Foreign` if it is a request of another
     /// queue pair, or from before a reset.
     pub fn abort(&mut self, request: SendRequest) -> Result<()> {
-        self.own(request.queue, "abort")?;
+        self.own(request.queue, "abort send")?;
         let mut state = self.core.lock();
-        self.known(&state, request.into(), "abort")?;
+        self.known(&state, request.into(), "abort send")?;
         let QpState { send, ended, .. } = &mut *state;
         send.abort(Ticket(request.ticket), |hold| let_go(hold, ended))
-            .map_err(|e| self.refused("abort", e))
+            .map_err(|e| self.refused("abort send", e))
     }
 
     /// Aborts the newest prepared receive.

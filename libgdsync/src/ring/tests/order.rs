@@ -38,7 +38,7 @@ proptest! {
             match a {
                 Act::Prepare(sges, signaled) => match rig.prepare(sges, signaled) {
                     Ok(t) => live.push((t, false)),
-                    Err(Refusal::WorkQueueFull { .. } | Refusal::CompletionQueueFull { .. }) => {}
+                    Err(Refusal::SendQueueFull { .. } | Refusal::CompletionQueueFull { .. }) => {}
                     Err(e) => prop_assert!(false, "{e:?}"),
                 },
                 Act::Abort(i) => {
@@ -184,7 +184,7 @@ fn unsignaled_work_is_signaled_before_it_could_fill_the_queue() {
         let t = loop {
             match rig.prepare(1, false) {
                 Ok(t) => break t,
-                Err(Refusal::WorkQueueFull { limit: 16 }) => {
+                Err(Refusal::SendQueueFull { limit: 16 }) => {
                     assert!(rig.execute(None).is_some(), "lap {lap}: stuck");
                     rig.drain();
                 }

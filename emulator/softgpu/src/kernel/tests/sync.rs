@@ -159,7 +159,7 @@ fn misuse_is_a_fault_that_names_the_thread() {
     expect(
         3,
         [0, 0, 0],
-        "16 bytes of shared memory besides 49152 in use: at most 49152",
+        "16 bytes of shared memory do not fit beside 49152 bytes in use; the limit is 49152",
     );
     expect(4, [0, 0, 0], "__trap()");
 }
