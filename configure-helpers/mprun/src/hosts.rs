@@ -28,7 +28,7 @@ pub fn parse(text: &str) -> anyhow::Result<Vec<Host>> {
         let line = line.split('#').next().unwrap_or_default();
         hosts.extend(host(line).with_context(|| format!("line {}", i + 1))?);
     }
-    ensure!(!hosts.is_empty(), "names no host");
+    ensure!(!hosts.is_empty(), "it names no host");
     Ok(hosts)
 }
 
@@ -42,13 +42,13 @@ fn host(line: &str) -> anyhow::Result<Option<Host>> {
             let count = count.parse().ok().filter(|n| *n > 0);
             (
                 name,
-                count.context("the number of ranks is no number above 0")?,
+                count.context("the number of ranks is not a number above 0")?,
             )
         }
         _ => bail!("more than a name and a number"),
     };
-    // A name that begins with `-` would become an option of the program that is called with it.
-    ensure!(!name.starts_with('-'), "{name:?} is no name of a host");
+    // A name that begins with `-` would become an option of ssh.
+    ensure!(!name.starts_with('-'), "{name:?} is not the name of a host");
     let name = (name != "localhost").then(|| name.to_string());
     Ok(Some(Host { name, ranks }))
 }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_understood_or_named() {
+    fn invalid_line_is_an_error_with_its_number() {
         let hosts = parse("# all\na\n  b 2 # two\n\nlocalhost slots=3\na 1").unwrap();
         let all = [named("a", 1), named("b", 2), Host::here(3), named("a", 1)];
         assert_eq!(hosts, all);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_filled_in_order() {
+    fn ranks_fill_the_slots_in_order() {
         let hosts = parse("a 2\nb 2").unwrap();
         assert_eq!(cut(hosts.clone(), None).unwrap(), hosts);
         assert_eq!(cut(hosts.clone(), Some(2)).unwrap(), [named("a", 2)]);

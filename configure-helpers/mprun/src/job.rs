@@ -46,7 +46,7 @@ pub fn run(launch: &Launch, starts: &[Start], limits: &Limits) -> anyhow::Result
         // The exit code of a shell for a command that is not found.
         job.end(127, &format!("{e:#}"));
     }
-    let code = job.look_after();
+    let code = job.supervise();
     let Job { ranks, writer, .. } = job;
     // Kills the ranks that still run.
     drop(ranks);
@@ -117,13 +117,13 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn look_after(&mut self) -> anyhow::Result<u8> {
+    fn supervise(&mut self) -> anyhow::Result<u8> {
         loop {
             let ready = self.wait()?;
             for i in ready.into_iter().rev() {
                 self.read(i);
             }
-            self.hear_signals();
+            self.handle_signals();
             self.reap()?;
             let now = Instant::now();
             let late = |limit| now.duration_since(self.begun) >= limit;
@@ -131,12 +131,12 @@ impl Job<'_> {
                 let running = self.ranks.iter().filter(|r| r.runs());
                 let running = running.map(|r| r.start.rank.to_string());
                 let running = running.collect::<Vec<_>>().join(", ");
-                let why = format!("the time is up; still running: rank {running}");
+                let why = format!("the time limit expired; still running: rank {running}");
                 self.end(124, &why);
             }
             if self.writer.is_broken() && self.ending.is_none() {
                 // The status of a process that SIGPIPE killed.
-                self.end(141, "the reader of the output is gone");
+                self.end(141, "the reader closed the output");
             }
             if let Some((_, kill)) = &mut self.ending
                 && kill.is_some_and(|at| at <= now)
@@ -210,7 +210,7 @@ impl Job<'_> {
         }
     }
 
-    fn hear_signals(&mut self) {
+    fn handle_signals(&mut self) {
         for i in 0..self.signals.len() {
             let (signal, stream) = &mut self.signals[i];
             let (signal, mut bytes) = (*signal, [0; 16]);

@@ -106,7 +106,7 @@ fn variable(text: &str) -> anyhow::Result<(String, String)> {
         name.chars().all(fits)
             && !name.starts_with(|c: char| c.is_ascii_digit())
             && !name.is_empty(),
-        "{name:?} is no name of a variable"
+        "{name:?} is not the name of a variable"
     );
     Ok((name.into(), value))
 }
@@ -127,7 +127,7 @@ fn main() -> ExitCode {
 fn arguments() -> Args {
     let mut words: Vec<_> = std::env::args_os().collect();
     Args::try_parse_from(&words).unwrap_or_else(|e| {
-        // A `-np` of the launched program parses without an error, so this one is mprun's.
+        // The arguments did not parse. A `-np` of the launched program parses, so this one is mprun's.
         match words.iter_mut().find(|word| *word == "-np") {
             Some(word) => *word = "-n".into(),
             None => e.exit(),
@@ -139,8 +139,7 @@ fn arguments() -> Args {
 fn run(args: &Args) -> anyhow::Result<u8> {
     let hosts = match &args.hosts {
         None => vec![Host::here(
-            args.n
-                .context("the command line does not say how many ranks: use -n N")?,
+            args.n.context("how many ranks? use -n N or --hosts FILE")?,
         )],
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;

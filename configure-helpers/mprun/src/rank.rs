@@ -71,8 +71,8 @@ impl Launch {
     fn there(&self, host: &str) -> Command {
         let mut command = Command::new(&self.ssh);
         command.args(["-T", "-oBatchMode=yes", "-oControlMaster=no", host]);
-        // The command line is public, so it contains nothing private: all else goes by standard
-        // input.
+        // Every process can read the command line, so it contains no secret: the variables and the
+        // command go by standard input.
         command.arg("exec /bin/sh -c 'IFS= read -r line && eval \"$line\"'");
         command.stdin(Stdio::piped());
         command
@@ -99,7 +99,7 @@ impl Launch {
         let folder = std::env::current_dir().context("the current directory")?;
         let folder = folder
             .to_str()
-            .context("the current directory is no text")?;
+            .context("the current directory is not valid text")?;
         let command = self.command.iter().map(|word| quote(word));
         let command = command.collect::<Vec<_>>().join(" ");
         // The guard starts before the command, in its process group, and is not its child.
@@ -117,7 +117,7 @@ impl Launch {
         );
         ensure!(
             !line.contains('\n'),
-            "ranks on other hosts take no command, variable or directory with a line break"
+            "the command, the variables and the directory of a rank on another host must not contain a line break"
         );
         Ok(line + "\n")
     }
@@ -196,7 +196,7 @@ impl Rank {
         Pid::from_child(&self.child)
     }
 
-    /// Whether its end has not been observed.
+    /// Whether it runs, as far as has been observed.
     pub fn runs(&self) -> bool {
         self.status.is_none()
     }
@@ -222,7 +222,7 @@ impl Rank {
         }
     }
 
-    /// How it ended, if it has. First kills what it left running in its process group.
+    /// How it ended, if it has. First kills the processes that it left running in its process group.
     ///
     /// # Errors
     /// A system call fails.
@@ -243,7 +243,7 @@ impl Drop for Rank {
     fn drop(&mut self) {
         if self.runs() {
             self.kill();
-            // It was killed, so this is fast. init reaps what cannot be reaped here.
+            // It was killed, so this is fast. init reaps the rest.
             let _ = self.child.wait();
         }
     }
@@ -263,7 +263,7 @@ pub fn failure(start: &Start, status: ExitStatus) -> Option<(String, u8)> {
             Some(by_signal(code - 128))
         }
         (Some(255), _) if start.host.is_some() => {
-            let text = "exited with status 255, which is also how ssh says that it failed";
+            let text = "exited with status 255, which is also the status of ssh if it fails";
             Some((text.into(), 255))
         }
         (Some(code), _) => Some((format!("exited with status {code}"), code as u8)),
