@@ -60,7 +60,7 @@ impl Open {
         };
         let change = match (from, to) {
             (_, RESET) => Some(Modify::Reset),
-            // A QP without a setup cannot fail.
+            // In RESET there is no work that could fail: the NIC does nothing.
             (RESET, ERR) | (ERR, ERR) => None,
             (_, ERR) => Some(Modify::Error),
             (RESET | INIT, INIT) => Some(init),
@@ -87,9 +87,9 @@ impl Open {
             (SQD | SQE, RTS) => Some(Modify::Resume),
             _ => None,
         };
-        // Attributes of an address vector, or attributes that change it.
-        let along = has(attr::ACCESS_FLAGS) || has(attr::QKEY);
-        let first = (from == INIT && to == RTR && along).then_some(init);
+        // INIT to RTR may also change access rights and Q_Key, which the NIC takes in INIT.
+        let initial = has(attr::ACCESS_FLAGS) || has(attr::QKEY);
+        let first = (from == INIT && to == RTR && initial).then_some(init);
         let also = match (from, to) {
             (RTR | RTS | SQD | SQE, RTS) | (SQD, SQD) => changes(ask, access, to == SQD),
             _ => AttrChange::default(),
@@ -108,7 +108,8 @@ impl Open {
     }
 }
 
-/// The attributes that change beside the state; `rest`: also those that change in SQD only.
+/// The attributes that a modification changes in addition to the state; `rest`: also those that
+/// only a modification in SQD changes.
 fn changes(ask: &ModifyQp, access: Access, rest: bool) -> AttrChange {
     let has = |bit| ask.attr_mask & bit != 0;
     let named = |bit, value| has(bit).then_some(value);
@@ -195,8 +196,8 @@ fn remote_rights(flags: u32) -> Result<Access, Errno> {
     Access::from_bits(flags & remote.bits()).map_err(|_| Errno::INVAL)
 }
 
-/// The address vector of the peer. Its route is stored only for queries: nodes are found by their
-/// names.
+/// The path to the peer: its node, QP number and MTU. The other fields of the address vector are
+/// stored for queries only.
 pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
     Ok(Path {
         remote: remote(device, set)?,
@@ -206,7 +207,7 @@ pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
     })
 }
 
-/// The NIC of the peer. An unused address is a valid node too, from which no answer comes.
+/// The node of the peer's NIC. An address without a NIC gives a node that never answers.
 fn remote(device: &Device, set: &ModifyQp) -> Result<NodeId, Errno> {
     let fabric = &device.config.fabric;
     let dest = &set.dest;
@@ -215,7 +216,7 @@ fn remote(device: &Device, set: &ModifyQp) -> Result<NodeId, Errno> {
         LinkLayer::InfiniBand if dest.dlid != 0 || dest.is_global == 0 => fabric.by_lid(dest.dlid),
         LinkLayer::InfiniBand => fabric.by_gid(&dest.dgid),
     };
-    let nobody = fabric.node(u32::MAX, u32::MAX);
+    let unused = fabric.node(u32::MAX, u32::MAX);
     let node = place.and_then(|place| fabric.node_of(place.device, set.dest_qp_num));
-    Ok(node.unwrap_or(nobody))
+    Ok(node.unwrap_or(unused))
 }

@@ -81,7 +81,7 @@ impl Open {
         ask: &ExCreateCq,
         answer: impl FnOnce(&CreateCqResp) -> Done,
     ) -> Done {
-        // The input of an older library has no page.
+        // The input of an older library ends before the flags and the page.
         let least = std::mem::offset_of!(mlx5::CreateCq, uar_page_index) - 4;
         let own: mlx5::CreateCq = call.driver_input(least)?;
         if ask.comp_vector >= COMP_VECTORS || ask.cqe == 0 || ask.cqe > MAX_CQE {
@@ -100,7 +100,7 @@ impl Open {
             fd if fd >= 0 => Some(self.channel(fd)?),
             _ => None,
         };
-        // One entry more than requested, so that a full queue differs from an empty one.
+        // At least one entry more than requested, so that a full queue differs from an empty one.
         let entries = (ask.cqe + 1).next_power_of_two();
         let log_entries = entries.trailing_zeros() as u8;
         aligned(own.buf_addr, cqe::SIZE)?;
@@ -184,7 +184,7 @@ impl Open {
         let least = std::mem::offset_of!(mlx5::CreateQp, bfreg_index);
         let mut own: mlx5::CreateQp = call.driver_input(least)?;
         if init.is_srq != 0 {
-            // The field of a separate queue is ignored.
+            // Receives are in the SRQ, so the size of a receive queue of the QP is ignored.
             own.rq_wqe_count = 0;
         }
         let receives = own.rq_wqe_count;
@@ -223,7 +223,7 @@ impl Open {
         })
     }
 
-    /// The QP that the NIC is to create, and the register that was taken for it.
+    /// The attributes of the QP, and the doorbell register that was taken for it, if any.
     fn qp_attr(
         &mut self,
         device: &Device,
@@ -258,7 +258,7 @@ impl Open {
         if !sized(own.sq_wqe_count) || !sized(own.rq_wqe_count) || !strided {
             return Err(Errno::INVAL);
         }
-        // First the receives, then the sends.
+        // The buffer contains the receive queue, then the send queue.
         let rq_bytes = if no_receives {
             0
         } else {
@@ -300,7 +300,7 @@ impl Open {
         Ok((attr, register))
     }
 
-    /// The doorbell page of a QP: the page that the library chose, or one that is chosen for it.
+    /// The doorbell page of a QP: the page that the library names, or the page of a free register.
     fn doorbell(
         &mut self,
         device: &Device,
@@ -379,7 +379,7 @@ impl Open {
 
     /// Destroys a QP. Returns how many of its events were read.
     pub fn drop_qp(&mut self, device: &Device, qp: &QueuePair) -> u32 {
-        // The QP exists and is destroyed once: the NIC has no reason to refuse.
+        // The QP exists and is destroyed once, so the NIC does not refuse.
         let _ = device.nic.with(|nic| nic.destroy_qp(qp.qpn));
         let read = device.untrack(qp.owner);
         self.release(qp.register);
@@ -388,8 +388,8 @@ impl Open {
     }
 }
 
-/// The inline scatter that the library requests. Receives: if a flag requests it. Responses: if
-/// also all work is signaled, or a flag says that the library tracks which work is.
+/// The inline scatter of a QP. Received payload: if `SCATTER_CQE` is set. Responses: if also all
+/// work is signaled, or `ALLOW_SCATTER_CQE` is set, with which the library tracks signaled work.
 fn scatter(service: Service, init: &QpInit, flags: u32) -> Scatter {
     let asked = flags & qp_flag::SCATTER_CQE != 0;
     let all = init.sq_sig_all != 0 || flags & qp_flag::ALLOW_SCATTER_CQE != 0;
