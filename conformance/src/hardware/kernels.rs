@@ -183,7 +183,7 @@ pub fn wait(rig: &Rig) -> Verdict {
     const ERROR: usize = 5;
     let kernel = kernel(rig, Entry::Wait)?;
     let stream = rig.gpu.stream()?;
-    // Eight completion queues of 4 entries, never written; their waiters; what these say.
+    // Eight completion queues of 4 entries, never written; their waiters; the reports of these.
     let memory = rig.gpu.alloc(MemoryKind::Pinned, SAID + 256)?;
     memory.write(0, &[0xff; 2048])?;
     let mut params = Wait {

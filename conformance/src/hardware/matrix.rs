@@ -84,7 +84,7 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
         seed: seed_of(cell),
     };
     let pair = Pair::new(&rig, Net::One, [&config, &config])?;
-    rig.lie(&pair.qps, &config)?;
+    rig.check_queue_memory(&pair.qps, &config)?;
     program::play(&rig, pair, &Program::draw(settings))
 }
 

@@ -123,7 +123,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
 struct Peer {
     process: Guarded,
     say: ChildStdin,
-    hear: BufReader<ChildStdout>,
+    lines: BufReader<ChildStdout>,
 }
 
 impl Peer {
@@ -132,17 +132,17 @@ impl Peer {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Guarded(command.spawn()?);
         let say = process.0.stdin.take().ok_or("no standard input")?;
-        let hear = process.0.stdout.take().ok_or("no standard output")?;
+        let lines = process.0.stdout.take().ok_or("no standard output")?;
         Ok(Peer {
             process,
             say,
-            hear: BufReader::new(hear),
+            lines: BufReader::new(lines),
         })
     }
 
     fn line(&mut self) -> Verdict<String> {
         let mut line = String::new();
-        let n = self.hear.read_line(&mut line)?;
+        let n = self.lines.read_line(&mut line)?;
         ensure(n > 0, || "the peer ended early".to_owned())?;
         Ok(line)
     }
@@ -168,12 +168,12 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
         }
         flying.push_back(post(&mut side, round, &seen)?.1);
     }
-    // So many are on their way, or the peer works on them.
+    // Messages are in flight, or the peer processes them.
     peer.process.0.kill()?;
     peer.process.0.wait()?;
     let last = match post(&mut side, rounds, &seen) {
         Ok((send, _)) => side.qp.wait(send, time_limit()),
-        // It was noticed already.
+        // The failure was detected already.
         Err(failed) => Err(failed),
     };
     let error = side.qp.error();

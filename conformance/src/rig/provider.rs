@@ -58,10 +58,10 @@ pub fn check(device: &Device) -> Verdict {
     })
 }
 
-/// First index of a queue pair that comes soon to where it wraps, as far as it may be chosen.
+/// First index of a queue pair that wraps soon; 0 if the provider has no first index.
 pub fn shortly_before_the_wrap(provider: Provider) -> u32 {
     match provider {
-        // The NIC counts from 0.
+        // The NIC always counts from 0.
         Provider::Mlx5 => 0,
         _ => 0_u32.wrapping_sub(9),
     }

@@ -151,8 +151,8 @@ pub fn play(rig: &Rig, mut pair: Pair, program: &Program) -> Verdict {
     pair.leave("in the end")
 }
 
-/// Plays the sides of a program that have these ends; `meet` returns once all sides have come as far,
-/// before the first message and after the last.
+/// Plays the sides of a program that have these ends. `meet` is a barrier of all sides, before the
+/// first message and after the last.
 pub fn play_on(rig: &Rig, program: &Program, ends: Ends<'_>, meet: impl Fn()) -> Verdict {
     let mut play = Play::new(rig, program, ends)?;
     meet();
@@ -232,7 +232,8 @@ impl<'p> Play<'p> {
         Ok(())
     }
 
-    /// Where a message is sent or read from; where it lands if it is received, or else.
+    /// Offsets of a message: in the source; in the target if a receive takes it; in the target
+    /// otherwise.
     fn places(&self, i: usize) -> [usize; 3] {
         let slot = self.program.slots[i];
         [slot, slot, self.program.room + slot]
@@ -305,7 +306,7 @@ impl<'p> Play<'p> {
             .map(OwnedDescriptor::descriptor)
             .collect();
         if list.spoiled {
-            // Whatever is refused leaves no trace.
+            // A refused list changes nothing.
             let data = &[0; 4];
             descriptors.push(Descriptor::WriteMemory { to: &wrong, data });
             let spoiled = post_on(stream, queues, &descriptors);
@@ -373,7 +374,7 @@ impl<'p> Play<'p> {
         let takes_receive = step.operation.takes_receive();
         let looker = if takes_receive { receiver } else { sender };
         if let (None, Some((at, landing))) = (odd, self.landing(i)) {
-            // What is there before.
+            // The contents before the message arrives.
             let (stream, landed) = (&self.streams[looker], self.memory(at).landing.region());
             let (_, guard) = seeds(i);
             self.rig

@@ -111,8 +111,8 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
 
 /// Makes the rank fail, and sends the time of the failure to the others.
 fn inject(rank: &Rank, job: &Job, loss: &Loss) {
-    let node = u64::from_le_bytes(rank.hear(loss.rank).try_into().unwrap());
-    let names = String::from_utf8(rank.hear(loss.rank)).unwrap();
+    let node = u64::from_le_bytes(rank.receive(loss.rank).try_into().unwrap());
+    let names = String::from_utf8(rank.receive(loss.rank)).unwrap();
     rank.pass(loss.after);
     let now = rank.host.now().as_nanos();
     if loss.fall != Fall::IsCut {
@@ -126,7 +126,7 @@ fn inject(rank: &Rank, job: &Job, loss: &Loss) {
         job.mark_gone(loss.rank);
     }
     for other in (0..rank.me).filter(|other| *other != loss.rank) {
-        rank.tell(other, &now.to_le_bytes());
+        rank.send(other, &now.to_le_bytes());
     }
 }
 
@@ -135,8 +135,8 @@ fn lose(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
     let devices = job.open(rank);
     let node = devices.node();
     let warn = || {
-        rank.tell(rank.ranks - 1, &node.to_le_bytes());
-        rank.tell(
+        rank.send(rank.ranks - 1, &node.to_le_bytes());
+        rank.send(
             rank.ranks - 1,
             process(rank, &devices).join("\n").as_bytes(),
         );
@@ -219,7 +219,7 @@ fn survive(rank: &Rank, job: &Job, case: &Case, loss: &Loss, misled: &Cell<u32>)
         misled.set(misled.get() + 1);
         assert_lost(ctx, rank.me, loss);
     }
-    let fell = u64::from_le_bytes(rank.hear(rank.ranks - 1).try_into().unwrap());
+    let fell = u64::from_le_bytes(rank.receive(rank.ranks - 1).try_into().unwrap());
     let took = now.since(Time::from_nanos(fell));
     assert!(
         took < DETECTION_LIMIT * case.ranks(),
@@ -235,10 +235,10 @@ fn survive(rank: &Rank, job: &Job, case: &Case, loss: &Loss, misled: &Cell<u32>)
     let meet = || {
         others
             .iter()
-            .for_each(|other| rank.tell(*other as usize, &[]));
+            .for_each(|other| rank.send(*other as usize, &[]));
         others
             .iter()
-            .for_each(|other| _ = rank.hear(*other as usize));
+            .for_each(|other| _ = rank.receive(*other as usize));
     };
     meet();
     if let Some(ctx) = ctx {
