@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::benchmark::{Benchmark, Outcome};
 use crate::endpoint::{Endpoint, Names, exchange_memory};
-use crate::gate::{Gate, well};
+use crate::gate::{Gate, check_qp};
 use crate::kernel::{Stamps, Tally, Turn, Turns};
 use crate::options::{Ranks, Setup};
 use crate::rank::{Job, Rank};
@@ -141,7 +141,7 @@ impl<'e> Player<'e> {
         rank.link.barrier()?;
         self.gate.open()?;
         rank.park(&self.endpoint.stream)?;
-        well(self.qp.error())?;
+        check_qp(self.qp.error())?;
         if let Some(last) = last {
             self.qp.wait(last, rank.left())?;
         }

@@ -284,7 +284,7 @@ fn measure(
             sheet.enqueue += batch.enqueue.as_nanos() as f64;
             sheet.operations += batch.operations;
             if rank.number == 0 {
-                rank.tell(Note::Progress(n));
+                rank.report_note(Note::Progress(n));
             }
         }
         left -= n;
