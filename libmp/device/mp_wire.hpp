@@ -16,7 +16,7 @@ enum Kind : u32 {
     kTooLong = 3,   // no payload: it is longer than the receive
     kAnnounce = 4,  // the sender waits for the memory of the receive (rendezvous)
     kReady = 5,     // the receive's memory: up to len bytes
-    kRefused = 6,   // the announced message is longer than the receive
+    kRefused = 6,   // the receive has ended without the message
     kTaken = 7,     // the receiver has taken the payload
     kFailed = 15,   // len is a status
 };
