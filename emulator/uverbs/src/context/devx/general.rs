@@ -11,8 +11,8 @@ const BF_REGISTER: u32 = 512;
 /// The UDP port of RoCE v2.
 const ROCE_PORT: u64 = 4791;
 
-/// Writes a structure of capabilities, cut to the length of the answer. Fields that this device does
-/// not implement are zero, and so is all of a structure that it does not have.
+/// Writes a structure of capabilities, cut to the length of the answer. Fields that this device
+/// does not implement are zero, and so is all of a structure that it does not have.
 pub(super) fn query_hca_cap(
     device: &Device,
     command: Mailbox<'_>,
