@@ -398,7 +398,7 @@ impl<'g> Table<'g> {
                 }
             }
             let found = found.ok_or_else(|| {
-                format!("station {i} hears from {source:?}, {front:02x?}, and {open:?} are due")
+                format!("station {i} received a message from {source:?}, {front:02x?}, but expects {open:?}")
             })?;
             let message = open.remove(found);
             ensure(

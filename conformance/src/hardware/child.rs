@@ -1,4 +1,4 @@
-//! Processes that a trial starts: this program again, with a variable that says which side it runs.
+//! Processes that a trial starts: this program again, with a variable that selects its side.
 //! None outlives the trial that started it.
 
 use std::io::Read;

@@ -105,7 +105,7 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
     let known = ["", "soft", "virt", "cuda", "hip", "rdma_core"];
     for unknown in required.split(',').map(str::trim) {
         if !known.contains(&unknown) {
-            let why = format!("GDS_REQUIRE knows{}", known.join(" "));
+            let why = format!("GDS_REQUIRE accepts{}", known.join(" "));
             suite.lacking(unknown, why, false);
         }
     }

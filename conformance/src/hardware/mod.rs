@@ -40,7 +40,7 @@ use suite::Suite;
 /// The variable with the number of hardware channels of a context.
 const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Laps of each ring that a program runs, unless `GDS_LAPS` says otherwise.
+/// Laps of each ring that a program runs; `GDS_LAPS` sets another number.
 const LAPS: usize = 100;
 
 /// Runs the trials that the command line names, or one side of a trial that started this process.

@@ -56,8 +56,8 @@ impl Suite {
         }
     }
 
-    /// Adds a trial for HIP, which this version cannot run, as ignored. (CUDA is not in this matrix,
-    /// because the capabilities of its streams cannot be switched.)
+    /// Adds a trial for HIP, which this version cannot run, as ignored. (CUDA is not in this
+    /// matrix, because the capabilities of its streams cannot be switched.)
     pub fn lacks_hip(&mut self) {
         let why = "this version has no HIP runtime";
         self.lacking("hip", why, !is_required("hip"));

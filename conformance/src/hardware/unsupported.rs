@@ -94,8 +94,8 @@ impl Lack {
     }
 }
 
-/// The cells of a cover (or a `few` of them) that a provider runs, and behind them, for each setting
-/// that it does not support, the cell in which all other axes have their first setting.
+/// The cells of a cover (or a `few` of them) that a provider runs, and behind them, for each
+/// setting that it does not support, the cell in which all other axes have their first setting.
 pub fn cells(
     provider: Provider,
     axes: &[Axis],

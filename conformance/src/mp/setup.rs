@@ -171,8 +171,8 @@ impl Setup {
     }
 
     /// Messages of a channel in one round: half of its slots. The receiver returns credits in runs
-    /// of half the slots, so up to half of the slots may be taken messages without a returned credit;
-    /// the messages of one round need only the other half.
+    /// of half the slots, so up to half of the slots may be taken messages without a returned
+    /// credit; the messages of one round need only the other half.
     pub fn window(&self) -> usize {
         self.depth as usize / 2
     }

@@ -34,7 +34,7 @@ pub struct Chosen {
 /// What the environment chooses.
 pub fn chosen() -> Verdict<&'static Chosen> {
     static CHOSEN: OnceLock<Result<Chosen, String>> = OnceLock::new();
-    let ask = || -> gdsync::Result<Chosen> {
+    let open = || -> gdsync::Result<Chosen> {
         let device = Device::from_env(&Gpu::open("soft")?)?;
         let name = device.name();
         Ok(Chosen {
@@ -42,7 +42,7 @@ pub fn chosen() -> Verdict<&'static Chosen> {
             nic: name.split_once(' ').map_or("", |(_, nic)| nic).to_owned(),
         })
     };
-    let chosen = CHOSEN.get_or_init(|| ask().map_err(|e| e.to_string()));
+    let chosen = CHOSEN.get_or_init(|| open().map_err(|e| e.to_string()));
     Ok(chosen.as_ref()?)
 }
 

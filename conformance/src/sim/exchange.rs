@@ -1,5 +1,5 @@
-//! A random program under a random schedule, run and checked: over queue pairs of one GPU, or of two
-//! or three ranks with a GPU each.
+//! A random program under a random schedule, run and checked: over queue pairs of one GPU, or of
+//! two or three ranks with a GPU each.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

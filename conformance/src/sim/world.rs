@@ -188,7 +188,7 @@ impl Rank {
         let there = self
             .host
             .wait_until(Some(deadline), &mut || ready(&self.board.borrow()));
-        assert!(there, "another rank did not come");
+        assert!(there, "another rank did not enter the barrier");
     }
 
     /// A barrier of all ranks.

@@ -73,7 +73,7 @@ pub fn word(cell: &Cell) -> String {
     settings.join(".")
 }
 
-/// Parses such a word; `None` if it is not a cell.
+/// Parses a word of [`word`]; `None` if it is not a cell.
 pub fn parse(word: &str) -> Option<Cell> {
     let cell: Cell = word
         .split('.')
@@ -381,7 +381,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_setting_is_met_in_the_cover_and_every_main_one_in_the_whole() {
+    fn cover_has_every_setting_and_whole_every_main_combination() {
         for resources in RESOURCES {
             let cells = pairwise(resources);
             assert!(cells.len() < 120, "{} cells", cells.len());

@@ -51,7 +51,7 @@ impl Player<'_> {
                 self.seen.read(at, &mut got)?;
                 self.compare(&taken, &got)?;
                 if let (Some(done), None) = (taken.done, self.lines[taken.line].from) {
-                    self.lines[taken.line].come[done.peer as usize] += 1;
+                    self.lines[taken.line].arrived[done.peer as usize] += 1;
                 }
             }
         }
@@ -107,8 +107,8 @@ impl Player<'_> {
             (Some(from), _) => (from, taken.k),
             (None, Some(done)) => {
                 let peer = done.peer as usize;
-                let come = line.come.get(peer).ok_or_else(|| format!("{done:?}"))?;
-                (done.peer, *come)
+                let arrived = line.arrived.get(peer).ok_or_else(|| format!("{done:?}"))?;
+                (done.peer, *arrived)
             }
             (None, None) => return Err("a receive from any rank has no completion".into()),
         };

@@ -49,7 +49,7 @@ struct Line {
     /// Its slots in the memory of all slots.
     slots: std::ops::Range<usize>,
     /// Number of messages received, by rank.
-    come: Vec<usize>,
+    arrived: Vec<usize>,
 }
 
 /// A receive that was posted.
@@ -62,7 +62,7 @@ struct Taken {
     handling: Handling,
     /// Whether its message is truncated.
     too_long: bool,
-    /// Its outcome, if the CPU knows it.
+    /// Its outcome, if the CPU has waited for it.
     done: Option<Done>,
     request: Option<Request>,
 }
@@ -201,7 +201,7 @@ impl<'a> Player<'a> {
                 number,
                 width,
                 slots: first..receives,
-                come: vec![0; ranks as usize],
+                arrived: vec![0; ranks as usize],
             }
         };
         let wild = wild.map(|number| (None, number, from.len()));
@@ -290,7 +290,7 @@ impl<'a> Player<'a> {
         } = self;
         let error = ctx.error();
         ensure(truncated || error.is_none(), || {
-            format!("the context tells of {error:?}")
+            format!("the context reports {error:?}")
         })?;
         let stuck = ctx.stuck();
         ensure(stuck.is_empty(), || {

@@ -28,7 +28,7 @@ impl Play<'_> {
             if landing.is_some() {
                 let seen = read(&self.seen, seen, want.len())?;
                 same(&seen, &want, || {
-                    format!("message {i} as it was seen, {step:?}")
+                    format!("message {i} as the stream copied it, {step:?}")
                 })?;
             }
             if !hazards {

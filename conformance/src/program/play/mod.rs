@@ -30,7 +30,7 @@ const SEEN: usize = 128;
 
 /// Value of memory before a message arrives.
 const FILL: u8 = 0xee;
-/// Value that a stream writes over a message after it has seen the message.
+/// Value that a stream writes over a message after it has copied the message.
 const TAKEN: u8 = 0x5a;
 /// Value that must never be sent.
 const JUNK: u8 = 0xbb;
@@ -46,7 +46,7 @@ enum After {
     /// Checks the result of a message.
     Look(usize),
     /// Overwrites the source of a message that was sent.
-    Forget(usize),
+    Overwrite(usize),
 }
 
 /// A list that has not been posted yet.
@@ -319,7 +319,7 @@ impl<'p> Play<'p> {
         for after in list.after {
             match after {
                 After::Look(i) => self.show(i, list.stream)?,
-                After::Forget(i) => {
+                After::Overwrite(i) => {
                     let from = self.over.span(self.program.room, self.steps[i].len)?;
                     self.copy(list.stream, &self.source(i)?, &from)?;
                 }
@@ -414,7 +414,7 @@ impl<'p> Play<'p> {
         if let Some(send) = send.filter(|_| signaled) {
             let after = match odd {
                 _ if !takes_receive && self.landing(i).is_some() => Some(After::Look(i)),
-                Some(_) if step.operation.moves() => Some(After::Forget(i)),
+                Some(_) if step.operation.moves() => Some(After::Overwrite(i)),
                 _ => None,
             };
             self.wait(from, send.into(), wait_send, sender, after)?;

@@ -1,7 +1,7 @@
 //! One of several requests that were enqueued ahead fails.
 //!
 //! The stream stays at the wait for the request until the watcher or the CPU handles the failure,
-//! and then continues. Every request has its own status, which the stream sees when it continues.
+//! and then continues. Every request has its own status, which the stream reads when it continues.
 //! The peer's streams continue as well, and the failure does not affect other queue pairs. After a
 //! reset on both sides there is traffic again.
 
@@ -20,7 +20,7 @@ use crate::sim::world::{Devices, LIMIT, Rank, play};
 /// The error of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    /// An rkey that the peer never gave.
+    /// An rkey that the peer never created.
     WrongKey,
     /// Bytes behind the end of the peer's memory.
     Beyond,
@@ -225,7 +225,7 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
             false => assert_eq!(
                 seen(i),
                 [expected.0, failed.0],
-                "request {i} of {count} and the queue pair as the stream saw them"
+                "request {i} of {count} and the queue pair as the stream read them"
             ),
         }
     }
@@ -235,8 +235,8 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
     rank.barrier();
 }
 
-/// Enqueues everything behind a closed gate: requests, waits, and stores that record the progress of
-/// the stream and the statuses that it reads.
+/// Enqueues everything behind a closed gate: requests, waits, and stores that record the progress
+/// of the stream and the statuses that it reads.
 fn enqueue(
     qp: &mut Qp,
     stream: &gdsync::Stream,

@@ -74,11 +74,11 @@ fn queues(rng: &mut Rng) -> QpConfig {
         .start(0u32.wrapping_sub(rng.u32(0..40)))
 }
 
-/// A launcher that can report ranks as gone.
+/// A launcher that can report the loss of ranks.
 #[derive(Clone, Debug)]
 struct Launcher {
     rank: Arc<dyn Bootstrap>,
-    /// A bit for each rank that is gone. Relaxed: the world has one thread.
+    /// A bit for each lost rank. Relaxed: the world has one thread.
     gone: Arc<AtomicU64>,
 }
 
@@ -227,7 +227,7 @@ impl Job {
         Member { devices, ctx }
     }
 
-    /// Reports to all ranks that a rank is gone.
+    /// Reports to all ranks that a rank is lost.
     pub fn mark_gone(&self, rank: usize) {
         self.gone.fetch_or(1 << rank, Ordering::Relaxed);
     }
@@ -258,7 +258,7 @@ impl Member {
 }
 
 /// Closes a context whose peer `lost` may not answer. Dropped requests have failed, also those with
-/// other ranks that gave up by themselves.
+/// other ranks that stopped because of the loss.
 pub fn close_without(ctx: &Context, lost: u32) {
     const FOR: Duration = Duration::from_secs(1);
     const TRIES: usize = 4;

@@ -21,9 +21,9 @@ use crate::sim::world::{LIMIT, Rank, play};
 
 /// Time limit of waits for a peer.
 const PEER_LIMIT: Duration = Duration::from_millis(100);
-/// Limit of the detection time, per rank of the job: the last rank detects the loss within this time
-/// times the number of ranks. It exceeds `PEER_LIMIT`, because a rank that waits for a lost rank
-/// delays other ranks, waits begin late, and the background thread polls rarely.
+/// Limit of the detection time, per rank of the job: the last rank detects the loss within this
+/// time times the number of ranks. It exceeds `PEER_LIMIT`, because a rank that waits for a lost
+/// rank delays other ranks, waits begin late, and the background thread polls rarely.
 const DETECTION_LIMIT: Duration = Duration::from_millis(130);
 
 /// How the rank is lost.
