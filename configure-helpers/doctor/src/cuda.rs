@@ -104,7 +104,8 @@ pub struct Gpu {
     pub writes_ordering: i32,
     /// Whether `cuFlushGPUDirectRDMAWrites` works.
     pub host_flush: bool,
-    /// The policy that makes payload from a NIC visible to the stream that waited for the completion.
+    /// The policy that makes payload from a NIC visible to the stream that waited for the
+    /// completion.
     pub consistency: &'static str,
     /// The same in a sentence.
     #[serde(skip)]

@@ -222,7 +222,8 @@ impl Rank {
         }
     }
 
-    /// How it ended, if it has. First kills the processes that it left running in its process group.
+    /// How it ended, if it has. First kills the processes that it left running in its process
+    /// group.
     ///
     /// # Errors
     /// A system call fails.
