@@ -1,6 +1,7 @@
 //! Measures the memory of a connected peer. Each rank is a process and measures its own memory:
 //! with a context without connections, with a context that is connected to every rank, after
-//! messages with every rank under one tag, posted by the CPU, and after the same posted by a stream.
+//! messages with every rank under one tag, posted by the CPU, and after the same posted by a
+//! stream.
 //!
 //! *Heap* is the memory from the program's allocator. *Private* is all private and writable memory
 //! from the system (heap, rings and slots), whether it was touched or not. *Resident* is the
