@@ -57,7 +57,8 @@ impl Link {
 
     /// Sends `mine` to the peer and returns the peer's message.
     pub fn exchange(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
-        self.talk(mine).context("talking to the other rank")
+        self.exchange_bytes(mine)
+            .context("exchanging records with the other rank")
     }
 
     /// Barrier: returns once the peer has entered it too.
@@ -70,7 +71,7 @@ impl Link {
         Ok(())
     }
 
-    fn talk(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
+    fn exchange_bytes(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
         match &mut self.transport {
             Transport::Socket(socket) => talk_over(socket, mine, self.deadline),
             Transport::Bootstrap(bootstrap, topic) => {
@@ -185,7 +186,7 @@ mod tests {
         link.barrier().unwrap();
         assert_eq!(other.join().unwrap(), b"");
         let soon = Instant::now() + Duration::from_millis(20);
-        let e = Link::over(&a, "nobody", soon).barrier().unwrap_err();
+        let e = Link::over(&a, "unknown", soon).barrier().unwrap_err();
         let e = format!("{e:#}");
         assert!(
             e.contains("time limit") || e.contains("left") || e.contains("ended"),

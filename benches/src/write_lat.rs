@@ -185,7 +185,7 @@ impl<'e> Player<'e> {
     fn stamp(&self, number: u64) -> Result<()> {
         let turn = Turn::new(SIZE, &self.tally).stamp(&self.stamps.0, 8 * number);
         // SAFETY: the regions live as long as the player, which is dropped after the stream is
-        // done or when the process gives up.
+        // done or when the process fails.
         unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
     }
 }

@@ -38,12 +38,12 @@ fn runs_well(words: &str) -> Output {
     output
 }
 
-/// Runs a command that must fail with a message that contains `says`.
-fn fails(words: &str, says: &str) -> String {
+/// Runs a command that must fail with a message that contains `error`.
+fn fails(words: &str, error: &str) -> String {
     let output = run(words);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let said = text(&output);
-    assert!(said.contains(says), "{said}");
+    assert!(said.contains(error), "{said}");
     said
 }
 

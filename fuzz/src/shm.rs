@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmlx5::fabric::shm::{PROTOCOL_VERSION, ShmConfig, ShmFabric};
 use vmlx5::fabric::{Budget, Fabric, LinkState, NodeId, PeerId};
-use vmlx5::fuzzing::{Greeting, Received, MIN_RING, receive};
+use vmlx5::fuzzing::{Greeting, MIN_RING, Received, receive};
 use vmlx5::{FrameError, FrameHeader, Kind, MAX_PAYLOAD};
 use zerocopy::IntoBytes;
 
@@ -305,8 +305,8 @@ impl World {
 
     fn act(&mut self, input: &mut Input<'_>) {
         let act = input.byte();
-        let who = usize::from(act >> 4);
-        let some = |n: usize| (n > 0).then(|| who % n);
+        let pick = usize::from(act >> 4);
+        let some = |n: usize| (n > 0).then(|| pick % n);
         match act & 15 {
             0 => self.call(),
             1 | 2 => {
@@ -314,7 +314,7 @@ impl World {
                     self.call();
                 }
                 if let Some(i) = self.strangers.len().checked_sub(1) {
-                    let i = if act & 15 == 1 { i } else { who % (i + 1) };
+                    let i = if act & 15 == 1 { i } else { pick % (i + 1) };
                     self.greet(i, input);
                 }
             }
@@ -354,11 +354,11 @@ impl World {
                 // There may be no room for another link.
                 let _ = self.a.fabric.connect(node);
             }
-            10 => self.open_door(who % 2),
+            10 => self.open_door(pick % 2),
             11 => {
                 let seq = 0x100 + u32::from(input.byte());
                 let len = input.pick(&[0, 1, 1000, MAX_PAYLOAD]);
-                self.a.send(PeerId(who as u32 % 8), seq, len);
+                self.a.send(PeerId(pick as u32 % 8), seq, len);
             }
             12 => self.b.step(self.now, false),
             _ => {

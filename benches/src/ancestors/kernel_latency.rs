@@ -399,7 +399,7 @@ impl<'e> Player<'e> {
         let bytes = self.leaving.region().len() as u64;
         let turn = Turn::new(bytes, &self.tally).write(self.leaving.region(), 0, tag);
         // SAFETY: the regions live as long as the player, which is dropped after the stream is
-        // done or when the process gives up; the NIC reads the message only between kernels.
+        // done or when the process fails; the NIC reads the message only between kernels.
         unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
     }
 

@@ -87,7 +87,7 @@ struct Background {
 impl Benchmark for Options {
     const NAME: &'static str = "gds_poll_lat";
     const ABOUT: &'static str =
-        "Latency from a CPU store that a stream waits for until the CPU sees the stream's answer";
+        "Latency from a CPU store that a stream waits for to the CPU's load of the stream's answer";
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         let gpu = gpu::open(std::slice::from_ref(&self.gpu), 0)?;

@@ -192,7 +192,7 @@ impl<'e> Player<'e> {
             turn = turn.stamp(&self.stamps.0, 8 * i);
         }
         // SAFETY: the regions live as long as the player, which is dropped after the stream is
-        // done or when the process gives up; payloads are only read by this kernel and the NIC.
+        // done or when the process fails; payloads are only read by this kernel and the NIC.
         unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
     }
 

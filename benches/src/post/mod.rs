@@ -238,7 +238,7 @@ impl Bench {
     fn rows(&mut self, bursts: u64) -> Result<Vec<Row>> {
         let measured = Method::ALL.map(|method| self.measure(method, bursts));
         let mut rows = measured.into_iter().collect::<Result<Vec<Row>>>()?;
-        // Tracing has a cost, so it comes last.
+        // Tracing has a cost, so it is last.
         for (method, row) in Method::ALL.into_iter().zip(&mut rows) {
             row.operations = self.operations(method)?;
             if row.operations != method.operations() {

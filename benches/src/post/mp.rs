@@ -234,7 +234,7 @@ impl Bench {
     }
 
     /// The memory operations of every submission of a burst of sends, by their trace; none if
-    /// some are something else. Tracing costs, so this comes last.
+    /// some are something else. Tracing has a cost, so this is last.
     fn operations(&mut self) -> Result<Vec<usize>> {
         self.receiver.receive(0)?;
         self.sender.gate.close(&self.sender.stream)?;

@@ -293,9 +293,9 @@ impl Driver {
         let code = unsafe { (self.table.cuDeviceTotalMem_v2)(&mut memory, device) };
         self.check("cuDeviceTotalMem_v2", code)?;
 
-        let ask = |attribute| self.attribute(device, attribute);
-        let has = |attribute| ask(attribute) == Some(1);
-        let number = |attribute| ask(attribute).unwrap_or(0);
+        let query = |attribute| self.attribute(device, attribute);
+        let has = |attribute| query(attribute) == Some(1);
+        let number = |attribute| query(attribute).unwrap_or(0);
         let caps = cuda_caps(&self.table, device);
         let ordering = number(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
         let (consistency, flush_policy) = consistency(&caps, ordering);

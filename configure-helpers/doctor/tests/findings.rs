@@ -403,8 +403,8 @@ fn unknown_option_is_exit_status_2() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Without a name the GPU is that of the local rank; the report says if there are more ranks than
-/// GPUs.
+/// Without a name the GPU is that of the local rank; the report has an advice if there are more
+/// ranks than GPUs.
 #[test]
 fn local_rank_selects_the_gpu() {
     type Variables<'a> = &'a [(&'a str, &'a str)];

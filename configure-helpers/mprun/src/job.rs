@@ -239,8 +239,8 @@ impl Job<'_> {
             let (start, failed) = (&rank.start, failure(&rank.start, status));
             if let (Some((how, code)), None) = (failed, self.ending) {
                 let host = start.host.as_ref().map(|host| format!(" on {host}"));
-                let who = format!("rank {}{}", start.rank, host.unwrap_or_default());
-                self.end(code, &format!("{who} {how}"));
+                let rank = format!("rank {}{}", start.rank, host.unwrap_or_default());
+                self.end(code, &format!("{rank} {how}"));
             }
         }
         Ok(())
@@ -253,7 +253,7 @@ impl Job<'_> {
         let there = if away { THERE } else { Duration::ZERO };
         let grace = self.limits.grace.saturating_add(there);
         self.ending = Some((code, Some(deadline(grace))));
-        self.ranks.iter_mut().for_each(Rank::ask);
+        self.ranks.iter_mut().for_each(Rank::terminate);
         self.writer.push(To::Err, format!("mprun: {why}\n").into());
     }
 }

@@ -202,7 +202,7 @@ impl Rank {
     }
 
     /// Requests it to end.
-    pub fn ask(&mut self) {
+    pub fn terminate(&mut self) {
         match &self.start.host {
             None => self.signal(Signal::TERM),
             Some(_) => self.lifeline = None,

@@ -341,13 +341,13 @@ fn other_ranks_detect_a_killed_rank() {
     let output = run(&mut mprun(&["-n", "4", "--grace", "30"], &["die", "2"]));
     assert_eq!(output.status.code(), Some(128 + 9));
     for rank in [0, 1, 3] {
-        let told = [
+        let expected = [
             "rank 2 is gone".to_string(),
             format!("rank {} is alive", (rank + 3) % 4),
         ];
         // Rank 3 has rank 2 at its left.
-        let told = if rank == 3 { &told[..1] } else { &told };
-        assert_eq!(lines_of(&out(&output), rank), told);
+        let expected = if rank == 3 { &expected[..1] } else { &expected };
+        assert_eq!(lines_of(&out(&output), rank), expected);
     }
 }
 
@@ -409,8 +409,8 @@ fn failed_rank_on_another_host_ends_all() {
     let script = "[ $MP_RANK = 0 ] && kill -s SEGV $$; exec sleep 1000";
     let output = run(&mut sh(&options, script));
     assert_eq!(output.status.code(), Some(128 + 11));
-    let told = "mprun: rank 0 on alpha was killed by signal 11 (SIGSEGV)";
-    assert!(err(&output).contains(told));
+    let error = "mprun: rank 0 on alpha was killed by signal 11 (SIGSEGV)";
+    assert!(err(&output).contains(error));
     let options = folder.options("localhost\nunreachable\n", &[BIND]);
     let output = run(&mut sh(&options, "exec sleep 1000"));
     assert_eq!(output.status.code(), Some(255));
@@ -428,8 +428,8 @@ fn timeout_reports_the_ranks_that_still_run() {
     let script = "[ $MP_RANK = 1 ] && exit; exec sleep 1000";
     let output = run(&mut sh(&["-n", "3", "--timeout", "0.5"], script));
     assert_eq!(output.status.code(), Some(124));
-    let told = "mprun: the time limit expired; still running: rank 0, 2\n";
-    assert_eq!(err(&output), told);
+    let error = "mprun: the time limit expired; still running: rank 0, 2\n";
+    assert_eq!(err(&output), error);
 }
 
 fn missing_command_is_reported() {

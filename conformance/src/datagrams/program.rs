@@ -57,11 +57,11 @@ fn guard(round: u32, station: usize, slot: usize) -> u64 {
 
 /// The messages of a round; `longest` is the longest datagram that all stations accept.
 fn draw(rng: &mut Rng, round: u32, longest: usize) -> Vec<Message> {
-    let who = round as usize / 3 % MANY;
+    let one = round as usize / 3 % MANY;
     let mut ends: Vec<(usize, usize)> = (0..MOST)
         .map(|i| match round % 3 {
-            0 => (who, i),
-            1 => (i, who),
+            0 => (one, i),
+            1 => (i, one),
             _ => (rng.usize(..MANY), i),
         })
         .collect();

@@ -359,14 +359,14 @@ fn failed_shared_queue_fails_its_queue_pairs() {
             assert_eq!(a.send_failed(index, Syndrome::REMOTE_OP), why);
             assert!(b.recv.poll().is_none());
             let (qpn, own) = (b.qpn, 9);
-            let mut told = vec![
+            let mut events = vec![
                 Event::QpFatal { qpn, owner: own },
                 Event::LastWqe { qpn, owner: own },
             ];
             if round == 0 {
-                told.push(Event::SrqError { srqn, owner });
+                events.push(Event::SrqError { srqn, owner });
             }
-            assert_eq!(world.events(1), told);
+            assert_eq!(world.events(1), events);
             assert!(world.nics[1].query_srq(srqn).unwrap().failed);
         }
     }

@@ -221,7 +221,11 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
             continue;
         }
         match i < case.failing {
-            true => assert_eq!(seen(i)[0], 0, "request {i} of {count} as the stream saw it"),
+            true => assert_eq!(
+                seen(i)[0],
+                0,
+                "request {i} of {count} as the stream read it"
+            ),
             false => assert_eq!(
                 seen(i),
                 [expected.0, failed.0],
@@ -314,7 +318,7 @@ fn target(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case:
         let expected = if i == 0 { first } else { others };
         assert_eq!(qp.poll(*request).unwrap(), Some(expected), "receive {i}");
         let seen = noted(&landing, 512 + 4 * i as u64);
-        assert_eq!(seen, expected.0, "receive {i} as the stream saw it");
+        assert_eq!(seen, expected.0, "receive {i} as the stream read it");
     }
     assert_eq!(qp.error(), Some(first));
 }
