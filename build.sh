@@ -23,11 +23,11 @@ commands:
   test --long [STEP..]
                  runs the tests that take hours, or the named steps: matrix (the whole matrix of
                  messages) seeds soak
-  check [STEP..] runs every check that is no test, or the named steps: lock fmt clippy features
+  check [STEP..] runs every check except tests, or the named steps: lock fmt clippy features
                  doc layers env licences kernels
   bench [ARGS]   runs the benchmark suite (mpbench suite ARGS); without ARGS, the results go to
                  benches/results/suite.json
-  kernels        compiles the CUDA kernels again, into the folders device/ptx
+  kernels        recompiles the CUDA kernels, into the folders device/ptx
   doctor [ARGS]  prints what this machine offers, what the library would use, and what is missing
                  (--json: as JSON)
   hardware [DIR] builds the folder hardware/, which runs on machines without a toolchain, and runs
@@ -79,8 +79,8 @@ tsan      nm                                binutils
 hardware  strip                             binutils
 "
 
-# is_here WANTED: succeeds if a program, a file or PYTHON:MODULE is on this machine.
-is_here() {
+# is_installed WANTED: succeeds if a program, a file or PYTHON:MODULE is on this machine.
+is_installed() {
     case "$1" in
     /*) [ -e "$1" ] ;;
     *:*) "${1%:*}" -c "import ${1#*:}" 2>/dev/null ;;
@@ -91,10 +91,10 @@ is_here() {
 # lacking NAME..: prints the requirements of these commands and steps that this machine lacks, as
 # lines of WANTED PACKAGE.
 lacking() {
-    local who wanted package
-    while read -r who wanted package; do
-        case " $* " in *" $who "*) ;; *) continue ;; esac
-        is_here "$wanted" || printf '%s %s\n' "$wanted" "$package"
+    local user wanted package
+    while read -r user wanted package; do
+        case " $* " in *" $user "*) ;; *) continue ;; esac
+        is_installed "$wanted" || printf '%s %s\n' "$wanted" "$package"
     done <<<"$WANTS"
 }
 
@@ -106,13 +106,13 @@ prepare() {
     [ -n "$missing" ] || return 0
     names=$(cut -d ' ' -f 1 <<<"$missing" | sort -u | xargs)
     packages=$(cut -d ' ' -f 2 <<<"$missing" | sort -u | xargs)
-    bring "$names" "$packages"
+    install_packages "$names" "$packages"
     missing=$(lacking "$@" | cut -d ' ' -f 1 | xargs)
     [ -z "$missing" ] || die "still missing after installing $packages: $missing"
 }
 
-# bring WHAT PACKAGES: installs the Debian packages PACKAGES, which contain WHAT.
-bring() {
+# install_packages WHAT PACKAGES: installs the Debian packages PACKAGES, which contain WHAT.
+install_packages() {
     local root=""
     if [ "$(id -u)" -ne 0 ]; then
         root=sudo
@@ -121,13 +121,13 @@ bring() {
             die "missing: $1; install with: apt-get install $2 (as root)"
         fi
     fi
-    has apt-get || die "missing: $1; install what Debian calls $2"
+    has apt-get || die "missing: $1; install the packages that Debian calls $2"
     say "installing $2, for: $1"
     $root apt-get update -q || say "apt-get update failed; trying with the package lists of this machine"
     # Unquoted on purpose: a list of plain words.
     # shellcheck disable=SC2086
     $root apt-get install -q -y --no-install-recommends $2 ||
-        die "missing, and could not be installed: $1; install what Debian calls $2"
+        die "missing, and could not be installed: $1; install the packages that Debian calls $2"
     hash -r
 }
 
@@ -197,7 +197,7 @@ KERNELS="libgdsync/device libmp/device benches/device examples/device examples/o
 # --- check -------------------------------------------------------------------------------
 
 step_lock() {
-    say "lock: Cargo.lock fits every Cargo.toml"
+    say "lock: Cargo.lock matches every Cargo.toml"
     cargo metadata --locked --format-version 1 >/dev/null
 }
 
@@ -223,9 +223,9 @@ step_features() {
     # shellcheck disable=SC2086
     tree=$(cargo tree $lean -e normal,build --prefix none)
     ! grep -E '^(softgpu|vmlx5)' <<<"$tree" ||
-        die "features: the above are in a build without soft and emulated"
+        die "features: a build without soft and emulated contains the packages above"
     for features in soft emulated,serde; do
-        say "features: gdsync with $features alone"
+        say "features: gdsync with only $features"
         cargo clippy -p gdsync --no-default-features --features $features -- -D warnings
     done
 }
@@ -257,12 +257,12 @@ step_doc() {
 }
 
 step_layers() {
-    say "layers: folders use each other in one direction, and docs/architecture.md shows them as they are"
+    say "layers: folders depend on each other in one direction, and docs/architecture.md lists them"
     cargo run -q -p layers -- docs/architecture.md
 }
 
 step_env() {
-    say "env: every GDS_, MP_ and VMLX5_ variable that the sources read has its row in docs/env.md"
+    say "env: every GDS_, MP_ and VMLX5_ variable that the sources read has a row in docs/env.md"
     local name missing=""
     # A variable is read by its name in quotes, in Rust as in C++.
     for name in $(grep -rhoE --exclude-dir=.git --exclude-dir='target*' \
@@ -277,13 +277,13 @@ step_licences() {
     say "licences: every dependency's licence and source against deny.toml"
     cargo run -q -p licences
     if cargo deny --version >/dev/null 2>&1; then
-        say "licences: cargo-deny is here, so bans, licences and sources once more by it"
+        say "licences: cargo-deny is installed and checks bans, licences and sources too"
         cargo deny check bans licenses sources
     fi
 }
 
 step_kernels() {
-    say "kernels: the committed PTX is what nvcc makes of the sources today"
+    say "kernels: nvcc compiles the sources to the committed PTX"
     local fresh kernels ptx
     fresh=$(mktemp -d)
     for kernels in $KERNELS; do
@@ -318,7 +318,7 @@ step_unit() {
     [ -z "$ahead" ] || wait "$ahead" || true
 }
 
-# Builds what later steps need, in their own target folders, while tests that wait leave a
+# Builds the binaries of later steps, in their own target folders, while tests that wait leave a
 # processor idle. It ignores failures: the step itself builds again and reports them.
 build_ahead() {
     local target workspace
@@ -368,7 +368,7 @@ step_documents() {
     configure-helpers/documents/run
 }
 
-# interop/ is a separate workspace: its patch for cust must not affect the main one.
+# interop/ is a separate workspace, because its patch of cust must not affect the main workspace.
 step_interop() {
     say "interop: format, lints, licences and tests of the workspace interop"
     local target
@@ -389,12 +389,12 @@ step_interop() {
     # The libraries are path dependencies on the main workspace, which is allowed.
     ! { cargo run -q -p licences -- deny.toml "$target/interop/metadata.json" || true; } 2>&1 |
         grep -vE '^licences: [0-9]+ (packages|offences)|: source a path outside the workspace' ||
-        die "interop: the above is not allowed by deny.toml"
+        die "interop: deny.toml does not allow the packages above"
 }
 
 # fuzz/ is a separate workspace too. This step does not need the fuzzer; fuzz/run does.
 step_fuzz() {
-    say "fuzz: format, lints and licences of the workspace fuzz; every input of its corpora again"
+    say "fuzz: format, lints and licences of the workspace fuzz; replay of every input of its corpora"
     local target
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
     need_component fmt rustfmt
@@ -410,7 +410,7 @@ step_fuzz() {
     # The libraries are path dependencies on the main workspace, which is allowed.
     ! { cargo run -q -p licences -- fuzz/deny.toml "$target/fuzz/metadata.json" || true; } 2>&1 |
         grep -vE '^licences: [0-9]+ (packages|offences)|: source a path outside the workspace' ||
-        die "fuzz: the above is not allowed by fuzz/deny.toml"
+        die "fuzz: fuzz/deny.toml does not allow the packages above"
 }
 
 # Runs unmodified libibverbs, libmlx5 and programs that use them, on virtual devices.
@@ -422,16 +422,16 @@ step_rdma() {
 # Runs the test `verbs` on the kernel's soft-RoCE in a virtual machine, and messages between two.
 step_vm() {
     say "vm: verbs on soft-RoCE in a virtual machine, and between two"
-    local built said verbs
+    local built output verbs
     configure-helpers/rdma-vm/rdma-vm --install || {
-        # `bring` updates the package lists first.
-        bring qemu-system-x86_64 qemu-system-x86
+        # This updates the package lists first.
+        install_packages qemu-system-x86_64 qemu-system-x86
         configure-helpers/rdma-vm/rdma-vm --install
     } || die "no virtual machine: see above"
-    # The command is that of the step unit, so cargo builds nothing twice.
-    said=$(cargo test --workspace --no-run 2>&1) || die "$said"
-    verbs=$(sed -n 's/^ *Executable tests.verbs\.rs (\(.*\))$/\1/p' <<<"$said")
-    [ -x "$verbs" ] || die "vm: cargo does not say where gdsync's test verbs is"
+    # The step unit builds with the same command, so cargo builds nothing twice.
+    output=$(cargo test --workspace --no-run 2>&1) || die "$output"
+    verbs=$(sed -n 's/^ *Executable tests.verbs\.rs (\(.*\))$/\1/p' <<<"$output")
+    [ -x "$verbs" ] || die "vm: cargo does not print the path of gdsync's test verbs"
     built="$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug"
     configure-helpers/rdma-vm/ci "$built" "$(realpath "$verbs")"
 }
@@ -448,18 +448,18 @@ within() {
 }
 
 step_matrix() {
-    say "matrix: every cell of the matrix of messages, on every GPU runtime that is here"
+    say "matrix: every cell of the matrix of messages, on every GPU runtime of this machine"
     within 4 cargo test --release -p conformance --test mp_matrix -- --whole --color never
 }
 
 step_seeds() {
-    say "seeds: so many random schedules as no change has time for"
+    say "seeds: more random schedules than the tests of a change run"
     GDS_SEEDS="${GDS_SEEDS:-4000}" within 3 cargo test --release -p conformance \
         --test seeds --test faults --test mp_seeds --test mp_faults
 }
 
 step_soak() {
-    say "soak: ten million requests that no CPU waits for, and a thousand deaths, in memory that does not grow"
+    say "soak: ten million requests without a CPU that waits, and a thousand killed ranks; memory must not grow"
     GDS_SOAK="${GDS_SOAK:-10000000}" within 1 cargo test --release -p libmp --test soak
     GDS_DEATHS="${GDS_DEATHS:-1000}" within 1 cargo test --release -p libmp --test deaths
 }
@@ -581,7 +581,7 @@ demo)
     ;;
 test)
     if [ "${1:-}" = --long ]; then
-        say "test --long: what takes too long for every change"
+        say "test --long: tests that take hours"
     else
         say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
         # All steps run, so later steps can be built ahead.
@@ -608,14 +608,14 @@ doctor)
     cargo run -q -p gdsync-doctor -- "$@"
     ;;
 hardware)
-    say "hardware: the trials for a GPU of NVIDIA, built here, run here if there is one"
+    say "hardware: builds the trials for an NVIDIA GPU, and runs them if this machine has one"
     folder="$(realpath -m "${CARGO_TARGET_DIR:-target}")/hardware"
     build_hardware "$folder"
     sh "$folder/run" "$@"
     ;;
 tsan)
     [ $# -gt 0 ] || set -- gds-step gds-sim softgpu gdsync
-    say "tsan: tests of $* under the thread sanitizer, but for model:: and moves_between_threads"
+    say "tsan: tests of $* under the thread sanitizer, except model:: and moves_between_threads"
     run_tsan "$@"
     ;;
 asan)

@@ -17,8 +17,8 @@ fn look_for_headers() {
     let folder = include.join("infiniband");
     let mut all = true;
     for header in HEADERS.map(|name| include.join(name)) {
-        // A file that comes later changes its folder. The missing file itself is not named: cargo
-        // would build everything behind this crate anew each time.
+        // A file that is installed later changes its folder. The missing file itself is not named:
+        // cargo would rebuild this crate and all that depend on it each time.
         let seen = [header.as_path(), &folder, include];
         let seen = seen.into_iter().find(|path| path.exists());
         println!(

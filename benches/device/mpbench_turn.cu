@@ -1,12 +1,12 @@
-// A rank's turn: note the time, verify what arrived, write what leaves. Every byte of both.
-// The layouts of Turn and Tally stand in benches/src/kernel.rs too.
+// A rank's turn: store the time, verify the received payload, write the payload to send. Every
+// byte of both. benches/src/kernel.rs has the layouts of Turn and Tally too.
 #include "pattern.hpp"
 
 namespace mpbench {
 
-// What verification found; all turns of a run add to one.
+// The result of verification; all turns of a run add to one.
 struct Tally {
-    u64 verified;  // bytes looked at
+    u64 verified;  // bytes compared
     u64 wrong;     // bytes that differ
     u64 first;     // lowest tag << 32 | offset of a wrong byte, all ones if there is none
 };
@@ -18,8 +18,8 @@ struct Turn {
     u64 tag;         // its tag
     u64 bytes;       // of each payload
     Tally* tally;
-    u64* stamp;      // where the time goes, 0: nowhere
-    u64 flip;        // offset at which one bit of what leaves is wrong, all ones: nowhere
+    u64* stamp;      // address for the time, 0: none
+    u64 flip;        // offset at which one bit of the written payload is wrong, all ones: none
 };
 
 static_assert(sizeof(Turn) == 64 && sizeof(Tally) == 24, "layout");
@@ -36,7 +36,7 @@ GDS_DEVICE Share share(u64 words) {
     return {from + threadIdx.x, to, blockDim.x};
 }
 
-// Step 0 stands for a step known at run time only: the compiler makes the most of step 1.
+// Step 0 is a step known at run time only: the compiler optimises step 1.
 template <u64 Step>
 GDS_DEVICE void fill(u64* to, u64 seed, const Share& s) {
     const u64 step = Step != 0 ? Step : s.step;
@@ -92,7 +92,7 @@ GDS_DEVICE void write(const Turn& t, const Share& s, bool tail) {
         for (u64 o = t.bytes & ~7ull; o < t.bytes; o++) bytes[o] = pattern_byte(seed, o);
     }
     if (t.flip < t.bytes) {
-        // The thread that wrote the byte spoils it.
+        // The thread that wrote the byte flips its bit.
         const u64 word = t.flip / 8;
         const bool mine = t.flip >= (t.bytes & ~7ull)
                               ? tail

@@ -1,6 +1,6 @@
-// What payloads hold: a pseudo-random word for every (tag, index), cheap enough that writing
-// and checking it runs at the speed of memory. The same functions stand in
-// benches/src/pattern.rs.
+// The contents of payloads: a pseudo-random word for every (tag, index). It is cheap, so that
+// memory limits the speed of writing and checking. benches/src/pattern.rs has the same
+// functions.
 #pragma once
 
 #include "gds_device.hpp"
@@ -12,7 +12,7 @@ using gds::u64;
 
 constexpr u64 kGolden = 0x9e3779b97f4a7c15ull;
 
-// Seeds of different tags lie far apart, so no payload is a shifted copy of another.
+// Seeds of different tags are far apart, so no payload is a shifted copy of another.
 GDS_DEVICE u64 pattern_seed(u64 tag) {
     u64 x = (tag + 1) * kGolden;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;

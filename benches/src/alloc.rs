@@ -32,13 +32,13 @@ fn subtract(bytes: usize) {
     BYTES.fetch_sub(bytes as i64, Ordering::Relaxed);
 }
 
-// SAFETY: every call is handed on to `System` unchanged, which keeps the contract; counting
+// SAFETY: every call is passed on to `System` unchanged, which keeps the contract; counting
 // touches nothing that an allocation has to do with.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
         add(layout.size());
-        // SAFETY: the caller's promise is the one that `System` asks for.
+        // SAFETY: the caller's promise is the one that `System` requires.
         unsafe { System.alloc(layout) }
     }
 
@@ -67,14 +67,14 @@ unsafe impl GlobalAlloc for Counting {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn an_allocation_is_counted() {
+    fn allocations_are_counted() {
         let before = super::count();
         drop(std::hint::black_box(Box::new(1)));
         assert!(super::count() > before);
     }
 
     #[test]
-    fn bytes_in_use_are_known() {
+    fn bytes_in_use_are_counted() {
         // Other tests may free memory at the same time.
         const MUCH: usize = 64 << 20;
         let before = super::bytes();

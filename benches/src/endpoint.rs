@@ -11,7 +11,7 @@ use gdsync::rdma::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::gate::{Bell, Gate, well};
+use crate::gate::{Bell, Gate, check_qp};
 use crate::gpu::{self, Driver};
 use crate::link::Link;
 use crate::options::Setup;
@@ -207,24 +207,24 @@ impl Rig {
     }
 
     /// Enqueues a ring of the bell, and polls until it has rung; returns the time of that moment.
-    pub fn hear(&mut self) -> Result<Instant> {
+    pub fn ring_and_poll(&mut self) -> Result<Instant> {
         self.bell.enqueue(&self.endpoint.stream)?;
-        self.heard()
+        self.poll_bell()
     }
 
     /// Polls until the bell has rung as often as was enqueued.
-    pub fn heard(&mut self) -> Result<Instant> {
-        let heard = self.bell.hear(self.deadline)?;
-        well(self.qp.error())?;
-        well(self.peer.error())?;
-        Ok(heard)
+    pub fn poll_bell(&mut self) -> Result<Instant> {
+        let rung_at = self.bell.poll(self.deadline)?;
+        check_qp(self.qp.error())?;
+        check_qp(self.peer.error())?;
+        Ok(rung_at)
     }
 
     /// Opens the gate, and waits until the stream and the QP are done.
     pub fn drain(&mut self) -> Result<()> {
         self.gate.open()?;
         let done = self.endpoint.stream.synchronize(self.left())?;
-        ensure!(done, "the time limit passed");
+        ensure!(done, "the time limit expired");
         Ok(self.qp.quiet(self.left())?)
     }
 }

@@ -1,6 +1,7 @@
 //! Measures the memory of a connected peer. Each rank is a process and measures its own memory:
 //! with a context without connections, with a context that is connected to every rank, after
-//! messages with every rank under one tag, posted by the CPU, and after the same posted by a stream.
+//! messages with every rank under one tag, posted by the CPU, and after the same posted by a
+//! stream.
 //!
 //! *Heap* is the memory from the program's allocator. *Private* is all private and writable memory
 //! from the system (heap, rings and slots), whether it was touched or not. *Resident* is the
@@ -123,10 +124,10 @@ impl Job for Options {
         let context = builder("connected", Connect::UpFront)?;
         gather(&together, TOGETHER, rank.left())?;
         let connected = Use::now()?;
-        talk(&context, None, rank.left())?;
+        exchange(&context, None, rank.left())?;
         gather(&together, TOGETHER, rank.left())?;
         let tagged = Use::now()?;
-        talk(&context, Some(&endpoint.stream), rank.left())?;
+        exchange(&context, Some(&endpoint.stream), rank.left())?;
         gather(&together, TOGETHER, rank.left())?;
         let streamed = Use::now()?;
         context.close(rank.left())?;
@@ -134,7 +135,7 @@ impl Job for Options {
         gather(&together, TOGETHER, rank.left())?;
         together.close(rank.left())?;
         let context = lonely.minus(start);
-        // Being one's own peer takes both ends, of lanes; of a tag it takes the two directions.
+        // A rank is its own peer too, with both ends of a lane, and with both directions of a tag.
         let peers = i64::from(self.ranks);
         Ok(serde_json::to_value(Steps {
             names: made.names,
@@ -147,11 +148,11 @@ impl Job for Options {
 }
 
 /// An empty message to and from every rank.
-fn talk(context: &Context, stream: Option<&Stream>, limit: Duration) -> Result<()> {
+fn exchange(context: &Context, stream: Option<&Stream>, limit: Duration) -> Result<()> {
     let memory = context.alloc(MemoryKind::Pinned, 8)?;
     let nothing: Slice = memory.slice(0, 0)?;
     let (me, size) = (context.rank(), context.size());
-    // Each pair is met by both at the same time.
+    // Both ranks of a pair exchange messages in the same step.
     for step in 0..size {
         let (to, from) = ((me + step) % size, (me + size - step) % size);
         let (send, receive) = match stream {
@@ -198,11 +199,11 @@ impl Benchmark for Options {
             stream,
         } = ranks.swap_remove(ranks.len() / 2);
         println!(
-            "mpbench footprint: {} ranks, a process each, each connected to all; one in the middle",
+            "mpbench footprint: {} ranks, one process each, each connected to all; the median rank",
             self.ranks
         );
         println!("{names}");
-        // Of a tag, as they are set up.
+        // The slots of a tag, both directions together.
         let slots: u64 = 16 * 4096;
         let tagged = format!("a peer: a tag both ways, {} slots", bytes(slots));
         let table = Table::new(&[&tagged, "heap", "private", "resident"], 12);

@@ -72,12 +72,12 @@ impl Bell {
     }
 
     /// Polls until it has rung as often as was enqueued; returns the time of that moment.
-    pub fn hear(&self, deadline: Instant) -> Result<Instant> {
-        self.hear_nth(self.rung, deadline)
+    pub fn poll(&self, deadline: Instant) -> Result<Instant> {
+        self.poll_nth(self.rung, deadline)
     }
 
     /// Polls until it has rung `n` times.
-    pub fn hear_nth(&self, n: u32, deadline: Instant) -> Result<Instant> {
+    pub fn poll_nth(&self, n: u32, deadline: Instant) -> Result<Instant> {
         loop {
             for _ in 0..LOOKS {
                 if self.word.load()? >= n {
@@ -85,7 +85,7 @@ impl Bell {
                 }
                 std::hint::spin_loop();
             }
-            ensure!(Instant::now() < deadline, "the time limit passed");
+            ensure!(Instant::now() < deadline, "the time limit expired");
             // On a machine with few processors a device may need this processor.
             std::thread::yield_now();
         }
@@ -93,7 +93,7 @@ impl Bell {
 }
 
 /// Fails if a QP has failed.
-pub fn well(error: Option<Status>) -> Result<()> {
+pub fn check_qp(error: Option<Status>) -> Result<()> {
     match error {
         None => Ok(()),
         Some(status) => anyhow::bail!("the queue pair failed: {status}"),
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bell_behind_a_gate_rings_once_it_is_open() {
+    fn bell_behind_a_gate_rings_when_the_gate_is_open() {
         let gpu = Gpu::soft().unwrap();
         let stream = gpu.stream().unwrap();
         let (mut gate, mut bell) = (Gate::new(&gpu).unwrap(), Bell::new(&gpu).unwrap());
@@ -115,9 +115,9 @@ mod tests {
             gate.close(&stream).unwrap();
             bell.enqueue(&stream).unwrap();
             let soon = Instant::now() + Duration::from_millis(5);
-            assert!(bell.hear(soon).is_err(), "the gate is closed");
+            assert!(bell.poll(soon).is_err(), "the gate is closed");
             gate.open().unwrap();
-            bell.hear(Instant::now() + Duration::from_secs(60)).unwrap();
+            bell.poll(Instant::now() + Duration::from_secs(60)).unwrap();
         }
     }
 }

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_gpus() {
+    fn names_of_gpus_are_parsed() {
         for good in ["soft", "cuda", "cuda:0", "cuda:7", "auto"] {
             assert_eq!(name(good).as_deref(), Ok(good));
         }
@@ -108,14 +108,14 @@ mod tests {
     }
 
     #[test]
-    fn the_version_of_the_module() {
+    fn version_of_the_kernel_module_is_parsed() {
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.01  Release";
         assert_eq!(module_version(open).as_deref(), Some("580.159.01"));
         assert_eq!(module_version("NVRM version: none"), None);
     }
 
     #[test]
-    fn a_soft_gpu_has_no_driver() {
+    fn soft_gpu_has_no_driver() {
         assert!(Driver::of(&Gpu::soft().unwrap()).is_none());
     }
 }

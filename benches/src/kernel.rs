@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_writes_what_the_host_computes_and_finds_every_wrong_byte() {
+    fn kernel_writes_the_pattern_of_the_host_and_finds_every_wrong_byte() {
         let gpu = Gpu::soft().unwrap();
         let stream = gpu.stream().unwrap();
         let tally = Tally::new(&gpu).unwrap();
@@ -256,14 +256,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_nobody_verified_are_missed() {
+    fn missing_verification_is_an_error() {
         let gpu = Gpu::soft().unwrap();
         let e = Tally::new(&gpu).unwrap().take(8).unwrap_err().to_string();
         assert_eq!(e, "0 bytes were verified, 8 should have been");
     }
 
     #[test]
-    fn a_stamp_is_the_time() {
+    fn stamp_is_the_time() {
         let gpu = Gpu::soft().unwrap();
         let stream = gpu.stream().unwrap();
         let (tally, stamps) = (

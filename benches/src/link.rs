@@ -57,7 +57,8 @@ impl Link {
 
     /// Sends `mine` to the peer and returns the peer's message.
     pub fn exchange(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
-        self.talk(mine).context("talking to the other rank")
+        self.exchange_bytes(mine)
+            .context("exchanging records with the other rank")
     }
 
     /// Barrier: returns once the peer has entered it too.
@@ -70,7 +71,7 @@ impl Link {
         Ok(())
     }
 
-    fn talk(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
+    fn exchange_bytes(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
         match &mut self.transport {
             Transport::Socket(socket) => talk_over(socket, mine, self.deadline),
             Transport::Bootstrap(bootstrap, topic) => {
@@ -83,7 +84,7 @@ impl Link {
 fn left(deadline: Instant) -> Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     match left.is_zero() {
-        true => bail!("the time limit passed"),
+        true => bail!("the time limit expired"),
         false => Ok(left),
     }
 }
@@ -136,7 +137,7 @@ fn meet_over(
 
 fn explain(e: io::Error) -> anyhow::Error {
     match e.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => anyhow!("the time limit passed"),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => anyhow!("the time limit expired"),
         io::ErrorKind::UnexpectedEof
         | io::ErrorKind::BrokenPipe
         | io::ErrorKind::ConnectionReset => {
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_exchange_and_meet() {
+    fn ranks_exchange_records_and_enter_a_barrier() {
         let (mut a, mut b) = pair(Duration::from_secs(60));
         let other = std::thread::spawn(move || {
             let got = b.exchange(b"from b").unwrap();
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_a_job_exchange_and_meet() {
+    fn ranks_of_a_job_exchange_records_and_enter_a_barrier() {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut ranks = mp::bootstrap::Local::ranks(2).into_iter();
         let (a, b) = (ranks.next().unwrap(), ranks.next().unwrap());
@@ -185,7 +186,7 @@ mod tests {
         link.barrier().unwrap();
         assert_eq!(other.join().unwrap(), b"");
         let soon = Instant::now() + Duration::from_millis(20);
-        let e = Link::over(&a, "nobody", soon).barrier().unwrap_err();
+        let e = Link::over(&a, "unknown", soon).barrier().unwrap_err();
         let e = format!("{e:#}");
         assert!(
             e.contains("time limit") || e.contains("left") || e.contains("ended"),
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_ends_or_is_silent_is_an_error() {
+    fn peer_that_ends_or_is_silent_is_an_error() {
         let (mut a, b) = pair(Duration::from_secs(60));
         drop(b);
         let e = format!("{:#}", a.barrier().unwrap_err());
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn different_barriers_are_noticed() {
+    fn barrier_against_an_exchange_is_an_error() {
         let (mut a, mut b) = pair(Duration::from_secs(60));
         let other = std::thread::spawn(move || b.exchange(&7u64.to_le_bytes()));
         assert!(a.barrier().is_err());

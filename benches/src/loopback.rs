@@ -1,5 +1,5 @@
 //! One message after the other on one stream, from a NIC to itself: the time from the stream's
-//! doorbell until the stream has seen the completion.
+//! doorbell until the stream has passed the wait for the completion.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ pub struct Row {
     /// Time of a message in a chain, in nanoseconds: the distribution of the means of chains.
     pub chained_ns: Summary,
     /// Time of a single message, in nanoseconds: from the host's store that releases the stream to
-    /// the host's load that sees the stream past the completion.
+    /// the host's load that detects the stream past the completion.
     pub single_ns: Summary,
     /// The same without a message.
     pub empty_ns: Summary,
@@ -194,7 +194,7 @@ impl Bench {
         self.rig.bell.enqueue(&self.rig.endpoint.stream)?;
         let start = Instant::now();
         self.rig.gate.open()?;
-        let end = self.rig.heard()?;
+        let end = self.rig.poll_bell()?;
         if count > 0 {
             let mut arrived = vec![0; payload.len()];
             self.rig.to.region().read(0, &mut arrived)?;

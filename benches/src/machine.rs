@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_has_a_hash() {
+    fn executable_has_a_hash() {
         let program = Program::this().unwrap();
         assert_eq!(program.executable_sha256.len(), 64);
         assert!(Machine::here().cores >= 1);

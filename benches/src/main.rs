@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_is_valid() {
         command_line().debug_assert();
     }
 
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn options_travel_to_rank_processes() {
+    fn options_are_passed_to_rank_processes() {
         let words =
             "mpbench pingpong --sizes 8,4Ki --memory pinned --lowering kernel --gpu soft,cuda:1";
         let given = command_line().get_matches_from(words.split(' '));

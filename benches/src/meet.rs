@@ -38,7 +38,7 @@ impl Store {
     }
 
     /// Sets the variables that make a process `rank` of the job.
-    pub fn tell<'c>(&self, command: &'c mut Command, rank: u32) -> &'c mut Command {
+    pub fn set_variables<'c>(&self, command: &'c mut Command, rank: u32) -> &'c mut Command {
         command
             .env("MP_RANK", rank.to_string())
             .env("MP_SIZE", self.size.to_string())

@@ -32,15 +32,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_counts_when_it_is_asked_for_and_when_it_is_touched() {
+    fn private_memory_counts_at_allocation_and_resident_at_first_access() {
         const MUCH: usize = 256 << 20;
         const MOST: u64 = MUCH as u64 / 4 * 3;
         let before = of_process().unwrap();
         assert!(before.resident > 100_000);
         let mut memory = Vec::<u8>::with_capacity(MUCH);
-        let asked = of_process().unwrap();
-        assert!(asked.private > before.private + MOST);
-        assert!(asked.resident < before.resident + MOST);
+        let allocated = of_process().unwrap();
+        assert!(allocated.private > before.private + MOST);
+        assert!(allocated.resident < before.resident + MOST);
         memory.resize(MUCH, 1);
         assert!(of_process().unwrap().resident > before.resident + MOST);
         drop(std::hint::black_box(memory));

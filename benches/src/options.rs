@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read() {
+    fn sizes_are_parsed() {
         assert_eq!(
             ["8", "64Ki", " 1Mi", "256Mi"].map(size),
             [Ok(8), Ok(65536), Ok(1 << 20), Ok(256 << 20)]
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read() {
+    fn limits_are_parsed() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         for bad in ["0", "-1", "nan", "inf", "1e9", "x"] {
             assert!(seconds(bad).is_err(), "{bad}");

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_name_message_and_sender() {
+    fn tag_contains_message_and_sender() {
         for (message, sender) in [(0, 0), (0, 1), (7, 0), (u32::MAX as u64, 1)] {
             assert_eq!(untag(tag(message, sender)), (message, sender));
         }
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ragged_length_is_a_prefix() {
+    fn ragged_length_is_a_prefix() {
         assert_eq!(bytes(3, 13), bytes(3, 16)[..13]);
     }
 }

@@ -101,11 +101,11 @@ impl Rank {
             Err(e) => Note::Failed(format!("{e:#}")),
         };
         let well = matches!(note, Note::Result(_));
-        self.tell(note) && well
+        self.report_note(note) && well
     }
 
     /// Sends a report; `false` if the receiver is gone.
-    pub fn tell(&self, note: Note) -> bool {
+    pub fn report_note(&self, note: Note) -> bool {
         match &self.outbox {
             Outbox::Stdout => {
                 let line = serde_json::to_string(&note).unwrap_or_default();
@@ -118,7 +118,7 @@ impl Rank {
 
     /// Reports a part of the result.
     pub fn part(&self, part: &impl Serialize) -> Result<()> {
-        self.tell(Note::Part(serde_json::to_value(part)?));
+        self.report_note(Note::Part(serde_json::to_value(part)?));
         Ok(())
     }
 

@@ -147,7 +147,7 @@ impl Bench {
             }
             looks += 1;
             if looks.is_multiple_of(1024) {
-                ensure!(Instant::now() < self.rig.deadline, "the time limit passed");
+                ensure!(Instant::now() < self.rig.deadline, "the time limit expired");
                 std::thread::yield_now();
             }
         }
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_write_to_a_slot() {
+    fn last_write_to_a_slot_is_found() {
         assert_eq!(last_to(0, 0), None);
         assert_eq!(last_to(0, 1), Some(0));
         assert_eq!(last_to(1, 1), None);

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_above_one_is_better_than_asked() {
+    fn ratio_above_one_is_better_than_the_target() {
         assert_eq!(Target::at_most("t", 5.0, 10.0, "us").ratio(), 2.0);
         assert_eq!(Target::at_least("r", 5.0, 10.0, "M/s").ratio(), 0.5);
         assert_eq!(Target::at_most("a", 0.0, 0.0, "").ratio(), 1.0);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_everything_and_survives_the_trip() {
+    fn report_has_every_field_and_survives_serialisation() {
         let figures = serde_json::json!({ "ns": 7 });
         let targets = vec![Target::at_most("t", 7.0, 15.0, "us")];
         let report = Report::new(

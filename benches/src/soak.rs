@@ -222,7 +222,7 @@ impl Soak {
         }
         self.rig.bell.enqueue(&self.rig.endpoint.stream)?;
         self.pass(number)?;
-        self.rig.heard()?;
+        self.rig.poll_bell()?;
         self.rig.to.region().read(0, &mut self.arrived)?;
         ensure!(
             self.arrived == self.payload,
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_what_comes_after_the_warm_up() {
+    fn growth_is_measured_after_the_warm_up() {
         assert_eq!(growth(&looks(|_| 7)), [0; 3]);
         assert_eq!(growth(&looks(|i| i.min(9))), [0; 3]);
         assert_eq!(growth(&looks(|i| 10 * i)), [10 * (100 - 19), 0, 0]);

@@ -192,7 +192,7 @@ impl Benchmark for Options {
                 connected_ns: connected.summary(),
             });
         }
-        let names = names.context("no rank told anything")?;
+        let names = names.context("no rank sent its names")?;
         println!(
             "mpbench start: {} ranks, a process each, from the first one's start; the slowest rank",
             self.ranks

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_is_that_of_its_samples() {
+    fn summary_is_that_of_its_samples() {
         let mut samples = Samples::default();
         (1..=1000).for_each(|n| samples.record(n * 1000));
         let s = samples.summary();
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_beyond_the_longest_counts_as_the_longest() {
+    fn duration_beyond_the_longest_counts_as_the_longest() {
         let mut samples = Samples::default();
         samples.record(u64::MAX);
         assert_eq!(samples.summary().count, 1);

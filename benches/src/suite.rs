@@ -42,7 +42,7 @@ pub struct Options {
 /// run.
 type Benchmark = (&'static str, &'static str, &'static str);
 
-/// Its figures show which runtime the others will have.
+/// Its figures contain the runtime that the other benchmarks will use.
 const FIRST: Benchmark = ("post", "post --layer both", "--bursts 4");
 /// The benchmarks on every GPU.
 const ALL: [Benchmark; 10] = [

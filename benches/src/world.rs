@@ -23,31 +23,31 @@ use crate::rank::{Job, Note, Outbox, Rank};
 /// Time for the second rank to fail or end after the first one.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Runs `job` on two ranks; `hear` is called with their notes of progress and parts. Returns the
+/// Runs `job` on two ranks; calls `progress` with their notes of progress and parts. Returns the
 /// result of each rank.
 ///
 /// # Errors
-/// A rank failed or died, or the time limit passed. No process is left behind.
+/// A rank failed or died, or the time limit expired. No process is left behind.
 pub fn run(
     ranks: Ranks,
     job: &impl Job,
     limit: Duration,
-    hear: &mut dyn FnMut(usize, Note),
+    progress: &mut dyn FnMut(usize, Note),
 ) -> Result<[Value; 2]> {
     if ranks == Ranks::Launched {
-        return launched(job, limit, hear);
+        return launched(job, limit, progress);
     }
     let sockets = UnixStream::pair().context("making a socket pair")?;
     let sockets = [sockets.0, sockets.1];
     let results = match ranks {
-        Ranks::Threads => threads(sockets, job, limit, hear)?,
-        _ => processes(sockets.into(), job, limit, hear)?,
+        Ranks::Threads => threads(sockets, job, limit, progress)?,
+        _ => processes(sockets.into(), job, limit, progress)?,
     };
     let two = <[Value; 2]>::try_from(results);
     two.map_err(|results| anyhow!("{} ranks instead of 2", results.len()))
 }
 
-/// Runs `job` on `count` ranks, each a separate process, which have no link to each other but mp's.
+/// Runs `job` on `count` ranks, each a separate process; only mp connects them.
 /// Returns the result of each rank.
 ///
 /// # Errors
@@ -81,7 +81,7 @@ fn threads(
     sockets: [UnixStream; 2],
     job: &impl Job,
     limit: Duration,
-    hear: &mut dyn FnMut(usize, Note),
+    progress: &mut dyn FnMut(usize, Note),
 ) -> Result<Vec<Value>> {
     let deadline = Instant::now() + limit;
     let (sender, notes) = channel();
@@ -102,14 +102,14 @@ fn threads(
             .context("starting a rank's thread")?;
     }
     drop(sender);
-    listen(&notes, 2, last(deadline), hear)
+    listen(&notes, 2, last(deadline), progress)
 }
 
 fn processes(
     sockets: Vec<UnixStream>,
     job: &impl Job,
     limit: Duration,
-    hear: &mut dyn FnMut(usize, Note),
+    progress: &mut dyn FnMut(usize, Note),
 ) -> Result<Vec<Value>> {
     let deadline = Instant::now() + limit;
     let (sender, notes) = channel();
@@ -122,8 +122,8 @@ fn processes(
         children.push(Process::start(number, socket, store, job, limit, sender)?);
     }
     drop(sender);
-    let result = listen(&notes, count, last(deadline), hear);
-    // The status of a process that ended by itself says more than a missing note.
+    let result = listen(&notes, count, last(deadline), progress);
+    // The status of a process that ended by itself is a better error than a missing note.
     let ends: Vec<Result<()>> = children.into_iter().map(Process::end).collect();
     let result = result.map_err(|e| match ends.iter().find_map(|end| end.as_ref().err()) {
         Some(end) => anyhow!("{e:#}; {end:#}"),
@@ -137,7 +137,7 @@ fn processes(
 fn launched(
     job: &impl Job,
     limit: Duration,
-    hear: &mut dyn FnMut(usize, Note),
+    progress: &mut dyn FnMut(usize, Note),
 ) -> Result<[Value; 2]> {
     let deadline = Instant::now() + limit;
     let bootstrap = from_env()?;
@@ -155,7 +155,7 @@ fn launched(
         match note {
             Note::Result(value) => mine = Some(value),
             Note::Failed(why) => bail!("rank {rank}: {why}"),
-            note => hear(rank, note),
+            note => progress(rank, note),
         }
     }
     let mine = mine.context("no result")?;
@@ -175,7 +175,7 @@ fn listen(
     notes: &Receiver<(usize, Note)>,
     count: usize,
     mut deadline: Instant,
-    hear: &mut dyn FnMut(usize, Note),
+    progress: &mut dyn FnMut(usize, Note),
 ) -> Result<Vec<Value>> {
     let mut results = vec![None; count];
     let mut failures: Vec<String> = Vec::new();
@@ -194,12 +194,12 @@ fn listen(
                 if failures.len() == count {
                     return fail(failures);
                 }
-                // The other ranks will fail as well, and their errors may say more.
+                // The other ranks will fail as well, and their errors may be more precise.
                 deadline = deadline.min(Instant::now() + GRACE);
             }
-            Ok((rank, note)) => hear(rank, note),
+            Ok((rank, note)) => progress(rank, note),
             Err(e) if failures.is_empty() => bail!(match e {
-                RecvTimeoutError::Timeout => "the time limit passed",
+                RecvTimeoutError::Timeout => "the time limit expired",
                 RecvTimeoutError::Disconnected => "a rank ended without a result",
             }),
             Err(_) => return fail(failures),
@@ -226,7 +226,7 @@ impl Process {
         // The number of the rank, for log lines and the trace file, also without a job of mp.
         command.env("MP_RANK", number.to_string());
         if let Some(store) = store {
-            store.tell(&mut command, number);
+            store.set_variables(&mut command, number);
         }
         let mut child = command
             .args(["--parent", &std::process::id().to_string(), "rank"])
@@ -243,7 +243,7 @@ impl Process {
         let process = Process { number, child };
         let stdout = stdout.context("the rank has no output")?;
         std::thread::Builder::new()
-            .name(format!("hear{number}"))
+            .name(format!("notes{number}"))
             .spawn(move || forward(number as usize, BufReader::new(stdout), &sender))
             .context("starting a thread")?;
         Ok(process)
@@ -269,7 +269,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both calls fail only for a process that is gone.
+        // Both calls fail only for a process that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -284,7 +284,7 @@ fn forward(rank: usize, out: impl BufRead, sender: &Sender<(usize, Note)>) {
             .and_then(|l| Ok(serde_json::from_str(&l)?))
         {
             Ok(note) => note,
-            Err(e) => Note::Failed(format!("said what is no note: {e:#}")),
+            Err(e) => Note::Failed(format!("printed an invalid note: {e:#}")),
         };
         last_word = matches!(note, Note::Result(_) | Note::Failed(_));
         if sender.send((rank, note)).is_err() || last_word {
@@ -367,8 +367,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_that_dies_or_babbles_is_heard_of() {
-        let hear = |text: &str| {
+    fn rank_that_dies_or_prints_garbage_is_an_error() {
+        let error = |text: &str| {
             let (sender, notes) = channel();
             forward(1, text.as_bytes(), &sender);
             drop(sender);
@@ -381,19 +381,19 @@ mod tests {
             .unwrap_err()
             .to_string()
         };
-        assert_eq!(hear(""), "rank 1: died");
-        assert_eq!(hear("{\"Progress\":3}\n"), "rank 1: died");
-        assert_eq!(hear("{\"Failed\":\"why\"}\n"), "rank 1: why");
-        assert!(hear("panic\n").starts_with("rank 1: said what is no note"));
+        assert_eq!(error(""), "rank 1: died");
+        assert_eq!(error("{\"Progress\":3}\n"), "rank 1: died");
+        assert_eq!(error("{\"Failed\":\"why\"}\n"), "rank 1: why");
+        assert!(error("panic\n").starts_with("rank 1: printed an invalid note"));
         // The result counts only if both ranks have one.
-        assert_eq!(hear("{\"Result\":1}\n"), "a rank ended without a result");
+        assert_eq!(error("{\"Result\":1}\n"), "a rank ended without a result");
     }
 
     #[test]
-    fn silence_ends_at_the_limit() {
+    fn missing_notes_are_an_error_at_the_time_limit() {
         let (_sender, notes) = channel();
         let soon = Instant::now() + Duration::from_millis(20);
         let e = listen(&notes, 2, soon, &mut |_, _| {}).unwrap_err();
-        assert_eq!(e.to_string(), "the time limit passed");
+        assert_eq!(e.to_string(), "the time limit expired");
     }
 }

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names, exchange_memory};
-use crate::gate::{Gate, well};
+use crate::gate::{Gate, check_qp};
 use crate::kernel::{Stamps, Tally, Turn, Turns};
 use crate::options::{Ranks, Setup};
 use crate::rank::{Job, Rank};
@@ -141,7 +141,7 @@ impl<'e> Player<'e> {
         rank.link.barrier()?;
         self.gate.open()?;
         rank.park(&self.endpoint.stream)?;
-        well(self.qp.error())?;
+        check_qp(self.qp.error())?;
         if let Some(last) = last {
             self.qp.wait(last, rank.left())?;
         }
@@ -185,7 +185,7 @@ impl<'e> Player<'e> {
     fn stamp(&self, number: u64) -> Result<()> {
         let turn = Turn::new(SIZE, &self.tally).stamp(&self.stamps.0, 8 * number);
         // SAFETY: the regions live as long as the player, which is dropped after the stream is
-        // done or when the process gives up.
+        // done or when the process fails.
         unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
     }
 }

@@ -56,7 +56,7 @@ fn trials_on(name: &str, library: Option<PathBuf>) -> Vec<Trial> {
     });
     let wrong = WRONG.into_iter().map(|wrong| {
         let title = format!(
-            "{name}: {} told to get it wrong",
+            "{name}: {} with an injected error",
             wrong.0.split(' ').next().unwrap()
         );
         trial(title, Box::new(move |on| play_wrong(wrong, on)))

@@ -38,12 +38,12 @@ fn runs_well(words: &str) -> Output {
     output
 }
 
-/// Runs a command that must fail with a message that contains `says`.
-fn fails(words: &str, says: &str) -> String {
+/// Runs a command that must fail with a message that contains `error`.
+fn fails(words: &str, error: &str) -> String {
     let output = run(words);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let said = text(&output);
-    assert!(said.contains(says), "{said}");
+    assert!(said.contains(error), "{said}");
     said
 }
 
@@ -112,37 +112,37 @@ const BY_KERNEL: &str = "a kernel that writes doorbell record and UAR";
 const BY_CPU_THREAD: &str = "a word that the CPU thread reads";
 
 #[test]
-fn processes_play_by_memory_operations() {
+fn pingpong_of_processes_by_memory_operations() {
     let report = play("pm", "--lowering memops", "memops", BY_MEMOPS);
     assert_eq!(report["figures"]["header"]["ranks"], "processes");
     assert_eq!(report["targets"][0]["target"], 15.0);
 }
 
 #[test]
-fn processes_play_by_kernels() {
+fn pingpong_of_processes_by_kernels() {
     play("pk", "--lowering kernel", "kernel", BY_KERNEL);
 }
 
 #[test]
-fn threads_play_by_memory_operations() {
+fn pingpong_of_threads_by_memory_operations() {
     let report = play("tm", "--threads --lowering memops", "memops", BY_MEMOPS);
     assert_eq!(report["figures"]["header"]["ranks"], "threads");
     assert_eq!(report["targets"].as_array().map(Vec::len), Some(0));
 }
 
 #[test]
-fn threads_play_by_kernels() {
+fn pingpong_of_threads_by_kernels() {
     play("tk", "--threads --lowering kernel", "kernel", BY_KERNEL);
 }
 
 #[test]
-fn processes_play_by_a_cpu_thread_with_writes_to_pinned_memory() {
+fn pingpong_of_processes_by_a_cpu_thread_with_writes_to_pinned_memory() {
     let more = "--doorbell cpu-thread --memory pinned --operation write";
     play("pp", more, "memops", BY_CPU_THREAD);
 }
 
 #[test]
-fn ragged_sizes_and_writes_are_played() {
+fn pingpong_of_ragged_sizes_and_writes() {
     let _alone = alone();
     for ranks in ["--threads", ""] {
         let words = "pingpong --sizes 1,13,70001 --iterations 7 --operation write";
@@ -152,7 +152,7 @@ fn ragged_sizes_and_writes_are_played() {
 
 /// Two ranks with separate launchers, as on two hosts.
 #[test]
-fn ranks_may_be_started_apart() {
+fn ranks_may_be_started_separately() {
     let _alone = alone();
     let folder = Folder::new("apart");
     let file = folder.at("r.json");
@@ -182,7 +182,7 @@ fn ranks_may_be_started_apart() {
 }
 
 #[test]
-fn writes_in_turn_are_timed() {
+fn write_lat_measures_alternating_writes() {
     let _alone = alone();
     let folder = Folder::new("write-lat");
     let file = folder.at("r.json");
@@ -198,7 +198,7 @@ fn writes_in_turn_are_timed() {
 }
 
 #[test]
-fn one_wrong_bit_fails_the_run() {
+fn one_wrong_bit_is_an_error() {
     let _alone = alone();
     for ranks in ["--threads", ""] {
         let words = format!("pingpong --sizes 4096 --iterations 50 --corrupt 40 {ranks}");
@@ -245,7 +245,7 @@ fn runs(process: i32) -> bool {
 }
 
 #[test]
-fn a_dead_rank_ends_the_run() {
+fn killed_rank_ends_the_run() {
     let _alone = alone();
     let child = start(ENDLESS);
     let ranks = ranks_of(&child);
@@ -271,7 +271,7 @@ fn ranks_end_with_the_process_that_started_them() {
 }
 
 #[test]
-fn a_limit_that_passes_ends_the_run() {
+fn time_limit_ends_the_run() {
     let _alone = alone();
     for ranks in ["--threads", ""] {
         fails(&format!("{ENDLESS} --timeout 0.5 {ranks}"), "time limit");
@@ -279,7 +279,7 @@ fn a_limit_that_passes_ends_the_run() {
 }
 
 #[test]
-fn bad_options_are_refused() {
+fn invalid_options_are_errors() {
     for bad in [
         "pingpong --sizes 0",
         "pingpong --sizes 1Gi",
@@ -307,7 +307,7 @@ const SOFT: On = On {
 };
 
 #[test]
-fn every_command_runs_in_its_short_form() {
+fn every_command_runs_with_few_iterations() {
     let _alone = alone();
     for short in &SHORT {
         println!("{}", short.0);
@@ -340,7 +340,7 @@ fn without_cuda_auto_is_soft_and_cuda_is_an_error() {
 }
 
 #[test]
-fn the_suite_writes_all_figures() {
+fn suite_writes_all_figures() {
     let _alone = alone();
     let folder = Folder::new("suite");
     let output = runs_well(&format!("suite --quick --json {}", folder.at("all")));

@@ -5,7 +5,7 @@
 #   sh run [RESULTS]     RESULTS: a folder for logs and JSON (default: ./hardware-results)
 #
 # Prints each step with its outcome, and a summary; the exit code is 0 if all passed. Without a
-# GPU it runs nothing, which is a failure if GDS_REQUIRE names cuda.
+# GPU it runs nothing and exits with 0, or with 1 if GDS_REQUIRE names cuda.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=${1:-hardware-results}
@@ -31,7 +31,7 @@ step() {
     took=$(($(date +%s) - start))
     case $rc in
     0) outcome=ok ;;
-    124 | 137) outcome="FAILED: not done within $limit s" ;;
+    124 | 137) outcome="FAILED: did not end within $limit s" ;;
     *) outcome="FAILED: exit code $rc" ;;
     esac
     if [ "$rc" -ne 0 ]; then
@@ -69,7 +69,7 @@ say "$(cd "$here" && sha256sum conformance mpbench gdsync-doctor)"
 say "$(uname -sr), $(nproc) CPUs, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
 say ""
 
-# --- what is here -------------------------------------------------------------------------
+# --- the machine --------------------------------------------------------------------------
 
 step doctor 30 "$here/gdsync-doctor"
 step doctor-json 30 sh -c '"$1" --json >"$2"' - "$here/gdsync-doctor" "$results/doctor.json"
@@ -89,7 +89,8 @@ conformance killed-peer 60 'cuda a killed peer'
 conformance kernels 30 'cuda kernel'
 conformance failures-and-memory 60 'cuda ' --skip program --skip 'waiting streams' \
     --skip killed --skip 'cuda kernel'
-# Messages: a cover of their matrix, the ranks as threads that share the GPU and as processes.
+# Messages: cells that cover the values of their matrix; the ranks are threads that share the GPU,
+# and processes.
 step messages 240 "$here/conformance" mp --gpu cuda --color never
 
 # --- speed --------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ for lowering in memops kernel; do
     bench "pingpong-threads-$lowering" 45 pingpong --gpu cuda --threads --lowering "$lowering"
 done
 bench pingpong-memops 45 pingpong --gpu cuda --lowering memops
-# Two processes whose kernels wait share one GPU in time slices of milliseconds.
+# If the kernels of two processes wait, the processes share the GPU in time slices of milliseconds.
 bench pingpong-kernel 45 pingpong --gpu cuda --lowering kernel --sizes 8,1Ki --iterations 200
 bench post 30 post --gpu cuda
 bench gds_poll_lat 30 gds_poll_lat --gpu cuda
@@ -149,7 +150,7 @@ sanitize() {
     fi
 }
 
-# Of the trials that start processes, the tool would observe only a part.
+# The skipped trials start processes, and the tool would observe only a part of them.
 sanitize memcheck 90 'cuda ' --skip killed --skip 'waiting streams'
 sanitize racecheck 60 'cuda ' --skip killed --skip 'waiting streams' --skip 'full stream'
 sanitize synccheck 60 'cuda kernel'

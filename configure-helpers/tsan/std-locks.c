@@ -1,10 +1,10 @@
 /*
- * Tells the thread sanitizer what the standard library's locks order.
+ * Reports to the thread sanitizer the order that the standard library's locks establish.
  *
- * The standard library is compiled without the sanitizer. The sanitizer sees the code that is
+ * The standard library is compiled without the sanitizer. The sanitizer observes the code that is
  * inlined into this repository's code (atomics, locking a free mutex, unlocking). It does not
- * see code inside the library: a contended lock, a wait on a condition variable, a Once, the
- * end of a scoped thread. Each would be reported as a race on the data that it guards. The
+ * observe code inside the library: a contended lock, a wait on a condition variable, a Once, the
+ * end of a scoped thread. It would report a race on the data that each of these guards. The
  * linker's --wrap redirects those calls to the functions of this file. The address of a lock
  * is the address of its futex word, which the inlined parts use as well, so both kinds of
  * access have the same address.
@@ -61,8 +61,8 @@ void WRAP(ONCE_CALL)(void *once, bool poisoned, void *data, void *table, void *c
 }
 
 /*
- * The counter that the end of a scope waits for is one of the first three words of this
- * struct; the language does not say which. Releasing the others does no harm.
+ * The end of a scope waits for a counter, which is one of the first three words of this struct;
+ * the language does not define which one. Releasing the other two is harmless.
  */
 void REAL(SCOPED_THREAD_ENDS)(void *scope, bool panicked);
 void WRAP(SCOPED_THREAD_ENDS)(void *scope, bool panicked)

@@ -1,8 +1,8 @@
-//! What the library promises, checked from outside over random programs and faults.
+//! Tests of the library's guarantees from outside, over random programs and faults.
 //!
-//! `program`, `datagrams` and `mp` draw and play programs of messages, on the queue pairs of a `rig`.
-//! [`sim`] runs them in the simulation, where every seed is an order of events; [`hardware`] on real
-//! threads and real GPUs, over every GPU runtime present.
+//! `program`, `datagrams` and `mp` draw and play programs of messages, on the queue pairs of a
+//! `rig`. [`sim`] runs them in the simulation, where every seed is an order of events; [`hardware`]
+//! on real threads and real GPUs, over every GPU runtime present.
 
 mod datagrams;
 pub mod hardware;

@@ -1,5 +1,5 @@
-//! `conformance`: the trials of [`conformance::hardware`], as a program that needs nothing beside
-//! itself. `--help` says how to choose among them.
+//! `conformance`: the trials of [`conformance::hardware`], as a program that needs no other file.
+//! `--help` lists the options that select trials.
 
 fn main() {
     conformance::hardware::main()

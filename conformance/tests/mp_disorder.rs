@@ -8,9 +8,12 @@ fn main() {
         std::env::set_var("GDS_PROVIDER", "emulated");
         std::env::set_var("GDS_FAULTS", "ooo=0.5,seed=57");
     }
-    let asked: Vec<String> = std::env::args().skip(1).collect();
-    let rest = asked.iter().filter(|word| *word != "--pairwise").cloned();
-    let few = (rest.clone().count() == asked.len()).then(|| "--few".to_owned());
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let rest = arguments
+        .iter()
+        .filter(|word| *word != "--pairwise")
+        .cloned();
+    let few = (rest.clone().count() == arguments.len()).then(|| "--few".to_owned());
     let words = ["--gpu", "soft"].map(str::to_owned);
     conformance::hardware::mp::command(words.into_iter().chain(few).chain(rest))
 }

@@ -3,7 +3,7 @@
 use conformance::sim::mp;
 
 #[test]
-fn a_rank_that_is_lost_is_named_in_time_and_the_others_go_on() {
+fn lost_rank_is_reported_within_the_time_limit_and_others_continue() {
     let (mut left, mut misled) = (0, 0);
     gds_sim::seeds(60, |seed| {
         let (report, counts) = mp::loss::run_and_count(seed)?;
@@ -16,6 +16,6 @@ fn a_rank_that_is_lost_is_named_in_time_and_the_others_go_on() {
 }
 
 #[test]
-fn ranks_that_are_left_go_on_talking_in_the_same_context() {
+fn surviving_ranks_exchange_messages_in_the_same_context() {
     gds_sim::seeds(100, mp::survivors::run);
 }

@@ -4,23 +4,23 @@
 use conformance::sim::mp;
 
 #[test]
-fn the_stencil_is_the_serial_one_under_every_schedule() {
+fn stencil_equals_the_serial_run_under_every_schedule() {
     gds_sim::seeds(160, mp::halo::run);
 }
 
 #[test]
-fn every_message_arrives_whatever_the_program_and_the_schedule() {
+fn every_message_arrives_for_any_program_and_schedule() {
     gds_sim::seeds(200, mp::talk::run);
 }
 
 /// The word of a message becomes visible after its payload, even if WRITEs are reordered.
 #[test]
-fn the_stencil_is_the_serial_one_where_writes_are_placed_out_of_order() {
+fn stencil_equals_the_serial_run_with_writes_out_of_order() {
     gds_sim::seeds(100, mp::halo::run_in_disorder);
 }
 
 #[test]
-fn every_message_arrives_where_writes_are_placed_out_of_order() {
+fn every_message_arrives_with_writes_out_of_order() {
     gds_sim::seeds(100, mp::talk::run_in_disorder);
 }
 
@@ -30,7 +30,7 @@ fn ready_words_of_a_slot_keep_their_order_across_queue_pairs() {
 }
 
 #[test]
-fn a_seed_replays_exactly() {
+fn seed_replays_exactly() {
     for seed in [1, 2, 3, 4] {
         for run in [mp::halo::run, mp::talk::run, mp::loss::run] {
             let [first, second] = [(); 2].map(|()| run(seed).unwrap());
@@ -40,6 +40,6 @@ fn a_seed_replays_exactly() {
 }
 
 #[test]
-fn messages_move_at_the_same_times_while_who_enqueued_them_sleeps() {
+fn messages_progress_while_the_enqueuing_threads_sleep() {
     gds_sim::seeds(8, mp::offload::run);
 }

@@ -80,13 +80,13 @@ fn run(words: &[&str], laps: &str) -> Result<(), Failed> {
     child::tie(&mut command);
     let start = Instant::now();
     let said = child::run(command, LIMIT)?;
-    // What it came to stands behind the trials.
+    // The summaries follow the results of the trials.
     let end = said.rsplit_once("test result: ").map_or("", |(_, end)| end);
     let (_, end) = end.split_once('\n').unwrap_or_default();
     println!("{} ({:.0} s)", end.trim(), start.elapsed().as_secs_f64());
     match is_over(end, words) {
         true => Ok(()),
-        false => Err(format!("not over what was asked for, or nothing\n{said}").into()),
+        false => Err(format!("no trial ran over the requested provider and NICs\n{said}").into()),
     }
 }
 
@@ -124,7 +124,7 @@ fn main() {
         let required = ["rdma_core", "virt"].iter().any(|what| is_required(what));
         let trial = move || match here {
             true => run(words, laps),
-            false => Err("GDS_REQUIRE wants rdma-core, which is not installed".into()),
+            false => Err("GDS_REQUIRE names rdma-core, which is not installed".into()),
         };
         Trial::test(title, trial).with_ignored_flag(!here && !required)
     });

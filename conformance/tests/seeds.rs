@@ -2,11 +2,11 @@
 //! and as many of datagrams.
 
 #[test]
-fn every_byte_arrives_whatever_the_program_and_the_schedule() {
+fn every_byte_arrives_for_any_program_and_schedule() {
     gds_sim::seeds(200, conformance::sim::exchange::run);
 }
 
 #[test]
-fn datagrams_arrive_or_are_lost_whatever_the_schedule() {
+fn datagrams_arrive_or_are_dropped_under_any_schedule() {
     gds_sim::seeds(200, conformance::sim::directed::datagrams);
 }

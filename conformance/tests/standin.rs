@@ -14,7 +14,7 @@ use standin::{LIBRARY, Variant};
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
-fn the_trials_of_cuda_pass_on_a_stand_in() {
+fn cuda_trials_pass_on_a_stand_in() {
     let library = standin::build(&Variant::default());
     let mut trials = Command::new(env!("CARGO_BIN_EXE_conformance"));
     trials

@@ -3,6 +3,6 @@
 fn main() -> Result<(), gdsync_build::Error> {
     gdsync_build::Kernels::new("own_kernel")
         .source("device/scale.cu")
-        .ptx("device/ptx/own_kernel.ptx") // without this line nvcc makes it
+        .ptx("device/ptx/own_kernel.ptx") // without this line, nvcc compiles it
         .compile()
 }

@@ -11,7 +11,7 @@ static TARGET: OnceLock<&'static Target> = OnceLock::new();
 /// The target that the last argument names.
 fn chosen() -> &'static Target {
     let name = std::env::args().next_back().unwrap_or_default();
-    fuzz::find(&name).unwrap_or_else(|| panic!("there is no target {name:?}"))
+    fuzz::find(&name).unwrap_or_else(|| panic!("no target {name:?}"))
 }
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (TARGET.get_or_init(chosen).run)(data));

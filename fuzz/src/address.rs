@@ -1,4 +1,4 @@
-//! Address records of gdsync, which peers exchange by their own means.
+//! Address records of gdsync, which applications exchange.
 
 use gdsync::Kind;
 use gdsync::rdma::{PortAddress, QpAddress, RemoteMemory};
@@ -58,7 +58,7 @@ fn memory_free(record: &RemoteMemory, at: usize) -> u8 {
     match at {
         7 | 25..28 | 44.. => 0xff,
         24 => 0xf0,
-        // The key of a rail that has none.
+        // The key of a rail without a key.
         28.. if record.rkeys[(at - 28) / 4].is_none() => 0xff,
         _ => 0,
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
-use vmlx5::fuzzing::{Heard, receive};
+use vmlx5::fuzzing::{Received, receive};
 use zerocopy::IntoBytes;
 
 use crate::input::Input;
@@ -20,7 +20,7 @@ pub fn socket_pair() -> (OwnedFd, OwnedFd) {
 }
 
 /// Sends one message with descriptors. The receiver decides whether it is accepted.
-pub fn say(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
@@ -37,11 +37,11 @@ pub fn run(data: &[u8]) {
     for _ in 0..4 {
         let (many, len) = (usize::from(input.byte() % 7), usize::from(input.byte()));
         let bytes = input.bytes(len);
-        say(&theirs, bytes, &vec![theirs.as_fd(); many]);
+        send(&theirs, bytes, &vec![theirs.as_fd(); many]);
         match receive(ours.as_fd()) {
-            Ok(Heard::Nothing) => panic!("a message is lost"),
-            Ok(Heard::Closed) => assert!(bytes.is_empty()),
-            Ok(Heard::Greeting(greeting, fds)) => {
+            Ok(Received::Nothing) => panic!("a message is lost"),
+            Ok(Received::Closed) => assert!(bytes.is_empty()),
+            Ok(Received::Greeting(greeting, fds)) => {
                 let again = greeting.as_bytes();
                 let same = bytes.len().min(again.len());
                 assert!(same >= 12 && again[..same] == bytes[..same]);
@@ -59,5 +59,5 @@ pub fn run(data: &[u8]) {
         }
     }
     drop(theirs);
-    assert!(matches!(receive(ours.as_fd()), Ok(Heard::Closed)));
+    assert!(matches!(receive(ours.as_fd()), Ok(Received::Closed)));
 }

@@ -7,8 +7,8 @@ use std::cell::Cell;
 struct Counted;
 
 thread_local! {
-    /// Bytes that this thread was given and has not given back, and the most of them since
-    /// [`bounded`] began. The test harness allocates on its own threads in the meantime.
+    /// Bytes that this thread has allocated and not freed, and their maximum since [`bounded`]
+    /// began. The test harness allocates on its own threads in the meantime.
     static LIVE: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }

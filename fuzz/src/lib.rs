@@ -1,4 +1,4 @@
-//! The parsers of bytes from other processes, each as a function of hostile bytes: a [`Target`].
+//! The parsers of bytes from other processes, each as a function of hostile bytes ([`Target`]).
 //!
 //! The coverage-guided driver (`fuzzer/main.rs`) and the replay of the corpora (`tests/replay.rs`)
 //! call the same functions. A target panics when a rule is broken; its own panic-freedom is one

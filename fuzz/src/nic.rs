@@ -24,7 +24,7 @@ const ACTS: usize = 96;
 const THEIRS: Qpn = Qpn(3);
 /// Bytes of registered memory of each end.
 const LEN: usize = 48 * 1024;
-/// Value of memory that the peer has no right to. The peer's payloads consist of one repeated byte,
+/// Value of memory that the peer must not access. The peer's payloads consist of one repeated byte,
 /// so the peer cannot produce this value.
 const SECRET: [u8; 8] = [0xc3, 0x5a, 0x96, 0x0f, 0x69, 0xa5, 0x3c, 0xf0];
 const GUARD: usize = 4096;
@@ -39,8 +39,7 @@ struct Guard {
 }
 
 impl Guard {
-    /// Memory of which the first `open` bytes are not guarded; if there are any, the key is for
-    /// them.
+    /// Memory whose first `open` bytes are not guarded; if `open` is not zero, the key covers them.
     fn new(world: &mut World, end: &End, access: Access, own_domain: bool, open: usize) -> Guard {
         let mem = Arc::new(HostMemory::new(GUARD));
         mem.write(0, &SECRET.repeat(GUARD / SECRET.len()))
@@ -134,7 +133,7 @@ impl Scene {
             Guard::new(&mut world, &a, all_rights(), false, 0),
             Guard::new(&mut world, &a, all_rights(), true, GUARD / 2),
         ];
-        // What may be read of it holds no secret.
+        // The part that the peer may read contains no secret.
         guards[3].mem.write(0, &[0; GUARD / 2]).expect("inside");
         let to = port.connect(world.nics[0].node()).expect("a link");
         let mut scene = Scene {
@@ -164,9 +163,12 @@ impl Scene {
         };
         let (may_know, asked) = (self.may_know, &mut self.asked);
         self.port.receive(budget, &mut |_, header, payload| {
-            recode(header, payload.len()).expect("a NIC says only what can be understood");
-            let told = payload.windows(SECRET.len()).any(|bytes| bytes == SECRET);
-            assert!(may_know || !told, "the peer was told what it may not read");
+            recode(header, payload.len()).expect("a NIC sends only valid frames");
+            let leaked = payload.windows(SECRET.len()).any(|bytes| bytes == SECRET);
+            assert!(
+                may_know || !leaked,
+                "the peer received memory that it may not read"
+            );
             if header.kind <= 5 {
                 asked.rotate_right(1);
                 asked[0] = (header.kind, header.psn.get(), header.total.get());
@@ -198,7 +200,7 @@ impl Scene {
             18 => input.pick(&[0, 8, 64, 1000, MAX_PAYLOAD as u32]),
             _ => u32::from(shape & 0x1f == 0),
         };
-        // A message of one frame, as most are, or parts of one.
+        // A message of one frame in most cases, or a part of a longer one.
         let (flags, total, offset) = match shape & 3 {
             0 | 1 => (3 | shape & 12, len, 0),
             2 => {
@@ -241,7 +243,7 @@ impl Scene {
             len: len.into(),
             kind,
             flags,
-            // Of NAKs those that mean something, mostly.
+            // NAKs have a valid code in most cases.
             code: if kind == 17 && !odd(5) {
                 shape & 3
             } else {
@@ -382,7 +384,7 @@ impl Scene {
         match input.byte() {
             0..0x90 => {
                 self.frame(input);
-                // Several may wait in the ring for one step.
+                // Several entries may be pending for one step.
                 if input.byte() & 3 != 0 {
                     self.step();
                 }
@@ -418,7 +420,7 @@ impl Scene {
         }
     }
 
-    /// Checks that the queue pair can be used again, whatever happened to it.
+    /// Checks that the queue pair can be used again after any run.
     fn use_again(&mut self) {
         self.reset();
         let service = self.a.config.service;
@@ -432,18 +434,18 @@ impl Scene {
         let s = a.post(&write(b.remote(8), &[a.sge(0, 8)]));
         self.world.settle();
         let mut entries = a.send.drain();
-        // What was flushed before comes first.
+        // Earlier flushed entries come first.
         let last = entries.pop().expect("written");
         assert_ok(&last, CqeOpcode::REQ, s);
         assert_eq!(a.get64(0), b.get64(8));
     }
 }
 
-/// Any frames of a peer access only the memory that it has a right to, and other peers are served.
+/// Any frames of a peer access only the memory that it may access, and other peers are served.
 pub fn run(data: &[u8]) {
     let mut scene = Scene::new();
     let mut input = Input(data);
-    // Unused; in earlier versions it said whether the peer identifies itself.
+    // Unused; in earlier versions it selected whether the peer identifies itself.
     input.byte();
     for _ in 0..ACTS {
         if input.done() {
@@ -468,7 +470,7 @@ pub fn run(data: &[u8]) {
         assert_eq!(info.failure, None);
     }
     let info = scene.world.nics[0].query_qp(scene.a.qpn).expect("is there");
-    // What was posted was carried out, flushed, or waits for the peer.
+    // Every posted request has been executed or flushed, or waits for the peer.
     let waits = info.state == QpState::Rts || info.sq_done == scene.a.sq;
     assert!(waits || info.state != QpState::Err, "{info:?}");
     let bell = Arc::clone(&scene.c.mem);

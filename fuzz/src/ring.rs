@@ -144,7 +144,7 @@ fn record(len: u64) -> u64 {
 /// One operation of a hostile writer. `near`: the position of the reader.
 pub fn spoil(alias: &Alias, input: &mut Input<'_>, near: u64, fill: &mut u64) {
     match input.byte() % 8 {
-        // An honest looking record, or padding, behind the last one.
+        // A valid record, or padding, behind the last one.
         0..=3 => {
             let kind = input.pick(&[1, 2, 3, 16, 20, PADDING]);
             let len = length(input);
@@ -191,7 +191,7 @@ pub fn reader(data: &[u8]) {
             std::hint::black_box(sum);
             seen = Some((header.kind, payload.len()));
             assert_eq!(header.len.get() as usize, payload.len());
-            // The hostile end acts while the payload is being copied on.
+            // The hostile end acts while the payload is being copied.
             if input.borrow_mut().byte() & 3 == 0 {
                 spoil(&alias, &mut input.borrow_mut(), head, &mut fill);
                 alias.scribble(head, header_of_nothing().as_bytes());
@@ -199,8 +199,8 @@ pub fn reader(data: &[u8]) {
         });
         reader.release();
         let now = alias.load(HEAD);
-        // At most padding up to the published position, and one record: a writer that writes on
-        // must not keep the reader busy.
+        // At most padding up to the published position, and one record: a writer that continues to
+        // write must not keep the reader in its loop.
         let most = SIZE as u64 + record(MAX_PAYLOAD as u64);
         assert!(now >= head && now - head <= most && now % LINE == 0);
         match (got, seen) {
@@ -216,7 +216,7 @@ pub fn reader(data: &[u8]) {
     }
 }
 
-/// What a writer writes over a header that the reader has already read.
+/// The header that a hostile writer stores over one that the reader has already read.
 fn header_of_nothing() -> FrameHeader {
     header(PADDING, u32::MAX)
 }
@@ -258,7 +258,7 @@ pub fn writer(data: &[u8]) {
         }
         let now = alias.load(TAIL);
         assert!(now >= tail && now % LINE == 0 && now - tail <= 2 * SIZE as u64);
-        // What was published can be walked through, record by record, once around.
+        // The published bytes consist of valid records, at most once around the ring.
         let mut at = tail;
         while at < now && now - tail <= SIZE as u64 {
             let header = alias.header(at);
@@ -277,10 +277,10 @@ pub fn pair(data: &[u8]) {
     let mut reader = Reader::new(Arc::clone(&region));
     let mut input = Input(data);
     let mut number = 0_u32;
-    // What is under way: number, length. And the positions, as a writer of records knows them.
+    // The records in flight: number, length. And the positions, as a writer of records has them.
     let mut under_way = VecDeque::new();
     let (mut written, mut taken, mut released) = (0, 0, 0_u64);
-    // Where each record under way ends.
+    // The end of each record in flight.
     for _ in 0..OPERATIONS {
         if input.done() {
             break;
@@ -330,7 +330,7 @@ pub fn pair(data: &[u8]) {
                     let (number, len, end) = under_way.pop_front().expect("was written");
                     assert_eq!(got, (number, len));
                     taken = end;
-                    // What lies far behind is given back without being asked.
+                    // The reader releases bytes far behind its position without a call.
                     if taken - released >= 64 * 1024 {
                         released = taken;
                     }

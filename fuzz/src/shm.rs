@@ -9,11 +9,11 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmlx5::fabric::shm::{PROTOCOL_VERSION, ShmConfig, ShmFabric};
 use vmlx5::fabric::{Budget, Fabric, LinkState, NodeId, PeerId};
-use vmlx5::fuzzing::{Greeting, Heard, MIN_RING, receive};
+use vmlx5::fuzzing::{Greeting, MIN_RING, Received, receive};
 use vmlx5::{FrameError, FrameHeader, Kind, MAX_PAYLOAD};
 use zerocopy::IntoBytes;
 
-use crate::greeting::say;
+use crate::greeting::send;
 use crate::input::Input;
 use crate::ring::{Alias, spoil};
 
@@ -170,12 +170,12 @@ impl World {
         world
     }
 
-    /// The honest ends connect, whatever happened before, and exchange messages.
+    /// The honest ends connect after any events, and exchange messages.
     fn meet(&mut self) {
         // By then, silent callers are disconnected.
         self.now += 3_000_000_000;
         for mark in 0xf0_0000.. {
-            assert!(mark < 0xf0_0040, "honest ends find each other no more");
+            assert!(mark < 0xf0_0040, "the honest ends cannot connect any more");
             for _ in 0..4 {
                 self.now += 2_000_000;
                 self.a.step(self.now, false);
@@ -184,7 +184,7 @@ impl World {
             let to_b = self.a.fabric.connect(self.b.fabric.node());
             let to_a = self.b.fabric.connect(self.a.fabric.node());
             let (Ok(to_b), Ok(to_a)) = (to_b, to_a) else {
-                panic!("no room for a link that was there");
+                panic!("no room for an existing link");
             };
             for honest in [&mut self.a, &mut self.b] {
                 honest.got.clear();
@@ -227,7 +227,7 @@ impl World {
         };
         let from = match input.byte() % 16 {
             0 => a,
-            // The caller pretends to be another one.
+            // The caller pretends to be another node.
             1 => b,
             n => stranger(u64::from(n) % 8),
         };
@@ -239,7 +239,7 @@ impl World {
             3 => MIN_RING / 2,
             _ => MIN_RING,
         };
-        // Most files are as long as they should be.
+        // Most files have the right length.
         let held = match input.byte() & 15 {
             0 => MIN_RING,
             1 => 0,
@@ -255,7 +255,7 @@ impl World {
             }
             _ => {}
         }
-        // A ring and a bell, or a bell alone, as an honest one; or anything.
+        // A ring and a bell, or a bell alone, like an honest peer; or any descriptors.
         let ring = ring_file(held, input.byte() & 15 != 0);
         let things = &self.things;
         let bell = things.bell.fd();
@@ -274,7 +274,7 @@ impl World {
             13 => vec![bell, ring_fd],
             _ => (0..input.byte() % 6).map(|_| input.pick(&other)).collect(),
         };
-        say(&self.strangers[i].socket, &bytes, &fds);
+        send(&self.strangers[i].socket, &bytes, &fds);
         let both = fds.len() == 2;
         let stranger = &mut self.strangers[i];
         if stranger.ring.is_none() && both {
@@ -292,7 +292,7 @@ impl World {
             return;
         };
         let ring = match receive(socket.as_fd()) {
-            Ok(Heard::Greeting(_, fds)) => fds.first().map(|ring| Alias::map(ring, MIN_RING)),
+            Ok(Received::Greeting(_, fds)) => fds.first().map(|ring| Alias::map(ring, MIN_RING)),
             _ => None,
         };
         self.strangers.push(Stranger {
@@ -305,8 +305,8 @@ impl World {
 
     fn act(&mut self, input: &mut Input<'_>) {
         let act = input.byte();
-        let who = usize::from(act >> 4);
-        let some = |n: usize| (n > 0).then(|| who % n);
+        let pick = usize::from(act >> 4);
+        let some = |n: usize| (n > 0).then(|| pick % n);
         match act & 15 {
             0 => self.call(),
             1 | 2 => {
@@ -314,7 +314,7 @@ impl World {
                     self.call();
                 }
                 if let Some(i) = self.strangers.len().checked_sub(1) {
-                    let i = if act & 15 == 1 { i } else { who % (i + 1) };
+                    let i = if act & 15 == 1 { i } else { pick % (i + 1) };
                     self.greet(i, input);
                 }
             }
@@ -351,14 +351,14 @@ impl World {
             }
             9 => {
                 let node = stranger(u64::from(act >> 4) % 8);
-                // There may be no room for one more.
+                // There may be no room for another link.
                 let _ = self.a.fabric.connect(node);
             }
-            10 => self.open_door(who % 2),
+            10 => self.open_door(pick % 2),
             11 => {
                 let seq = 0x100 + u32::from(input.byte());
                 let len = input.pick(&[0, 1, 1000, MAX_PAYLOAD]);
-                self.a.send(PeerId(who as u32 % 8), seq, len);
+                self.a.send(PeerId(pick as u32 % 8), seq, len);
             }
             12 => self.b.step(self.now, false),
             _ => {
@@ -369,7 +369,7 @@ impl World {
     }
 }
 
-/// Whatever hostile peers do, the honest ends exchange messages, and at the end no resource is
+/// The honest ends exchange messages in spite of any hostile peers, and at the end no resource is
 /// left.
 pub fn run(data: &[u8]) {
     let before = open_descriptors();

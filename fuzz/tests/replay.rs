@@ -14,7 +14,7 @@ fn corpora() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus")
 }
 
-/// A target's inputs with their names: what `fuzz/run` packs, a ustar archive of plain files.
+/// A target's inputs with their names, from the ustar archive that `fuzz/run` packs.
 fn inputs(target: &Target) -> Vec<(String, Vec<u8>)> {
     let path = corpora().join(target.name).with_extension("tar");
     let archive = fs::read(path).unwrap_or_else(|e| panic!("no corpus of {}: {e}", target.name));
@@ -73,7 +73,7 @@ macro_rules! replays {
         })*
 
         #[test]
-        fn every_target_is_replayed() {
+        fn every_target_has_a_corpus_and_a_test() {
             let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
             assert_eq!(names, [$($name),*]);
             let mut archives: Vec<_> = fs::read_dir(corpora())
@@ -110,15 +110,15 @@ replays! {
 }
 
 #[test]
-fn corpora_are_small() {
+fn corpora_are_below_the_size_limit() {
     let inputs = TARGETS.iter().flat_map(inputs);
     let bytes: usize = inputs.map(|(_, bytes)| bytes.len()).sum();
     assert!(bytes <= LIMIT, "{bytes} bytes");
 }
 
-/// The empty input and inputs of every byte value are tested as well.
+/// The empty input, and inputs of constant and random bytes.
 #[test]
-fn plain_inputs() {
+fn constant_and_random_inputs_break_no_rule() {
     let _alone = alone();
     let mut rng = fastrand::Rng::with_seed(1);
     for target in TARGETS {

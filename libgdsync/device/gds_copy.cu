@@ -1,9 +1,9 @@
-// A copy between two places that do not overlap: any number of blocks and threads.
+// A copy between two ranges that do not overlap: any number of blocks and threads.
 #include "gds_device.hpp"
 
 namespace gds {
 
-// The same layout stands in libgdsync/src/kernels/params.rs.
+// libgdsync/src/kernels/params.rs has the same layout.
 struct Copy {
     u64 to;
     u64 from;
@@ -12,7 +12,7 @@ struct Copy {
 
 static_assert(sizeof(Copy) == 24, "layout");
 
-// Copies the whole words of type T, dealt out to the threads.
+// Copies the whole words of type T, distributed over the threads.
 template <class T>
 GDS_DEVICE void copy_words(const Copy& p) {
     const u64 threads = static_cast<u64>(gridDim.x) * blockDim.x;

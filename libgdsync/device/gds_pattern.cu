@@ -3,7 +3,7 @@
 
 namespace gds {
 
-// The same layouts stand in libgdsync/src/kernels/params.rs.
+// libgdsync/src/kernels/params.rs has the same layouts.
 struct Fill {
     u64 at;
     u64 len;
@@ -25,8 +25,8 @@ struct Verify {
 
 static_assert(sizeof(Fill) == 24 && sizeof(Verify) == 32 && sizeof(Report) == 16, "layout");
 
-// A generator that can start anywhere: a counter, mixed (splitmix64). Its twin is `pattern` in
-// libgdsync/src/kernels/params.rs.
+// A generator that can start at any index: a mixed counter (splitmix64). `pattern` in
+// libgdsync/src/kernels/params.rs is the same function.
 GDS_DEVICE u64 pattern(u64 seed, u64 word) {
     u64 z = seed + (word + 1) * 0x9e3779b97f4a7c15ull;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -39,7 +39,7 @@ GDS_DEVICE bool aligned(u64 at) { return (at & 7) == 0; }
 
 GDS_DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
 
-// Calls `f(first byte, bytes, pattern)` for each word of `len` bytes that is this thread's.
+// Calls `f(first byte, bytes, pattern)` for each word of `len` bytes that belongs to this thread.
 template <class F>
 GDS_DEVICE void each_word(u64 len, u64 seed, F f) {
     const u64 threads = static_cast<u64>(gridDim.x) * blockDim.x;

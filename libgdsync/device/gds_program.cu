@@ -1,5 +1,5 @@
-// The program kernels: each runs a list of operations, step after step, on one block of 32
-// threads. They differ in how many operations their parameter holds.
+// The program kernels: each runs a list of operations, step by step, on one block of 32
+// threads. They differ in the maximal number of operations of their parameter.
 #include "gds_program.hpp"
 
 GDS_KERNEL(gds_program_8, gds::Program<8>, p) { gds::run_program(p); }

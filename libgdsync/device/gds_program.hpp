@@ -1,5 +1,5 @@
-// The parameter of the program kernels: a list of operations, and how one is run.
-// The same layout stands in libgdsync/src/memop/program.rs.
+// The parameter of the program kernels, a list of operations, and the execution of one.
+// libgdsync/src/memop/program has the same layout.
 #pragma once
 
 #include "gds_queue.hpp"
@@ -16,18 +16,18 @@ enum Code : u32 {
 };
 
 enum Flag : u32 {
-    // What was written before is visible before this is.
+    // Earlier writes are visible before this one.
     kFenced = 1,
-    // Run by the thread that runs the operation before, after it.
+    // The thread that runs the previous operation runs this one after it.
     kChained = 2,
 };
 
 struct ProgramOp {
     unsigned char code;
     unsigned char flags;
-    // How many operations come before this one and must: for readers of traces.
+    // The number of earlier operations that must precede this one: for readers of traces.
     unsigned char phase;
-    // At the first operation of a step: how many operations the step has.
+    // In the first operation of a step: the number of operations of the step.
     unsigned char step;
     u32 more;
     u64 at;
@@ -44,7 +44,7 @@ struct Program {
 
 static_assert(sizeof(ProgramOp) == 32 && sizeof(Program<8>) == 8 + 32 * 8, "layout");
 
-// Runs an operation. `open`: the thread has waited, and no fence came since.
+// Runs an operation. `open`: the thread has waited, and has executed no fence since.
 GDS_DEVICE void run(const ProgramOp& op, bool& open) {
     Wait w{};
     const bool writes = op.code == kWrite32 || op.code == kWrite64;
@@ -84,11 +84,11 @@ GDS_DEVICE void run_program(const Program<Capacity>& p) {
                 run(p.ops[j], open);
             } while (++j < end && (p.ops[j].flags & kChained) != 0);
         }
-        // What one thread wrote or saw comes before what another does next.
+        // Orders earlier accesses of each thread before later accesses of the others.
         __syncwarp();
         begin = end;
     }
-    // What follows the kernel comes after what it waited for.
+    // Orders the waits of the kernel before later work of the stream.
     if (open) fence_sys();
 }
 

@@ -1,14 +1,14 @@
-// Queues and waiters as kernels move them: where they stand lives in memory, so that the same
-// kernel, launched again, posts and waits for what comes next. The same layouts stand in
-// libgdsync/src/kernels/params.rs.
+// Queues and waiters that kernels advance: their positions are in memory, so that the same
+// kernel, launched again, posts the next requests and waits for the next completions.
+// libgdsync/src/kernels/params.rs has the same layouts.
 #pragma once
 
 #include "gds_device.hpp"
 
 namespace gds {
 
-// A work queue. It never changes: how far the queue is posted is what its doorbell record says,
-// whoever posted last.
+// A work queue. It never changes: the doorbell record has the number of posted units, for any
+// poster.
 struct QueueState {
     u64 ring;
     u64 record;
@@ -17,8 +17,8 @@ struct QueueState {
     u32 reserved[9];
 };
 
-// Where one stream stands in one completion queue. `next` is the position it waits for next,
-// `marks` how often it has announced that it passed.
+// The position of one stream in one completion queue. `next` is the position of its next wait,
+// `marks` the number of waits whose end it has announced.
 struct WaiterState {
     u64 cq;
     u64 passed;
@@ -35,7 +35,7 @@ GDS_DEVICE u32 swap_bytes(u32 v) {
     return v >> 24 | (v >> 8 & 0xff00u) | (v << 8 & 0xff0000u) | v << 24;
 }
 
-// What rings: the record, then the doorbell; no doorbell (0) for receives.
+// The two stores of a post: the record, then the doorbell; no doorbell (0) for receives.
 struct Bell {
     u64 record;
     u64 doorbell;
@@ -43,14 +43,14 @@ struct Bell {
     u32 record_value;
 };
 
-// The record only after all that was written before, the doorbell only after the record.
+// Stores the record after all earlier writes, and the doorbell after the record.
 GDS_DEVICE void ring(const Bell& bell) {
     store_release_sys(reinterpret_cast<u32*>(bell.record), bell.record_value);
     if (bell.doorbell != 0) store_release_sys(reinterpret_cast<u64*>(bell.doorbell), bell.doorbell_value);
 }
 
-// The bell for the next `entries` entries of a send queue. Their sizes, in segments of 16
-// bytes, stand in their first eight bytes; those of the last are the doorbell's value.
+// The bell for the next `entries` entries of a send queue. The first eight bytes of an entry have
+// its size in segments of 16 bytes; those of the last entry are the value of the doorbell.
 GDS_DEVICE Bell bell_of(const QueueState* queue, u32 entries) {
     const u64 at = queue->ring, doorbell = queue->doorbell, record = queue->record + 4;
     const u32 mask = queue->mask;
@@ -74,8 +74,8 @@ GDS_DEVICE Bell receive_bell_of(const QueueState* queue, u32 entries) {
 
 enum Condition : u32 { kGeq = 0, kEq = 1, kAnd = 2, kNor = 3 };
 
-// A test of a word, and what is stored when it has passed (nothing if `passed` is 0). A 32-bit
-// word is tested as the upper half of 64 bits, where the sign is.
+// A test of a word, and a store after it has passed (none if `passed` is 0). A 32-bit word is
+// tested as the upper half of 64 bits, which has the sign.
 struct Wait {
     u64 word;
     u64 value;
@@ -100,9 +100,9 @@ GDS_DEVICE u32 load_relaxed_sys32(u64 at) {
 }
 #endif
 
-// Waits. What comes after is ordered behind it only by a fence: here, if something is stored,
-// else by the caller. All conditions but GEQ ask whether some bits of the word are, or are not,
-// what they should be.
+// Waits. Only a fence orders later accesses behind the wait: this function has one if it stores
+// a word, else the caller needs one. All conditions but GEQ test whether some bits of the word
+// equal, or do not equal, a value.
 GDS_DEVICE void wait(const Wait& w) {
     u64 bits = w.mask, want = w.value;
     if (w.condition == kAnd) {
@@ -130,14 +130,14 @@ GDS_DEVICE void wait(const Wait& w) {
 }
 
 // A completion entry is a success of this lap if its owner bit is the lap's parity and bit 31
-// of its last dword is clear. An entry in error is not passed: the watcher turns it into one
-// that is, once the status is stored.
+// of its last dword is clear. The wait does not pass an error entry: the watcher stores the
+// status, then turns the entry into a success.
 GDS_DEVICE Wait entry_wait(u64 last_dword, u64 owner) {
     return Wait{last_dword, owner << 56, 0x81000000ull << 32, 0, 0, kEq, false};
 }
 
-// The wait for the completion `advance` positions ahead of where the waiter stands. The waiter
-// is moved behind that position at once: it is not read before the wait has passed.
+// The wait for the completion `advance` positions ahead of the waiter. The waiter is moved behind
+// that position at once: no other code reads it until the wait has passed.
 GDS_DEVICE Wait completion_wait(WaiterState* waiter, u64 advance, bool announce) {
     const u64 cq = waiter->cq, passed = waiter->passed;
     const u32 log = waiter->log_entries;

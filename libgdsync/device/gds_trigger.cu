@@ -1,12 +1,12 @@
-// Posting and waiting for what comes next, without constants: launched again, by a graph say,
-// these kernels go on from where they stopped. Each takes one block of 32 threads.
+// Kernels that post the next requests and wait for the next completions, without constants: if
+// they are launched again, for example by a graph, they continue. Each takes a block of 32 threads.
 #include "gds_queue.hpp"
 
 namespace gds {
 
 constexpr u32 kQueues = 8;
 
-// The same layouts stand in libgdsync/src/kernels/params.rs.
+// libgdsync/src/kernels/params.rs has the same layouts.
 struct Trigger {
     u32 count;
     u32 reserved;
@@ -40,7 +40,7 @@ GDS_KERNEL(gds_trigger, gds::Trigger, p) {
         gds::store_release_sys(reinterpret_cast<gds::u32*>(bell.record), bell.record_value);
         gds::fence_sys();
     }
-    // Queues may share a doorbell, and of two threads that store into one word at once only one does.
+    // Queues may share a doorbell. If two threads store into one word at once, one store is lost.
     GDS_NO_UNROLL
     for (unsigned turn = 0; turn < p.count; turn++) {
         if (turn == lane && bell.doorbell != 0) {

@@ -1,16 +1,16 @@
-// Copies of any alignment and length, shared by some of a block's threads.
+// Copies of any alignment and length, distributed over some threads of a block.
 #pragma once
 
 #include "mp_wire.hpp"
 
 namespace mp {
 
-// The widest word: accessed as a whole where it is aligned.
+// The widest word: one access if it is aligned.
 struct alignas(16) Wide {
     u64 low, high;
 };
 
-// Threads that share a copy: this one is `first` of `step`.
+// The threads of a copy: this thread is number `first` of `step`.
 struct Share {
     u32 first;
     u32 step;
@@ -24,7 +24,7 @@ GDS_DEVICE void copy_as(unsigned char* to, const unsigned char* from, u64 len, S
     T* w = reinterpret_cast<T*>(to + head);
     const T* v = reinterpret_cast<const T*>(from + head);
     u64 i = s.first;
-    // Four at once: the loads are on their way together.
+    // Four at once, so that the loads overlap.
     GDS_NO_UNROLL
     for (; i + 3ull * s.step < words; i += 4ull * s.step) {
         const T a = v[i], b = v[i + s.step], c = v[i + 2ull * s.step], d = v[i + 3ull * s.step];
@@ -35,7 +35,7 @@ GDS_DEVICE void copy_as(unsigned char* to, const unsigned char* from, u64 len, S
     }
     GDS_NO_UNROLL
     for (; i < words; i += s.step) w[i] = v[i];
-    // What is left at both ends.
+    // The bytes before and after the whole words.
     GDS_NO_UNROLL
     for (u64 j = s.first; j < head + tail; j += s.step) {
         const u64 at = j < head ? j : len - head - tail + j;

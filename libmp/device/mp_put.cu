@@ -1,18 +1,18 @@
-// Puts of a rank to itself, by WQEs in pinned memory, in their order. One block of any number of
-// threads; a single WQE without a waiter for its completion has any number of blocks.
+// Puts of a rank to itself: WQEs in pinned memory, in their order. One block of any number of
+// threads; a single WQE whose end is not reported may have any number of blocks.
 #include "mp_copy.hpp"
 
 namespace mp {
 
-// A piece of this rank's memory; its fields are big-endian.
+// A segment of this rank's memory; its fields are big-endian.
 struct PutPiece {
     u32 length;
     u32 key;
     u64 address;
 };
 
-// The same layout stands in libmp/src/path/local/wqe.rs. The fields of a work request, which the
-// sender's kernel may have completed, are big-endian.
+// libmp/src/path/local/wqe.rs has the same layout. The fields of a work request, which the sender's
+// kernel may have patched, are big-endian.
 struct PutWqe {
     u32 control;
     u32 remote_key;
@@ -22,7 +22,7 @@ struct PutWqe {
     PutPiece piece[30];
 };
 
-// The same layout stands in libmp/src/kernels/params.rs, with what the fields mean.
+// libmp/src/kernels/params.rs has the same layout, and describes the fields.
 struct Puts {
     u64 failed;
     u64 done;
@@ -39,7 +39,7 @@ GDS_DEVICE T field(const T* at) {
     return swap_bytes(gds::load_acquire_sys(at));
 }
 
-// Words that streams and the CPU wait for: each is seen as a whole.
+// Words for which streams and the CPU wait: each is stored at once.
 GDS_DEVICE void copy_words(u64 to, u64 from, u64 len, Share s) {
     GDS_NO_UNROLL
     for (u64 i = s.first; i < len / 8; i += s.step) {
@@ -63,7 +63,8 @@ GDS_DEVICE void put(const PutWqe& r, bool words, Share s) {
     }
 }
 
-// Without an index that only the run knows, for which parameters would be copied to the stack.
+// Selects without an index that is known only at run time: such an index copies the parameters to
+// the stack.
 GDS_DEVICE const PutWqe& wqe(const Puts& p, u32 i) {
     const u64 low = i == 0 ? p.wqe[0] : p.wqe[1], high = i == 2 ? p.wqe[2] : p.wqe[3];
     return *reinterpret_cast<const PutWqe*>(i < 2 ? low : high);
@@ -75,14 +76,14 @@ GDS_DEVICE bool lane_failed(const Puts& p) {
 
 GDS_DEVICE void put_all(const Puts& p) {
     const Share all{blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x};
-    // A thread that finds the lane failed puts nothing; behind the next barrier all threads find it,
-    // so that no word is put without its payload.
+    // A thread that finds the lane failed puts nothing. After the next barrier all threads find it,
+    // so no word is put without its payload.
     bool failed = lane_failed(p);
     GDS_NO_UNROLL
     for (u32 i = 0; i < p.count; i++) {
         const bool words = p.words >> i & 1;
         if (words) {
-            // A reader that sees the word also sees all puts before it.
+            // An observer of a word also observes all earlier puts.
             if (blockDim.x > 1) __syncthreads();
             gds::fence_sys();
             failed |= lane_failed(p);
@@ -91,7 +92,7 @@ GDS_DEVICE void put_all(const Puts& p) {
     }
     if (p.done == 0) return;
     if (blockDim.x > 1) __syncthreads();
-    // What was skipped is not done.
+    // Skipped puts are not reported as done.
     failed |= lane_failed(p);
     if (threadIdx.x == 0 && !failed) gds::store_release_sys(word_at(p.done), p.serial);
 }

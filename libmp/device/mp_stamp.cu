@@ -1,11 +1,11 @@
-// The sender's half of a message whose destination or length only the stream knows, launched
-// behind the wait for the receiver's answer: completes the work requests and the message's stamp
-// before the doorbell. One block of any number of threads.
+// The sender's half of a message whose destination or length is known only on the stream. It runs
+// after the wait for the receiver's answer and before the doorbell: it patches the work requests and
+// writes the message's stamp. One block of any number of threads.
 #include "mp_wire.hpp"
 
 namespace mp {
 
-// Where fields of one prepared work request are; 0: that one is not to be changed.
+// The addresses of fields of one prepared work request; 0: the field is not changed.
 struct Patch {
     u64 control;
     u64 remote_address;
@@ -14,7 +14,7 @@ struct Patch {
     u64 address;
 };
 
-// The same layout stands in libmp/src/kernels/params.rs, with what the fields mean.
+// libmp/src/kernels/params.rs has the same layout, and describes the fields.
 template <u32 Capacity>
 struct Stamp {
     u64 ready;
@@ -33,7 +33,7 @@ struct Stamp {
     Patch patch[Capacity];
 };
 
-// Memory of the receiver, as it lies behind the ready word.
+// The memory of the receiver, in the format that accompanies the ready word.
 struct Info {
     u64 addr;
     u32 rkey;
@@ -51,10 +51,10 @@ GDS_DEVICE void patch64(u64 field, u64 value) {
     gds::store_relaxed_sys(word_at(field), swap_bytes(value));
 }
 
-// The opcode, the lowest byte of the first dword, becomes that of a NOP.
+// Turns a request into a NOP: the opcode is the lowest byte of the first dword.
 GDS_DEVICE void silence(u64 control) { reinterpret_cast<unsigned char*>(control)[3] = 0; }
 
-// How the send goes on. `silent`: the receiver waits for no stamp, or not for this one.
+// The result for the send. `silent`: no stamp is sent, because the receiver does not wait for it.
 struct Departure {
     u32 status;
     bool silent;
@@ -66,7 +66,7 @@ GDS_DEVICE Departure departure(const Stamp<Capacity>& p, u64 offset, u64 len) {
     if (p.ready == 0) return {own, false};
     const Word w = parse(gds::load_acquire_sys(word_at(p.ready)));
     if (!belongs(w, p.seq)) {
-        // The receive has ended, and another is there in its slot.
+        // The receive has ended, and a later one uses its slot.
         const bool later = static_cast<short>(w.seq - p.seq) > 0 && w.kind == kReady;
         return {static_cast<u32>(later ? kTruncated : kBadResponse), true};
     }
@@ -110,7 +110,7 @@ GDS_DEVICE void stamp(const Stamp<Capacity>& p) {
         if (d.silent) silence(p.stamp_control);
         if (!good) finish(p.result, p.error, d.status, len);
     }
-    // The doorbell that follows finds it all.
+    // All writes are visible before the doorbell that follows.
     gds::fence_sys();
 }
 

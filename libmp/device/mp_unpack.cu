@@ -1,6 +1,6 @@
-// The receiver's half of a message, launched behind the wait for its word, or waiting for it by
-// itself: the payload goes where the receive wants it, the sender is told, the request ends. One
-// block of any number of threads.
+// The receiver's half of a message, launched after the wait for its word, or after its own wait:
+// it copies the payload into the memory of the receive, returns the credit to the sender, and
+// ends the request. One block of any number of threads.
 #include "mp_copy.hpp"
 
 namespace mp {
@@ -10,7 +10,7 @@ struct Segment {
     u64 len;
 };
 
-// The same layout stands in libmp/src/kernels/params.rs, with what the fields mean.
+// libmp/src/kernels/params.rs has the same layout, and describes the fields.
 template <u32 Capacity>
 struct Unpack {
     u64 word;
@@ -29,7 +29,7 @@ struct Unpack {
 
 static_assert(sizeof(Unpack<1>) == 88 && sizeof(Unpack<30>) == 552, "layout");
 
-// How the receive ends, and where `len` bytes come from; from 0: they are there.
+// The status of the receive, and the source of its `len` bytes; from 0: no copy is needed.
 struct Arrival {
     u32 status;
     u64 len;
@@ -55,7 +55,7 @@ GDS_DEVICE Arrival arrival(const Unpack<Capacity>& p, const Word& w) {
     }
 }
 
-// A segment of up to this many bytes is one warp's, so that several are under way at once.
+// One warp copies a segment of at most this many bytes, so that several are copied at once.
 constexpr u64 kWarpsOwn = 2048;
 
 template <u32 Capacity>
@@ -75,8 +75,8 @@ GDS_DEVICE void scatter(const Unpack<Capacity>& p, u64 from, u64 len) {
     }
 }
 
-// What each thread of a block reads of a payload before it is known whether there is one, if the
-// message is here and everything is aligned: one way across the bus less.
+// The part of a payload that each thread reads before it has read the message's word, if the wait
+// has ended before the launch and all addresses are aligned. It saves one bus round trip.
 struct Early {
 #if defined(GDS_SOFT)
     template <u32 Capacity>
@@ -92,7 +92,7 @@ struct Early {
         const bool apt = !p.waits && p.segments == 1 && ((p.payload | p.segment[0].addr) & 15) == 0;
         if (!apt) return;
         room = least(least(p.slot, p.capacity), sizeof(Wide) * static_cast<u64>(blockDim.x));
-        // Slots are whole words of this width.
+        // The length of a slot is a multiple of this width.
         if (sizeof(Wide) * threadIdx.x < room) mine = reinterpret_cast<const Wide*>(p.payload)[threadIdx.x];
     }
 
@@ -116,7 +116,7 @@ struct Early {
 #endif
 };
 
-// The message's word, for all threads: it is there, or comes while this waits.
+// Returns the message's word to all threads, after a wait for it if the parameters request one.
 template <u32 Capacity>
 GDS_DEVICE u64 await(const Unpack<Capacity>& p) {
     const u64* at = word_at(p.word);
@@ -133,7 +133,7 @@ GDS_DEVICE u64 await(const Unpack<Capacity>& p) {
 
 template <u32 Capacity>
 GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
-    // A short payload is on its way to registers while the word is.
+    // The load of a short payload overlaps the load of the word.
     const Early early(p);
     const Arrival a = arrival(p, parse(await(p)));
     if (a.status == kSuccess && a.from != 0) {
@@ -145,10 +145,10 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     }
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
-    // The copies of all threads come first: after the words the sender may use the slot again, and
-    // readers expect the payload. Either of the two words may become visible first: no reader
-    // concludes from one word on the other, and both are visible when the stream continues. The
-    // word directly behind a fence is never seen in halves; of the other word one half changes.
+    // The credit lets the sender reuse the slot, and the result lets a reader use the payload, so the
+    // copies of all threads precede both words. The two words may become visible in any order: no
+    // code infers one from the other, and both are visible when the stream continues. The store right
+    // after a fence does not tear; the other word changes in one half only.
     const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
     const u64 told = compose(p.seq, kind, kind == kFailed ? a.status : 0);
     if (a.status == kSuccess) {

@@ -1,6 +1,6 @@
-// What the ranks tell each other in words, and how a request ends: what both kernels share.
-// Words are seq(16) << 48 | kind(4) << 44 | len(44); the same format stands in
-// libmp/src/wire/word.rs, the statuses in libgdsync/src/status.rs.
+// The words that ranks exchange, and the end of a request: the common part of both kernels.
+// A word is seq(16) << 48 | kind(4) << 44 | len(44). libmp/src/wire/word.rs has the same format,
+// libgdsync/src/status.rs the statuses.
 #pragma once
 
 #include "gds_device.hpp"
@@ -13,11 +13,11 @@ using gds::u64;
 enum Kind : u32 {
     kEager = 1,     // the slot contains the payload
     kDirect = 2,    // the payload was written into the receive's memory
-    kTooLong = 3,   // there is no payload: it would have been longer than the receive
-    kAnnounce = 4,  // a sender without eager room asks for memory
+    kTooLong = 3,   // no payload: it is longer than the receive
+    kAnnounce = 4,  // the sender waits for the memory of the receive (rendezvous)
     kReady = 5,     // the receive's memory: up to len bytes
-    kRefused = 6,   // the receive has no memory for what was announced
-    kTaken = 7,     // the payload was taken
+    kRefused = 6,   // the receive has ended without the message
+    kTaken = 7,     // the receiver has taken the payload
     kFailed = 15,   // len is a status
 };
 
@@ -40,13 +40,13 @@ GDS_DEVICE Word parse(u64 w) { return {static_cast<u32>(w >> 48), static_cast<u3
 
 GDS_DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
 
-// A length that does not fit is the greatest that does.
+// A length that is too large is stored as the largest possible one.
 GDS_DEVICE u64 compose(u32 seq, u32 kind, u64 len) {
     return static_cast<u64>(seq & 0xffff) << 48 | static_cast<u64>(kind) << 44 | least(len, kLenMask);
 }
 
-// Whether the word belongs to message `seq`, whose number goes on after 16 bits. A peer that failed
-// concerns every message that waits for it.
+// Whether the word belongs to message `seq`; it has the low 16 bits of the number. The failure of a
+// peer concerns every message.
 GDS_DEVICE bool belongs(const Word& w, u32 seq) { return w.kind == kFailed || w.seq == (seq & 0xffff); }
 
 // Whether the word is about message `seq` or a later one.
@@ -54,7 +54,7 @@ GDS_DEVICE bool reached(u64 w, u32 seq) {
     return static_cast<long long>(w - (static_cast<u64>(seq) << 48)) >= 0;
 }
 
-// The status that a word of kind kFailed carries; kBadResponse in place of one without a failure.
+// The status in a word of kind kFailed; a status that is no failure is a bad response.
 GDS_DEVICE u32 failure(const Word& w) {
     const u32 status = static_cast<u32>(w.len) & 0xffff;
     return status > kSuccess && status < 0x8000 ? status : static_cast<u32>(kBadResponse);
@@ -81,7 +81,7 @@ GDS_DEVICE u64 own_word(u64 addr) {
 #endif
 }
 
-// The first failure stays in the error word (if there is one): only a 0 becomes `status`.
+// The error word, if there is one, keeps the first failure: only a 0 becomes `status`.
 GDS_DEVICE void note_failure(u64 error, u32 status) {
     if (error == 0) return;
     u32* at = reinterpret_cast<u32*>(error);
@@ -96,10 +96,10 @@ GDS_DEVICE void note_failure(u64 error, u32 status) {
 #endif
 }
 
-// How a request ended, as its result says it.
+// The result word of a request that has ended.
 GDS_DEVICE u64 ended(u32 status, u64 len) { return static_cast<u64>(status) << 48 | least(len, kLenMask); }
 
-// The request has ended: a failure in the error word first, then the result.
+// Ends the request: stores a failure in the error word first, then the result.
 GDS_DEVICE void finish(u64 result, u64 error, u32 status, u64 len) {
     if (status != kSuccess) note_failure(error, status);
     gds::store_release_sys(word_at(result), ended(status, len));

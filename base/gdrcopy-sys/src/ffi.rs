@@ -75,7 +75,7 @@ gdsync_sys::dl_api! {
     /// The functions of libgdrapi. Those that return an integer return 0 or an errno.
     ///
     /// # Safety
-    /// No two functions of the table may run at the same time, whatever their arguments are.
+    /// No two functions of the table may run at the same time, with any arguments.
     pub struct Gdrapi("GDRCopy") {
         sonames: ["libgdrapi.so.2"],
         env: "GDS_GDRAPI_LIB",
@@ -131,7 +131,7 @@ gdsync_sys::dl_api! {
                 flags: u32,
                 handle: *mut gdr_mh_t,
             ) -> c_int;
-            /// Maps as one `GDR_MAP_FLAG_*` asks; since 2.5.
+            /// Maps with one `GDR_MAP_FLAG_*`; since 2.5.
             fn gdr_map_v2(
                 g: gdr_t,
                 handle: gdr_mh_t,

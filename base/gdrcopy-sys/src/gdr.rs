@@ -78,7 +78,7 @@ pub enum GdrError {
         mapped_len: u64,
     },
     /// This libgdrapi is too old for the requested option.
-    #[error("this libgdrapi has no {call}, which came with version 2.5")]
+    #[error("this libgdrapi has no {call}, which version 2.5 added")]
     Unsupported {
         /// The missing function.
         call: &'static str,
@@ -282,14 +282,14 @@ impl Gdr {
         // SAFETY: pinned above, the pointer is written to the mapping, the lock is held.
         let mapped = errno(unsafe { (api.gdr_map)(g, handle, &mut mapping.base, pages.len) });
         let mut info = ffi::gdr_info_v2_t::default();
-        let told = mapped.map_err(fail("gdr_map")).and_then(|()| {
+        let described = mapped.map_err(fail("gdr_map")).and_then(|()| {
             // SAFETY: pinned above, the description is written to a local, the lock is held.
             errno(unsafe { (api.gdr_get_info_v2)(g, handle, &mut info) })
                 .map_err(fail("gdr_get_info_v2"))
         });
         drop(lock);
-        told?;
-        // The mapping begins where the library says, which must be the requested address.
+        described?;
+        // The library returns the start of the mapping, which must be the requested address.
         if info.va != pages.start || info.mapped_size < pages.len as u64 {
             return Err(GdrError::Mapped {
                 address,

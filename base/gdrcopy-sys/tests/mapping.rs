@@ -163,7 +163,7 @@ fn nothing_stays_pinned_after_an_error() {
     ] {
         machine.fail(call, libc::EAGAIN);
         // SAFETY: the memory lives as long as the library.
-        let error = unsafe { gdr.map(address, 64, Pin::Default) }.expect_err("told to fail");
+        let error = unsafe { gdr.map(address, 64, Pin::Default) }.expect_err("the stand-in fails");
         let GdrError::Memory { call, source, .. } = &error else {
             panic!("{error}");
         };
@@ -173,7 +173,7 @@ fn nothing_stays_pinned_after_an_error() {
     }
     machine.fail(c"elsewhere", 0);
     // SAFETY: as above.
-    let error = unsafe { gdr.map(address, 64, Pin::Default) }.expect_err("told to fail");
+    let error = unsafe { gdr.map(address, 64, Pin::Default) }.expect_err("the stand-in fails");
     assert!(matches!(error, GdrError::Mapped { .. }), "{error}");
     assert_eq!(machine.held(), (1, 0, 0));
 }
@@ -188,7 +188,7 @@ fn revoked_memory_and_failed_unmap_are_reported() {
     machine.fail(c"revoked", 0);
     assert!(mapping.is_revoked().expect("it is known"));
     machine.fail(c"unmap", -libc::EINVAL);
-    let error = mapping.close().expect_err("told to fail");
+    let error = mapping.close().expect_err("the stand-in fails");
     assert!(
         matches!(&error, GdrError::Memory { call: "gdr_unmap", source, .. }
             if source.raw_os_error() == Some(libc::EINVAL)),
@@ -201,7 +201,7 @@ fn revoked_memory_and_failed_unmap_are_reported() {
 fn failed_open_reports_its_reason() {
     let machine = machine("closed", "");
     machine.fail(c"open", libc::ENOENT);
-    let error = Gdr::open_with(machine.api).expect_err("told to fail");
+    let error = Gdr::open_with(machine.api).expect_err("the stand-in fails");
     let GdrError::Open { source, .. } = &error else {
         panic!("{error}");
     };

@@ -1,4 +1,4 @@
-// A libgdrapi whose device memory is a shared file: the "device" sees it at one address, a
+// A libgdrapi whose device memory is a shared file: the "device" accesses it at one address, a
 // mapping at another. It refuses what is not whole GPU pages, and two calls at a time.
 //
 // BESIDE_CUDA: device memory is that of gdsync's stand-in for libcuda, and a mapping is the side of

@@ -12,18 +12,18 @@
 // GDS_DYNAMIC_SHARED(Type, name)    a pointer to the block's dynamic shared memory
 // GDS_SPIN_UNTIL(cond, timeout_ns)  waits; true if the condition held, false after the
 //                                   timeout; a timeout of 0 is none
-// GDS_NO_UNROLL                     before a loop that seldom turns: small code starts faster
+// GDS_NO_UNROLL                     before a loop with few turns: small code starts faster
 // gds::load_acquire_sys(p)          32 or 64 bits; later accesses stay after it
 // gds::store_relaxed_sys(p, v)      no order
 // gds::store_release_sys(p, v)      earlier accesses stay before it
 // gds::fence_sys()                  earlier accesses stay before later ones, system scope
 // gds::globaltimer_ns()             a clock in nanoseconds, its start unknown
-// Words written by gds::store_* are read back by gds::load_acquire_sys or atomics. 64-bit
-// atomics take gds::u64*, the type that all compilers have them for.
+// Use gds::load_acquire_sys or atomics to read a word that gds::store_* has written. 64-bit
+// atomics take gds::u64*, the type for which all compilers have them.
 #pragma once
 
 #if defined(__CUDACC_RTC__) || defined(__HIPCC_RTC__)
-// Runtime compilers bring no system headers.
+// Runtime compilers have no system headers.
 #define GDS_DEVICE inline __device__
 #elif defined(__CUDACC__)
 #include <stdint.h>
@@ -96,7 +96,7 @@ struct identity {
 template <class T>
 using same = typename identity<T>::type;
 
-// A word of the wanted size, whichever name the platform gives it.
+// The type of a word of this size, for every name that a platform uses.
 template <class T>
 struct word_check {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word has 32 or 64 bits");
@@ -188,7 +188,7 @@ GDS_DEVICE u64 globaltimer_ns() {
 }
 
 // Waits until `cond()` holds; use GDS_SPIN_UNTIL. The clock is read before the condition, so
-// the last look comes after the timeout.
+// the condition is evaluated once more after the timeout.
 template <class F>
 GDS_DEVICE bool spin_until(F cond, u64 timeout_ns) {
 #if defined(GDS_SOFT)
@@ -202,7 +202,7 @@ GDS_DEVICE bool spin_until(F cond, u64 timeout_ns) {
         if (late) return false;
     }
 #else
-    // No pause: a load of a far word takes long enough, and the loads of one warp slow no other.
+    // No pause: each load takes a bus round trip, and the loads of one warp delay no other work.
     if (timeout_ns == 0) {
         GDS_NO_UNROLL
         while (!cond()) {

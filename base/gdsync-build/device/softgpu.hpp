@@ -1,4 +1,4 @@
-// The soft GPU's device language: what a kernel needs so that the host compiler builds it.
+// The soft GPU's device language: the declarations with which the host compiler builds a kernel.
 //
 // Kernels are C++17 functions run by the software GPU: blocks are tasks, the threads of a
 // block are fibers, one of them runs at a time and only yields at a barrier, a warp
@@ -6,8 +6,8 @@
 //   - a loop that waits for another thread goes through GDS_SPIN_UNTIL (gds_device.hpp) or
 //     contains __nanosleep; one that only reads memory never ends;
 //   - shared memory is declared by GDS_SHARED or GDS_DYNAMIC_SHARED, not by __shared__;
-//   - kernels throw nothing and hold no object across a suspension whose destructor matters:
-//     a kernel that is cut off (process teardown, a killed rank) is forgotten, not unwound;
+//   - kernels throw nothing and hold no object with a needed destructor across a suspension:
+//     a kernel that is aborted (process exit, a killed rank) is not unwound;
 //   - kernels use no thread_local: between two steps a grid may move to another thread.
 // Build with -std=c++17 -fno-exceptions, this folder on the include path, and link the
 // softgpu crate, which defines the softgpu_* functions.
@@ -82,7 +82,7 @@ uint64_t softgpu_clock_ns(void) noexcept;
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// Blocks take turns on one thread, so no C++ storage class is a block's.
+// Blocks take turns on one thread, so no C++ storage class belongs to a block.
 #define __shared__ use_GDS_SHARED_or_GDS_DYNAMIC_SHARED_instead
 
 #define threadIdx (softgpu_self()->thread_idx)
@@ -127,7 +127,7 @@ inline T update(T* p, F f) {
 
 }  // namespace softgpu
 
-// One object of `type` for the whole block: GDS_SHARED(float[256], tile). It starts as garbage.
+// One object of `type` for the whole block: GDS_SHARED(float[256], tile). It is not initialised.
 #define GDS_SHARED(Type, name)                                               \
     static const char name##_key = 0;                                        \
     auto& name = *static_cast<::softgpu::same<Type>::type*>(softgpu_shared(  \
@@ -142,14 +142,14 @@ inline int __syncthreads_or(int p) { return static_cast<int>(softgpu_barrier(SOF
 inline int __syncthreads_and(int p) { return static_cast<int>(softgpu_barrier(SOFTGPU_BARRIER_AND, p != 0)); }
 inline int __syncthreads_count(int p) { return static_cast<int>(softgpu_barrier(SOFTGPU_BARRIER_COUNT, p != 0)); }
 
-// Warp operations. A lane outside the mask, or gone, gives a shuffle garbage.
+// Warp operations. A shuffle from a lane outside the mask, or from an ended one, is undefined.
 inline void __syncwarp(unsigned mask = 0xffffffffu) { softgpu_warp(SOFTGPU_WARP_SYNC, mask, 0, 0, 32); }
 inline unsigned __ballot_sync(unsigned mask, int p) {
     return static_cast<unsigned>(softgpu_warp(SOFTGPU_WARP_BALLOT, mask, p != 0, 0, 32));
 }
 inline int __any_sync(unsigned mask, int p) { return __ballot_sync(mask, p) != 0; }
 inline int __all_sync(unsigned mask, int p) { return __ballot_sync(mask, !p) == 0; }
-// Threads run apart unless a warp operation joins them: the caller is alone.
+// Threads run separately except in a warp operation: the active mask is the caller alone.
 inline unsigned __activemask() { return 1u << softgpu_self()->lane; }
 
 template <class T>
@@ -205,7 +205,7 @@ inline T atomicCAS(T* p, typename softgpu::same<T>::type expected, typename soft
     return expected;
 }
 
-// Threads of one GPU see each other's stores at once here; only the system fence has work.
+// Threads of one GPU observe each other's stores at once here; only the system fence has an effect.
 inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { softgpu_fence(); }

@@ -207,19 +207,19 @@ pub struct Failure {
 
 impl Cqe64 {
     /// A success entry with the given owner bit.
-    pub fn success(say: &Success, owner: u8) -> Cqe64 {
-        let from = &say.source;
+    pub fn success(content: &Success, owner: u8) -> Cqe64 {
+        let from = &content.source;
         Cqe64 {
             ml_path: from.path_bits & 0x7f,
             slid: from.slid.into(),
             flags_rqpn: flags_rqpn(from).into(),
-            srqn_uidx: say.uidx.into(),
-            imm_inval_pkey: say.imm,
-            byte_cnt: say.byte_cnt.into(),
-            timestamp: say.timestamp.into(),
-            sop_drop_qpn: opcode_qpn(say.send_opcode, say.qpn).into(),
-            wqe_counter: say.wqe_counter.into(),
-            op_own: op_own(say.opcode, say.solicited, owner),
+            srqn_uidx: content.uidx.into(),
+            imm_inval_pkey: content.imm,
+            byte_cnt: content.byte_cnt.into(),
+            timestamp: content.timestamp.into(),
+            sop_drop_qpn: opcode_qpn(content.send_opcode, content.qpn).into(),
+            wqe_counter: content.wqe_counter.into(),
+            op_own: op_own(content.opcode, content.solicited, owner),
             ..Cqe64::preset()
         }
     }
@@ -265,14 +265,14 @@ impl Cqe64 {
 
 impl ErrCqe {
     /// An error entry with the given owner bit.
-    pub fn new(say: &Failure, owner: u8) -> ErrCqe {
+    pub fn new(content: &Failure, owner: u8) -> ErrCqe {
         ErrCqe {
-            srqn_uidx: say.uidx.into(),
-            vendor_err: say.vendor_err,
-            syndrome: say.syndrome.0,
-            s_wqe_opcode_qpn: opcode_qpn(say.send_opcode, say.qpn).into(),
-            wqe_counter: say.wqe_counter.into(),
-            op_own: op_own(say.opcode, false, owner),
+            srqn_uidx: content.uidx.into(),
+            vendor_err: content.vendor_err,
+            syndrome: content.syndrome.0,
+            s_wqe_opcode_qpn: opcode_qpn(content.send_opcode, content.qpn).into(),
+            wqe_counter: content.wqe_counter.into(),
+            op_own: op_own(content.opcode, false, owner),
             ..ErrCqe::from_bytes([0; SIZE])
         }
     }

@@ -13,8 +13,8 @@
 //!   device keeps its number and has no name.
 //!
 //! Every field is big-endian on the wire. Functions that return a value *to be stored* mean a store
-//! by a little-endian machine, and their text says so. Every GPU and every supported host is
-//! little-endian.
+//! by a little-endian machine, and their documentation states it. Every GPU and every supported
+//! host is little-endian.
 //!
 //! ```
 //! use mlx5_prm::opcode::SendOpcode;

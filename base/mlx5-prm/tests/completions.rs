@@ -15,7 +15,7 @@ fn last_of(bytes: &[u8; 64]) -> u32 {
 
 #[test]
 fn success_entry_has_the_layout_of_the_nic() {
-    let say = Success {
+    let content = Success {
         opcode: CqeOpcode::RESP_SEND_IMM,
         qpn: 0x0012_3456,
         uidx: 0xa0a1_a2a3,
@@ -33,7 +33,7 @@ fn success_entry_has_the_layout_of_the_nic() {
             grh: true,
         },
     };
-    let cqe = Cqe64::success(&say, 1);
+    let cqe = Cqe64::success(&content, 1);
     let mut expected = [0; 64];
     expected[17] = 0x7f;
     expected[22..24].copy_from_slice(&[0xe0, 0xe1]);
@@ -48,23 +48,26 @@ fn success_entry_has_the_layout_of_the_nic() {
     assert_eq!(Cqe64::from_bytes(expected), cqe);
     assert_eq!(
         (cqe.opcode(), cqe.owner(), cqe.solicited()),
-        (say.opcode, 1, true)
+        (content.opcode, 1, true)
     );
-    assert_eq!((cqe.qpn(), cqe.send_opcode()), (say.qpn, say.send_opcode));
-    assert_eq!(cqe.source(), say.source);
+    assert_eq!(
+        (cqe.qpn(), cqe.send_opcode()),
+        (content.qpn, content.send_opcode)
+    );
+    assert_eq!(cqe.source(), content.source);
     assert_eq!(cqe.last_dword(), last_of(&expected));
     assert_eq!(wqe_counter_of(cqe.last_dword()), 0xc0c1);
 }
 
 #[test]
 fn entry_contains_a_small_payload_at_its_start() {
-    let say = Success {
+    let content = Success {
         opcode: CqeOpcode::RESP_SEND,
         byte_cnt: 5,
         solicited: true,
         ..Success::default()
     };
-    let plain = Cqe64::success(&say, 1);
+    let plain = Cqe64::success(&content, 1);
     assert!(!plain.scattered());
     let cqe = plain.with_scattered(b"small");
     assert!(cqe.scattered());
@@ -74,7 +77,7 @@ fn entry_contains_a_small_payload_at_its_start() {
     assert_eq!(cqe.to_bytes(), expected);
     assert_eq!(
         (cqe.opcode(), cqe.owner(), cqe.solicited()),
-        (say.opcode, 1, true)
+        (content.opcode, 1, true)
     );
     // Bytes beyond the room of the entry are left out.
     let full = plain.with_scattered(&[7; 40]).to_bytes();
@@ -84,7 +87,7 @@ fn entry_contains_a_small_payload_at_its_start() {
 
 #[test]
 fn error_entry_has_the_layout_of_the_nic() {
-    let say = Failure {
+    let content = Failure {
         opcode: CqeOpcode::REQ_ERR,
         syndrome: Syndrome::REMOTE_ACCESS,
         vendor_err: 0x88,
@@ -93,7 +96,7 @@ fn error_entry_has_the_layout_of_the_nic() {
         send_opcode: SendOpcode::RDMA_WRITE,
         wqe_counter: 0xc0c1,
     };
-    let cqe = ErrCqe::new(&say, 0);
+    let cqe = ErrCqe::new(&content, 0);
     let mut expected = [0; 64];
     expected[32..36].copy_from_slice(&[0xa0, 0xa1, 0xa2, 0xa3]);
     expected[54..60].copy_from_slice(&[0x88, 0x13, 0x08, 0x12, 0x34, 0x56]);
@@ -112,12 +115,12 @@ fn error_entry_has_the_layout_of_the_nic() {
 
 #[test]
 fn too_wide_numbers_leave_other_fields_unchanged() {
-    let say = Success {
+    let content = Success {
         qpn: 0xff12_3456,
         send_opcode: SendOpcode::NOP,
         ..Success::default()
     };
-    let cqe = Cqe64::success(&say, 0xfe);
+    let cqe = Cqe64::success(&content, 0xfe);
     assert_eq!(
         (cqe.qpn(), cqe.send_opcode(), cqe.owner()),
         (0x0012_3456, SendOpcode::NOP, 0)
@@ -130,13 +133,13 @@ fn last_dword_by_parts_and_by_entry_agree() {
         for owner in 0..2 {
             for wqe_counter in [0, 1, 0x80, 0x1234, 0xff00, 0xffff] {
                 let opcode = CqeOpcode(code);
-                let say = Success {
+                let content = Success {
                     opcode,
                     wqe_counter,
                     ..Success::default()
                 };
                 let dword = last_dword(opcode, owner, 0, wqe_counter);
-                assert_eq!(dword, last_of(&Cqe64::success(&say, owner).to_bytes()));
+                assert_eq!(dword, last_of(&Cqe64::success(&content, owner).to_bytes()));
                 assert_eq!(dword & OWNER_BIT != 0, owner == 1);
                 assert_eq!(dword & ERROR_BIT != 0, code >= 8);
                 assert_eq!(wqe_counter_of(dword), wqe_counter);
@@ -168,13 +171,13 @@ fn entries_of_many_laps_are_distinguished() {
         if index % 3 == 2 {
             let opcode = CqeOpcode::RESP_ERR;
             let syndrome = Syndrome::WR_FLUSH;
-            let say = Failure {
+            let content = Failure {
                 opcode,
                 syndrome,
                 wqe_counter,
                 ..Failure::default()
             };
-            *slot = ErrCqe::new(&say, owner).to_bytes();
+            *slot = ErrCqe::new(&content, owner).to_bytes();
             assert_eq!(
                 classify(last_of(slot), index, LOG),
                 EntryState::Error(opcode)
@@ -185,13 +188,13 @@ fn entries_of_many_laps_are_distinguished() {
             );
         } else {
             let opcode = CqeOpcode::RESP_SEND;
-            let say = Success {
+            let content = Success {
                 opcode,
                 wqe_counter,
                 solicited: true,
                 ..Success::default()
             };
-            *slot = Cqe64::success(&say, owner).to_bytes();
+            *slot = Cqe64::success(&content, owner).to_bytes();
             assert_eq!(
                 classify(last_of(slot), index, LOG),
                 EntryState::Success(opcode)

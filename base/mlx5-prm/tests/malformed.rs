@@ -252,7 +252,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn what_is_encoded_is_parsed(r in request(), index: u16, qpn in 0..1u32 << 24) {
+    fn encoded_entry_is_parsed_to_the_same_request(r in request(), index: u16, qpn in 0..1u32 << 24) {
         let pieces: Vec<&[u8]> = r.inline.iter().flatten().map(Vec::as_slice).collect();
         let wqe = SendWqe {
             opcode: r.opcode,

@@ -115,7 +115,7 @@ fn compare(new: &Value, old: &Value) -> Result<usize, String> {
 }
 
 #[test]
-#[ignore = "wants GDS_VECTORS, the file of vectors that emulator/ci/vectors takes"]
+#[ignore = "needs GDS_VECTORS, the file of vectors that emulator/ci/vectors writes"]
 fn regenerated_vectors_equal_the_committed_ones() {
     let path = std::env::var("GDS_VECTORS").expect("GDS_VECTORS names a file");
     let file = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));

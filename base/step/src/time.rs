@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_that_no_clock_can_tell_are_far_away() {
+    fn limits_beyond_the_clock_are_a_century() {
         let now = Instant::now();
         let day = Duration::from_secs(24 * 3600);
         for limit in [

@@ -1,5 +1,5 @@
 //! After machines are attached, stepping, ringing, sleeping and waiting allocate nothing. The test
-//! has a process of its own because it counts allocations.
+//! has a separate process because it counts allocations.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -15,7 +15,7 @@ struct Counting;
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The harness has threads of its own, which do not count.
+    /// Whether this thread counts: threads of the test harness do not.
     static COUNTS: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -1,4 +1,4 @@
-//! A thread without work uses no processor time. The test has a process of its own, so that only
+//! A thread without work uses no processor time. The test has a separate process, so that only
 //! its threads are in it.
 
 use std::time::Duration;

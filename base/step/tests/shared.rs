@@ -16,7 +16,7 @@ struct Busy {
 
 impl Machine for Busy {
     fn step(&mut self, _: Time) -> Step {
-        assert!(!self.panics, "told to panic");
+        assert!(!self.panics, "a requested panic");
         self.left += 1;
         self.right += 1;
         Step::Progress

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
-use crate::gate::{Bell, Gate, well};
+use crate::gate::{Bell, Gate, check_qp};
 use crate::kernel::{Tally, Turn, Turns};
 use crate::options::{self, Memory, Ranks, Setup};
 use crate::pattern;
@@ -25,10 +25,10 @@ use crate::rank::{Job, Rank};
 use crate::table::{self, micros};
 use crate::world;
 
-/// Batches that are enqueued and not known to be done.
+/// Most batches that are enqueued and not detected as done.
 const AHEAD: u64 = 3;
-/// Entries of each queue, of which half may be known to be free only when the other half is in
-/// use: room for a batch more than [`AHEAD`] of the longest kind.
+/// Entries of each queue: room for a batch more than [`AHEAD`] of the longest kind in half of them,
+/// because the library may detect that one half is free only when the other half is in use.
 const QUEUE: u32 = 1024;
 /// Batches before the measurement.
 const WARM_UP: u64 = AHEAD;
@@ -129,8 +129,8 @@ impl Options {
         }
     }
 
-    /// Places for messages: one batch more than can be enqueued, so that the receive of the next
-    /// message always stands before the peer can know of the one before.
+    /// Slots for messages: one batch more than can be enqueued, so that the receive of the next
+    /// message is always posted before the peer has received the previous one.
     fn slots(&self) -> u64 {
         (AHEAD + 1) * self.batch
     }
@@ -286,7 +286,7 @@ impl<'e> Player<'e> {
     ) -> Result<Figures> {
         self.write(0)?;
         self.bell.enqueue(&self.endpoint.stream)?;
-        self.bell.hear(self.deadline)?;
+        self.bell.poll(self.deadline)?;
         self.rounds(WARM_UP * self.options.batch, meet)?;
         self.enqueueing = Duration::ZERO;
         let iterations = self.options.iterations;
@@ -334,8 +334,8 @@ impl<'e> Player<'e> {
                 self.gate.open()?;
             }
             if let Some((bell, upto)) = flying.pop_front() {
-                self.bell.hear_nth(bell, self.deadline)?;
-                well(self.qp.error())?;
+                self.bell.poll_nth(bell, self.deadline)?;
+                check_qp(self.qp.error())?;
                 self.verify(upto)?;
                 self.receive_ahead(end, &mut receives)?;
             }
@@ -410,7 +410,7 @@ impl<'e> Player<'e> {
         let bytes = self.leaving.region().len() as u64;
         let turn = Turn::new(bytes, &self.tally).write(self.leaving.region(), 0, tag);
         // SAFETY: the regions live as long as the player, which is dropped after the stream is
-        // done or when the process gives up; the NIC reads the message only between kernels.
+        // done or when the process fails; the NIC reads the message only between kernels.
         unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
     }
 

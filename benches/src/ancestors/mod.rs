@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read() {
+    fn times_are_parsed() {
         assert_eq!(microseconds("10"), Ok(Duration::from_micros(10)));
         for bad in ["", "-1", "1.5", "10000001"] {
             assert!(microseconds(bad).is_err(), "{bad}");

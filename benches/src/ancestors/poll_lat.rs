@@ -1,5 +1,5 @@
-//! `gds_poll_lat`: the latency from the CPU's store that a stream waits for to the CPU's load that
-//! sees the stream's write behind the wait.
+//! `gds_poll_lat`: the latency from the CPU's store for which a stream waits to the CPU's load that
+//! returns the stream's write behind the wait.
 
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,7 @@ struct Background {
 impl Benchmark for Options {
     const NAME: &'static str = "gds_poll_lat";
     const ABOUT: &'static str =
-        "Latency from a CPU store that a stream waits for until the CPU sees the stream's answer";
+        "Latency from a CPU store that a stream waits for to the CPU's load of the stream's answer";
     const EXAMPLES: Examples = [
         (
             "-P 1,16 -n 5000",
@@ -231,7 +231,7 @@ impl Bench {
         word.store(value)?;
         let passed = self.watch(last, value)? - start;
         let left = self.deadline.saturating_duration_since(Instant::now());
-        ensure!(self.stream.synchronize(left)?, "the time limit passed");
+        ensure!(self.stream.synchronize(left)?, "the time limit expired");
         for word in poked {
             ensure!(word.load()? == value, "a write is missing");
         }

@@ -33,38 +33,38 @@ pub struct Options {
     /// Time in microseconds for which a waiting stream is checked to stay blocked.
     #[arg(short = 's', long, value_name = "US", default_value = "100", value_parser = microseconds)]
     pub sleep: Duration,
-    /// Every wait with a flush of what devices wrote.
+    /// Adds a flush of device writes to every wait.
     #[arg(short = 'f', long)]
     pub flush: bool,
-    /// Only words in the GPU's memory.
+    /// Tests only words in the GPU's memory.
     #[arg(short = 'g', long = "gpu-memory")]
     pub gpu_memory: bool,
     /// The GPU: soft, cuda, cuda:N, or auto.
     #[arg(long = "gpu", env = "GDS_GPU", value_parser = gpu::name, default_value = "auto")]
     pub gpu: String,
-    /// Spoil what the checks of values compare with, to see that it is noticed.
+    /// Changes the expected values, to test that the checks detect a difference.
     #[arg(long, hide = true)]
     pub corrupt: bool,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
-    /// All was as it should be, in so many comparisons.
+    /// It passed, with this number of comparisons.
     Passed(u64),
-    /// The GPU cannot do what would be checked.
+    /// The GPU does not support the checked operation, for this reason.
     NotRun(String),
-    /// Something was not.
+    /// It failed, for this reason.
     Failed(String),
 }
 
 /// A check.
 type Check = fn(&mut Rig) -> Result<()>;
 
-/// All of them.
+/// All checks.
 const CHECKS: [(&str, Check); 9] = [
-    ("stream blocks, goes on, keeps order", order),
+    ("stream blocks, continues, keeps order", order),
     ("waits, 32 bits: GEQ EQ AND NOR", |rig| {
         conditions(rig, false)
     }),
@@ -74,12 +74,12 @@ const CHECKS: [(&str, Check); 9] = [
     ("writes, 32 bits", |rig| writes(rig, false)),
     ("writes, 64 bits", |rig| writes(rig, true)),
     ("inline copies", copies),
-    ("a write is seen after those before it", fences),
-    ("a list longer than a submission", long_list),
+    ("writes become visible in order", fences),
+    ("list longer than a submission", long_list),
     ("flush", flushes),
 ];
 
-/// What a check works with.
+/// The resources of a check.
 struct Rig {
     stream: Stream,
     memory: Region,
@@ -210,7 +210,7 @@ impl Word {
         })
     }
 
-    /// As much of a value as it holds.
+    /// A value, cut to its width.
     fn cut(&self, value: u64) -> u64 {
         match self {
             Word::Narrow(_) => value as u32 as u64,
@@ -261,11 +261,14 @@ impl Rig {
 
     fn drain(&self) -> Result<()> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        ensure!(self.stream.synchronize(left)?, "the stream does not end");
+        ensure!(
+            self.stream.synchronize(left)?,
+            "the stream does not become idle"
+        );
         Ok(())
     }
 
-    /// Compares; the values' checks are the ones that `--corrupt` spoils.
+    /// Checks a value; `--corrupt` changes the expected value.
     fn same(&mut self, what: &str, found: u64, wanted: u64) -> Result<()> {
         self.compared += 1;
         let wanted = wanted ^ u64::from(self.corrupt);
@@ -284,12 +287,12 @@ impl Rig {
         Ok(())
     }
 
-    /// The word comes to hold this.
+    /// Waits until the word has this value.
     fn until(&mut self, word: &Word32, value: u32, what: &str) -> Result<()> {
         self.compared += 1;
         while word.load()? != value {
             if Instant::now() > self.deadline {
-                bail!("{what} does not come");
+                bail!("{what} does not occur within the time limit");
             }
             std::hint::spin_loop();
             std::thread::yield_now();
@@ -298,8 +301,8 @@ impl Rig {
     }
 }
 
-/// Wait for a signal, write a word, overwrite it with others by one copy, wait for the CPU to
-/// clear it, tell the CPU.
+/// Wait for a signal, write a word, overwrite it and others by one copy, wait until the CPU clears
+/// it, write a word for the CPU.
 fn order(rig: &mut Rig) -> Result<()> {
     let (signal, done) = (rig.word32(0)?, rig.word32(1)?);
     let (first, values) = (rig.word32(64)?, rig.memory.span(4 * 64, 4 * CHUNK)?);
@@ -322,7 +325,7 @@ fn order(rig: &mut Rig) -> Result<()> {
         rig.blocked("a wait for a signal that has not been given")?;
         rig.same("done", done.load()?.into(), (round - 1).into())?;
         signal.store(round)?;
-        // The last word of the copy says that all of it is there.
+        // The last word of the copy becomes visible after all others.
         let last = rig.word32(64 + CHUNK - 1)?;
         rig.until(&last, round + CHUNK as u32, "the copy")?;
         rig.blocked("a wait for the CPU to clear what was copied")?;
@@ -336,7 +339,7 @@ fn order(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// Words to wait for, by how the condition compares: what blocks, what passes.
+/// Waits: the condition, its operand, words that block, and words that pass.
 fn cases(ones: u64) -> [(Condition, u64, Vec<u64>, Vec<u64>); 7] {
     let top = ones ^ (ones >> 1);
     [
@@ -380,7 +383,7 @@ const VALUES: [u64; 5] = [
     0x8000_0000_0000_0001,
     0x7fff_ffff_7fff_ffff,
 ];
-/// What stands beside the words that are written.
+/// The value of the neighbours of the written words.
 const BESIDE: u64 = 0x5a5a_a5a5_c3c3_3c3c;
 
 fn writes(rig: &mut Rig, wide: bool) -> Result<()> {
@@ -399,7 +402,7 @@ fn writes(rig: &mut Rig, wide: bool) -> Result<()> {
     Ok(())
 }
 
-/// The bytes are those at the time of the call, whatever becomes of their source.
+/// An inline copy has the bytes at the time of the call, even if their source changes later.
 fn copies(rig: &mut Rig) -> Result<()> {
     for (i, len) in [4, 8, 12, 20, 64, 100, 256].into_iter().enumerate() {
         let at = 4 * (i + 1);
@@ -426,7 +429,7 @@ fn copies(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// A reader that sees a word's new value also sees the values written before it.
+/// A reader that observes a word's new value also observes earlier writes.
 fn fences(rig: &mut Rig) -> Result<()> {
     let (before, after) = (rig.word32(0)?, rig.word32(32)?);
     for round in 1..=rig.iterations {
@@ -441,7 +444,8 @@ fn fences(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// In pieces, in order: each word is written twice, and a wait in the middle holds the rest.
+/// A list that is split into several submissions keeps its order: it writes each word twice, and a
+/// wait in the middle holds back the second half.
 fn long_list(rig: &mut Rig) -> Result<()> {
     let words: Vec<Word32> = (0..LONG)
         .map(|i| rig.word32(i + 1))
@@ -476,7 +480,7 @@ fn flushes(rig: &mut Rig) -> Result<()> {
         rig.post(&list).context("enqueueing a flush")?;
         rig.blocked("a wait that flushes")?;
         signal.store(round)?;
-        rig.until(&done, round, "what is behind a flush")?;
+        rig.until(&done, round, "the write after a flush")?;
     }
     Ok(())
 }
@@ -487,7 +491,7 @@ mod tests {
     use gdsync::internals::Width;
 
     #[test]
-    fn the_cases_are_what_the_conditions_say() {
+    fn cases_agree_with_the_conditions() {
         for width in [Width::Bits32, Width::Bits64] {
             for (condition, value, blocking, passing) in cases(width.all()) {
                 let holds = |word| condition.holds(width, word, value, width.all());

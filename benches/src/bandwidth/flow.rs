@@ -1,5 +1,5 @@
-//! The flow of large messages: what each layer posts, by the CPU or on a stream, with a bounded
-//! number in flight.
+//! The flow of large messages: the operations that each layer posts, by the CPU or on a stream,
+//! with a bounded number in flight.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use mp::{Memory, Request};
 
 use super::{Options, Poster};
 use crate::endpoint::{Endpoint, Made, Names, exchange_memory};
-use crate::gate::well;
+use crate::gate::check_qp;
 use crate::rank::Rank;
 
-/// Entries of each queue of gdsync's.
+/// Entries of each queue of gdsync.
 const QUEUE: u32 = 64;
-/// The tag of all messages of mp's.
+/// The tag of all messages of mp.
 const TAG: u32 = 1;
 
 /// A layer through which rank 0 fills rank 1's slots.
@@ -114,9 +114,9 @@ impl Flow for Writes<'_> {
         fly(self, rank, [messages, depth], Self::post, Self::wait)?;
         if self.poster == Poster::Stream {
             let done = self.endpoint.stream.synchronize(rank.left())?;
-            ensure!(done, "the time limit passed");
+            ensure!(done, "the time limit expired");
         }
-        well(self.qp.error())
+        check_qp(self.qp.error())
     }
 
     fn finish(&mut self, rank: &Rank) -> Result<()> {

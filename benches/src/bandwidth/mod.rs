@@ -160,7 +160,7 @@ impl Job for Options {
             depth: self.depth,
             endpoint: &endpoint,
         };
-        // Neither rank continues before the memory has the contents that the end is compared with.
+        // Neither rank continues before the memory has its initial contents.
         for tag in [WARM_UP, MEASURED] {
             for side in &mut sides {
                 if rank.number == 0 {

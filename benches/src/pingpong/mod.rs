@@ -284,7 +284,7 @@ fn measure(
             sheet.enqueue += batch.enqueue.as_nanos() as f64;
             sheet.operations += batch.operations;
             if rank.number == 0 {
-                rank.tell(Note::Progress(n));
+                rank.report_note(Note::Progress(n));
             }
         }
         left -= n;
@@ -335,7 +335,7 @@ impl Benchmark for Options {
         ensure!(!self.sizes.is_empty(), "no sizes");
         let screen = show::Screen::new(self.work());
         let (mut header, mut sizes) = (None, Vec::new());
-        let mut hear = |_, note| match note {
+        let mut progress = |_, note| match note {
             Note::Progress(n) => screen.progress(n),
             Note::Part(value) => match serde_json::from_value(value) {
                 Ok(Part::Header(h)) => {
@@ -350,7 +350,7 @@ impl Benchmark for Options {
             },
             _ => {}
         };
-        let results = world::run(self.ranks(), self, limit, &mut hear);
+        let results = world::run(self.ranks(), self, limit, &mut progress);
         screen.clear();
         if header.is_none() && results.is_ok() && self.launched {
             // The other rank has all figures.

@@ -118,7 +118,7 @@ mod tests {
     use crate::stats::Samples;
 
     #[test]
-    fn every_curve_is_drawn_also_through_one_point() {
+    fn every_curve_is_drawn_even_with_one_point() {
         for sizes in [vec![8], vec![8, 4096, 1 << 20]] {
             let rows = sizes.iter().map(|&size| {
                 let mut samples = Samples::default();

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_stream_was_given_does_not_count() {
+    fn operations_of_another_stream_do_not_count() {
         let both = lines(&format!(
             "{MEMOPS}\n{}",
             MEMOPS.replace("stream 3", "stream 4")
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_without_every_doorbell_is_refused() {
+    fn trace_without_every_doorbell_is_an_error() {
         assert!(Trace::of(&lines(MEMOPS), 3, 3, Layer::Gdsync).is_err());
         assert!(Trace::of(&lines(MEMOPS), 3, 3, Layer::Mp).is_err());
         assert!(Trace::of(&lines(MEMOPS), 3, 1, Layer::Gdsync).is_err());

@@ -25,7 +25,7 @@ use crate::rank::Rank;
 /// Most round trips of a batch. With up to four submissions each, and one round to get going, it
 /// fits in a stream of 1024.
 const BATCH: u64 = 200;
-/// With messages of mp's, of which a large one is up to eight submissions in each direction.
+/// The same with messages of mp: a large one is up to eight submissions in each direction.
 const BATCH_MP: u64 = 64;
 /// Round trips before the measurement of a size.
 pub const WARM_UP: u64 = 20;
@@ -139,7 +139,7 @@ impl<'e> Player<'e> {
         })
     }
 
-    /// Barrier: returns once no rank needs the other's NIC any more.
+    /// Barrier: returns when no rank needs the other's NIC any more.
     pub fn finish(&mut self, rank: &mut Rank) -> Result<()> {
         self.wire.finish(rank.left())?;
         rank.link.barrier()
@@ -192,7 +192,7 @@ impl<'e> Player<'e> {
             turn = turn.stamp(&self.stamps.0, 8 * i);
         }
         // SAFETY: the regions live as long as the player, which is dropped after the stream is
-        // done or when the process gives up; payloads are only read by this kernel and the NIC.
+        // done or when the process fails; payloads are only read by this kernel and the NIC.
         unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
     }
 

@@ -196,7 +196,7 @@ mod tests {
     use crate::stats::Samples;
 
     #[test]
-    fn a_row_has_a_cell_under_every_head() {
+    fn row_has_a_cell_for_every_column() {
         let mut samples = Samples::default();
         samples.record(2000);
         let row = Row {
@@ -216,12 +216,12 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_is_understood() {
+    fn template_of_the_bar_is_valid() {
         assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
     }
 
     #[test]
-    fn shares_are_of_the_time_behind_the_gate() {
+    fn shares_are_relative_to_the_time_behind_the_gate() {
         let cpu = CpuTimes {
             gated_ns: 1_000_000,
             application_ns: 5_000,

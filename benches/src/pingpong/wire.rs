@@ -10,12 +10,12 @@ use mp::{Memory, Slice};
 
 use super::{Operation, Options};
 use crate::endpoint::{Endpoint, Made, Names, exchange_memory};
-use crate::gate::well;
+use crate::gate::check_qp;
 use crate::rank::Rank;
 
-/// Entries of each queue of gdsync's: more than a batch, so that one batch never waits for room.
+/// Entries of each queue of gdsync: more than a batch, so that one batch never waits for room.
 const QUEUE: u32 = 512;
-/// The tag of all messages of mp's.
+/// The tag of all messages of mp.
 const TAG: u32 = 1;
 
 /// A layer that carries messages.
@@ -120,7 +120,7 @@ impl Wire for Requests<'_> {
     }
 
     fn check(&mut self) -> Result<()> {
-        well(self.qp.error())
+        check_qp(self.qp.error())
     }
 
     fn finish(&mut self, limit: Duration) -> Result<()> {
@@ -141,7 +141,7 @@ pub struct Messages<'e> {
     arriving: Memory,
     peer: u32,
     made: Made,
-    /// What is sent and received in this batch.
+    /// The sends and receives of this batch.
     slices: Option<(Slice, Slice)>,
 }
 

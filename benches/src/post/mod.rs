@@ -99,8 +99,8 @@ impl Method {
         }
     }
 
-    /// Memory operations that a call should be where each is possible: record and doorbell once
-    /// for all sends in a row. For waits it depends on how far the queues are.
+    /// Expected memory operations of a call, if all are possible: record and doorbell once for all
+    /// consecutive sends. For waits the number depends on the positions of the queues.
     fn operations(self) -> Option<usize> {
         match self {
             Method::Single | Method::Sends => Some(2),
@@ -248,7 +248,7 @@ impl Bench {
     fn rows(&mut self, bursts: u64) -> Result<Vec<Row>> {
         let measured = Method::ALL.map(|method| self.measure(method, bursts));
         let mut rows = measured.into_iter().collect::<Result<Vec<Row>>>()?;
-        // Tracing has a cost, so it comes last.
+        // Tracing has a cost, so it is last.
         for (method, row) in Method::ALL.into_iter().zip(&mut rows) {
             row.operations = self.operations(method)?;
             if row.operations != method.operations() {
@@ -320,8 +320,8 @@ impl Bench {
         Ok(Some(start.elapsed()))
     }
 
-    /// How many memory operations one call becomes, by the trace of one; `None` if it is
-    /// something else, or several submissions.
+    /// Number of memory operations of one call, from the trace of one; `None` if the call has other
+    /// operations, or several submissions.
     fn operations(&mut self, method: Method) -> Result<Option<usize>> {
         self.rig.endpoint.gpu.capture_trace();
         let posted = self.calls(method, method.requests());
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_submission_of_memory_operations_is_comparable() {
+    fn only_a_single_submission_of_memory_operations_is_comparable() {
         assert_eq!(
             operations_of(&lines("stream 3: 2 operations, write32, write64")),
             Some(2)

@@ -20,8 +20,8 @@ use crate::options::Layer;
 use crate::pattern;
 use crate::stats::Samples;
 
-/// Messages of a burst: fewer than the kernels that a soft GPU makes no new memory for, and than
-/// a stream of CUDA takes submissions: a message is two, and as many bare calls join them.
+/// Messages of a burst. A soft GPU allocates no memory for so few kernels. A stream of CUDA accepts
+/// their submissions: two for each message, and as many for the bare calls.
 const BURST: usize = 48;
 /// Blocks of each send queue, of which a message takes two.
 const QUEUE: u32 = 128;
@@ -234,7 +234,7 @@ impl Bench {
     }
 
     /// The memory operations of every submission of a burst of sends, by their trace; none if
-    /// some are something else. Tracing costs, so this comes last.
+    /// some are something else. Tracing has a cost, so this is last.
     fn operations(&mut self) -> Result<Vec<usize>> {
         self.receiver.receive(0)?;
         self.sender.gate.close(&self.sender.stream)?;

@@ -27,8 +27,7 @@ use crate::table::Table;
 const MOST: f64 = 1.10;
 /// Requests of a burst that the CPU posts: the NIC works at the same time, so the burst is short.
 const CPU_BURST: usize = 128;
-/// Requests of a burst of which each is waited for: behind the gate that takes as many turns of
-/// stream and NIC.
+/// Requests of a burst with a wait for each: behind the gate, stream and NIC alternate as often.
 const WAITED_BURST: usize = 64;
 
 /// Options of `mpbench providers`.
@@ -299,24 +298,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_the_one_in_the_middle() {
+    fn median_is_the_middle_value() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![7.0]), 7.0);
         assert!(median(Vec::new()).is_nan());
     }
 
     #[test]
-    fn threads_stay_where_their_maker_stays() {
-        let maker = std::thread::spawn(|| {
+    fn threads_inherit_the_pinning_of_their_creator() {
+        let creator = std::thread::spawn(|| {
             stay().unwrap();
             let parallel = || std::thread::available_parallelism().unwrap().get();
             [parallel(), std::thread::spawn(parallel).join().unwrap()]
         });
-        assert_eq!(maker.join().unwrap(), [1, 1]);
+        assert_eq!(creator.join().unwrap(), [1, 1]);
     }
 
     #[test]
-    fn time_that_others_take_is_not_this_threads() {
+    fn processor_time_excludes_sleep() {
         let ((), took) = timed(|| std::thread::sleep(Duration::from_millis(30)));
         assert!(took.wall >= Duration::from_millis(30), "{took:?}");
         assert!(took.cpu < took.wall, "{took:?}");

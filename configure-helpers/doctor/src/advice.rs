@@ -81,7 +81,7 @@ fn driver(report: &Report, list: &mut List) {
                         "libcuda.so.1, though the kernel driver of the GPU at {} is loaded",
                         gpu.address
                     ),
-                    "install the user part of the driver of the same version (Debian: apt-get \
+                    "install the user-space part of the driver, of the same version (Debian: apt-get \
                  install libcuda1); in a container, start it with --gpus all"
                         .to_owned(),
                 ),
@@ -89,7 +89,7 @@ fn driver(report: &Report, list: &mut List) {
                     format!("the driver of the NVIDIA GPU at {}", gpu.address),
                     "install it (Debian: apt-get install nvidia-open from NVIDIA's repository, or \
                  nvidia-driver), then modprobe nvidia; in a container, install it on the host \
-                 and start with --gpus all"
+                 and start the container with --gpus all"
                         .to_owned(),
                 ),
             }
@@ -102,7 +102,7 @@ fn driver(report: &Report, list: &mut List) {
         ),
         (State::Opened { .. }, Some(trouble), _) => (
             format!(
-                "success of {}: {} ({})",
+                "a working CUDA driver: {} returned {} ({})",
                 trouble.call, trouble.name, trouble.code
             ),
             remedy_of(report, CudaResult(trouble.code)),
@@ -111,9 +111,10 @@ fn driver(report: &Report, list: &mut List) {
             format!("a newer driver: this is {why}"),
             "update the NVIDIA driver to 525 or later".to_owned(),
         ),
-        (State::Opened { .. }, None, None) if cuda.gpus.is_empty() => {
-            ("a GPU that the driver knows".to_owned(), no_device(report))
-        }
+        (State::Opened { .. }, None, None) if cuda.gpus.is_empty() => (
+            "a GPU that the driver reports".to_owned(),
+            no_device(report),
+        ),
         (State::Opened { .. }, None, None) => return,
     };
     list.add(CUDA, missing, remedy);
@@ -124,48 +125,50 @@ fn no_device(report: &Report) -> String {
         return format!("unset CUDA_VISIBLE_DEVICES, which is {visible:?}");
     }
     if report.system.nvidia.is_none() && report.system.of(PciKind::NvidiaGpu).next().is_none() {
-        return "none: there is no NVIDIA GPU, and the software GPU serves".into();
+        return "none: there is no NVIDIA GPU, and gdsync uses the software GPU".into();
     }
     match &report.system.nvidiactl {
-        Access::Absent => "nvidia-modprobe -c 0 -u makes the device files; in a container, start \
-                           it with --gpus all"
+        Access::Absent => "run nvidia-modprobe -c 0 -u, which creates the device files; in a \
+                           container, start it with --gpus all"
             .into(),
-        Access::Refused(why) => format!("access to /dev/nvidiactl ({why}): run as its group"),
-        Access::Granted => "look at dmesg and nvidia-smi: the kernel driver gave the GPU up".into(),
+        Access::Refused(why) => format!("add the user to the group of /dev/nvidiactl ({why})"),
+        Access::Granted => {
+            "read dmesg and nvidia-smi: the kernel driver does not offer the GPU".into()
+        }
     }
 }
 
 fn remedy_of(report: &Report, code: CudaResult) -> String {
     match code {
         CudaResult::NO_DEVICE | CudaResult::INVALID_DEVICE => no_device(report),
-        CudaResult::STUB_LIBRARY => "take the toolkit's folder of stubs out of LD_LIBRARY_PATH, \
+        CudaResult::STUB_LIBRARY => "remove the toolkit's folder of stubs from LD_LIBRARY_PATH, \
                                      or name the driver's own library by GDS_CUDA_LIB"
             .into(),
         CudaResult::SYSTEM_NOT_READY => {
-            "systemctl start nvidia-fabricmanager, of the driver's version".into()
+            "systemctl start nvidia-fabricmanager; its version must be the driver's".into()
         }
         CudaResult::SYSTEM_DRIVER_MISMATCH => "libcuda and the kernel driver are of different \
-                                               versions: reboot after an update, or take the \
-                                               other libcuda out of LD_LIBRARY_PATH"
+                                               versions: reboot after an update, or remove the \
+                                               other libcuda from LD_LIBRARY_PATH"
             .into(),
         CudaResult::COMPAT_NOT_SUPPORTED_ON_DEVICE => {
-            "take the CUDA compatibility package out of LD_LIBRARY_PATH, or update the driver"
+            "remove the CUDA compatibility package from LD_LIBRARY_PATH, or update the driver"
                 .into()
         }
         CudaResult::OPERATING_SYSTEM | CudaResult::UNKNOWN
             if report.system.nvidia_uvm != Access::Granted =>
         {
-            "nvidia-modprobe -c 0 -u, which loads nvidia-uvm and makes /dev/nvidia-uvm; in a \
+            "run nvidia-modprobe -c 0 -u, which loads nvidia-uvm and creates /dev/nvidia-uvm; in a \
              container, start it with --gpus all"
                 .into()
         }
-        _ => "look at dmesg for lines of NVRM, and at nvidia-smi; a reset or reboot clears a GPU \
+        _ => "read the lines of NVRM in dmesg, and nvidia-smi; a reset or a reboot restores a GPU \
               that is lost"
             .into(),
     }
 }
 
-/// The GPUs of which `lacks` is true, by name; none if there are none.
+/// The names of the GPUs for which `lacks` is true; `None` if it is true for none.
 fn those(report: &Report, lacks: impl Fn(&Gpu) -> bool) -> Option<String> {
     let named = |gpu: &Gpu| format!("GPU {} ({})", gpu.index, gpu.name);
     let gpus = report.cuda.gpus.iter().filter(|gpu| lacks(gpu));
@@ -178,7 +181,7 @@ fn about_gpus(report: &Report, list: &mut List) {
     if let Some(gpus) = those(report, prohibited) {
         list.add(
             CUDA,
-            format!("permission to make contexts on {gpus}"),
+            format!("permission to create contexts on {gpus}"),
             "nvidia-smi -i INDEX -c DEFAULT, as root",
         );
     }
@@ -187,8 +190,8 @@ fn about_gpus(report: &Report, list: &mut List) {
         list.add(
             "memory that is allocated and freed while streams wait",
             format!(
-                "permission to make a second context on {gpus}, whose compute mode is \
-                 EXCLUSIVE_PROCESS: one process at a time can use it, and its memory calls stand \
+                "permission to create a second context on {gpus}, whose compute mode is \
+                 EXCLUSIVE_PROCESS: one process at a time can use it, and its memory calls block \
                  behind waits of streams"
             ),
             "nvidia-smi -i INDEX -c DEFAULT, as root",
@@ -201,7 +204,7 @@ fn about_gpus(report: &Report, list: &mut List) {
         list.add(
             "a GPU for each rank",
             cost,
-            "GPUs that are visible to all ranks, or fewer ranks",
+            "make more GPUs visible to the ranks, or start fewer ranks",
         );
     }
     let unusable = |gpu: &Gpu| gpu.refusal.is_some() && !prohibited(gpu);
@@ -209,33 +212,33 @@ fn about_gpus(report: &Report, list: &mut List) {
         list.add(
             CUDA,
             format!(
-                "compute capability 7.0, 64-bit memory operations and memory that is mapped \
+                "compute capability 7.0, 64-bit memory operations and mappable memory \
                  (cuMemCreate), of {gpus}"
             ),
-            "name another GPU by GDS_GPU=cuda:INDEX, or take the software GPU by GDS_GPU=soft",
+            "choose another GPU by GDS_GPU=cuda:INDEX, or the software GPU by GDS_GPU=soft",
         );
     }
     if let Some(gpus) = those(report, |gpu| !gpu.memory_operations.nor) {
         list.add(
             "waits for completions",
             format!("NOR waits of {gpus}"),
-            "none: waits for one clear bit become comparisons of the sign bit, and others are \
-             refused",
+            "none: gdsync compares the sign bit to wait for one clear bit, and refuses other NOR \
+             waits",
         );
     }
     if let Some(gpus) = those(report, |gpu| !gpu.virtual_memory || !gpu.posix_fd) {
         list.add(
             "memory that outlives the process that exported it",
             format!("memory that can be exported as a file descriptor, of {gpus}"),
-            "update the driver; some virtual GPUs never have it, and share memory by CUDA IPC",
+            "update the driver; some virtual GPUs do not support it and share memory by CUDA IPC",
         );
     }
     let unordered = |gpu: &Gpu| !gpu.caps.ordered_writes && !gpu.caps.flush;
     if let Some(gpus) = those(report, unordered) {
         list.physical(
-format!("order or flushes of what a NIC writes to {gpus}"),
-            "receive payload that streams consume into pinned host memory where latency counts: each \
-             flush takes a turn of the CPU's or of the NIC's",
+            format!("NIC writes in order, or streams that flush them, on {gpus}"),
+            "if latency matters, receive payload for streams into pinned host memory: each flush \
+             needs the CPU or a READ by the NIC",
         );
     }
     if report.rdma.devices.is_empty() {
@@ -244,7 +247,7 @@ format!("order or flushes of what a NIC writes to {gpus}"),
     if let Some(gpus) = those(report, |gpu| !gpu.gpudirect_rdma) {
         list.physical(
             format!("GPUDirect RDMA of {gpus}"),
-            "none on such a model: payload goes through pinned host memory",
+            "none on this model: payload goes through pinned host memory",
         );
     }
     let unexported = |gpu: &Gpu| gpu.gpudirect_rdma && !gpu.dma_buf && !report.system.peermem;
@@ -269,7 +272,7 @@ fn waits(report: &Report, list: &mut List) {
         list.add(
             WAITS,
             format!(
-                "a CUDA_DEVICE_MAX_CONNECTIONS that CUDA understands: it is {:?}",
+                "a valid CUDA_DEVICE_MAX_CONNECTIONS: it is {:?}",
                 channels.variable.as_deref().unwrap_or_default()
             ),
             format!("set it to a number from 1 to {}", Channels::MOST),
@@ -278,11 +281,12 @@ fn waits(report: &Report, list: &mut List) {
         list.add(
             WAITS,
             format!(
-                "hardware channels for more than {} at a time",
+                "hardware channels for more than {} waiting streams",
                 channels.waiting
             ),
             format!(
-                "export CUDA_DEVICE_MAX_CONNECTIONS={} before the program starts, for {}",
+                "export CUDA_DEVICE_MAX_CONNECTIONS={} before the program starts: {} streams can \
+                 then wait",
                 Channels::MOST,
                 Channels::MOST - 2
             ),
@@ -291,8 +295,8 @@ fn waits(report: &Report, list: &mut List) {
     if !matches!(report.cuda.module_loading.as_deref(), Some("EAGER")) {
         list.add(
             WAITS,
-            "eager loading of kernels: one that is first launched while a stream waits is loaded \
-             then, and may stand behind that wait for good",
+            "eager loading of kernels: a kernel that is first launched while a stream waits is \
+             loaded at that moment, and the load may block until that wait ends",
             "export CUDA_MODULE_LOADING=EAGER, or launch each of your kernels once before the \
              first wait (gdsync loads its own eagerly)",
         );
@@ -331,7 +335,7 @@ fn gdrcopy(report: &Report, list: &mut List) {
             "modprobe gdrdrv (NVIDIA's repository: apt-get install gdrdrv-dkms), on the host",
         ),
         (_, Access::Granted) => (
-            "a gdrdrv that the library gets on with",
+            "a gdrdrv that is compatible with the library",
             "install libgdrapi and gdrdrv of one version, then modprobe -r gdrdrv and modprobe \
              gdrdrv",
         ),
@@ -352,7 +356,7 @@ fn verbs(report: &Report, list: &mut List) {
             if rdma.ib_core || report.system.loadable_modules {
                 "modprobe mlx5_ib; in a container, on the host"
             } else {
-                "a kernel with the driver mlx5_ib: this one loads no modules"
+                "boot a kernel with the driver mlx5_ib: this one cannot load modules"
             },
         );
         return;
@@ -377,8 +381,8 @@ fn verbs(report: &Report, list: &mut List) {
     if let Limit::Bytes(bytes) = report.system.memlock {
         list.physical(
             format!("permission to lock more memory than {} KiB", bytes / 1024),
-            "ulimit -l unlimited; for good, \"* - memlock unlimited\" in \
-             /etc/security/limits.conf, or LimitMEMLOCK=infinity in the service",
+            "ulimit -l unlimited; permanently, \"* - memlock unlimited\" in \
+             /etc/security/limits.conf, or LimitMEMLOCK=infinity in the systemd unit",
         );
     }
 }
@@ -402,10 +406,10 @@ fn about_device(device: &Device, list: &mut List) {
     }
     for port in &device.ports {
         let remedy = match (port.physical.as_str(), port.link.as_str()) {
-            ("LinkUp", "InfiniBand") => "start a subnet manager: opensm, or the switch's own",
-            ("LinkUp", _) => "ip link set its network interface up",
-            ("Disabled", _) => "enable the port: ip link set its network interface up",
-            _ => "look at cable, transceiver and switch port",
+            ("LinkUp", "InfiniBand") => "start a subnet manager: opensm, or the one in the switch",
+            ("LinkUp", _) => "ip link set INTERFACE up",
+            ("Disabled", _) => "enable the port: ip link set INTERFACE up",
+            _ => "check the cable, the transceiver and the switch port",
         };
         list.physical(
             format!(
@@ -422,7 +426,8 @@ fn gpu_with_nic(report: &Report, list: &mut List) {
     let nvidia = report.system.nvidia.as_ref();
     if mlx5 && !nvidia.is_some_and(|nvidia| nvidia.peer_mapping_override) {
         list.physical(
-"permission for the GPU to ring a NIC (PeerMappingOverride), which only root has without it",
+            "permission for the GPU to write a NIC's doorbells (PeerMappingOverride): without it, \
+             only root may let the GPU do so",
             "echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' > \
              /etc/modprobe.d/gdsync.conf, update-initramfs -u, reboot",
         );
@@ -434,8 +439,8 @@ fn gpu_with_nic(report: &Report, list: &mut List) {
         let nics = report.rdma.devices.iter().any(|d| translated(&d.iommu));
         if nics || report.cuda.gpus.iter().any(|gpu| translated(&gpu.iommu)) {
             list.physical(
-                "a direct way between GPU and NIC: the IOMMU translates, so traffic goes through \
-                 the root complex, or fails",
+                "a direct path between GPU and NIC: the IOMMU translates addresses, so traffic \
+                 goes through the root complex, or fails",
                 "add iommu=pt to the kernel's command line",
             );
         }

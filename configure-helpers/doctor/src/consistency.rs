@@ -17,7 +17,7 @@ pub(crate) fn policy(report: &Report) -> Use {
     let said = said(report, variable.name);
     let set = format!("{}={said}", variable.name);
     let Some((_, wish)) = variable.meaning(said) else {
-        return Use::new(PAYLOAD, ERROR, format!("{set}, and {}", variable.known()));
+        return Use::new(PAYLOAD, ERROR, format!("{set}, but {}", variable.known()));
     };
     let kept = Consistency::restrict_to(wish, caps).and_then(|caps| {
         // Every NIC that is not virtual supports READ.
@@ -25,23 +25,32 @@ pub(crate) fn policy(report: &Report) -> Use {
     });
     let (choice, why) = match kept {
         Err(_) => {
-            return Use::new(PAYLOAD, ERROR, format!("{set}, which {whose} cannot keep"));
+            return Use::new(
+                PAYLOAD,
+                ERROR,
+                format!("{set}, which {whose} does not support"),
+            );
         }
         Ok(Consistency::Ordered) => (
-            "nothing: the GPU sees a NIC's writes in their order",
-            format!("{whose} promises it"),
+            "nothing: NIC writes reach the GPU in order",
+            format!("{whose} guarantees the order"),
         ),
         Ok(Consistency::Flush) => (
             "waits that flush",
-            format!("streams of {whose} can, and no order is promised"),
+            format!("streams of {whose} can flush, and the order of NIC writes is not guaranteed"),
         ),
         Ok(Consistency::HostFlag) => (
-            "flushes by the CPU: a stream asks for one behind its wait, by a word",
-            format!("{whose} promises no order, and its streams cannot flush"),
+            "flushes by the CPU: after its wait, a stream writes a word that requests one",
+            format!(
+                "{whose} does not guarantee the order of NIC writes, and its streams cannot flush"
+            ),
         ),
         Ok(_) => (
-            "READs by the NIC: a stream rings for one behind its wait",
-            format!("{whose} promises no order, and neither its streams nor the CPU can flush"),
+            "READs by the NIC: after its wait, a stream writes the doorbell of a READ",
+            format!(
+                "{whose} does not guarantee the order of NIC writes, and neither its streams nor \
+                 the CPU can flush"
+            ),
         ),
     };
     Use::new(PAYLOAD, choice, if wish.is_some() { set } else { why })

@@ -104,7 +104,8 @@ pub struct Gpu {
     pub writes_ordering: i32,
     /// Whether `cuFlushGPUDirectRDMAWrites` works.
     pub host_flush: bool,
-    /// The policy that makes payload from a NIC visible to the stream that saw the completion.
+    /// The policy that makes payload from a NIC visible to the stream that waited for the
+    /// completion.
     pub consistency: &'static str,
     /// The same in a sentence.
     #[serde(skip)]
@@ -148,30 +149,30 @@ pub struct MemoryOperations {
     pub flush: bool,
 }
 
-/// The policy that makes payload from a NIC visible to the stream that saw the completion: as one
-/// word, and as a sentence.
+/// The policy that makes payload from a NIC visible to the stream that waited for the completion:
+/// as one word, and as a sentence.
 fn consistency(caps: &Caps, ordering: i32) -> (&'static str, &'static str) {
     let for_all = ordering >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES as i32;
     match Consistency::choose(MemoryKind::Device, caps, true) {
         Ok(Consistency::Ordered) if for_all => (
             "ordered_for_all",
-            "none needed: NIC writes reach this and every other GPU in order, so a stream that saw the completion sees the payload",
+            "none needed: NIC writes reach this and every other GPU in order, so a stream that waited for the completion reads the payload",
         ),
         Ok(Consistency::Ordered) => (
             "ordered_for_owner",
-            "none needed on this GPU: NIC writes reach it in order, so a stream that saw the completion sees the payload; other GPUs that read it may not",
+            "none needed on this GPU: NIC writes reach it in order, so a stream that waited for the completion reads the payload; other GPUs may read older bytes",
         ),
         Ok(Consistency::Flush) => (
             "flush_by_stream",
-            "flush: NIC writes may arrive out of order, so each wait for payload flushes, on the stream",
+            "flush: NIC writes may arrive out of order, so each wait for payload flushes on the stream",
         ),
         Ok(Consistency::HostFlag) => (
             "flush_by_host",
-            "flush by the CPU: NIC writes may arrive out of order and streams cannot flush, so behind each wait for payload a stream asks the CPU, and waits for its answer",
+            "flush by the CPU: NIC writes may arrive out of order and streams cannot flush, so after each wait for payload a stream requests a flush by the CPU, and waits until it is done",
         ),
         _ => (
             "read_by_nic",
-            "READs by the NIC: NIC writes may arrive out of order and nothing flushes them, so behind each wait for payload the NIC reads a word of the GPU, which pushes them, and the stream waits for that",
+            "READs by the NIC: NIC writes may arrive out of order and neither streams nor the CPU can flush them, so after each wait for payload the NIC READs a word of GPU memory, which makes earlier writes visible, and the stream waits for the READ",
         ),
     }
 }
@@ -292,9 +293,9 @@ impl Driver {
         let code = unsafe { (self.table.cuDeviceTotalMem_v2)(&mut memory, device) };
         self.check("cuDeviceTotalMem_v2", code)?;
 
-        let ask = |attribute| self.attribute(device, attribute);
-        let has = |attribute| ask(attribute) == Some(1);
-        let number = |attribute| ask(attribute).unwrap_or(0);
+        let query = |attribute| self.attribute(device, attribute);
+        let has = |attribute| query(attribute) == Some(1);
+        let number = |attribute| query(attribute).unwrap_or(0);
         let caps = cuda_caps(&self.table, device);
         let ordering = number(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
         let (consistency, flush_policy) = consistency(&caps, ordering);
@@ -316,7 +317,7 @@ impl Driver {
                     // SAFETY: writes at most `len` bytes to `at`, ended by NUL.
                     unsafe { (self.table.cuDeviceGetName)(at, len, device) }
                 })
-                .unwrap_or_else(|| "a GPU without a name".to_owned()),
+                .unwrap_or_else(|| "unnamed GPU".to_owned()),
             uuid: self.uuid(device),
             compute_capability,
             memory: memory as u64,
@@ -404,7 +405,7 @@ mod tests {
     use gdsync::decide::SOFT_CAPS;
 
     #[test]
-    fn channels_are_what_cuda_makes_of_the_variable() {
+    fn channel_count_follows_the_rules_of_cuda_for_the_variable() {
         let of = |value: Option<&str>| {
             let channels = Channels::from(value.map(str::to_owned));
             (channels.count, channels.understood, channels.waiting)
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn order_is_for_one_gpu_or_for_all() {
+    fn consistency_is_ordered_for_the_owner_or_for_all_gpus() {
         let said = |ordering: i32, flush| {
             let caps = SOFT_CAPS.ordered_writes(ordering >= 100).flush(flush);
             (

@@ -38,7 +38,7 @@ pub(crate) fn conclude(report: &Report) -> Vec<Failure> {
             all.push(Failure {
                 failed: format!("{name}={path}: {state}"),
                 remedy: format!(
-                    "name a library that is here, or unset {name}: gdsync then opens {soname}"
+                    "name a library that is present, or unset {name}: gdsync then opens {soname}"
                 ),
             });
         }

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_behind_a_soname_is_found_among_its_namesakes() {
+    fn mapped_file_is_found_by_its_soname() {
         let maps = "\
 7f00-7f01 r-xp 00000000 08:01 1    /usr/lib/libcudart.so.13.0.96
 7f02-7f03 r--p 00000000 08:01 2    /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05
@@ -172,11 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn several_names_are_listed_and_the_last_reason_is_said() {
-        let tried = ["a.so.2: gone", "a.so.1: gone too"].map(String::from);
+    fn absent_library_lists_all_names_and_the_last_reason() {
+        let tried = ["a.so.2: not found", "a.so.1: not found either"].map(String::from);
         let state = State::Absent {
             tried: tried.to_vec(),
         };
-        assert_eq!(state.to_string(), "absent: a.so.2, a.so.1: gone too");
+        assert_eq!(
+            state.to_string(),
+            "absent: a.so.2, a.so.1: not found either"
+        );
     }
 }

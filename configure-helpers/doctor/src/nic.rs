@@ -1,6 +1,6 @@
-//! Which NIC programs would be given, driven by whom, and why not by another: gdsync's choice among
-//! the devices that this machine's facts let it use. Only whether the GPU's driver lets it reach a
-//! doorbell shows when a NIC is opened.
+//! The NIC that programs would use, its provider, and the reasons against the others: gdsync's
+//! choice, made from the facts of this machine. One fact is missing here, because it is known only
+//! after a NIC is opened: whether the GPU's driver maps the doorbell.
 
 use crate::Report;
 use crate::library::State;
@@ -14,11 +14,11 @@ use mp::WordOrder;
 /// The provider that the library would use, and its NIC.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Driven<'a> {
-    /// By libmlx5; streams ring it.
+    /// By libmlx5; streams write its doorbells.
     Mlx5(&'a Device),
     /// By libibverbs and a CPU thread.
     Verbs(&'a Device),
-    /// The virtual one.
+    /// The virtual ConnectX.
     Emulated,
     /// Opening a device is an error.
     Nothing,
@@ -44,13 +44,13 @@ fn decide(report: &Report) -> Result<(Driven<'_>, String), String> {
     let said = set(known.name).unwrap_or("auto");
     let because = format!("{}={said}", known.name);
     match known.meaning(said) {
-        None => return Err(format!("{because}, and {}", known.known())),
+        None => return Err(format!("{because}, but {}", known.known())),
         Some((_, Provider::Auto)) => {}
         Some((_, Provider::Emulated)) => return Ok((Driven::Emulated, because)),
         Some((_, provider)) => {
             return match attempt(provider) {
                 Ok(driven) => Ok((driven, because)),
-                Err(why) => Err(format!("{because}, and {why}")),
+                Err(why) => Err(format!("{because}, but {why}")),
             };
         }
     }
@@ -60,7 +60,7 @@ fn decide(report: &Report) -> Result<(Driven<'_>, String), String> {
     let said = named.is_some() || index.is_some();
     let found = first_that_works(said, &mut passed_over, attempt);
     let found = found.map_err(|why: String| match (named, index) {
-        (None, Some(index)) => format!("GDS_GID_INDEX={index}, and {why}"),
+        (None, Some(index)) => format!("GDS_GID_INDEX={index}, but {why}"),
         _ => why,
     })?;
     let because = passed_over
@@ -69,24 +69,24 @@ fn decide(report: &Report) -> Result<(Driven<'_>, String), String> {
     Ok((found.unwrap_or(Driven::Emulated), because))
 }
 
-/// Why a ConnectX goes before everything else, and when it would not.
+/// The reason to prefer a ConnectX to every other NIC, and the case in which it is not used so.
 fn doorbells(report: &Report) -> String {
     let mapped = report.system.nvidia.as_ref();
     let mapped = mapped.is_some_and(|nvidia| nvidia.peer_mapping_override);
     let why = match (on_cuda(report), mapped) {
-        (false, _) => "streams of the software GPU ring it",
+        (false, _) => "streams of the software GPU can write its doorbells",
         (true, true) => {
-            "the GPU may ring it; where mapping the doorbell fails, a CPU thread drives it"
+            "the GPU may write its doorbells; if mapping them fails, a CPU thread drives it"
         }
         (true, false) => {
-            "root's GPU may ring it (PeerMappingOverride is not set); where mapping the doorbell \
-             fails, a CPU thread drives it"
+            "the GPU may write its doorbells for root (PeerMappingOverride is not set); if mapping \
+             them fails, a CPU thread drives it"
         }
     };
     why.to_owned()
 }
 
-/// The first device that can be used, `direct` or by verbs alone, or why none can.
+/// The first usable device, `direct` or by verbs alone; or the reasons against all of them.
 fn usable<'a>(
     report: &'a Report,
     named: Option<&NicChoice>,
@@ -138,11 +138,13 @@ fn opened(name: &str, state: &State) -> Result<(), String> {
 fn unusable(device: &Device, port: Option<u8>, direct: bool) -> Option<String> {
     let name = &device.name;
     if direct && !device.is_mlx5() {
-        return Some(format!("{name} is no ConnectX"));
+        return Some(format!("{name} is not a ConnectX"));
     }
     match (&device.access, port) {
         (Access::Absent, _) => Some(format!("{name} has no verbs file")),
-        (Access::Refused(why), _) => Some(format!("the verbs file of {name} is refused: {why}")),
+        (Access::Refused(why), _) => Some(format!(
+            "access to the verbs file of {name} is refused: {why}"
+        )),
         (Access::Granted, None) if !device.is_active() => {
             Some(format!("{name} has no active port"))
         }
@@ -158,7 +160,7 @@ fn unusable(device: &Device, port: Option<u8>, direct: bool) -> Option<String> {
     }
 }
 
-/// What would be used that depends on the NIC.
+/// The choices that depend on the NIC.
 pub(crate) fn uses(report: &Report) -> Vec<Use> {
     let (driven, because) = decide(report).unwrap_or_else(|why| (Driven::Nothing, why));
     vec![
@@ -173,8 +175,8 @@ pub(crate) fn uses(report: &Report) -> Vec<Use> {
 
 fn chosen(driven: Driven<'_>, because: String) -> Use {
     let choice = match driven {
-        Driven::Mlx5(device) => format!("mlx5: {}, which streams ring", device.name),
-        Driven::Verbs(device) => format!("verbs: {}, by a CPU thread", device.name),
+        Driven::Mlx5(device) => format!("mlx5: {}, whose doorbells streams write", device.name),
+        Driven::Verbs(device) => format!("verbs: {}, driven by a CPU thread", device.name),
         Driven::Emulated => "emulated: a virtual ConnectX in the process".to_owned(),
         Driven::Nothing => uses::ERROR.to_owned(),
     };
@@ -185,28 +187,28 @@ fn doorbell(report: &Report, driven: Driven<'_>) -> Use {
     let (choice, because) = match (driven, on_cuda(report)) {
         (Driven::Nothing, _) => ("nothing", "there is no NIC"),
         (Driven::Mlx5(_), true) => (
-            "the NIC's register, registered with the GPU's driver",
-            "a ConnectX has its doorbells there",
+            "the NIC's doorbell register, registered with the GPU's driver",
+            "the doorbells of a ConnectX are in a register of the NIC",
         ),
         (Driven::Mlx5(_), false) => (
-            "the NIC's register, in the process",
-            "a ConnectX has its doorbells there",
+            "the NIC's doorbell register, mapped in the process",
+            "the doorbells of a ConnectX are in a register of the NIC",
         ),
         (Driven::Verbs(_), true) => (
             "pinned host memory that the GPU writes",
-            "a CPU thread looks for doorbells there",
+            "a CPU thread reads the doorbells there",
         ),
         (Driven::Verbs(_), false) => (
             "memory of the process",
-            "software GPU and CPU thread share it",
+            "the software GPU and the CPU thread share it",
         ),
         (Driven::Emulated, true) => (
             "pinned host memory that the GPU writes",
-            "the virtual ConnectX looks for its doorbells there",
+            "the virtual ConnectX reads its doorbells there",
         ),
         (Driven::Emulated, false) => (
             "memory of the process",
-            "software GPU and virtual ConnectX share it",
+            "the software GPU and the virtual ConnectX share it",
         ),
     };
     Use::new("doorbell mapping", choice, because)
@@ -216,24 +218,24 @@ fn memory(report: &Report, driven: Driven<'_>) -> Use {
     let (choice, because) = match (driven, on_cuda(report)) {
         (Driven::Emulated | Driven::Nothing, _) => {
             let ready = match rdma_memory_path(report) {
-                RdmaMemory::DmaBuf => "dma-buf is there for one",
-                RdmaMemory::Peermem => "nvidia_peermem is there for one",
+                RdmaMemory::DmaBuf => "dma-buf is available for one",
+                RdmaMemory::Peermem => "nvidia_peermem is available for one",
                 RdmaMemory::No(why) => why,
             };
             ("nothing", format!("no physical NIC would be used; {ready}"))
         }
         (_, false) => (
             "registered by address",
-            "the software GPU's memory is the process's".to_owned(),
+            "the memory of the software GPU is memory of the process".to_owned(),
         ),
         (_, true) => match rdma_memory_path(report) {
             RdmaMemory::DmaBuf => (
                 "registered as a dma-buf",
-                "driver, kernel and libibverbs have what that takes".to_owned(),
+                "driver, kernel and libibverbs support it".to_owned(),
             ),
             RdmaMemory::Peermem => (
                 "registered by address",
-                "nvidia_peermem is loaded, and dma-buf is not to be had".to_owned(),
+                "nvidia_peermem is loaded, and dma-buf is not available".to_owned(),
             ),
             RdmaMemory::No(why) => ("nothing: payload goes through host memory", why.to_owned()),
         },
@@ -244,12 +246,12 @@ fn memory(report: &Report, driven: Driven<'_>) -> Use {
 fn within_host(driven: Driven<'_>) -> Use {
     let (choice, because) = match driven {
         Driven::Mlx5(device) | Driven::Verbs(device) => (
-            format!("{}, which talks to itself", device.name),
-            "this version knows no shorter way beside a physical NIC",
+            format!("{}, by loopback", device.name),
+            "with a physical NIC, this version has no shorter path",
         ),
         Driven::Emulated => (
             "links of virtual NICs over shared memory".to_owned(),
-            "processes of one host are joined by this version",
+            "this version connects the virtual NICs of one host",
         ),
         Driven::Nothing => ("nothing".to_owned(), "there is no NIC"),
     };
@@ -263,19 +265,19 @@ fn between_hosts(driven: Driven<'_>) -> Use {
             let links: Vec<String> = links.map(|p| format!("{} ({})", p.link, p.rate)).collect();
             (
                 format!("{}: {}", device.name, links.join(", ")),
-                "where the other host has one of the same kind",
+                "its port is active; the other host needs a NIC of the same kind",
             )
         }
         Driven::Emulated => (
             "nothing".to_owned(),
-            "a virtual NIC reaches processes of its host alone",
+            "a virtual NIC reaches only processes of its host",
         ),
         Driven::Nothing => ("nothing".to_owned(), "there is no NIC"),
     };
     Use::new("messages between machines", choice, because)
 }
 
-/// What keeps the word that announces a message behind its payload.
+/// The operations that order the word that announces a message behind the message's payload.
 fn word_order(report: &Report, driven: Driven<'_>) -> Use {
     let said = report.variables.get("MP_TELL").map_or("", String::as_str);
     let Ok(wish) = WordOrder::parse(said) else {
@@ -289,19 +291,19 @@ fn word_order(report: &Report, driven: Driven<'_>) -> Use {
         }
         Driven::Emulated => (
             true,
-            "the virtual ConnectX places WRITEs in order, unless GDS_FAULTS has ooo",
+            "the virtual ConnectX places WRITEs in order, unless GDS_FAULTS contains ooo",
         ),
         Driven::Verbs(device) if device.is_soft_roce() => {
             (true, "soft-RoCE places WRITEs in order")
         }
         Driven::Mlx5(_) | Driven::Verbs(_) | Driven::Nothing => (
             false,
-            "nothing promises that a NIC on a fabric places WRITEs in order",
+            "no rule guarantees that a NIC on a fabric places WRITEs in order",
         ),
     };
     let choice = match wish.choose(keeps_order, true) {
         Ok((WordOrder::Plain, _)) => "a plain WRITE of a word",
-        _ => "a WRITE of a word that waits for a READ behind the payload",
+        _ => "a WRITE of a word that waits for a READ after the payload",
     };
     let set = format!("MP_TELL={said}");
     Use::new(uses::WORD_ORDER, choice, if by_itself { why } else { &set })

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_locked_memory_limit_is_the_soft_one() {
+    fn locked_memory_limit_is_the_soft_limit() {
         let limits = |soft: &str| {
             format!("Limit  Soft\nMax locked memory         {soft}   unlimited   bytes\n")
         };

@@ -29,15 +29,17 @@ impl Display for Report {
         let version = self.gdsync;
         write!(f, "gdsync {version}: what this machine offers\n{}", page.0)?;
         if !self.errors.is_empty() {
-            writeln!(f, "\nWhat is requested and absent")?;
+            writeln!(f, "\nWhat the environment requests and this machine lacks")?;
         }
         for (i, error) in self.errors.iter().enumerate() {
             writeln!(f, "  {}. {}", i + 1, error.failed)?;
             writeln!(f, "     do:   {}", error.remedy)?;
         }
         match (self.advice.is_empty(), self.errors.is_empty()) {
-            (true, true) => return write!(f, "\nNothing that could be here is missing."),
-            (true, false) => return write!(f, "\nNothing else that could be here is missing."),
+            (true, true) => return write!(f, "\nNothing is missing that this machine could have."),
+            (true, false) => {
+                return write!(f, "\nNothing else is missing that this machine could have.");
+            }
             (false, _) => write!(f, "\nWhat is missing")?,
         }
         for (i, advice) in self.advice.iter().enumerate() {
@@ -55,7 +57,7 @@ fn yes(it: bool) -> &'static str {
 
 fn access(access: &Access) -> String {
     match access {
-        Access::Granted => "may be used".into(),
+        Access::Granted => "accessible".into(),
         Access::Absent => "absent".into(),
         Access::Refused(why) => format!("refused: {why}"),
     }
@@ -83,21 +85,24 @@ impl Page {
 
     fn runtimes(&mut self, report: &Report) {
         self.title("GPU runtimes");
-        self.line("soft", "always here: streams and kernels run on the CPU");
+        self.line(
+            "soft",
+            "always available: streams and kernels run on the CPU",
+        );
         let cuda = &report.cuda;
         self.line("cuda: library", &cuda.library);
         self.known("cuda: version of the driver", cuda.version.as_ref());
         if let Some(trouble) = &cuda.trouble {
             let (call, name, code) = (trouble.call, &trouble.name, trouble.code);
             let said = format_args!("{call} returned {name} ({code})");
-            self.line("cuda: trouble", said);
+            self.line("cuda: error", said);
         } else if let Some(why) = &cuda.too_old {
-            self.line("cuda: trouble", why);
+            self.line("cuda: error", why);
         } else if cuda.library.is_opened() {
             self.line("cuda: GPUs", cuda.gpus.len());
         }
         self.line("hip: library", &report.hip);
-        let none = "none in this version, also where the library is here";
+        let none = "not supported in this version, even if the library is present";
         self.line("hip: runtime", none);
     }
 
@@ -136,7 +141,7 @@ impl Page {
         self.line("flush policy", gpu.flush_policy);
         self.line("dma-buf export", yes(gpu.dma_buf));
         let said = format_args!(
-            "{}, as file descriptor {}, as fabric handle {}",
+            "{}; export as file descriptor {}, as fabric handle {}",
             yes(gpu.virtual_memory),
             yes(gpu.posix_fd),
             yes(gpu.fabric)
@@ -157,19 +162,19 @@ impl Page {
             (None, _) => "the default; CUDA_DEVICE_MAX_CONNECTIONS is not set".to_owned(),
             (Some(value), true) => format!("CUDA_DEVICE_MAX_CONNECTIONS={value}"),
             (Some(value), false) => format!(
-                "CUDA_DEVICE_MAX_CONNECTIONS={value}, which is no number from 1 to {}",
+                "CUDA_DEVICE_MAX_CONNECTIONS={value}, which is not a number from 1 to {}",
                 Channels::MOST
             ),
         };
         let (count, waiting) = (channels.count, channels.waiting);
         self.line("hardware channels", format_args!("{count} ({why})"));
-        let said = "at a time: with more of them, nothing else of the context would move";
+        let said = "at a time: if more wait, no other stream of the context executes";
         self.line("streams that may wait", format_args!("{waiting} {said}"));
         let loading = match &report.cuda.module_loading {
             Some(set) => format!("CUDA_MODULE_LOADING={set}"),
             None => "CUDA_MODULE_LOADING is not set: lazy since CUDA 12.2".to_owned(),
         };
-        self.line("kernels are loaded", loading);
+        self.line("kernel loading", loading);
     }
 
     fn rdma(&mut self, report: &Report) {
@@ -198,7 +203,7 @@ impl Page {
         ];
         let facts: Vec<String> = facts.into_iter().flatten().collect();
         self.line(&format!("  {}", device.name), facts.join(", "));
-        let uverbs = device.uverbs.as_deref().unwrap_or("no verbs file");
+        let uverbs = device.uverbs.as_deref().unwrap_or("verbs file");
         self.line("", format_args!("{uverbs}: {}", access(&device.access)));
         for port in &device.ports {
             let said = [&*port.state, &port.physical, &port.link, &port.rate].join(", ");
@@ -236,11 +241,11 @@ impl Page {
         self.line("libgdrapi", format_args!("{}{version}", gdr.library));
         self.line("gdrdrv", yes(gdr.module));
         self.line("  /dev/gdrdrv", access(&gdr.device));
-        self.known("  trouble", gdr.trouble.as_ref());
+        self.known("  error", gdr.trouble.as_ref());
         let iommu = if system.iommu {
             "on"
         } else {
-            "off, or not seen"
+            "off, or not visible"
         };
         self.line("IOMMU", iommu);
         let memlock = match system.memlock {
@@ -248,7 +253,7 @@ impl Page {
             Limit::Bytes(bytes) => format!("{} KiB", bytes / 1024),
             Limit::Unknown => "unknown".to_owned(),
         };
-        self.line("memory that may be locked", memlock);
+        self.line("limit of locked memory", memlock);
     }
 
     fn nvidia(&mut self, nvidia: &Nvidia, system: &System) {
@@ -257,12 +262,12 @@ impl Page {
         let said = format_args!("{version}, {flavour}");
         self.line("NVIDIA kernel driver", said);
         let whose = match nvidia.peer_mapping_override {
-            true => "set: the GPU may write to NICs for everyone",
-            false => "not set: the GPU may write to NICs for root alone",
+            true => "set: every user may let the GPU write to NICs",
+            false => "not set: only root may let the GPU write to NICs",
         };
         self.line("  PeerMappingOverride", whose);
         if let Some(enabled) = nvidia.stream_memops_v1 {
-            let said = "only older interfaces than those used here depend on it";
+            let said = "only CUDA interfaces that gdsync does not use depend on it";
             let enabled = u8::from(enabled);
             self.line("  EnableStreamMemOPs", format_args!("{enabled}; {said}"));
         }

@@ -42,8 +42,8 @@ pub(crate) const ERROR: &str = "nothing: an error";
 pub(crate) const RUNTIME: &str = "GPU runtime";
 pub(crate) const LOWERING: &str = "doorbells and waits on a stream";
 pub(crate) const NIC: &str = "NIC";
-pub(crate) const WORD_ORDER: &str = "mp tells of a message by";
-pub(crate) const PAYLOAD: &str = "payload from a NIC in the GPU";
+pub(crate) const WORD_ORDER: &str = "mp announces a message by";
+pub(crate) const PAYLOAD: &str = "flush of payload from a NIC";
 
 /// The local rank, if a launcher passes one.
 pub(crate) fn local_rank(report: &Report) -> Result<Option<LocalRank>, String> {
@@ -55,12 +55,15 @@ pub(crate) fn gpus(report: &Report) -> u32 {
     report.cuda.gpus.len() as u32
 }
 
-/// The CUDA GPU that programs would run on, `None` for the software GPU, with the reason; or the
+/// The CUDA GPU on which programs would run, `None` for the software GPU, with the reason; or the
 /// reason why opening a GPU would fail.
 fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
     let (name, set) = match report.variables.get("GDS_GPU") {
         Some(name) => (name.as_str(), format!("GDS_GPU={name}")),
-        None => ("auto", "a GPU goes before the software GPU".to_owned()),
+        None => (
+            "auto",
+            "a CUDA GPU is preferred to the software GPU".to_owned(),
+        ),
     };
     let unknown = |_| format!("{set}, and the known values are soft, cuda, cuda:N, auto");
     let (named, auto) = match GpuName::parse(name).map_err(unknown)? {
@@ -85,12 +88,12 @@ fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
                 "{} returned {} ({})",
                 trouble.call, trouble.name, trouble.code
             ),
-            (None, None) if gpus == 0 => "the CUDA driver knows no GPU".to_owned(),
-            (None, None) => format!("of GPUs there are only {gpus}"),
+            (None, None) if gpus == 0 => "the CUDA driver reports no GPU".to_owned(),
+            (None, None) => format!("the number of GPUs is {gpus}"),
         };
         return match auto {
             true => Ok((None, why)),
-            false => Err(format!("{set}, and {why}")),
+            false => Err(format!("{set}, but {why}")),
         };
     };
     let set = match &local {
@@ -107,7 +110,7 @@ fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
     }
 }
 
-/// The CUDA GPU that programs would run on, if any.
+/// The CUDA GPU on which programs would run, if any.
 pub(crate) fn taken(report: &Report) -> Option<&Gpu> {
     decide(report).ok()?.0
 }
@@ -128,7 +131,7 @@ pub(crate) fn runtime(report: &Report) -> Use {
     }
 }
 
-/// What a variable is set to, `auto` if it is not.
+/// The value of a variable, `auto` if it is not set.
 pub(crate) fn said<'a>(report: &'a Report, variable: &str) -> &'a str {
     let set = report.variables.get(variable);
     set.map_or("auto", String::as_str)
@@ -139,18 +142,18 @@ pub(crate) fn lowering(report: &Report) -> Use {
     let said = said(report, known.name);
     let set = format!("{}={said}", known.name);
     let (choice, because) = match known.meaning(said) {
-        None => (ERROR, format!("{set}, and {}", known.known())),
+        None => (ERROR, format!("{set}, but {}", known.known())),
         Some((_, Lowering::MemOps)) => ("memory operations", set),
-        Some((_, Lowering::Kernel)) => ("one small kernel a submission", set),
+        Some((_, Lowering::Kernel)) => ("one small kernel per submission", set),
         Some(_) if on_cuda(report) => (
-            "memory operations, or one small kernel for a list of many",
-            "a kernel takes the host longer and the GPU less time; it never spins for a peer \
-             that shares the GPU"
+            "memory operations, or one small kernel for a long list",
+            "a kernel costs the host more time and the GPU less; it never polls for a peer that \
+             shares the GPU"
                 .to_owned(),
         ),
         Some(_) => (
             "memory operations",
-            "kernels of the software GPU win nothing".to_owned(),
+            "kernels are not faster on the software GPU".to_owned(),
         ),
     };
     Use::new(LOWERING, choice, because)
@@ -160,7 +163,7 @@ pub(crate) fn cpu_access(report: &Report) -> Use {
     let (choice, because) = if !on_cuda(report) {
         (
             "plain loads and stores",
-            "the software GPU's memory is the process's",
+            "the memory of the software GPU is memory of the process",
         )
     } else if report.gdrcopy.works {
         (
@@ -169,7 +172,7 @@ pub(crate) fn cpu_access(report: &Report) -> Use {
         )
     } else {
         (
-            "copies by the GPU's copy engine, in a context of their own; words in pinned host memory",
+            "copies by the GPU's copy engine, in a separate context; words in pinned host memory",
             "there is no usable GDRCopy",
         )
     };
@@ -205,6 +208,6 @@ pub(crate) fn rdma_memory_path(report: &Report) -> RdmaMemory {
     } else if report.system.peermem {
         RdmaMemory::Peermem
     } else {
-        RdmaMemory::No("neither dma-buf nor nvidia_peermem is there")
+        RdmaMemory::No("neither dma-buf nor nvidia_peermem is available")
     }
 }

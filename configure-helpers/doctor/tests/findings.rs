@@ -22,7 +22,7 @@ fn with_cuda(
 }
 
 #[test]
-fn each_code_of_the_driver_has_its_remedy() {
+fn each_error_code_of_the_driver_has_its_remedy() {
     let cases = [
         ("cuInit", 100, "CUDA_ERROR_NO_DEVICE", "dmesg"),
         ("cuInit", 34, "CUDA_ERROR_STUB_LIBRARY", "stubs"),
@@ -48,7 +48,7 @@ fn each_code_of_the_driver_has_its_remedy() {
     for (call, code, name, remedy) in cases {
         let file = format!("libcuda-{call}{code}.so");
         let report = with_cuda("nvlink", &file, (call, code), &[]);
-        let trouble = report.cuda.trouble.as_ref().expect("told to fail");
+        let trouble = report.cuda.trouble.as_ref().expect("the stand-in fails");
         assert_eq!((trouble.call, trouble.code), (call, code));
         assert_eq!(trouble.name, name);
         assert!(report.cuda.gpus.is_empty());
@@ -65,7 +65,7 @@ fn each_code_of_the_driver_has_its_remedy() {
 }
 
 #[test]
-fn devices_hidden_by_a_variable_are_unhidden_by_it() {
+fn cuda_visible_devices_that_hides_all_gpus_is_reported() {
     let hidden = [("CUDA_VISIBLE_DEVICES", "")];
     let report = with_cuda("nvlink", "libcuda-hidden.so", ("cuInit", 100), &hidden);
     assert_eq!(
@@ -75,7 +75,7 @@ fn devices_hidden_by_a_variable_are_unhidden_by_it() {
 }
 
 #[test]
-fn the_driver_without_its_device_files_is_told_to_make_them() {
+fn missing_device_files_are_created_by_nvidia_modprobe() {
     let undriven = with_cuda("undriven", "libcuda-undriven.so", ("cuInit", 999), &[]);
     assert!(
         undriven.advice[0]
@@ -85,7 +85,7 @@ fn the_driver_without_its_device_files_is_told_to_make_them() {
 }
 
 #[test]
-fn attributes_that_the_driver_refuses_are_capabilities_that_are_not_there() {
+fn refused_attributes_count_as_missing_capabilities() {
     let failing = ("cuDeviceGetAttribute", 1);
     let report = with_cuda("nvlink", "libcuda-refuses.so", failing, &[]);
     let gpu = &report.cuda.gpus[0];
@@ -93,12 +93,12 @@ fn attributes_that_the_driver_refuses_are_capabilities_that_are_not_there() {
 }
 
 #[test]
-fn the_runtime_follows_the_variable() {
+fn gds_gpu_selects_the_runtime() {
     let cases = [
         ("auto", "cuda: GPU 0, NVIDIA H200", "GDS_GPU=auto"),
         ("soft", "soft: the software GPU", "GDS_GPU=soft"),
         ("cuda", "cuda: GPU 0, NVIDIA H200", "GDS_GPU=cuda"),
-        ("cuda:1", "nothing: an error", "of GPUs there are only 1"),
+        ("cuda:1", "nothing: an error", "the number of GPUs is 1"),
         (
             "hip",
             "nothing: an error",
@@ -117,10 +117,13 @@ fn the_runtime_follows_the_variable() {
 }
 
 #[test]
-fn a_translating_iommu_and_peermem_are_seen() {
+fn translating_iommu_and_peermem_are_reported() {
     let gpus = [("NVIDIA H200", H200)];
     let libraries = || cuda_alone(libcuda("libcuda-iommu.so", &gpus, ("", 0)));
-    let asks = |report: &Report, what: &str| report.advice.iter().any(|a| a.remedy.contains(what));
+    let advises = |report: &Report, remedy: &str| {
+        let mut advice = report.advice.iter();
+        advice.any(|a| a.remedy.contains(remedy))
+    };
     let is = |report: &Report, end: &str| {
         let memory = used(report, "GPU memory for a physical NIC");
         let said = format!("{}: {}", memory.choice, memory.because);
@@ -134,13 +137,13 @@ fn a_translating_iommu_and_peermem_are_seen() {
     );
     let report = look(&tree, libraries(), &[]);
     // Without libibverbs there is no path, so its speed does not matter.
-    is(&report, "neither dma-buf nor nvidia_peermem is there");
-    assert!(asks(&report, "apt-get install libibverbs1") && !asks(&report, "iommu=pt"));
+    is(&report, "neither dma-buf nor nvidia_peermem is available");
+    assert!(advises(&report, "apt-get install libibverbs1") && !advises(&report, "iommu=pt"));
 
     tree.write("sys/module/nvidia_peermem/refcnt", "0\n");
     let report = look(&tree, libraries(), &[]);
-    is(&report, "nvidia_peermem is there for one");
-    assert!(asks(&report, "iommu=pt"));
+    is(&report, "nvidia_peermem is available for one");
+    assert!(advises(&report, "iommu=pt"));
 
     let verbs = vec![libibverbs("libibverbs-iommu.so", &["ibv_reg_dmabuf_mr"]).into()];
     let libraries = Libraries {
@@ -150,13 +153,13 @@ fn a_translating_iommu_and_peermem_are_seen() {
     let report = look(&tree, libraries, &[]);
     is(
         &report,
-        "registered as a dma-buf: driver, kernel and libibverbs have what that takes",
+        "registered as a dma-buf: driver, kernel and libibverbs support it",
     );
-    assert!(asks(&report, "iommu=pt"));
+    assert!(advises(&report, "iommu=pt"));
 }
 
 #[test]
-fn a_gpu_that_cannot_be_used_is_not_chosen_in_silence() {
+fn unusable_gpu_is_an_error_with_its_reason() {
     let named: fn(&str) -> Libraries = |file| {
         let prohibited: &[(u32, i32)] = &[(20, 2), (75, 9), (122, 1)];
         let narrow: &[(u32, i32)] = &[(75, 9)];
@@ -178,7 +181,7 @@ fn a_gpu_that_cannot_be_used_is_not_chosen_in_silence() {
             report.uses[0].because
         );
         let missing: Vec<&str> = report.advice.iter().map(|a| a.missing.as_str()).collect();
-        assert!(missing.contains(&"permission to make contexts on GPU 1 (NVIDIA X)"));
+        assert!(missing.contains(&"permission to create contexts on GPU 1 (NVIDIA X)"));
         assert!(
             missing
                 .iter()
@@ -192,7 +195,7 @@ fn a_gpu_that_cannot_be_used_is_not_chosen_in_silence() {
 
 /// If a GPU cannot map memory, `auto` chooses the software GPU, as the library does.
 #[test]
-fn a_gpu_without_mapped_memory_is_passed_over() {
+fn auto_skips_a_gpu_without_mappable_memory() {
     let unmapped: Attributes = &[(75, 9), (122, 1)];
     let library = libcuda("libcuda-unmapped.so", &[("NVIDIA X", unmapped)], ("", 0));
     for (set, choice) in [("auto", "soft"), ("cuda", "nothing: an error")] {
@@ -206,7 +209,7 @@ fn a_gpu_without_mapped_memory_is_passed_over() {
 }
 
 #[test]
-fn advice_for_like_gpus_is_given_once() {
+fn advice_for_equal_gpus_is_given_once() {
     let gpus = [("NVIDIA A", OLD), ("NVIDIA B", H200), ("NVIDIA C", OLD)];
     let libraries = cuda_alone(libcuda("libcuda-alike.so", &gpus, ("", 0)));
     let report = look(&tree("nvlink"), libraries, &[]);
@@ -220,7 +223,7 @@ fn advice_for_like_gpus_is_given_once() {
 }
 
 #[test]
-fn a_driver_that_is_too_old_is_named_by_what_it_lacks() {
+fn too_old_driver_is_reported_with_the_missing_function() {
     let libraries = cuda_alone(library("libcuda-ancient.so", &["cuInit"]));
     let report = look(&tree("nvlink"), libraries, &[]);
     assert!(report.cuda.library.to_string().starts_with("too old: "));
@@ -233,7 +236,7 @@ fn a_driver_that_is_too_old_is_named_by_what_it_lacks() {
 }
 
 #[test]
-fn a_driver_of_an_older_cuda_is_passed_over() {
+fn auto_skips_a_driver_of_an_older_cuda() {
     for (set, choice) in [("auto", "soft"), ("cuda", "nothing: an error")] {
         let older = ("version", 11080);
         let report = with_cuda("nvlink", "libcuda-11.so", older, &[("GDS_GPU", set)]);
@@ -261,7 +264,7 @@ fn doctor() -> Command {
 }
 
 #[test]
-fn the_program_succeeds_on_this_machine_whatever_it_is() {
+fn program_succeeds_on_any_machine() {
     let text = doctor().output().expect("it runs");
     assert!(text.status.success() && text.stderr.is_empty());
     let text = String::from_utf8(text.stdout).expect("it is text");
@@ -276,7 +279,7 @@ fn the_program_succeeds_on_this_machine_whatever_it_is() {
 }
 
 #[test]
-fn the_program_takes_libraries_from_their_variables() {
+fn program_opens_the_libraries_that_variables_name() {
     let cuda = libcuda("libcuda-named.so", &[("NVIDIA H200", H200)], ("", 0));
     let tree = tree("nvlink");
     let output = doctor()
@@ -301,7 +304,7 @@ fn the_program_takes_libraries_from_their_variables() {
 const BY_CPU: Attributes = &[(75, 9), (76, 0), (91, 1), (102, 1), (117, 1), (122, 1)];
 
 #[test]
-fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
+fn flush_by_the_cpu_needs_the_call_of_the_driver() {
     for (call, choice) in [(true, "flushes by the CPU"), (false, "READs by the NIC")] {
         let gpus = [("NVIDIA GPU", BY_CPU)];
         let name = format!("libcuda-flush-{call}.so");
@@ -312,7 +315,7 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
         let libraries = || cuda_alone(cuda.clone());
         let report = look(&tree("nvlink"), libraries(), &[]);
         assert_eq!(report.cuda.gpus[0].host_flush, call);
-        let said = |report| used(report, "payload from a NIC in the GPU").choice.clone();
+        let said = |report| used(report, "flush of payload from a NIC").choice.clone();
         assert!(said(&report).starts_with(choice), "{}", said(&report));
         let named = [("GDS_CONSISTENCY", "host")];
         let named = look(&tree("nvlink"), libraries(), &named);
@@ -321,13 +324,13 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
 }
 
 #[test]
-fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
+fn absent_request_is_an_error_with_a_remedy() {
     let nic = [("GDS_NIC", "mlx5_9"), ("GDS_PROVIDER", "verbs")];
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
     let cases: [Case; 9] = [
         (
             &[("GDS_GPU", "cuda")],
-            "GDS_GPU=cuda, and there is no usable",
+            "GDS_GPU=cuda, but there is no usable",
             "unset GDS_GPU",
         ),
         (
@@ -354,7 +357,7 @@ fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
         ),
         (
             &[("GDS_CONSISTENCY", "ordered")],
-            "cannot keep",
+            "does not support",
             "unset GDS_CONSISTENCY",
         ),
         (
@@ -375,13 +378,13 @@ fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
             text.contains(&error.failed) && text.contains(&error.remedy),
             "{text}"
         );
-        assert!(!text.contains("Nothing that could be here"), "{text}");
+        assert!(!text.contains("Nothing is missing"), "{text}");
     }
     assert_eq!(look(&tree("bare"), none(), &[]).errors, []);
 }
 
 #[test]
-fn exit_status_is_1_when_the_gpu_asked_for_is_absent() {
+fn exit_status_is_1_if_the_requested_gpu_is_absent() {
     let absent = [
         ("GDS_GPU", "cuda"),
         ("GDS_CUDA_LIB", "/nonexistent/libcuda.so.1"),
@@ -402,15 +405,15 @@ fn exit_status_is_1_when_the_gpu_asked_for_is_absent() {
 }
 
 #[test]
-fn the_program_fails_only_if_it_is_misused() {
+fn unknown_option_is_exit_status_2() {
     let output = doctor().arg("--nonsense").output().expect("it runs");
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Without a name the GPU is that of the local rank; the report says if there are more ranks than
-/// GPUs.
+/// Without a name the GPU is that of the local rank; the report has an advice if there are more
+/// ranks than GPUs.
 #[test]
-fn the_gpu_is_chosen_by_the_local_rank() {
+fn local_rank_selects_the_gpu() {
     type Variables<'a> = &'a [(&'a str, &'a str)];
     let gpus = [("NVIDIA H200", H200), ("NVIDIA H200", H200)];
     let library = libcuda("libcuda-ranks.so", &gpus, ("", 0));
@@ -447,7 +450,7 @@ fn the_gpu_is_chosen_by_the_local_rank() {
 }
 
 #[test]
-fn a_gpu_that_allows_one_process_is_told() {
+fn exclusive_compute_mode_is_reported() {
     let exclusive: &[(u32, i32)] = &[(20, 3), (75, 9), (102, 1), (122, 1)];
     let library = libcuda("libcuda-exclusive.so", &[("NVIDIA X", exclusive)], ("", 0));
     let libraries = cuda_alone(library);

@@ -42,7 +42,7 @@ fn examine(name: &str, libraries: Libraries, variables: &[(&str, &str)]) -> Repo
 }
 
 #[test]
-fn a_bare_machine_lacks_nothing_that_it_could_have() {
+fn bare_machine_gets_no_advice() {
     let report = examine("bare", none(), &[]);
     assert!(report.advice.is_empty());
     let json = serde_json::to_string_pretty(&report).expect("it can be written");
@@ -50,7 +50,7 @@ fn a_bare_machine_lacks_nothing_that_it_could_have() {
 }
 
 #[test]
-fn what_is_requested_and_absent_is_told_with_its_remedy() {
+fn report_lists_absent_requests_with_remedies() {
     let requested = [("GDS_GPU", "cuda"), ("GDS_NIC", "mlx5_0")];
     let report = look(&tree("bare"), none(), &requested);
     golden("requested.txt", &report.to_string());
@@ -58,7 +58,7 @@ fn what_is_requested_and_absent_is_told_with_its_remedy() {
 }
 
 #[test]
-fn a_gpu_without_nic() {
+fn report_of_a_gpu_without_nic() {
     let libraries = Libraries {
         cuda: one(libcuda(
             "libcuda-nvlink.so",
@@ -73,7 +73,7 @@ fn a_gpu_without_nic() {
 }
 
 #[test]
-fn a_machine_that_has_everything() {
+fn complete_machine_gets_no_advice() {
     let gpus = [("NVIDIA H200", H200), ("NVIDIA H200", H200)];
     let libraries = Libraries {
         cuda: one(libcuda("libcuda-complete.so", &gpus, ("", 0))),
@@ -93,7 +93,7 @@ fn a_machine_that_has_everything() {
 }
 
 #[test]
-fn a_machine_in_trouble_is_told_the_remedies() {
+fn report_of_a_troubled_machine_lists_every_remedy() {
     let libraries = Libraries {
         cuda: one(libcuda(
             "libcuda-troubled.so",
@@ -112,6 +112,6 @@ fn a_machine_in_trouble_is_told_the_remedies() {
 }
 
 #[test]
-fn hardware_without_drivers_is_seen_on_the_bus() {
+fn hardware_without_driver_is_found_on_the_pci_bus() {
     examine("undriven", none(), &[]);
 }

@@ -34,9 +34,9 @@ fn nic(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> (String
     said(tree, libraries, variables, "NIC")
 }
 
-/// The choice of how `mp` orders the word of a message behind its payload.
-fn told(tree: &Tree, libraries: Libraries) -> (String, String) {
-    said(tree, libraries, &[], "mp tells of a message by")
+/// The choice of how `mp` orders the announcing word behind a message's payload.
+fn word_order(tree: &Tree, libraries: Libraries) -> (String, String) {
+    said(tree, libraries, &[], "mp announces a message by")
 }
 
 #[track_caller]
@@ -48,24 +48,24 @@ fn is(said: (String, String), choice: &str, because: &str) {
 const PORT: &str = "sys/class/infiniband/mlx5_0/ports/1/state";
 
 #[test]
-fn a_connectx_goes_before_all() {
+fn connectx_is_preferred() {
     let tree = tree("complete");
     let said = nic(&tree, both("first"), &[]);
-    is(said, "mlx5: mlx5_0", "software GPU ring it");
+    is(said, "mlx5: mlx5_0", "software GPU can write its doorbells");
     let gpus = [("NVIDIA H200", H200)];
     let with_gpu = || Libraries {
         cuda: vec![libcuda("libcuda-nic.so", &gpus, ("", 0)).into()],
         ..both("gpu")
     };
     let said = nic(&tree, with_gpu(), &[]);
-    is(said, "mlx5: mlx5_0", "the GPU may ring it");
+    is(said, "mlx5: mlx5_0", "the GPU may write its doorbells;");
     tree.write("proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
     let said = nic(&tree, with_gpu(), &[]);
     is(said, "mlx5: mlx5_0", "PeerMappingOverride is not set");
 }
 
 #[test]
-fn without_direct_verbs_a_thread_drives_it() {
+fn without_libmlx5_a_cpu_thread_drives_the_nic() {
     let tree = tree("complete");
     let verbs = Libraries {
         mlx5: none().mlx5,
@@ -83,7 +83,7 @@ fn without_direct_verbs_a_thread_drives_it() {
 }
 
 #[test]
-fn another_nic_is_driven_by_a_thread() {
+fn other_nic_is_driven_by_a_cpu_thread() {
     let tree = tree("bare");
     for (path, text) in [
         ("class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n"),
@@ -94,20 +94,20 @@ fn another_nic_is_driven_by_a_thread() {
     }
     tree.write("dev/infiniband/uverbs0", "device\n");
     let said = nic(&tree, both("rxe"), &[]);
-    is(said, "verbs: rxe0", "rxe0 is no ConnectX");
-    let said = told(&tree, both("other"));
+    is(said, "verbs: rxe0", "rxe0 is not a ConnectX");
+    let said = word_order(&tree, both("other"));
     is(
         said,
         "a WRITE of a word that waits for a READ",
         "on a fabric",
     );
     tree.write("sys/class/infiniband/rxe0/parent", "eth0\n");
-    let said = told(&tree, both("soft-roce"));
+    let said = word_order(&tree, both("soft-roce"));
     is(said, "a plain WRITE", "soft-RoCE places WRITEs in order");
 }
 
 #[test]
-fn the_virtual_one_comes_last() {
+fn virtual_nic_is_the_last_choice() {
     let tree = tree("complete");
     let said = nic(&tree, none(), &[]);
     is(said, "emulated", "there is no usable libibverbs");
@@ -127,7 +127,7 @@ fn the_virtual_one_comes_last() {
 }
 
 #[test]
-fn what_is_named_is_not_replaced() {
+fn named_nic_or_provider_is_not_replaced() {
     let tree = tree("complete");
     for (name, value, choice, because) in [
         ("GDS_NIC", "mlx5_0:1", "mlx5: mlx5_0", ""),
@@ -167,7 +167,7 @@ fn what_is_named_is_not_replaced() {
 }
 
 #[test]
-fn a_nic_is_named_by_its_guid_too() {
+fn gds_nic_accepts_a_guid() {
     let tree = tree("complete");
     let guid = |file: &str, text: &str| {
         tree.write(&format!("sys/class/infiniband/{file}/node_guid"), text);
@@ -191,12 +191,12 @@ fn a_nic_is_named_by_its_guid_too() {
 }
 
 #[test]
-fn a_name_that_makes_no_sense_is_an_error_whoever_would_drive_it() {
+fn invalid_gds_nic_is_an_error_for_every_provider() {
     let tree = tree("complete");
     for value in ["", "mlx5_0:x", "mlx5_0:0", "0x0", "0x+1", "mlx5_0,,mlx5_1"] {
         for provider in ["auto", "mlx5", "verbs", "emulated"] {
             let set = [("GDS_NIC", value), ("GDS_PROVIDER", provider)];
-            let said = nic(&tree, both("senseless"), &set);
+            let said = nic(&tree, both("invalid"), &set);
             is(
                 said,
                 "nothing",
@@ -207,14 +207,14 @@ fn a_name_that_makes_no_sense_is_an_error_whoever_would_drive_it() {
 }
 
 #[test]
-fn what_is_said_of_gids_is_not_for_a_virtual_one() {
+fn gds_gid_index_excludes_the_virtual_nic() {
     let bare = common::tree("bare");
     let set = [("GDS_GID_INDEX", "3")];
     let said = nic(&bare, both("gid"), &set);
     is(
         said,
         "nothing",
-        "GDS_GID_INDEX=3, and there is no RDMA device",
+        "GDS_GID_INDEX=3, but there is no RDMA device",
     );
     let said = nic(&bare, none(), &[set[0], ("GDS_PROVIDER", "emulated")]);
     is(said, "emulated", "GDS_PROVIDER=emulated");
@@ -222,7 +222,7 @@ fn what_is_said_of_gids_is_not_for_a_virtual_one() {
     is(said, "mlx5: mlx5_0", "");
 }
 
-/// NICs in the tree of devices, by the bridge above each, and a GPU below the second bridge.
+/// Writes NICs into the tree of devices, each below its bridge, and a GPU below the second bridge.
 fn bridges(tree: &Tree, nics: &[(&str, &str)]) {
     use std::os::unix::fs::symlink;
     let sys = tree.0.join("sys");
@@ -247,7 +247,7 @@ fn bridges(tree: &Tree, nics: &[(&str, &str)]) {
 }
 
 #[test]
-fn the_nearest_to_the_gpu_goes_before_others() {
+fn nic_nearest_to_the_gpu_is_preferred() {
     let tree = tree("bare");
     let (far, near) = ("0000:00:01.0", "0000:00:02.0");
     bridges(

@@ -1,5 +1,6 @@
-// As much of libcuda as the doctor calls. Before it stand COUNT, names, attribute(), and
-// FAILING and CODE: the function that fails, and what it returns; or "version", and which it is.
+// The functions of libcuda that the doctor calls. The test puts definitions before this text:
+// COUNT, names, attribute(), and FAILING and CODE: the function that fails and its return value, or
+// "version" and the version to report.
 #include <stdio.h>
 #include <string.h>
 
@@ -27,7 +28,7 @@ int cuDeviceGetName(char *name, int length, int device) {
     RETURN("cuDeviceGetName", 0);
 }
 int cuDeviceGetAttribute(int *value, unsigned a, int device) {
-    // The newest attribute that a driver of this version knows.
+    // The newest attribute of a driver of this version.
     if (a > 147) return 1;
     *value = attribute(device - 100, a);
     RETURN("cuDeviceGetAttribute", 0);

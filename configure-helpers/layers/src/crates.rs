@@ -14,7 +14,7 @@ pub struct Crate {
     pub root: PathBuf,
     /// The folder of the repository that contains it.
     pub folder: String,
-    /// The crates of the workspace that it needs to be built; those of its tests are left out.
+    /// The crates of the workspace that its build requires; those of its tests are left out.
     pub needs: Vec<String>,
 }
 

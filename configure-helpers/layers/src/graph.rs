@@ -4,7 +4,7 @@
 pub struct Edges {
     /// By node: the nodes that it reaches, along any number of edges.
     reaches: Vec<Vec<bool>>,
-    /// By node: the nodes that it has an edge to.
+    /// By node: the nodes to which it has an edge.
     to: Vec<Vec<usize>>,
 }
 
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_circle_is_found_and_has_one_height() {
+    fn nodes_of_a_circle_have_one_height() {
         let mut edges = Edges::new(5);
         for (from, to) in [(0, 1), (1, 2), (2, 1), (2, 3)] {
             edges.add(from, to);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_that_all_point_down_are_no_circle() {
+    fn edges_that_all_point_down_form_no_circle() {
         let mut edges = Edges::new(4);
         for (from, to) in [(3, 2), (3, 1), (2, 0), (1, 0), (3, 0)] {
             edges.add(from, to);

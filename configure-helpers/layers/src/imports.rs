@@ -35,7 +35,7 @@ pub fn between(tree: &Tree) -> Vec<Use> {
     uses
 }
 
-/// A name that a `use` brings into a module; `*` for all names of what it ends at.
+/// A name that a `use` imports into a module; `*` for all names of the last module of its path.
 struct Import {
     name: String,
     path: Vec<String>,
@@ -72,8 +72,8 @@ impl Names<'_> {
             .find(|&c| self.tree.modules[c].name == name)
     }
 
-    /// The module that defines what `path` names in the module `at`; `None` if that is another
-    /// crate's, or a name without a module.
+    /// The module that defines the item that `path` names in the module `at`; `None` if another
+    /// crate defines it, or no module.
     fn resolve(&self, at: ModuleId, path: &[String], depth: usize) -> Option<ModuleId> {
         let (first, rest) = path.split_first()?;
         let start = match first.as_str() {
@@ -106,7 +106,7 @@ impl Names<'_> {
         }
     }
 
-    /// The module of this crate that an import of the module `at` takes `name` from.
+    /// The module of this crate from which an import of the module `at` takes `name`.
     fn imported(&self, at: ModuleId, name: &str, depth: usize) -> Option<ModuleId> {
         if depth > DEPTH {
             return None;
@@ -147,7 +147,7 @@ impl Names<'_> {
     }
 }
 
-/// Collects the names that a `use` brings in.
+/// Collects the names that a `use` imports.
 fn leaves(tree: &UseTree, before: &mut Vec<String>, into: &mut Vec<Import>) {
     let mut import = |name: String, last: Option<String>| {
         let mut path = before.clone();
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_followed_through_facades_macros_and_inline_paths() {
+    fn uses_are_found_through_facades_macros_and_inline_paths() {
         let found = uses(
             "facade",
             &[
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_and_other_crates_are_left_out() {
+    fn uses_by_tests_and_of_other_crates_are_ignored() {
         let found = uses(
             "tests",
             &[

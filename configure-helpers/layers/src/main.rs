@@ -1,7 +1,7 @@
-//! `layers` prints the layers of the workspace it runs in: the folders of the repository, their
-//! crates, and the rooms of the libraries (the modules directly below `src`), each above what it
-//! uses. It fails if folders use each other in a circle. `layers FILE` also compares
-//! the picture between the two marks in that file; `layers --write FILE` renews it (docs/architecture.md has it).
+//! `layers` prints the layers of the workspace in which it runs: the folders of the repository,
+//! their crates, and the modules directly below `src` of the libraries, each above the ones that it
+//! uses. It fails if folders use each other in a circle. `layers FILE` also compares the picture
+//! between the two marks in that file (`docs/architecture.md`); `layers --write FILE` replaces it.
 
 mod crates;
 mod graph;
@@ -60,8 +60,8 @@ fn main() -> Result<ExitCode> {
     })
 }
 
-/// The circles, as lines: of the folders of the repository, and in each crate of the parts of a folder
-/// where one of those in the circle is a folder itself. Files of one folder may use each other.
+/// The circles, as lines: those of the folders of the repository, and in each crate those of the
+/// parts of a folder if one part in the circle is a folder. Files of one folder may use each other.
 fn circles(repository: &Level, crates: &[Crate], trees: &[Tree], uses: &[Vec<Use>]) -> Vec<String> {
     let mut lines = Vec::new();
     for circle in repository.edges.circles() {

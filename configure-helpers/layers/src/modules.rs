@@ -102,7 +102,7 @@ impl Tree {
         (0..self.modules.len()).filter(|&id| self.is_folder(id))
     }
 
-    /// Whether modules in files of their own are below it.
+    /// Whether modules in separate files are below it.
     pub fn is_folder(&self, id: ModuleId) -> bool {
         let file = &self.modules[id].file;
         self.modules[id]
@@ -160,7 +160,7 @@ fn summary(attributes: &[Attribute]) -> String {
         .take_while(|line| !line.is_empty())
         .collect();
     let mut text = first.join(" ");
-    // Of a link, its text.
+    // A link is replaced by its text.
     while let Some(start) = text.find("](")
         && let Some(len) = text[start..].find(')')
     {
@@ -172,7 +172,7 @@ fn summary(attributes: &[Attribute]) -> String {
         .replace(['`', '[', ']'], "")
 }
 
-/// Whether an item is compiled for tests alone.
+/// Whether an item is compiled only for tests.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|a| match &a.meta {
         Meta::List(list) if list.path.is_ident("cfg") => {

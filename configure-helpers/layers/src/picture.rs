@@ -1,4 +1,4 @@
-//! The picture of the layers, as text: crates and rooms, each above what it uses.
+//! The picture of the layers, as text: crates and modules, each above the ones that it uses.
 
 use anyhow::{Context, Result};
 
@@ -9,7 +9,7 @@ use crate::uses::Level;
 
 const BEGIN: &str = "<!-- layers: made by `cargo run -p layers -- --write FILE` -->\n";
 const END: &str = "<!-- end of layers -->\n";
-/// Crates whose rooms the picture shows.
+/// Crates whose modules the picture shows.
 const SHOWN: [&str; 2] = ["libmp", "gdsync"];
 
 /// The text between the two marks of `page` replaced by the picture.
@@ -24,8 +24,8 @@ pub fn replace(page: &str, drawn: &str) -> Result<String> {
     ))
 }
 
-/// The folders of the repository, their crates, and the rooms of those in `SHOWN`; at each level the
-/// highest first.
+/// The folders of the repository, their crates, and the modules of those in `SHOWN`; at each level
+/// the highest first.
 pub fn draw(folders: &Level, crates: &[Crate], trees: &[Tree], uses: &[Vec<Use>]) -> String {
     let order = Level::crates(crates).highest_first();
     let mut text = String::new();
@@ -57,7 +57,7 @@ fn rooms(tree: &Tree, uses: &[Use]) -> String {
     text
 }
 
-/// A name and what it is, in 100 columns: the second column starts at 19.
+/// A name and its description, in 100 columns: the second column starts at 19.
 fn line(indent: &str, name: &str, what: &str) -> String {
     let mut text = format!("{:<18}", format!("{indent}{name}"));
     let mut column = text.len();

@@ -44,7 +44,7 @@ impl Level {
         Level::of(crates, |c| &c.name)
     }
 
-    /// The crates, or the parts that they belong to, by name.
+    /// The crates, or the parts to which they belong, by name.
     fn of(crates: &[Crate], part: impl Fn(&Crate) -> &String) -> Level {
         let parts: BTreeSet<&String> = crates.iter().map(&part).collect();
         let mut level = Level::new(parts.iter().map(|name| (*name).clone()).collect());
@@ -59,7 +59,7 @@ impl Level {
         level
     }
 
-    /// The modules directly below `folder`, each with all below it.
+    /// The modules directly below `folder`, each with all modules below it.
     pub fn modules(tree: &Tree, uses: &[imports::Use], folder: ModuleId) -> Level {
         let children = tree.children(folder);
         let mut level = Level::new(

@@ -51,7 +51,7 @@ impl Graph {
     /// Reads the document that `cargo metadata --format-version 1` prints.
     ///
     /// # Errors
-    /// The text is no such document, or it does not describe every package that it resolved.
+    /// The text is not that document, or it does not describe every package that it resolved.
     pub fn parse(json: &str) -> Result<Graph> {
         let document: Document = serde_json::from_str(json)
             .context("not a document of `cargo metadata --format-version 1`")?;

@@ -1,11 +1,11 @@
 //! Licence and source rules for the dependencies of a workspace.
 //!
-//! [`Policy`] is what `deny.toml` allows, [`Graph`] is what `cargo metadata` resolved, and
-//! [`Policy::judge`] names every package that breaks a rule. The rules are the two of
-//! cargo-deny's that need no network: each package's SPDX expression can be met with the
-//! allowed licences alone, and each package comes from an allowed registry or is a member
-//! of the workspace. Where cargo-deny knows a way round (`exceptions`, `clarify`), there is
-//! none here: such a package fails.
+//! [`Policy`] has the rules of `deny.toml`, [`Graph`] has the packages that `cargo metadata`
+//! resolved, and [`Policy::judge`] returns every package that breaks a rule. There are two rules,
+//! those of cargo-deny that need no network: the allowed licences alone meet the SPDX expression of
+//! each package, and each package is from an allowed registry or is a member of the workspace. The
+//! exceptions of cargo-deny (`exceptions`, `clarify`) do not exist here: a package that needs one
+//! fails.
 
 mod graph;
 mod policy;

@@ -6,8 +6,8 @@ use spdx::{Expression, Licensee, ParseMode};
 
 use crate::graph::{Graph, Package};
 
-/// Licences of the crates.io index are SPDX, but old crates write `MIT/Apache-2.0`, and withdrawn
-/// identifiers must be refused by name and not as a syntax error.
+/// The parser's mode. Licences on crates.io are SPDX, but old crates write `MIT/Apache-2.0`, and a
+/// withdrawn identifier must be refused as a licence and not as a syntax error.
 const CRATES_IO: ParseMode = ParseMode {
     allow_slash_as_or_operator: true,
     allow_imprecise_license_names: false,
@@ -44,7 +44,7 @@ impl Policy {
     /// Reads the text of a `deny.toml`.
     ///
     /// # Errors
-    /// The text is not TOML, lacks a list, or allows something that is not an SPDX licence.
+    /// The text is not TOML, lacks a list, or has an entry that is not an SPDX licence.
     pub fn parse(deny_toml: &str) -> Result<Policy> {
         let deny: DenyToml = toml::from_str(deny_toml).context("not a usable deny.toml")?;
         let licence = |entry: &String| {

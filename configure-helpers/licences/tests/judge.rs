@@ -1,4 +1,4 @@
-//! The rules on made-up metadata documents, and the program's verdict on them.
+//! The rules on constructed metadata documents, and the program's result for them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -39,7 +39,7 @@ fn judge_licence(licence: &str) -> Vec<String> {
 }
 
 #[test]
-fn expressions_that_allowed_licences_meet_pass() {
+fn expression_that_allowed_licences_meet_passes() {
     for licence in [
         "MIT",
         "MIT OR Apache-2.0",
@@ -54,7 +54,7 @@ fn expressions_that_allowed_licences_meet_pass() {
 }
 
 #[test]
-fn expressions_that_need_another_licence_fail() {
+fn expression_that_needs_another_licence_fails() {
     for (licence, named) in [
         ("GPL-3.0-only", "GPL-3.0-only"),
         ("GPL-2.0", "GPL-2.0"),
@@ -69,7 +69,7 @@ fn expressions_that_need_another_licence_fail() {
 }
 
 #[test]
-fn what_is_no_spdx_expression_fails() {
+fn invalid_spdx_expression_fails() {
     for licence in ["", "Proprietary", "MIT OR", "non-standard"] {
         let expected = format!("dep 1.2.3: licence `{licence}` is not an SPDX expression");
         assert_eq!(judge_licence(licence), [expected]);
@@ -79,7 +79,7 @@ fn what_is_no_spdx_expression_fails() {
 }
 
 #[test]
-fn the_workspace_is_judged_as_well() {
+fn members_of_the_workspace_are_checked() {
     assert!(judge(&document(&[package("ours", Some("MIT"), None)])).is_empty());
     let offences = judge(&document(&[package("ours", Some("Zlib"), None)]));
     let rule = "licence `Zlib` is not allowed (not in licenses.allow: Zlib)";
@@ -87,7 +87,7 @@ fn the_workspace_is_judged_as_well() {
 }
 
 #[test]
-fn other_sources_fail() {
+fn source_outside_the_allowed_registries_fails() {
     for source in [
         None,
         Some("git+https://example.org/dep?rev=1#0123"),
@@ -102,7 +102,7 @@ fn other_sources_fail() {
 }
 
 #[test]
-fn only_what_was_resolved_is_judged() {
+fn only_resolved_packages_are_checked() {
     let mut document = document(&[
         package("ours", Some("MIT"), None),
         package("unused", Some("GPL-3.0-only"), None),
@@ -112,7 +112,7 @@ fn only_what_was_resolved_is_judged() {
 }
 
 #[test]
-fn a_document_that_cannot_prove_anything_is_refused() {
+fn incomplete_metadata_is_an_error() {
     let mut unresolved = document(&[]);
     unresolved["resolve"] = Value::Null;
     let mut undescribed = document(&[]);
@@ -128,7 +128,7 @@ fn a_document_that_cannot_prove_anything_is_refused() {
 }
 
 #[test]
-fn a_policy_with_a_slip_is_refused() {
+fn invalid_policy_is_an_error() {
     for (policy, why) in [
         (DENY.replace("\"MIT\"", "\"MTI\""), "`MTI` is not an SPDX"),
         (
@@ -141,7 +141,7 @@ fn a_policy_with_a_slip_is_refused() {
     }
 }
 
-/// Runs the program on `document`, kept in a file of that name.
+/// Runs the program on `document`, written to a file of that name.
 fn run(name: &str, document: &Value) -> Output {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let keep = |file: String, text: &str| -> PathBuf {
@@ -157,7 +157,7 @@ fn run(name: &str, document: &Value) -> Output {
 }
 
 #[test]
-fn the_program_fails_naming_crate_and_licence() {
+fn program_fails_and_prints_crate_and_licence() {
     let good = package("good", Some("MIT OR GPL-3.0-only"), Some(CRATES_IO));
     let bad = package("bad", Some("MIT AND GPL-3.0-only"), Some(CRATES_IO));
 

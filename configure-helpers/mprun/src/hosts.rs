@@ -47,7 +47,7 @@ fn host(line: &str) -> anyhow::Result<Option<Host>> {
         }
         _ => bail!("the line has more than a name and a number of ranks"),
     };
-    // A name that begins with `-` would become an option of the program that is called with it.
+    // A name that begins with `-` would become an option of ssh.
     ensure!(!name.starts_with('-'), "{name:?} is not the name of a host");
     let name = (name != "localhost").then(|| name.to_string());
     Ok(Some(Host { name, ranks }))
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_understood_or_named() {
+    fn invalid_line_is_an_error_with_its_number() {
         let hosts = parse("# all\na\n  b 2 # two\n\nlocalhost slots=3\na 1").unwrap();
         let all = [named("a", 1), named("b", 2), Host::here(3), named("a", 1)];
         assert_eq!(hosts, all);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_filled_in_order() {
+    fn ranks_fill_the_slots_in_order() {
         let hosts = parse("a 2\nb 2").unwrap();
         assert_eq!(cut(hosts.clone(), None).unwrap(), hosts);
         assert_eq!(cut(hosts.clone(), Some(2)).unwrap(), [named("a", 2)]);

@@ -46,7 +46,7 @@ pub fn run(launch: &Launch, starts: &[Start], limits: &Limits) -> anyhow::Result
         // The exit code of a shell for a command that is not found.
         job.end(127, &format!("{e:#}"));
     }
-    let code = job.look_after();
+    let code = job.supervise();
     let Job { ranks, writer, .. } = job;
     // Kills the ranks that still run.
     drop(ranks);
@@ -119,13 +119,13 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn look_after(&mut self) -> anyhow::Result<u8> {
+    fn supervise(&mut self) -> anyhow::Result<u8> {
         loop {
             let ready = self.wait()?;
             for i in ready.into_iter().rev() {
                 self.read(i);
             }
-            self.hear_signals();
+            self.handle_signals();
             self.reap()?;
             let now = Instant::now();
             let late = |limit| now.duration_since(self.begun) >= limit;
@@ -213,7 +213,7 @@ impl Job<'_> {
         }
     }
 
-    fn hear_signals(&mut self) {
+    fn handle_signals(&mut self) {
         for i in 0..self.signals.len() {
             let (signal, stream) = &mut self.signals[i];
             let (signal, mut bytes) = (*signal, [0; 16]);
@@ -245,8 +245,8 @@ impl Job<'_> {
             let (start, failed) = (&rank.start, failure(&rank.start, status));
             if let (Some((how, code)), None) = (failed, self.ending) {
                 let host = start.host.as_ref().map(|host| format!(" on {host}"));
-                let who = format!("rank {}{}", start.rank, host.unwrap_or_default());
-                self.end(code, &format!("{who} {how}"));
+                let rank = format!("rank {}{}", start.rank, host.unwrap_or_default());
+                self.end(code, &format!("{rank} {how}"));
             }
         }
         Ok(())
@@ -259,7 +259,7 @@ impl Job<'_> {
         let there = if away { THERE } else { Duration::ZERO };
         let grace = self.limits.grace.saturating_add(there);
         self.ending = Some((code, Some(deadline(grace))));
-        self.ranks.iter_mut().for_each(Rank::ask);
+        self.ranks.iter_mut().for_each(Rank::terminate);
         self.writer.push(To::Err, format!("mprun: {why}\n").into());
     }
 }

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_whole_however_they_come() {
+    fn lines_stay_whole_for_any_split_of_the_bytes() {
         let text = b"one\n\ntwo and \xff\nlast";
         for piece in 1..text.len() {
             let mut lines = Lines::new("[3] ");
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_cut() {
+    fn too_long_line_is_split() {
         let mut lines = Lines::new("");
         let shown = (0..3)
             .map(|_| lines.push(&[b'x'; LONGEST / 2]))

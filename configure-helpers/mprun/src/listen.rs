@@ -6,8 +6,8 @@ use anyhow::bail;
 
 use crate::hosts::Host;
 
-/// What to do if the address cannot be found.
-const SAY: &str = "use --bind ADDRESS (0.0.0.0: every address)";
+/// The remedy if the address cannot be found.
+const REMEDY: &str = "use --bind ADDRESS to set where to listen (0.0.0.0: on every address)";
 
 /// The address of this host from which the system reaches the other hosts; or `called`, the name of
 /// this host for ranks on other hosts, if it is an address of this host.
@@ -30,19 +30,19 @@ pub fn address(hosts: &[Host], called: Option<&str>) -> anyhow::Result<IpAddr> {
         };
         match found {
             Some((first, other)) if other != own => {
-                bail!("{first} is reached from {other}, and {host} from {own}; {SAY}")
+                bail!("{first} is reached from {other}, and {host} from {own}; {REMEDY}")
             }
             _ => found = Some((host, own)),
         }
     }
     match found {
         Some((_, own)) => Ok(own),
-        None => bail!("no address of {} is known here; {SAY}", unknown.join(", ")),
+        None => bail!("no address of {} is known here; {REMEDY}", unknown.join(", ")),
     }
 }
 
 fn resolve(name: &str) -> impl Iterator<Item = IpAddr> + use<> {
-    // Any port will do: nothing is sent.
+    // The port does not matter, because nothing is sent.
     let found = (name, 9).to_socket_addrs().into_iter().flatten();
     found.map(|address| address.ip())
 }
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_listened_to_where_they_are_reached_from() {
+    fn store_listens_on_the_address_that_reaches_the_hosts() {
         let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
         let hosts = [Host::here(1), named("127.0.0.1"), named("me@127.0.0.1")];
         assert_eq!(address(&hosts, None).unwrap(), loopback);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_found_out_is_asked_for() {
+    fn unknown_or_ambiguous_address_requires_bind() {
         let e = address(&[named("no.such.host.invalid")], None).unwrap_err();
         let text = e.to_string();
         assert!(

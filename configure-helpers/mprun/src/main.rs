@@ -130,7 +130,8 @@ fn main() -> ExitCode {
 fn arguments() -> Args {
     let mut words: Vec<_> = std::env::args_os().collect();
     Args::try_parse_from(&words).unwrap_or_else(|e| {
-        // A `-np` of the launched program parses without an error, so this one is mprun's.
+        // The arguments did not parse. A `-np` of the launched program parses, so this one is
+        // mprun's.
         match words.iter_mut().find(|word| *word == "-np") {
             Some(word) => *word = "-n".into(),
             None => e.exit(),

@@ -71,8 +71,8 @@ impl Launch {
     fn there(&self, host: &str) -> Command {
         let mut command = Command::new(&self.ssh);
         command.args(["-T", "-oBatchMode=yes", "-oControlMaster=no", host]);
-        // The command line is public, so it contains nothing private: all else goes by standard
-        // input.
+        // Every process can read the command line, so it contains no secret: the variables and the
+        // command go by standard input.
         command.arg("exec /bin/sh -c 'IFS= read -r line && eval \"$line\"'");
         command.stdin(Stdio::piped());
         command
@@ -196,13 +196,13 @@ impl Rank {
         Pid::from_child(&self.child)
     }
 
-    /// Whether its end has not been observed.
+    /// Whether it runs, as far as has been observed.
     pub fn runs(&self) -> bool {
         self.status.is_none()
     }
 
     /// Requests it to end.
-    pub fn ask(&mut self) {
+    pub fn terminate(&mut self) {
         match &self.start.host {
             None => self.signal(Signal::TERM),
             Some(_) => self.lifeline = None,
@@ -222,7 +222,8 @@ impl Rank {
         }
     }
 
-    /// How it ended, if it has. First kills what it left running in its process group.
+    /// How it ended, if it has. First kills the processes that it left running in its process
+    /// group.
     ///
     /// # Errors
     /// A system call fails.
@@ -244,7 +245,7 @@ impl Drop for Rank {
     fn drop(&mut self) {
         if self.runs() {
             self.kill();
-            // It was killed, so this is fast. init reaps what cannot be reaped here.
+            // It was killed, so this is fast. init reaps the rest.
             let _ = self.child.wait();
         }
     }

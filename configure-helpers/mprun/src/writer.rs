@@ -39,7 +39,7 @@ impl Writer {
     pub fn start() -> std::io::Result<Writer> {
         let (queue, pieces) = sync_channel::<(To, Vec<u8>)>(WAITING);
         let broken = Arc::new(AtomicBool::new(false));
-        let tell = Arc::clone(&broken);
+        let failed = Arc::clone(&broken);
         let thread = std::thread::Builder::new().name("mprun-output".into());
         let thread = thread.spawn(move || {
             for (to, piece) in pieces {
@@ -48,7 +48,7 @@ impl Writer {
                     To::Err => write(&mut std::io::stderr().lock(), &piece),
                 };
                 if done.is_err() {
-                    tell.store(true, Ordering::Relaxed);
+                    failed.store(true, Ordering::Relaxed);
                 }
             }
         })?;

@@ -42,30 +42,30 @@ fn main() {
         ($($name:ident)*) => { $(trial(stringify!($name), $name);)* };
     }
     trials! {
-        ranks_meet_and_talk
-        ranks_of_two_hosts_by_a_stand_in_for_ssh
-        nothing_is_on_the_command_line_of_ssh
-        only_the_address_that_other_hosts_reach_is_listened_on
-        time_limits_may_be_longer_than_the_clock_can_tell
-        lines_are_prefixed_and_never_mixed
-        the_first_failure_ends_all_and_is_named
-        a_signal_is_named
-        a_dead_rank_is_reported_to_the_others
-        ctrl_c_leaves_nothing_behind
-        ctrl_c_twice_does_not_wait
-        a_killed_mprun_takes_its_ranks_along
-        ranks_of_other_hosts_end_with_mprun
-        a_failure_on_another_host_ends_all
-        what_ranks_leave_running_is_killed
-        the_time_limit_names_the_ranks_that_still_run
-        a_command_that_is_not_there_is_said_so
-        variables_reach_the_ranks
-        ranks_read_no_input
-        a_reader_that_stops_reading_ends_the_job
-        a_rank_that_never_comes_is_named_by_the_others
-        wrong_arguments_are_refused
-        the_number_of_ranks_is_taken_in_every_usual_form
-        options_behind_the_program_are_the_programs
+        ranks_join_and_exchange_messages
+        ranks_of_several_hosts_start_by_ssh
+        ssh_command_line_has_no_secrets
+        store_listens_only_on_the_address_that_other_hosts_reach
+        time_limits_beyond_the_clock_are_accepted
+        output_lines_have_a_prefix_and_are_never_mixed
+        first_failed_rank_ends_all_and_is_reported
+        signal_that_killed_a_rank_is_reported
+        other_ranks_detect_a_killed_rank
+        ctrl_c_ends_every_process
+        second_ctrl_c_kills_at_once
+        ranks_end_when_mprun_is_killed
+        ranks_on_other_hosts_end_with_mprun
+        failed_rank_on_another_host_ends_all
+        processes_that_ranks_leave_running_are_killed
+        timeout_reports_the_ranks_that_still_run
+        missing_command_is_reported
+        ranks_get_the_variables
+        standard_input_of_ranks_is_empty
+        closed_output_ends_the_job
+        rank_that_does_not_join_is_named_in_the_error
+        invalid_arguments_are_errors
+        number_of_ranks_is_accepted_in_every_usual_form
+        options_after_the_program_belong_to_the_program
     }
     let mut arguments = Arguments::from_args();
     // Each trial starts processes that need the processors.
@@ -149,10 +149,10 @@ impl Folder {
         all.map(|word| (*word).to_owned()).collect()
     }
 
-    /// A program that acts like ssh, with a log of its arguments.
+    /// A stand-in for ssh, which logs its arguments.
     fn ssh(&self) -> String {
         let log = self.0.join("ssh.log");
-        // Like a remote host, it does not get this process's variables.
+        // Like the shell of a remote host, its command does not get this process's variables.
         let script = format!(
             "#!/bin/sh\necho \"$@\" >>{log}\nwhile [ \"${{1#-}}\" != \"$1\" ]; do shift; done\n\
              host=$1; shift\n\
@@ -210,21 +210,21 @@ impl Running {
     }
 }
 
-fn ranks_meet_and_talk() {
+fn ranks_join_and_exchange_messages() {
     let output = run(&mut mprun(&["-n", "4"], &["ring"]));
     assert!(output.status.success());
     for rank in 0..4 {
-        let told = format!("rank {rank} of 4 heard {}", (rank + 3) % 4);
-        assert_eq!(lines_of(&out(&output), rank), [told]);
+        let line = format!("rank {rank} of 4 received {}", (rank + 3) % 4);
+        assert_eq!(lines_of(&out(&output), rank), [line]);
     }
 }
 
 /// Hosts of the tests have no address.
 const BIND: &str = "--bind=127.0.0.1";
 
-fn only_the_address_that_other_hosts_reach_is_listened_on() {
+fn store_listens_only_on_the_address_that_other_hosts_reach() {
     let folder = Folder::new("listen");
-    // For ssh it is another host, which is reached by loopback.
+    // mprun treats this address as another host, which it reaches by loopback.
     let options = folder.options("127.0.0.1\n", &[]);
     let mut child = sh(&options, "echo at $MP_STORE; exec sleep 1000")
         .stdout(Stdio::piped())
@@ -235,48 +235,48 @@ fn only_the_address_that_other_hosts_reach_is_listened_on() {
     output.read_line(&mut line).unwrap();
     let store = line.trim().rsplit_once("at tcp://127.0.0.1:");
     let port: Option<u16> = store.and_then(|(_, port)| port.parse().ok());
-    let heard = [1, 2]
+    let listening = [1, 2]
         .map(|n| TcpStream::connect((Ipv4Addr::new(127, 0, 0, n), port.unwrap_or(0))).is_ok());
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert_eq!(heard, [true, false], "{line}");
-    // Where the address is not known, --bind is required.
+    assert_eq!(listening, [true, false], "{line}");
+    // If the address cannot be found, --bind is required.
     let options = folder.options("no.such.host.invalid\n", &[]);
     let output = run(&mut sh(&options, "true"));
     assert_eq!(output.status.code(), Some(125));
     assert!(err(&output).contains("--bind"));
 }
 
-fn time_limits_may_be_longer_than_the_clock_can_tell() {
+fn time_limits_beyond_the_clock_are_accepted() {
     let options = ["-n", "1", "--timeout", "1e19", "--grace", "1e19"];
     let output = run(&mut sh(&options, "exit 3"));
     assert_eq!(output.status.code(), Some(3));
 }
 
-fn ranks_of_two_hosts_by_a_stand_in_for_ssh() {
+fn ranks_of_several_hosts_start_by_ssh() {
     let folder = Folder::new("hosts");
     let hosts = "alpha 2\nlocalhost\nbeta slots=2 # more than needed\n";
     let options = folder.options(hosts, &[BIND, "-n", "4"]);
     let output = run(&mut mprun(&options, &["ring"]));
     assert!(output.status.success());
     for rank in 0..4 {
-        let told = format!("rank {rank} of 4 heard {}", (rank + 3) % 4);
-        assert_eq!(lines_of(&out(&output), rank), [told]);
+        let line = format!("rank {rank} of 4 received {}", (rank + 3) % 4);
+        assert_eq!(lines_of(&out(&output), rank), [line]);
     }
     let script = "echo ${ON_HOST:-none} $MP_LOCAL_RANK $MP_LOCAL_SIZE in $PWD";
     let output = run(&mut sh(&options, script));
     let text = out(&output);
     let folder = std::env::current_dir().unwrap();
-    for (rank, told) in ["alpha 0 2", "alpha 1 2", "none 0 1", "beta 0 1"]
+    for (rank, line) in ["alpha 0 2", "alpha 1 2", "none 0 1", "beta 0 1"]
         .iter()
         .enumerate()
     {
-        let told = format!("{told} in {}", folder.display());
-        assert_eq!(lines_of(&text, rank as u32), [told]);
+        let line = format!("{line} in {}", folder.display());
+        assert_eq!(lines_of(&text, rank as u32), [line]);
     }
 }
 
-fn nothing_is_on_the_command_line_of_ssh() {
+fn ssh_command_line_has_no_secrets() {
     let folder = Folder::new("secret");
     let password = "PASSWORD=it's $HOME \"quoted\"";
     let options = folder.options("alpha\n", &[BIND, "--env", password]);
@@ -295,7 +295,7 @@ fn nothing_is_on_the_command_line_of_ssh() {
     }
 }
 
-fn lines_are_prefixed_and_never_mixed() {
+fn output_lines_have_a_prefix_and_are_never_mixed() {
     let output = run(&mut mprun(&["-n", "4"], &["chatter"]));
     assert!(output.status.success());
     for (text, word) in [(out(&output), "out"), (err(&output), "err")] {
@@ -311,7 +311,7 @@ fn lines_are_prefixed_and_never_mixed() {
     }
 }
 
-fn the_first_failure_ends_all_and_is_named() {
+fn first_failed_rank_ends_all_and_is_reported() {
     let script = "if [ $MP_RANK = 2 ]; then exit 7; fi; exec sleep 1000";
     let begun = Instant::now();
     let output = run(&mut sh(&["-n", "4"], script));
@@ -326,7 +326,7 @@ fn the_first_failure_ends_all_and_is_named() {
     assert_eq!(err(&output), "mprun: rank 1 exited with status 8\n");
 }
 
-fn a_signal_is_named() {
+fn signal_that_killed_a_rank_is_reported() {
     let script = "if [ $MP_RANK = 0 ]; then kill -s KILL $$; fi; exec sleep 1000";
     let output = run(&mut sh(&["-n", "2"], script));
     assert_eq!(output.status.code(), Some(128 + 9));
@@ -336,22 +336,22 @@ fn a_signal_is_named() {
     );
 }
 
-fn a_dead_rank_is_reported_to_the_others() {
+fn other_ranks_detect_a_killed_rank() {
     // Rank 2 kills itself; the other ranks detect that before mprun ends them.
     let output = run(&mut mprun(&["-n", "4", "--grace", "30"], &["die", "2"]));
     assert_eq!(output.status.code(), Some(128 + 9));
     for rank in [0, 1, 3] {
-        let told = [
+        let expected = [
             "rank 2 is gone".to_string(),
-            format!("and rank {} is not", (rank + 3) % 4),
+            format!("rank {} is alive", (rank + 3) % 4),
         ];
         // Rank 3 has rank 2 at its left.
-        let told = if rank == 3 { &told[..1] } else { &told };
-        assert_eq!(lines_of(&out(&output), rank), told);
+        let expected = if rank == 3 { &expected[..1] } else { &expected };
+        assert_eq!(lines_of(&out(&output), rank), expected);
     }
 }
 
-fn ctrl_c_leaves_nothing_behind() {
+fn ctrl_c_ends_every_process() {
     // Each rank, a child in its process group, and a child in a new session.
     let script = "echo process $$; sleep 1000 & echo process $!; \
                   setsid sleep 1000 & echo process $!; wait";
@@ -362,7 +362,7 @@ fn ctrl_c_leaves_nothing_behind() {
     }
 }
 
-fn ctrl_c_twice_does_not_wait() {
+fn second_ctrl_c_kills_at_once() {
     let script = "trap '' TERM INT; echo process $$; while :; do sleep 1; done";
     let running = Running::start(&mut sh(&["-n", "2", "--grace", "1000"], script), 2);
     running.signal(Signal::INT);
@@ -371,13 +371,13 @@ fn ctrl_c_twice_does_not_wait() {
     assert_eq!(running.end().code(), Some(130));
 }
 
-fn a_killed_mprun_takes_its_ranks_along() {
+fn ranks_end_when_mprun_is_killed() {
     let running = Running::start(&mut sh(&["-n", "2"], "echo process $$; exec sleep 1000"), 2);
     running.signal(Signal::KILL);
     assert_eq!(running.end().signal(), Some(9));
 }
 
-fn ranks_of_other_hosts_end_with_mprun() {
+fn ranks_on_other_hosts_end_with_mprun() {
     let folder = Folder::new("lifeline");
     let options = folder.options("alpha\nbeta\n", &[BIND]);
     let script = "echo process $$; sleep 1000 & echo process $!; wait";
@@ -396,7 +396,7 @@ fn ranks_of_other_hosts_end_with_mprun() {
     assert_eq!(running.end().signal(), Some(9));
 }
 
-fn a_failure_on_another_host_ends_all() {
+fn failed_rank_on_another_host_ends_all() {
     let folder = Folder::new("away");
     let options = folder.options("alpha\nlocalhost\n", &[BIND]);
     let script = "[ $MP_RANK = 0 ] && exit 9; exec sleep 1000";
@@ -409,8 +409,8 @@ fn a_failure_on_another_host_ends_all() {
     let script = "[ $MP_RANK = 0 ] && kill -s SEGV $$; exec sleep 1000";
     let output = run(&mut sh(&options, script));
     assert_eq!(output.status.code(), Some(128 + 11));
-    let told = "mprun: rank 0 on alpha was killed by signal 11 (SIGSEGV)";
-    assert!(err(&output).contains(told));
+    let error = "mprun: rank 0 on alpha was killed by signal 11 (SIGSEGV)";
+    assert!(err(&output).contains(error));
     let options = folder.options("localhost\nunreachable\n", &[BIND]);
     let output = run(&mut sh(&options, "exec sleep 1000"));
     assert_eq!(output.status.code(), Some(255));
@@ -418,27 +418,27 @@ fn a_failure_on_another_host_ends_all() {
     assert!(err(&output).contains("mprun: rank 1 on unreachable exited with status 255"));
 }
 
-fn what_ranks_leave_running_is_killed() {
+fn processes_that_ranks_leave_running_are_killed() {
     let script = "sleep 1000 & echo process $!; setsid sleep 1000 & echo process $!";
     let running = Running::start(&mut sh(&["-n", "2"], script), 4);
     assert!(running.end().success());
 }
 
-fn the_time_limit_names_the_ranks_that_still_run() {
+fn timeout_reports_the_ranks_that_still_run() {
     let script = "[ $MP_RANK = 1 ] && exit; exec sleep 1000";
     let output = run(&mut sh(&["-n", "3", "--timeout", "0.5"], script));
     assert_eq!(output.status.code(), Some(124));
-    let told = "mprun: the time limit has passed; these ranks still run: 0, 2\n";
-    assert_eq!(err(&output), told);
+    let error = "mprun: the time limit has passed; these ranks still run: 0, 2\n";
+    assert_eq!(err(&output), error);
 }
 
-fn a_command_that_is_not_there_is_said_so() {
+fn missing_command_is_reported() {
     let output = run(&mut bare(&["-n", "2", "/no/such/program"]));
     assert_eq!(output.status.code(), Some(127));
     assert!(err(&output).contains("cannot start /no/such/program"));
 }
 
-fn variables_reach_the_ranks() {
+fn ranks_get_the_variables() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mprun"));
     command
         .env("TAKEN", "c d")
@@ -451,7 +451,7 @@ fn variables_reach_the_ranks() {
     assert_eq!(out(&output), "[0] a b c d e f 0 1 -\n");
 }
 
-fn ranks_read_no_input() {
+fn standard_input_of_ranks_is_empty() {
     let mut command = sh(&["-n", "2"], "cat; echo end");
     let mut child = command
         .stdin(Stdio::piped())
@@ -468,7 +468,7 @@ fn ranks_read_no_input() {
     assert_eq!(lines, ["[0] end", "[1] end"]);
 }
 
-fn a_reader_that_stops_reading_ends_the_job() {
+fn closed_output_ends_the_job() {
     // As in `mprun .. | head`.
     let mut command = sh(&["-n", "2"], "while :; do echo more; done");
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -479,7 +479,7 @@ fn a_reader_that_stops_reading_ends_the_job() {
     drop(reader);
     let status = until(|| child.try_wait().unwrap());
     assert_eq!(status.code(), Some(141));
-    // A reader that neither reads nor closes delays output, but not Ctrl-C.
+    // A reader that neither reads nor closes the output delays it, but not Ctrl-C.
     let mut command = sh(&["-n", "2"], "echo process $$; while :; do echo more; done");
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let unread = child.stdout.take().unwrap();
@@ -490,7 +490,7 @@ fn a_reader_that_stops_reading_ends_the_job() {
     drop(unread);
 }
 
-fn a_rank_that_never_comes_is_named_by_the_others() {
+fn rank_that_does_not_join_is_named_in_the_error() {
     let own = std::env::current_exe().unwrap();
     let own = own.to_str().unwrap();
     let script = format!("[ $MP_RANK = 1 ] && exec sleep 1000; exec {own} as:ring");
@@ -501,7 +501,7 @@ fn a_rank_that_never_comes_is_named_by_the_others() {
     assert!(text.contains("rank 1 did not join in time"), "{text}");
 }
 
-fn wrong_arguments_are_refused() {
+fn invalid_arguments_are_errors() {
     let folder = Folder::new("wrong");
     let hosts = folder.file("hosts", "alpha 2\n");
     let cases: [(&[&str], i32, &str); 11] = [
@@ -532,7 +532,7 @@ fn wrong_arguments_are_refused() {
     }
 }
 
-fn the_number_of_ranks_is_taken_in_every_usual_form() {
+fn number_of_ranks_is_accepted_in_every_usual_form() {
     let forms: [&[&str]; 5] = [
         &["-n", "2"],
         &["-n2"],
@@ -550,7 +550,7 @@ fn the_number_of_ranks_is_taken_in_every_usual_form() {
     }
 }
 
-fn options_behind_the_program_are_the_programs() {
+fn options_after_the_program_belong_to_the_program() {
     let words = ["-np", "3", "-n", "4", "--timeout", "x", "--help", "--bogus"];
     for options in [["-n", "1"], ["-np", "1"]] {
         let mut command = bare(&options);

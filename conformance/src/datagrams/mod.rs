@@ -83,17 +83,17 @@ impl Stations {
     }
 }
 
-/// Whether `said` is the identifier of a port. That of a NIC that is linked in ends in the number
-/// of its node.
-fn is_of(said: &[u8; 16], address: &QpAddress) -> bool {
+/// Whether `gid` identifies the port of `address`. The GID of a linked-in NIC ends in the number of
+/// its node.
+fn is_of(gid: &[u8; 16], address: &QpAddress) -> bool {
     match address.port {
-        Some(port) => *said == port.gid,
-        None => said[8..] == address.node.to_be_bytes(),
+        Some(port) => *gid == port.gid,
+        None => gid[8..] == address.node.to_be_bytes(),
     }
 }
 
-/// Whom a header says that a message is from and for: that of IPv4 (RoCE v2 between ports with
-/// such addresses), or that of IPv6, as which InfiniBand's own is laid out (volume 1, 8.3).
+/// Source and destination GID of a header: an IPv4 header (RoCE v2 between ports with IPv4
+/// addresses), or an IPv6 header, whose layout InfiniBand's GRH has too (volume 1, 8.3).
 fn ends(front: &[u8; GRH], ipv4: bool) -> Result<[[u8; 16]; 2], String> {
     let mapped = |at: usize| -> [u8; 16] {
         let mut gid = [0; 16];
@@ -109,10 +109,10 @@ fn ends(front: &[u8; GRH], ipv4: bool) -> Result<[[u8; 16]; 2], String> {
     }
 }
 
-/// Whether what was received at `to` says that it came from `from`, by queue pair and port.
+/// Whether the message that `to` received names `from` as its source, by queue pair and port.
 ///
 /// # Errors
-/// There should be a header, and is none; or it names another receiver than `to`.
+/// The header is missing, or it names another receiver than `to`.
 pub fn came_from(
     source: &Source,
     front: &[u8; GRH],
@@ -126,7 +126,7 @@ pub fn came_from(
     if !source.grh {
         return match infiniband {
             true => Ok(source.qpn == from.qpn),
-            false => Err(format!("{source:?}: nothing says which port that is")),
+            false => Err(format!("{source:?}: without a header the port is unknown")),
         };
     }
     let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];

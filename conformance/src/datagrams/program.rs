@@ -57,11 +57,11 @@ fn guard(round: u32, station: usize, slot: usize) -> u64 {
 
 /// The messages of a round; `longest` is the longest datagram that all stations accept.
 fn draw(rng: &mut Rng, round: u32, longest: usize) -> Vec<Message> {
-    let who = round as usize / 3 % MANY;
+    let one = round as usize / 3 % MANY;
     let mut ends: Vec<(usize, usize)> = (0..MOST)
         .map(|i| match round % 3 {
-            0 => (who, i),
-            1 => (i, who),
+            0 => (one, i),
+            1 => (i, one),
             _ => (rng.usize(..MANY), i),
         })
         .collect();
@@ -126,8 +126,8 @@ struct Buffers {
     seen: Region,
     /// The round for which it has posted its receives, counted by its stream.
     ready: Word32,
-    /// Destinations of answers, by the station that a message came from.
-    heard: BTreeMap<usize, Destination>,
+    /// Destinations of answers, by the source of a message.
+    sources: BTreeMap<usize, Destination>,
 }
 
 /// A receive that is pending.
@@ -170,7 +170,7 @@ impl<'g> Table<'g> {
                 fronts: memory(MemoryKind::Pinned, FRONT)?,
                 seen: rig.gpu.alloc(MemoryKind::Pinned, MOST * room)?,
                 ready: rig.gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
-                heard: BTreeMap::new(),
+                sources: BTreeMap::new(),
             });
         }
         Ok(Table {
@@ -221,7 +221,7 @@ impl<'g> Table<'g> {
     ) -> Verdict<Vec<Due>> {
         let (station, buffers) = (&mut self.stations.all[i], &self.buffers[i]);
         let due = messages.iter().filter(|m| m.to == i && !m.lost);
-        // From several senders, they come in any order.
+        // Messages of several senders arrive in any order.
         let len = due.clone().map(|m| m.len).max().unwrap_or(0) as u32;
         let mut dues = Vec::new();
         for slot in 0..due.count() {
@@ -259,7 +259,7 @@ impl<'g> Table<'g> {
             station.qp.post_on(&station.stream, &list)?;
         }
         for due in by_cpu {
-            // Not before those of the stream are there, by a thread or not.
+            // Busy until the receives of the stream are posted, by the stream or by a thread.
             retry_while(&self.rig.gpu, Kind::Busy, || {
                 station.qp.post_receive(due.request)
             })?;
@@ -278,9 +278,9 @@ impl<'g> Table<'g> {
     }
 
     /// The destination of a message.
-    fn whom(&mut self, message: &Message) -> gdsync::Result<Destination> {
-        let heard = self.buffers[message.from].heard.get(&message.to);
-        if let Some(to) = heard.filter(|_| message.answers && !message.lost) {
+    fn destination(&mut self, message: &Message) -> gdsync::Result<Destination> {
+        let source = self.buffers[message.from].sources.get(&message.to);
+        if let Some(to) = source.filter(|_| message.answers && !message.lost) {
             self.answered += 1;
             return Ok(to.clone());
         }
@@ -296,7 +296,7 @@ impl<'g> Table<'g> {
         let mine: Vec<_> = messages.iter().filter(|m| m.from == i).collect();
         let mut sends: Vec<(SendRequest, bool)> = Vec::new();
         for (slot, message) in mine.iter().enumerate() {
-            let to = self.whom(message)?;
+            let to = self.destination(message)?;
             let (out, qp) = (&self.buffers[i].out, &mut self.stations.all[i].qp);
             let cut = rng.usize(..=message.len);
             let (at, rest) = ((slot * self.longest) as u64, (message.len - cut) as u32);
@@ -317,7 +317,7 @@ impl<'g> Table<'g> {
             let signaled = message.signaled || slot + 1 == mine.len();
             let work = if signaled { work.signaled() } else { work };
             sends.push((qp.prepare_within(&work, time_limit())?, signaled));
-            // The destination goes: requests keep it.
+            // The destination is dropped here: requests hold a reference.
         }
         self.moved[i][0] += sends.len();
         let station = &mut self.stations.all[i];
@@ -347,7 +347,7 @@ impl<'g> Table<'g> {
             return Ok(());
         }
         let (station, buffers) = (&mut self.stations.all[i], &self.buffers[i]);
-        // What does not come leaves no stream behind that stands.
+        // The limit releases the stream if a message does not arrive.
         let limit = time_limit() / 2;
         let list: Vec<_> = dues
             .iter()
@@ -389,7 +389,7 @@ impl<'g> Table<'g> {
                 false => &bytes[GUARD..GUARD + GRH],
             });
 
-            // In order of each sender.
+            // The messages of one sender arrive in order.
             let mut found = None;
             for (n, message) in open.iter().enumerate() {
                 if came_from(&source, &front, &addresses[message.from], &addresses[i])? {
@@ -398,7 +398,7 @@ impl<'g> Table<'g> {
                 }
             }
             let found = found.ok_or_else(|| {
-                format!("station {i} hears from {source:?}, {front:02x?}, and {open:?} are due")
+                format!("station {i} received a message from {source:?}, {front:02x?}, but expects {open:?}")
             })?;
             let message = open.remove(found);
             ensure(
@@ -425,7 +425,7 @@ impl<'g> Table<'g> {
             rig.verify(&station.stream, into, at, len, message.id, &self.finding)?;
             let key = qkey(message.from);
             let back = station.pd.answer_to(&source, &front, key)?;
-            buffers.heard.insert(message.from, back);
+            buffers.sources.insert(message.from, back);
         }
         ensure(open.is_empty(), || format!("{open:?} did not arrive"))
     }

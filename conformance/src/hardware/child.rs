@@ -1,4 +1,4 @@
-//! Processes that a trial starts: this program again, with a variable that says which side it runs.
+//! Processes that a trial starts: this program again, with a variable that selects its side.
 //! None outlives the trial that started it.
 
 use std::io::Read;
@@ -74,7 +74,7 @@ impl Drop for Guarded {
 /// The process fails, or is killed because it does not end within `limit`; the error contains all
 /// its output.
 pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
-    fn hear(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
         std::thread::spawn(move || {
             let mut text = String::new();
             let _ = pipe.read_to_string(&mut text);
@@ -86,8 +86,8 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut child = Guarded(command.spawn()?);
-    let said = hear(child.0.stdout.take().ok_or("no standard output")?);
-    let errors = hear(child.0.stderr.take().ok_or("no standard error")?);
+    let said = read(child.0.stdout.take().ok_or("no standard output")?);
+    let errors = read(child.0.stderr.take().ok_or("no standard error")?);
     let start = Instant::now();
     let status = loop {
         let status = child.0.try_wait()?;

@@ -10,9 +10,9 @@ pub type Axis = (&'static str, &'static [&'static str]);
 pub type Cell = Vec<usize>;
 
 /// A greedy pairwise cover: while a pair of settings is not covered, adds the cell that covers most
-/// new pairs. Pairs that `makes_sense` allows in no cell are left out. The result is the same on
+/// new pairs. Pairs that `is_valid` allows in no cell are left out. The result is the same on
 /// every run.
-pub fn pairwise(axes: &[Axis], makes_sense: impl Fn(&Cell) -> bool) -> Vec<Cell> {
+pub fn pairwise(axes: &[Axis], is_valid: impl Fn(&Cell) -> bool) -> Vec<Cell> {
     let mut open: Vec<[usize; 4]> = Vec::new();
     for (a, (_, xs)) in axes.iter().enumerate() {
         for (b, (_, ys)) in axes.iter().enumerate().skip(a + 1) {
@@ -33,7 +33,7 @@ pub fn pairwise(axes: &[Axis], makes_sense: impl Fn(&Cell) -> bool) -> Vec<Cell>
         };
         let candidates = (0..300).map(|_| candidate(&mut rng));
         let best = candidates
-            .filter(|cell| makes_sense(cell))
+            .filter(|cell| is_valid(cell))
             .max_by_key(|cell| open.iter().filter(|pair| meets(cell, pair)).count());
         match best {
             Some(cell) => {
@@ -48,15 +48,15 @@ pub fn pairwise(axes: &[Axis], makes_sense: impl Fn(&Cell) -> bool) -> Vec<Cell>
     cells
 }
 
-/// A few of `cells`: each has a setting of these axes, by number, that no earlier one has, so that
-/// each setting occurs.
-pub fn each_of(cells: Vec<Cell>, is_meant: impl Fn(usize) -> bool) -> Vec<Cell> {
+/// A selection of `cells` in which each setting of the axes with `is_counted` occurs: a cell is
+/// selected if it has a setting of these axes that no earlier cell has.
+pub fn each_of(cells: Vec<Cell>, is_counted: impl Fn(usize) -> bool) -> Vec<Cell> {
     let mut met = BTreeSet::new();
     let mut few = cells;
     few.retain(|cell| {
         let before = met.len();
         let settings = cell.iter().copied().enumerate();
-        met.extend(settings.filter(|(axis, _)| is_meant(*axis)));
+        met.extend(settings.filter(|(axis, _)| is_counted(*axis)));
         met.len() > before
     });
     few
@@ -96,9 +96,9 @@ mod tests {
     ];
 
     #[test]
-    fn any_two_settings_that_make_sense_meet_and_no_others() {
-        let sense = |cell: &Cell| !(cell[1] == 0 && cell[2] == 3);
-        let cells = pairwise(&AXES, sense);
+    fn cover_contains_exactly_the_valid_pairs_of_settings() {
+        let valid = |cell: &Cell| !(cell[1] == 0 && cell[2] == 3);
+        let cells = pairwise(&AXES, valid);
         assert!(cells.len() < 3 * 2 * 4 * 2 / 2, "{} cells", cells.len());
         for (a, (_, xs)) in AXES.iter().enumerate() {
             for (b, (_, ys)) in AXES.iter().enumerate().skip(a + 1) {

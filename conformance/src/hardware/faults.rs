@@ -77,7 +77,7 @@ pub fn bad_key(rig: &Rig, path: &str, payload: MemoryKind) -> Verdict {
         })?;
         rig.verify(&stream, landing.region(), 0, 64, 1, &finding)?;
         finish(&stream, "behind the failure")?;
-        finding.clean("what came before the bad key")?;
+        finding.clean("messages before the bad key")?;
         error_word(rig, &pair.qps[0], Status::REMOTE_ACCESS)?;
         // Both QPs can be used again.
         for qp in &mut pair.qps {
@@ -121,7 +121,7 @@ pub fn silent_peer(rig: &Rig, path: &str) -> Verdict {
     pair.qps[1].post_on(&stream, &list)?;
     let kind = Kind::Failed(Status::TIMEOUT);
     refused(pair.qps[1].wait(receive, time_limit()), kind, "no message")?;
-    finish(&stream, "the stream that no message came for")?;
+    finish(&stream, "the stream whose message did not arrive")?;
     error_word(rig, &pair.qps[1], Status::TIMEOUT)?;
     drop(pair);
     rig.check(&plain)

@@ -183,7 +183,7 @@ pub fn wait(rig: &Rig) -> Verdict {
     const ERROR: usize = 5;
     let kernel = kernel(rig, Entry::Wait)?;
     let stream = rig.gpu.stream()?;
-    // Eight completion queues of 4 entries, never written; their waiters; what these say.
+    // Eight completion queues of 4 entries, never written; their waiters; the reports of these.
     let memory = rig.gpu.alloc(MemoryKind::Pinned, SAID + 256)?;
     memory.write(0, &[0xff; 2048])?;
     let mut params = Wait {
@@ -209,7 +209,7 @@ pub fn wait(rig: &Rig) -> Verdict {
         memory.write(at, &[opcode << 4 | (position / 4 % 2) as u8])
     };
     let said = |queue: usize| memory.word32(SAID + 4 * queue)?.load();
-    // Two completions a launch, so the third comes in the second lap.
+    // Two completions for each launch, so the third launch is in the second lap.
     for launched in 1..=3u32 {
         let position = 2 * launched as usize - 1;
         launch(&stream, &kernel, Dims::linear(1, 32), params.bytes())?;
@@ -225,7 +225,7 @@ pub fn wait(rig: &Rig) -> Verdict {
         finish(&stream, "wait")?;
         for queue in 0..8 {
             let said = said(queue)?;
-            ensure(said == launched, || format!("queue {queue} says {said}"))?;
+            ensure(said == launched, || format!("queue {queue} reports {said}"))?;
             let next = memory.word64(WAITERS + 64 * queue + 24)?.load()?;
             ensure(next == position as u64 + 1, || {
                 format!("queue {queue} is at {next}")

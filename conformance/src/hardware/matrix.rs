@@ -84,7 +84,7 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
         seed: seed_of(cell),
     };
     let pair = Pair::new(&rig, Net::One, [&config, &config])?;
-    rig.lie(&pair.qps, &config)?;
+    rig.check_queue_memory(&pair.qps, &config)?;
     program::play(&rig, pair, &Program::draw(settings))
 }
 
@@ -105,7 +105,7 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
     let known = ["", "soft", "virt", "cuda", "hip", "rdma_core"];
     for unknown in required.split(',').map(str::trim) {
         if !known.contains(&unknown) {
-            let why = format!("GDS_REQUIRE knows{}", known.join(" "));
+            let why = format!("GDS_REQUIRE accepts{}", known.join(" "));
             suite.lacking(unknown, why, false);
         }
     }

@@ -98,7 +98,7 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
     finish(&stream, "messages between ranges")?;
     finding.clean("messages between ranges")?;
     landings.clear();
-    // The contents, as the CPU reads them directly.
+    // The CPU reads the contents directly.
     let region = live.swap_remove(0);
     live.clear();
     rig.fill(&stream, &region, 5, 1000, 77)?;
@@ -106,14 +106,16 @@ pub fn registered(rig: &Rig, path: &str) -> Verdict {
     // SAFETY: the GPU is done with the memory, and nothing else uses it now.
     let bytes = unsafe { std::slice::from_raw_parts(start.add(5), 1000) };
     let right = bytes == expected(77, 1000);
-    ensure(right, || "not what the GPU wrote".to_owned())?;
+    ensure(right, || {
+        "the CPU does not read the bytes that the GPU wrote".to_owned()
+    })?;
     drop(region);
     pair.leave("foreign memory")?;
     rig.check(&config)
 }
 
 /// Regions, registrations and queue pairs that are dropped while streams still have work with
-/// them: the work completes as if they existed, whatever is allocated in the meantime.
+/// them: the work completes as if they existed, also if memory is allocated in the meantime.
 pub fn dropped(rig: &Rig, path: &str) -> Verdict {
     const LEN: usize = 1 << 16;
     let config = config(path).send_blocks(64);

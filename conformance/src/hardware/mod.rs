@@ -40,7 +40,7 @@ use suite::Suite;
 /// The variable with the number of hardware channels of a context.
 const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Laps of each ring that a program runs, unless `GDS_LAPS` says otherwise.
+/// Laps of each ring that a program runs; `GDS_LAPS` sets another number.
 const LAPS: usize = 100;
 
 /// Runs the trials that the command line names, or one side of a trial that started this process.
@@ -137,7 +137,7 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
     }
     let cells = unsupported::cells(suite.chosen.provider, &programs::AXES, few, |keep| {
         cover::pairwise(&programs::AXES, |cell| {
-            programs::makes_sense(cell) && keep(cell)
+            programs::is_valid(cell) && keep(cell)
         })
     });
     for cell in cells {
@@ -191,7 +191,7 @@ fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
     let provider = suite.chosen.provider;
     let cells = unsupported::cells(provider, &datagrams::AXES, few, |keep| {
         cover::pairwise(&datagrams::AXES, |cell| {
-            datagrams::makes_sense(provider, cell) && keep(cell)
+            datagrams::is_valid(provider, cell) && keep(cell)
         })
     });
     for cell in cells {

@@ -42,7 +42,7 @@ const NICS: &str = "2";
 
 /// The parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Asked {
+struct Parsed {
     /// [`Provider::Auto`]: the provider and all settings of the environment.
     provider: Provider,
     link: String,
@@ -51,7 +51,7 @@ struct Asked {
     arguments: Vec<String>,
 }
 
-fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
+fn parse(mut words: impl Iterator<Item = String>) -> Option<Parsed> {
     let provider = match words.next()?.as_str() {
         "--all" => Provider::Auto,
         "--over" => {
@@ -61,7 +61,7 @@ fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
         }
         _ => return None,
     };
-    let mut asked = Asked {
+    let mut parsed = Parsed {
         provider,
         link: "ib".to_owned(),
         faults: None,
@@ -70,19 +70,19 @@ fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
     };
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--few" => asked.arguments.push(word),
+            "--few" => parsed.arguments.push(word),
             _ if provider == Provider::Auto => return None,
             // The linked-in NIC has its own links, so the option does not apply.
             "--link" if provider == Provider::Emulated => return None,
-            "--link" => asked.link = words.next().filter(|l| l == "ib" || l == "roce")?,
-            "--faults" => asked.faults = Some(words.next()?),
+            "--link" => parsed.link = words.next().filter(|l| l == "ib" || l == "roce")?,
+            "--faults" => parsed.faults = Some(words.next()?),
             kind => {
-                asked.kinds = vec![KINDS.into_iter().find(|k| *k == kind)?];
-                asked.arguments.extend(words.by_ref());
+                parsed.kinds = vec![KINDS.into_iter().find(|k| *k == kind)?];
+                parsed.arguments.extend(words.by_ref());
             }
         }
     }
-    Some(asked)
+    Some(parsed)
 }
 
 /// Whether a command line that begins with this word is for [`command`].
@@ -92,11 +92,11 @@ pub fn is_meant(word: &str) -> bool {
 
 /// The commands `conformance --over` and `conformance --all`, with all their words.
 pub fn command(words: impl Iterator<Item = String>) -> ! {
-    let Some(asked) = understand(words) else {
+    let Some(parsed) = parse(words) else {
         eprint!("{HELP}");
         std::process::exit(2);
     };
-    match run(&asked) {
+    match run(&parsed) {
         Ok(code) => std::process::exit(code),
         Err(failed) => {
             eprintln!("{}", text(&failed));
@@ -105,11 +105,11 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
     }
 }
 
-fn run(asked: &Asked) -> Verdict<i32> {
+fn run(parsed: &Parsed) -> Verdict<i32> {
     let mut worst = 0;
-    for kind in &asked.kinds {
-        let mut command = process(asked, kind)?;
-        if asked.kinds.len() == 1 {
+    for kind in &parsed.kinds {
+        let mut command = process(parsed, kind)?;
+        if parsed.kinds.len() == 1 {
             // exec: the parent waits for the trials themselves, without a process in between.
             return Err(command.exec().into());
         }
@@ -120,29 +120,29 @@ fn run(asked: &Asked) -> Verdict<i32> {
     Ok(worst)
 }
 
-fn process(asked: &Asked, kind: &str) -> Verdict<Command> {
+fn process(parsed: &Parsed, kind: &str) -> Verdict<Command> {
     let own = std::env::current_exe()?;
     let mut command = Command::new(&own);
     if kind != KINDS[0] {
         command.arg(kind);
     }
-    command.args(&asked.arguments);
-    if asked.provider == Provider::Auto {
+    command.args(&parsed.arguments);
+    if parsed.provider == Provider::Auto {
         return Ok(command);
     }
     command
         .env_remove("GDS_NIC")
         .env_remove("GDS_GID_INDEX")
-        .env("GDS_PROVIDER", asked.provider.to_string());
+        .env("GDS_PROVIDER", parsed.provider.to_string());
     command.env_remove("GDS_FAULTS").env_remove("VMLX5_FAULTS");
-    if let Some(faults) = &asked.faults {
-        let name = match asked.provider {
+    if let Some(faults) = &parsed.faults {
+        let name = match parsed.provider {
             Provider::Emulated => "GDS_FAULTS",
             _ => "VMLX5_FAULTS",
         };
         command.env(name, faults);
     }
-    if asked.provider == Provider::Emulated {
+    if parsed.provider == Provider::Emulated {
         return Ok(command);
     }
     let library = own.with_file_name("libvmlx5.so");
@@ -154,7 +154,7 @@ fn process(asked: &Asked, kind: &str) -> Verdict<Command> {
     command
         .env("LD_PRELOAD", preloaded(library))
         .env("VMLX5_FABRIC", fabric)
-        .env("VMLX5_LINK", &asked.link)
+        .env("VMLX5_LINK", &parsed.link)
         .env("VMLX5_DEVICES", NICS);
     Ok(command)
 }
@@ -173,29 +173,29 @@ fn preloaded(library: PathBuf) -> OsString {
 mod tests {
     use super::*;
 
-    fn asked(words: &str) -> Option<Asked> {
-        understand(words.split_whitespace().map(str::to_owned))
+    fn parsed(words: &str) -> Option<Parsed> {
+        parse(words.split_whitespace().map(str::to_owned))
     }
 
     #[test]
-    fn a_provider_and_what_to_run_over_it_are_understood() {
-        let all = asked("--over verbs --link roce --faults loss=0.01").unwrap();
+    fn command_line_of_a_provider_is_parsed() {
+        let all = parsed("--over verbs --link roce --faults loss=0.01").unwrap();
         assert_eq!(all.provider, Provider::Verbs);
         assert_eq!((all.link.as_str(), &all.kinds[..]), ("roce", &KINDS[..]));
         assert_eq!(all.faults.as_deref(), Some("loss=0.01"));
-        let one = asked("--over mlx5 mp --gpu soft --link ib").unwrap();
+        let one = parsed("--over mlx5 mp --gpu soft --link ib").unwrap();
         assert_eq!((one.link.as_str(), &one.kinds[..]), ("ib", &["mp"][..]));
         assert_eq!(one.arguments, ["--gpu", "soft", "--link", "ib"]);
-        let here = asked("--all --few").unwrap();
+        let here = parsed("--all --few").unwrap();
         assert_eq!((here.provider, here.kinds.len()), (Provider::Auto, 3));
         assert_eq!(here.arguments, ["--few"]);
         for wrong in ["", "auto", "verbs --link", "verbs --link x", "verbs some"] {
-            assert_eq!(asked(&format!("--over {wrong}")), None, "{wrong}");
+            assert_eq!(parsed(&format!("--over {wrong}")), None, "{wrong}");
         }
-        assert_eq!(asked("--all --link ib"), None);
-        assert!(asked("--over emulated --faults ooo=0.5").is_some());
+        assert_eq!(parsed("--all --link ib"), None);
+        assert!(parsed("--over emulated --faults ooo=0.5").is_some());
         // An option that would have no effect is refused.
-        assert_eq!(asked("--over emulated --link roce"), None);
-        assert!(asked("--over emulated matrix").is_some());
+        assert_eq!(parsed("--over emulated --link roce"), None);
+        assert!(parsed("--over emulated matrix").is_some());
     }
 }

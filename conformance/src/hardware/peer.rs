@@ -122,8 +122,8 @@ pub fn child_main(arguments: &[String]) -> Verdict {
 /// The peer, as its parent process handles it.
 struct Peer {
     process: Guarded,
-    say: ChildStdin,
-    hear: BufReader<ChildStdout>,
+    input: ChildStdin,
+    lines: BufReader<ChildStdout>,
 }
 
 impl Peer {
@@ -131,18 +131,18 @@ impl Peer {
         let mut command = child::command("peer", arguments)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Guarded(command.spawn()?);
-        let say = process.0.stdin.take().ok_or("no standard input")?;
-        let hear = process.0.stdout.take().ok_or("no standard output")?;
+        let input = process.0.stdin.take().ok_or("no standard input")?;
+        let lines = process.0.stdout.take().ok_or("no standard output")?;
         Ok(Peer {
             process,
-            say,
-            hear: BufReader::new(hear),
+            input,
+            lines: BufReader::new(lines),
         })
     }
 
     fn line(&mut self) -> Verdict<String> {
         let mut line = String::new();
-        let n = self.hear.read_line(&mut line)?;
+        let n = self.lines.read_line(&mut line)?;
         ensure(n > 0, || "the peer ended early".to_owned())?;
         Ok(line)
     }
@@ -154,7 +154,7 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     let mut side = Side::open(runtime, path, settings::memory(payload))?;
     let mut peer = Peer::start(&[runtime.name(), path, payload])?;
     let theirs = peer.line()?;
-    writeln!(peer.say, "{}", hex(&side.qp.address().to_bytes()))?;
+    writeln!(peer.input, "{}", hex(&side.qp.address().to_bytes()))?;
     side.qp.connect(&address(&theirs)?)?;
     peer.line()?;
 
@@ -168,17 +168,17 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
         }
         flying.push_back(post(&mut side, round, &seen)?.1);
     }
-    // So many are on their way, or the peer works on them.
+    // Messages are in flight, or the peer processes them.
     peer.process.0.kill()?;
     peer.process.0.wait()?;
     let last = match post(&mut side, rounds, &seen) {
         Ok((send, _)) => side.qp.wait(send, time_limit()),
-        // It was noticed already.
+        // The failure was detected already.
         Err(failed) => Err(failed),
     };
     let error = side.qp.error();
     let lost = error.filter(|status| LOST.contains(status));
-    let lost = lost.ok_or_else(|| format!("{error:?} of a peer that is gone, {last:?}"))?;
+    let lost = lost.ok_or_else(|| format!("{error:?} of a killed peer, {last:?}"))?;
     if let Err(failed) = last {
         let typed = matches!(failed.kind(), Kind::Failed(s) if s == lost || s == Status::FLUSHED);
         ensure(typed, || format!("{failed:?}"))?;
@@ -197,7 +197,7 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
         let mut got = vec![0; LEN];
         seen.read(round * LEN, &mut got)?;
         ensure(got == expected(round as u64, LEN), || {
-            format!("message {round} came back as another")
+            format!("message {round} returned with other bytes")
         })?;
     }
     drop(side.qp);

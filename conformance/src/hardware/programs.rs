@@ -27,7 +27,7 @@ pub const AXES: [Axis; 9] = [
 
 /// Whether a cell is valid: a message may match a receive posted by the CPU before the receiver's
 /// stream has checked the previous contents of the buffer.
-pub fn makes_sense(cell: &Cell) -> bool {
+pub fn is_valid(cell: &Cell) -> bool {
     !(setting(cell, "streams") == "sender and receiver" && setting(cell, "receives") == "by CPU")
 }
 
@@ -46,7 +46,7 @@ pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
     let payload = settings::memory(setting(cell, "payload"));
     let may_spin = matches!(setting(cell, "posts"), "kernel" | "auto");
     if rig.runtime == Runtime::Cuda && payload == MemoryKind::Device && may_spin {
-        // Each copy of the virtual NIC's waits for a time slice of the kernel that waits for it.
+        // Each copy by the virtual NIC waits until the spinning kernel's time slice ends.
         blocks = 4;
     }
     let memory = settings::memory(setting(cell, "queues"));
@@ -65,6 +65,6 @@ pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
     };
     let net = settings::nics(setting(cell, "NICs"));
     let pair = Pair::new(rig, net, [&config, &config])?;
-    rig.lie(&pair.qps, &config)?;
+    rig.check_queue_memory(&pair.qps, &config)?;
     program::play(rig, pair, &Program::draw(settings))
 }

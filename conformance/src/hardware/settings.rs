@@ -6,7 +6,7 @@ use gdsync::rdma::{Doorbell, Lowering, QpConfig};
 
 use crate::rig::provider::Net;
 
-/// Where queues or payloads lie: `pinned` or `device`.
+/// The memory of queues or payloads: `pinned` or `device`.
 pub fn memory(name: &str) -> MemoryKind {
     match name {
         "pinned" => MemoryKind::Pinned,

@@ -48,7 +48,7 @@ impl Suite {
         match Gpu::open(name) {
             Ok(gpu) => Some(gpu),
             Err(e) => {
-                // Absent is one thing, broken another.
+                // A runtime that is present and broken is a failure, an absent one is ignored.
                 let absent = e.kind() == Kind::Absent;
                 self.lacking(name, &e, absent && !is_required(name));
                 None
@@ -56,8 +56,8 @@ impl Suite {
         }
     }
 
-    /// What this version cannot run at all. (CUDA runs in other trials: what its streams can do is not
-    /// ours to switch.)
+    /// Adds a trial for HIP, which this version cannot run, as ignored. (CUDA is not in this
+    /// matrix, because the capabilities of its streams cannot be switched.)
     pub fn lacks_hip(&mut self) {
         let why = "this version has no HIP runtime";
         self.lacking("hip", why, !is_required("hip"));
@@ -89,8 +89,8 @@ impl Suite {
         let trial = match Lack::of(provider, &title) {
             None => Trial::test(title, run),
             Some(lack) => {
-                let told = format!("{title} (unsupported: {})", lack.reason);
-                Trial::test(told, move || {
+                let title = format!("{title} (unsupported: {})", lack.reason);
+                Trial::test(title, move || {
                     lack.judge(run())?;
                     let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
                     *refused.entry((lack.trials, lack.reason)).or_default() += 1;
@@ -127,7 +127,7 @@ impl Suite {
             println!(
                 "{provider} on {nic}: {name}: {run} run{failed}, {skipped} skipped, {unsupported} unsupported"
             );
-            // A filter may have kept it out.
+            // The command line's filter may have removed the trial.
             for what in absent.iter().filter(|_| skipped > 0) {
                 println!("  skipped: {what}");
             }

@@ -1,7 +1,7 @@
-//! What providers do not do, and why: the one list of it.
+//! The list of the features that providers do not support, with the reasons.
 //!
-//! A trial that the list names is run all the same, and has to be refused with the words given
-//! there: one that works fails the run as one does that is refused and not listed.
+//! A trial that the list names runs as well, and must fail with the text that the list gives. It
+//! fails the run if it succeeds; a trial that is not listed fails the run if it is refused.
 
 use gdsync::rdma::Provider;
 
@@ -13,12 +13,12 @@ use crate::rig::verdict::{Verdict, text};
 pub struct Lack {
     /// The provider.
     pub provider: Provider,
-    /// Trials whose names say this. A setting of a matrix, as cells are named, is left out of its
-    /// cover, so that all other settings meet, and tried once.
+    /// The end of a part of the names of the trials. If it names a setting of a matrix, the cover
+    /// omits the setting, so that all other settings are combined, and one cell tries it.
     pub trials: &'static str,
-    /// What such a trial fails with.
-    pub says: &'static str,
-    /// Why.
+    /// The text of the error of these trials.
+    pub error: &'static str,
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -28,22 +28,22 @@ const FIRST: (&str, &str) = (
 );
 const PINNED: (&str, &str) = (
     "queues are in pinned memory",
-    "libmlx5 takes memory for queues from the CPU alone; the library takes pinned memory instead",
+    "libmlx5 accepts only host memory for queues; the library uses pinned memory instead",
 );
 const READ_BY_CPU: (&str, &str) = (
     "queues are in pinned memory",
-    "a CPU thread reads the queues all the time; the library takes pinned memory instead",
+    "a CPU thread polls the queues; the library uses pinned memory instead",
 );
 
 const fn lack(
     provider: Provider,
     trials: &'static str,
-    (says, reason): (&'static str, &'static str),
+    (error, reason): (&'static str, &'static str),
 ) -> Lack {
     Lack {
         provider,
         trials,
-        says,
+        error,
         reason,
     }
 }
@@ -62,40 +62,40 @@ pub const TABLE: [Lack; 10] = [
     lack(Provider::Verbs, "record device", READ_BY_CPU),
 ];
 
-/// What runs over the virtual NIC that is linked in, and over no other, and why.
+/// The trials that run only over the linked-in virtual NIC, and the reason.
 pub const SIMULATED: (&str, &str) = (
     "seeds, faults and mutants under sim",
-    "libibverbs and libmlx5 have threads and a clock of their own, so no order of events can be \
-     drawn from a seed; virtual NICs lose, double and delay frames here by --faults",
+    "libibverbs and libmlx5 use real threads and a real clock, so a seed cannot select the order \
+     of events; --faults makes the virtual NICs lose, duplicate and delay frames instead",
 );
 
 impl Lack {
-    /// What the list says of a trial.
+    /// The entry of the list for a trial, if it is listed.
     pub fn of(provider: Provider, title: &str) -> Option<&'static Lack> {
         let mut all = TABLE.iter().filter(|lack| lack.provider == provider);
         all.find(|lack| title.split(", ").any(|part| part.ends_with(lack.trials)))
     }
 
-    /// Whether a trial has ended as the list says.
+    /// Checks that a trial has failed as the list says.
     ///
     /// # Errors
-    /// It works, or fails with other words.
+    /// It succeeded, or failed with another error.
     pub fn judge(&self, verdict: Verdict) -> Verdict {
-        let said = match verdict {
+        let text = match verdict {
             Ok(()) => {
-                return Err("it works, and is in the list of what is unsupported".into());
+                return Err("it succeeds, but is listed as unsupported".into());
             }
             Err(failed) => text(&failed).to_owned(),
         };
-        match said.contains(self.says) {
+        match text.contains(self.error) {
             true => Ok(()),
-            false => Err(format!("{said}, where {:?} was due", self.says).into()),
+            false => Err(format!("{text}, where {:?} was expected", self.error).into()),
         }
     }
 }
 
-/// The cells of a cover (or a `few` of them) that a provider runs, and behind them, for each setting that it lacks, the
-/// plainest cell with it.
+/// The cells of a cover (or a `few` of them) that a provider runs, and behind them, for each
+/// setting that it does not support, the cell in which all other axes have their first setting.
 pub fn cells(
     provider: Provider,
     axes: &[Axis],
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_listed_is_left_out_of_a_cover_and_tried_once() {
+    fn cover_omits_listed_settings_and_one_cell_tries_each() {
         const AXES: [Axis; 2] = [
             ("queues", &["pinned", "device"]),
             ("from", &["0", "2^16-9", "2^32-9"]),
@@ -142,9 +142,9 @@ mod tests {
         assert_eq!(cells(Provider::Mlx5), mlx5);
     }
 
-    /// One that nothing is called by would never be tried.
+    /// An entry that matches no trial would never be tried.
     #[test]
-    fn whatever_is_listed_is_a_setting_that_is_tried() {
+    fn every_entry_of_the_list_matches_a_trial() {
         for lack in &TABLE {
             let tried = |axes: &[Axis]| {
                 let cells = super::cells(lack.provider, axes, false, |_| Vec::new());
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_trial_has_to_be_refused_as_listed() {
+    fn listed_trial_must_fail_with_the_listed_error() {
         let lack = Lack::of(Provider::Mlx5, "program: posts cpu-thread, from 2^16-9");
         let lack = lack.expect("it is listed");
         assert!(lack.judge(Ok(())).is_err());

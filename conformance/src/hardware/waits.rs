@@ -72,7 +72,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
     let gate = Gate::new(&rig.gpu)?;
     let config = QpConfig::default().send_blocks(4).recv_entries(4);
     let mut pair = Pair::new(&rig, Net::One, [&config, &config])?;
-    // Each has something to do behind its wait.
+    // Each stream has work behind its wait.
     let memory = rig.gpu.alloc(MemoryKind::Device, 64 * count)?;
     let finding = rig.finding()?;
     let streams: Vec<Stream> = (0..count)
@@ -93,12 +93,12 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
             )?;
         }
         if i + 1 == limit - 1 {
-            // One waiting stream is left: a message takes it and gives it back.
+            // One more stream may wait: a message uses that wait, and frees it.
             pair.message(&rig, 5)?;
         }
     }
 
-    // All else continues: the refused streams and new ones, kernels, copies, memory.
+    // All other work continues: the refused streams and new ones, kernels, copies, memory.
     let others = streams[limit..].iter().cloned();
     let mut others: Vec<Stream> = others.collect();
     for _ in 0..2 {
@@ -122,7 +122,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
     }
     step("send a message while the streams wait");
     finding.clean("beside the waiting streams")?;
-    // A message too, if no stream waits for it.
+    // A message is transferred too, if no stream waits for it.
     let (source, landing) = (
         pair.memory(0, MemoryKind::Device, 64)?,
         pair.memory(1, MemoryKind::Device, 64)?,
@@ -189,13 +189,13 @@ pub fn full_stream(rig: &Rig) -> Verdict {
     ensure(taken == limit, || {
         format!("{taken} submissions are taken, where {limit} have room")
     })?;
-    // Another stream takes what this one does not.
+    // Another stream accepts the operation that this one refuses.
     let beside = rig.gpu.stream()?;
     let write = Descriptor::write_value(&other, 7);
     pair.qps[0].post_on(&beside, &[write])?;
     finish(&beside, "a stream beside the full one")?;
     ensure(other.load()? == 7 && word.load()? == 0, || {
-        "the wrong stream went on".to_owned()
+        "the wrong stream continued".to_owned()
     })?;
     gate.open()?;
     finish(&stream, "a full stream whose gate is open")?;

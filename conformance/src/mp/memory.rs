@@ -59,7 +59,7 @@ impl Buffer {
     pub fn give_back(self, ctx: &Context) -> Verdict {
         let Buffer { memory, kind, lent } = self;
         if kind == BufferKind::Pageable {
-            // Requests that were dropped are forgotten in the background work.
+            // The background thread releases requests that were dropped, a moment later.
             let mut left = Some(memory);
             let host = ctx.gpu().host();
             let deadline = host.now() + time_limit();

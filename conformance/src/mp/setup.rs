@@ -170,9 +170,9 @@ impl Setup {
         (self.longest() + SLACK + gaps + 16 + 2 * GUARD).next_multiple_of(64)
     }
 
-    /// Messages of a channel in one round. The credit of a message may return only with the next
-    /// half of the slots, so at most half of the slots are used before the first message must be
-    /// received.
+    /// Messages of a channel in one round: half of its slots. The receiver returns credits in runs
+    /// of half the slots, so up to half of the slots may be taken messages without a returned
+    /// credit; the messages of one round need only the other half.
     pub fn window(&self) -> usize {
         self.depth as usize / 2
     }

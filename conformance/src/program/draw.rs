@@ -86,17 +86,17 @@ pub enum Ink {
     Copy,
     /// The posting stream, in the same list, word by word.
     Words,
-    /// The other stream, which then writes a word that the posting stream waits for: the condition
-    /// of the wait, and whether the word has 64 bits.
+    /// The other stream, which then writes a word; the posting stream waits for this word. With the
+    /// condition of the wait, and whether the word has 64 bits.
     Handed(Condition, bool),
 }
 
-/// What programs with hazards add to a message.
+/// The additions of programs with hazards to a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Odd {
     /// The streams that send, and that check the received bytes.
     pub streams: [usize; 2],
-    /// The offsets where its memory is cut into segments, and those of its receive.
+    /// The offsets at which its memory is split into segments, and those for its receive.
     pub cuts: [[usize; 2]; 2],
     /// Whether it is fenced: it starts only after earlier READs and atomics.
     pub fenced: bool,
@@ -132,7 +132,8 @@ pub struct Step {
     pub len: usize,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// Whether the request is signaled where the receiver gets a completion anyway.
+    /// Whether the request is signaled. Without hazards, only a request that consumes a receive may
+    /// be unsignaled.
     pub signaled: bool,
     /// Whether a request in front of it is cancelled.
     pub hole: bool,
@@ -147,7 +148,7 @@ pub struct Step {
 /// A program.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The shape that it was drawn from.
+    /// The settings from which it was drawn.
     pub settings: Settings,
     /// Its messages.
     pub steps: Vec<Step>,
@@ -193,7 +194,7 @@ fn draw(settings: &Settings) -> (Vec<Step>, Vec<Vec<[u64; 2]>>) {
     let mut rng = Rng::with_seed(settings.seed);
     let sides = settings.sides.len();
     let mut words = vec![vec![[0_u64; 2]; sides]; sides];
-    let mut told = vec![true; sides];
+    let mut signaled_before = vec![true; sides];
     let steps = (0..settings.messages).map(|_| {
         let from = rng.usize(0..sides);
         let to = (from + rng.usize(1..sides)) % sides;
@@ -221,7 +222,7 @@ fn draw(settings: &Settings) -> (Vec<Step>, Vec<Vec<[u64; 2]>>) {
             }
             _ => {
                 old = word[1];
-                // Now and then one that does not match.
+                // One in four does not match.
                 let compare = old.wrapping_add(u64::from(rng.u8(0..4) == 0));
                 let swap = rng.u64(..);
                 if compare == old {
@@ -239,9 +240,9 @@ fn draw(settings: &Settings) -> (Vec<Step>, Vec<Vec<[u64; 2]>>) {
             len,
             imm: (operation == WriteImm || operation == Send && rng.bool()).then(|| rng.u32(..)),
             signaled,
-            // Behind a request that tells nothing, a prepared one would keep the library from asking
-            // when that is done, and so the queue from having room again.
-            hole: std::mem::replace(&mut told[from], signaled) && rng.u8(0..12) == 0,
+            // To detect that unsignaled requests have completed, the library posts a NOP behind
+            // them. A prepared request in the place of that NOP would keep the queue full.
+            hole: std::mem::replace(&mut signaled_before[from], signaled) && rng.u8(0..12) == 0,
             old,
             ink: Ink::Kernel,
             odd: None,
@@ -276,7 +277,7 @@ fn length(rng: &mut Rng, operation: Operation, hazards: bool) -> usize {
         },
         _ => sizes[rng.usize(0..sizes.len())],
     };
-    // A length of 0 is no segment.
+    // A data segment of length 0 does not exist, and a READ needs one.
     len.max(usize::from(operation == Operation::Read))
 }
 
@@ -314,8 +315,9 @@ fn odd(rng: &mut Rng, receiver: &Side, step: &Step) -> Odd {
         by_cpu,
         waits: [
             wait(rng),
-            // Entries count as used until streams have passed them. A stream that comes to one late
-            // could keep a receive from being posted that it waits for before.
+            // A completion entry is in use until the streams that wait for it have passed it. A
+            // late receive has no such stream: a stream could otherwise wait earlier for a receive
+            // that cannot be posted while the entry is in use.
             match late {
                 true => [Wait::Nothing, Wait::Cpu][rng.usize(0..2)],
                 false => wait(rng),
@@ -334,7 +336,7 @@ fn odd(rng: &mut Rng, receiver: &Side, step: &Step) -> Odd {
 }
 
 fn ink(rng: &mut Rng, hazards: &Hazards, len: usize, by_cpu: bool) -> Ink {
-    // What a stream can write word by word.
+    // Whether a stream can write the payload word by word.
     let is_words = (4..=256).contains(&len) && len.is_multiple_of(4);
     match rng.u8(0..8) {
         _ if by_cpu => Ink::Cpu,

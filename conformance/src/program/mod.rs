@@ -2,12 +2,12 @@
 //! payload, send it, wait for it and check it, while the CPU only enqueues, up to a ring's length
 //! ahead. Payloads differ from message to message.
 //!
-//! `draw` draws the messages, `play` plays them: of two sides on one GPU, or of one side whose peers
-//! play elsewhere. On real threads and real GPUs ([`hardware`](crate::hardware)) kernels fill and
-//! verify. Under the simulation ([`exchange`](crate::sim::exchange)) there are [`Hazards`] as well: requests that are
-//! aborted, patched by the stream or refused, words that one stream hands to another, receives early
-//! and late, lists that grow over several messages, and memory that is written over as soon as a wait
-//! has passed.
+//! `draw` draws the messages, `play` plays them: of two sides on one GPU, or of one side whose
+//! peers play elsewhere. On real threads and real GPUs ([`hardware`](crate::hardware)) kernels fill
+//! and verify. Under the simulation ([`exchange`](crate::sim::exchange)) there are [`Hazards`] as
+//! well: requests that are aborted, patched by the stream or refused, words that one stream hands
+//! to another, receives early and late, lists that grow over several messages, and memory that is
+//! written over as soon as a wait has passed.
 
 mod draw;
 mod owned;

@@ -34,7 +34,7 @@ pub struct Chosen {
 /// What the environment chooses.
 pub fn chosen() -> Verdict<&'static Chosen> {
     static CHOSEN: OnceLock<Result<Chosen, String>> = OnceLock::new();
-    let ask = || -> gdsync::Result<Chosen> {
+    let open = || -> gdsync::Result<Chosen> {
         let device = Device::from_env(&Gpu::open("soft")?)?;
         let name = device.name();
         Ok(Chosen {
@@ -42,7 +42,7 @@ pub fn chosen() -> Verdict<&'static Chosen> {
             nic: name.split_once(' ').map_or("", |(_, nic)| nic).to_owned(),
         })
     };
-    let chosen = CHOSEN.get_or_init(|| ask().map_err(|e| e.to_string()));
+    let chosen = CHOSEN.get_or_init(|| open().map_err(|e| e.to_string()));
     Ok(chosen.as_ref()?)
 }
 
@@ -58,10 +58,10 @@ pub fn check(device: &Device) -> Verdict {
     })
 }
 
-/// First index of a queue pair that comes soon to where it wraps, as far as it may be chosen.
+/// First index of a queue pair that wraps soon; 0 if the provider has no first index.
 pub fn shortly_before_the_wrap(provider: Provider) -> u32 {
     match provider {
-        // The NIC counts from 0.
+        // The NIC always counts from 0.
         Provider::Mlx5 => 0,
         _ => 0_u32.wrapping_sub(9),
     }

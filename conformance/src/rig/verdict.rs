@@ -20,9 +20,9 @@ pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
 /// The call succeeded, or failed for another reason.
 pub fn refused<T>(result: Result<T, Error>, kind: Kind, what: &str) -> Verdict<Error> {
     match result {
-        Ok(_) => Err(format!("{what}: taken, where {kind:?} was due").into()),
+        Ok(_) => Err(format!("{what}: accepted, where {kind:?} was expected").into()),
         Err(e) if e.kind() == kind => Ok(e),
-        Err(e) => Err(format!("{what}: {e:?}, where {kind:?} was due").into()),
+        Err(e) => Err(format!("{what}: {e:?}, where {kind:?} was expected").into()),
     }
 }
 

@@ -1,5 +1,5 @@
-//! A random program under a random schedule, run and checked: over queue pairs of one GPU, or of two
-//! or three ranks with a GPU each.
+//! A random program under a random schedule, run and checked: over queue pairs of one GPU, or of
+//! two or three ranks with a GPU each.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -55,7 +55,7 @@ struct Plan {
 
 impl Plan {
     fn draw(seed: u64) -> Plan {
-        // Not what the schedule draws.
+        // These draws are independent of those of the schedule.
         let mut rng = Rng::with_seed(seed ^ SALT);
         let sides = if one_in(&mut rng, 5) { 3 } else { 2 };
         let count = match sides == 2 && one_in(&mut rng, 3) {
@@ -78,7 +78,7 @@ impl Plan {
                 },
                 hazards: Some(Hazards {
                     caps: gpu.caps,
-                    // With a stream that soon blocks nothing can be put off.
+                    // If a stream soon blocks, no receive can be posted late.
                     late: gpu.stream_bound > 8,
                 }),
             }

@@ -81,9 +81,9 @@ impl<M: Copy + Debug + Send + Sync + 'static> Hunt<M> {
         if let Some(other) = runs.iter().find(|r| **r != expected) {
             return Err(format!("{other:?} instead of {expected:?}").into());
         }
-        // The digest is not the same for everything.
+        // The digest must differ without the mutant.
         match expected.1 == 0 || run().1 == expected.1 {
-            true => Err("the digest says nothing".into()),
+            true => Err("the digest is the same with and without the mutant".into()),
             false => Ok(()),
         }
     }
@@ -100,7 +100,8 @@ impl<M: Copy + Debug + Send + Sync + 'static> Hunt<M> {
     }
 }
 
-/// Devices have numbers that count through the life of the process; all else is the same.
+/// Removes the numbers of devices from `text`: they count over the whole process, so they differ
+/// between runs.
 fn nameless(text: &str) -> String {
     let mut out = String::new();
     let mut number = false;

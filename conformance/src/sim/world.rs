@@ -149,7 +149,7 @@ impl Rank {
     }
 
     /// Sends a record to another rank.
-    pub fn tell(&self, to: usize, record: &[u8]) {
+    pub fn send(&self, to: usize, record: &[u8]) {
         let mut board = self.board.borrow_mut();
         let records = board.records.entry((self.me, to)).or_default();
         records.push(record.to_vec());
@@ -158,29 +158,29 @@ impl Rank {
     }
 
     /// Receives the oldest record from another rank.
-    pub fn hear(&self, from: usize) -> Vec<u8> {
+    pub fn receive(&self, from: usize) -> Vec<u8> {
         let key = (from, self.me);
         let there = |board: &Board| board.records.get(&key).is_some_and(|r| !r.is_empty());
         self.wait(there);
         let mut board = self.board.borrow_mut();
-        let records = board.records.get_mut(&key).expect("it is there");
+        let records = board.records.get_mut(&key).expect("a record");
         records.remove(0)
     }
 
     /// Exchanges address records with another rank and connects.
     pub fn connect(&self, qp: &mut Qp, to: usize) {
-        self.tell(to, &qp.address().to_bytes());
-        let address = QpAddress::from_bytes(&self.hear(to)).expect("an address record");
+        self.send(to, &qp.address().to_bytes());
+        let address = QpAddress::from_bytes(&self.receive(to)).expect("an address record");
         qp.connect(&address).expect("connected");
         // Neither side sends before both QPs are connected.
-        self.tell(to, &[]);
-        self.hear(to);
+        self.send(to, &[]);
+        self.receive(to);
     }
 
     /// Exchanges memory records with another rank.
     pub fn swap_memory(&self, mine: &Mr, with: usize) -> RemoteMemory {
-        self.tell(with, &mine.remote().to_bytes());
-        RemoteMemory::from_bytes(&self.hear(with)).expect("a memory record")
+        self.send(with, &mine.remote().to_bytes());
+        RemoteMemory::from_bytes(&self.receive(with)).expect("a memory record")
     }
 
     fn wait(&self, ready: impl Fn(&Board) -> bool) {
@@ -188,7 +188,7 @@ impl Rank {
         let there = self
             .host
             .wait_until(Some(deadline), &mut || ready(&self.board.borrow()));
-        assert!(there, "another rank did not come");
+        assert!(there, "another rank did not enter the barrier");
     }
 
     /// A barrier of all ranks.
@@ -241,7 +241,8 @@ pub fn play(
     play_in(SimConfig::seed(seed), Some(seed), ranks, body)
 }
 
-/// As [`play`], in a simulation of this kind. Without a seed for the links these take no turns.
+/// As [`play`], with this configuration of the simulation. Without a seed in `links`, the schedule
+/// does not step the links.
 pub fn play_in(
     config: SimConfig,
     links: Option<u64>,

@@ -81,7 +81,7 @@ pub(super) fn pause(achieved: Step) {
         return;
     };
     // SAFETY: HERE names the rank that is running on this thread now: it is set when a fiber
-    // starts or goes on and cleared while anything else runs (`outside`). The yielder lives on
+    // starts or continues and cleared while anything else runs (`outside`). The yielder lives on
     // the running fiber's stack, below every frame of its body.
     unsafe { &*yielder }.suspend(achieved);
     HERE.set(here);

@@ -45,7 +45,7 @@
 //!     }
 //! }
 //!
-//! Sends a word and waits for its arrival. It works the same under both drivers.
+//! /// Sends a word and waits for its arrival. It works the same under both drivers.
 //! fn through_a_wire(host: &dyn Host) -> bool {
 //!     let ends = [Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0))];
 //!     let wire = Wire { ends: ends.clone(), arrives: None };
@@ -58,7 +58,7 @@
 //!     came
 //! }
 //!
-//! Simulated: twenty seeds, twenty orders of events; each replays exactly.
+//! // Simulated: twenty seeds, twenty orders of events; each replays exactly.
 //! gds_sim::seeds(20, |seed| {
 //!     let play = || {
 //!         let mut sim = Sim::new(SimConfig::seed(seed));
@@ -71,7 +71,7 @@
 //!     Ok::<_, gds_sim::SimError>(())
 //! });
 //!
-//! In real time.
+//! // In real time.
 //! assert!(through_a_wire(&*Live::global()?));
 //! # Ok::<(), gds_step::LiveError>(())
 //! ```

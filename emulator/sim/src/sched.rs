@@ -183,7 +183,7 @@ impl Scheduler {
         actor.map(|a| a.name.clone()).unwrap_or_default()
     }
 
-    /// A change happened outside a step: all actors must be asked again.
+    /// A change happened outside a step: all actors must be stepped again.
     pub(super) fn nudge(&mut self) {
         self.round += 1;
         self.calm = 0;
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_jumps_to_the_earliest_deadline_and_then_the_world_is_stuck() {
+    fn clock_jumps_to_the_earliest_deadline_then_the_world_is_stuck() {
         let mut s = scheduler(7);
         s.add(0, "late".into(), false);
         s.add(1, "early".into(), false);

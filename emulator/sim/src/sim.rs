@@ -88,7 +88,6 @@ enum Stage {
 /// dropped and while a panic unwinds. Failing waits without the unwinding would hang on a rank that
 /// retries. If the thread is already panicking, suspended ranks are leaked instead: a second panic
 /// in one of their destructors would abort and hide the first.
-/// destructors would abort and hide the first.
 pub struct Sim {
     core: Arc<Core>,
     stack: usize,

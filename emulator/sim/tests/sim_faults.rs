@@ -99,7 +99,7 @@ fn panics_are_errors_with_a_seed() {
     let mut sim = Sim::new(SimConfig::seed(4));
     let (host, other) = (sim.host(), sim.host());
     let unwound = Rc::new(Cell::new(None));
-    let told = Rc::clone(&unwound);
+    let results = Rc::clone(&unwound);
     sim.rank("good", move || {
         let deadline = other.now() + Duration::from_secs(1);
         other.wait_until(Some(deadline), &mut || false);
@@ -113,7 +113,7 @@ fn panics_are_errors_with_a_seed() {
             }
         }
         host.wait_until(None, &mut || true);
-        let _waits = Waits(host, told);
+        let _waits = Waits(host, results);
         panic!("rank failed: {}", 42);
     });
     let error = sim.run().unwrap_err();

@@ -120,7 +120,7 @@ impl Backing {
         }
         let stat = rustix::fs::fstat(&fd).map_err(os("fstat", len))?;
         if u64::try_from(stat.st_size).unwrap_or(0) < size as u64 {
-            return refuse("the memory is shorter than told");
+            return refuse("the memory is shorter than the given length");
         }
         Backing::mapped_twice(fd, len, size, key)
     }

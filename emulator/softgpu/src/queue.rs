@@ -325,7 +325,7 @@ impl<T, F: Family> Consumer<T, F> {
 
     /// Whether finished submissions are not retired yet.
     #[inline]
-    pub fn owes(&self) -> bool {
+    pub fn has_unretired(&self) -> bool {
         self.retired != self.finished
     }
 

@@ -128,14 +128,14 @@ mod model {
     fn bound_holds_and_writes_of_retired_work_are_visible() {
         loom::model(|| {
             let (mut tx, mut rx) = Ring::<_, Loom>::channel(1, 4);
-            // What the consumer's work writes; plain memory, so loom sees a missing order.
+            // What the consumer's work writes; plain memory, so loom detects a missing order.
             let result = loom::sync::Arc::new(UnsafeCell::new(0));
             let written = loom::sync::Arc::clone(&result);
             let worker = thread::spawn(move || {
                 receive(&mut rx, 0, 1);
                 // SAFETY: the sender reads only when this submission is retired.
                 written.with_mut(|p| unsafe { *p = 7 });
-                assert!(rx.owes());
+                assert!(rx.has_unretired());
                 rx.retire();
                 receive(&mut rx, 1, 1);
                 rx.retire();

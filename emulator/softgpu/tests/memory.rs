@@ -253,7 +253,7 @@ fn two_processes_share_device_memory() {
     let fd = dev.export().unwrap();
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty()).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
+        .args(["--exact", "importing_process", "--ignored", "--nocapture"])
         .env(CHILD_FD, fd.as_raw_fd().to_string())
         .spawn()
         .unwrap();
@@ -281,7 +281,7 @@ fn two_processes_share_device_memory() {
 
 #[test]
 #[ignore = "the other process of two_processes_share_device_memory"]
-fn the_other_process() {
+fn importing_process() {
     let fd: i32 = std::env::var(CHILD_FD).unwrap().parse().unwrap();
     // SAFETY: the parent left it open for this process alone to own.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -309,12 +309,17 @@ fn the_other_process() {
 const CHILD_ADDR: &str = "SOFTGPU_TEST_TOUCH";
 
 /// If CPU and kernel have protection keys, a stray access ends the process. Without keys, or if
-/// protection is disabled, the access succeeds. `protected` tells which.
+/// protection is disabled, the access succeeds. `protected` predicts the result.
 #[test]
 fn protected_predicts_the_result_of_a_stray_access() {
     for protect in ["yes", "no"] {
         let status = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_stray_access", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "stray_access_of_device_memory",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(CHILD_ADDR, protect)
             .status()
             .unwrap();
@@ -331,7 +336,7 @@ fn protected_predicts_the_result_of_a_stray_access() {
 
 #[test]
 #[ignore = "the other process of protected_predicts_the_result_of_a_stray_access"]
-fn a_stray_access() {
+fn stray_access_of_device_memory() {
     let protect = std::env::var(CHILD_ADDR).unwrap() == "yes";
     let (_env, gpu) = rig(Config::default().changed(|c| c.protect = protect));
     let dev = gpu.alloc_device(64).unwrap();

@@ -111,7 +111,7 @@ fn writes_to_the_same_word_keep_their_order() {
 }
 
 #[test]
-fn stream_sees_its_own_writes() {
+fn stream_observes_its_own_writes() {
     for seed in 0..SEEDS {
         watch(
             seed,

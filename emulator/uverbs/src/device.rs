@@ -84,7 +84,7 @@ impl Device {
     pub fn turn(&self) {
         let mut targets = lock(&self.targets);
         while let Some(event) = self.nic.with(Nic::next_event) {
-            targets.tell(event);
+            targets.deliver(event);
         }
         targets.push();
     }
@@ -161,28 +161,28 @@ impl Device {
     }
 
     pub(crate) fn query_extended(&self, call: &Call<'_>) -> Done {
-        let ask: ExQueryDevice = call.input()?;
-        if ask.comp_mask != 0 || ask.reserved != 0 {
+        let cmd: ExQueryDevice = call.input()?;
+        if cmd.comp_mask != 0 || cmd.reserved != 0 {
             return Err(Errno::INVAL);
         }
-        let mut say = ExQueryDeviceResp {
+        let mut resp = ExQueryDeviceResp {
             base: self.attributes(),
             // The timestamps of CQEs are in nanoseconds.
             timestamp_mask: !0,
             hca_core_clock: 1_000_000,
             ..ExQueryDeviceResp::default()
         };
-        say.device_cap_flags_ex = say.base.device_cap_flags.into();
-        say.response_length = call.room().min(say.as_bytes().len()) as u32;
-        call.answer(&say)?;
+        resp.device_cap_flags_ex = resp.base.device_cap_flags.into();
+        resp.response_length = call.room().min(resp.as_bytes().len()) as u32;
+        call.answer(&resp)?;
         // The driver's part: its length, and no offloads.
         let length = call.driver_room().min(mlx5::QUERY_DEVICE_RESP);
         call.driver_answer(&[0, length as u32])
     }
 
     pub(crate) fn query_port(&self, call: &Call<'_>) -> Done {
-        let ask: QueryPort = call.input()?;
-        call.answer(&self.port(ask.port_num)?)
+        let cmd: QueryPort = call.input()?;
+        call.answer(&self.port(cmd.port_num)?)
     }
 
     /// The attributes of a port.

@@ -185,10 +185,10 @@ mod tests {
                 fabric.gids(Place { device: 0, port: 2 })[index].0
             );
         }
-        let nobody = AvSeg {
+        let unused = AvSeg {
             rgid: [9; 16],
             ..AvSeg::infiniband(0, QPN, 1, 0)
         };
-        assert_eq!(directory.resolve(&nobody, 1), None);
+        assert_eq!(directory.resolve(&unused, 1), None);
     }
 }

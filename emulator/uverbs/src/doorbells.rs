@@ -6,7 +6,6 @@
 //! lock there. Register 0 is for any number of QPs, because it is written with plain doorbells
 //! only. The registers between are shared. With dynamic pages, the library requests each page by an
 //! ioctl.
-//! between are shared. With dynamic pages the library asks for each by an ioctl.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -51,22 +50,22 @@ pub(crate) struct Doorbells {
 }
 
 impl Doorbells {
-    pub fn new(mode: UarMode, ask: &AllocUcontextReqV2) -> Result<Doorbells, Errno> {
-        let dynamic = mode == UarMode::Dynamic && ask.lib_caps & lib_cap::DYN_UAR != 0;
-        let asked = ask.total_num_bfregs;
-        if asked == 0 || asked > MAX_REGISTERS {
+    pub fn new(mode: UarMode, cmd: &AllocUcontextReqV2) -> Result<Doorbells, Errno> {
+        let dynamic = mode == UarMode::Dynamic && cmd.lib_caps & lib_cap::DYN_UAR != 0;
+        let requested = cmd.total_num_bfregs;
+        if requested == 0 || requested > MAX_REGISTERS {
             return Err(Errno::INVAL);
         }
         // Two registers per page.
-        let registers = asked.next_multiple_of(2);
-        if ask.num_low_latency_bfregs >= registers {
+        let registers = requested.next_multiple_of(2);
+        if cmd.num_low_latency_bfregs >= registers {
             return Err(Errno::INVAL);
         }
         let registers = if dynamic { 0 } else { registers };
         Ok(Doorbells {
             pages: BTreeMap::new(),
             registers,
-            low_latency: ask.num_low_latency_bfregs,
+            low_latency: cmd.num_low_latency_bfregs,
             users: vec![0; registers as usize],
             next: FIRST_PAGE,
         })

@@ -81,8 +81,8 @@ impl Targets {
     }
 
     /// Sets whether the user of a QP requests an event when it is drained.
-    pub fn tell_drained(&mut self, owner: u64, asked: bool) {
-        if asked {
+    pub fn request_drained(&mut self, owner: u64, requested: bool) {
+        if requested {
             self.quiet.remove(&owner);
         } else {
             self.quiet.insert(owner);
@@ -101,14 +101,14 @@ impl Targets {
     }
 
     /// Delivers an event to its recipients.
-    pub fn tell(&mut self, event: Event) {
+    pub fn deliver(&mut self, event: Event) {
         use async_event::*;
         let (owner, kind) = match event {
-            Event::Completion { owner, .. } => return self.tell_completion(owner),
+            Event::Completion { owner, .. } => return self.deliver_completion(owner),
             Event::Port { port, up } => {
-                return self.tell_port(port, if up { PORT_ACTIVE } else { PORT_ERR });
+                return self.deliver_port(port, if up { PORT_ACTIVE } else { PORT_ERR });
             }
-            Event::DeviceFatal => return self.tell_port(0, DEVICE_FATAL),
+            Event::DeviceFatal => return self.deliver_port(0, DEVICE_FATAL),
             Event::CqError { owner, .. } => (owner, CQ_ERR),
             Event::QpFatal { owner, .. } => (owner, QP_FATAL),
             Event::QpRequest { owner, .. } => (owner, QP_REQ_ERR),
@@ -130,7 +130,7 @@ impl Targets {
         }
     }
 
-    fn tell_completion(&mut self, owner: u64) {
+    fn deliver_completion(&mut self, owner: u64) {
         if let Some((target, sent)) = self.all.get_mut(&owner)
             && let Some(channel) = &target.channel
         {
@@ -142,7 +142,7 @@ impl Targets {
     }
 
     /// Sends an event to every context; port 0 stands for the device.
-    fn tell_port(&mut self, port: u8, kind: u32) {
+    fn deliver_port(&mut self, port: u8, kind: u32) {
         let files: Vec<Arc<EventFile>> = self.contexts.iter().filter_map(Weak::upgrade).collect();
         for file in files {
             self.send(file, message(port.into(), kind).as_bytes());

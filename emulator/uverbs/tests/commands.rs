@@ -50,8 +50,8 @@ fn first_command_is_required_once() {
         assert_eq!(rig.context.write(&bytes), Err(Errno::INVAL), "{number}");
     }
     assert_eq!(rig.context.map(0, 4096).err(), Some(Errno::INVAL));
-    let (say, own) = rig.get_context().unwrap();
-    assert!(say.num_comp_vectors > 0 && say.async_fd > 2);
+    let (resp, own) = rig.get_context().unwrap();
+    assert!(resp.num_comp_vectors > 0 && resp.async_fd > 2);
     assert_eq!(
         (own.tot_bfregs, own.cqe_version, own.response_length),
         (16, 1, 72)
@@ -61,13 +61,13 @@ fn first_command_is_required_once() {
 
 #[test]
 fn older_and_newer_libraries_are_answered() {
-    let ask = |rig: &mut Rig, driver: &[u8]| -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
+    let cmd = |rig: &mut Rig, driver: &[u8]| -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
         let input = GetContext::default();
-        rig.ask(&input, driver)
+        rig.call(&input, driver)
     };
     let fresh = || Rig::new(LinkLayer::InfiniBand, UarMode::Dynamic);
     let v1 = [16_u32, 4];
-    let (_, own) = ask(&mut fresh(), v1.as_bytes()).unwrap();
+    let (_, own) = cmd(&mut fresh(), v1.as_bytes()).unwrap();
     // It cannot request pages one by one.
     assert_eq!((own.tot_bfregs, own.cqe_version), (16, 0));
     let (_, own) = fresh().get_context().unwrap();
@@ -84,16 +84,16 @@ fn older_and_newer_libraries_are_answered() {
         v2.changed(|a| a.num_low_latency_bfregs = 16),
     ];
     for v2 in refused {
-        assert_eq!(ask(&mut fresh(), v2.as_bytes()).err(), Some(Errno::INVAL));
+        assert_eq!(cmd(&mut fresh(), v2.as_bytes()).err(), Some(Errno::INVAL));
     }
     let v2 = mlx5::AllocUcontextReqV2 { comp_mask: 1, ..v2 };
     assert_eq!(
-        ask(&mut fresh(), v2.as_bytes()).err(),
+        cmd(&mut fresh(), v2.as_bytes()).err(),
         Some(Errno::OPNOTSUPP)
     );
-    assert_eq!(ask(&mut fresh(), &[0; 4]).err(), Some(Errno::INVAL));
+    assert_eq!(cmd(&mut fresh(), &[0; 4]).err(), Some(Errno::INVAL));
     let longer = [v1.as_bytes(), &[0; 28], &[1; 4]].concat();
-    assert_eq!(ask(&mut fresh(), &longer).err(), Some(Errno::OPNOTSUPP));
+    assert_eq!(cmd(&mut fresh(), &longer).err(), Some(Errno::OPNOTSUPP));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn command_that_is_not_emulated_has_a_kernels_error() {
         }
     }
     for number in [command::ATTACH_MCAST, detach] {
-        let done = rig.tell(number, &McastAttach::default());
+        let done = rig.run(number, &McastAttach::default());
         assert_eq!(done, Err(Errno::INVAL));
     }
 }
@@ -161,16 +161,16 @@ fn queries() {
         let mut rig = Rig::new(link, UarMode::Dynamic);
         rig.get_context().unwrap();
         let input = QueryDevice::default();
-        let say = rig.ask(&input, &[]).unwrap().0;
-        assert_eq!((say.vendor_id, say.phys_port_cnt), (0x15b3, 1));
+        let resp = rig.call(&input, &[]).unwrap().0;
+        assert_eq!((resp.vendor_id, resp.phys_port_cnt), (0x15b3, 1));
         let port = |rig: &mut Rig, port_num| -> Answer<QueryPortResp, ()> {
             let input = QueryPort::default().changed(|q| q.port_num = port_num);
-            rig.ask(&input, &[])
+            rig.call(&input, &[])
         };
-        let (say, ()) = port(&mut rig, 1).unwrap();
+        let (resp, ()) = port(&mut rig, 1).unwrap();
         let ib = link == LinkLayer::InfiniBand;
         assert_eq!(
-            (say.state, say.lid, say.link_layer),
+            (resp.state, resp.lid, resp.link_layer),
             (4, ib.into(), 2 - u8::from(ib))
         );
         assert_eq!(port(&mut rig, 0).err(), Some(Errno::INVAL));
@@ -182,7 +182,7 @@ fn queries() {
 fn extended_query_fills_the_answer_buffer() {
     let rig = Rig::open();
     let at = rig.process.memory.addr();
-    let ask = |out, driver| {
+    let cmd = |out, driver| {
         rig.process.memory.write(0, &[0xee; 512]).unwrap();
         let bytes = extended(command::QUERY_DEVICE, at, (&[0; 8], &[]), (out, driver));
         rig.context.write(&bytes).unwrap();
@@ -191,14 +191,14 @@ fn extended_query_fills_the_answer_buffer() {
         all
     };
     let word = |all: &[u8], at: usize| u32::from_ne_bytes(all[at..at + 4].try_into().unwrap());
-    let all = ask(304, 104);
+    let all = cmd(304, 104);
     assert_eq!((word(&all, 180), word(&all, 304 + 4)), (304, 104));
     assert!(all[304 + 8..304 + 104].iter().all(|&b| b == 0));
     assert_eq!(all[408], 0xee);
-    let all = ask(184, 8);
+    let all = cmd(184, 8);
     assert_eq!((word(&all, 180), word(&all, 184 + 4)), (184, 8));
     assert_eq!(all[192], 0xee);
-    let all = ask(320, 0);
+    let all = cmd(320, 0);
     assert_eq!((word(&all, 180), all[319], all[320]), (304, 0, 0xee));
 }
 
@@ -208,10 +208,10 @@ fn handle_of_another_kind_is_refused() {
     let pd = rig.pd();
     let cq = rig.cq(-1);
     let none = 4711;
-    let tell = |rig: &Rig, number, handle| rig.tell(number, &Handle { handle }).err();
+    let run = |rig: &Rig, number, handle| rig.run(number, &Handle { handle }).err();
     for number in [command::DEALLOC_PD, command::DEREG_MR, command::DESTROY_AH] {
-        assert_eq!(tell(&rig, number, none), Some(Errno::NOENT));
-        assert_eq!(tell(&rig, number, cq.handle), Some(Errno::INVAL));
+        assert_eq!(run(&rig, number, none), Some(Errno::NOENT));
+        assert_eq!(run(&rig, number, cq.handle), Some(Errno::INVAL));
     }
     assert_eq!(rig.destroy_cq(none).err(), Some(Errno::NOENT));
     assert_eq!(rig.destroy_cq(pd).err(), Some(Errno::INVAL));
@@ -225,7 +225,7 @@ fn handle_of_another_kind_is_refused() {
     let other = Cq { handle: pd, ..cq };
     assert_eq!(rig.qp(pd, &other).err(), Some(Errno::INVAL));
     let way = rig.ways(none, 0)[0];
-    assert_eq!(rig.tell(command::MODIFY_QP, &way), Err(Errno::INVAL));
+    assert_eq!(rig.run(command::MODIFY_QP, &way), Err(Errno::INVAL));
 }
 
 #[test]
@@ -234,10 +234,10 @@ fn object_in_use_is_not_destroyed() {
     let pd = rig.pd();
     let at = rig.room(4096);
     let mr = rig.mr(pd, at, 4096, 1).unwrap();
-    let free_pd = |rig: &Rig| rig.tell(command::DEALLOC_PD, &Handle { handle: pd });
+    let free_pd = |rig: &Rig| rig.run(command::DEALLOC_PD, &Handle { handle: pd });
     assert_eq!(free_pd(&rig), Err(Errno::BUSY));
     let handle = mr.mr_handle;
-    rig.tell(command::DEREG_MR, &Handle { handle }).unwrap();
+    rig.run(command::DEREG_MR, &Handle { handle }).unwrap();
     let cq = rig.cq(-1);
     let qp = rig.qp(pd, &cq).unwrap();
     assert_eq!(free_pd(&rig), Err(Errno::BUSY));
@@ -276,7 +276,7 @@ fn regions() {
             access_flags: 3,
             ..Default::default()
         };
-        rig.ask(&input, &[])
+        rig.call(&input, &[])
     };
     assert_eq!(rereg(&mut rig, 0, at).err(), Some(Errno::INVAL));
     assert_eq!(rereg(&mut rig, 8, at).err(), Some(Errno::INVAL));
@@ -285,8 +285,8 @@ fn regions() {
         rereg(&mut rig, 1, NOWHERE & !0xfff).err(),
         Some(Errno::FAULT)
     );
-    let (say, ()) = rereg(&mut rig, 5, at).unwrap();
-    assert_ne!(say.lkey, mr.lkey);
+    let (resp, ()) = rereg(&mut rig, 5, at).unwrap();
+    assert_ne!(resp.lkey, mr.lkey);
     let gone = rig.nic.with(|nic| nic.dereg_mr(mr.lkey));
     assert!(gone.is_err(), "the former key is no more");
 }
@@ -334,7 +334,7 @@ fn invalid_cqs_are_refused() {
     let good = CreateCq::default().changed(|c| (c.cqe, c.comp_channel) = (15, -1));
     let own = cq_driver(buf, db);
     let mut make = |input: CreateCq, own: mlx5::CreateCq| {
-        rig.ask(&input, own.as_bytes()).map(|(say, _)| say.cqe)
+        rig.call(&input, own.as_bytes()).map(|(resp, _)| resp.cqe)
     };
     let wrong = [
         CreateCq { cqe: 0, ..good },
@@ -374,7 +374,7 @@ fn invalid_qps_are_refused() {
     let own = qp_driver(buf, db);
     let mut make = |init: QpInit, own: mlx5::CreateQp| {
         let input = CreateQp { init, ..good };
-        rig.ask(&input, own.as_bytes()).map(drop)
+        rig.call(&input, own.as_bytes()).map(drop)
     };
     let init = good.init;
     let wrong = [
@@ -418,40 +418,40 @@ fn qp_changes_its_state_and_query_returns_it() {
     let ways = rig.ways(qp.handle, qp.qpn);
     assert_eq!(rig.query_qp(qp.handle).unwrap().qp_state, 0);
     // Refused: a wrong order, a missing attribute, an attribute too many.
-    assert_eq!(rig.tell(command::MODIFY_QP, &ways[1]), Err(Errno::INVAL));
+    assert_eq!(rig.run(command::MODIFY_QP, &ways[1]), Err(Errno::INVAL));
     for way in ways {
         // All that is named here is needed, but the state, which then stays.
         let highest = 1 << way.attr_mask.ilog2();
         let few = way.changed(|m| m.attr_mask &= !highest);
-        assert_eq!(rig.tell(command::MODIFY_QP, &few), Err(Errno::INVAL));
+        assert_eq!(rig.run(command::MODIFY_QP, &few), Err(Errno::INVAL));
         let many = way.changed(|m| m.attr_mask |= attr::QKEY);
-        assert_eq!(rig.tell(command::MODIFY_QP, &many), Err(Errno::INVAL));
-        let liar = ModifyQp {
+        assert_eq!(rig.run(command::MODIFY_QP, &many), Err(Errno::INVAL));
+        let invalid = ModifyQp {
             attr_mask: way.attr_mask | attr::CUR_STATE,
             cur_qp_state: 5,
             ..way
         };
-        assert_eq!(rig.tell(command::MODIFY_QP, &liar), Err(Errno::INVAL));
-        rig.tell(command::MODIFY_QP, &way).unwrap();
-        let say = rig.query_qp(qp.handle).unwrap();
-        assert_eq!(say.qp_state, way.qp_state);
+        assert_eq!(rig.run(command::MODIFY_QP, &invalid), Err(Errno::INVAL));
+        rig.run(command::MODIFY_QP, &way).unwrap();
+        let resp = rig.query_qp(qp.handle).unwrap();
+        assert_eq!(resp.qp_state, way.qp_state);
     }
-    let say = rig.query_qp(qp.handle).unwrap();
-    assert_eq!((say.dest_qp_num, say.rq_psn, say.sq_psn), (qp.qpn, 7, 7));
-    assert_eq!((say.timeout, say.retry_cnt, say.path_mtu), (14, 7, 3));
-    assert_eq!((say.max_recv_wr, say.dest.dlid), (4, 1));
+    let resp = rig.query_qp(qp.handle).unwrap();
+    assert_eq!((resp.dest_qp_num, resp.rq_psn, resp.sq_psn), (qp.qpn, 7, 7));
+    assert_eq!((resp.timeout, resp.retry_cnt, resp.path_mtu), (14, 7, 3));
+    assert_eq!((resp.max_recv_wr, resp.dest.dlid), (4, 1));
     let to = |state| ModifyQp {
         qp_handle: qp.handle,
         attr_mask: attr::STATE,
         qp_state: state,
         ..Default::default()
     };
-    rig.tell(command::MODIFY_QP, &to(6)).unwrap();
+    rig.run(command::MODIFY_QP, &to(6)).unwrap();
     assert_eq!(rig.query_qp(qp.handle).unwrap().qp_state, 6);
-    rig.tell(command::MODIFY_QP, &to(6)).unwrap();
-    rig.tell(command::MODIFY_QP, &to(0)).unwrap();
-    let say = rig.query_qp(qp.handle).unwrap();
-    assert_eq!((say.qp_state, say.dest_qp_num), (0, 0));
+    rig.run(command::MODIFY_QP, &to(6)).unwrap();
+    rig.run(command::MODIFY_QP, &to(0)).unwrap();
+    let resp = rig.query_qp(qp.handle).unwrap();
+    assert_eq!((resp.qp_state, resp.dest_qp_num), (0, 0));
     // The extended command does the same.
     let at = rig.process.memory.addr();
     let body = ways[0].as_bytes();
@@ -468,11 +468,11 @@ fn values_beyond_their_range_are_refused() {
     let qp = rig.qp(pd, &cq).unwrap();
     let [init, rtr, rts] = rig.ways(qp.handle, qp.qpn);
     let refused = |rig: &Rig, way: ModifyQp| {
-        assert_eq!(rig.tell(command::MODIFY_QP, &way), Err(Errno::INVAL));
+        assert_eq!(rig.run(command::MODIFY_QP, &way), Err(Errno::INVAL));
     };
     refused(&rig, init.changed(|m| m.port_num = 2));
     refused(&rig, init.changed(|m| m.pkey_index = 1));
-    rig.tell(command::MODIFY_QP, &init).unwrap();
+    rig.run(command::MODIFY_QP, &init).unwrap();
     let wrong = [
         ModifyQp { path_mtu: 0, ..rtr },
         ModifyQp { path_mtu: 6, ..rtr },
@@ -484,7 +484,7 @@ fn values_beyond_their_range_are_refused() {
     for way in wrong {
         refused(&rig, way);
     }
-    rig.tell(command::MODIFY_QP, &rtr).unwrap();
+    rig.run(command::MODIFY_QP, &rtr).unwrap();
     for way in [
         ModifyQp { timeout: 32, ..rts },
         rts.changed(|m| m.retry_cnt = 8),
@@ -493,7 +493,7 @@ fn values_beyond_their_range_are_refused() {
     ] {
         refused(&rig, way);
     }
-    rig.tell(command::MODIFY_QP, &rts).unwrap();
+    rig.run(command::MODIFY_QP, &rts).unwrap();
 }
 
 #[test]
@@ -504,7 +504,7 @@ fn ethernet_ports_have_their_own_addresses() {
     let mut attr = AhAttr::default().changed(|a| (a.port_num, a.is_global) = (1, 1));
     let mut make = |attr: AhAttr| -> Answer<CreateAhResp, mlx5::CreateAhResp> {
         let input = CreateAh::default().changed(|c| (c.pd_handle, c.attr) = (pd, attr));
-        rig.ask(&input, &[])
+        rig.call(&input, &[])
     };
     let place = Place { device: 0, port: 1 };
     let fabric = fabric(LinkLayer::Ethernet);
@@ -517,19 +517,19 @@ fn ethernet_ports_have_their_own_addresses() {
         make(attr.changed(|a| a.port_num = 0)).err(),
         Some(Errno::INVAL)
     );
-    let (say, own) = make(attr).unwrap();
+    let (resp, own) = make(attr).unwrap();
     assert_eq!(own.response_length, 16);
     assert_eq!(own.dmac, fabric.mac(place));
-    let handle = say.ah_handle;
-    let used = rig.tell(command::DEALLOC_PD, &Handle { handle: pd });
+    let handle = resp.ah_handle;
+    let used = rig.run(command::DEALLOC_PD, &Handle { handle: pd });
     assert_eq!(used, Err(Errno::BUSY));
-    rig.tell(command::DESTROY_AH, &Handle { handle }).unwrap();
-    let again = rig.tell(command::DESTROY_AH, &Handle { handle });
+    rig.run(command::DESTROY_AH, &Handle { handle }).unwrap();
+    let again = rig.run(command::DESTROY_AH, &Handle { handle });
     assert_eq!(again, Err(Errno::NOENT));
     // A connection without a global route has no destination.
     let cq = rig.cq(-1);
     let qp = rig.qp(pd, &cq).unwrap();
     let [init, rtr, _] = rig.ways(qp.handle, qp.qpn);
-    rig.tell(command::MODIFY_QP, &init).unwrap();
-    assert_eq!(rig.tell(command::MODIFY_QP, &rtr), Err(Errno::INVAL));
+    rig.run(command::MODIFY_QP, &init).unwrap();
+    assert_eq!(rig.run(command::MODIFY_QP, &rtr), Err(Errno::INVAL));
 }

@@ -62,14 +62,14 @@ fn rights_change_with_the_attribute_that_names_them() {
                 way.attr_mask |= ACCESS_FLAGS;
                 way.qp_access_flags = 0;
             }
-            rig.tell(command::MODIFY_QP, &way).unwrap();
+            rig.run(command::MODIFY_QP, &way).unwrap();
             if n != 1 && i == n {
                 let none = rights(&qp, way.qp_state, 0);
-                rig.tell(command::MODIFY_QP, &none).unwrap();
+                rig.run(command::MODIFY_QP, &none).unwrap();
             }
         }
         if back {
-            rig.tell(command::MODIFY_QP, &rights(&qp, 3, 0xf)).unwrap();
+            rig.run(command::MODIFY_QP, &rights(&qp, 3, 0xf)).unwrap();
         }
         rig.post(&qp, 0, &write_of(&sges, data + 4096, &mr));
         rig.settle();
@@ -127,8 +127,8 @@ fn armed_cq_raises_one_event() {
     rig.settle();
     assert_eq!(events(channel), [0xc0ffee]);
     rig.destroy_qp(qp.handle).unwrap();
-    let say = rig.destroy_cq(cq.handle).unwrap();
-    assert_eq!(say.comp_events_reported, 3);
+    let resp = rig.destroy_cq(cq.handle).unwrap();
+    assert_eq!(resp.comp_events_reported, 3);
 }
 
 #[test]

@@ -22,13 +22,13 @@ fn descriptors() -> usize {
 fn no_descriptor_is_left_of_unanswered_commands_and_closed_channels() {
     let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
     let before = descriptors();
-    let ask = mlx5::AllocUcontextReqV2::default().changed(|a| a.total_num_bfregs = 16);
+    let cmd = mlx5::AllocUcontextReqV2::default().changed(|a| a.total_num_bfregs = 16);
     // The core's answer has no memory; the driver's, after it, has.
     let at = rig.process.memory.addr();
     for response in [at - 8, NOWHERE] {
-        let body = [GetContext { response }.as_bytes(), ask.as_bytes()].concat();
-        let asked = rig.context.write(&plain(command::GET_CONTEXT, &body, 80));
-        assert_eq!(asked, Err(Errno::FAULT));
+        let body = [GetContext { response }.as_bytes(), cmd.as_bytes()].concat();
+        let result = rig.context.write(&plain(command::GET_CONTEXT, &body, 80));
+        assert_eq!(result, Err(Errno::FAULT));
         assert_eq!(descriptors(), before);
     }
     rig.get_context().unwrap();

@@ -86,14 +86,14 @@ fn shared_receives_and_inline_scatter_work() {
         entry[24..32].copy_from_slice(&(data + 64 * i).to_be_bytes());
         devx.rig.put(ring + 32 * i, &entry);
     }
-    let ask = CreateSrq {
+    let cmd = CreateSrq {
         pd_handle: devx.pd,
         max_wr: 3,
         max_sge: 1,
         ..Default::default()
     };
     let own = mlx5::CreateSrq::default().changed(|c| (c.buf_addr, c.db_addr) = (ring, db));
-    let (srq, driver) = devx.rig.ask(&ask, own.as_bytes()).unwrap();
+    let (srq, driver) = devx.rig.call(&cmd, own.as_bytes()).unwrap();
     devx.rig.put32(db, 2_u32.to_be());
 
     let cq = devx.create(&devx.cq()).unwrap();
@@ -126,8 +126,8 @@ fn shared_receives_and_inline_scatter_work() {
     }
     let handle = srq.srq_handle;
     let destroy = |devx: &mut Devx| {
-        let ask = DestroySrq::default().changed(|d| d.srq_handle = handle);
-        devx.rig.ask(&ask, &[]).map(drop)
+        let cmd = DestroySrq::default().changed(|d| d.srq_handle = handle);
+        devx.rig.call(&cmd, &[]).map(drop)
     };
     assert_eq!(destroy(&mut devx), Err(Errno::BUSY));
     devx.remove(b.0).unwrap();
@@ -163,7 +163,7 @@ fn capabilities_are_returned() {
         let (done, _) = devx.general(&header(opcode::QUERY_HCA_CAP), 64);
         assert_eq!(done.unwrap()[16..], general[..48]);
 
-        let ask = |index, port| {
+        let cmd = |index, port| {
             let bytes = header(opcode::QUERY_ROCE_ADDRESS);
             let bytes = with(&bytes, 0, roce_address::input::INDEX, index);
             let bytes = with(&bytes, 0, roce_address::input::VHCA_PORT_NUM, port);
@@ -171,15 +171,15 @@ fn capabilities_are_returned() {
             done.map_err(|errno| refused(errno, &answer))
         };
         if ethernet == 0 {
-            assert_eq!(ask(0, 1), Err(Refused::Device(status::BAD_PARAM, 0x5c)));
+            assert_eq!(cmd(0, 1), Err(Refused::Device(status::BAD_PARAM, 0x5c)));
             continue;
         }
-        let answer = ask(3, 1).unwrap();
+        let answer = cmd(3, 1).unwrap();
         assert_eq!(answer[roce_address::GID][10..14], [0xff, 0xff, 127, 0]);
         assert_eq!(roce_address::output::VERSION.get(&answer), 2);
         assert_eq!(roce_address::output::L3_TYPE.get(&answer), 0);
-        assert_eq!(ask(4, 1), Err(Refused::Device(status::BAD_PARAM, 0x40)));
-        assert_eq!(ask(0, 2), Err(Refused::Device(status::BAD_PARAM, 0x5c)));
+        assert_eq!(cmd(4, 1), Err(Refused::Device(status::BAD_PARAM, 0x40)));
+        assert_eq!(cmd(0, 2), Err(Refused::Device(status::BAD_PARAM, 0x5c)));
     }
 }
 
@@ -187,8 +187,8 @@ fn capabilities_are_returned() {
 fn event_queues_and_pages_have_numbers() {
     let devx = Devx::new();
     let out = devx.rig.process.memory.addr() + 2048;
-    let query = |devx: &Devx, method, asked: u64| {
-        let attrs = [(0x1000, 4, asked), (0x1001, 4, out)];
+    let query = |devx: &Devx, method, value: u64| {
+        let attrs = [(0x1000, 4, value), (0x1001, 4, out)];
         let done = devx.rig.ioctl(OBJECT_DEVX, method, &attrs);
         done.map(|_| devx.rig.read::<u32>(out))
     };
@@ -200,8 +200,8 @@ fn event_queues_and_pages_have_numbers() {
     let rig = open(LinkLayer::InfiniBand, UarMode::Static, 1);
     let devx = Devx { rig, ..devx };
     let out = devx.rig.process.memory.addr() + 2048;
-    let query = |asked: u64| {
-        let attrs = [(0x1000, 4, asked), (0x1001, 4, out)];
+    let query = |value: u64| {
+        let attrs = [(0x1000, 4, value), (0x1001, 4, out)];
         let done = devx.rig.ioctl(OBJECT_DEVX, DEVX_QUERY_UAR, &attrs);
         done.map(|_| devx.rig.read::<u32>(out))
     };

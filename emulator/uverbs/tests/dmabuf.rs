@@ -57,7 +57,7 @@ fn mr_on_a_file_is_registered_and_deregistered() {
         access_flags: 1,
         ..Default::default()
     };
-    assert_eq!(rig.ask(&again, &[]).err(), Some(Errno::OPNOTSUPP));
+    assert_eq!(rig.call(&again, &[]).err(), Some(Errno::OPNOTSUPP));
     let refused = [
         (good.changed(|w| w.iova = 0x7000_0000), Errno::INVAL),
         (Wanted { length: 0, ..good }, Errno::INVAL),
@@ -73,9 +73,9 @@ fn mr_on_a_file_is_registered_and_deregistered() {
     for (want, errno) in refused {
         assert_eq!(register(&rig, want).err(), Some(errno));
     }
-    rig.tell(command::DEREG_MR, &Handle { handle }).unwrap();
-    let gone = rig.tell(command::DEREG_MR, &Handle { handle });
+    rig.run(command::DEREG_MR, &Handle { handle }).unwrap();
+    let gone = rig.run(command::DEREG_MR, &Handle { handle });
     assert_eq!(gone.err(), Some(Errno::NOENT));
     let pd = Handle { handle: good.pd };
-    rig.tell(command::DEALLOC_PD, &pd).unwrap();
+    rig.run(command::DEALLOC_PD, &pd).unwrap();
 }

@@ -16,11 +16,11 @@ const RTS: u8 = 3;
 /// with itself.
 fn opened(handle: u64) -> (Rig, u32, Qp) {
     let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
-    let (say, _) = rig.get_context().unwrap();
+    let (resp, _) = rig.get_context().unwrap();
     let pd = rig.pd();
     let cq = rig.cq(-1);
     let qp = named_qp(&mut rig, pd, &cq, handle);
-    (rig, say.async_fd, qp)
+    (rig, resp.async_fd, qp)
 }
 
 fn named_qp(rig: &mut Rig, pd: u32, cq: &Cq, handle: u64) -> Qp {
@@ -33,20 +33,20 @@ fn named_qp(rig: &mut Rig, pd: u32, cq: &Cq, handle: u64) -> Qp {
 /// Changes the state, with this value of the notification attribute.
 fn to(rig: &Rig, qp: &Qp, state: u8, notify: Option<u8>) -> Result<usize, Errno> {
     let notified = notify.map_or(0, |_| attr::EN_SQD_ASYNC_NOTIFY);
-    let ask = ModifyQp {
+    let cmd = ModifyQp {
         qp_handle: qp.handle,
         attr_mask: attr::STATE | notified,
         qp_state: state,
         en_sqd_async_notify: notify.unwrap_or(0),
         ..Default::default()
     };
-    rig.tell(command::MODIFY_QP, &ask)
+    rig.run(command::MODIFY_QP, &cmd)
 }
 
 /// The number of events that the user must acknowledge before a QP is destroyed.
 fn reported(rig: &mut Rig, qp: &Qp) -> u32 {
     let input = DestroyQp::default().changed(|d| d.qp_handle = qp.handle);
-    rig.ask(&input, &[]).unwrap().0.events_reported
+    rig.call(&input, &[]).unwrap().0.events_reported
 }
 
 #[test]
@@ -56,12 +56,12 @@ fn drained_qp_raises_an_event_on_request() {
     for (notify, events) in [(None, 0), (Some(0), 0), (Some(1), 1), (Some(1), 1)] {
         to(&rig, &qp, SQD, notify).unwrap();
         let expected = vec![(0xabcd, async_event::SQ_DRAINED); events];
-        assert_eq!(told(&mut rig, file), expected);
-        let say = rig.query_qp(qp.handle).unwrap();
-        assert_eq!((say.qp_state, say.sq_draining), (SQD, 0));
+        assert_eq!(delivered(&mut rig, file), expected);
+        let resp = rig.query_qp(qp.handle).unwrap();
+        assert_eq!((resp.qp_state, resp.sq_draining), (SQD, 0));
         to(&rig, &qp, RTS, None).unwrap();
     }
-    assert_eq!(told(&mut rig, file), []);
+    assert_eq!(delivered(&mut rig, file), []);
     assert_eq!(reported(&mut rig, &qp), 2);
 }
 
@@ -84,7 +84,7 @@ fn unread_events_are_taken_back_and_not_counted() {
     assert_eq!(reported(&mut rig, &qp), 0);
     assert_eq!(reported(&mut rig, &other), 0);
     let port = [(1, async_event::PORT_ERR), (1, async_event::PORT_ACTIVE)];
-    assert_eq!(told(&mut rig, file), port);
+    assert_eq!(delivered(&mut rig, file), port);
 }
 
 #[test]
@@ -92,23 +92,23 @@ fn every_context_receives_port_events() {
     let (mut rig, first, _) = opened(0xabcd);
     let second = rig.device.open();
     let before = std::mem::replace(&mut rig.context, second);
-    let (say, _) = rig.get_context().unwrap();
+    let (resp, _) = rig.get_context().unwrap();
     let state = |rig: &mut Rig| {
-        let ask = QueryPort::default().changed(|q| q.port_num = 1);
-        let port = rig.ask(&ask, &[]).unwrap().0;
+        let cmd = QueryPort::default().changed(|q| q.port_num = 1);
+        let port = rig.call(&cmd, &[]).unwrap().0;
         (port.state, port.phys_state)
     };
     assert_eq!(state(&mut rig), (4, 5));
     rig.nic.with(|nic| nic.set_port(1, false)).unwrap();
     assert_eq!(state(&mut rig), (1, 2));
-    for file in [first, say.async_fd] {
-        assert_eq!(told(&mut rig, file), [(1, async_event::PORT_ERR)]);
+    for file in [first, resp.async_fd] {
+        assert_eq!(delivered(&mut rig, file), [(1, async_event::PORT_ERR)]);
     }
     // A closed context receives no event.
     drop(before);
     rig.nic.with(|nic| nic.set_port(1, true)).unwrap();
     assert_eq!(
-        told(&mut rig, say.async_fd),
+        delivered(&mut rig, resp.async_fd),
         [(1, async_event::PORT_ACTIVE)]
     );
     assert_eq!(state(&mut rig), (4, 5));

@@ -85,9 +85,9 @@ where
 }
 
 fn first(rig: &mut Rig) -> Result<(GetContextResp, mlx5::AllocUcontextResp), Errno> {
-    let ask = first_driver(0);
+    let cmd = first_driver(0);
     let command = command::GET_CONTEXT;
-    invoke(rig, command, &GetContext::default(), ask.as_bytes())
+    invoke(rig, command, &GetContext::default(), cmd.as_bytes())
 }
 
 fn open() -> Rig {
@@ -105,10 +105,10 @@ fn invoked_commands_work_like_written_ones() {
     assert_eq!(first(&mut rig).unwrap_err(), Errno::INVAL, "once");
     rig.forget_room();
 
-    let ask = QueryPort::default().changed(|q| q.port_num = 1);
+    let cmd = QueryPort::default().changed(|q| q.port_num = 1);
     let (by_ioctl, ()): (QueryPortResp, ()) =
-        invoke(&mut rig, command::QUERY_PORT, &ask, &[]).unwrap();
-    let written = rig.ask(&ask, &[]).unwrap();
+        invoke(&mut rig, command::QUERY_PORT, &cmd, &[]).unwrap();
+    let written = rig.call(&cmd, &[]).unwrap();
     assert_eq!(by_ioctl.as_bytes(), written.0.as_bytes());
     assert_eq!(by_ioctl.lid, 1);
 
@@ -118,8 +118,8 @@ fn invoked_commands_work_like_written_ones() {
     let region = rig.mr(pd.pd_handle, at, 4096, 1).unwrap();
     // A written command created the object that uses it.
     let done = |rig: &mut Rig, command, handle| {
-        let ask = Handle { handle };
-        invoke::<(), ()>(rig, command, &ask, &[]).map(drop)
+        let cmd = Handle { handle };
+        invoke::<(), ()>(rig, command, &cmd, &[]).map(drop)
     };
     let dealloc = command::DEALLOC_PD;
     assert_eq!(done(&mut rig, dealloc, pd.pd_handle), Err(Errno::BUSY));
@@ -133,13 +133,16 @@ fn invoked_commands_work_like_written_ones() {
 fn extended_commands_fill_the_answer_buffer() {
     let mut rig = open();
     let command = command::EXTENDED | command::QUERY_DEVICE;
-    let ask = ExQueryDevice::default();
-    let (say, driver): (ExQueryDeviceResp, [u8; 32]) =
-        invoke(&mut rig, command, &ask, &[]).unwrap();
-    assert_eq!(say.response_length as usize, size_of::<ExQueryDeviceResp>());
+    let cmd = ExQueryDevice::default();
+    let (resp, driver): (ExQueryDeviceResp, [u8; 32]) =
+        invoke(&mut rig, command, &cmd, &[]).unwrap();
+    assert_eq!(
+        resp.response_length as usize,
+        size_of::<ExQueryDeviceResp>()
+    );
     assert_eq!(u32::from_ne_bytes(driver[4..8].try_into().unwrap()), 32);
-    let (short, ()): ([u8; 8], ()) = invoke(&mut rig, command, &ask, &[]).unwrap();
-    assert_eq!(short, say.as_bytes()[..8]);
+    let (short, ()): ([u8; 8], ()) = invoke(&mut rig, command, &cmd, &[]).unwrap();
+    assert_eq!(short, resp.as_bytes()[..8]);
     // Unknown fields are accepted while they are zero.
     rig.forget_room();
     let mut longer = [0_u64; 4];
@@ -152,7 +155,7 @@ fn extended_commands_fill_the_answer_buffer() {
 #[test]
 fn invalid_attributes_are_refused() {
     let mut rig = open();
-    let says = |rig: &mut Rig, attrs: &[IoctlAttr]| {
+    let result = |rig: &mut Rig, attrs: &[IoctlAttr]| {
         let at = call(rig, attrs);
         let number = invoked(&*rig.process, at);
         rig.forget_room();
@@ -162,29 +165,29 @@ fn invalid_attributes_are_refused() {
     let query = word(command::QUERY_DEVICE);
     // Libraries probe for the method with this call.
     let number = Some(command::QUERY_DEVICE);
-    assert_eq!(says(&mut rig, &[query]), (Err(Errno::NOSPC), number));
-    assert_eq!(says(&mut rig, &[]), (Err(Errno::INVAL), None));
+    assert_eq!(result(&mut rig, &[query]), (Err(Errno::NOSPC), number));
+    assert_eq!(result(&mut rig, &[]), (Err(Errno::INVAL), None));
     for number in [19, 0x7f, command::EXTENDED | 60, 0x4000_0000] {
         let refused = (Err(Errno::OPNOTSUPP), Some(number));
-        assert_eq!(says(&mut rig, &[word(number)]), refused, "{number:#x}");
+        assert_eq!(result(&mut rig, &[word(number)]), refused, "{number:#x}");
     }
     let handle = attr(CORE_IN, 77, 4);
     let dealloc = word(command::DEALLOC_PD);
     let number = Some(command::DEALLOC_PD);
     let mut foreign = attr(0x1002, 0, 8);
     let refused = (Err(Errno::PROTONOSUPPORT), number);
-    assert_eq!(says(&mut rig, &[dealloc, handle, foreign]), refused);
+    assert_eq!(result(&mut rig, &[dealloc, handle, foreign]), refused);
     foreign.flags = 0;
     let none = (Err(Errno::NOENT), number);
-    assert_eq!(says(&mut rig, &[dealloc, handle, foreign]), none);
+    assert_eq!(result(&mut rig, &[dealloc, handle, foreign]), none);
     let away = attr(CORE_IN, NOWHERE, 16);
     let fault = (Err(Errno::FAULT), number);
-    assert_eq!(says(&mut rig, &[dealloc, away]), fault);
-    assert_eq!(says(&mut rig, &[dealloc; 17]).0, Err(Errno::INVAL));
+    assert_eq!(result(&mut rig, &[dealloc, away]), fault);
+    assert_eq!(result(&mut rig, &[dealloc; 17]).0, Err(Errno::INVAL));
     // An unwritable answer creates nothing.
     let alloc = word(command::ALLOC_PD);
     let (input, out) = (attr(CORE_IN, 0, 8), attr(CORE_OUT, NOWHERE, 4));
     let fault = (Err(Errno::FAULT), Some(command::ALLOC_PD));
-    assert_eq!(says(&mut rig, &[alloc, input, out]), fault);
+    assert_eq!(result(&mut rig, &[alloc, input, out]), fault);
     assert_eq!(invoked(&*rig.process, NOWHERE), None);
 }

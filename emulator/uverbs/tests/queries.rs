@@ -20,18 +20,18 @@ fn on(link: LinkLayer) -> (Rig, u64) {
 #[test]
 fn ports() {
     let (mut rig, out) = on(LinkLayer::InfiniBand);
-    let ask = |rig: &Rig, port: u64, room: u16| {
+    let cmd = |rig: &Rig, port: u64, room: u16| {
         let attrs = [(QUERY_PORT_NUM, 0, port), (QUERY_PORT_RESP, room, out)];
         rig.ioctl(OBJECT_DEVICE, QUERY_PORT, &attrs)
     };
-    ask(&rig, 1, 48).unwrap();
+    cmd(&rig, 1, 48).unwrap();
     let by_ioctl: QueryPortRespEx = rig.read(out);
     let input = QueryPort::default().changed(|q| q.port_num = 1);
-    assert_eq!(by_ioctl.legacy_resp, rig.ask(&input, &[]).unwrap().0);
+    assert_eq!(by_ioctl.legacy_resp, rig.call(&input, &[]).unwrap().0);
     for port in [0, 2, 257] {
-        assert_eq!(ask(&rig, port, 48), Err(Errno::INVAL));
+        assert_eq!(cmd(&rig, port, 48), Err(Errno::INVAL));
     }
-    assert_eq!(ask(&rig, 1, 40), Err(Errno::NOSPC));
+    assert_eq!(cmd(&rig, 1, 40), Err(Errno::NOSPC));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn regions() {
     let pd = rig.pd();
     let at = rig.room(8192);
     let mr = rig.mr(pd, at + 8, 5000, 0xf).unwrap();
-    let ask = |handle: u32| {
+    let cmd = |handle: u32| {
         let attrs = [
             (QUERY_MR_HANDLE, 0, handle.into()),
             (QUERY_MR_LKEY, 4, out),
@@ -102,11 +102,11 @@ fn regions() {
         ];
         rig.ioctl(OBJECT_MR, QUERY_MR, &attrs).map(drop)
     };
-    assert_eq!(ask(mr.mr_handle), Ok(()));
+    assert_eq!(cmd(mr.mr_handle), Ok(()));
     let keys: [u32; 2] = [rig.read(out), rig.read(out + 4)];
     assert_eq!(keys, [mr.lkey, mr.rkey]);
     assert_eq!(rig.read::<u64>(out + 8), 5000);
     assert_eq!(rig.read::<u64>(out + 16), at + 8);
-    assert_eq!(ask(pd), Err(Errno::INVAL));
-    assert_eq!(ask(12345), Err(Errno::INVAL));
+    assert_eq!(cmd(pd), Err(Errno::INVAL));
+    assert_eq!(cmd(12345), Err(Errno::INVAL));
 }

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 const LIMIT: u32 = 2;
 
-fn ask(pd: u32) -> CreateSrq {
+fn valid_srq(pd: u32) -> CreateSrq {
     CreateSrq {
         user_handle: 0xbeef,
         pd_handle: pd,
@@ -25,10 +25,10 @@ fn ask(pd: u32) -> CreateSrq {
 
 fn create(
     rig: &mut Rig,
-    ask: &CreateSrq,
+    cmd: &CreateSrq,
     own: &mlx5::CreateSrq,
 ) -> Answer<CreateSrqResp, mlx5::CreateSrqResp> {
-    rig.ask(ask, own.as_bytes())
+    rig.call(cmd, own.as_bytes())
 }
 
 struct Srq {
@@ -49,32 +49,32 @@ fn srq(rig: &mut Rig, pd: u32) -> Srq {
         uidx: 0xff,
         ..Default::default()
     };
-    let (say, _) = create(rig, &ask(pd), &own).unwrap();
-    assert_eq!((say.max_wr, say.max_sge, say.srqn), (3, 1, 0));
+    let (resp, _) = create(rig, &valid_srq(pd), &own).unwrap();
+    assert_eq!((resp.max_wr, resp.max_sge, resp.srqn), (3, 1, 0));
     Srq {
-        handle: say.srq_handle,
+        handle: resp.srq_handle,
         db,
     }
 }
 
 fn modify(rig: &Rig, handle: u32, attr_mask: u32, srq_limit: u32) -> Result<usize, Errno> {
-    let ask = ModifySrq {
+    let cmd = ModifySrq {
         srq_handle: handle,
         attr_mask,
         max_wr: 7,
         srq_limit,
     };
-    rig.tell(command::MODIFY_SRQ, &ask)
+    rig.run(command::MODIFY_SRQ, &cmd)
 }
 
 fn query(rig: &mut Rig, handle: u32) -> Result<QuerySrqResp, Errno> {
-    let ask = QuerySrq::default().changed(|q| q.srq_handle = handle);
-    rig.ask(&ask, &[]).map(|(say, ())| say)
+    let cmd = QuerySrq::default().changed(|q| q.srq_handle = handle);
+    rig.call(&cmd, &[]).map(|(resp, ())| resp)
 }
 
 fn destroy(rig: &mut Rig, handle: u32) -> Result<DestroySrqResp, Errno> {
-    let ask = DestroySrq::default().changed(|d| d.srq_handle = handle);
-    rig.ask(&ask, &[]).map(|(say, ())| say)
+    let cmd = DestroySrq::default().changed(|d| d.srq_handle = handle);
+    rig.call(&cmd, &[]).map(|(resp, ())| resp)
 }
 
 /// A QP that takes its receives from the SRQ; its whole buffer is for sends.
@@ -107,19 +107,19 @@ fn invalid_srqs_are_refused_at_creation() {
         (|_, o| o.buf_addr = NOWHERE, Errno::FAULT),
     ];
     for (i, (spoil, errno)) in cases.iter().enumerate() {
-        let (mut a, mut o) = (ask(pd), good);
+        let (mut a, mut o) = (valid_srq(pd), good);
         spoil(&mut a, &mut o);
         assert_eq!(create(&mut rig, &a, &o).err(), Some(*errno), "case {i}");
     }
     let nowhere = good.changed(|c| c.db_addr = NOWHERE & !7);
     assert_eq!(
-        create(&mut rig, &ask(pd), &nowhere).err(),
+        create(&mut rig, &valid_srq(pd), &nowhere).err(),
         Some(Errno::FAULT)
     );
     // Too short for the driver's part, or without room for an answer.
-    let short = rig.ask(&ask(pd), &good.as_bytes()[..16]);
+    let short = rig.call(&valid_srq(pd), &good.as_bytes()[..16]);
     assert_eq!(short.err(), Some(Errno::INVAL));
-    let mut body = ask(pd).as_bytes().to_vec();
+    let mut body = valid_srq(pd).as_bytes().to_vec();
     body.extend_from_slice(good.as_bytes());
     let tight = plain(command::CREATE_SRQ, &body, 12);
     assert_eq!(rig.context.write(&tight), Err(Errno::NOSPC));
@@ -128,7 +128,7 @@ fn invalid_srqs_are_refused_at_creation() {
     let lost = plain(command::CREATE_SRQ, &body, 24);
     assert_eq!(rig.context.write(&lost), Err(Errno::FAULT));
     let handle = Handle { handle: pd };
-    rig.tell(command::DEALLOC_PD, &handle).unwrap();
+    rig.run(command::DEALLOC_PD, &handle).unwrap();
 }
 
 #[test]
@@ -165,10 +165,10 @@ fn srq_is_modified_queried_and_destroyed() {
     assert_eq!(destroy(&mut rig, 99).err(), Some(Errno::NOENT));
     // The PD is in use.
     let handle = Handle { handle: pd };
-    assert_eq!(rig.tell(command::DEALLOC_PD, &handle), Err(Errno::BUSY));
+    assert_eq!(rig.run(command::DEALLOC_PD, &handle), Err(Errno::BUSY));
     assert_eq!(destroy(&mut rig, srq.handle).unwrap().events_reported, 0);
     assert_eq!(destroy(&mut rig, srq.handle).err(), Some(Errno::NOENT));
-    rig.tell(command::DEALLOC_PD, &handle).unwrap();
+    rig.run(command::DEALLOC_PD, &handle).unwrap();
 }
 
 #[test]
@@ -179,9 +179,9 @@ fn qps_refer_to_an_srq_and_keep_it_alive() {
     let cq = rig.cq(-1);
     assert_eq!(qp_on(&mut rig, pd, &cq, 99).err(), Some(Errno::INVAL));
     assert_eq!(qp_on(&mut rig, pd, &cq, pd).err(), Some(Errno::INVAL));
-    let (qp, say) = qp_on(&mut rig, pd, &cq, srq.handle).unwrap();
+    let (qp, resp) = qp_on(&mut rig, pd, &cq, srq.handle).unwrap();
     // The attributes of a separate receive queue are ignored.
-    assert_eq!((say.max_send_wr, say.max_recv_wr), (4, 0));
+    assert_eq!((resp.max_send_wr, resp.max_recv_wr), (4, 0));
     assert_eq!(rig.query_qp(qp.handle).unwrap().max_recv_wr, 0);
     assert_eq!(destroy(&mut rig, srq.handle).err(), Some(Errno::BUSY));
     rig.destroy_qp(qp.handle).unwrap();

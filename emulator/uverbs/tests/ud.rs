@@ -47,7 +47,7 @@ fn setup() -> Setup {
     let cq = rig.cq(-1);
     let qp = rig.qp_of(UD, pd, &cq).unwrap();
     for way in ways(qp.handle) {
-        rig.tell(command::MODIFY_QP, &way).unwrap();
+        rig.run(command::MODIFY_QP, &way).unwrap();
     }
     let data = rig.room(4096);
     let mr = rig.mr(pd, data, 4096, 1).unwrap();
@@ -102,7 +102,7 @@ fn qkey_is_changed_by_commands() {
         qkey,
         ..Default::default()
     };
-    s.rig.tell(command::MODIFY_QP, &change(7)).unwrap();
+    s.rig.run(command::MODIFY_QP, &change(7)).unwrap();
     assert_eq!(s.rig.query_qp(s.qp.handle).unwrap().qkey, 7);
     s.receive();
     let old = s.own();
@@ -131,7 +131,7 @@ fn ud_qp_continues_after_failed_sends() {
         qp_state: 3,
         ..Default::default()
     };
-    s.rig.tell(command::MODIFY_QP, &resume).unwrap();
+    s.rig.run(command::MODIFY_QP, &resume).unwrap();
     s.send(2, av);
     assert_eq!(s.entry(1).opcode(), CqeOpcode::REQ);
 }

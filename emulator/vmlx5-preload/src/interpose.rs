@@ -25,7 +25,7 @@ macro_rules! interpose {
         /// As the C library's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            // SAFETY: what the caller asked for, with the caller's promise.
+            // SAFETY: the call that the caller requested, with the caller's promise.
             unsafe { $body }
         }
     };
@@ -215,7 +215,7 @@ interpose! {
 pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     match files::find(fd) {
         None => {
-            // SAFETY: what the caller asked for.
+            // SAFETY: the call that the caller requested.
             result(unsafe { syscall(libc::SYS_write, [fd as usize, from as usize, len]) })
         }
         Some(File::Dead) => fail(libc::EIO),
@@ -246,7 +246,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: u64, arg: *mut c_void) -> c_i
     match files::find(fd) {
         None => {
             let args = [fd as usize, request as usize, arg as usize];
-            // SAFETY: what the caller asked for.
+            // SAFETY: the call that the caller requested.
             result(unsafe { syscall(libc::SYS_ioctl, args) }) as c_int
         }
         Some(File::Dead) => fail(libc::EIO) as c_int,
@@ -301,7 +301,7 @@ unsafe fn map(
             fd as usize,
             offset as usize,
         ];
-        // SAFETY: what the caller asked for, of a file of its or of ours.
+        // SAFETY: the call that the caller requested, of a file of its or of ours.
         result(unsafe { syscall(libc::SYS_mmap, args) }) as *mut c_void
     };
     let file = if flags & libc::MAP_ANONYMOUS != 0 {
@@ -341,11 +341,11 @@ unsafe fn map(
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && config::setup().is_some() {
         // A kernel with the subsystem would list its own devices, and none of these.
-        process::say_what_is_hidden();
+        process::report_hidden_devices();
         return fail(libc::EPROTONOSUPPORT) as c_int;
     }
     let args = [domain as usize, kind as usize, protocol as usize];
-    // SAFETY: what the caller asked for.
+    // SAFETY: the call that the caller requested.
     result(unsafe { syscall(libc::SYS_socket, args) }) as c_int
 }
 

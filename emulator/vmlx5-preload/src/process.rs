@@ -12,14 +12,14 @@ use crate::{engine, files, guard, trace, tree};
 pub fn start() {
     let config = match Config::from_env() {
         Ok(config) => config,
-        Err(why) => return trace::say(format_args!("{why}: no devices")),
+        Err(why) => return trace::print(format_args!("{why}: no devices")),
     };
     if config.trace {
         trace::turn_on();
     }
     let place = match tree::show(&config) {
         Ok(place) => place,
-        Err(why) => return trace::say(format_args!("tree of devices: {why}: no devices")),
+        Err(why) => return trace::print(format_args!("tree of devices: {why}: no devices")),
     };
     // SAFETY: this runs before `main`, when the process has one thread.
     unsafe { std::env::set_var("SYSFS_PATH", &place) };
@@ -36,12 +36,12 @@ pub fn start() {
 
 /// Writes to standard error, once, the names of the machine's real devices that the virtual ones
 /// hide. It is called when the program lists its devices, so that other programs write nothing.
-pub fn say_what_is_hidden() {
+pub fn report_hidden_devices() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         let names = real_devices();
         if !names.is_empty() {
-            trace::say(format_args!(
+            trace::print(format_args!(
                 "this machine's own devices are hidden: {}",
                 names.join(", ")
             ));

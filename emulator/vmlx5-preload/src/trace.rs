@@ -17,12 +17,12 @@ pub fn on() -> bool {
 /// Writes a line if traces are enabled.
 pub fn line(text: fmt::Arguments<'_>) {
     if on() {
-        say(text);
+        print(text);
     }
 }
 
 /// Writes a line.
-pub fn say(text: fmt::Arguments<'_>) {
+pub fn print(text: fmt::Arguments<'_>) {
     let line = format!("vmlx5[{}]: {text}\n", std::process::id());
     // An error of standard error cannot be reported.
     let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());

@@ -28,7 +28,7 @@ pub(crate) struct Arm {
     /// The last word that raised an event.
     answered: u32,
     /// Number of the first entry that no event reported.
-    untold: u32,
+    unreported: u32,
     /// Number of the last entry that is solicited or an error.
     pub solicited: Option<u32>,
     /// The event queue contains an event of this completion queue.
@@ -45,7 +45,7 @@ impl Arm {
             mem: Arc::clone(mem),
             offset,
             answered: NEVER,
-            untold: start,
+            unreported: start,
             solicited: None,
             telling: false,
         }
@@ -68,15 +68,15 @@ impl Arm {
             n if n > NUMBER / 2 => 0,
             n => n,
         };
-        let news = after(self.untold).min(untaken);
+        let unseen = after(self.unreported).min(untaken);
         let wanted = match self.solicited {
-            _ if word & SOLICITED_ONLY == 0 => news > 0,
-            Some(last) => (1..=news).contains(&after(last)),
+            _ if word & SOLICITED_ONLY == 0 => unseen > 0,
+            Some(last) => (1..=unseen).contains(&after(last)),
             None => false,
         };
         if wanted {
             self.answered = word;
-            self.untold = producer;
+            self.unreported = producer;
         }
         wanted
     }

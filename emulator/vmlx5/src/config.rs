@@ -1,7 +1,7 @@
 //! The configuration of a NIC.
 
 /// The configuration of a NIC: its name and its limits. A limit is a logarithm to base 2 unless its
-/// line says otherwise.
+/// description states another unit.
 #[derive(Clone, Debug)]
 pub struct NicConfig {
     /// The name of the NIC in traces: `nic0`.

@@ -142,23 +142,23 @@ impl Cq {
     }
 
     /// Writes the entry of completed work, with the payload if one is given.
-    pub fn succeed(&mut self, say: &Success, payload: Option<&[u8]>) {
+    pub fn succeed(&mut self, content: &Success, payload: Option<&[u8]>) {
         let owner = owner_of_lap(self.producer, self.attr.log_entries);
-        let entry = Cqe64::success(say, owner);
+        let entry = Cqe64::success(content, owner);
         match payload {
-            Some(payload) => self.push(&entry.with_scattered(payload), say.solicited),
-            None => self.push(&entry, say.solicited),
+            Some(payload) => self.push(&entry.with_scattered(payload), content.solicited),
+            None => self.push(&entry, content.solicited),
         }
     }
 
-    pub fn fail(&mut self, say: &Failure) {
+    pub fn fail(&mut self, content: &Failure) {
         let owner = owner_of_lap(self.producer, self.attr.log_entries);
-        self.push(ErrCqe::new(say, owner).as_cqe(), true);
+        self.push(ErrCqe::new(content, owner).as_cqe(), true);
     }
 
     /// Returns true once per request, when there is an entry to report.
     #[inline]
-    pub fn tells(&mut self) -> bool {
+    pub fn raises_event(&mut self) -> bool {
         match &mut self.arm {
             None => false,
             Some(arm) => arm.fires(self.producer),
@@ -199,8 +199,8 @@ impl Cq {
             .mem
             .write(at, body)
             .map_err(|_| CqFailure::Memory)?;
-        // A release store: a consumer that sees the new owner bit also sees the rest of the entry,
-        // and the payload as far as the memory keeps that promise.
+        // A release store: a consumer that observes the new owner bit also observes the rest of the
+        // entry, and the payload as far as the memory keeps that promise.
         self.attr
             .mem
             .store32(last, entry.last_dword().to_le())

@@ -61,8 +61,8 @@ pub trait Dma: Send + Sync {
     /// The word is not inside the span or is misaligned.
     fn load64(&self, offset: u64) -> Result<u64, DmaFault>;
 
-    /// Stores an aligned 32-bit word with release ordering: a reader that sees it also sees every
-    /// earlier `write` of this device, through any span.
+    /// Stores an aligned 32-bit word with release ordering: a reader that observes it also observes
+    /// every earlier `write` of this device, through any span.
     ///
     /// # Errors
     /// The word is not inside the span or is misaligned.
@@ -91,7 +91,7 @@ const PAGE: usize = 4096;
 
 /// A zeroed buffer, aligned to 4096 bytes, that threads and devices share.
 ///
-/// Every access is atomic word by word, so sharing is safe. A reader that races with a writer sees
+/// Every access is atomic word by word, so sharing is safe. A reader that races with a writer reads
 /// a mixture of old and new words, as on a real machine.
 pub struct HostMemory {
     pages: Box<[Page]>,

@@ -61,7 +61,7 @@ impl Machine for Nic {
         busy |= self.drop_lost_links();
         let Nic { core, wire } = self;
         busy |= core.look_at_clocks(wire);
-        busy |= core.look_after_receives();
+        busy |= core.read_receive_records();
         busy |= core.ctx.disorder.is_some() && core.place_late();
         busy |= core.send_strays(wire);
         busy |= core.give_turns(wire);
@@ -103,7 +103,7 @@ impl Core {
         for (_, uar) in self.uars.iter_mut() {
             if !uar.cqs.is_empty() && emptied(&*uar.mem, uar.offset + doorbell::CQ_ARM as u64) {
                 for &slot in &uar.cqs {
-                    self.ctx.tell(slot);
+                    self.ctx.raise_completion(slot);
                 }
                 any = true;
             }
@@ -234,7 +234,7 @@ impl Core {
     }
 
     /// Reads the receive records of queue pairs that a message waits for, and of those that flush.
-    fn look_after_receives(&mut self) -> bool {
+    fn read_receive_records(&mut self) -> bool {
         let mut any = false;
         let mut i = 0;
         while let Some(&slot) = self.watch.get(i) {
@@ -243,14 +243,14 @@ impl Core {
                 continue;
             };
             let flushes = qp.state == QpState::Err && qp.receives();
-            let news = flushes || qp.fed(ctx);
+            let ready = flushes || qp.fed(ctx);
             if !qp.wants_watch() {
                 qp.watched = false;
                 self.watch.swap_remove(i);
             } else {
                 i += 1;
             }
-            if news {
+            if ready {
                 self.schedule(slot);
                 any = true;
             }

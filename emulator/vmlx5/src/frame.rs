@@ -71,7 +71,7 @@ pub const FIRST: u8 = 1;
 pub const LAST: u8 = 2;
 /// The message carries immediate data.
 pub const IMM: u8 = 4;
-/// The message asks for a solicited event.
+/// The message requests a solicited event.
 pub const SOLICITED: u8 = 8;
 /// The message invalidates a key of the receiver.
 pub const INVALIDATE: u8 = 16;

@@ -152,7 +152,7 @@ pub use timer::{ack_timeout, rnr_delay};
 /// Decodes bytes from other processes, for the fuzzer only.
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::fabric::greeting::{Greeting, Heard, receive};
+    pub use crate::fabric::greeting::{Greeting, Received, receive};
     pub use crate::fabric::ring::{MIN_RING, Reader, Refused, Region, Writer};
     use crate::{FrameError, FrameHeader};
 

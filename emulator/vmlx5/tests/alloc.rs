@@ -133,13 +133,13 @@ fn messages_allocate_nothing() {
                 done += 1;
             }
             assert_eq!(done, 9);
-            let mut told = 0;
+            let mut events_raised = 0;
             for nic in &mut world.nics {
                 while nic.next_event().is_some() {
-                    told += 1;
+                    events_raised += 1;
                 }
             }
-            assert_eq!(told, if events { 2 } else { 0 });
+            assert_eq!(events_raised, if events { 2 } else { 0 });
         };
         allocates_nothing(&format!("{nics} NICs, events: {events}"), round);
     }

@@ -9,7 +9,7 @@ use vmlx5::*;
 
 const REGISTER: u64 = doorbell::CQ_ARM as u64;
 
-/// Writes the event request of a consumer, and its completion register if asked to.
+/// Writes the event request of a consumer, and its completion register on request.
 fn arm(end: &End, cq: &CqView, sequence: u32, solicited: bool, rings: bool) {
     let word = doorbell::cq_arm_value(sequence, solicited, cq.next);
     let at = cq.record + doorbell::ARM as u64;
@@ -20,7 +20,7 @@ fn arm(end: &End, cq: &CqView, sequence: u32, solicited: bool, rings: bool) {
 }
 
 /// Steps until no component makes progress, and returns the completion queues that raised events.
-fn told(world: &mut World, nic: usize) -> Vec<Cqn> {
+fn raised(world: &mut World, nic: usize) -> Vec<Cqn> {
     world.settle();
     let events = world.events(nic).into_iter();
     events
@@ -42,32 +42,32 @@ fn armed_queue_raises_one_event_for_new_entries() {
         a.run(world, &write(b.remote(0), &[a.sge(0, 8)]));
     };
     go(&mut world, &mut a);
-    assert_eq!(told(&mut world, 0), [], "the queue is not armed");
+    assert_eq!(raised(&mut world, 0), [], "the queue is not armed");
     // A request after the entry was written raises the event immediately. The word consists of
     // zeros.
     let cqn = a.send.cqn;
     arm(&a, &a.send, 0, false, true);
-    assert_eq!(told(&mut world, 0), [cqn]);
+    assert_eq!(raised(&mut world, 0), [cqn]);
     go(&mut world, &mut a);
-    assert_eq!(told(&mut world, 0), [], "the queue is not armed again");
+    assert_eq!(raised(&mut world, 0), [], "the queue is not armed again");
     // The consumer arms the queue before it takes an entry, as programs do that take entries later:
     // a reported entry does not count again, the second entry counts.
     arm(&a, &a.send, 1, false, true);
-    assert_eq!(told(&mut world, 0), [cqn]);
+    assert_eq!(raised(&mut world, 0), [cqn]);
     arm(&a, &a.send, 2, false, true);
-    assert_eq!(told(&mut world, 0), []);
+    assert_eq!(raised(&mut world, 0), []);
     go(&mut world, &mut a);
-    assert_eq!(told(&mut world, 0), [cqn]);
+    assert_eq!(raised(&mut world, 0), [cqn]);
     // The same word again requests nothing.
     arm(&a, &a.send, 2, false, true);
     go(&mut world, &mut a);
-    assert_eq!(told(&mut world, 0), []);
+    assert_eq!(raised(&mut world, 0), []);
     // Taken entries do not count, whether or not an event reported them.
     assert_eq!(a.send.drain().len(), 4);
     arm(&a, &a.send, 3, false, true);
-    assert_eq!(told(&mut world, 0), []);
+    assert_eq!(raised(&mut world, 0), []);
     go(&mut world, &mut a);
-    assert_eq!(told(&mut world, 0), [cqn]);
+    assert_eq!(raised(&mut world, 0), [cqn]);
 }
 
 #[test]
@@ -75,13 +75,13 @@ fn event_request_takes_effect_at_the_register_or_the_next_entry() {
     let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
     a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     arm(&a, &a.send, 0, false, false);
-    assert_eq!(told(&mut world, 0), [], "the register was not written");
+    assert_eq!(raised(&mut world, 0), [], "the register was not written");
     a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    assert_eq!(told(&mut world, 0), [a.send.cqn]);
+    assert_eq!(raised(&mut world, 0), [a.send.cqn]);
     // The second half of the register suffices, and the NIC clears it.
     arm(&a, &a.send, 1, false, false);
     a.run(&mut world, &nop());
-    assert_eq!(told(&mut world, 0).len(), 1);
+    assert_eq!(raised(&mut world, 0).len(), 1);
     arm(&a, &a.send, 2, false, false);
     a.mem.store32(REGISTER + 4, 1).unwrap();
     world.settle();
@@ -120,7 +120,7 @@ fn completion_events_keep_the_order_of_entries() {
             // The receive completes before the sender gets its acknowledgement.
             expected.extend([b.recv.cqn, a.send.cqn]);
         }
-        assert_eq!(told(&mut world, 0), expected);
+        assert_eq!(raised(&mut world, 0), expected);
     }
 }
 
@@ -134,26 +134,26 @@ fn solicited_request_reports_only_solicited_entries_and_errors() {
     }
     arm(&b, &b.recv, 0, true, true);
     a.post(&send(&plain(&a)));
-    assert_eq!(told(&mut world, 1), []);
+    assert_eq!(raised(&mut world, 1), []);
     let flags = signaled().changed(|w| w.solicited = true);
     let sges = plain(&a);
-    let asks = || send(&sges).changed(|s| s.flags = flags);
-    a.post(&asks());
+    let solicited = || send(&sges).changed(|s| s.flags = flags);
+    a.post(&solicited());
     a.post(&send(&plain(&a)));
-    assert_eq!(told(&mut world, 1), [cqn]);
+    assert_eq!(raised(&mut world, 1), [cqn]);
     // An event reported the entry, and the one after it was not solicited.
     arm(&b, &b.recv, 1, true, true);
-    assert_eq!(told(&mut world, 1), []);
+    assert_eq!(raised(&mut world, 1), []);
     // A request for any entry reports that one.
     arm(&b, &b.recv, 2, false, true);
-    assert_eq!(told(&mut world, 1), [cqn]);
+    assert_eq!(raised(&mut world, 1), [cqn]);
     // A solicited entry that was taken already; then an error.
-    a.run(&mut world, &asks());
+    a.run(&mut world, &solicited());
     b.recv.drain();
     arm(&b, &b.recv, 3, true, true);
-    assert_eq!(told(&mut world, 1), []);
+    assert_eq!(raised(&mut world, 1), []);
     world.modify(&b, Modify::Error);
-    assert_eq!(told(&mut world, 1), [cqn]);
+    assert_eq!(raised(&mut world, 1), [cqn]);
 }
 
 #[test]
@@ -162,9 +162,9 @@ fn armed_queues_survive_wraps_creation_and_removal() {
     let (mut world, mut a, b) = World::joined(config, EndConfig::default());
     for i in 0..6 {
         arm(&a, &a.send, i, false, true);
-        assert_eq!(told(&mut world, 0), []);
+        assert_eq!(raised(&mut world, 0), []);
         a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        assert_eq!(told(&mut world, 0), [a.send.cqn]);
+        assert_eq!(raised(&mut world, 0), [a.send.cqn]);
         assert_eq!(a.send.drain().len(), 1);
     }
     // A removed queue raises no events, and no longer uses its page.
@@ -177,7 +177,7 @@ fn armed_queues_survive_wraps_creation_and_removal() {
     nic.destroy_cq(a.send.cqn).unwrap();
     nic.destroy_cq(a.recv.cqn).unwrap();
     nic.free_uar(a.uar).unwrap();
-    assert_eq!(told(&mut world, 0), []);
+    assert_eq!(raised(&mut world, 0), []);
     let mem = a.mem.clone();
     let attr = CqAttr::new(mem, a.send.offset, 3).changed(|c| c.events = Some(a.uar));
     let refused = world.nics[0].create_cq(attr.clone()).unwrap_err();

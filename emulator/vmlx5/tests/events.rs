@@ -50,7 +50,7 @@ fn excess_port_events_are_dropped_oldest_first() {
     for i in 0..1001 {
         world.nics[0].set_port(1, i % 2 == 1).unwrap();
     }
-    let told = world.events(0);
-    assert_eq!(told.len(), 64);
-    assert_eq!(told.last(), Some(&Event::Port { port: 1, up: false }));
+    let events = world.events(0);
+    assert_eq!(events.len(), 64);
+    assert_eq!(events.last(), Some(&Event::Port { port: 1, up: false }));
 }

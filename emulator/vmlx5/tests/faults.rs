@@ -136,20 +136,23 @@ fn port_is_down_in_the_planned_periods() {
         port_down,
         ..Faults::default()
     });
-    let told = |world: &mut World| world.nics[1].next_event();
+    let event = |world: &mut World| world.nics[1].next_event();
     world.pass(9 * MS);
-    assert_eq!((told(&mut world), world.nics[1].port(1)), (None, Ok(true)));
+    assert_eq!((event(&mut world), world.nics[1].port(1)), (None, Ok(true)));
     world.pass(2 * MS);
-    assert_eq!(told(&mut world), Some(Event::Port { port: 1, up: false }));
+    assert_eq!(event(&mut world), Some(Event::Port { port: 1, up: false }));
     assert_eq!(world.nics[1].port(1), Ok(false));
     a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     world.pass(45 * MS);
-    assert_eq!((told(&mut world), world.nics[1].port(1)), (None, Ok(false)));
+    assert_eq!(
+        (event(&mut world), world.nics[1].port(1)),
+        (None, Ok(false))
+    );
     assert!(a.send.poll().is_none());
     // The retries are 67 ms apart, so the next one is after the port is up.
     world.pass(5 * MS);
-    assert_eq!(told(&mut world), Some(Event::Port { port: 1, up: true }));
+    assert_eq!(event(&mut world), Some(Event::Port { port: 1, up: true }));
     world.pass(70 * MS);
     a.sent(0);
-    assert_eq!((told(&mut world), world.nics[1].port(1)), (None, Ok(true)));
+    assert_eq!((event(&mut world), world.nics[1].port(1)), (None, Ok(true)));
 }

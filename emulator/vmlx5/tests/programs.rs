@@ -311,7 +311,7 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
     let mut entries = a.send.drain().into_iter().peekable();
     for (i, (op, &fate)) in all() {
         let index = indices[i];
-        let told = match fate {
+        let expected = match fate {
             Fate::Failed(why) => Some(why),
             // After a failure, a malformed entry fails as malformed only if it was fetched before.
             Fate::Flushed if op.wrong == Wrong::Index => {
@@ -325,8 +325,8 @@ fn run(seed: u64, service: Service, ops: &[Op]) {
             _ if op.signaled => None,
             _ => continue,
         };
-        let entry = entries.next().expect("told");
-        match told {
+        let entry = entries.next().expect("an entry");
+        match expected {
             Some(why) => assert_err(&entry, CqeOpcode::REQ_ERR, index, why),
             None => assert_ok(&entry, CqeOpcode::REQ, index),
         }

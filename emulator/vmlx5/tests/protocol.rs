@@ -18,7 +18,7 @@ fn late_acknowledgement_ends_the_rnr_wait() {
     let s = fake.post_write();
     assert_eq!(kinds(&fake.listen()), [(Kind::Write, 1)]);
     assert!(fake.nak(1, nak::RNR | 12).is_empty());
-    fake.tell(Kind::Ack, 1, |_| {});
+    fake.deliver(Kind::Ack, 1, |_| {});
     fake.done(s);
     fake.post_write();
     assert_eq!(kinds(&fake.listen()), [(Kind::Write, 2)]);
@@ -37,13 +37,13 @@ fn rnr_wait_ends_with_its_timeout_or_a_hint() {
                 .is_empty()
         );
         let said = match hinted {
-            true => fake.tell(Kind::Hint, 1, |_| {}),
+            true => fake.deliver(Kind::Hint, 1, |_| {}),
             false => fake.after(Duration::from_nanos(1000)),
         };
         assert_eq!(kinds(&said), sent);
         // The wait is over: a hint has no effect.
         fake.answers(Kind::Hint, 1, |_| {}, &[]);
-        fake.tell(Kind::Ack, 2, |_| {});
+        fake.deliver(Kind::Ack, 2, |_| {});
         fake.done(posted[0]);
         fake.done(posted[1]);
     }
@@ -56,7 +56,7 @@ fn not_ready_nak_acknowledges_nothing() {
     fake.post_write();
     fake.listen();
     // The acknowledgement of the first message was lost.
-    fake.tell(Kind::Nak, 2, |h| {
+    fake.deliver(Kind::Nak, 2, |h| {
         (h.code, h.vendor) = (nak::RNR | 12, vendor::NOT_READY);
     });
     assert_eq!(fake.end.send.poll(), None);
@@ -79,8 +79,8 @@ fn sequence_nak_resends_from_its_packet() {
     fake.done(posted[0]);
     // A second report of the same loss has no effect.
     assert!(fake.nak(2, nak::PSN).is_empty());
-    fake.tell(Kind::ReadData, 2, data(8, 5));
-    fake.tell(Kind::Ack, 3, |_| {});
+    fake.deliver(Kind::ReadData, 2, data(8, 5));
+    fake.deliver(Kind::Ack, 3, |_| {});
     for index in &posted[1..] {
         fake.done(*index);
     }
@@ -94,7 +94,7 @@ fn acknowledgement_stops_the_retransmission() {
     let posted = [fake.post_write(), fake.end.post(&nop()), fake.post_write()];
     fake.listen();
     fake.nak(1, nak::RNR | 12);
-    fake.tell(Kind::Ack, 2, |_| {});
+    fake.deliver(Kind::Ack, 2, |_| {});
     for index in posted {
         fake.done(index);
     }
@@ -123,7 +123,7 @@ fn long_message_resumes_within() {
         (h.offset.get(), h.len.get()),
         (18 * 4096, 100_000 - 18 * 4096)
     );
-    fake.tell(Kind::Ack, 25, |_| {});
+    fake.deliver(Kind::Ack, 25, |_| {});
     fake.done(s);
 }
 
@@ -137,7 +137,7 @@ fn nak_reports_its_reason_and_acknowledges_earlier_packets() {
         let mut fake = Fake::new();
         let posted = [fake.post_write(), fake.post_write(), fake.post_write()];
         fake.listen();
-        let said = fake.tell(Kind::Nak, 2, |h| {
+        let said = fake.deliver(Kind::Nak, 2, |h| {
             (h.code, h.vendor) = (code, 0x5a);
         });
         assert!(said.is_empty());
@@ -152,18 +152,18 @@ fn answers_without_a_request_are_refused() {
     type Answer = fn(&mut Fake);
     let wrong: [Answer; 6] = [
         // Another length, another offset, another message, another kind.
-        |f| drop(f.tell(Kind::ReadData, 1, data(8, 0))),
+        |f| drop(f.deliver(Kind::ReadData, 1, data(8, 0))),
         |f| {
-            f.tell(Kind::ReadData, 1, |h| {
+            f.deliver(Kind::ReadData, 1, |h| {
                 (h.len, h.offset, h.total, h.flags) = (8.into(), 4096.into(), 4104.into(), LAST);
             });
         },
-        |f| drop(f.tell(Kind::ReadData, 2, data(16, 0))),
-        |f| drop(f.tell(Kind::AtomicData, 1, |_| {})),
-        |f| drop(f.tell(Kind::AtomicData, 2, |_| {})),
+        |f| drop(f.deliver(Kind::ReadData, 2, data(16, 0))),
+        |f| drop(f.deliver(Kind::AtomicData, 1, |_| {})),
+        |f| drop(f.deliver(Kind::AtomicData, 2, |_| {})),
         // Another MTU.
         |f| {
-            f.tell(Kind::ReadData, 1, |h| {
+            f.deliver(Kind::ReadData, 1, |h| {
                 data(16, 0)(h);
                 h.mtu_log = 9;
             });
@@ -184,10 +184,10 @@ fn answers_without_a_request_are_refused() {
 fn later_answer_reveals_a_lost_read() {
     type Answer = fn(&mut Fake) -> Vec<(FrameHeader, Vec<u8>)>;
     let later: [Answer; 4] = [
-        |f| f.tell(Kind::Ack, 2, |_| {}),
+        |f| f.deliver(Kind::Ack, 2, |_| {}),
         |f| f.nak(2, nak::ACCESS),
         |f| f.nak(2, nak::RNR | 1),
-        |f| f.tell(Kind::ReadData, 3, data(8, 9)),
+        |f| f.deliver(Kind::ReadData, 3, data(8, 9)),
     ];
     for answer in later {
         let mut fake = Fake::new();
@@ -195,10 +195,10 @@ fn later_answer_reveals_a_lost_read() {
         let sent = [(Kind::Read, 1), (Kind::Write, 2), (Kind::Read, 3)];
         assert_eq!(kinds(&fake.listen()), sent);
         assert_eq!(kinds(&answer(&mut fake)), sent);
-        fake.tell(Kind::ReadData, 1, data(16, 7));
-        fake.tell(Kind::Ack, 2, |_| {});
+        fake.deliver(Kind::ReadData, 1, data(16, 7));
+        fake.deliver(Kind::Ack, 2, |_| {});
         // Read into the same place.
-        fake.tell(Kind::ReadData, 3, data(8, 8));
+        fake.deliver(Kind::ReadData, 3, data(8, 8));
         for index in posted {
             fake.done(index);
         }
@@ -213,7 +213,7 @@ fn retried_read_requests_missing_bytes() {
     let after = fake.post_write();
     // Five packets belong to its answer.
     assert_eq!(kinds(&fake.listen()), [(Kind::Read, 1), (Kind::Write, 6)]);
-    fake.tell(Kind::ReadData, 1, |h| {
+    fake.deliver(Kind::ReadData, 1, |h| {
         (h.len, h.total, h.code) = (8192.into(), 20_000.into(), 1);
         (h.flags, h.count) = (FIRST, 2.into());
     });
@@ -221,12 +221,12 @@ fn retried_read_requests_missing_bytes() {
     let h = said[0].0;
     assert_eq!(h.total.get(), 20_000 - 8192);
     assert_eq!(h.va.get(), fake.end.addr(8192));
-    fake.tell(Kind::ReadData, 3, |h| {
+    fake.deliver(Kind::ReadData, 3, |h| {
         data(20_000 - 8192, 2)(h);
         h.count = 3.into();
     });
     fake.done(s);
-    fake.tell(Kind::Ack, 6, |_| {});
+    fake.deliver(Kind::Ack, 6, |_| {});
     fake.done(after);
     assert_eq!(fake.end.get(64, 8192), [1; 8192]);
     assert_eq!(fake.end.get(64 + 8192, 20_000 - 8192), [2; 20_000 - 8192]);
@@ -250,10 +250,10 @@ fn late_answers_have_no_effect() {
         fake.answers(kind, psn, empty, &[]);
     }
     for kind in [Kind::Ack, Kind::Nak, Kind::Hint] {
-        fake.tell(kind, 1, |h| h.src_qpn = 8.into());
+        fake.deliver(kind, 1, |h| h.src_qpn = 8.into());
     }
     assert_eq!(fake.end.send.poll(), None);
     assert_eq!(fake.world.state(&fake.end), QpState::Rts);
-    fake.tell(Kind::Ack, 1, |_| {});
+    fake.deliver(Kind::Ack, 1, |_| {});
     fake.done(s);
 }

@@ -46,7 +46,7 @@ fn duplicate_messages_are_received_once() {
 fn new_packets_of_a_duplicate_are_accepted() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
-    fake.tell(Kind::Send, 1, |h| part(h, false, 1));
+    fake.deliver(Kind::Send, 1, |h| part(h, false, 1));
     fake.answers(Kind::Send, 1, |h| whole(h, 2), &[(Kind::Ack, 2)]);
     assert_eq!(fake.end.get(4094, 4), [1, 1, 2, 2]);
     fake.end.received(r);
@@ -56,7 +56,7 @@ fn new_packets_of_a_duplicate_are_accepted() {
 fn gap_is_reported_by_one_nak() {
     let mut fake = Fake::new();
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
-    fake.tell(Kind::Send, 1, |h| part(h, false, 1));
+    fake.deliver(Kind::Send, 1, |h| part(h, false, 1));
     // The second packet is missing: one NAK reports it, and later packets get no further NAK.
     let said = fake.answers(
         Kind::Write,
@@ -99,7 +99,7 @@ fn frames_that_do_not_continue_the_message_are_refused() {
     for (kind, spoil) in spoils {
         let mut fake = Fake::new();
         fake.end.post_recv(&[fake.end.sge(0, 9000)]);
-        fake.tell(Kind::Send, 1, |h| part(h, false, 1));
+        fake.deliver(Kind::Send, 1, |h| part(h, false, 1));
         let said = fake.answers(kind, 2, spoil, &[(Kind::Nak, 2)]);
         assert_eq!(said[0].0.code, nak::INVALID);
         assert_eq!(fake.world.state(&fake.end), QpState::Err);
@@ -119,7 +119,7 @@ fn message_without_receive_is_dropped_to_its_end() {
     }
     fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     assert_eq!(kinds(&fake.listen()), [(Kind::Hint, 1)]);
-    fake.tell(Kind::Send, 1, |h| part(h, false, 4));
+    fake.deliver(Kind::Send, 1, |h| part(h, false, 4));
     fake.answers(Kind::Send, 2, |h| part(h, true, 5), &[(Kind::Ack, 2)]);
     assert_eq!(fake.end.get(4095, 3), [4, 5, 5]);
 }
@@ -163,13 +163,19 @@ fn repeated_reads_are_executed_again_and_atomics_once() {
     };
     for psn in 1..4 {
         let before = 65 + 5 * u64::from(psn);
-        assert_eq!(found(fake.tell(Kind::FetchAdd, psn, at(8))), (psn, before));
+        assert_eq!(
+            found(fake.deliver(Kind::FetchAdd, psn, at(8))),
+            (psn, before)
+        );
     }
     // Executed once for any number of duplicates. The responder keeps two results, since the
     // requester can repeat no more.
     for psn in [3, 2, 3] {
         let before = 65 + 5 * u64::from(psn);
-        assert_eq!(found(fake.tell(Kind::FetchAdd, psn, at(8))), (psn, before));
+        assert_eq!(
+            found(fake.deliver(Kind::FetchAdd, psn, at(8))),
+            (psn, before)
+        );
     }
     fake.answers(Kind::FetchAdd, 1, at(8), &[]);
     assert_eq!(fake.end.get64(0), 85);
@@ -183,7 +189,7 @@ fn repeated_reads_are_executed_again_and_atomics_once() {
     fake.answers(Kind::Read, 7, at(8), &[(Kind::ReadData, 7)]);
     // Its key is invalid by now.
     fake.world.nics[0].dereg_mr(rkey).unwrap();
-    let said = fake.tell(Kind::Read, 4, at(8200));
+    let said = fake.deliver(Kind::Read, 4, at(8200));
     assert_eq!(said[0].0.code, nak::ACCESS);
 }
 
@@ -216,8 +222,8 @@ fn unconnected_queue_pair_sends_rnr_nak_or_nothing_if_strict() {
         };
         // One NAK per message, not one per frame.
         let said = [
-            fake.tell(Kind::Send, 1, |h| part(h, false, 0)),
-            fake.tell(Kind::Send, 2, |h| part(h, true, 0)),
+            fake.deliver(Kind::Send, 1, |h| part(h, false, 0)),
+            fake.deliver(Kind::Send, 2, |h| part(h, true, 0)),
         ];
         if strict {
             assert!(said.iter().all(Vec::is_empty));
@@ -264,7 +270,7 @@ fn invalid_frame_closes_the_link() {
         let mut fake = Fake::new();
         let s = fake.post_write();
         fake.listen();
-        fake.tell(Kind::Send, 1, |h| {
+        fake.deliver(Kind::Send, 1, |h| {
             h.flags = FIRST | LAST;
             spoil(h);
         });

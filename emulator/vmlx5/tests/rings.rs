@@ -140,10 +140,10 @@ fn overrun_fails_the_completion_queue() {
     assert_eq!(world.state(&a), QpState::Err);
     // The completion queue reports the failure, and so does the queue pair, once.
     let (cq, qpn) = (a.send.cqn, a.qpn);
-    let told = world.events(0);
-    assert_eq!(told.len(), 2);
-    assert!(told.contains(&Event::CqError { cq, owner: 7 }));
-    assert!(told.contains(&Event::QpFatal { qpn, owner: 9 }));
+    let events = world.events(0);
+    assert_eq!(events.len(), 2);
+    assert!(events.contains(&Event::CqError { cq, owner: 7 }));
+    assert!(events.contains(&Event::QpFatal { qpn, owner: 9 }));
     world.modify(&a, Modify::Error);
     world.settle();
     assert_eq!(world.events(0), [], "no second event");

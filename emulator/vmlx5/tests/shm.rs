@@ -61,7 +61,7 @@ fn until(world: &mut World, mut done: impl FnMut(&mut World) -> bool) {
 }
 
 #[test]
-fn work_fails_after_the_peer_goes_away() {
+fn work_fails_after_the_peer_closes() {
     let mut world = world();
     let (mut a, b) = ends(&mut world);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));

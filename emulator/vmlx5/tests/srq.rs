@@ -49,8 +49,8 @@ fn receives_follow_the_order_of_the_list() {
     let post = |queue: &mut SharedQueue, at: u64| queue.post(&[queue.sge(at, 100)]);
     let first: Vec<u16> = (0..4).map(|i| post(&mut queue, i * 100)).collect();
     assert_eq!(first, [0, 1, 2, 3]);
-    let mut message = |world: &mut World, who: usize, seed: u64, at: u64, entry: u16| {
-        let (a, b) = &mut both[who];
+    let mut message = |world: &mut World, pair: usize, seed: u64, at: u64, entry: u16| {
+        let (a, b) = &mut both[pair];
         a.put(0, &pattern(seed, 77));
         a.run(world, &send(&[a.sge(0, 77)]));
         let done = b.recv.poll().unwrap();
@@ -120,7 +120,7 @@ fn shared_queue_serves_many_across_the_wrap() {
         let mut posted: VecDeque<u16> = VecDeque::new();
         let mut places = [0_u64; 16];
         let mut sent: Vec<VecDeque<(u64, usize)>> = vec![VecDeque::new(); 3];
-        let (mut asked, mut done, mut counts) = (0, 0, [0; 3]);
+        let (mut started, mut done, mut counts) = (0, 0, [0; 3]);
         while done < rounds {
             while !queue.is_full() && rng.u8(..) > 20 {
                 let slot = done_slot(&posted, &places);
@@ -129,16 +129,16 @@ fn shared_queue_serves_many_across_the_wrap() {
                 places[usize::from(entry)] = slot;
                 posted.push_back(entry);
             }
-            for (who, (a, _)) in ends.iter_mut().enumerate() {
-                if asked < rounds && sent[who].len() < 8 && rng.bool() {
+            for (pair, (a, _)) in ends.iter_mut().enumerate() {
+                if started < rounds && sent[pair].len() < 8 && rng.bool() {
                     let most = if large { 60_000 } else { 16 };
-                    let (len, at) = (rng.usize(0..most), 65_536 * (counts[who] % 8));
-                    counts[who] += 1;
-                    let bytes = pattern(asked as u64, len);
+                    let (len, at) = (rng.usize(0..most), 65_536 * (counts[pair] % 8));
+                    counts[pair] += 1;
+                    let bytes = pattern(started as u64, len);
                     a.put(at, &bytes);
                     a.post(&send(&[a.sge(at, len as u32)]));
-                    sent[who].push_back((asked as u64, len));
-                    asked += 1;
+                    sent[pair].push_back((started as u64, len));
+                    started += 1;
                 }
             }
             match rng.bool() {
@@ -148,7 +148,7 @@ fn shared_queue_serves_many_across_the_wrap() {
                 }
                 false => drop(world.step()),
             }
-            for (who, (a, b)) in ends.iter_mut().enumerate() {
+            for (pair, (a, b)) in ends.iter_mut().enumerate() {
                 for cqe in a.send.drain() {
                     assert!(!cqe.opcode().is_error());
                 }
@@ -157,7 +157,7 @@ fn shared_queue_serves_many_across_the_wrap() {
                     assert_ok(&cqe, RESP_SEND, entry);
                     let at = posted.iter().position(|&e| e == entry).expect("posted");
                     posted.remove(at);
-                    let (tag, len) = sent[who].pop_front().unwrap();
+                    let (tag, len) = sent[pair].pop_front().unwrap();
                     assert_eq!(cqe.byte_cnt.get() as usize, len);
                     let place = places[usize::from(entry)] * 65_536;
                     assert_eq!(queue.get(place, len), pattern(tag, len));
@@ -359,14 +359,14 @@ fn failed_shared_queue_fails_its_queue_pairs() {
             assert_eq!(a.send_failed(index, Syndrome::REMOTE_OP), why);
             assert!(b.recv.poll().is_none());
             let (qpn, own) = (b.qpn, 9);
-            let mut told = vec![
+            let mut events = vec![
                 Event::QpFatal { qpn, owner: own },
                 Event::LastWqe { qpn, owner: own },
             ];
             if round == 0 {
-                told.push(Event::SrqError { srqn, owner });
+                events.push(Event::SrqError { srqn, owner });
             }
-            assert_eq!(world.events(1), told);
+            assert_eq!(world.events(1), events);
             assert!(world.nics[1].query_srq(srqn).unwrap().failed);
         }
     }

@@ -1,5 +1,5 @@
-//! A kernel of one's own between a receive and a send: numbers go round the ranks, and each rank
-//! doubles them on its GPU. The CPU enqueues all of it at once.
+//! A kernel of the application between a receive and a send: numbers pass from rank to rank, and
+//! each rank doubles them on its GPU. The CPU enqueues all operations at once.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
         unused: 0,
     };
     let dims = ctx.gpu().dims_for(params.count);
-    // SAFETY: `scale` takes a `Scale`, and its numbers are the memory's, which the context keeps.
+    // SAFETY: `scale` takes a `Scale`; its numbers are in `memory`, which the context keeps alive.
     unsafe { stream.launch(&scale, dims, params.as_bytes())? };
     if rank + 1 < size {
         drop(ctx.isend_on(&stream, rank + 1, 7, &memory.all())?); // detached: it completes by itself

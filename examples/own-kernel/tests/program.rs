@@ -1,4 +1,4 @@
-//! The program of `docs/kernels.md`: the page shows the files as they are, and they run.
+//! The program of `docs/kernels.md`: the page contains the files unchanged, and the program runs.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -36,10 +36,11 @@ const HOSTILE_ACTS: usize = 64;
 const DEPTH: usize = 4;
 const EAGER: usize = 128;
 const MAILBOX: usize = DEPTH * 16 + DEPTH * EAGER;
-const BLOCK: usize = DEPTH * (PLACE + 16);
-/// Bytes of a slot for the address of a receive, and the bytes of them that are used.
-const PLACE: usize = 64;
-const TOLD: usize = 28;
+const BLOCK: usize = DEPTH * (PLACE_ROOM + 16);
+/// Distance in bytes between the places of receives in a return block, and the length in bytes of
+/// an encoded place.
+const PLACE_ROOM: usize = 64;
+const PLACE_LEN: usize = 28;
 /// Virtual time after which a pending honest operation counts as a hang.
 const LIMIT: Duration = Duration::from_secs(100);
 /// Time limit of the victim for operations with the hostile rank.
@@ -52,7 +53,7 @@ fn topic() -> u64 {
     })
 }
 
-/// The input that all ranks draw from, and whether the run is over.
+/// The input from which all ranks draw, and whether the run is over.
 #[derive(Clone)]
 struct World {
     bytes: Rc<[u8]>,
@@ -177,7 +178,7 @@ impl Victim {
                 self.requests.pop();
                 return;
             }
-            13 => return self.talk(self.count),
+            13 => return self.exchange(self.count),
             14 => {
                 ctx.progress();
                 return;
@@ -189,8 +190,8 @@ impl Victim {
         }
     }
 
-    /// The honest rank sends the same message back.
-    fn talk(&mut self, mark: u8) {
+    /// Exchanges a message with the honest rank, which sends it back.
+    fn exchange(&mut self, mark: u8) {
         self.count = (self.count + 1) % END;
         let len = LENGTHS[usize::from(mark) % LENGTHS.len()].max(1);
         self.memory.write(2048, &vec![mark; len]).expect("inside");
@@ -207,8 +208,8 @@ impl Victim {
     }
 
     fn run(mut self) {
-        self.talk(1);
-        // While it answers, it is as any peer.
+        self.exchange(1);
+        // While the hostile rank answers, it acts like any peer.
         let into = self.memory.slice(512, EAGER).expect("inside");
         if self.world.draw(|input| input.byte() & 3 != 0) {
             for tag in 0..2 {
@@ -225,19 +226,19 @@ impl Victim {
             }
             self.act();
         }
-        self.talk(END);
+        self.exchange(END);
         let mut bytes = [0; 2048];
         self.source.read(0, &mut bytes).expect("inside");
         assert_eq!(bytes, [0x5a; 2048]);
         self.requests.clear();
         self.world.over.set(true);
-        // Streams pass what the hostile rank never does, once it is given up.
+        // After the time limit, streams pass their waits for the hostile rank.
         let end = self.world.host.now() + LIMIT;
         while !self.stream.synchronize(SHORT_LIMIT / 16).expect("a stream") {
             self.ctx.progress();
             assert!(self.world.host.now() < end, "stuck");
         }
-        // The hostile rank does not say good-bye.
+        // The hostile rank does not close its side.
         let _ = self.ctx.close(SHORT_LIMIT);
     }
 }
@@ -259,7 +260,7 @@ fn honest(world: &World) {
             break;
         }
     }
-    // The other rank need not wait for it either.
+    // The victim may have closed its side without waiting for this rank.
     let _ = ctx.close(SHORT_LIMIT);
 }
 
@@ -269,7 +270,7 @@ struct Hostile {
     pd: Pd,
     memory: Mr,
     lanes: BTreeMap<u8, Qp>,
-    /// By tag: the victim's mailbox and its return block.
+    /// The victim's mailboxes and its return blocks, by tag.
     mailboxes: BTreeMap<u32, RemoteMemory>,
     blocks: BTreeMap<u32, RemoteMemory>,
     /// Whether it answers requests.
@@ -329,8 +330,8 @@ impl Hostile {
         }
     }
 
-    fn say(&self, bytes: &[u8]) {
-        // It may be full, or the victim gone.
+    fn send(&self, bytes: &[u8]) {
+        // An error is expected: the window may be full, or the victim may have ended.
         let _ = self.world.ranks[HOSTILE as usize].send(VICTIM, topic(), bytes);
         self.world.host.ring();
     }
@@ -342,7 +343,7 @@ impl Hostile {
         memory
     }
 
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         let bootstrap = Arc::clone(&self.world.ranks[HOSTILE as usize]);
         while let Ok(Some((_, bytes))) = bootstrap.receive(topic()) {
             let tag = || u32::from_le_bytes(bytes[8..12].try_into().expect("a tag"));
@@ -356,13 +357,13 @@ impl Hostile {
                 3 => {
                     self.blocks.insert(tag(), block());
                     if self.answers {
-                        self.say(&open(4, tag(), &self.own(MAILBOX), DEPTH as u32, 0));
+                        self.send(&open(4, tag(), &self.own(MAILBOX), DEPTH as u32, 0));
                     }
                 }
                 4 => {
                     self.mailboxes.insert(tag(), block());
                     if self.answers {
-                        self.say(&open(3, tag(), &self.own(BLOCK), DEPTH as u32, 0));
+                        self.send(&open(3, tag(), &self.own(BLOCK), DEPTH as u32, 0));
                     }
                 }
                 _ => {}
@@ -376,8 +377,8 @@ impl Hostile {
             return;
         };
         if self.answers && qp.connect(theirs).is_ok() {
-            self.say(&connect(lane, &qp.address(), DEPTH as u32));
-            self.say(&head(2, lane));
+            self.send(&connect(lane, &qp.address(), DEPTH as u32));
+            self.send(&head(2, lane));
             self.lanes.insert(lane, qp);
         }
     }
@@ -388,7 +389,7 @@ impl Hostile {
             return;
         };
         let pieces = [bytes];
-        // A queue that is full, or in error.
+        // An error is expected: the queue may be full, or in error.
         if let Ok(request) = qp.prepare(&Work::write_inline(&pieces, to).signaled()) {
             let _ = qp.post(request);
         }
@@ -464,17 +465,17 @@ impl Hostile {
             memory.and_then(|memory| memory.span(at as u64, len as u64).ok())
         };
         let to = match act {
-            // Both words of a message, as an eager one has them.
+            // Both words of a message, as in an eager message.
             0..4 => span(mailbox, slot * 16, 16),
             4 => span(self.mailboxes.values().next().copied(), slot * 16, 8),
-            // Where a receive is said to lie, that it is there, that a message was taken.
-            5..7 => span(block, slot * PLACE, TOLD),
-            7..9 => span(block, DEPTH * PLACE + slot * 8, 8),
-            9 => span(block, DEPTH * (PLACE + 8) + slot * 8, 8),
+            // The place of a receive, the word that it is ready, and the credit of a message.
+            5..7 => span(block, slot * PLACE_ROOM, PLACE_LEN),
+            7..9 => span(block, DEPTH * PLACE_ROOM + slot * 8, 8),
+            9 => span(block, DEPTH * (PLACE_ROOM + 8) + slot * 8, 8),
             10 => span(mailbox, DEPTH * 16 + slot * EAGER, 16),
             11 => {
                 let control = world.draw(|input| Hostile::control(input, &self.own(0)));
-                return self.say(&control);
+                return self.send(&control);
             }
             12 => {
                 self.answers = world.draw(|input| input.byte() & 7 != 0);
@@ -497,18 +498,18 @@ impl Hostile {
             }
             5 => {
                 let own = self.memory.remote();
-                let mut place = [0; TOLD];
+                let mut place = [0; PLACE_LEN];
                 place[..8].copy_from_slice(&own.addr.to_le_bytes());
                 place[8..12].copy_from_slice(&own.rkeys[0].unwrap_or(0).to_le_bytes());
                 place[24] = 1;
                 place.to_vec()
             }
-            6 => input.next::<[u8; TOLD]>().to_vec(),
+            6 => input.next::<[u8; PLACE_LEN]>().to_vec(),
             _ => input.next::<[u8; 16]>().to_vec(),
         });
         let len = match act {
             4 | 7..10 => 8,
-            5 | 6 => TOLD,
+            5 | 6 => PLACE_LEN,
             _ => 16,
         };
         self.write(to, &bytes[..len]);
@@ -519,7 +520,7 @@ impl Hostile {
             if self.world.over.get() {
                 break;
             }
-            self.hear();
+            self.receive();
             if i & 1 == 0 && i < 2 * HOSTILE_ACTS && self.world.begun.get() && !self.world.done() {
                 self.act();
             } else {
@@ -534,7 +535,7 @@ impl Hostile {
 /// only to the given memory.
 pub fn run(data: &[u8]) {
     let mut sim = Sim::new(SimConfig {
-        // Fewer turns until a limit passes.
+        // Longer steps, so that a time limit expires after fewer of them.
         step_ns: 200..=2000,
         ..SimConfig::seed(1)
     });

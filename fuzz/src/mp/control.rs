@@ -8,7 +8,7 @@ use crate::input::Input;
 
 /// Decodes any bytes, and bytes that begin like a message.
 pub fn run(data: &[u8]) {
-    // The version that the bytes below are of.
+    // The version of the bytes below.
     assert!(control(b"mp01\x05\0\x02\0").is_some());
     check(data);
     let mut input = Input(data);
@@ -41,7 +41,7 @@ pub fn run(data: &[u8]) {
         _ => bytes.extend(input.bytes(usize::from(kind & 15) * 2)),
     }
     check(&bytes);
-    // A bit of it is wrong, or its end.
+    // One bit is flipped, or the message is cut.
     if let Some(at) = usize::from(input.byte()).checked_rem(bytes.len()) {
         bytes[at] ^= input.byte();
     }
@@ -67,7 +67,7 @@ fn records(bytes: &mut Vec<u8>, input: &mut Input<'_>, record: &[u8]) {
 
 /// A message is refused, or encodes to the same bytes again.
 fn check(data: &[u8]) {
-    // An error says in words what is wrong; a message is short.
+    // An error has a text with the reason; a message is short.
     if let Some(again) = bounded(4096, || control(data)) {
         assert_eq!(data, again);
     }

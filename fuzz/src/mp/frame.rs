@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
     let mut bytes = Vec::new();
     made.encode(&mut bytes);
     assert_eq!(decode(&bytes, MAX_FRAME), Ok(Some((made, bytes.len()))));
-    // A bit of it is wrong, or its length.
+    // One bit is flipped, or the length is wrong.
     let at = usize::from(input.next::<u16>()) % bytes.len();
     bytes[at] ^= input.byte();
     check(&bytes, limit);
@@ -31,21 +31,21 @@ pub fn run(data: &[u8]) {
 }
 
 fn check(bytes: &[u8], limit: usize) {
-    let told = bytes.first_chunk().map(|len| u32::from_le_bytes(*len));
-    let told = told.map_or(0, |len| len as usize);
+    let announced = bytes.first_chunk().map(|len| u32::from_le_bytes(*len));
+    let announced = announced.map_or(0, |len| len as usize);
     match bounded(bytes.len() + 64, || decode(bytes, limit)) {
         Ok(Some((frame, len))) => {
-            assert!(len == 4 + told && len <= bytes.len() && len <= limit);
+            assert!(len == 4 + announced && len <= bytes.len() && len <= limit);
             let mut again = Vec::new();
             frame.encode(&mut again);
             match frame {
-                // All that is known of it.
+                // Only this part of a foreign frame is decoded.
                 Frame::Foreign { .. } => assert_eq!(again[5..17], bytes[5..17]),
                 _ => assert_eq!(again, bytes[..len]),
             }
             assert_eq!(decode(&bytes[..len - 1], limit), Ok(None));
         }
-        Ok(None) => assert!(bytes.len() < 4 || told > 0 && told <= limit - 4),
+        Ok(None) => assert!(bytes.len() < 4 || announced > 0 && announced <= limit - 4),
         Err(garbage) => assert!(!garbage.0.is_empty() && bytes.len() >= 4),
     }
 }

@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
     let (mut whole, mut pieces) = (World::started(RANKS), World::started(RANKS));
     // Messages, their places in the queues of topics, and both worlds.
     let most = 2 * (2 * RANKS * WINDOW) as usize + (8 << 20);
-    // By sender: what was heard and not taken, as windows count it.
+    // By sender: bytes that were received and not taken, as windows count them.
     let mut held = Some([0; RANKS as usize]);
     bounded(most, || {
         for _ in 0..ACTS {
@@ -51,7 +51,7 @@ fn act(
             let mut message = None;
             if act & 15 == 0 {
                 bytes.extend(input.bytes(48));
-                // What they mean is not known here.
+                // This rank does not interpret them.
                 *held = None;
             } else {
                 let frame = make(input, &mut text);

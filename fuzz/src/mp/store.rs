@@ -1,4 +1,4 @@
-//! The store, with connections that are no ranks, and a hostile rank. Two other ranks exchange
+//! The store, with connections that are not ranks, and a hostile rank. Two other ranks exchange
 //! messages.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,7 +11,7 @@ use crate::heap::bounded;
 use crate::input::Input;
 
 const RANKS: u32 = 3;
-/// The hostile rank, and the number of a connection that is no rank.
+/// The hostile rank, and the number of a connection that is not a rank.
 const HOSTILE: u32 = 0;
 const STRANGER: u32 = u32::MAX;
 /// Most operations of one run.
@@ -46,7 +46,7 @@ impl Play {
         let Some((from, message)) = self.world.take(rank, OURS) else {
             return false;
         };
-        // The hostile one may use any topic too.
+        // The hostile rank may use any topic too.
         if from != HOSTILE {
             assert_eq!(from, 3 - rank);
             let queue = self.sent.get_mut(&from).expect("sent");
@@ -60,7 +60,7 @@ impl Play {
         let honest = 1 + u32::from(act >> 4 & 1);
         match act & 15 {
             0..7 => {
-                let who = if act & 0x30 == 0 { STRANGER } else { HOSTILE };
+                let from = if act & 0x30 == 0 { STRANGER } else { HOSTILE };
                 let (mut text, mut bytes) = (String::new(), Vec::new());
                 if act & 15 == 0 {
                     bytes.extend(input.bytes(48));
@@ -69,7 +69,7 @@ impl Play {
                 }
                 let times = if act & 0x40 == 0 { 1 } else { 32 };
                 for _ in 0..times {
-                    self.world.say(who, &bytes);
+                    self.world.say(from, &bytes);
                 }
             }
             7 => self.world.close(HOSTILE),
@@ -121,7 +121,7 @@ pub fn run(data: &[u8]) {
             play.world.turn();
             assert!(!play.world.gone(from, 3 - from));
             while play.take(3 - from) {}
-            assert!(play.sent[&from].is_empty(), "not passed on");
+            assert!(play.sent[&from].is_empty(), "not forwarded");
         }
     });
 }

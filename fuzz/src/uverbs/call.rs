@@ -67,7 +67,7 @@ impl Scene {
                 let end = at + bytes.len() as u64;
                 assert!(
                     allowed.start <= at && end <= allowed.end,
-                    "{at:#x} to {end:#x} are answered where {allowed:x?} was asked for"
+                    "{at:#x} to {end:#x} are written as an answer, but the command gave {allowed:x?}"
                 );
             }
             let four = bytes.chunks_exact(4).enumerate();
@@ -78,7 +78,7 @@ impl Scene {
         }
         words.sort_by_key(|&(at, _)| at);
         let words: Vec<u32> = words.into_iter().map(|(_, word)| word).collect();
-        self.told
+        self.possible_descriptors
             .extend(words.iter().filter(|&&word| word < 1 << 16));
         self.words.extend(words.iter().take(4));
         let old = self.words.len().saturating_sub(WORDS);
@@ -107,7 +107,7 @@ impl Scene {
                 if why == Errno::BUSY {
                     self.shadow.busy(&effect);
                 } else if now != before {
-                    // Done, but for the answer.
+                    // The command was executed, but its answer could not be written.
                     self.shadow.done(Effect::Unknown, &[]);
                 }
             }
@@ -134,7 +134,7 @@ fn spoil(how: u8, bytes: &mut Vec<u8>, input: &mut Input<'_>) {
             bytes.resize(bytes.len().next_multiple_of(4), 0);
         }
     }
-    // Mostly with a header that says how long it is.
+    // In most cases the header has the right length.
     let extended = bytes.get(3).is_some_and(|b| b & 0x80 != 0);
     if how & 4 == 0 && bytes.len() >= 8 && !extended {
         let len = (bytes.len() / 4) as u16;

@@ -58,7 +58,7 @@ impl Scene {
         };
         match act {
             0..0x04 => {
-                let ask = mlx5::AllocUcontextReqV2 {
+                let cmd = mlx5::AllocUcontextReqV2 {
                     total_num_bfregs: input.number() as u32,
                     num_low_latency_bfregs: input.byte().into(),
                     flags: (input.byte() & 1).into(),
@@ -66,30 +66,30 @@ impl Scene {
                     lib_caps: 3,
                     ..Default::default()
                 };
-                let say = GetContext::default();
-                let body = [say.as_bytes(), ask.as_bytes()];
+                let resp = GetContext::default();
+                let body = [resp.as_bytes(), cmd.as_bytes()];
                 none(self.plain(GET_CONTEXT, body, 80, input))
             }
             0x04..0x06 => {
-                let say = QueryDevice::default();
-                let body = [say.as_bytes(), &[][..]];
+                let resp = QueryDevice::default();
+                let body = [resp.as_bytes(), &[][..]];
                 none(self.plain(QUERY_DEVICE, body, 176, input))
             }
             0x06..0x08 => {
-                let say = ExQueryDevice::default();
-                let body = [say.as_bytes(), &[][..]];
+                let resp = ExQueryDevice::default();
+                let body = [resp.as_bytes(), &[][..]];
                 none(self.extended(QUERY_DEVICE, body, [304, 104], input))
             }
             0x08..0x0a => {
-                let ask = QueryPort {
+                let cmd = QueryPort {
                     port_num: input.byte() & 3,
                     ..Default::default()
                 };
-                none(self.plain(QUERY_PORT, [ask.as_bytes(), &[]], 40, input))
+                none(self.plain(QUERY_PORT, [cmd.as_bytes(), &[]], 40, input))
             }
             0x0a..0x18 => {
-                let say = AllocPd::default();
-                let body = [say.as_bytes(), &[][..]];
+                let resp = AllocPd::default();
+                let body = [resp.as_bytes(), &[][..]];
                 Command {
                     bytes: self.plain(ALLOC_PD, body, 8, input),
                     effect: Effect::Makes(Kind::Pd, Vec::new(), None),
@@ -100,8 +100,8 @@ impl Scene {
             0x30..0x34 => self.rereg_mr(input),
             0x34..0x3a => self.ends(DEREG_MR, Kind::Mr, input),
             0x3a..0x3e => {
-                let say = CreateCompChannel::default();
-                let body = [say.as_bytes(), &[][..]];
+                let resp = CreateCompChannel::default();
+                let body = [resp.as_bytes(), &[][..]];
                 none(self.plain(CREATE_COMP_CHANNEL, body, 4, input))
             }
             0x3e..0x50 => self.create_cq(input),
@@ -110,12 +110,12 @@ impl Scene {
             0x70..0x76 => self.ends(DESTROY_QP, Kind::Qp, input),
             0x76..0x90 => self.modify_qp(input),
             0x90..0x94 => {
-                let ask = QueryQp {
+                let cmd = QueryQp {
                     qp_handle: self.handle(Kind::Qp, input),
                     attr_mask: input.next(),
                     ..Default::default()
                 };
-                none(self.plain(QUERY_QP, [ask.as_bytes(), &[]], 128, input))
+                none(self.plain(QUERY_QP, [cmd.as_bytes(), &[]], 128, input))
             }
             0x94..0x9a => self.create_ah(input),
             0x9a..0x9c => self.ends(DESTROY_AH, Kind::Ah, input),
@@ -123,11 +123,11 @@ impl Scene {
             0xa2..0xa8 => self.other_srq(input),
             0xa8..0xae => {
                 let number = input.pick(&[ATTACH_MCAST, DETACH_MCAST]);
-                let ask = McastAttach {
+                let cmd = McastAttach {
                     qp_handle: self.handle(Kind::Qp, input),
                     ..Default::default()
                 };
-                none(self.plain(number, [ask.as_bytes(), &[]], 0, input))
+                none(self.plain(number, [cmd.as_bytes(), &[]], 0, input))
             }
             _ => self.any(input),
         }
@@ -160,12 +160,12 @@ impl Scene {
             DESTROY_QP | DESTROY_SRQ => 4,
             _ => 0,
         };
-        let ask = DestroyQp {
+        let cmd = DestroyQp {
             qp_handle: handle,
             ..Default::default()
         };
         let body = if answer > 0 {
-            ask.as_bytes()
+            cmd.as_bytes()
         } else {
             handle.as_bytes()
         };
@@ -178,7 +178,7 @@ impl Scene {
     fn reg_mr(&self, input: &mut Input<'_>) -> Command {
         let start = self.address(input);
         let pd = self.handle(Kind::Pd, input);
-        let ask = RegMr {
+        let cmd = RegMr {
             start,
             length: input.pick(&[8, 4096, 8192, 65536, 0, u64::MAX]),
             hca_va: match input.byte() {
@@ -193,14 +193,14 @@ impl Scene {
             ..Default::default()
         };
         Command {
-            bytes: self.plain(command::REG_MR, [ask.as_bytes(), &[]], 12, input),
+            bytes: self.plain(command::REG_MR, [cmd.as_bytes(), &[]], 12, input),
             effect: Effect::Makes(Kind::Mr, vec![(Kind::Pd, pd)], None),
         }
     }
 
     fn rereg_mr(&self, input: &mut Input<'_>) -> Command {
         let start = self.address(input);
-        let ask = ReregMr {
+        let cmd = ReregMr {
             mr_handle: self.handle(Kind::Mr, input),
             flags: (input.byte() & 7).into(),
             start,
@@ -211,13 +211,13 @@ impl Scene {
             ..Default::default()
         };
         Command {
-            bytes: self.plain(command::REREG_MR, [ask.as_bytes(), &[]], 8, input),
+            bytes: self.plain(command::REREG_MR, [cmd.as_bytes(), &[]], 8, input),
             effect: Effect::Unknown,
         }
     }
 
     fn create_cq(&self, input: &mut Input<'_>) -> Command {
-        let ask = CreateCq {
+        let cmd = CreateCq {
             user_handle: input.byte().into(),
             cqe: match input.byte() {
                 n @ 0..0xf0 => n.into(),
@@ -237,18 +237,18 @@ impl Scene {
             own.cqe_size = input.pick(&[64, 128, 0]);
         }
         let bytes = if input.byte() & 1 == 0 {
-            let body = [ask.as_bytes(), own.as_bytes()];
+            let body = [cmd.as_bytes(), own.as_bytes()];
             self.plain(command::CREATE_CQ, body, 16, input)
         } else {
-            let ask = ExCreateCq {
-                user_handle: ask.user_handle,
-                cqe: ask.cqe,
-                comp_vector: ask.comp_vector,
-                comp_channel: ask.comp_channel,
+            let cmd = ExCreateCq {
+                user_handle: cmd.user_handle,
+                cqe: cmd.cqe,
+                comp_vector: cmd.comp_vector,
+                comp_channel: cmd.comp_channel,
                 flags: (input.byte() & 3).into(),
                 ..Default::default()
             };
-            let body = [ask.as_bytes(), own.as_bytes()];
+            let body = [cmd.as_bytes(), own.as_bytes()];
             self.extended(command::CREATE_CQ, body, [16, 8], input)
         };
         Command {
@@ -297,14 +297,14 @@ impl Scene {
             ..Queue::default()
         };
         let bytes = if input.byte() & 1 == 0 {
-            let ask = CreateQp {
+            let cmd = CreateQp {
                 init,
                 ..Default::default()
             };
-            let body = [ask.as_bytes(), own.as_bytes()];
+            let body = [cmd.as_bytes(), own.as_bytes()];
             self.plain(command::CREATE_QP, body, 72, input)
         } else {
-            let ask = ExCreateQp {
+            let cmd = ExCreateQp {
                 init,
                 create_flags: match input.byte() {
                     0..0xf8 => 0,
@@ -312,7 +312,7 @@ impl Scene {
                 },
                 ..Default::default()
             };
-            let body = [ask.as_bytes(), own.as_bytes()];
+            let body = [cmd.as_bytes(), own.as_bytes()];
             self.extended(command::CREATE_QP, body, [40, 40], input)
         };
         Command {
@@ -331,7 +331,8 @@ impl Scene {
             attr_mask,
             ..ways[2]
         };
-        // To RESET, to ERR, to SQD and back; a datagram's three steps; changes without a step.
+        // To RESET, to ERR, to SQD and back; the three transitions of a UD QP; changes without a
+        // transition.
         let more = [
             to(0, STATE),
             to(6, STATE),
@@ -343,39 +344,39 @@ impl Scene {
             to(3, MIN_RNR_TIMER | ACCESS_FLAGS),
         ];
         ways.extend(more);
-        let mut ask = ways[usize::from(input.byte()) % ways.len()];
+        let mut cmd = ways[usize::from(input.byte()) % ways.len()];
         match input.byte() {
             0..0xc0 => {}
             0xc0..0xd8 => {
-                ask.dest.is_global = 1;
-                ask.dest.dgid = input.next();
-                ask.dest.sgid_index = input.byte();
+                cmd.dest.is_global = 1;
+                cmd.dest.dgid = input.next();
+                cmd.dest.sgid_index = input.byte();
             }
             0xd8..0xe8 => {
-                ask.attr_mask ^= 1 << (input.byte() & 31);
-                ask.qp_state = input.byte() & 7;
+                cmd.attr_mask ^= 1 << (input.byte() & 31);
+                cmd.qp_state = input.byte() & 7;
             }
             _ => {
-                ask.path_mtu = input.byte() & 7;
-                ask.timeout = input.byte() & 63;
-                ask.port_num = input.byte() & 3;
-                ask.max_rd_atomic = input.byte() & 31;
-                ask.max_dest_rd_atomic = input.byte() & 31;
-                ask.cur_qp_state = input.byte() & 7;
-                ask.dest_qp_num = self.word(input);
-                ask.rq_psn = self.word(input);
+                cmd.path_mtu = input.byte() & 7;
+                cmd.timeout = input.byte() & 63;
+                cmd.port_num = input.byte() & 3;
+                cmd.max_rd_atomic = input.byte() & 31;
+                cmd.max_dest_rd_atomic = input.byte() & 31;
+                cmd.cur_qp_state = input.byte() & 7;
+                cmd.dest_qp_num = self.word(input);
+                cmd.rq_psn = self.word(input);
             }
         }
         let number = command::MODIFY_QP;
         let bytes = if input.byte() & 3 != 0 {
-            self.plain(number, [ask.as_bytes(), &[]], 0, input)
+            self.plain(number, [cmd.as_bytes(), &[]], 0, input)
         } else {
-            let ask = ExModifyQp {
-                base: ask,
+            let cmd = ExModifyQp {
+                base: cmd,
                 ..Default::default()
             };
             let own = mlx5::ModifyQp::default();
-            self.extended(number, [ask.as_bytes(), own.as_bytes()], [8, 16], input)
+            self.extended(number, [cmd.as_bytes(), own.as_bytes()], [8, 16], input)
         };
         Command {
             bytes,
@@ -386,7 +387,7 @@ impl Scene {
     fn create_ah(&self, input: &mut Input<'_>) -> Command {
         let pd = self.handle(Kind::Pd, input);
         let global = input.byte();
-        let ask = CreateAh {
+        let cmd = CreateAh {
             pd_handle: pd,
             attr: AhAttr {
                 grh: GlobalRoute {
@@ -402,14 +403,14 @@ impl Scene {
             ..Default::default()
         };
         Command {
-            bytes: self.plain(command::CREATE_AH, [ask.as_bytes(), &[]], 20, input),
+            bytes: self.plain(command::CREATE_AH, [cmd.as_bytes(), &[]], 20, input),
             effect: Effect::Makes(Kind::Ah, vec![(Kind::Pd, pd)], None),
         }
     }
 
     fn create_srq(&self, input: &mut Input<'_>) -> Command {
         let pd = self.handle(Kind::Pd, input);
-        let ask = CreateSrq {
+        let cmd = CreateSrq {
             pd_handle: pd,
             max_wr: input.pick(&[3, 4, 15, 0, 1 << 16]),
             max_sge: input.pick(&[1, 2, 0, 64]),
@@ -421,7 +422,7 @@ impl Scene {
             db_addr: self.address(input),
             ..Default::default()
         };
-        let body = [ask.as_bytes(), own.as_bytes()];
+        let body = [cmd.as_bytes(), own.as_bytes()];
         Command {
             bytes: self.plain(command::CREATE_SRQ, body, 24, input),
             effect: Effect::Makes(Kind::Srq, vec![(Kind::Pd, pd)], None),
@@ -437,20 +438,20 @@ impl Scene {
         match input.byte() % 3 {
             0 => self.ends(command::DESTROY_SRQ, Kind::Srq, input),
             1 => {
-                let ask = QuerySrq {
+                let cmd = QuerySrq {
                     srq_handle,
                     ..Default::default()
                 };
-                none(self.plain(command::QUERY_SRQ, [ask.as_bytes(), &[]], 16, input))
+                none(self.plain(command::QUERY_SRQ, [cmd.as_bytes(), &[]], 16, input))
             }
             _ => {
-                let ask = ModifySrq {
+                let cmd = ModifySrq {
                     srq_handle,
                     attr_mask: (input.byte() & 3).into(),
                     max_wr: input.byte().into(),
                     srq_limit: input.byte().into(),
                 };
-                none(self.plain(command::MODIFY_SRQ, [ask.as_bytes(), &[]], 0, input))
+                none(self.plain(command::MODIFY_SRQ, [cmd.as_bytes(), &[]], 0, input))
             }
         }
     }
@@ -494,7 +495,7 @@ impl Scene {
                     ),
                     attr(0x1001, 128, answers.wrapping_add(128)),
                 ];
-                // What of it is understood depends on where it was cut.
+                // The effect of a cut command depends on the position of the cut.
                 if !matches!(effect, Effect::None) {
                     effect = Effect::Unknown;
                 }
@@ -537,7 +538,7 @@ impl Scene {
             method_id: method,
             num_attrs: attrs.len() as u16,
             reserved1: 0,
-            // As the header of the driver says: mlx5.
+            // The driver's id of mlx5.
             driver_id: 3,
             reserved2: 0,
         };
@@ -557,7 +558,7 @@ impl Scene {
     /// Writes bytes into memory of the process, if some is mapped.
     fn put(&self, at: u64, bytes: &[u8]) {
         use vmlx5_uverbs::User;
-        // Else the command finds something else there.
+        // If the write fails, the command reads other bytes there. It is not an answer.
         let _ = self.rig.process.write(at, bytes);
         self.rig.process.answers.lock().expect("one thread").clear();
     }

@@ -31,7 +31,7 @@ struct Scene {
     /// The newest words of answers, which inputs use as names.
     words: Vec<u32>,
     /// Words of answers that may be descriptors.
-    told: Vec<u32>,
+    possible_descriptors: Vec<u32>,
     now: u64,
 }
 
@@ -49,7 +49,7 @@ impl Scene {
             rig: Rig::new(link, uar),
             shadow: Shadow::default(),
             words: Vec::new(),
-            told: Vec::new(),
+            possible_descriptors: Vec::new(),
             now: 0,
         }
     }
@@ -91,7 +91,7 @@ impl Scene {
                 return;
             }
         }
-        panic!("the NIC finds no end");
+        panic!("the NIC does not become idle");
     }
 
     fn step(&mut self) -> bool {
@@ -146,7 +146,8 @@ impl Scene {
         bytes.extend(va);
         bytes.truncate(64);
         let place = u64::from(index) & (qp.sends - 1);
-        // The ring, the records: mostly there, as the command that named them went well.
+        // The ring and the records are mapped in most cases, because the command that named them
+        // succeeded.
         let _ = memory.write(offset(qp.sq).wrapping_add(place * 64), &bytes);
         // A receive as well.
         let _ = memory.write(offset(qp.rq), &bytes[bytes.len() - 16..]);
@@ -179,7 +180,7 @@ impl Scene {
                 } else {
                     number
                 };
-                // The file that comes with it is closed here.
+                // The descriptor of its event file is closed here.
                 let _ = self.rig.context.map(offset, 4096);
             }
             0xc8..0xd0 => self.poke(input),
@@ -213,14 +214,14 @@ impl Scene {
         end.store(ARENA as u64, Ordering::Relaxed);
         self.rig.forget_room();
         let rig = &mut self.rig;
-        let (context, _) = rig.get_context().expect("opened anew");
-        self.told.push(context.async_fd);
+        let (context, _) = rig.get_context().expect("opened again");
+        self.possible_descriptors.push(context.async_fd);
         let pd = rig.pd();
         let data = rig.room(4096);
         rig.mr(pd, data, 4096, 0xf).expect("a region");
         let cq = rig.cq(-1);
         if self.population().uars > 0 || context.num_comp_vectors > 0 {
-            // With dynamic pages a queue pair needs one that was asked for.
+            // With dynamic pages a QP needs a page that the library requested.
             let rig = &mut self.rig;
             if let Ok(qp) = rig.qp(pd, &cq) {
                 rig.destroy_qp(qp.handle).expect("is there");
@@ -241,8 +242,8 @@ fn descriptors() -> Vec<i32> {
         .collect()
 }
 
-/// Whatever is written to the file: a refused command creates nothing, an object in use stays, and
-/// at the end no object is left.
+/// For any bytes written to the file: a refused command creates nothing, an object in use stays,
+/// and at the end no object is left.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let before = descriptors();
@@ -250,7 +251,7 @@ pub fn run(data: &[u8]) {
     let mut scene = Scene::new(shape);
     if shape & 0x80 == 0 {
         let (context, _) = scene.rig.get_context().expect("the first command");
-        scene.told.push(context.async_fd);
+        scene.possible_descriptors.push(context.async_fd);
     }
     for _ in 0..ACTS {
         if input.done() {
@@ -260,15 +261,18 @@ pub fn run(data: &[u8]) {
     }
     scene.settle();
     scene.serve_another();
-    let told = std::mem::take(&mut scene.told);
+    let possible_descriptors = std::mem::take(&mut scene.possible_descriptors);
     drop(scene);
     for fd in descriptors() {
-        // The one that the list itself is read by is closed by now.
+        // The descriptor with which the list was read is closed already.
         let there = rustix::fs::readlink(format!("/proc/self/fd/{fd}"), Vec::new()).is_ok();
         if !there || before.contains(&fd) {
             continue;
         }
-        assert!(told.contains(&(fd as u32)), "descriptor {fd} is left");
+        assert!(
+            possible_descriptors.contains(&(fd as u32)),
+            "descriptor {fd} is left"
+        );
         // SAFETY: the descriptor was reported to the process, which makes the process its owner,
         // and its creator has released it.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });

@@ -71,7 +71,7 @@ impl Shadow {
                 };
                 let name = (kind, handle);
                 let twice = self.live.iter().any(|live| live.name == name);
-                assert!(self.blind || !twice, "{name:?} was given twice");
+                assert!(self.blind || !twice, "{name:?} was created twice");
                 let queue = queue.map(|queue| Queue {
                     qpn: words.get(1).copied().unwrap_or(0),
                     ..queue
@@ -87,10 +87,14 @@ impl Shadow {
             Effect::Ends(name) => {
                 let user = self.live.iter().find(|live| live.uses.contains(&name));
                 if let Some(user) = user {
-                    assert!(self.blind, "{name:?} is gone and {:?} uses it", user.name);
+                    assert!(
+                        self.blind,
+                        "{name:?} was destroyed, but {:?} uses it",
+                        user.name
+                    );
                 }
                 let known = self.live.iter().any(|live| live.name == name);
-                assert!(self.blind || known, "{name:?} never was");
+                assert!(self.blind || known, "{name:?} never existed");
                 self.live.retain(|live| live.name != name);
             }
         }

@@ -1,5 +1,5 @@
-//! Without CUDA or libibverbs: the example programs start and say so; they succeed, or fail if
-//! `GDS_REQUIRE` asks for the library.
+//! Without CUDA or libibverbs, the example programs start and report the absence; they succeed, or
+//! fail if `GDS_REQUIRE` names the library.
 
 use std::path::Path;
 use std::process::Command;

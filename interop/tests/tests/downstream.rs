@@ -9,7 +9,7 @@ fn program_without_the_patch_builds_gdsync() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let root = root.canonicalize().unwrap();
     let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    // Outside of both workspaces: a [workspace] of its own ends cargo's search upwards.
+    // Outside of both workspaces: a separate [workspace] ends cargo's search upwards.
     let program = tmp.join("downstream");
     fs::create_dir_all(program.join("src")).unwrap();
     let manifest = format!(

@@ -170,7 +170,7 @@ layout! {
         0 qkey: U32,
         /// Zero on UD.
         4 reserved0: [u8; 4],
-        /// The QP number of the destination (24 bits); the highest bit says that the address vector
+        /// The QP number of the destination (24 bits); the highest bit is set if the address vector
         /// has 48 bytes.
         8 dqp_dct: U32,
         /// Static rate (4 bits), service level (4 bits).

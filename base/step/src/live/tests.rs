@@ -7,16 +7,16 @@ use crate::Step;
 use super::*;
 
 /// Reports each thread that steps it.
-struct Tell(mpsc::Sender<String>);
+struct Reporter(mpsc::Sender<String>);
 
-impl Machine for Tell {
+impl Machine for Reporter {
     fn step(&mut self, _: Time) -> Step {
         let name = std::thread::current().name().unwrap_or("").to_owned();
         let _ = self.0.send(name);
         Step::IdleUntil(None)
     }
     fn name(&self) -> String {
-        "tell".into()
+        "reporter".into()
     }
 }
 
@@ -32,12 +32,12 @@ fn device_thread_serves_machines_whose_thread_is_refused() {
             .into_iter()
             .zip(expected)
         {
-            let (tell, told) = mpsc::channel();
-            let id = live.attach(thread, Box::new(Tell(tell)));
-            assert_eq!(told.recv().unwrap(), expected);
+            let (sender, steps) = mpsc::channel();
+            let id = live.attach(thread, Box::new(Reporter(sender)));
+            assert_eq!(steps.recv().unwrap(), expected);
             live.detach(id);
             // The machine, and with it the sender, was dropped.
-            assert!(told.iter().all(|name| name == expected));
+            assert!(steps.iter().all(|name| name == expected));
         }
     }
 }

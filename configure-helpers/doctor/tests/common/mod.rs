@@ -1,4 +1,4 @@
-//! Machines that are not there: trees from `tests/machines`, libraries compiled on the spot.
+//! Simulated machines: trees from `tests/machines`, and stand-in libraries that the test compiles.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -16,7 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where trees and libraries are made.
+/// The folder for trees and libraries.
 pub const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// The text of a file beside the tests.
@@ -79,7 +79,7 @@ pub fn libcuda(name: &str, gpus: &[(&str, Attributes)], failing: (&str, i32)) ->
     compile_libcuda(name, gpus, failing, "")
 }
 
-/// A libcuda with `gpus` that lacks a function which can be done without.
+/// A libcuda with `gpus` that lacks an optional function.
 pub fn libcuda_without(name: &str, gpus: &[(&str, Attributes)], function: &str) -> PathBuf {
     compile_libcuda(name, gpus, ("", 0), function)
 }
@@ -105,14 +105,14 @@ fn compile_libcuda(
     for name in Cuda::REQUIRED.iter().filter(|name| !made.contains(name)) {
         source += &format!("int {name}(void) {{ return 801; }}\n");
     }
-    // The doctor asks only whether these are there.
-    let asked = [
+    // The doctor does not call these: it checks that the library has them.
+    let optional = [
         "cuMemCreate",
         "cuMemGetHandleForAddressRange",
         "cuFuncLoad",
         "cuFlushGPUDirectRDMAWrites",
     ];
-    for name in asked.iter().filter(|name| **name != without) {
+    for name in optional.iter().filter(|name| **name != without) {
         source += &format!("int {name}(void) {{ return 801; }}\n");
     }
     let names: Vec<String> = gpus.iter().map(|(name, _)| format!("{name:?}")).collect();
@@ -160,18 +160,18 @@ pub fn library(name: &str, functions: &[&str]) -> PathBuf {
     shared::compile(Path::new(SCRATCH), name, &source)
 }
 
-/// A libibverbs with all that is required, and more.
+/// A libibverbs with all required functions, and `more`.
 pub fn libibverbs(name: &str, more: &[&str]) -> PathBuf {
     let all: Vec<&str> = Ibverbs::REQUIRED.iter().chain(more).copied().collect();
     library(name, &all)
 }
 
-/// A libmlx5 with all that is required.
+/// A libmlx5 with all required functions.
 pub fn libmlx5(name: &str) -> PathBuf {
     library(name, Mlx5::REQUIRED)
 }
 
-/// No library at all.
+/// No library.
 pub fn none() -> Libraries {
     let absent = |name: &str| vec![OsString::from(format!("/nonexistent/{name}"))];
     Libraries {
@@ -196,13 +196,14 @@ pub fn look(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> Re
     examine(&Machine::new(&tree.0, libraries, variables.iter().copied()))
 }
 
-/// What the report says of `purpose`.
+/// The choice for `purpose` in the report.
 pub fn used<'a>(report: &'a Report, purpose: &str) -> &'a Use {
     let mut uses = report.uses.iter();
-    uses.find(|u| u.purpose == purpose).expect("it is said")
+    uses.find(|u| u.purpose == purpose)
+        .expect("the report has the purpose")
 }
 
-/// What an H200 says.
+/// The attributes that an H200 reports.
 pub const H200: Attributes = &[
     (16, 132),
     (75, 9),
@@ -221,7 +222,7 @@ pub const H200: Attributes = &[
     (128, 1),
 ];
 
-/// What an older GPU that is not meant for RDMA says.
+/// The attributes that an older GPU without GPUDirect RDMA reports.
 pub const OLD: Attributes = &[
     (16, 40),
     (75, 7),
@@ -232,5 +233,5 @@ pub const OLD: Attributes = &[
     (122, 1),
 ];
 
-/// What a GPU says that is too old to be used.
+/// The attributes that a GPU reports that is too old for gdsync.
 pub const ANCIENT: Attributes = &[(16, 5), (75, 5), (76, 2), (99, 1), (102, 1), (122, 1)];

@@ -1,11 +1,11 @@
-//! What ranks of the tests do.
+//! The programs that ranks of the tests run.
 
 use std::io::Write;
 
 use super::from_env;
 use super::jobs::{next, until};
 
-/// Plays a part. What fails panics, so the rank exits with status 101.
+/// Runs the program `part`. A failure panics, so the rank exits with status 101.
 pub fn play(part: &str, arguments: &[String]) {
     match part {
         "ring" => ring(),
@@ -18,14 +18,14 @@ pub fn play(part: &str, arguments: &[String]) {
 /// Sends its rank to its right neighbour, and prints the rank that it received.
 fn ring() {
     let rank = from_env().unwrap();
-    // Joined once, however often it is asked for.
+    // A process joins once: a second call returns the same job.
     assert_eq!(from_env().unwrap().job(), rank.job());
     let (me, size) = (rank.rank(), rank.size());
     assert!((0..size).all(|r| rank.host(r) == rank.host(me)));
     rank.send((me + 1) % size, 0, &me.to_le_bytes()).unwrap();
     let (from, message) = next(&*rank, 0);
     assert_eq!(message, from.to_le_bytes());
-    println!("rank {me} of {size} heard {from}");
+    println!("rank {me} of {size} received {from}");
 }
 
 /// Prints many lines in pieces, on both streams.
@@ -44,29 +44,31 @@ fn chatter() {
     write!(err, "err without an end").unwrap();
 }
 
-/// Rank `who` kills itself; the others detect it, and still exchange messages.
-fn die(who: u32) {
-    // mprun asks to end as soon as it sees the death.
-    let (_heard, to) = std::os::unix::net::UnixStream::pair().unwrap();
+/// Rank `victim` kills itself; the others detect it, and still exchange messages.
+fn die(victim: u32) {
+    // mprun sends SIGTERM as soon as it detects the death.
+    let (_signalled, to) = std::os::unix::net::UnixStream::pair().unwrap();
     signal_hook::low_level::pipe::register(signal_hook::consts::SIGTERM, to).unwrap();
     let rank = from_env().unwrap();
     let me = rank.rank();
-    if me == who {
+    if me == victim {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
             .unwrap();
     }
-    until(|| rank.gone(who).then_some(()));
-    println!("rank {who} is gone");
-    let alive = (0..rank.size()).filter(|r| *r != who).collect::<Vec<_>>();
+    until(|| rank.gone(victim).then_some(()));
+    println!("rank {victim} is gone");
+    let alive = (0..rank.size())
+        .filter(|r| *r != victim)
+        .collect::<Vec<_>>();
     for other in &alive {
         rank.send(*other, 1, b"alive").unwrap();
     }
     let left = (me + rank.size() - 1) % rank.size();
-    let mut heard = alive.iter().map(|_| next(&*rank, 1).0).collect::<Vec<_>>();
-    heard.sort_unstable();
-    assert_eq!(heard, alive);
-    if left != who {
-        assert!(heard.contains(&left));
-        println!("and rank {left} is not");
+    let mut senders = alive.iter().map(|_| next(&*rank, 1).0).collect::<Vec<_>>();
+    senders.sort_unstable();
+    assert_eq!(senders, alive);
+    if left != victim {
+        assert!(senders.contains(&left));
+        println!("rank {left} is alive");
     }
 }

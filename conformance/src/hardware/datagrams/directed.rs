@@ -25,7 +25,7 @@ const AT: usize = 64;
 const ROOM: usize = 512;
 /// Value of the bytes before a message arrives.
 const GUARD: u64 = 0x6a4d;
-/// The immediate data of what ends a row of copies.
+/// The immediate data of the message behind the last copy.
 const LAST: u32 = u32::MAX;
 
 /// Whether a thread posts the receives of a stream, so that they reach the NIC a moment later.
@@ -139,19 +139,20 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
     let mut scene = Scene::new(rig, Net::Hub, path, MemoryKind::Pinned)?;
     let there = scene.receiver().qp.address();
     let good = scene.to.clone();
-    // On the way of the others: what is before it on this way was there when it is.
+    // A second QP of the receiver, on the same path: when its message has arrived, all earlier
+    // messages of the path have arrived or were dropped.
     let mut behind = scene
         .receiver()
         .pd
         .create_qp(&config(path).transport(Transport::Ud { qkey: qkey(2) }))?;
     behind.activate()?;
-    let [nobody, wrong, marker] = [
+    let [unknown, wrong, marker] = [
         there.qpn(behind.address().qpn + 100),
         there.qkey(qkey(0)),
         behind.address(),
     ]
     .map(|address| scene.stations.all[0].pd.destination(&address));
-    let (nobody, wrong, marker) = (nobody?, wrong?, marker?);
+    let (unknown, wrong, marker) = (unknown?, wrong?, marker?);
     for (round, kind) in [MemoryKind::Pinned, MemoryKind::Device, MemoryKind::Device]
         .into_iter()
         .enumerate()
@@ -164,15 +165,15 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
         behind.post_receive(request)?;
         scene.send(seed, &[&good, &marker], 1)?;
         behind.wait(request, time_limit())?;
-        // From here on there is a receive.
+        // From here on a receive is posted.
         let receive = scene.post(LEN)?;
-        scene.send(seed + 1, &[&nobody, &wrong], 2)?;
+        scene.send(seed + 1, &[&unknown, &wrong], 2)?;
         scene.send(seed + 2, &[&good], 3)?;
         let got = scene.take(receive)?;
-        scene.judge(got, 3, seed + 2, "behind what was lost")?;
+        scene.judge(got, 3, seed + 2, "behind the lost datagrams")?;
     }
     drop(behind);
-    scene.stations.leave("what was lost")
+    scene.stations.leave("lost datagrams")
 }
 
 /// A datagram that is longer than its receive fails this receive and all later ones. The waiting

@@ -18,14 +18,14 @@ pub const AXES: [Axis; 6] = [
     ("payload", &["pinned", "device"]),
     ("queues", &["pinned", "device"]),
     ("from", &["0", "2^16-9", "2^32-9"]),
-    // By both: the CPU posts the last receive, behind those of the stream.
+    // "by both": the CPU posts the last receive, behind those of the stream.
     ("receives", &["by CPU", "by stream", "by both"]),
     ("NICs", &["one", "two", "as of two processes"]),
 ];
 
 /// Whether a cell is valid: a receive that a stream posts by a thread may be too late for a
 /// datagram, unless the CPU posts one behind it. [`directed`] tests this case.
-pub fn makes_sense(provider: Provider, cell: &Cell) -> bool {
+pub fn is_valid(provider: Provider, cell: &Cell) -> bool {
     let late = setting(cell, "posts") == "cpu-thread" || provider == Provider::Verbs;
     !(late && setting(cell, "receives") == "by stream")
 }
@@ -49,7 +49,7 @@ pub fn run(rig: &Rig, cell: &Cell, rounds: u32) -> Verdict {
     };
     let net = settings::nics(setting(cell, "NICs"));
     let stations = Stations::new(rig, net, &play.config, MANY)?;
-    rig.lie(stations.all.iter().map(|one| &one.qp), &play.config)?;
+    rig.check_queue_memory(stations.all.iter().map(|one| &one.qp), &play.config)?;
     let seed = cell.iter().fold(2, |seed, n| 31 * seed + *n as u64);
     rounds_of(rig, stations, &play, rounds, seed)
 }

@@ -73,7 +73,7 @@ pub fn word(cell: &Cell) -> String {
     settings.join(".")
 }
 
-/// Parses such a word; `None` if it is not a cell.
+/// Parses a word of [`word`]; `None` if it is not a cell.
 pub fn parse(word: &str) -> Option<Cell> {
     let cell: Cell = word
         .split('.')
@@ -177,7 +177,7 @@ impl Setup {
     }
 
     /// Whether the combination of settings is valid.
-    pub fn makes_sense(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         // Memory of slots and mailboxes, of one rank.
         let slots = (2 + self.lag + self.ahead()) * self.window() * self.channels();
         let eager = self.eager.next_multiple_of(64);
@@ -298,7 +298,7 @@ impl Resources {
 pub fn pairwise(resources: Resources) -> Vec<Cell> {
     let sense = |cell: &Cell| {
         let setup = Setup::of(cell);
-        setup.makes_sense() && resources.allow(&setup) && setup.is_small()
+        setup.is_valid() && resources.allow(&setup) && setup.is_small()
     };
     cover::pairwise(&AXES, sense)
 }
@@ -322,7 +322,7 @@ pub fn whole(resources: Resources) -> Vec<Cell> {
             let rest = AXES[MAIN..].iter();
             cell.extend(rest.map(|(_, settings)| rng.usize(0..settings.len())));
             let setup = Setup::of(cell);
-            if setup.makes_sense() && resources.allow(&setup) && setup.is_affordable() {
+            if setup.is_valid() && resources.allow(&setup) && setup.is_affordable() {
                 break;
             }
         }
@@ -381,7 +381,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_setting_is_met_in_the_cover_and_every_main_one_in_the_whole() {
+    fn cover_has_every_setting_and_whole_every_main_combination() {
         for resources in RESOURCES {
             let cells = pairwise(resources);
             assert!(cells.len() < 120, "{} cells", cells.len());

@@ -24,8 +24,8 @@ const JOB: &str = "conformance";
 /// The line that a rank prints when it is done.
 pub const DONE: &str = "done";
 
-/// Hardware channels for the contexts of all processes on one GPU together: with many more, the
-/// driver of an H200 fails to create contexts ("out of memory").
+/// Hardware channels for the contexts of all processes on one GPU together: with many more than
+/// these, the driver of an H200 fails to create contexts ("out of memory").
 const CHANNELS_OF_ALL: u32 = 256;
 
 /// Channels of a context: each process has two, the application's and the library's.
@@ -38,7 +38,7 @@ pub struct Ranks {
     /// Their processes.
     pub processes: Vec<Guarded>,
     stdin: Vec<ChildStdin>,
-    told: Receiver<(u32, String)>,
+    lines: Receiver<(u32, String)>,
     _store: Server,
 }
 
@@ -53,12 +53,12 @@ impl Ranks {
         [ranks, gpus]: [u32; 2],
         more: &str,
     ) -> Verdict<Ranks> {
-        // No stranger comes in by chance.
+        // A secret, so that no process of another job can join.
         let secret = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
         let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let store = Server::start(anywhere, &Secret::from_text(&secret)?, JOB, ranks)?;
         let address = store.address().to_string();
-        let (tell, told) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         let (mut processes, mut stdin) = (Vec::new(), Vec::new());
         for rank in 0..ranks {
             let [me, of, on] = [rank, ranks, gpus].map(|n| n.to_string());
@@ -72,37 +72,37 @@ impl Ranks {
                 .stderr(Stdio::piped());
             let mut process = Guarded(command.spawn()?);
             stdin.push(process.0.stdin.take().ok_or("no standard input")?);
-            let hear = process.0.stdout.take().ok_or("no standard output")?;
+            let output = process.0.stdout.take().ok_or("no standard output")?;
             let mut errors = process.0.stderr.take().ok_or("no standard error")?;
             processes.push(process);
-            let tell = tell.clone();
+            let sender = sender.clone();
             std::thread::spawn(move || {
                 let mut over = false;
-                // Once the trial is given up, the receiving end of the channel is gone.
-                for line in BufReader::new(hear).lines().map_while(Result::ok) {
+                // The send fails after the trial has ended early, which does no harm.
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
                     over |= line == DONE;
-                    let _ = tell.send((rank, line));
+                    let _ = sender.send((rank, line));
                 }
                 let mut why = String::new();
                 let _ = errors.read_to_string(&mut why);
-                // Its end is no news.
+                // The end of a rank that was done needs no report.
                 if !over {
-                    let _ = tell.send((rank, why));
+                    let _ = sender.send((rank, why));
                 }
             });
         }
         Ok(Ranks {
             processes,
             stdin,
-            told,
+            lines,
             _store: store,
         })
     }
 
     /// The next line of a rank or, of a rank that has ended before it was done, its standard error.
-    pub fn hear(&self, deadline: Instant) -> Option<(u32, String)> {
+    pub fn next_line(&self, deadline: Instant) -> Option<(u32, String)> {
         let left = deadline.saturating_duration_since(Instant::now());
-        self.told.recv_timeout(left).ok()
+        self.lines.recv_timeout(left).ok()
     }
 
     /// Closes the standard input of the ranks, and returns their processes.

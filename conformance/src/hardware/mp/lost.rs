@@ -47,23 +47,23 @@ pub enum Failure {
 pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
     let mut all = Ranks::start(ROLE, runtime, [RANKS, gpus], "")?;
     let deadline = Instant::now() + 3 * time_limit();
-    // That all the ranks there are say so.
-    let all_say = |all: &Ranks, wanted: &str, ranks: u32| -> Verdict {
-        let mut said = 0;
-        while said < ranks {
-            let (rank, line) = all.hear(deadline).ok_or_else(|| {
+    // Waits until `ranks` ranks have printed the line.
+    let await_lines = |all: &Ranks, wanted: &str, ranks: u32| -> Verdict {
+        let mut count = 0;
+        while count < ranks {
+            let (rank, line) = all.next_line(deadline).ok_or_else(|| {
                 let limit = 3 * time_limit();
-                format!("{said} of {ranks} ranks say {wanted:?} within {limit:?}")
+                format!("{count} of {ranks} ranks print {wanted:?} within {limit:?}")
             })?;
             if rank == VICTIM && wanted == DONE {
                 continue;
             }
             ensure(line == wanted, || format!("rank {rank}: {}", line.trim()))?;
-            said += 1;
+            count += 1;
         }
         Ok(())
     };
-    all_say(&all, GOING, RANKS)?;
+    await_lines(&all, GOING, RANKS)?;
     let victim = &mut all.processes[VICTIM as usize].0;
     match failure {
         Failure::Killed => {
@@ -72,7 +72,7 @@ pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
         }
         Failure::Stopped => kill_process(Pid::from_child(victim), Signal::STOP)?,
     }
-    all_say(&all, DONE, RANKS - 1)
+    await_lines(&all, DONE, RANKS - 1)
 }
 
 /// Runs one rank.

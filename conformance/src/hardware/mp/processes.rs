@@ -30,19 +30,19 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     let deadline = Instant::now() + long;
     let mut verdicts = Vec::new();
     for _ in 0..setup.ranks {
-        let Some((_, said)) = ranks.hear(deadline) else {
+        let Some((_, said)) = ranks.next_line(deadline) else {
             verdicts.push(Err(format!("a rank is not done within {long:?}").into()));
             break;
         };
         verdicts.push(ensure(said == DONE, || said.trim().to_owned()));
     }
-    // All have come to their end: they may leave.
+    // All ranks are done, so their processes may end.
     let processes = ranks.release();
     if verdicts.iter().all(Verdict::is_ok) {
         for mut process in processes {
             let status = process.0.wait()?;
             verdicts.push(ensure(status.success(), || {
-                format!("a rank left with {status}")
+                format!("a rank exited with {status}")
             }));
         }
     }
@@ -54,7 +54,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     let cell = arguments.last().and_then(|word| cells::parse(word));
     let setup = Setup::of(&cell.ok_or("no such cell")?);
     let (gpu, bootstrap) = join(arguments)?;
-    // Set by the thread that waits for the end; relaxed: nothing else hangs on it.
+    // Set by the thread that waits for the end. Relaxed: it publishes no other data.
     let over = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&over);
     std::thread::spawn(move || {

@@ -41,7 +41,7 @@ pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
             let options = SoftOptions::default()
                 // Room for all streams of a rank to wait.
                 .channels(16)
-                // A full stream blocks the caller, and the caller may be the one to release it.
+                // A full stream blocks the caller, which may be the thread that has to release it.
                 .stream_bound(1 << 14);
             Ok(Gpu::soft_with(live, options)?)
         }
@@ -49,8 +49,8 @@ pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
     }
 }
 
-/// Runs a context of one rank and its part of the cell, and waits until `over` says that all are
-/// done.
+/// Runs a context of one rank and its part of the cell, and waits until `over` returns true: all
+/// ranks are done.
 pub fn play(
     setup: &Setup,
     bootstrap: Arc<dyn Bootstrap>,
@@ -64,7 +64,7 @@ pub fn play(
     provider::check(ctx.device())?;
     rank::play(setup, &ctx)?;
     done();
-    // The others may have something to settle with this one, which is up to it.
+    // Other ranks may still need progress of this rank.
     let host = ctx.gpu().host();
     host.wait_until(Some(host.now() + time_limit()), &mut || {
         if setup.manual {
@@ -82,7 +82,7 @@ pub fn play(
 pub fn threads(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     let setup = Setup::of(cell);
     let start = Instant::now();
-    // How many have come to their end, whichever; relaxed, as nothing else hangs on it.
+    // The number of ranks that are done. Relaxed: it publishes no other data.
     let ended = AtomicU32::new(0);
     let one = |bootstrap: Arc<dyn Bootstrap>| -> Verdict {
         let gpu = gpu_of(runtime, bootstrap.rank(), gpus)?;
@@ -92,9 +92,9 @@ pub fn threads(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     };
     let guarded = |bootstrap| {
         let verdict = catch_unwind(AssertUnwindSafe(|| one(bootstrap)));
-        let verdict = verdict.unwrap_or_else(|_| Err("a panic, told above".into()));
+        let verdict = verdict.unwrap_or_else(|_| Err("a panic, reported above".into()));
         if verdict.is_err() {
-            // Those that are at their end need not wait.
+            // Ranks that are done do not wait for this one.
             ended.fetch_add(1, Ordering::Relaxed);
         }
         (start.elapsed(), verdict)

@@ -3,7 +3,7 @@
 use gdsync::gpu::Stream;
 use mp::{Done, Request};
 
-use super::{Player, Sent, Taken, tag, told};
+use super::{Player, Sent, Taken, described, tag};
 use crate::mp::plan::{By, Message, image};
 use crate::rig::finish;
 use crate::rig::limits::time_limit;
@@ -26,7 +26,8 @@ impl Player<'_> {
     /// Waits for the streams, then checks all completed requests.
     pub(super) fn judge(&mut self) -> Verdict {
         for stream in &self.streams {
-            self.finish(stream).map_err(|e| told(&e, &self.open()))?;
+            self.finish(stream)
+                .map_err(|e| described(&e, &self.open()))?;
         }
         self.into.events.fill(None);
         self.out.events.fill(None);
@@ -50,11 +51,11 @@ impl Player<'_> {
                 self.seen.read(at, &mut got)?;
                 self.compare(&taken, &got)?;
                 if let (Some(done), None) = (taken.done, self.lines[taken.line].from) {
-                    self.lines[taken.line].come[done.peer as usize] += 1;
+                    self.lines[taken.line].arrived[done.peer as usize] += 1;
                 }
             }
         }
-        // Rounds stay behind the first that is open, so that their number says which end next.
+        // Rounds behind the first open one stay in the list, which is ordered by round.
         let open = |round: &Vec<Sent>| round.iter().any(|sent| !sent.ended);
         let over = self.sent.iter().position(open).unwrap_or(self.sent.len());
         for sent in self.sent.drain(..over).flatten().collect::<Vec<_>>() {
@@ -106,8 +107,8 @@ impl Player<'_> {
             (Some(from), _) => (from, taken.k),
             (None, Some(done)) => {
                 let peer = done.peer as usize;
-                let come = line.come.get(peer).ok_or_else(|| format!("{done:?}"))?;
-                (done.peer, *come)
+                let arrived = line.arrived.get(peer).ok_or_else(|| format!("{done:?}"))?;
+                (done.peer, *arrived)
             }
             (None, None) => return Err("a receive from any rank has no completion".into()),
         };
@@ -130,7 +131,7 @@ impl Player<'_> {
         }
         let mut want = image(&taken.landing, self.setup.slot(), &bytes);
         for (at, len) in taken.landing.iter().filter(|_| taken.too_long) {
-            // There anything may be.
+            // The contents of a truncated receive are undefined.
             want[*at..][..*len].copy_from_slice(&got[*at..][..*len]);
         }
         if got == want {

@@ -49,7 +49,7 @@ struct Line {
     /// Its slots in the memory of all slots.
     slots: std::ops::Range<usize>,
     /// Number of messages received, by rank.
-    come: Vec<usize>,
+    arrived: Vec<usize>,
 }
 
 /// A receive that was posted.
@@ -62,7 +62,7 @@ struct Taken {
     handling: Handling,
     /// Whether its message is truncated.
     too_long: bool,
-    /// Its outcome, if the CPU knows it.
+    /// Its outcome, if the CPU has waited for it.
     done: Option<Done>,
     request: Option<Request>,
 }
@@ -136,7 +136,7 @@ pub fn play(setup: &Setup, ctx: &Context) -> Verdict<bool> {
     for round in 0..setup.rounds() {
         if let Err(failed) = player.round(round) {
             player.give_up();
-            return Err(told(
+            return Err(described(
                 &failed,
                 &format!("rank {}, round {round}", ctx.rank()),
             ));
@@ -144,14 +144,14 @@ pub fn play(setup: &Setup, ctx: &Context) -> Verdict<bool> {
     }
     player
         .leave()
-        .map_err(|e| told(&e, &format!("rank {}, in the end", ctx.rank())))
+        .map_err(|e| described(&e, &format!("rank {}, in the end", ctx.rank())))
 }
 
 /// Closes a context. Where messages are truncated, dropped sends may fail as late as their
 /// receivers match them: each call returns one failure.
 ///
 /// # Errors
-/// Any other failure, and what is still returned after more calls than a rank has messages.
+/// Any other failure; a truncation too, after more calls than a rank has messages.
 pub fn close(ctx: &Context, limit: Duration, truncated: bool) -> mp::Result<()> {
     const CALLS: usize = 1000;
     let expected = |closed: &mp::Result<()>| {
@@ -167,7 +167,7 @@ pub fn close(ctx: &Context, limit: Duration, truncated: bool) -> mp::Result<()> 
     closed
 }
 
-fn told(failed: &libtest_mimic::Failed, what: &str) -> libtest_mimic::Failed {
+fn described(failed: &libtest_mimic::Failed, what: &str) -> libtest_mimic::Failed {
     let why = text(failed);
     format!("{what}: {why}").into()
 }
@@ -201,7 +201,7 @@ impl<'a> Player<'a> {
                 number,
                 width,
                 slots: first..receives,
-                come: vec![0; ranks as usize],
+                arrived: vec![0; ranks as usize],
             }
         };
         let wild = wild.map(|number| (None, number, from.len()));
@@ -290,7 +290,7 @@ impl<'a> Player<'a> {
         } = self;
         let error = ctx.error();
         ensure(truncated || error.is_none(), || {
-            format!("the context tells of {error:?}")
+            format!("the context reports {error:?}")
         })?;
         let stuck = ctx.stuck();
         ensure(stuck.is_empty(), || {
@@ -337,7 +337,7 @@ impl<'a> Player<'a> {
     fn follow(&self, slots: &Slots, slot: usize, by: By) -> Verdict {
         match (&slots.events[slot], by.stream()) {
             (Some(event), Some(stream)) => self.again(|| self.streams[stream].wait_event(event)),
-            // Streams have been waited for since.
+            // The CPU has waited for the streams since.
             _ => Ok(()),
         }
     }
@@ -394,7 +394,7 @@ impl<'a> Player<'a> {
             let seen = self.seen.span(at, self.setup.slot())?;
             self.copy(stream, &seen, &self.into.span(*slot)?)?;
             self.into.events[*slot] = self.leave_slot(*handling)?;
-            // The handle need not be kept.
+            // The handle may be dropped.
             if self.lines[*line].from.is_some() && self.rng.u8(0..4) == 0 {
                 *request = None;
             }
@@ -409,7 +409,8 @@ impl<'a> Player<'a> {
             self.into
                 .memory()
                 .read(slot * self.setup.slot(), &mut got)?;
-            // Whose message it is shows when all before it are known: it is compared then.
+            // Which message a receive from any rank has taken is known only after all earlier ones
+            // are known: it is compared at the end.
             if self.lines[taken[i].line].from.is_some() {
                 self.compare(&taken[i], &got)?;
             } else {
@@ -503,7 +504,7 @@ impl<'a> Player<'a> {
         let Some(done) = self.outcome(done, sent.too_long)? else {
             return Ok(());
         };
-        // What was sent eagerly has ended before the receiver looks.
+        // An eager send has ended before the receiver detects the truncation.
         ensure(!sent.too_long || sent.len <= self.setup.eager, || {
             format!("a send that is too long ended with {done:?}")
         })?;

@@ -28,13 +28,14 @@ impl Play<'_> {
             if landing.is_some() {
                 let seen = read(&self.seen, seen, want.len())?;
                 same(&seen, &want, || {
-                    format!("message {i} as it was seen, {step:?}")
+                    format!("message {i} as the stream copied it, {step:?}")
                 })?;
             }
             if !hazards {
                 continue;
             }
-            // Whatever came twice, or late, lies on top; elsewhere nothing does.
+            // A message that arrived twice, or late, has overwritten these bytes; all other bytes
+            // have their initial value.
             want.fill(TAKEN);
             let end = *self.program.slots.get(i + 1).unwrap_or(&room);
             want.resize(end - slot, FILL);

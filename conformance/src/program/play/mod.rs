@@ -30,7 +30,7 @@ const SEEN: usize = 128;
 
 /// Value of memory before a message arrives.
 const FILL: u8 = 0xee;
-/// Value that a stream writes over a message after it has seen the message.
+/// Value that a stream writes over a message after it has copied the message.
 const TAKEN: u8 = 0x5a;
 /// Value that must never be sent.
 const JUNK: u8 = 0xbb;
@@ -46,7 +46,7 @@ enum After {
     /// Checks the result of a message.
     Look(usize),
     /// Overwrites the source of a message that was sent.
-    Forget(usize),
+    Overwrite(usize),
 }
 
 /// A list that has not been posted yet.
@@ -151,8 +151,8 @@ pub fn play(rig: &Rig, mut pair: Pair, program: &Program) -> Verdict {
     pair.leave("in the end")
 }
 
-/// Plays the sides of a program that have these ends; `meet` returns once all sides have come as far,
-/// before the first message and after the last.
+/// Plays the sides of a program that have these ends. `meet` is a barrier of all sides, before the
+/// first message and after the last.
 pub fn play_on(rig: &Rig, program: &Program, ends: Ends<'_>, meet: impl Fn()) -> Verdict {
     let mut play = Play::new(rig, program, ends)?;
     meet();
@@ -232,7 +232,8 @@ impl<'p> Play<'p> {
         Ok(())
     }
 
-    /// Where a message is sent or read from; where it lands if it is received, or else.
+    /// Offsets of a message: in the source; in the target if a receive takes it; in the target
+    /// otherwise.
     fn places(&self, i: usize) -> [usize; 3] {
         let slot = self.program.slots[i];
         [slot, slot, self.program.room + slot]
@@ -305,7 +306,7 @@ impl<'p> Play<'p> {
             .map(OwnedDescriptor::descriptor)
             .collect();
         if list.spoiled {
-            // Whatever is refused leaves no trace.
+            // A refused list changes nothing.
             let data = &[0; 4];
             descriptors.push(Descriptor::WriteMemory { to: &wrong, data });
             let spoiled = post_on(stream, queues, &descriptors);
@@ -318,7 +319,7 @@ impl<'p> Play<'p> {
         for after in list.after {
             match after {
                 After::Look(i) => self.show(i, list.stream)?,
-                After::Forget(i) => {
+                After::Overwrite(i) => {
                     let from = self.over.span(self.program.room, self.steps[i].len)?;
                     self.copy(list.stream, &self.source(i)?, &from)?;
                 }
@@ -373,7 +374,7 @@ impl<'p> Play<'p> {
         let takes_receive = step.operation.takes_receive();
         let looker = if takes_receive { receiver } else { sender };
         if let (None, Some((at, landing))) = (odd, self.landing(i)) {
-            // What is there before.
+            // The contents before the message arrives.
             let (stream, landed) = (&self.streams[looker], self.memory(at).landing.region());
             let (_, guard) = seeds(i);
             self.rig
@@ -413,7 +414,7 @@ impl<'p> Play<'p> {
         if let Some(send) = send.filter(|_| signaled) {
             let after = match odd {
                 _ if !takes_receive && self.landing(i).is_some() => Some(After::Look(i)),
-                Some(_) if step.operation.moves() => Some(After::Forget(i)),
+                Some(_) if step.operation.moves() => Some(After::Overwrite(i)),
                 _ => None,
             };
             self.wait(from, send.into(), wait_send, sender, after)?;

@@ -29,8 +29,7 @@ impl Play<'_> {
                 .descriptors
                 .push(OwnedDescriptor::Bytes(to, bytes())),
             Ink::Handed(condition, wide) => {
-                // In words, where that is possible: nothing but the fence before the token keeps
-                // those in order.
+                // Word by word if possible: only the fence before the token orders such writes.
                 match (4..=256).contains(&len) && len.is_multiple_of(4) {
                     true => self
                         .list(1 - s)?
@@ -79,7 +78,7 @@ impl Play<'_> {
         };
         let mut send = self.attempt(i, signaled, false);
         if let Some(hole) = hole {
-            // Behind the request, or, where there was no room for both, before it.
+            // The hole is behind the request, or before it if there was no room for both.
             self.abort(end, hole)?;
         }
         if matches!(&send, Err(e) if e.kind() == Kind::QueueFull) {

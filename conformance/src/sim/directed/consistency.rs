@@ -65,7 +65,7 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
     ];
     let policy = POLICIES[(seed % 4) as usize];
     play(seed, 2, move |rank| {
-        // Both draw the same.
+        // Both ranks draw the same values.
         let mut rng = Rng::with_seed(seed);
         let config = config(&mut rng).send_blocks(32);
         let devices = rank.open(options(policy, &mut rng));
@@ -74,14 +74,14 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
         let mut qp = devices.pd.create_qp(&config).unwrap();
         let landing = devices.memory(MemoryKind::Device, TOGETHER * ROOM);
         let leaving = devices.memory(MemoryKind::Pinned, TOGETHER * ROOM);
-        let told = devices.memory(MemoryKind::Pinned, 8 * TOGETHER);
+        let counters = devices.memory(MemoryKind::Pinned, 8 * TOGETHER);
         let seen = devices
             .gpu
             .alloc(MemoryKind::Pinned, TOGETHER * ROOM)
             .unwrap();
         let their_landing = rank.swap_memory(&landing, rank.peer());
         let their_leaving = rank.swap_memory(&leaving, rank.peer());
-        let their_told = rank.swap_memory(&told, rank.peer());
+        let their_counters = rank.swap_memory(&counters, rank.peer());
         rank.connect(&mut qp, rank.peer());
         let streams = [(); 2].map(|()| devices.gpu.stream().unwrap());
         let onlooker = devices.gpu.stream().unwrap();
@@ -108,8 +108,8 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
             rank.barrier();
             for (i, (len, transfer, looks_on)) in draws.iter().copied().enumerate() {
                 let stream = &streams[number(i) % 2];
-                let told_here = waited.word32(4 * i).unwrap();
-                let tell_here = Descriptor::write_value(&told_here, number(i) as u32 + 1);
+                let signal = waited.word32(4 * i).unwrap();
+                let write_signal = Descriptor::write_value(&signal, number(i) as u32 + 1);
                 let last = usize::from(!looks_on);
                 let (at, long) = ((i * ROOM) as u64, len as u32);
                 let (mine, into) = ([leaving.sge(at, long)], [landing.sge(at, long)]);
@@ -131,24 +131,24 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                             Descriptor::Send(first),
                             Descriptor::wait_flushed(recv),
                             Descriptor::wait(first),
-                            tell_here,
+                            write_signal,
                         ];
                         qp.post_on(stream, &list[..5 - last]).unwrap();
                     }
                     Transfer::Read => {
                         let wait = Descriptor::wait_flushed(first);
-                        let list = [Descriptor::Send(first), wait, tell_here];
+                        let list = [Descriptor::Send(first), wait, write_signal];
                         qp.post_on(stream, &list[..3 - last]).unwrap();
                     }
                     Transfer::Word | Transfer::WordThenFlush => {
                         let count = (number(i) as u64 + 1).to_le_bytes();
-                        let word = their_told.span(8 * i as u64, 8).unwrap();
+                        let word = their_counters.span(8 * i as u64, 8).unwrap();
                         let pieces: [&[u8]; 1] = [&count];
-                        let tell = Work::write_inline(&pieces, word);
-                        let tell = qp.prepare_within(&tell, LIMIT).unwrap();
-                        let list = [Descriptor::Send(first), Descriptor::Send(tell)];
+                        let counter = Work::write_inline(&pieces, word);
+                        let counter = qp.prepare_within(&counter, LIMIT).unwrap();
+                        let list = [Descriptor::Send(first), Descriptor::Send(counter)];
                         qp.post_on(stream, &list).unwrap();
-                        let word = told.region().word64(8 * i).unwrap();
+                        let word = counters.region().word64(8 * i).unwrap();
                         let by_itself = matches!(transfer, Transfer::Word);
                         let wait =
                             Descriptor::wait_value(&word, Condition::Geq, number(i) as u64 + 1)
@@ -156,7 +156,7 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                         // The wait names no queue pair: it holds for every writer of the word.
                         let mut list = vec![wait];
                         list.extend((!by_itself).then_some(Descriptor::Flush));
-                        list.extend(looks_on.then_some(tell_here));
+                        list.extend(looks_on.then_some(write_signal));
                         gdsync::rdma::post_on(stream, &mut [], &list).unwrap();
                     }
                 }
@@ -165,7 +165,7 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                 let mut looker = stream;
                 if looks_on {
                     looker = &onlooker;
-                    let wait = reaches(&told_here, number(i) as u32 + 1);
+                    let wait = reaches(&signal, number(i) as u32 + 1);
                     gdsync::rdma::post_on(looker, &mut [], &[wait]).unwrap();
                 }
                 looker.copy(&to, &from).unwrap();

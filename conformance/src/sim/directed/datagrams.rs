@@ -26,7 +26,7 @@ pub fn datagrams(seed: u64) -> Result<SimReport, SimError> {
         let config = config(&mut rng).send_blocks(32);
         let receives = ["by CPU", "by both", "by stream"];
         let among = match config.doorbell {
-            // A thread hands over what streams post a moment later.
+            // A thread posts the receives of streams a moment later.
             Doorbell::CpuThread => 2,
             _ => 3,
         };

@@ -1,7 +1,7 @@
 //! One of several requests that were enqueued ahead fails.
 //!
 //! The stream stays at the wait for the request until the watcher or the CPU handles the failure,
-//! and then continues. Every request has its own status, which the stream sees when it continues.
+//! and then continues. Every request has its own status, which the stream reads when it continues.
 //! The peer's streams continue as well, and the failure does not affect other queue pairs. After a
 //! reset on both sides there is traffic again.
 
@@ -20,7 +20,7 @@ use crate::sim::world::{Devices, LIMIT, Rank, play};
 /// The error of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    /// An rkey that the peer never gave.
+    /// An rkey that the peer never created.
     WrongKey,
     /// Bytes behind the end of the peer's memory.
     Beyond,
@@ -70,7 +70,8 @@ impl Cause {
 struct Case {
     cause: Cause,
     failing: usize,
-    /// By request. The failing one shows in any case, the last one ends the wait.
+    /// By request. The failing request produces a completion in any case; the last request is
+    /// signaled.
     signaled: Vec<bool>,
     /// All requests in one list, or each in a separate list.
     one_list: bool,
@@ -108,7 +109,7 @@ pub fn failure(seed: u64) -> Result<SimReport, SimError> {
         rank.connect(&mut bystander, rank.peer());
         match rank.me {
             0 => fails(&rank, &devices, &mut qp, &mut bystander, &case),
-            _ => is_asked(&rank, &devices, &mut qp, &mut bystander, &case),
+            _ => target(&rank, &devices, &mut qp, &mut bystander, &case),
         }
         again(&rank, &devices, &mut qp);
         traffic(&rank, &devices, &mut bystander, 5);
@@ -183,7 +184,7 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
         .map(|i| prepare(qp, &mine, &theirs, case, i))
         .collect();
     enqueue(qp, &stream, case, &requests, &mine, &gate, &mark);
-    // Where the statuses were copied to as the stream saw them: of request and queue pair.
+    // The statuses of request and queue pair that the stream copied when it continued.
     let seen = |i: usize| [0, 4].map(|k| noted(&mine, 3072 + 8 * i as u64 + k));
 
     let looking_after = [devices.nic() + ".watcher", devices.nic() + ".cpu"];
@@ -220,11 +221,15 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
             continue;
         }
         match i < case.failing {
-            true => assert_eq!(seen(i)[0], 0, "request {i} of {count} as the stream saw it"),
+            true => assert_eq!(
+                seen(i)[0],
+                0,
+                "request {i} of {count} as the stream read it"
+            ),
             false => assert_eq!(
                 seen(i),
                 [expected.0, failed.0],
-                "request {i} of {count} and the queue pair as the stream saw them"
+                "request {i} of {count} and the queue pair as the stream read them"
             ),
         }
     }
@@ -234,8 +239,8 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
     rank.barrier();
 }
 
-/// Enqueues everything behind a closed gate: requests, waits, and stores that show the progress of
-/// the stream and what it sees.
+/// Enqueues everything behind a closed gate: requests, waits, and stores that record the progress
+/// of the stream and the statuses that it reads.
 fn enqueue(
     qp: &mut Qp,
     stream: &gdsync::Stream,
@@ -281,14 +286,15 @@ fn enqueue(
 }
 
 /// The rank whose memory does not grant the access.
-fn is_asked(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: &Case) {
+fn target(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: &Case) {
     let exposed = exposed(devices);
     for memory in &exposed {
         rank.swap_memory(memory, rank.peer());
     }
     let landing = devices.memory(MemoryKind::Pinned, 1024);
     let stream = devices.gpu.stream().unwrap();
-    // Waits for what never comes would last for ever if the peer's failure stays the peer's.
+    // If the failure does not affect this side, a wait for a receive would never end, so no receive
+    // is posted then.
     let ahead = case.cause.receives().map_or(0, |_| case.receives);
     let receives: Vec<ReceiveRequest> = (0..ahead)
         .map(|i| {
@@ -302,7 +308,7 @@ fn is_asked(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, cas
         .collect();
     rank.connect(qp, rank.peer());
     traffic(rank, devices, bystander, 10);
-    // The memory stays until the other rank is done with it.
+    // The memory stays registered until the other rank has finished.
     rank.barrier();
     let Some((first, others)) = case.cause.receives() else {
         return;
@@ -312,7 +318,7 @@ fn is_asked(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, cas
         let expected = if i == 0 { first } else { others };
         assert_eq!(qp.poll(*request).unwrap(), Some(expected), "receive {i}");
         let seen = noted(&landing, 512 + 4 * i as u64);
-        assert_eq!(seen, expected.0, "receive {i} as the stream saw it");
+        assert_eq!(seen, expected.0, "receive {i} as the stream read it");
     }
     assert_eq!(qp.error(), Some(first));
 }

@@ -75,7 +75,7 @@ fn noted(from: &Mr, at: u64) -> u32 {
 
 /// Resets both sides, connects them again, and checks that messages pass.
 fn again(rank: &Rank, devices: &Devices, qp: &mut Qp) {
-    // A queue pair that was failed by its peer's request knows it once its flush is seen.
+    // A queue pair that a request of its peer failed can be reset after its flush is detected.
     retry_while(&devices.gpu, gdsync::Kind::Busy, || qp.reset()).unwrap();
     rank.barrier();
     rank.connect(qp, rank.peer());

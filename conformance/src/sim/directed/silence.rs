@@ -86,7 +86,7 @@ impl Memories {
 fn is_left(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For) {
     let stream = devices.gpu.stream().unwrap();
     let memories = Memories::swap(rank, devices);
-    let fallen = String::from_utf8(rank.hear(1)).unwrap();
+    let fallen = String::from_utf8(rank.receive(1)).unwrap();
     let mut round = 0;
     let (request, took) = loop {
         let before = rank.host.now();
@@ -99,10 +99,11 @@ fn is_left(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For) {
         assert!(round < 100_000, "the peer never falls");
     };
     let error = qp.error().expect("as seen above");
-    // The limit is shorter than what the NIC's retries take.
+    // The time limit is shorter than the NIC's retries.
     assert_eq!(error, Status::TIMEOUT, "after {fall:?}");
     assert!(took >= PEER_LIMIT && took < PEER_LIMIT * 20, "{took:?}");
-    // What was waited for is what failed, or was flushed with it; a message may just have come.
+    // The request of the wait failed, or was flushed with the one that failed. It succeeded if its
+    // message arrived in the last moment.
     if let Some(Err(e)) = request.map(|r| qp.wait(r, LIMIT)) {
         let known = [Kind::Failed(error), Kind::Failed(Status::FLUSHED)];
         assert!(known.contains(&e.kind()), "{e}");
@@ -116,7 +117,7 @@ fn is_left(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For) {
 fn falls(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For, after: Duration) {
     let stream = devices.gpu.stream().unwrap();
     let memories = Memories::swap(rank, devices);
-    rank.tell(0, devices.nic().as_bytes());
+    rank.send(0, devices.nic().as_bytes());
     let at = When::Time(rank.host.now() + after);
     match fall {
         Fall::Freezes => rank.control.freeze_at(at, &devices.nic()),

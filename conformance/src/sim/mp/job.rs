@@ -74,15 +74,15 @@ fn queues(rng: &mut Rng) -> QpConfig {
         .start(0u32.wrapping_sub(rng.u32(0..40)))
 }
 
-/// A launcher that can report ranks as gone.
+/// A launcher that can report the loss of ranks.
 #[derive(Clone, Debug)]
-struct Told {
+struct Launcher {
     rank: Arc<dyn Bootstrap>,
-    /// A bit for each rank that is gone. Relaxed: the world has one thread.
+    /// A bit for each lost rank. Relaxed: the world has one thread.
     gone: Arc<AtomicU64>,
 }
 
-impl Bootstrap for Told {
+impl Bootstrap for Launcher {
     fn rank(&self) -> u32 {
         self.rank.rank()
     }
@@ -179,7 +179,8 @@ impl Job {
     pub fn open(&self, rank: &Rank) -> Devices {
         let mut rng = self.own(rank);
         let mut options = SoftOptions::default().weak(softgpu::Weak::seeded(rng.u64(..)));
-        // Payload in the GPU is seen by its own flush, by its order, by the CPU's or the NIC's.
+        // Payload in GPU memory becomes visible by write order, a flush by the CPU, a READ by the
+        // NIC, or a flush by the wait.
         let caps = &mut options.caps;
         (caps.flush, caps.ordered_writes, caps.host_flush) = match rng.u8(0..6) {
             0 => (false, true, true),
@@ -197,14 +198,14 @@ impl Job {
     /// A context of a rank over `place`, called `name`.
     pub fn context(&self, rank: &Rank, devices: &Devices, name: &str) -> mp::Result<Context> {
         let mut rng = self.own(rank);
-        let told = Told {
+        let launcher = Launcher {
             rank: Arc::clone(&self.ranks[rank.me]),
             gone: Arc::clone(&self.gone),
         };
         let settings = &self.settings;
         let queues = queues(&mut rng);
         Builder::default()
-            .bootstrap(Arc::new(told))
+            .bootstrap(Arc::new(launcher))
             .gpu(&devices.gpu)
             .device(&devices.device)
             .name(name)
@@ -226,7 +227,7 @@ impl Job {
         Member { devices, ctx }
     }
 
-    /// Reports to all ranks that a rank is gone.
+    /// Reports to all ranks that a rank is lost.
     pub fn mark_gone(&self, rank: usize) {
         self.gone.fetch_or(1 << rank, Ordering::Relaxed);
     }
@@ -257,7 +258,7 @@ impl Member {
 }
 
 /// Closes a context whose peer `lost` may not answer. Dropped requests have failed, also those with
-/// other ranks that gave up by themselves.
+/// other ranks that stopped because of the loss.
 pub fn close_without(ctx: &Context, lost: u32) {
     const FOR: Duration = Duration::from_secs(1);
     const TRIES: usize = 4;

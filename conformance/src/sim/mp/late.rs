@@ -99,7 +99,7 @@ fn sends(rank: &Rank, member: Member, messages: &[Message]) {
         let announces = m.room < m.len || matches!(m.post, Post::Any);
         rank.pass(match m.len > EAGER && !announces {
             true => LULL,
-            // Enough for the credit of the message before, without which the announcement waits.
+            // Enough for the credit of the previous message, for which the announcement waits.
             false => MOMENT,
         });
         let data = memory.slice(0, m.len).expect("a slice");

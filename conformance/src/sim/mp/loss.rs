@@ -1,5 +1,5 @@
-//! A rank is lost in the middle of the stencil. A request with it fails with an error that names
-//! the rank within the time limit, no rank hangs, and the other ranks still exchange messages.
+//! A rank is lost in the middle of the stencil. Within the time limit, a request with it fails with
+//! an error that names the rank; no rank hangs, and the other ranks still exchange messages.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,9 +21,10 @@ use crate::sim::world::{LIMIT, Rank, play};
 
 /// Time limit of waits for a peer.
 const PEER_LIMIT: Duration = Duration::from_millis(100);
-/// Time by which the last rank has detected the loss, for each rank: a rank that waits for a lost
-/// rank makes others wait in turn, waits begin late, and the background work polls rarely.
-const SOON: Duration = Duration::from_millis(130);
+/// Limit of the detection time, per rank of the job: the last rank detects the loss within this
+/// time times the number of ranks. It exceeds `PEER_LIMIT`, because a rank that waits for a lost
+/// rank delays other ranks, waits begin late, and the background thread polls rarely.
+const DETECTION_LIMIT: Duration = Duration::from_millis(130);
 
 /// How the rank is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ enum Fall {
     /// Its process dies, and its links with it; its launcher reports it a little later.
     Dies,
     /// Its NIC is cut off, but its process runs. A receive from it fails only at the time limit, a
-    /// send to it at once; a rank that stops because of that is a loss to others.
+    /// send to it at once. A rank that stops for this reason is lost to the others as well.
     IsCut,
 }
 
@@ -68,8 +69,8 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     Ok(run_and_count(seed)?.0)
 }
 
-/// As [`run`]. Counts the ranks that stayed, and those of them to which the error of their stencil
-/// named another rank than the one that was lost, although they exchange halos with that one.
+/// As [`run`]. Counts the surviving ranks, and those of them that exchange halos with the lost rank
+/// and whose stencil failed with an error that names another rank.
 ///
 /// # Errors
 /// As [`run`].
@@ -91,13 +92,13 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
     let ranks = case.ranks() as usize;
     let (case, lost) = (Rc::new(case), loss.clone());
     let misled = Rc::new(Cell::new(0));
-    let told = Rc::clone(&misled);
+    let counter = Rc::clone(&misled);
     let report = play(seed, ranks + 1, move |rank| {
         match rank.me {
             // The last number injects the failure.
-            me if me == ranks => strike(&rank, &job, &loss),
-            me if me == loss.rank => falls(&rank, &job, &case, &loss),
-            _ => is_left(&rank, &job, &case, &loss, &told),
+            me if me == ranks => inject(&rank, &job, &loss),
+            me if me == loss.rank => lose(&rank, &job, &case, &loss),
+            _ => survive(&rank, &job, &case, &loss, &counter),
         }
     })?;
     let dead = match lost.fall {
@@ -109,9 +110,9 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
 }
 
 /// Makes the rank fail, and sends the time of the failure to the others.
-fn strike(rank: &Rank, job: &Job, loss: &Loss) {
-    let node = u64::from_le_bytes(rank.hear(loss.rank).try_into().unwrap());
-    let names = String::from_utf8(rank.hear(loss.rank)).unwrap();
+fn inject(rank: &Rank, job: &Job, loss: &Loss) {
+    let node = u64::from_le_bytes(rank.receive(loss.rank).try_into().unwrap());
+    let names = String::from_utf8(rank.receive(loss.rank)).unwrap();
     rank.pass(loss.after);
     let now = rank.host.now().as_nanos();
     if loss.fall != Fall::IsCut {
@@ -125,17 +126,17 @@ fn strike(rank: &Rank, job: &Job, loss: &Loss) {
         job.mark_gone(loss.rank);
     }
     for other in (0..rank.me).filter(|other| *other != loss.rank) {
-        rank.tell(other, &now.to_le_bytes());
+        rank.send(other, &now.to_le_bytes());
     }
 }
 
-/// The rank that is lost.
-fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
+/// Runs the stencil on the rank that is lost.
+fn lose(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
     let devices = job.open(rank);
     let node = devices.node();
     let warn = || {
-        rank.tell(rank.ranks - 1, &node.to_le_bytes());
-        rank.tell(
+        rank.send(rank.ranks - 1, &node.to_le_bytes());
+        rank.send(
             rank.ranks - 1,
             process(rank, &devices).join("\n").as_bytes(),
         );
@@ -150,9 +151,9 @@ fn falls(rank: &Rank, job: &Job, case: &Case, loss: &Loss) {
     if !loss.early {
         warn();
     }
-    let e = halo2d::run(&ctx, &case.config).expect_err("it has no end");
+    let e = halo2d::run(&ctx, &case.config).expect_err("the stencil has no end");
     assert_typed(&e, rank.me, loss);
-    // The rank is cut off, so its peers may not answer.
+    // The NIC of this rank is cut off, so peers may not answer.
     drop(ctx);
     devices.device.close(LIMIT).expect("a quiet NIC");
 }
@@ -181,7 +182,7 @@ fn assert_lost(ctx: &Context, me: usize, loss: &Loss) {
     let e = ctx
         .irecv(loss.rank as u32, 3, &memory.all())
         .and_then(|request| request.wait(PEER_LIMIT))
-        .expect_err("it is lost");
+        .expect_err("the rank is lost");
     assert_typed(&e, me, loss);
     assert_eq!(
         e.rank(),
@@ -190,8 +191,8 @@ fn assert_lost(ctx: &Context, me: usize, loss: &Loss) {
     );
 }
 
-/// A rank that remains.
-fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
+/// Runs the stencil on a surviving rank until it fails, then messages between the survivors.
+fn survive(rank: &Rank, job: &Job, case: &Case, loss: &Loss, misled: &Cell<u32>) {
     let lost = loss.rank as u32;
     let grid = case.config.grid.expect("a grid");
     let needs = |me: u32, other| {
@@ -202,7 +203,7 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     let built = job.context(rank, &devices, "mp");
     let (ctx, e) = match built {
         Ok(ctx) => {
-            let e = halo2d::run(&ctx, &case.config).expect_err("it has no end");
+            let e = halo2d::run(&ctx, &case.config).expect_err("the stencil has no end");
             (Some(ctx), e)
         }
         Err(e) => (None, e),
@@ -213,15 +214,15 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
         && needs(rank.me as u32, lost)
         && e.rank() != Some(lost)
     {
-        // The error names another rank, which stopped because it detected the loss earlier or
-        // because it was connecting; a request with the lost rank names that one.
-        told.set(told.get() + 1);
+        // The error names another rank, which stopped earlier: it detected the loss, or it was
+        // connecting. A request with the lost rank fails with an error that names the lost rank.
+        misled.set(misled.get() + 1);
         assert_lost(ctx, rank.me, loss);
     }
-    let fell = u64::from_le_bytes(rank.hear(rank.ranks - 1).try_into().unwrap());
+    let fell = u64::from_le_bytes(rank.receive(rank.ranks - 1).try_into().unwrap());
     let took = now.since(Time::from_nanos(fell));
     assert!(
-        took < SOON * case.ranks(),
+        took < DETECTION_LIMIT * case.ranks(),
         "rank {}, {loss:?}: {e:?} after {took:?}",
         rank.me
     );
@@ -229,18 +230,19 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     let others: Vec<u32> = (0..case.ranks())
         .filter(|other| *other != lost && *other != rank.me as u32)
         .collect();
-    // A rank that leaves is a loss as well, to those that have not noticed the first one.
+    // A rank that closes its context is lost to ranks that have not detected the first loss, so all
+    // survivors meet first.
     let meet = || {
         others
             .iter()
-            .for_each(|other| rank.tell(*other as usize, &[]));
+            .for_each(|other| rank.send(*other as usize, &[]));
         others
             .iter()
-            .for_each(|other| _ = rank.hear(*other as usize));
+            .for_each(|other| _ = rank.receive(*other as usize));
     };
     meet();
     if let Some(ctx) = ctx {
-        // What was posted to others that gave up themselves ends with them.
+        // Requests with ranks that stopped as well may fail during the close.
         close_without(&ctx, lost);
     }
     let mut lazy = job.clone();
@@ -249,7 +251,7 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     meet();
     chat(&after, &others);
     assert_lost(&after, rank.me, loss);
-    // And this was no reason to stop talking to the others.
+    // The failed request does not affect messages between the survivors.
     meet();
     chat(&after, &others);
     Member {

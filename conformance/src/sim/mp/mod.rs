@@ -3,9 +3,9 @@
 //!
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
 //! that is lost; [`talk`] random programs of messages of every kind;
-//! [`survivors`] ranks that go on talking when one of them is lost. [`offload`] shows that messages
-//! move while the rank that enqueued them sleeps, [`late`] that ready words which two queue pairs
-//! write keep their order. `job` is what all of them share.
+//! [`survivors`] ranks that continue to exchange messages when one of them is lost. [`offload`]
+//! shows that messages progress while the rank that enqueued them sleeps, [`late`] that ready words
+//! which two queue pairs write keep their order. `job` is the common base.
 
 pub mod halo;
 mod job;

@@ -34,7 +34,7 @@ const ENQUEUED: Time = Time::from_nanos(20_000_000);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
     /// None: the ranks wait for their streams.
-    Nobody,
+    Nothing,
     /// The ranks.
     Ranks,
     /// The ranks, and all CPU threads of their contexts and queue pairs.
@@ -137,7 +137,7 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
             format!("rank{me}"),
         ];
         let asleep = match sleep {
-            Sleep::Nobody => &[][..],
+            Sleep::Nothing => &[][..],
             Sleep::Ranks => &parts[2..],
             Sleep::All => &parts[..],
         };
@@ -198,7 +198,7 @@ fn enqueue(ctx: &Context, words: &[[Word64; 2]]) -> impl FnOnce() + use<> {
 /// # Errors
 /// The finding of the simulation.
 pub fn run(seed: u64) -> Result<(), SimError> {
-    let awake = times(seed, Sleep::Nobody)?;
+    let awake = times(seed, Sleep::Nothing)?;
     assert!(awake.iter().all(|t| *t < ENQUEUED + SLEEP), "{awake:?}");
     for sleep in [Sleep::Ranks, Sleep::All] {
         let asleep = times(seed, sleep)?;

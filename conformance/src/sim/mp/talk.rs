@@ -41,7 +41,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     let settings = Settings::draw(&mut rng);
     let setup = Rc::new(draw(&mut rng, &settings));
     let settings = Settings {
-        // Room for all at a time; when most is taken, channels that are not used go.
+        // Room for all channels at a time. If most of it is in use, unused channels are retired.
         channels: (setup.tags as usize + 2).max(4),
         ..settings
     };
@@ -49,7 +49,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
         .map(|_| Pause::draw(&mut rng, setup.ranks as usize))
         .collect();
     let together = rng.bool();
-    // Whom one rank alone sends to starts late.
+    // If only one rank sends, the receivers start late.
     let behind = Duration::from_nanos(match setup.one_way {
         true => rng.u64(0..1 << 22),
         false => 0,
@@ -112,7 +112,7 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         from,
         into,
         size: Size::Around(match one_way && rng.bool() {
-            // No send waits for its receive.
+            // At most eager messages, so that no send waits for its receive.
             true => settings.eager,
             false => [600, 3 * settings.eager + 1, 20_000][rng.usize(0..3)],
         }),
@@ -135,10 +135,10 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         one_way,
         manual: false,
         prepared: rng.bool(),
-        // Up to twelve messages later, or a round.
+        // At most as many rounds as twelve messages, at least one round.
         lag: rng.usize(0..=(12 / (window * from_each)).max(1)),
         messages: match rng.usize(10..=60) / channels as usize {
-            // Beyond what there are slots for.
+            // More messages than there are slots.
             few if one_way && !all => few.max(3 * settings.depth as usize),
             few => few.max(1),
         },

@@ -87,7 +87,7 @@ impl Lane {
         matches!(self.current, Current::Nothing)
             && self.shared.closed.load(Ordering::Acquire)
             && self.queue.is_empty()
-            && !self.queue.owes()
+            && !self.queue.has_unretired()
     }
 
     /// Once a step under weak memory. Returns whether stores are still held back.

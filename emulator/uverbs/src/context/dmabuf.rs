@@ -19,24 +19,24 @@ pub(crate) fn method(object: u16, method: u16) -> Option<Method> {
 }
 
 /// Registers a part of the memory. The MR keeps the memory when the descriptor is closed.
-fn register(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(DMABUF_HANDLE..=DMABUF_RKEY)?;
+fn register(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(DMABUF_HANDLE..=DMABUF_RKEY)?;
     let of = Registration {
-        start: ask.small(DMABUF_OFFSET)?,
-        length: ask.small(DMABUF_LENGTH)?,
-        hca_va: ask.small(DMABUF_IOVA)?,
-        pd: ask.handle(DMABUF_PD)?,
-        access: ask.small(DMABUF_ACCESS)? as u32,
-        file: Some(ask.small(DMABUF_FD)? as i32),
+        start: request.small(DMABUF_OFFSET)?,
+        length: request.small(DMABUF_LENGTH)?,
+        hca_va: request.small(DMABUF_IOVA)?,
+        pd: request.handle(DMABUF_PD)?,
+        access: request.small(DMABUF_ACCESS)? as u32,
+        file: Some(request.small(DMABUF_FD)? as i32),
     };
     if of.access & !(access::RIGHTS | access::OPTIONAL) != 0 {
         return Err(Errno::INVAL);
     }
-    let region = open.register(ask.device, of)?;
+    let region = open.register(request.device, of)?;
     let MrKeys { lkey, rkey } = region.keys;
-    open.keep(ask.device, Object::Mr(region), |handle| {
-        ask.answer(DMABUF_LKEY, &lkey.to_ne_bytes())?;
-        ask.answer(DMABUF_RKEY, &rkey.to_ne_bytes())?;
-        ask.answer_handle(DMABUF_HANDLE, handle)
+    open.keep(request.device, Object::Mr(region), |handle| {
+        request.answer(DMABUF_LKEY, &lkey.to_ne_bytes())?;
+        request.answer(DMABUF_RKEY, &rkey.to_ne_bytes())?;
+        request.answer_handle(DMABUF_HANDLE, handle)
     })
 }

@@ -42,10 +42,10 @@ pub fn invoked(user: &dyn User, arg: u64) -> Option<u32> {
 
 impl Context {
     /// Executes the command in the attributes of a call.
-    pub(crate) fn invoke(&self, ask: &Request<'_>) -> Done {
-        ask.only_if(|id| matches!(id, CORE_IN..=WRITE_CMD | DRIVER_IN..=DRIVER_OUT))?;
+    pub(crate) fn invoke(&self, request: &Request<'_>) -> Done {
+        request.only_if(|id| matches!(id, CORE_IN..=WRITE_CMD | DRIVER_IN..=DRIVER_OUT))?;
         let user = &*self.device.user;
-        let find = |id| ask.attrs.iter().find(|a| a.attr_id == id);
+        let find = |id| request.attrs.iter().find(|a| a.attr_id == id);
         let word = find(WRITE_CMD).ok_or(Errno::INVAL)?.data;
         let word = u32::try_from(word).map_err(|_| Errno::OPNOTSUPP)?;
         if word & !(command::EXTENDED | command::MASK) != 0 {

@@ -51,36 +51,36 @@ impl Context {
         let mut attrs = vec![IoctlAttr::default(); count];
         user.read(at, attrs.as_mut_bytes())?;
         let device = &self.device;
-        let ask = Request { device, at, attrs };
+        let request = Request { device, at, attrs };
         match run {
-            None => self.invoke(&ask),
-            Some(run) => self.with(|open| run(open, &ask)),
+            None => self.invoke(&request),
+            Some(run) => self.with(|open| run(open, &request)),
         }
     }
 }
 
 /// A doorbell page for one program. Both types, with and without BlueFlame, are the same memory
 /// here.
-fn alloc_uar(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(UAR_HANDLE..=UAR_PAGE_ID)?;
-    if ask.small(UAR_TYPE)? as u32 > 1 {
+fn alloc_uar(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(UAR_HANDLE..=UAR_PAGE_ID)?;
+    if request.small(UAR_TYPE)? as u32 > 1 {
         return Err(Errno::INVAL);
     }
-    let page = open.doorbells.allocate(ask.device)?;
+    let page = open.doorbells.allocate(request.device)?;
     let index = page.index;
-    open.keep(ask.device, Object::Uar(page), |handle| {
-        ask.answer(UAR_MMAP_OFFSET, &Doorbells::offset(index).to_ne_bytes())?;
-        ask.answer(UAR_MMAP_LENGTH, &4096_u32.to_ne_bytes())?;
-        ask.answer(UAR_PAGE_ID, &index.to_ne_bytes())?;
-        ask.answer_handle(UAR_HANDLE, handle)
+    open.keep(request.device, Object::Uar(page), |handle| {
+        request.answer(UAR_MMAP_OFFSET, &Doorbells::offset(index).to_ne_bytes())?;
+        request.answer(UAR_MMAP_LENGTH, &4096_u32.to_ne_bytes())?;
+        request.answer(UAR_PAGE_ID, &index.to_ne_bytes())?;
+        request.answer_handle(UAR_HANDLE, handle)
     })
 }
 
-fn destroy_uar(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(UAR_HANDLE..=UAR_HANDLE)?;
-    let handle = ask.handle(UAR_HANDLE)?;
+fn destroy_uar(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(UAR_HANDLE..=UAR_HANDLE)?;
+    let handle = request.handle(UAR_HANDLE)?;
     let index = open.objects.doomed::<Doorbell>(handle)?.index;
-    open.doorbells.free(ask.device, index)?;
+    open.doorbells.free(request.device, index)?;
     open.objects.remove(handle);
     Ok(())
 }

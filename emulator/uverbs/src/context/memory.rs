@@ -70,13 +70,13 @@ impl Open {
     }
 
     pub fn reg_mr(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: RegMr = call.input()?;
+        let cmd: RegMr = call.input()?;
         let of = Registration {
-            start: ask.start,
-            length: ask.length,
-            hca_va: ask.hca_va,
-            pd: ask.pd_handle,
-            access: ask.access_flags,
+            start: cmd.start,
+            length: cmd.length,
+            hca_va: cmd.hca_va,
+            pd: cmd.pd_handle,
+            access: cmd.access_flags,
             file: None,
         };
         let region = self.register(device, of)?;
@@ -92,33 +92,33 @@ impl Open {
 
     /// Registers an MR again, under new keys, and drops the old registration.
     pub fn rereg_mr(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: ReregMr = call.input()?;
+        let cmd: ReregMr = call.input()?;
         let all = rereg::TRANSLATION | rereg::PD | rereg::ACCESS;
-        if ask.flags == 0 || ask.flags & !all != 0 {
+        if cmd.flags == 0 || cmd.flags & !all != 0 {
             return Err(Errno::INVAL);
         }
-        let has = |flag| ask.flags & flag != 0;
-        if has(rereg::TRANSLATION) && ask.start % PAGE != ask.hca_va % PAGE {
+        let has = |flag| cmd.flags & flag != 0;
+        if has(rereg::TRANSLATION) && cmd.start % PAGE != cmd.hca_va % PAGE {
             return Err(Errno::INVAL);
         }
-        let region = self.objects.get::<Region>(ask.mr_handle)?;
+        let region = self.objects.get::<Region>(cmd.mr_handle)?;
         let mut of = region.of;
         if of.file.is_some() {
             return Err(Errno::OPNOTSUPP);
         }
         if has(rereg::TRANSLATION) {
-            (of.start, of.length, of.hca_va) = (ask.start, ask.length, ask.hca_va);
+            (of.start, of.length, of.hca_va) = (cmd.start, cmd.length, cmd.hca_va);
         }
         if has(rereg::PD) {
-            of.pd = ask.pd_handle;
+            of.pd = cmd.pd_handle;
         }
         if has(rereg::ACCESS) {
-            of.access = ask.access_flags;
+            of.access = cmd.access_flags;
         }
         let former = region.keys.lkey;
         let region = self.register(device, of)?;
         let MrKeys { lkey, rkey } = region.keys;
-        *self.objects.get_mut::<Region>(ask.mr_handle)? = region;
+        *self.objects.get_mut::<Region>(cmd.mr_handle)? = region;
         let _ = device.with_nic(|nic| nic.dereg_mr(former));
         call.answer(&ReregMrResp { lkey, rkey })
     }
@@ -134,30 +134,30 @@ impl Open {
     /// An address handle of Ethernet. It contains the address of the next hop, which a kernel
     /// resolves. The library alone creates those of InfiniBand.
     pub fn create_ah(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: CreateAh = call.input()?;
-        let pd = *self.objects.get::<PdId>(ask.pd_handle)?;
+        let cmd: CreateAh = call.input()?;
+        let pd = *self.objects.get::<PdId>(cmd.pd_handle)?;
         let fabric = &device.config.fabric;
-        let place = device.place(ask.attr.port_num);
+        let place = device.place(cmd.attr.port_num);
         if place.port == 0 || place.port > fabric.ports {
             return Err(Errno::INVAL);
         }
         let gids = fabric.gids(place).len();
-        let global = ask.attr.is_global != 0;
-        if global && usize::from(ask.attr.grh.sgid_index) >= gids {
+        let global = cmd.attr.is_global != 0;
+        if global && usize::from(cmd.attr.grh.sgid_index) >= gids {
             return Err(Errno::INVAL);
         }
-        let mut say = mlx5::CreateAhResp::default();
+        let mut resp = mlx5::CreateAhResp::default();
         if fabric.link == LinkLayer::Ethernet {
             if !global {
                 return Err(Errno::INVAL);
             }
             // A datagram to an unused address is lost, like one to an address that does not answer.
-            let to = fabric.by_gid(&ask.attr.grh.dgid).unwrap_or(place);
-            say.dmac = fabric.mac(to);
+            let to = fabric.by_gid(&cmd.attr.grh.dgid).unwrap_or(place);
+            resp.dmac = fabric.mac(to);
         }
-        say.response_length = call.driver_room().min(size_of_val(&say)) as u32;
+        resp.response_length = call.driver_room().min(size_of_val(&resp)) as u32;
         self.keep(device, Object::Ah(AddressHandle { pd }), |ah_handle| {
-            call.driver_answer(&say)?;
+            call.driver_answer(&resp)?;
             call.answer(&CreateAhResp { ah_handle })
         })
     }

@@ -152,17 +152,17 @@ impl Open {
     /// The first command.
     fn new(device: &Device, call: &Call<'_>) -> Result<Open, Errno> {
         let least = size_of::<mlx5::AllocUcontextReq>();
-        let ask: mlx5::AllocUcontextReqV2 = call.driver_input(least)?;
-        if ask.comp_mask != 0 || ask.reserved0 != 0 || ask.reserved1 != 0 || ask.reserved2 != 0 {
+        let cmd: mlx5::AllocUcontextReqV2 = call.driver_input(least)?;
+        if cmd.comp_mask != 0 || cmd.reserved0 != 0 || cmd.reserved1 != 0 || cmd.reserved2 != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        if ask.flags & !mlx5::context_flag::DEVX != 0 {
+        if cmd.flags & !mlx5::context_flag::DEVX != 0 {
             return Err(Errno::INVAL);
         }
-        let doorbells = Doorbells::new(device.config.uar, &ask)?;
+        let doorbells = Doorbells::new(device.config.uar, &cmd)?;
         let (events, fd) = EventFile::new()?;
         let fixed = doorbells.registers > 0;
-        let mut say = mlx5::AllocUcontextResp {
+        let mut resp = mlx5::AllocUcontextResp {
             qp_tab_size: 1 << 18,
             bf_reg_size: 512,
             tot_bfregs: doorbells.registers,
@@ -173,7 +173,7 @@ impl Open {
             max_recv_wr: crate::device::MAX_WQE,
             max_srq_recv_wr: crate::device::MAX_WQE - 1,
             num_ports: device.config.fabric.ports.into(),
-            cqe_version: ask.max_cqe_version.min(1),
+            cqe_version: cmd.max_cqe_version.min(1),
             cmds_supp_uhw: 3,
             eth_min_inline: 1,
             log_uar_size: 12,
@@ -181,8 +181,8 @@ impl Open {
             num_dyn_bfregs: if fixed { DYNAMIC_REGISTERS } else { 0 },
             ..mlx5::AllocUcontextResp::default()
         };
-        say.response_length = call.driver_room().min(say.as_bytes().len()) as u32;
-        call.driver_answer(&say)?;
+        resp.response_length = call.driver_room().min(resp.as_bytes().len()) as u32;
+        call.driver_answer(&resp)?;
         call.answer(&GetContextResp {
             async_fd: fd.as_raw_fd() as u32,
             num_comp_vectors: COMP_VECTORS,
@@ -195,7 +195,7 @@ impl Open {
             objects: Handles::default(),
             doorbells,
             channels: Vec::new(),
-            devx: ask.flags & mlx5::context_flag::DEVX != 0,
+            devx: cmd.flags & mlx5::context_flag::DEVX != 0,
             umem_ids: devx::FIRST_ID,
             events,
         })
@@ -288,44 +288,44 @@ fn find(number: u32, extended: bool) -> Option<(Shape, Option<Run>)> {
         }
     }
     /// A command whose input contains the address of its answer.
-    fn asks<I, A>(run: Run) -> (Shape, Option<Run>) {
+    fn addressed<I, A>(run: Run) -> (Shape, Option<Run>) {
         (shape::<I, A>(true), Some(run))
     }
     /// An extended command, or one without an answer.
-    fn tells<I, A>(run: Run) -> (Shape, Option<Run>) {
+    fn unaddressed<I, A>(run: Run) -> (Shape, Option<Run>) {
         (shape::<I, A>(false), Some(run))
     }
     Some(match (number, extended) {
         (GET_CONTEXT, false) => (shape::<GetContext, GetContextResp>(true), None),
-        (QUERY_DEVICE, false) => asks::<QueryDevice, QueryDeviceResp>(|_, d, c| d.query(c)),
-        (QUERY_DEVICE, true) => tells::<ExQueryDevice, u64>(|_, d, c| d.query_extended(c)),
-        (QUERY_PORT, false) => asks::<QueryPort, QueryPortResp>(|_, d, c| d.query_port(c)),
-        (ALLOC_PD, false) => asks::<AllocPd, AllocPdResp>(Open::alloc_pd),
-        (DEALLOC_PD, false) => tells::<Handle, ()>(Open::dealloc_pd),
-        (CREATE_AH, false) => asks::<CreateAh, CreateAhResp>(Open::create_ah),
-        (DESTROY_AH, false) => tells::<Handle, ()>(Open::destroy_ah),
-        (REG_MR, false) => asks::<RegMr, RegMrResp>(Open::reg_mr),
-        (REREG_MR, false) => asks::<ReregMr, ReregMrResp>(Open::rereg_mr),
-        (DEREG_MR, false) => tells::<Handle, ()>(Open::dereg_mr),
+        (QUERY_DEVICE, false) => addressed::<QueryDevice, QueryDeviceResp>(|_, d, c| d.query(c)),
+        (QUERY_DEVICE, true) => unaddressed::<ExQueryDevice, u64>(|_, d, c| d.query_extended(c)),
+        (QUERY_PORT, false) => addressed::<QueryPort, QueryPortResp>(|_, d, c| d.query_port(c)),
+        (ALLOC_PD, false) => addressed::<AllocPd, AllocPdResp>(Open::alloc_pd),
+        (DEALLOC_PD, false) => unaddressed::<Handle, ()>(Open::dealloc_pd),
+        (CREATE_AH, false) => addressed::<CreateAh, CreateAhResp>(Open::create_ah),
+        (DESTROY_AH, false) => unaddressed::<Handle, ()>(Open::destroy_ah),
+        (REG_MR, false) => addressed::<RegMr, RegMrResp>(Open::reg_mr),
+        (REREG_MR, false) => addressed::<ReregMr, ReregMrResp>(Open::rereg_mr),
+        (DEREG_MR, false) => unaddressed::<Handle, ()>(Open::dereg_mr),
         (CREATE_COMP_CHANNEL, false) => {
-            asks::<CreateCompChannel, CreateCompChannelResp>(Open::create_channel)
+            addressed::<CreateCompChannel, CreateCompChannelResp>(Open::create_channel)
         }
-        (CREATE_CQ, false) => asks::<CreateCq, CreateCqResp>(Open::create_cq),
-        (CREATE_CQ, true) => tells::<ExCreateCq, ExCreateCqResp>(Open::create_cq_extended),
-        (DESTROY_CQ, false) => asks::<DestroyCq, DestroyCqResp>(Open::destroy_cq),
-        (CREATE_QP, false) => asks::<CreateQp, CreateQpResp>(Open::create_qp),
-        (CREATE_QP, true) => tells::<ExCreateQp, ExCreateQpResp>(Open::create_qp_extended),
-        (QUERY_QP, false) => asks::<QueryQp, QueryQpResp>(Open::query_qp),
-        (MODIFY_QP, false) => tells::<ModifyQp, ()>(Open::modify_qp),
-        (MODIFY_QP, true) => tells::<ModifyQp, ExModifyQpResp>(Open::modify_qp_extended),
-        (DESTROY_QP, false) => asks::<DestroyQp, DestroyQpResp>(Open::destroy_qp),
-        (CREATE_SRQ, false) => asks::<CreateSrq, CreateSrqResp>(Open::create_srq),
-        (MODIFY_SRQ, false) => tells::<ModifySrq, ()>(Open::modify_srq),
-        (QUERY_SRQ, false) => asks::<QuerySrq, QuerySrqResp>(Open::query_srq),
-        (DESTROY_SRQ, false) => asks::<DestroySrq, DestroySrqResp>(Open::destroy_srq),
+        (CREATE_CQ, false) => addressed::<CreateCq, CreateCqResp>(Open::create_cq),
+        (CREATE_CQ, true) => unaddressed::<ExCreateCq, ExCreateCqResp>(Open::create_cq_extended),
+        (DESTROY_CQ, false) => addressed::<DestroyCq, DestroyCqResp>(Open::destroy_cq),
+        (CREATE_QP, false) => addressed::<CreateQp, CreateQpResp>(Open::create_qp),
+        (CREATE_QP, true) => unaddressed::<ExCreateQp, ExCreateQpResp>(Open::create_qp_extended),
+        (QUERY_QP, false) => addressed::<QueryQp, QueryQpResp>(Open::query_qp),
+        (MODIFY_QP, false) => unaddressed::<ModifyQp, ()>(Open::modify_qp),
+        (MODIFY_QP, true) => unaddressed::<ModifyQp, ExModifyQpResp>(Open::modify_qp_extended),
+        (DESTROY_QP, false) => addressed::<DestroyQp, DestroyQpResp>(Open::destroy_qp),
+        (CREATE_SRQ, false) => addressed::<CreateSrq, CreateSrqResp>(Open::create_srq),
+        (MODIFY_SRQ, false) => unaddressed::<ModifySrq, ()>(Open::modify_srq),
+        (QUERY_SRQ, false) => addressed::<QuerySrq, QuerySrqResp>(Open::query_srq),
+        (DESTROY_SRQ, false) => addressed::<DestroySrq, DestroySrqResp>(Open::destroy_srq),
         // There are no multicast groups, and connections cannot join one.
         (ATTACH_MCAST | DETACH_MCAST, false) => {
-            tells::<McastAttach, ()>(|_, _, _| Err(Errno::INVAL))
+            unaddressed::<McastAttach, ()>(|_, _, _| Err(Errno::INVAL))
         }
         _ => return None,
     })

@@ -16,16 +16,16 @@ use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
 
 impl Open {
     pub fn modify_qp(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: ModifyQp = call.input()?;
-        self.modify(device, &ask)
+        let cmd: ModifyQp = call.input()?;
+        self.modify(device, &cmd)
     }
 
     pub fn modify_qp_extended(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: ModifyQp = call.input()?;
-        if ask.attr_mask & attr::RATE_LIMIT != 0 {
+        let cmd: ModifyQp = call.input()?;
+        if cmd.attr_mask & attr::RATE_LIMIT != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        self.modify(device, &ask)?;
+        self.modify(device, &cmd)?;
         call.answer(&ExModifyQpResp {
             comp_mask: 0,
             response_length: size_of::<ExModifyQpResp>() as u32,
@@ -35,23 +35,23 @@ impl Open {
         call.driver_answer(&own)
     }
 
-    fn modify(&mut self, device: &Device, ask: &ModifyQp) -> Done {
-        let qp = self.objects.get_mut::<Box<QueuePair>>(ask.qp_handle)?;
+    fn modify(&mut self, device: &Device, cmd: &ModifyQp) -> Done {
+        let qp = self.objects.get_mut::<Box<QueuePair>>(cmd.qp_handle)?;
         let info = device.with_nic(|nic| nic.query_qp(qp.qpn))?;
         let now = transitions::number(info.state);
-        let has = |bit| ask.attr_mask & bit != 0;
+        let has = |bit| cmd.attr_mask & bit != 0;
         let from = if has(attr::CUR_STATE) {
-            ask.cur_qp_state
+            cmd.cur_qp_state
         } else {
             now
         };
         if from != now {
             return Err(Errno::INVAL);
         }
-        let to = if has(attr::STATE) { ask.qp_state } else { now };
-        transitions::check(qp.service, from, to, ask.attr_mask)?;
-        let set = merge(&qp.set, ask);
-        check_values(device, ask)?;
+        let to = if has(attr::STATE) { cmd.qp_state } else { now };
+        transitions::check(qp.service, from, to, cmd.attr_mask)?;
+        let set = merge(&qp.set, cmd);
+        check_values(device, cmd)?;
         let access = remote_rights(set.qp_access_flags)?;
         let init = Modify::Init {
             access,
@@ -60,7 +60,7 @@ impl Open {
         };
         let change = match (from, to) {
             (_, RESET) => Some(Modify::Reset),
-            // A QP without a setup cannot fail.
+            // In RESET there is no work that could fail: the NIC does nothing.
             (RESET, ERR) | (ERR, ERR) => None,
             (_, ERR) => Some(Modify::Error),
             (RESET | INIT, INIT) => Some(init),
@@ -80,18 +80,18 @@ impl Open {
                 rnr_retry: set.rnr_retry,
             }),
             (RTS, SQD) => {
-                let asked = has(attr::EN_SQD_ASYNC_NOTIFY) && ask.en_sqd_async_notify != 0;
-                lock(&device.targets).tell_drained(qp.owner, asked);
+                let requested = has(attr::EN_SQD_ASYNC_NOTIFY) && cmd.en_sqd_async_notify != 0;
+                lock(&device.targets).request_drained(qp.owner, requested);
                 Some(Modify::Sqd)
             }
             (SQD | SQE, RTS) => Some(Modify::Resume),
             _ => None,
         };
-        // Attributes of an address vector, or attributes that change it.
-        let along = has(attr::ACCESS_FLAGS) || has(attr::QKEY);
-        let first = (from == INIT && to == RTR && along).then_some(init);
+        // INIT to RTR may also change access rights and Q_Key, which the NIC takes in INIT.
+        let initial = has(attr::ACCESS_FLAGS) || has(attr::QKEY);
+        let first = (from == INIT && to == RTR && initial).then_some(init);
         let also = match (from, to) {
-            (RTR | RTS | SQD | SQE, RTS) | (SQD, SQD) => changes(ask, access, to == SQD),
+            (RTR | RTS | SQD | SQE, RTS) | (SQD, SQD) => changes(cmd, access, to == SQD),
             _ => AttrChange::default(),
         };
         let also = (also != AttrChange::default()).then_some(Modify::Attr(also));
@@ -108,30 +108,31 @@ impl Open {
     }
 }
 
-/// The attributes that change beside the state; `rest`: also those that change in SQD only.
-fn changes(ask: &ModifyQp, access: Access, rest: bool) -> AttrChange {
-    let has = |bit| ask.attr_mask & bit != 0;
+/// The attributes that a modification changes in addition to the state; `rest`: also those that
+/// only a modification in SQD changes.
+fn changes(cmd: &ModifyQp, access: Access, rest: bool) -> AttrChange {
+    let has = |bit| cmd.attr_mask & bit != 0;
     let named = |bit, value| has(bit).then_some(value);
     let at_rest = |bit, value| named(bit, value).filter(|_| rest);
     AttrChange {
         access: has(attr::ACCESS_FLAGS).then_some(access),
-        qkey: has(attr::QKEY).then_some(ask.qkey),
-        min_rnr_timer: named(attr::MIN_RNR_TIMER, ask.min_rnr_timer),
-        max_dest_rd_atomic: at_rest(attr::MAX_DEST_RD_ATOMIC, ask.max_dest_rd_atomic),
-        max_rd_atomic: at_rest(attr::MAX_QP_RD_ATOMIC, ask.max_rd_atomic),
-        timeout: at_rest(attr::TIMEOUT, ask.timeout),
-        retry_cnt: at_rest(attr::RETRY_CNT, ask.retry_cnt),
-        rnr_retry: at_rest(attr::RNR_RETRY, ask.rnr_retry),
+        qkey: has(attr::QKEY).then_some(cmd.qkey),
+        min_rnr_timer: named(attr::MIN_RNR_TIMER, cmd.min_rnr_timer),
+        max_dest_rd_atomic: at_rest(attr::MAX_DEST_RD_ATOMIC, cmd.max_dest_rd_atomic),
+        max_rd_atomic: at_rest(attr::MAX_QP_RD_ATOMIC, cmd.max_rd_atomic),
+        timeout: at_rest(attr::TIMEOUT, cmd.timeout),
+        retry_cnt: at_rest(attr::RETRY_CNT, cmd.retry_cnt),
+        rnr_retry: at_rest(attr::RNR_RETRY, cmd.rnr_retry),
     }
 }
 
 /// The earlier attributes, overwritten by the new ones.
-fn merge(before: &ModifyQp, ask: &ModifyQp) -> ModifyQp {
+fn merge(before: &ModifyQp, cmd: &ModifyQp) -> ModifyQp {
     let mut set = *before;
     macro_rules! take {
         ($($bit:ident: $($field:ident),+;)*) => {$(
-            if ask.attr_mask & attr::$bit != 0 {
-                $(set.$field = ask.$field;)+
+            if cmd.attr_mask & attr::$bit != 0 {
+                $(set.$field = cmd.$field;)+
             }
         )*};
     }
@@ -159,30 +160,30 @@ fn merge(before: &ModifyQp, ask: &ModifyQp) -> ModifyQp {
 }
 
 /// Checks the values of a modification.
-fn check_values(device: &Device, ask: &ModifyQp) -> Done {
-    let has = |bit| ask.attr_mask & bit != 0;
+fn check_values(device: &Device, cmd: &ModifyQp) -> Done {
+    let has = |bit| cmd.attr_mask & bit != 0;
     let fabric = &device.config.fabric;
     let ports = 1..=fabric.ports;
     let reads = MAX_RD_ATOMIC as u8;
-    let wrong = has(attr::PORT) && !ports.contains(&ask.port_num)
-        || has(attr::PKEY_INDEX) && ask.pkey_index != 0
-        || has(attr::PATH_MTU) && !(1..=5).contains(&ask.path_mtu)
-        || has(attr::MAX_QP_RD_ATOMIC) && ask.max_rd_atomic > reads
-        || has(attr::MAX_DEST_RD_ATOMIC) && ask.max_dest_rd_atomic > reads
-        || has(attr::TIMEOUT) && ask.timeout > 31
-        || has(attr::RETRY_CNT) && ask.retry_cnt > 7
-        || has(attr::RNR_RETRY) && ask.rnr_retry > 7
-        || has(attr::MIN_RNR_TIMER) && ask.min_rnr_timer > 31
-        || has(attr::DEST_QPN) && ask.dest_qp_num > 0xff_ffff
-        || has(attr::AV) && !ports.contains(&ask.dest.port_num);
+    let wrong = has(attr::PORT) && !ports.contains(&cmd.port_num)
+        || has(attr::PKEY_INDEX) && cmd.pkey_index != 0
+        || has(attr::PATH_MTU) && !(1..=5).contains(&cmd.path_mtu)
+        || has(attr::MAX_QP_RD_ATOMIC) && cmd.max_rd_atomic > reads
+        || has(attr::MAX_DEST_RD_ATOMIC) && cmd.max_dest_rd_atomic > reads
+        || has(attr::TIMEOUT) && cmd.timeout > 31
+        || has(attr::RETRY_CNT) && cmd.retry_cnt > 7
+        || has(attr::RNR_RETRY) && cmd.rnr_retry > 7
+        || has(attr::MIN_RNR_TIMER) && cmd.min_rnr_timer > 31
+        || has(attr::DEST_QPN) && cmd.dest_qp_num > 0xff_ffff
+        || has(attr::AV) && !ports.contains(&cmd.dest.port_num);
     if wrong {
         return Err(Errno::INVAL);
     }
     if has(attr::AV) {
-        let gids = fabric.gids(device.place(ask.dest.port_num)).len();
-        let global = ask.dest.is_global != 0;
+        let gids = fabric.gids(device.place(cmd.dest.port_num)).len();
+        let global = cmd.dest.is_global != 0;
         let needs_global = fabric.link == LinkLayer::Ethernet;
-        if global && usize::from(ask.dest.sgid_index) >= gids || needs_global && !global {
+        if global && usize::from(cmd.dest.sgid_index) >= gids || needs_global && !global {
             return Err(Errno::INVAL);
         }
     }
@@ -195,8 +196,8 @@ fn remote_rights(flags: u32) -> Result<Access, Errno> {
     Access::from_bits(flags & remote.bits()).map_err(|_| Errno::INVAL)
 }
 
-/// The address vector of the peer. Its route is stored only for queries: nodes are found by their
-/// names.
+/// The path to the peer: its node, QP number and MTU. The other fields of the address vector are
+/// stored for queries only.
 pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
     Ok(Path {
         remote: remote(device, set)?,
@@ -206,7 +207,7 @@ pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
     })
 }
 
-/// The NIC of the peer. An unused address is a valid node too, from which no answer comes.
+/// The node of the peer's NIC. An address without a NIC gives a node that never answers.
 fn remote(device: &Device, set: &ModifyQp) -> Result<NodeId, Errno> {
     let fabric = &device.config.fabric;
     let dest = &set.dest;
@@ -215,7 +216,7 @@ fn remote(device: &Device, set: &ModifyQp) -> Result<NodeId, Errno> {
         LinkLayer::InfiniBand if dest.dlid != 0 || dest.is_global == 0 => fabric.by_lid(dest.dlid),
         LinkLayer::InfiniBand => fabric.by_gid(&dest.dgid),
     };
-    let nobody = fabric.node(u32::MAX, u32::MAX);
+    let unused = fabric.node(u32::MAX, u32::MAX);
     let node = place.and_then(|place| fabric.node_of(place.device, set.dest_qp_num));
-    Ok(node.unwrap_or(nobody))
+    Ok(node.unwrap_or(unused))
 }

@@ -24,14 +24,14 @@ pub(crate) fn method(object: u16, method: u16) -> Option<Method> {
     })
 }
 
-fn port(_: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(QUERY_PORT_NUM..=QUERY_PORT_RESP)?;
-    let number = u8::try_from(ask.small(QUERY_PORT_NUM)?).map_err(|_| Errno::INVAL)?;
-    let say = QueryPortRespEx {
-        legacy_resp: ask.device.port(number)?,
+fn port(_: &mut Open, request: &Request<'_>) -> Done {
+    request.only(QUERY_PORT_NUM..=QUERY_PORT_RESP)?;
+    let number = u8::try_from(request.small(QUERY_PORT_NUM)?).map_err(|_| Errno::INVAL)?;
+    let resp = QueryPortRespEx {
+        legacy_resp: request.device.port(number)?,
         ..QueryPortRespEx::default()
     };
-    ask.answer(QUERY_PORT_RESP, say.as_bytes())
+    request.answer(QUERY_PORT_RESP, resp.as_bytes())
 }
 
 /// The GIDs of a port.
@@ -53,15 +53,15 @@ fn gids(device: &Device, port: u8) -> Vec<GidEntry> {
 }
 
 /// All GIDs of all ports, up to the length of the buffer.
-fn gid_table(_: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(GID_TABLE_ENTRY_SIZE..=GID_TABLE_RESP_NUM)?;
-    let size = ask.small(GID_TABLE_ENTRY_SIZE)? as usize;
-    if ask.small(GID_TABLE_FLAGS)? != 0 || size < size_of::<GidEntry>() {
+fn gid_table(_: &mut Open, request: &Request<'_>) -> Done {
+    request.only(GID_TABLE_ENTRY_SIZE..=GID_TABLE_RESP_NUM)?;
+    let size = request.small(GID_TABLE_ENTRY_SIZE)? as usize;
+    if request.small(GID_TABLE_FLAGS)? != 0 || size < size_of::<GidEntry>() {
         return Err(Errno::INVAL);
     }
-    let room = ask.room(GID_TABLE_RESP_ENTRIES, 0)? / size;
-    let ports = 1..=ask.device.config.fabric.ports;
-    let all: Vec<GidEntry> = ports.flat_map(|port| gids(ask.device, port)).collect();
+    let room = request.room(GID_TABLE_RESP_ENTRIES, 0)? / size;
+    let ports = 1..=request.device.config.fabric.ports;
+    let all: Vec<GidEntry> = ports.flat_map(|port| gids(request.device, port)).collect();
     if all.len() > room {
         return Err(Errno::INVAL);
     }
@@ -70,29 +70,31 @@ fn gid_table(_: &mut Open, ask: &Request<'_>) -> Done {
         bytes.extend_from_slice(entry.as_bytes());
         bytes.resize(bytes.len().next_multiple_of(size), 0);
     }
-    ask.answer(GID_TABLE_RESP_ENTRIES, &bytes)?;
+    request.answer(GID_TABLE_RESP_ENTRIES, &bytes)?;
     let number = all.len() as u64;
-    ask.answer(GID_TABLE_RESP_NUM, &number.to_ne_bytes())
+    request.answer(GID_TABLE_RESP_NUM, &number.to_ne_bytes())
 }
 
-fn gid_entry(_: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(GID_ENTRY_PORT..=GID_ENTRY_RESP)?;
-    let port = u8::try_from(ask.small(GID_ENTRY_PORT)?).map_err(|_| Errno::INVAL)?;
-    let ports = 1..=ask.device.config.fabric.ports;
-    if ask.small(GID_ENTRY_FLAGS)? != 0 || !ports.contains(&port) {
+fn gid_entry(_: &mut Open, request: &Request<'_>) -> Done {
+    request.only(GID_ENTRY_PORT..=GID_ENTRY_RESP)?;
+    let port = u8::try_from(request.small(GID_ENTRY_PORT)?).map_err(|_| Errno::INVAL)?;
+    let ports = 1..=request.device.config.fabric.ports;
+    if request.small(GID_ENTRY_FLAGS)? != 0 || !ports.contains(&port) {
         return Err(Errno::INVAL);
     }
-    let index = usize::try_from(ask.small(GID_ENTRY_INDEX)?).map_err(|_| Errno::INVAL)?;
-    let all = gids(ask.device, port);
+    let index = usize::try_from(request.small(GID_ENTRY_INDEX)?).map_err(|_| Errno::INVAL)?;
+    let all = gids(request.device, port);
     let entry = all.get(index).ok_or(Errno::INVAL)?;
-    ask.answer(GID_ENTRY_RESP, entry.as_bytes())
+    request.answer(GID_ENTRY_RESP, entry.as_bytes())
 }
 
-fn region(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(QUERY_MR_HANDLE..=QUERY_MR_IOVA)?;
-    let region = open.objects.get::<Region>(ask.handle(QUERY_MR_HANDLE)?)?;
-    ask.answer(QUERY_MR_LKEY, &region.keys.lkey.to_ne_bytes())?;
-    ask.answer(QUERY_MR_RKEY, &region.keys.rkey.to_ne_bytes())?;
-    ask.answer(QUERY_MR_LENGTH, &region.of.length.to_ne_bytes())?;
-    ask.answer(QUERY_MR_IOVA, &region.of.hca_va.to_ne_bytes())
+fn region(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(QUERY_MR_HANDLE..=QUERY_MR_IOVA)?;
+    let region = open
+        .objects
+        .get::<Region>(request.handle(QUERY_MR_HANDLE)?)?;
+    request.answer(QUERY_MR_LKEY, &region.keys.lkey.to_ne_bytes())?;
+    request.answer(QUERY_MR_RKEY, &region.keys.rkey.to_ne_bytes())?;
+    request.answer(QUERY_MR_LENGTH, &region.of.length.to_ne_bytes())?;
+    request.answer(QUERY_MR_IOVA, &region.of.hca_va.to_ne_bytes())
 }

@@ -46,26 +46,26 @@ mod ex_cq_flag {
 
 impl Open {
     pub fn create_cq(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: CreateCq = call.input()?;
-        let ask = ExCreateCq {
-            user_handle: ask.user_handle,
-            cqe: ask.cqe,
-            comp_vector: ask.comp_vector,
-            comp_channel: ask.comp_channel,
+        let cmd: CreateCq = call.input()?;
+        let cmd = ExCreateCq {
+            user_handle: cmd.user_handle,
+            cqe: cmd.cqe,
+            comp_vector: cmd.comp_vector,
+            comp_channel: cmd.comp_channel,
             ..ExCreateCq::default()
         };
-        self.make_cq(device, call, &ask, |say| call.answer(say))
+        self.make_cq(device, call, &cmd, |resp| call.answer(resp))
     }
 
     pub fn create_cq_extended(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: ExCreateCq = call.input()?;
-        if ask.comp_mask != 0 || ask.reserved != 0 {
+        let cmd: ExCreateCq = call.input()?;
+        if cmd.comp_mask != 0 || cmd.reserved != 0 {
             return Err(Errno::INVAL);
         }
-        if ask.flags & !(ex_cq_flag::TIMESTAMP | ex_cq_flag::IGNORE_OVERRUN) != 0 {
+        if cmd.flags & !(ex_cq_flag::TIMESTAMP | ex_cq_flag::IGNORE_OVERRUN) != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        self.make_cq(device, call, &ask, |&base| {
+        self.make_cq(device, call, &cmd, |&base| {
             call.answer(&ExCreateCqResp {
                 base,
                 comp_mask: 0,
@@ -78,13 +78,13 @@ impl Open {
         &mut self,
         device: &Device,
         call: &Call<'_>,
-        ask: &ExCreateCq,
+        cmd: &ExCreateCq,
         answer: impl FnOnce(&CreateCqResp) -> Done,
     ) -> Done {
-        // The input of an older library has no page.
+        // The input of an older library ends before the flags and the page.
         let least = std::mem::offset_of!(mlx5::CreateCq, uar_page_index) - 4;
         let own: mlx5::CreateCq = call.driver_input(least)?;
-        if ask.comp_vector >= COMP_VECTORS || ask.cqe == 0 || ask.cqe > MAX_CQE {
+        if cmd.comp_vector >= COMP_VECTORS || cmd.cqe == 0 || cmd.cqe > MAX_CQE {
             return Err(Errno::INVAL);
         }
         if own.cqe_size != cqe::SIZE as u32 || own.cqe_comp_en != 0 {
@@ -96,12 +96,12 @@ impl Open {
         let named = own.flags & cq_flag::UAR_PAGE_INDEX != 0;
         let named = named.then_some(own.uar_page_index.into());
         let page = self.doorbells.of_queues(device, named)?;
-        let channel = match ask.comp_channel {
+        let channel = match cmd.comp_channel {
             fd if fd >= 0 => Some(self.channel(fd)?),
             _ => None,
         };
-        // One entry more than requested, so that a full queue differs from an empty one.
-        let entries = (ask.cqe + 1).next_power_of_two();
+        // At least one entry more than requested, so that a full queue differs from an empty one.
+        let entries = (cmd.cqe + 1).next_power_of_two();
         let log_entries = entries.trailing_zeros() as u8;
         aligned(own.buf_addr, cqe::SIZE)?;
         aligned(own.db_addr, 8)?;
@@ -109,10 +109,10 @@ impl Open {
         let mem = device.user.memory(own.buf_addr, bytes, true)?;
         let record = device.user.memory(own.db_addr, 8, true)?;
         let events = channel.is_some().then_some(page);
-        let owner = self.track(device, ask.user_handle, channel);
+        let owner = self.track(device, cmd.user_handle, channel);
         let attr = CqAttr {
             record: Some((record, 0)),
-            ignore_overrun: ask.flags & ex_cq_flag::IGNORE_OVERRUN != 0,
+            ignore_overrun: cmd.flags & ex_cq_flag::IGNORE_OVERRUN != 0,
             owner,
             events,
             ..CqAttr::new(mem, 0, log_entries)
@@ -135,12 +135,12 @@ impl Open {
     }
 
     pub fn destroy_cq(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: DestroyCq = call.input()?;
-        let cq = self.objects.doomed::<CompletionQueue>(ask.cq_handle)?;
+        let cmd: DestroyCq = call.input()?;
+        let cq = self.objects.doomed::<CompletionQueue>(cmd.cq_handle)?;
         let (cqn, owner) = (cq.cqn, cq.owner);
         device.with_nic(|nic| nic.destroy_cq(cqn))?;
         let read = device.untrack(owner);
-        self.objects.remove(ask.cq_handle);
+        self.objects.remove(cmd.cq_handle);
         call.answer(&DestroyCqResp {
             comp_events_reported: read.completions,
             async_events_reported: read.asynchronous,
@@ -148,21 +148,21 @@ impl Open {
     }
 
     pub fn create_qp(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: CreateQp = call.input()?;
-        self.make_qp(device, call, &ask.init, ask.user_handle, |say| {
-            call.answer(say)
+        let cmd: CreateQp = call.input()?;
+        self.make_qp(device, call, &cmd.init, cmd.user_handle, |resp| {
+            call.answer(resp)
         })
     }
 
     pub fn create_qp_extended(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: ExCreateQp = call.input()?;
-        if ask.comp_mask != 0 {
+        let cmd: ExCreateQp = call.input()?;
+        if cmd.comp_mask != 0 {
             return Err(Errno::INVAL);
         }
-        if ask.create_flags != 0 || ask.source_qpn != 0 || ask.rwq_ind_tbl_handle != 0 {
+        if cmd.create_flags != 0 || cmd.source_qpn != 0 || cmd.rwq_ind_tbl_handle != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        self.make_qp(device, call, &ask.init, ask.user_handle, |&base| {
+        self.make_qp(device, call, &cmd.init, cmd.user_handle, |&base| {
             call.answer(&ExCreateQpResp {
                 base,
                 comp_mask: 0,
@@ -184,7 +184,7 @@ impl Open {
         let least = std::mem::offset_of!(mlx5::CreateQp, bfreg_index);
         let mut own: mlx5::CreateQp = call.driver_input(least)?;
         if init.is_srq != 0 {
-            // The field of a separate queue is ignored.
+            // Receives are in the SRQ, so the size of a receive queue of the QP is ignored.
             own.rq_wqe_count = 0;
         }
         let receives = own.rq_wqe_count;
@@ -223,7 +223,7 @@ impl Open {
         })
     }
 
-    /// The QP that the NIC is to create, and the register that was taken for it.
+    /// The attributes of the QP, and the doorbell register that was taken for it, if any.
     fn qp_attr(
         &mut self,
         device: &Device,
@@ -258,7 +258,7 @@ impl Open {
         if !sized(own.sq_wqe_count) || !sized(own.rq_wqe_count) || !strided {
             return Err(Errno::INVAL);
         }
-        // First the receives, then the sends.
+        // The buffer contains the receive queue, then the send queue.
         let rq_bytes = if no_receives {
             0
         } else {
@@ -300,7 +300,7 @@ impl Open {
         Ok((attr, register))
     }
 
-    /// The doorbell page of a QP: the page that the library chose, or one that is chosen for it.
+    /// The doorbell page of a QP: the page that the library names, or the page of a free register.
     fn doorbell(
         &mut self,
         device: &Device,
@@ -328,8 +328,8 @@ impl Open {
     }
 
     pub fn query_qp(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: QueryQp = call.input()?;
-        let qp = self.objects.get::<Box<QueuePair>>(ask.qp_handle)?;
+        let cmd: QueryQp = call.input()?;
+        let qp = self.objects.get::<Box<QueuePair>>(cmd.qp_handle)?;
         let info = device.with_nic(|nic| nic.query_qp(qp.qpn))?;
         let state = transitions::number(info.state);
         let set = &qp.set;
@@ -368,10 +368,10 @@ impl Open {
     }
 
     pub fn destroy_qp(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: DestroyQp = call.input()?;
-        self.objects.doomed::<Box<QueuePair>>(ask.qp_handle)?;
+        let cmd: DestroyQp = call.input()?;
+        self.objects.doomed::<Box<QueuePair>>(cmd.qp_handle)?;
         let mut events_reported = 0;
-        if let Some(Object::Qp(qp)) = self.objects.remove(ask.qp_handle) {
+        if let Some(Object::Qp(qp)) = self.objects.remove(cmd.qp_handle) {
             events_reported = self.drop_qp(device, &qp);
         }
         call.answer(&DestroyQpResp { events_reported })
@@ -379,7 +379,7 @@ impl Open {
 
     /// Destroys a QP. Returns how many of its events were read.
     pub fn drop_qp(&mut self, device: &Device, qp: &QueuePair) -> u32 {
-        // The QP exists and is destroyed once: the NIC has no reason to refuse.
+        // The QP exists and is destroyed once, so the NIC does not refuse.
         let _ = device.nic.with(|nic| nic.destroy_qp(qp.qpn));
         let read = device.untrack(qp.owner);
         self.release(qp.register);
@@ -388,14 +388,14 @@ impl Open {
     }
 }
 
-/// The inline scatter that the library requests. Receives: if a flag requests it. Responses: if
-/// also all work is signaled, or a flag says that the library tracks which work is.
+/// The inline scatter of a QP. Received payload: if `SCATTER_CQE` is set. Responses: if also all
+/// work is signaled, or `ALLOW_SCATTER_CQE` is set, with which the library tracks signaled work.
 fn scatter(service: Service, init: &QpInit, flags: u32) -> Scatter {
-    let asked = flags & qp_flag::SCATTER_CQE != 0;
+    let requested = flags & qp_flag::SCATTER_CQE != 0;
     let all = init.sq_sig_all != 0 || flags & qp_flag::ALLOW_SCATTER_CQE != 0;
     Scatter {
-        responder: asked && matches!(service, Service::Rc | Service::Uc),
-        requester: asked && all && service == Service::Rc,
+        responder: requested && matches!(service, Service::Rc | Service::Uc),
+        requester: requested && all && service == Service::Rc,
     }
 }
 
@@ -414,17 +414,17 @@ mod tests {
     #[test]
     fn small_payloads_are_scattered_into_entries_by_the_flags() {
         let (rc, uc, ud) = (Service::Rc, Service::Uc, Service::Ud);
-        let (asked, known) = (qp_flag::SCATTER_CQE, qp_flag::ALLOW_SCATTER_CQE);
+        let (requested, known) = (qp_flag::SCATTER_CQE, qp_flag::ALLOW_SCATTER_CQE);
         for (service, flags, sq_sig_all, responder, requester) in [
             (rc, 0, 0, false, false),
             (rc, 0, 1, false, false),
             (rc, known, 1, false, false),
-            (rc, asked, 0, true, false),
-            (rc, asked, 1, true, true),
-            (rc, asked | known, 0, true, true),
+            (rc, requested, 0, true, false),
+            (rc, requested, 1, true, true),
+            (rc, requested | known, 0, true, true),
             (uc, 0, 1, false, false),
-            (uc, asked, 1, true, false),
-            (ud, asked, 1, false, false),
+            (uc, requested, 1, true, false),
+            (ud, requested, 1, false, false),
         ] {
             let init = QpInit {
                 sq_sig_all,

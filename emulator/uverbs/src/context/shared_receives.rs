@@ -33,20 +33,20 @@ const SEGMENT: u32 = mlx5_prm::wqe::SEGMENT as u32;
 
 impl Open {
     pub fn create_srq(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: CreateSrq = call.input()?;
+        let cmd: CreateSrq = call.input()?;
         // The input of an older library has no index.
         let least = std::mem::offset_of!(mlx5::CreateSrq, uidx) - 4;
         let own: mlx5::CreateSrq = call.driver_input(least)?;
         if own.flags != 0 || own.reserved0 != 0 || own.reserved1 != 0 || own.uidx >> 24 != 0 {
             return Err(Errno::INVAL);
         }
-        let pd = *self.objects.get::<PdId>(ask.pd_handle)?;
-        if ask.max_wr >= MAX_WQE || ask.max_sge > MAX_SRQ_SGE {
+        let pd = *self.objects.get::<PdId>(cmd.pd_handle)?;
+        if cmd.max_wr >= MAX_WQE || cmd.max_sge > MAX_SRQ_SGE {
             return Err(Errno::INVAL);
         }
         // One more than requested: the library never posts the last free one.
-        let entries = (ask.max_wr + 1).next_power_of_two();
-        let stride = (SEGMENT + ask.max_sge * SEGMENT)
+        let entries = (cmd.max_wr + 1).next_power_of_two();
+        let stride = (SEGMENT + cmd.max_sge * SEGMENT)
             .next_power_of_two()
             .max(32);
         aligned(own.buf_addr, SEGMENT as usize)?;
@@ -54,7 +54,7 @@ impl Open {
         let bytes = u64::from(entries) * u64::from(stride);
         let mem = device.user.memory(own.buf_addr, bytes, false)?;
         let record = device.user.memory(own.db_addr, 8, false)?;
-        let owner = self.track(device, ask.user_handle, None);
+        let owner = self.track(device, cmd.user_handle, None);
         let attr = SrqAttr {
             pd,
             mem,
@@ -70,7 +70,7 @@ impl Open {
         let srqn = created.inspect_err(|_| {
             device.untrack(owner);
         })?;
-        let (max_wr, max_sge) = (entries - 1, ask.max_sge);
+        let (max_wr, max_sge) = (entries - 1, cmd.max_sge);
         let srq = SharedReceives {
             srqn,
             owner,
@@ -93,19 +93,19 @@ impl Open {
     }
 
     pub fn modify_srq(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: ModifySrq = call.input()?;
-        let srq = self.objects.get::<SharedReceives>(ask.srq_handle)?;
+        let cmd: ModifySrq = call.input()?;
+        let srq = self.objects.get::<SharedReceives>(cmd.srq_handle)?;
         // No resizing.
-        if ask.attr_mask & srq_attr::MAX_WR != 0 {
+        if cmd.attr_mask & srq_attr::MAX_WR != 0 {
             return Err(Errno::INVAL);
         }
-        if ask.attr_mask & srq_attr::LIMIT == 0 {
+        if cmd.attr_mask & srq_attr::LIMIT == 0 {
             return Ok(());
         }
-        if ask.srq_limit > srq.max_wr {
+        if cmd.srq_limit > srq.max_wr {
             return Err(Errno::INVAL);
         }
-        let limit = ask.srq_limit as u16;
+        let limit = cmd.srq_limit as u16;
         let armed = device.with_nic(|nic| nic.modify_srq(srq.srqn, limit));
         // An event may be due at once.
         device.user.ring();
@@ -113,8 +113,8 @@ impl Open {
     }
 
     pub fn query_srq(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: QuerySrq = call.input()?;
-        let srq = self.objects.get::<SharedReceives>(ask.srq_handle)?;
+        let cmd: QuerySrq = call.input()?;
+        let srq = self.objects.get::<SharedReceives>(cmd.srq_handle)?;
         let info = device.with_nic(|nic| nic.query_srq(srq.srqn))?;
         call.answer(&QuerySrqResp {
             max_wr: srq.max_wr,
@@ -125,11 +125,11 @@ impl Open {
     }
 
     pub fn destroy_srq(&mut self, device: &Device, call: &Call<'_>) -> Done {
-        let ask: DestroySrq = call.input()?;
-        let srq = self.objects.doomed::<SharedReceives>(ask.srq_handle)?;
+        let cmd: DestroySrq = call.input()?;
+        let srq = self.objects.doomed::<SharedReceives>(cmd.srq_handle)?;
         let (srqn, owner) = (srq.srqn, srq.owner);
         device.with_nic(|nic| nic.destroy_srq(srqn))?;
-        self.objects.remove(ask.srq_handle);
+        self.objects.remove(cmd.srq_handle);
         let events_reported = device.untrack(owner).asynchronous;
         call.answer(&DestroySrqResp { events_reported })
     }

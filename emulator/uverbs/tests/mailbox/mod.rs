@@ -48,8 +48,8 @@ pub const LOG_CQ: u64 = 4;
 
 pub fn open(link: LinkLayer, uar: UarMode, flags: u32) -> Rig {
     let mut rig = Rig::new(link, uar);
-    let ask = first_driver(flags);
-    rig.ask(&GetContext::default(), ask.as_bytes()).unwrap();
+    let cmd = first_driver(flags);
+    rig.call(&GetContext::default(), cmd.as_bytes()).unwrap();
     rig
 }
 
@@ -72,7 +72,7 @@ impl Devx {
         };
         devx.input = devx.rig.room(4096);
         devx.output = devx.rig.room(8192);
-        let (pd, own) = devx.rig.ask(&AllocPd::default(), &[]).unwrap();
+        let (pd, own) = devx.rig.call(&AllocPd::default(), &[]).unwrap();
         (devx.pd, devx.pdn) = (pd.pd_handle, own.pdn);
         let at = devx.rig.room(ROOM);
         devx.umem = devx.register(at, ROOM as u64, 1).unwrap();

@@ -8,15 +8,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub trait Command: IntoBytes + Immutable {
     const NUMBER: u32;
     /// The answer of the core, and that of the driver.
-    type Says: FromBytes + IntoBytes + Default;
+    type Resp: FromBytes + IntoBytes + Default;
     type Own: FromBytes + IntoBytes + Default;
 }
 
 macro_rules! commands {
-    ($($input:ident = $number:ident -> $says:ident, $own:ty;)*) => {$(
+    ($($input:ident = $number:ident -> $result:ident, $own:ty;)*) => {$(
         impl Command for $input {
             const NUMBER: u32 = command::$number;
-            type Says = $says;
+            type Resp = $result;
             type Own = $own;
         }
     )*};

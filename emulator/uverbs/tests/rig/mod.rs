@@ -267,19 +267,19 @@ impl Rig {
     }
 
     /// A command whose input starts with the address of the answer; `(answer, driver's answer)`.
-    pub fn ask<C: Command>(&mut self, input: &C, driver: &[u8]) -> Answer<C::Says, C::Own> {
+    pub fn call<C: Command>(&mut self, input: &C, driver: &[u8]) -> Answer<C::Resp, C::Own> {
         let at = self.process.memory.addr();
         let mut body = input.as_bytes().to_vec();
         body[..8].copy_from_slice(&at.to_ne_bytes());
         body.extend_from_slice(driver);
-        let out = size_of::<C::Says>() + size_of::<C::Own>();
+        let out = size_of::<C::Resp>() + size_of::<C::Own>();
         self.context.write(&plain(C::NUMBER, &body, out))?;
-        let driver_at = at + size_of::<C::Says>() as u64;
+        let driver_at = at + size_of::<C::Resp>() as u64;
         Ok((self.read(at), self.read(driver_at)))
     }
 
     /// A command without an answer.
-    pub fn tell(&self, command: u32, input: &(impl IntoBytes + Immutable)) -> Result<usize, Errno> {
+    pub fn run(&self, command: u32, input: &(impl IntoBytes + Immutable)) -> Result<usize, Errno> {
         self.context.write(&plain(command, input.as_bytes(), 0))
     }
 
@@ -315,12 +315,12 @@ impl Rig {
     }
 
     pub fn get_context(&mut self) -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
-        self.ask(&GetContext::default(), first_driver(0).as_bytes())
+        self.call(&GetContext::default(), first_driver(0).as_bytes())
     }
 
     pub fn pd(&mut self) -> u32 {
         let input = AllocPd::default();
-        self.ask(&input, &[]).unwrap().0.pd_handle
+        self.call(&input, &[]).unwrap().0.pd_handle
     }
 
     pub fn mr(&mut self, pd: u32, at: u64, len: u64, access: u32) -> Result<RegMrResp, Errno> {
@@ -332,12 +332,12 @@ impl Rig {
             access_flags: access,
             ..Default::default()
         };
-        self.ask(&input, &[]).map(|(mr, _)| mr)
+        self.call(&input, &[]).map(|(mr, _)| mr)
     }
 
     pub fn channel(&mut self) -> u32 {
         let input = CreateCompChannel::default();
-        self.ask(&input, &[]).unwrap().0.fd
+        self.call(&input, &[]).unwrap().0.fd
     }
 
     /// A completion queue of 15 entries, preset as the library does.
@@ -353,10 +353,10 @@ impl Rig {
             ..Default::default()
         };
         let driver = cq_driver(buf, db);
-        let (say, own) = self.ask(&input, driver.as_bytes()).unwrap();
-        assert_eq!(say.cqe, 15);
+        let (resp, own) = self.call(&input, driver.as_bytes()).unwrap();
+        assert_eq!(resp.cqe, 15);
         Cq {
-            handle: say.cq_handle,
+            handle: resp.cq_handle,
             cqn: own.cqn,
             buf,
             db,
@@ -365,7 +365,7 @@ impl Rig {
 
     pub fn destroy_cq(&mut self, handle: u32) -> Result<DestroyCqResp, Errno> {
         let input = DestroyCq::default().changed(|d| d.cq_handle = handle);
-        self.ask(&input, &[]).map(|(say, _)| say)
+        self.call(&input, &[]).map(|(resp, _)| resp)
     }
 
     /// A queue pair with four receives of 64 bytes and four blocks of sends.
@@ -387,27 +387,27 @@ impl Rig {
     ) -> Result<(Qp, CreateQpResp), Errno> {
         let (buf, db) = (self.room(512), self.room(8));
         let driver = qp_driver(buf, db).changed(change);
-        let (say, own) = self.ask(input, driver.as_bytes())?;
+        let (resp, own) = self.call(input, driver.as_bytes())?;
         let qp = Qp {
-            handle: say.qp_handle,
-            qpn: say.qpn,
+            handle: resp.qp_handle,
+            qpn: resp.qpn,
             bfreg: own.bfreg_index,
-            // First the receives, unless they come from elsewhere.
+            // The buffer contains the receives first, unless the QP uses another receive queue.
             sends: buf + if input.init.is_srq == 0 { 256 } else { 0 },
             receives: buf,
             db,
         };
-        Ok((qp, say))
+        Ok((qp, resp))
     }
 
     pub fn destroy_qp(&mut self, handle: u32) -> Result<(), Errno> {
         let input = DestroyQp::default().changed(|d| d.qp_handle = handle);
-        self.ask(&input, &[]).map(drop)
+        self.call(&input, &[]).map(drop)
     }
 
     pub fn query_qp(&mut self, handle: u32) -> Result<QueryQpResp, Errno> {
         let input = QueryQp::default().changed(|q| q.qp_handle = handle);
-        self.ask(&input, &[]).map(|(say, _)| say)
+        self.call(&input, &[]).map(|(resp, _)| resp)
     }
 
     /// Modifications that connect a queue pair with another.
@@ -457,7 +457,7 @@ impl Rig {
 
     pub fn connect(&self, qp: &Qp, remote: &Qp) {
         for way in self.ways(qp.handle, remote.qpn) {
-            self.tell(command::MODIFY_QP, &way).unwrap();
+            self.run(command::MODIFY_QP, &way).unwrap();
         }
     }
 
@@ -488,7 +488,7 @@ impl Rig {
     }
 }
 
-/// A copy of a descriptor that this process knows by its number.
+/// A copy of a descriptor that this process identifies by its number.
 pub fn copy(fd: u32) -> OwnedFd {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
     let process = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
@@ -508,7 +508,7 @@ pub fn messages(fd: u32) -> Vec<Vec<u8>> {
 }
 
 /// The delivered events: owner and type.
-pub fn told(rig: &mut Rig, file: u32) -> Vec<(u64, u32)> {
+pub fn delivered(rig: &mut Rig, file: u32) -> Vec<(u64, u32)> {
     rig.settle();
     let of = |m: Vec<u8>| {
         let event = AsyncEventDesc::read_from_bytes(&m).unwrap();

@@ -18,7 +18,7 @@ fn slot(signal: i32) -> &'static Mutex<Option<libc::sigaction>> {
     &THEIRS[usize::from(signal == libc::SIGBUS)]
 }
 
-/// Whether our handler stays installed for a signal, whatever the program installs.
+/// Whether our handler stays installed for a signal when the program installs another.
 pub fn guarded(signal: i32) -> bool {
     matches!(signal, libc::SIGSEGV | libc::SIGBUS) && OURS.load(Ordering::Relaxed)
 }

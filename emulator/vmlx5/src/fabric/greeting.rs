@@ -60,14 +60,23 @@ pub fn address(node: NodeId) -> Result<SocketAddrUnix, Errno> {
 }
 
 /// Sends a greeting with descriptors.
-pub fn send(socket: BorrowedFd<'_>, say: &Greeting, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+pub fn send(
+    socket: BorrowedFd<'_>,
+    greeting: &Greeting,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::NOBUFS);
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(say.as_bytes())], &mut control, flags)?;
+    let sent = rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(greeting.as_bytes())],
+        &mut control,
+        flags,
+    )?;
     if sent == SIZE {
         Ok(())
     } else {
@@ -76,7 +85,7 @@ pub fn send(socket: BorrowedFd<'_>, say: &Greeting, fds: &[BorrowedFd<'_>]) -> R
 }
 
 /// The result of a read from a socket.
-pub enum Heard {
+pub enum Received {
     /// No greeting arrived yet.
     Nothing,
     /// A greeting with a valid magic number (of any version), and its descriptors.
@@ -89,7 +98,7 @@ pub enum Heard {
 ///
 /// # Errors
 /// The bytes are no greeting.
-pub fn receive(socket: BorrowedFd<'_>) -> Result<Heard, LinkError> {
+pub fn receive(socket: BorrowedFd<'_>) -> Result<Received, LinkError> {
     let mut bytes = [0; SIZE + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -97,8 +106,8 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<Heard, LinkError> {
     let mut into = [IoSliceMut::new(&mut bytes)];
     let message = match rustix::net::recvmsg(socket, &mut into, &mut control, flags) {
         Ok(message) => message,
-        Err(Errno::AGAIN | Errno::INTR) => return Ok(Heard::Nothing),
-        Err(_) => return Ok(Heard::Closed),
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+        Err(_) => return Ok(Received::Closed),
     };
     let mut fds = Vec::new();
     for item in control.drain() {
@@ -107,7 +116,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<Heard, LinkError> {
         }
     }
     if message.bytes == 0 {
-        return Ok(Heard::Closed);
+        return Ok(Received::Closed);
     }
     if message.flags.contains(ReturnFlags::CTRUNC) {
         return Err(LinkError::Greeting("it has too many descriptors"));
@@ -116,10 +125,10 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<Heard, LinkError> {
         return Err(LinkError::Greeting("its first bytes are wrong"));
     }
     match Greeting::read_from_bytes(&bytes[..SIZE]) {
-        Ok(greeting) if message.bytes == SIZE => Ok(Heard::Greeting(greeting, fds)),
+        Ok(greeting) if message.bytes == SIZE => Ok(Received::Greeting(greeting, fds)),
         // Another version may have another length after its version number.
         Ok(greeting) if greeting.version.get() != PROTOCOL_VERSION => {
-            Ok(Heard::Greeting(greeting, fds))
+            Ok(Received::Greeting(greeting, fds))
         }
         _ => Err(LinkError::Greeting("its length is wrong")),
     }

@@ -182,11 +182,11 @@ impl Hub {
     }
 
     /// Returns true, and updates `seen`, if nodes or links changed since.
-    fn news(&self, seen: &mut u64) -> bool {
+    fn has_changed(&self, seen: &mut u64) -> bool {
         let now = self.0.changes.load(Ordering::Acquire);
-        let news = *seen != now;
+        let changed = *seen != now;
         *seen = now;
-        news
+        changed
     }
 
     /// A ring from one node to another.
@@ -233,7 +233,7 @@ pub struct HubLinks {
 
 impl Machine for HubLinks {
     fn step(&mut self, _now: Time) -> Step {
-        if self.hub.news(&mut self.seen) {
+        if self.hub.has_changed(&mut self.seen) {
             self.links.append(&mut lock(&self.hub.0.all).fresh);
             self.links
                 .retain(|l| l.open.load(Ordering::Relaxed) && !l.from.is(DEAD) && !l.to.is(DEAD));
@@ -397,7 +397,7 @@ impl Fabric for HubPort {
 
     fn step(&mut self, _now: Time) -> Option<Time> {
         let hub = self.hub.clone();
-        if hub.news(&mut self.seen) {
+        if hub.has_changed(&mut self.seen) {
             self.refresh();
         }
         None

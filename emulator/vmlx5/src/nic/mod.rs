@@ -258,7 +258,7 @@ impl Nic {
 
     /// Applies `faults` to the frames that the NIC sends from now on. Former faults end, except
     /// that frames that are held back already are lost. The NIC places received WRITEs out of order
-    /// as the faults say.
+    /// as the faults specify.
     pub fn set_faults(&mut self, faults: Faults) {
         let before = self.core.ctx.disorder.take();
         if before.is_some() || faults.ooo > 0.0 {

@@ -57,12 +57,12 @@ impl Ctx {
     }
 
     /// Writes the entry of completed work, with the payload if one is given.
-    pub fn succeed(&mut self, number: Cqn, say: &Success, payload: Option<&[u8]>) {
-        self.complete(number, |cq| cq.succeed(say, payload));
+    pub fn succeed(&mut self, number: Cqn, content: &Success, payload: Option<&[u8]>) {
+        self.complete(number, |cq| cq.succeed(content, payload));
     }
 
-    pub fn fail(&mut self, number: Cqn, say: &Failure) {
-        self.complete(number, |cq| cq.fail(say));
+    pub fn fail(&mut self, number: Cqn, content: &Failure) {
+        self.complete(number, |cq| cq.fail(content));
     }
 
     #[inline]
@@ -79,14 +79,15 @@ impl Ctx {
     #[cold]
     fn notify(&mut self, cq: Cqn) {
         if let Some(slot) = self.cqs.slot(cq.0) {
-            self.tell(slot);
+            self.raise_completion(slot);
         }
     }
 
-    /// Raises a completion event of the completion queue in `slot` if it is armed and has news.
-    pub fn tell(&mut self, slot: u32) {
+    /// Raises a completion event of the completion queue in `slot` if it is armed and has a new
+    /// entry.
+    pub fn raise_completion(&mut self, slot: u32) {
         if let Some(cq) = self.cqs.at(slot)
-            && cq.tells()
+            && cq.raises_event()
             && let Some(arm) = &mut cq.arm
             && !std::mem::replace(&mut arm.telling, true)
         {
@@ -284,9 +285,9 @@ impl Qp {
             return false;
         };
         let rung = doorbell::record_index(u32::from_le(word));
-        let news = rung != self.sq.rung;
+        let changed = rung != self.sq.rung;
         self.sq.rung = rung;
-        news
+        changed
     }
 
     /// Reads the receive counter of the doorbell record. Returns true if a receive is posted.
@@ -430,11 +431,11 @@ impl Qp {
 
     /// Writes the error entry of a send.
     pub fn send_error(&self, ctx: &mut Ctx, index: u16, opcode: SendOpcode, fault: Fault) {
-        let say = Failure {
+        let content = Failure {
             send_opcode: opcode,
             ..self.failure(CqeOpcode::REQ_ERR, index, fault)
         };
-        ctx.fail(self.send_cq, &say);
+        ctx.fail(self.send_cq, &content);
     }
 
     /// Uses the next receive (of a shared queue: the taken one); returns its index.
@@ -451,25 +452,25 @@ impl Qp {
     /// Writes the error entry of the next receive, and uses the receive.
     pub fn recv_error(&mut self, ctx: &mut Ctx, fault: Fault) {
         if let Some(index) = self.use_up() {
-            let say = self.failure(CqeOpcode::RESP_ERR, index, fault);
-            ctx.fail(self.recv_cq, &say);
+            let content = self.failure(CqeOpcode::RESP_ERR, index, fault);
+            ctx.fail(self.recv_cq, &content);
         }
     }
 
     /// Writes the entry of a completed receive, with the payload if one is given, and uses the
     /// receive.
-    pub fn recv_success(&mut self, ctx: &mut Ctx, say: Success, payload: Option<&[u8]>) {
+    pub fn recv_success(&mut self, ctx: &mut Ctx, content: Success, payload: Option<&[u8]>) {
         let Some(wqe_counter) = self.use_up() else {
             return;
         };
-        let say = Success {
+        let content = Success {
             qpn: self.number,
             uidx: self.uidx,
             wqe_counter,
             timestamp: ctx.now.as_nanos(),
-            ..say
+            ..content
         };
-        ctx.succeed(self.recv_cq, &say, payload);
+        ctx.succeed(self.recv_cq, &content, payload);
     }
 }
 

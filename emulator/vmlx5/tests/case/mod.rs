@@ -171,10 +171,10 @@ impl Case {
             let info = world.nics[end.nic].query_qp(end.qpn).unwrap();
             assert_eq!((info.sq_done, info.outstanding), (end.sq, 0));
         }
-        let told = event.map(|event| event(b.qpn, 9));
+        let expected = event.map(|event| event(b.qpn, 9));
         assert_eq!(
             (world.events(0), world.events(1)),
-            (vec![], Vec::from_iter(told))
+            (vec![], Vec::from_iter(expected))
         );
         assert_eq!((a.get(0, 64), b.get(0, 64)), (ours, theirs));
         if state == QpState::Err && !b_fails {

@@ -46,7 +46,7 @@ impl Fake {
 
     /// Returns the frames that the NIC sends.
     pub fn listen(&mut self) -> Vec<(FrameHeader, Vec<u8>)> {
-        let mut heard = Vec::new();
+        let mut frames = Vec::new();
         self.world.settle();
         self.port.step(gds_step::Time::ZERO);
         let budget = Budget {
@@ -54,11 +54,11 @@ impl Fake {
             bytes: 1 << 24,
         };
         self.port.receive(budget, &mut |_, header, payload| {
-            heard.push((*header, payload.to_vec()));
+            frames.push((*header, payload.to_vec()));
             Ok(())
         });
         self.port.flush();
-        heard
+        frames
     }
 
     /// Writes a frame, which is not visible to the NIC yet.
@@ -82,7 +82,7 @@ impl Fake {
     }
 
     /// Sends a frame and returns the NIC's answers.
-    pub fn tell(
+    pub fn deliver(
         &mut self,
         kind: Kind,
         psn: u32,
@@ -93,7 +93,7 @@ impl Fake {
         self.listen()
     }
 
-    /// As `tell`, and asserts the kinds and numbers of the NIC's answers.
+    /// As `deliver`, and asserts the kinds and numbers of the NIC's answers.
     #[track_caller]
     pub fn answers(
         &mut self,
@@ -102,7 +102,7 @@ impl Fake {
         change: impl FnOnce(&mut FrameHeader),
         expected: &[(Kind, u32)],
     ) -> Vec<(FrameHeader, Vec<u8>)> {
-        let said = self.tell(kind, psn, change);
+        let said = self.deliver(kind, psn, change);
         assert_eq!(kinds(&said), expected);
         said
     }
@@ -114,7 +114,7 @@ impl Fake {
     }
 
     pub fn nak(&mut self, psn: u32, code: u8) -> Vec<(FrameHeader, Vec<u8>)> {
-        self.tell(Kind::Nak, psn, |h| h.code = code)
+        self.deliver(Kind::Nak, psn, |h| h.code = code)
     }
 
     pub fn post_write(&mut self) -> u16 {
@@ -140,8 +140,8 @@ impl Fake {
     }
 }
 
-pub fn kinds(heard: &[(FrameHeader, Vec<u8>)]) -> Vec<(Kind, u32)> {
-    heard
+pub fn kinds(frames: &[(FrameHeader, Vec<u8>)]) -> Vec<(Kind, u32)> {
+    frames
         .iter()
         .map(|(h, _)| (Kind::from_u8(h.kind).unwrap(), h.psn.get()))
         .collect()

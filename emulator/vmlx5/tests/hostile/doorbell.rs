@@ -141,8 +141,8 @@ impl Scene {
         }
     }
 
-    /// A step: the NIC reads the announced work of the queue pairs concerned, as their records say,
-    /// and no other work.
+    /// A step: the NIC reads the announced work of the queue pairs concerned, up to the counts in
+    /// their records, and no other work.
     fn step(&mut self) {
         let before = self.world.nics[0].query_qp(self.a.qpn).expect("is there");
         let load = |at| self.a.mem.load64(at).expect("inside");
@@ -211,10 +211,10 @@ impl Scene {
             }
         }
         // Each event is raised once.
-        let mut told = 0;
+        let mut count = 0;
         while let Some(event) = nic.next_event() {
-            told += 1;
-            assert!(told < 100, "the events do not end");
+            count += 1;
+            assert!(count < 100, "the events do not end");
             if let Event::CqError { cq, .. } = event {
                 let failed = nic.query_cq(cq).expect("is there").failure;
                 assert_eq!(failed, Some(CqFailure::Overrun));

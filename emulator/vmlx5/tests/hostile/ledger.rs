@@ -26,7 +26,7 @@ fn syndrome(entry: &Cqe64) -> Option<Syndrome> {
 }
 
 impl Ledger {
-    /// A ledger for a queue pair that starts where its end says.
+    /// A ledger for a queue pair, from the start indices of its end.
     pub fn new(end: &End) -> Ledger {
         Ledger {
             sent: end.config.sq_start,

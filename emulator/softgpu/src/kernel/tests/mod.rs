@@ -13,7 +13,7 @@ mod wait;
 
 /// The calls that a hook has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum HookCall {
     /// The address, the value, and whether the store is wide.
     Store(usize, u64, bool),
     Settle(usize, usize),
@@ -24,12 +24,12 @@ enum Asked {
 #[derive(Default)]
 struct Plain {
     now: AtomicU64,
-    asked: Mutex<Vec<Asked>>,
+    calls: Mutex<Vec<HookCall>>,
 }
 
 impl Plain {
-    fn note(&self, asked: Asked) {
-        self.asked.lock().unwrap().push(asked);
+    fn note(&self, calls: HookCall) {
+        self.calls.lock().unwrap().push(calls);
     }
 
     fn set_now(&self, ns: u64) {
@@ -39,7 +39,7 @@ impl Plain {
 
 impl StoreHook for Plain {
     unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool) {
-        self.note(Asked::Store(ptr as usize, value, wide));
+        self.note(HookCall::Store(ptr as usize, value, wide));
         // SAFETY: the caller's promise.
         unsafe { span::store(ptr, value, wide, Ordering::Release) };
     }
@@ -50,11 +50,11 @@ impl StoreHook for Plain {
     }
 
     fn settle(&self, ptr: *const u8, len: usize) {
-        self.note(Asked::Settle(ptr as usize, len));
+        self.note(HookCall::Settle(ptr as usize, len));
     }
 
     fn fence(&self) {
-        self.note(Asked::Fence);
+        self.note(HookCall::Fence);
     }
 
     fn now_ns(&self) -> u64 {

@@ -175,16 +175,16 @@ fn stores_and_fences_go_through_the_hook_in_program_order() {
     let hook = launch(&STORES, linear(1, 1), &args, &seeded(None)).done();
     let (pa, pb) = (pa as usize, pb as usize);
     assert_eq!(
-        *hook.asked.lock().unwrap(),
+        *hook.calls.lock().unwrap(),
         [
-            Asked::Store(pa, 1, false),
-            Asked::Store(pb, 2, true),
-            Asked::Fence,
-            Asked::Store(pa, 3, false),
-            Asked::Fence,
-            Asked::Store(pb, 4, true),
-            Asked::Settle(pb, 8),
-            Asked::Fence,
+            HookCall::Store(pa, 1, false),
+            HookCall::Store(pb, 2, true),
+            HookCall::Fence,
+            HookCall::Store(pa, 3, false),
+            HookCall::Fence,
+            HookCall::Store(pb, 4, true),
+            HookCall::Settle(pb, 8),
+            HookCall::Fence,
         ]
     );
     assert_eq!((a, b, read_back), (3, 9, 3));
@@ -203,7 +203,7 @@ fn atomics_of_many_threads() {
         assert_eq!(w[5] + w[6], 1000 + 2016);
         assert!(
             w[7] >= 1 && w[7] <= 64,
-            "thread 0 came when the word was 0: {}",
+            "thread 0 arrived when the word was 0: {}",
             w[7]
         );
         assert_eq!(d, [2016 << 32, 63 << 40]);

@@ -80,7 +80,7 @@ fn warp_operations_against_a_reference() {
 }
 
 #[test]
-fn only_lanes_of_one_mask_meet() {
+fn warp_operation_joins_only_lanes_of_one_mask() {
     in_orders(|config| {
         let mut out = [u32::MAX; 6];
         let args = args(&[&out.as_mut_ptr()]);

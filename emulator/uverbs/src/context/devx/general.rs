@@ -1,17 +1,18 @@
-//! Commands without an object: the capabilities of the device, and its Ethernet addresses.
+//! Commands without an object: the capabilities of the device, and the GID table of an Ethernet
+//! port.
 
 use super::mailbox::{Mailbox, Refusal};
 use crate::abi::prm::{cap, input, output, roce_address};
 use crate::address::{GidType, LOG_QPS, LinkLayer};
 use crate::device::{Device, MAX_CQE, MAX_RD_ATOMIC, MAX_WQE};
 
-/// Bytes of a doorbell register: two halves of 256.
+/// Bytes of a BlueFlame register: two buffers of 256 bytes.
 const BF_REGISTER: u32 = 512;
 /// The UDP port of RoCE v2.
 const ROCE_PORT: u64 = 4791;
 
-/// Answers with as much of a structure as the buffer holds. A structure that the device does not
-/// have is all zeros, and so are fields that this device does not implement.
+/// Writes a structure of capabilities, cut to the length of the answer. Fields that this device
+/// does not implement are zero, and so is all of a structure that it does not have.
 pub(super) fn query_hca_cap(
     device: &Device,
     command: Mailbox<'_>,
@@ -76,7 +77,7 @@ fn general(device: &Device, caps: &mut [u8]) {
     NUM_OF_UARS_PER_PAGE.set(caps, 1);
 }
 
-/// An entry of the table of addresses of a port on Ethernet.
+/// An entry of the GID table of an Ethernet port.
 pub(super) fn query_roce_address(
     device: &Device,
     command: Mailbox<'_>,
@@ -85,7 +86,7 @@ pub(super) fn query_roce_address(
     use roce_address::{GID, MAC, OUT, input, output};
     command.lengths(crate::abi::prm::input::HEADER, answer, OUT)?;
     let fabric = &device.config.fabric;
-    // A field that is absent selects the first port.
+    // Port number 0, an absent field, is the first port.
     let place = device.place(command.get8(input::VHCA_PORT_NUM).max(1));
     if place.port > fabric.ports || fabric.link != LinkLayer::Ethernet {
         return Err(command.wrong(input::VHCA_PORT_NUM));

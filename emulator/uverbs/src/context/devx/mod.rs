@@ -119,18 +119,22 @@ impl Open {
 }
 
 /// A command and the buffer for its answer.
-fn mailboxes(open: &Open, ask: &Request<'_>, ids: [u16; 2]) -> Result<(Vec<u8>, Vec<u8>), Errno> {
+fn mailboxes(
+    open: &Open,
+    request: &Request<'_>,
+    ids: [u16; 2],
+) -> Result<(Vec<u8>, Vec<u8>), Errno> {
     if !open.devx {
         return Err(Errno::INVAL);
     }
-    let input = ask.bytes(ids[0], input::HEADER)?;
-    let room = ask.room(ids[1], output::HEADER)?;
+    let input = request.bytes(ids[0], input::HEADER)?;
+    let room = request.room(ids[1], output::HEADER)?;
     Ok((input, vec![0; room]))
 }
 
 /// Answers a command: with its result, or with the refusal.
 fn answer<T>(
-    ask: &Request<'_>,
+    request: &Request<'_>,
     id: u16,
     answer: &mut [u8],
     done: Result<T, Refusal>,
@@ -139,72 +143,74 @@ fn answer<T>(
         refusal.write(answer);
         Errno::REMOTEIO
     });
-    ask.answer(id, answer)?;
+    request.answer(id, answer)?;
     done
 }
 
 /// Executes a command without an object.
-fn other(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(OTHER_CMD_IN..=OTHER_CMD_OUT)?;
-    let (input, mut out) = mailboxes(open, ask, [OTHER_CMD_IN, OTHER_CMD_OUT])?;
+fn other(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(OTHER_CMD_IN..=OTHER_CMD_OUT)?;
+    let (input, mut out) = mailboxes(open, request, [OTHER_CMD_IN, OTHER_CMD_OUT])?;
     let command = Mailbox::new(&input);
     let done = match command.opcode() {
-        opcode::QUERY_HCA_CAP => general::query_hca_cap(ask.device, command, &mut out),
-        opcode::QUERY_ROCE_ADDRESS => general::query_roce_address(ask.device, command, &mut out),
+        opcode::QUERY_HCA_CAP => general::query_hca_cap(request.device, command, &mut out),
+        opcode::QUERY_ROCE_ADDRESS => {
+            general::query_roce_address(request.device, command, &mut out)
+        }
         _ => return Err(Errno::INVAL),
     };
-    answer(ask, OTHER_CMD_OUT, &mut out, done)
+    answer(request, OTHER_CMD_OUT, &mut out, done)
 }
 
 /// The device's number of a register's page: both numbers are the same here.
-fn query_uar(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(QUERY_UAR_USER_IDX..=QUERY_UAR_DEV_IDX)?;
-    let register = ask.small(QUERY_UAR_USER_IDX)? as u32;
+fn query_uar(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(QUERY_UAR_USER_IDX..=QUERY_UAR_DEV_IDX)?;
+    let register = request.small(QUERY_UAR_USER_IDX)? as u32;
     let page = open.doorbells.page_of(register)?;
-    ask.answer(QUERY_UAR_DEV_IDX, &page.to_ne_bytes())
+    request.answer(QUERY_UAR_DEV_IDX, &page.to_ne_bytes())
 }
 
 /// The event queue of a completion vector.
-fn query_eqn(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(QUERY_EQN_USER_VEC..=QUERY_EQN_DEV_EQN)?;
-    let vector = ask.small(QUERY_EQN_USER_VEC)?;
+fn query_eqn(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(QUERY_EQN_USER_VEC..=QUERY_EQN_DEV_EQN)?;
+    let vector = request.small(QUERY_EQN_USER_VEC)?;
     if !open.devx || vector >= COMP_VECTORS.into() {
         return Err(Errno::INVAL);
     }
     let number = FIRST_EQN + vector as u32;
-    ask.answer(QUERY_EQN_DEV_EQN, &number.to_ne_bytes())
+    request.answer(QUERY_EQN_DEV_EQN, &number.to_ne_bytes())
 }
 
-fn create(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_CMD_OUT)?;
-    let (input, mut out) = mailboxes(open, ask, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
-    ask.find(DEVX_OBJ_HANDLE)?;
+fn create(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_CMD_OUT)?;
+    let (input, mut out) = mailboxes(open, request, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+    request.find(DEVX_OBJ_HANDLE)?;
     let command = Mailbox::new(&input);
     let made = match command.opcode() {
-        opcode::CREATE_CQ => cq::create(ask.device, open, command).map(Devx::Cq),
-        opcode::CREATE_QP => qp::create(ask.device, open, command).map(Devx::Qp),
+        opcode::CREATE_CQ => cq::create(request.device, open, command).map(Devx::Cq),
+        opcode::CREATE_QP => qp::create(request.device, open, command).map(Devx::Qp),
         opcode::ALLOC_PD => {
-            let pd = ask.device.nic.with(|nic| nic.alloc_pd());
+            let pd = request.device.nic.with(|nic| nic.alloc_pd());
             pd.map(Devx::Pd).map_err(Refusal::from)
         }
         _ => return Err(Errno::INVAL),
     };
     let made = match made {
         Ok(made) => made,
-        Err(refusal) => return answer(ask, DEVX_OBJ_CMD_OUT, &mut out, Err(refusal)),
+        Err(refusal) => return answer(request, DEVX_OBJ_CMD_OUT, &mut out, Err(refusal)),
     };
     output::NUMBER.set(&mut out, made.number().into());
-    open.keep(ask.device, Object::Devx(made), |handle| {
-        answer(ask, DEVX_OBJ_CMD_OUT, &mut out, Ok(()))?;
-        ask.answer_handle(DEVX_OBJ_HANDLE, handle)
+    open.keep(request.device, Object::Devx(made), |handle| {
+        answer(request, DEVX_OBJ_CMD_OUT, &mut out, Ok(()))?;
+        request.answer_handle(DEVX_OBJ_HANDLE, handle)
     })
 }
 
-fn destroy(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_HANDLE)?;
-    let handle = ask.handle(DEVX_OBJ_HANDLE)?;
+fn destroy(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_HANDLE)?;
+    let handle = request.handle(DEVX_OBJ_HANDLE)?;
     let object = open.objects.doomed::<Devx>(handle)?;
-    object.remove(ask.device)?;
+    object.remove(request.device)?;
     open.objects.remove(handle);
     Ok(())
 }
@@ -218,11 +224,13 @@ fn same(command: Mailbox<'_>, number: u32) -> Done {
     }
 }
 
-fn modify(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_CMD_OUT)?;
-    let (input, mut out) = mailboxes(open, ask, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+fn modify(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_CMD_OUT)?;
+    let (input, mut out) = mailboxes(open, request, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
     let command = Mailbox::new(&input);
-    let object = open.objects.get_mut::<Devx>(ask.handle(DEVX_OBJ_HANDLE)?)?;
+    let object = open
+        .objects
+        .get_mut::<Devx>(request.handle(DEVX_OBJ_HANDLE)?)?;
     let Devx::Qp(qp) = object else {
         return Err(Errno::INVAL);
     };
@@ -230,25 +238,25 @@ fn modify(open: &mut Open, ask: &Request<'_>) -> Done {
         return Err(Errno::INVAL);
     }
     same(command, qp.qpn.0)?;
-    let done = qp.modify(ask.device, command, &out);
-    answer(ask, DEVX_OBJ_CMD_OUT, &mut out, done)
+    let done = qp.modify(request.device, command, &out);
+    answer(request, DEVX_OBJ_CMD_OUT, &mut out, done)
 }
 
-fn query(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_CMD_OUT)?;
-    let (input, mut out) = mailboxes(open, ask, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+fn query(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(DEVX_OBJ_HANDLE..=DEVX_OBJ_CMD_OUT)?;
+    let (input, mut out) = mailboxes(open, request, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
     let command = Mailbox::new(&input);
-    let object = open.objects.get::<Devx>(ask.handle(DEVX_OBJ_HANDLE)?)?;
+    let object = open.objects.get::<Devx>(request.handle(DEVX_OBJ_HANDLE)?)?;
     let done = match (object, command.opcode()) {
         (Devx::Cq(cq), opcode::QUERY_CQ) => {
             same(command, cq.cqn.0)?;
-            cq.query(ask.device, command, &mut out)
+            cq.query(request.device, command, &mut out)
         }
         (Devx::Qp(qp), opcode::QUERY_QP) => {
             same(command, qp.qpn.0)?;
-            qp.query(ask.device, command, &mut out)
+            qp.query(request.device, command, &mut out)
         }
         _ => return Err(Errno::INVAL),
     };
-    answer(ask, DEVX_OBJ_CMD_OUT, &mut out, done)
+    answer(request, DEVX_OBJ_CMD_OUT, &mut out, done)
 }

@@ -39,8 +39,8 @@ pub(super) fn create(
     context.must(qpc::WQ_SIGNATURE, 0)?;
     context.must(qpc::SEND_DBR_MODE, 0)?;
     let scatter = Scatter {
-        requester: wants(context, qpc::CS_REQ, qpc::CS_REQ_32)? && service == Service::Rc,
-        responder: wants(context, qpc::CS_RES, qpc::CS_RES_32)?,
+        requester: requests(context, qpc::CS_REQ, qpc::CS_REQ_32)? && service == Service::Rc,
+        responder: requests(context, qpc::CS_RES, qpc::CS_RES_32)?,
     };
     let (receives, srq) = match context.get(qpc::RQ_TYPE) {
         qpc::RQ_REGULAR => (true, None),
@@ -68,7 +68,7 @@ pub(super) fn create(
         true => cq(qpc::CQN_RCV)?,
         false => cq(qpc::CQN_RCV).unwrap_or(send_cq),
     };
-    // First the receives, then the sends.
+    // The buffer contains the receive queue, then the send queue.
     let most = MAX_WQE.ilog2().into();
     let log_receives = context.at_most(qpc::LOG_RQ_SIZE, most)? as u8;
     let log_blocks = context.at_most(qpc::LOG_SQ_SIZE, most)? as u8;
@@ -136,7 +136,7 @@ pub(super) fn create(
 }
 
 /// Whether a field requests inline scatter into CQEs of 64 bytes.
-fn wants(context: Mailbox<'_>, field: Field, yes: u64) -> Result<bool, Refusal> {
+fn requests(context: Mailbox<'_>, field: Field, yes: u64) -> Result<bool, Refusal> {
     match context.get(field) {
         0 => Ok(false),
         value if value == yes => Ok(true),
@@ -217,7 +217,7 @@ impl QueuePair {
         let info = device.nic.with(|nic| nic.query_qp(self.qpn))?;
         let may = match (code, info.state) {
             (TO_RST_QP, _) => return self.change(device, &[Modify::Reset]),
-            // A QP without a setup cannot fail.
+            // In RESET there is no work that could fail: the NIC does nothing.
             (TO_ERR_QP, QpState::Reset | QpState::Err) => return Ok(()),
             (TO_ERR_QP, _) => return self.change(device, &[Modify::Error]),
             (RST2INIT_QP, QpState::Reset) | (INIT2INIT_QP, QpState::Init) => WITH_RTR,
@@ -229,11 +229,11 @@ impl QueuePair {
         if options & !may != 0 {
             return Err(command.wrong(modify::OPT_PARAM_MASK));
         }
-        let ask = command.context(qpc::AT, qpc::SIZE);
+        let request = command.context(qpc::AT, qpc::SIZE);
         let mut next = self.context.clone();
         let mut take = |fields: &[Field]| {
             for field in fields {
-                field.set(&mut next, ask.get(*field));
+                field.set(&mut next, request.get(*field));
             }
         };
         match code {
@@ -248,9 +248,9 @@ impl QueuePair {
             }
         }
         if code == INIT2RTR_QP {
-            next[path::RGID].copy_from_slice(&ask.bytes()[path::RGID]);
+            next[path::RGID].copy_from_slice(&request.bytes()[path::RGID]);
         }
-        check(device, ask, code)?;
+        check(device, request, code)?;
         let set = Mailbox::new(&next);
         let mut changes = Vec::with_capacity(2);
         match code {
@@ -262,7 +262,7 @@ impl QueuePair {
                 }
                 changes.push(Modify::Rtr {
                     path: crate::context::modify::path(device, &verbs(device, set))
-                        .map_err(|_| ask.wrong(qpc::MTU))?,
+                        .map_err(|_| request.wrong(qpc::MTU))?,
                     rq_psn: set.get32(qpc::NEXT_RCV_PSN),
                     max_dest_rd_atomic: 1 << set.get8(qpc::LOG_RRA_MAX),
                     min_rnr_timer: set.get8(qpc::MIN_RNR_NAK),
@@ -333,25 +333,25 @@ fn state(state: QpState) -> u64 {
 }
 
 /// Checks the values of a modification.
-fn check(device: &Device, ask: Mailbox<'_>, code: u16) -> Result<(), Refusal> {
+fn check(device: &Device, request: Mailbox<'_>, code: u16) -> Result<(), Refusal> {
     let fabric = &device.config.fabric;
-    let port = ask.get8(path::VHCA_PORT_NUM);
+    let port = request.get8(path::VHCA_PORT_NUM);
     let named = matches!(code, opcode::RST2INIT_QP | opcode::INIT2INIT_QP);
     if port > fabric.ports || named && port == 0 {
-        return Err(ask.wrong(path::VHCA_PORT_NUM));
+        return Err(request.wrong(path::VHCA_PORT_NUM));
     }
-    ask.must(path::PKEY_INDEX, 0)?;
+    request.must(path::PKEY_INDEX, 0)?;
     let most = u64::from(MAX_RD_ATOMIC.ilog2());
     if code == opcode::INIT2RTR_QP {
-        if !(1..=5).contains(&ask.get(qpc::MTU)) {
-            return Err(ask.wrong(qpc::MTU));
+        if !(1..=5).contains(&request.get(qpc::MTU)) {
+            return Err(request.wrong(qpc::MTU));
         }
-        ask.at_most(qpc::LOG_RRA_MAX, most)?;
+        request.at_most(qpc::LOG_RRA_MAX, most)?;
         let gids = fabric.gids(device.place(port.max(1))).len() as u64;
-        ask.at_most(path::SRC_ADDR_INDEX, gids - 1)?;
+        request.at_most(path::SRC_ADDR_INDEX, gids - 1)?;
     }
     if code == opcode::RTR2RTS_QP {
-        ask.at_most(qpc::LOG_SRA_MAX, most)?;
+        request.at_most(qpc::LOG_SRA_MAX, most)?;
     }
     Ok(())
 }

@@ -27,31 +27,31 @@ const RIGHTS: u32 = 7;
 const LOCAL_WRITE: u32 = 1;
 const REMOTE_WRITE: u32 = 2;
 
-pub(super) fn register(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(UMEM_HANDLE..=UMEM_DMABUF_FD)?;
-    let (addr, len) = (ask.small(UMEM_ADDR)?, ask.small(UMEM_LEN)?);
-    let rights = ask.optional(UMEM_ACCESS)?.unwrap_or(0) as u32;
+pub(super) fn register(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(UMEM_HANDLE..=UMEM_DMABUF_FD)?;
+    let (addr, len) = (request.small(UMEM_ADDR)?, request.small(UMEM_LEN)?);
+    let rights = request.optional(UMEM_ACCESS)?.unwrap_or(0) as u32;
     let unknown = rights & !(RIGHTS | access::OPTIONAL) != 0;
     let unwritable = rights & REMOTE_WRITE != 0 && rights & LOCAL_WRITE == 0;
-    let no_pages = ask.optional(UMEM_PGSZ_BITMAP)? == Some(0);
+    let no_pages = request.optional(UMEM_PGSZ_BITMAP)? == Some(0);
     if !open.devx || len == 0 || unknown || unwritable || no_pages {
         return Err(Errno::INVAL);
     }
     let writable = rights & LOCAL_WRITE != 0;
-    let memory = match ask.optional(UMEM_DMABUF_FD)? {
-        Some(fd) => ask.device.user.dmabuf(fd as i32, addr, len, writable)?,
-        None => ask.device.user.memory(addr, len, writable)?,
+    let memory = match request.optional(UMEM_DMABUF_FD)? {
+        Some(fd) => request.device.user.dmabuf(fd as i32, addr, len, writable)?,
+        None => request.device.user.memory(addr, len, writable)?,
     };
-    ask.find(UMEM_HANDLE)?;
+    request.find(UMEM_HANDLE)?;
     let id = open.umem_ids;
     let umem = Umem {
         id,
         memory,
         writable,
     };
-    open.keep(ask.device, Object::Umem(Arc::new(umem)), |handle| {
-        ask.answer(UMEM_OUT_ID, &id.to_ne_bytes())?;
-        ask.answer_handle(UMEM_HANDLE, handle)
+    open.keep(request.device, Object::Umem(Arc::new(umem)), |handle| {
+        request.answer(UMEM_OUT_ID, &id.to_ne_bytes())?;
+        request.answer_handle(UMEM_HANDLE, handle)
     })?;
     // Numbers are not reused, so that an old number never means a newer registration.
     open.umem_ids = id.checked_add(1).unwrap_or(FIRST_ID);
@@ -61,9 +61,9 @@ pub(super) fn register(open: &mut Open, ask: &Request<'_>) -> Done {
 /// The first number of a context's memory; a field that is absent (zero) never has this value.
 pub(crate) const FIRST_ID: u32 = 1;
 
-pub(super) fn deregister(open: &mut Open, ask: &Request<'_>) -> Done {
-    ask.only(UMEM_HANDLE..=UMEM_HANDLE)?;
-    let handle = ask.handle(UMEM_HANDLE)?;
+pub(super) fn deregister(open: &mut Open, request: &Request<'_>) -> Done {
+    request.only(UMEM_HANDLE..=UMEM_HANDLE)?;
+    let handle = request.handle(UMEM_HANDLE)?;
     let umem = open.objects.doomed::<Arc<Umem>>(handle)?;
     if Arc::strong_count(umem) > 1 {
         return Err(Errno::BUSY);

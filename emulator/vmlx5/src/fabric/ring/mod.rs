@@ -135,7 +135,7 @@ impl Region {
         let from = self.place(position).cast::<u64>();
         for (i, word) in copy.iter_mut().enumerate() {
             // SAFETY: records begin on 64-byte lines, so the whole header is inside the ring.
-            // Volatile: each word is read once, whatever another process writes to it meanwhile.
+            // Volatile: each word is read once, even if another process writes to it meanwhile.
             *word = unsafe { from.add(i).read_volatile() };
         }
         let mut header = FrameHeader::default();
@@ -192,7 +192,7 @@ pub struct Writer {
     written: u64,
     published: u64,
     /// The value of `written` at the last wake-up of the reader.
-    told: u64,
+    announced: u64,
     /// The reader's word as last read.
     head: u64,
 }
@@ -216,7 +216,7 @@ impl Writer {
             publish: if scheduled { At::Sent } else { At::Tail },
             written: 0,
             published: 0,
-            told: 0,
+            announced: 0,
             head: 0,
         }
     }
@@ -290,7 +290,7 @@ impl Writer {
     /// the caller should wake the reader.
     pub fn publish(&mut self) -> bool {
         self.show();
-        std::mem::replace(&mut self.told, self.written) != self.written
+        std::mem::replace(&mut self.announced, self.written) != self.written
     }
 }
 
@@ -301,7 +301,7 @@ pub struct Reader {
     taken: u64,
     released: u64,
     /// The value of `taken` at the last wake-up of the writer.
-    told: u64,
+    announced: u64,
     /// The writer's word as last read.
     tail: u64,
 }
@@ -313,7 +313,7 @@ impl Reader {
             region,
             taken: 0,
             released: 0,
-            told: 0,
+            announced: 0,
             tail: 0,
         }
     }
@@ -376,7 +376,7 @@ impl Reader {
     /// call, so that the caller should wake the writer.
     pub fn release(&mut self) -> bool {
         self.give();
-        std::mem::replace(&mut self.told, self.taken) != self.taken
+        std::mem::replace(&mut self.announced, self.taken) != self.taken
     }
 }
 

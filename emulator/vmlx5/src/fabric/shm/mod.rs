@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 pub use super::greeting::PROTOCOL_VERSION;
-use super::greeting::{self, Greeting, Heard};
+use super::greeting::{self, Greeting, Received};
 use super::links::Links;
 use super::ring::{MAX_RING, MIN_RING, Reader, Region, Writer};
 use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink};
@@ -208,8 +208,8 @@ impl ShmFabric {
         let region = Region::shared(self.config.ring_bytes).map_err(system("ring"))?;
         let ring = region.file().ok_or_else(|| system("ring")(Errno::BADF))?;
         let bell = self.bell.fd();
-        let say = Greeting::new(self.config.version, self.node, node, self.config.ring_bytes);
-        greeting::send(socket.as_fd(), &say, &[ring, bell.as_fd()]).map_err(unreachable)?;
+        let greeting = Greeting::new(self.config.version, self.node, node, self.config.ring_bytes);
+        greeting::send(socket.as_fd(), &greeting, &[ring, bell.as_fd()]).map_err(unreachable)?;
         Ok(Out {
             socket,
             writer: Writer::new(region, false),
@@ -236,18 +236,18 @@ impl ShmFabric {
         let mut i = 0;
         while i < self.callers.len() {
             match greeting::receive(self.callers[i].socket.as_fd()) {
-                Ok(Heard::Nothing) if self.callers[i].until.is_some_and(|t| now < t) => {
+                Ok(Received::Nothing) if self.callers[i].until.is_some_and(|t| now < t) => {
                     i += 1;
                     continue;
                 }
-                Ok(Heard::Nothing) => self.refuse(LinkError::Greeting("none arrived in time")),
-                Ok(Heard::Closed) => {
+                Ok(Received::Nothing) => self.refuse(LinkError::Greeting("none arrived in time")),
+                Ok(Received::Closed) => {
                     self.refuse(LinkError::Greeting("the caller left without one"))
                 }
                 Err(why) => self.refuse(why),
-                Ok(Heard::Greeting(say, fds)) => {
+                Ok(Received::Greeting(greeting, fds)) => {
                     let caller = self.callers.swap_remove(i);
-                    if let Err(why) = self.welcome(caller.socket, &say, fds) {
+                    if let Err(why) = self.welcome(caller.socket, &greeting, fds) {
                         self.refuse(why);
                     }
                     continue;
@@ -261,22 +261,22 @@ impl ShmFabric {
     fn welcome(
         &mut self,
         socket: OwnedFd,
-        say: &Greeting,
+        greeting: &Greeting,
         fds: Vec<OwnedFd>,
     ) -> Result<(), LinkError> {
-        let from = NodeId(say.from.get());
+        let from = NodeId(greeting.from.get());
         let answer = Greeting::new(self.config.version, self.node, from, 0);
-        let theirs = say.version.get();
+        let theirs = greeting.version.get();
         if theirs != self.config.version {
             let ours = self.config.version;
-            // If the answer cannot be sent, the caller sees the end of the socket instead.
+            // If the answer cannot be sent, the caller detects the end of the socket instead.
             let _ = greeting::send(socket.as_fd(), &answer, &[]);
             return Err(LinkError::Version { ours, theirs });
         }
-        if NodeId(say.to.get()) != self.node || from == self.node {
+        if NodeId(greeting.to.get()) != self.node || from == self.node {
             return Err(LinkError::Greeting("it is for another node"));
         }
-        let size = say.ring_bytes.get() as usize;
+        let size = greeting.ring_bytes.get() as usize;
         if !size.is_power_of_two() || !(MIN_RING..=MAX_RING).contains(&size) {
             return Err(LinkError::Greeting("its ring has an invalid size"));
         }
@@ -286,11 +286,12 @@ impl ShmFabric {
         let region = Region::open(ring, size).map_err(LinkError::Greeting)?;
         let bell = Bell::open(bell).map_err(|_| LinkError::Greeting("its bell is invalid"))?;
         let i = self.slot(from)?;
-        let heard = self.hear(i);
+        let result = self.read_sockets(i);
         let ends = &self.links.peers[i].ends;
-        if heard.is_err() || ends.ended || ends.inward.is_some() {
+        if result.is_err() || ends.ended || ends.inward.is_some() {
             // The other end lost the link and calls again before this end detects the loss.
-            self.links.lose(i, heard.err().unwrap_or(LinkError::Closed));
+            self.links
+                .lose(i, result.err().unwrap_or(LinkError::Closed));
         }
         let own = self.bell.fd();
         greeting::send(socket.as_fd(), &answer, &[own.as_fd()]).map_err(system("answer"))?;
@@ -308,7 +309,7 @@ impl ShmFabric {
 
     /// Checks whether an answer arrived, or a socket ended.
     fn look(&mut self, i: usize) {
-        if let Err(why) = self.hear(i) {
+        if let Err(why) = self.read_sockets(i) {
             self.links.lose(i, why);
             return;
         }
@@ -319,32 +320,32 @@ impl ShmFabric {
         }
     }
 
-    fn hear(&mut self, i: usize) -> Result<(), LinkError> {
+    fn read_sockets(&mut self, i: usize) -> Result<(), LinkError> {
         let ours = self.config.version;
         let peer = &mut self.links.peers[i];
         let ends = &mut peer.ends;
         if let Some(inward) = &ends.inward {
             match greeting::receive(inward.socket.as_fd())? {
-                Heard::Nothing => {}
-                Heard::Closed => ends.ended = true,
-                Heard::Greeting(..) => return Err(LinkError::Greeting("it is the second one")),
+                Received::Nothing => {}
+                Received::Closed => ends.ended = true,
+                Received::Greeting(..) => return Err(LinkError::Greeting("it is the second one")),
             }
         }
         let Some(out) = &mut ends.out else {
             return Ok(());
         };
         match greeting::receive(out.socket.as_fd())? {
-            Heard::Nothing => {}
-            Heard::Closed => ends.ended = true,
-            Heard::Greeting(say, fds) => {
-                let theirs = say.version.get();
+            Received::Nothing => {}
+            Received::Closed => ends.ended = true,
+            Received::Greeting(greeting, fds) => {
+                let theirs = greeting.version.get();
                 if theirs != ours {
                     return Err(LinkError::Version { ours, theirs });
                 }
                 if out.bell.is_some() {
                     return Err(LinkError::Greeting("it is the second one"));
                 }
-                if NodeId(say.from.get()) != peer.node {
+                if NodeId(greeting.from.get()) != peer.node {
                     return Err(LinkError::Greeting("it is from another node"));
                 }
                 let [bell]: [OwnedFd; 1] = fds
@@ -431,14 +432,14 @@ impl Fabric for ShmFabric {
     fn flush(&mut self) {
         for peer in &mut self.links.peers {
             let Ends { out, inward, .. } = &mut peer.ends;
-            let mut news = out.as_mut().is_some_and(|out| out.writer.publish());
-            news |= inward
+            let mut published = out.as_mut().is_some_and(|out| out.writer.publish());
+            published |= inward
                 .as_mut()
                 .is_some_and(|inward| inward.reader.release());
             let urgent = out
                 .as_mut()
                 .is_some_and(|out| std::mem::take(&mut out.urgent));
-            if !news || self.config.quiet && !urgent {
+            if !published || self.config.quiet && !urgent {
                 continue;
             }
             let out = out.as_ref().and_then(|out| out.bell.as_ref());

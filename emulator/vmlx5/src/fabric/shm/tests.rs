@@ -27,10 +27,10 @@ fn end_with(config: ShmConfig) -> End {
 
 impl End {
     fn send(&mut self, peer: PeerId, tag: u32, payload: &[u8]) -> Result<(), SendRefused> {
-        self.say(Kind::Ack, peer, tag, payload)
+        self.send_kind(Kind::Ack, peer, tag, payload)
     }
 
-    fn say(
+    fn send_kind(
         &mut self,
         kind: Kind,
         peer: PeerId,
@@ -180,7 +180,7 @@ fn quiet_fabric_wakes_only_for_messages() {
     let mut asleep = |kind, limit| {
         let start = std::time::Instant::now();
         bell.nap(|| {
-            a.say(kind, to_b, 0, &[]).unwrap();
+            a.send_kind(kind, to_b, 0, &[]).unwrap();
             a.fabric.flush();
             Some(limit)
         });
@@ -242,7 +242,7 @@ fn frames_of_a_dead_peer_are_received_before_the_loss() {
     }
     b.fabric.flush();
     drop(b);
-    // The first step of this end after the death sees the socket's end before the frames.
+    // The first step of this end after the death detects the socket's end before the frames.
     now += 5_000_000;
     run(&mut now, &mut [&mut a]);
     assert_eq!(a.got.len(), 5);
@@ -396,8 +396,8 @@ fn invalid_callers_are_refused() {
     let ring = Region::shared(MIN_RING).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
     let (ring, bell, null) = (ring.file().unwrap(), bell.as_fd(), null.as_fd());
-    let say = |size| Greeting::new(PROTOCOL_VERSION, stranger, a.fabric.node(), size);
-    let good = say(MIN_RING);
+    let greeting = |size| Greeting::new(PROTOCOL_VERSION, stranger, a.fabric.node(), size);
+    let good = greeting(MIN_RING);
     let elsewhere = Greeting::new(PROTOCOL_VERSION, stranger, stranger, MIN_RING);
     let mut callers = vec![
         call(&a, b"x", &[]),
@@ -412,9 +412,9 @@ fn invalid_callers_are_refused() {
         call(&a, good.as_bytes(), &[bell, ring]),
         call(&a, good.as_bytes(), &[null, bell]),
         call(&a, good.as_bytes(), &[ring, null]),
-        call(&a, say(2 * MIN_RING).as_bytes(), &[ring, bell]),
-        call(&a, say(MIN_RING + 64).as_bytes(), &[ring, bell]),
-        call(&a, say(1 << 30).as_bytes(), &[ring, bell]),
+        call(&a, greeting(2 * MIN_RING).as_bytes(), &[ring, bell]),
+        call(&a, greeting(MIN_RING + 64).as_bytes(), &[ring, bell]),
+        call(&a, greeting(1 << 30).as_bytes(), &[ring, bell]),
         call(&a, elsewhere.as_bytes(), &[ring, bell]),
     ];
     run(&mut now, &mut [&mut a, &mut b]);

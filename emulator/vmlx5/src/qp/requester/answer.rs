@@ -152,7 +152,7 @@ impl Qp {
             if !p.flags.signaled {
                 continue;
             }
-            let say = Success {
+            let content = Success {
                 opcode: CqeOpcode::REQ,
                 qpn: self.number,
                 uidx: self.uidx,
@@ -167,7 +167,7 @@ impl Qp {
             let payload = brought
                 .as_ref()
                 .map(|(_, bytes)| &bytes[..(p.total as usize).min(MAX_SCATTER)]);
-            ctx.succeed(self.send_cq, &say, payload);
+            ctx.succeed(self.send_cq, &content, payload);
         }
     }
 

@@ -222,14 +222,14 @@ impl Requester {
         let imm = op == SendOpcode::RDMA_WRITE_IMM || op == SendOpcode::SEND_IMM;
         let last = self.sent + len == p.total;
         let count = packets(len, self.mtu_log);
-        let asks = !last && frame.psn % ACK_EVERY + count >= ACK_EVERY;
+        let requests_ack = !last && frame.psn % ACK_EVERY + count >= ACK_EVERY;
         for (flag, is) in [
             (FIRST, self.sent == 0),
             (LAST, last),
             (IMM, imm),
             (SOLICITED, p.flags.solicited),
             (INVALIDATE, op == SendOpcode::SEND_INV),
-            (ACKREQ, asks),
+            (ACKREQ, requests_ack),
         ] {
             frame.flags |= if is { flag } else { 0 };
         }

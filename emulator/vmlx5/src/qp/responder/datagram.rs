@@ -65,7 +65,7 @@ impl Qp {
             }
         }
         let imm = frame.is(IMM);
-        let say = Success {
+        let content = Success {
             opcode: match imm {
                 true => CqeOpcode::RESP_SEND_IMM,
                 false => CqeOpcode::RESP_SEND,
@@ -82,7 +82,7 @@ impl Qp {
             },
             ..Success::default()
         };
-        self.recv_success(ctx, say, None);
+        self.recv_success(ctx, content, None);
         true
     }
 }

@@ -127,7 +127,7 @@ impl Qp {
         match self.resp.late.first() {
             Some(piece) => Some(piece.due),
             None => {
-                if std::mem::take(&mut self.resp.owes) {
+                if std::mem::take(&mut self.resp.ack_deferred) {
                     self.resp.ack();
                 }
                 None

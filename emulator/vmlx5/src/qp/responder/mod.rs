@@ -36,7 +36,7 @@ pub(crate) struct Responder {
     /// The receive that was taken from a shared queue and is not used yet.
     pub taken: Option<u16>,
     /// The event for the last receive in ERR was raised.
-    told_last: bool,
+    last_reported: bool,
     /// Answers to send, in order.
     pub answers: VecDeque<Answer>,
     /// Number of new reads and atomics in `answers`, and number of repeated reads.
@@ -46,12 +46,12 @@ pub(crate) struct Responder {
     /// A message found no receive and waits at the other end (RNR).
     pub starved: bool,
     /// A NAK for the missing packet was sent: no further NAK before the packet arrives.
-    told: bool,
+    nak_sent: bool,
     pub min_rnr_timer: u8,
     /// Pieces of WRITEs that are not visible yet.
     pub late: Vec<late::Late>,
     /// An acknowledgement waits for the late pieces.
-    owes: bool,
+    ack_deferred: bool,
     /// The last atomics by packet, with their results: a duplicate must get the same result.
     replay: VecDeque<(u32, u64)>,
 }
@@ -181,7 +181,7 @@ impl Qp {
         } else if old > 0 && !(frame.kind.carries() && frame.count > old) {
             self.duplicate(ctx, frame)
         } else {
-            self.resp.told = false;
+            self.resp.nak_sent = false;
             match frame.kind {
                 Kind::Send | Kind::Write => self.place(ctx, frame, payload, old),
                 Kind::Read => self.queue_read(&ctx.mrs, frame),
@@ -197,7 +197,7 @@ impl Qp {
             Outcome::Done => {}
             Outcome::Starved => {
                 resp.starved = true;
-                resp.told = true;
+                resp.nak_sent = true;
                 let code = nak::RNR | resp.min_rnr_timer & 31;
                 resp.nak(code, vendor::RNR);
             }
@@ -241,8 +241,8 @@ impl Qp {
 
     /// Handles a gap: a packet before this one did not arrive.
     fn gap(&mut self) {
-        if !self.resp.told && !mutant::on(Mutant::NoNak) {
-            self.resp.told = true;
+        if !self.resp.nak_sent && !mutant::on(Mutant::NoNak) {
+            self.resp.nak_sent = true;
             self.resp.nak(nak::PSN, 0);
         }
     }
@@ -258,8 +258,8 @@ impl Qp {
                 Outcome::Done
             }
             Kind::Read => {
-                let asked = packets(frame.total, self.mtu_log);
-                let whole = psn::after(frame.psn, resp.expect) >= asked;
+                let requested = packets(frame.total, self.mtu_log);
+                let whole = psn::after(frame.psn, resp.expect) >= requested;
                 let queued =
                     |a: &Answer| matches!(a, Answer::Read { psn, .. } if *psn == frame.psn);
                 if !whole || resp.again >= resp.max_reads || resp.answers.iter().any(queued) {
@@ -315,7 +315,7 @@ impl Responder {
     /// Queues one acknowledgement of all packets that arrived, after all of them are placed.
     fn ack(&mut self) {
         if !self.late.is_empty() {
-            self.owes = true;
+            self.ack_deferred = true;
             return;
         }
         let last = psn::add(self.expect, psn::MASK);

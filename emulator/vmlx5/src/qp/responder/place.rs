@@ -124,14 +124,14 @@ impl Qp {
             (_, true) => CqeOpcode::RESP_WR_IMM,
             (_, false) => return,
         };
-        let say = Success {
+        let content = Success {
             opcode,
             byte_cnt: frame.total,
             imm: if carries { frame.imm } else { [0; 4] },
             solicited: frame.is(SOLICITED),
             ..Success::default()
         };
-        self.recv_success(ctx, say, scattered);
+        self.recv_success(ctx, content, scattered);
     }
 
     /// Finds the receive for a SEND.

@@ -80,8 +80,8 @@ impl Qp {
     /// event for the last receive. The shared queue keeps the receives that were not taken.
     pub fn end_shared(&mut self, ctx: &mut Ctx) {
         self.recv_error(ctx, Fault::FLUSH);
-        if !self.resp.told_last {
-            self.resp.told_last = true;
+        if !self.resp.last_reported {
+            self.resp.last_reported = true;
             self.events |= qp_event::LAST_WQE;
         }
     }
