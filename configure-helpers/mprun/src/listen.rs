@@ -37,7 +37,10 @@ pub fn address(hosts: &[Host], called: Option<&str>) -> anyhow::Result<IpAddr> {
     }
     match found {
         Some((_, own)) => Ok(own),
-        None => bail!("no address of {} is known here; {REMEDY}", unknown.join(", ")),
+        None => bail!(
+            "no address of {} is known here; {REMEDY}",
+            unknown.join(", ")
+        ),
     }
 }
 
