@@ -6,6 +6,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use common::gate::Gate;
 use common::*;
 use gdsync::gpu::{Condition, MemoryKind};
 use gdsync::rdma::{Descriptor, post_on};
@@ -87,6 +88,70 @@ fn ready_word_is_put_behind_a_long_message_with_manual_progress() {
 #[test]
 fn ready_word_is_put_behind_a_long_message_with_background_progress() {
     ready_word(5, 16, true);
+}
+
+/// Pieces of one memory, at most 8 KiB each.
+fn pieces(ctx: &mp::Context) -> impl Fn(usize, usize) -> mp::Slice {
+    let memory = ctx.alloc(MemoryKind::Pinned, 1 << 18).unwrap();
+    move |i, len| memory.slice(i << 13, len).unwrap()
+}
+
+fn idle(stream: &gdsync::Stream) {
+    assert!(stream.synchronize(Duration::from_secs(5)).unwrap());
+}
+
+fn progress_for_a_while(ctx: &mp::Context) {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(20) {
+        ctx.progress();
+    }
+}
+
+/// A round of the CPU ends behind the first of the two words of a message. Streams take that
+/// message and put the next one into its slot before the next round.
+#[test]
+fn round_of_the_cpu_does_not_overwrite_the_word_of_a_later_message() {
+    ranks_with(
+        1,
+        |b| {
+            let b = b.progress(Progress::Manual).depth(2).eager_limit(1024);
+            b.timeout(Duration::from_secs(5))
+        },
+        |ctx| {
+            let [a, b] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+            // Two steps of 64 KiB: this message, its two words, 8 bytes and their first word.
+            let len = 2 * (64 << 10) - 32;
+            let [from, into] = [0, 1].map(|_| ctx.alloc(MemoryKind::Pinned, len).unwrap());
+            let piece = pieces(&ctx);
+            for tag in [1, 2] {
+                let r = ctx.irecv_on(&b, 0, tag, &piece(0, 8)).unwrap();
+                r.wait_on(&b).unwrap();
+                let s = ctx.isend_on(&a, 0, tag, &piece(1, 8)).unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+            }
+            progress_for_a_while(&ctx);
+            let mut all = vec![ctx.irecv(0, 1, &into.all()).unwrap()];
+            all.push(ctx.isend(0, 1, &from.all()).unwrap());
+            let r = ctx.irecv_on(&b, 0, 2, &piece(2, 8)).unwrap();
+            r.wait_on(&b).unwrap();
+            all.extend([r, ctx.isend(0, 2, &piece(3, 8)).unwrap()]);
+            idle(&b);
+            let r = ctx.irecv_on(&b, 0, 2, &piece(4, 8)).unwrap();
+            r.wait_on(&b).unwrap();
+            all.extend([r, ctx.isend_on(&a, 0, 2, &piece(5, 8)).unwrap()]);
+            let r = ctx.irecv_on(&b, 0, 2, &piece(6, 4096)).unwrap();
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&b);
+            r.wait_on(&b).unwrap();
+            all.extend([r, ctx.isend_on(&a, 0, 2, &piece(7, 4096)).unwrap()]);
+            idle(&a);
+            ctx.progress();
+            gate.open();
+            for request in all {
+                request.wait(Duration::from_secs(8)).unwrap();
+            }
+        },
+    );
 }
 
 /// Messages of all lengths, by the CPU and by streams, at once.

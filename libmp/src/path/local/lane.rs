@@ -400,7 +400,9 @@ impl Lane {
                 skip -= source.len;
                 continue;
             }
-            while skip < source.len && *left > 0 {
+            // The words of a put are stored in one step: a stream may take a message by the first
+            // word, and the second is then the next message's.
+            while skip < source.len && (*left > 0 || slot.words) {
                 let n = (source.len - skip).min(*left);
                 let n = transfer(source, skip, &to, start + *copied, n, slot.words, buffer)?;
                 skip += n;
