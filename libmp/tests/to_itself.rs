@@ -154,6 +154,61 @@ fn round_of_the_cpu_does_not_overwrite_the_word_of_a_later_message() {
     );
 }
 
+/// A receive refuses a long message, and the next receive in its slot releases both streams: that
+/// of the refused message and that of the next one.
+#[test]
+fn refused_message_leaves_the_stamp_of_the_next_message_in_its_slot() {
+    for swapped in [false, true] {
+        for len in [32 << 10, 64 << 20] {
+            refused_before(swapped, len);
+        }
+    }
+}
+
+fn refused_before(swapped: bool, len: usize) {
+    ranks_with(
+        1,
+        |b| {
+            let b = b.progress(Progress::Manual).depth(2).eager_limit(1024);
+            b.timeout(Duration::from_secs(5))
+        },
+        move |ctx| {
+            let [mut refused, mut next, taker, other] = [0; 4].map(|_| ctx.gpu().stream().unwrap());
+            if swapped {
+                std::mem::swap(&mut refused, &mut next);
+            }
+            let [from, into] = [0, 1].map(|_| ctx.alloc(MemoryKind::Pinned, len).unwrap());
+            let piece = pieces(&ctx);
+            for stream in [&refused, &next, &other, &other] {
+                let r = ctx.irecv_on(&taker, 0, 2, &piece(0, 8)).unwrap();
+                r.wait_on(&taker).unwrap();
+                let s = ctx.isend_on(stream, 0, 2, &piece(1, 8)).unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+            }
+            progress_for_a_while(&ctx);
+            let take = |slice: &mp::Slice| {
+                let receive = ctx.irecv_on(&taker, 0, 2, slice).unwrap();
+                receive.wait_on(&taker).unwrap();
+                receive
+            };
+            let _refused = ctx.isend_on(&refused, 0, 2, &piece(2, 4096)).unwrap();
+            let _short = take(&piece(3, 8));
+            idle(&taker);
+            let r1 = take(&piece(4, 8));
+            let s1 = ctx.isend_on(&other, 0, 2, &piece(5, 8)).unwrap();
+            idle(&taker);
+            let s2 = ctx.isend_on(&next, 0, 2, &from.all()).unwrap();
+            let r2 = take(&into.all());
+            for stream in [&refused, &next, &taker] {
+                idle(stream);
+            }
+            for request in [r1, s1, s2, r2] {
+                request.wait(LIMIT).unwrap();
+            }
+        },
+    );
+}
+
 /// Messages of all lengths, by the CPU and by streams, at once.
 #[test]
 fn messages_of_all_lengths_and_posters_arrive() {
