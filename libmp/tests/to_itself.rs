@@ -209,6 +209,32 @@ fn refused_before(swapped: bool, len: usize) {
     );
 }
 
+/// Words have 16 bits of a message's number, and refused messages store no word of arrival.
+#[test]
+fn receive_waits_for_its_message_after_refused_messages_in_many_laps() {
+    ranks_with(
+        1,
+        |b| b.depth(2).eager_limit(64),
+        |ctx| {
+            let piece = pieces(&ctx);
+            for i in 0..33_000 {
+                let r = ctx.irecv(0, 1, &piece(0, 8)).unwrap();
+                let s = ctx.isend(0, 1, &piece(1, 128)).unwrap();
+                let ended = [r.wait(LIMIT), s.wait(LIMIT)];
+                let long = |e: &mp::Error| e.kind() == mp::Kind::Truncated;
+                assert!(ended.iter().all(|e| e.as_ref().is_err_and(long)), "{i}");
+            }
+            for from in [mp::Source::Rank(0), mp::Source::Any] {
+                let r = ctx.irecv(from, 1, &piece(2, 128)).unwrap();
+                // The background work looks for the message.
+                std::thread::sleep(Duration::from_millis(20));
+                let s = ctx.isend(0, 1, &piece(3, 128)).unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+            }
+        },
+    );
+}
+
 /// Messages of all lengths, by the CPU and by streams, at once.
 #[test]
 fn messages_of_all_lengths_and_posters_arrive() {

@@ -117,6 +117,7 @@ impl Engine {
             return full(what, WINDOW);
         }
         state.requests.reserve(&self.gpu)?;
+        channel.refresh_arrival(number);
         common.peer = rank;
         common.number = number;
         common.poster.lane = lane;
