@@ -22,9 +22,16 @@ fn stream_of_another_gpu_is_refused() {
             let other = gdsync::Gpu::soft().unwrap();
             let stream = other.stream().unwrap();
             let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
-            let sent = ctx.isend_on(&stream, 0, 1, &memory.all());
-            let e = sent.map(drop).unwrap_err();
-            assert_eq!(e.kind(), mp::Kind::Gdsync(gdsync::Kind::Foreign), "{e}");
+            let all = memory.all();
+            let posted = [
+                ctx.isend_on(&stream, 0, 1, &all),
+                ctx.irecv_on(&stream, 0, 1, &all),
+                ctx.irecv_on(&stream, mp::Source::Any, 1, &all),
+            ];
+            for request in posted {
+                let e = request.map(drop).unwrap_err();
+                assert_eq!(e.kind(), mp::Kind::Gdsync(gdsync::Kind::Foreign), "{e}");
+            }
         },
     );
 }
