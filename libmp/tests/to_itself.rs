@@ -10,7 +10,7 @@ use common::gate::Gate;
 use common::*;
 use gdsync::gpu::{Condition, MemoryKind};
 use gdsync::rdma::{Descriptor, post_on};
-use mp::{Progress, SendOp};
+use mp::{Progress, RecvOp, SendOp};
 
 /// A stream of another GPU is refused, as for messages to other ranks.
 #[test]
@@ -211,6 +211,64 @@ fn refused_before(swapped: bool, len: usize) {
             }
             for request in [r1, s1, s2, r2] {
                 request.wait(LIMIT).unwrap();
+            }
+        },
+    );
+}
+
+/// The stream of a send reaches its kernel when this rank was given up and the send has ended.
+#[test]
+fn kernel_of_a_failed_send_does_not_end_a_later_request() {
+    ranks_with(
+        2,
+        |b| b.eager_limit(1024),
+        |ctx| {
+            let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16).unwrap();
+            let small = |i: usize| memory.slice(i * 64, 8).unwrap();
+            let large = memory.slice(1 << 15, 4096).unwrap();
+            let tags = [2, 3, 4, 5];
+            if ctx.rank() == 1 {
+                for tag in tags {
+                    ctx.isend(0, tag, &small(0)).unwrap().wait(LIMIT).unwrap();
+                }
+                ctx.irecv(0, 20, &small(1)).unwrap().wait(LIMIT).unwrap();
+                for tag in tags {
+                    ctx.isend(0, tag, &small(0)).unwrap().wait(LIMIT).unwrap();
+                }
+                return;
+            }
+            let [a, b] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+            for tag in tags {
+                let r = ctx.irecv(1, tag, &small(0)).unwrap();
+                r.wait_on(&b).unwrap();
+                r.wait(LIMIT).unwrap();
+            }
+            for tag in [1, 9] {
+                let r = ctx.irecv(0, tag, &small(0)).unwrap();
+                let s = ctx.isend_on(&a, 0, tag, &small(1)).unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+            }
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&a);
+            let s = ctx.isend_on(&a, 0, 1, &large).unwrap();
+            let none = [small(2)];
+            let late = ctx
+                .post_recv(&RecvOp::new(0, 9, &none).timeout(Duration::from_millis(30)))
+                .unwrap();
+            assert!(late.wait(LIMIT).is_err() && s.wait(LIMIT).is_err());
+            // Later requests, of which one would use the words of the send.
+            drop((s, late));
+            let receives = tags.map(|tag| {
+                let r = ctx.irecv(1, tag, &small(3)).unwrap();
+                r.wait_on(&b).unwrap();
+                r
+            });
+            gate.open();
+            assert!(a.synchronize(LIMIT).unwrap());
+            std::thread::sleep(Duration::from_millis(100));
+            ctx.isend(1, 20, &small(4)).unwrap().wait(LIMIT).unwrap();
+            for r in receives {
+                r.wait(LIMIT).unwrap();
             }
         },
     );

@@ -135,7 +135,8 @@ impl Engine {
         let Some(lane) = link.lane(common.poster.lane) else {
             return Err(closed("the lane is not open", common.peer));
         };
-        let stream = &*lent(stream)?;
+        let lent = lent(stream)?;
+        let stream = &*lent;
         uncaptured(stream, POST)?;
         let mut list = List::<6>::new();
         channel.lead_in(common.number, !common.large, &mut list)?;
@@ -181,6 +182,7 @@ impl Engine {
                 // Puts of the list that were posted are flushed.
                 let _ = lane.abort(*put);
             }
+            drop(lent);
             self.fail_partly_posted(state, key, &e);
             return Err(e);
         }
