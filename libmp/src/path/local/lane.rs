@@ -205,10 +205,11 @@ impl Lane {
         self.capture(words, to, true)
     }
 
-    /// Prepares a put of a few bytes, which are copied now.
+    /// Prepares a put of a few bytes, which are copied now. 8 bytes are a word: an announcement,
+    /// which streams and the CPU wait for and must see as a whole.
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
-        self.capture(bytes, to, false)
+        self.capture(bytes, to, bytes.len() == 8)
     }
 
     fn capture(&mut self, bytes: &[u8], to: Span, words: bool) -> Result<Put> {

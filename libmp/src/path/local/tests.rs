@@ -189,6 +189,17 @@ fn words_are_stored_in_one_step_of_the_cpu_that_ends_within_them() {
 }
 
 #[test]
+fn announcement_is_put_as_a_word() {
+    let mut bench = Bench::new(MemoryKind::Pinned);
+    for (bytes, is_word) in [(&[1; 8][..], true), (&[1; 24], false)] {
+        let put = bench
+            .lane
+            .put_bytes(bytes, bench.remote.span(64, 24).unwrap());
+        assert_eq!(bench.lane.slots[put.unwrap().slot()].words, is_word);
+    }
+}
+
+#[test]
 fn kernel_patches_place_and_length_of_a_late_put_or_makes_it_a_nop() {
     let mut bench = Bench::new(MemoryKind::Pinned);
     let to = bench.to(0);
