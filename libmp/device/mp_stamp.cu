@@ -102,12 +102,16 @@ GDS_DEVICE void stamp(const Stamp<Capacity>& p) {
         patch64(patch.address, p.source + offset + from);
     }
     if (threadIdx.x == 0) {
-        const u32 sent = p.ready != 0 ? kDirect : kEager;
-        const u32 kind = good ? sent : static_cast<u32>(kTooLong);
-        const u64 word = compose(p.seq, kind, len);
-        gds::store_relaxed_sys(word_at(p.stamp), word);
-        gds::store_relaxed_sys(word_at(p.stamp) + 1, word);
-        if (d.silent) silence(p.stamp_control);
+        if (d.silent) {
+            // The receive has ended: the stamp may be a later message's of the slot.
+            silence(p.stamp_control);
+        } else {
+            const u32 sent = p.ready != 0 ? kDirect : kEager;
+            const u32 kind = good ? sent : static_cast<u32>(kTooLong);
+            const u64 word = compose(p.seq, kind, len);
+            gds::store_relaxed_sys(word_at(p.stamp), word);
+            gds::store_relaxed_sys(word_at(p.stamp) + 1, word);
+        }
         if (!good) finish(p.result, p.error, d.status, len);
     }
     // All writes are visible before the doorbell that follows.

@@ -6,10 +6,11 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use common::gate::Gate;
 use common::*;
 use gdsync::gpu::{Condition, MemoryKind};
 use gdsync::rdma::{Descriptor, post_on};
-use mp::{Progress, SendOp};
+use mp::{Progress, RecvOp, SendOp};
 
 /// A stream of another GPU is refused, as for messages to other ranks.
 #[test]
@@ -21,9 +22,16 @@ fn stream_of_another_gpu_is_refused() {
             let other = gdsync::Gpu::soft().unwrap();
             let stream = other.stream().unwrap();
             let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
-            let sent = ctx.isend_on(&stream, 0, 1, &memory.all());
-            let e = sent.map(drop).unwrap_err();
-            assert_eq!(e.kind(), mp::Kind::Gdsync(gdsync::Kind::Foreign), "{e}");
+            let all = memory.all();
+            let posted = [
+                ctx.isend_on(&stream, 0, 1, &all),
+                ctx.irecv_on(&stream, 0, 1, &all),
+                ctx.irecv_on(&stream, mp::Source::Any, 1, &all),
+            ];
+            for request in posted {
+                let e = request.map(drop).unwrap_err();
+                assert_eq!(e.kind(), mp::Kind::Gdsync(gdsync::Kind::Foreign), "{e}");
+            }
         },
     );
 }
@@ -87,6 +95,209 @@ fn ready_word_is_put_behind_a_long_message_with_manual_progress() {
 #[test]
 fn ready_word_is_put_behind_a_long_message_with_background_progress() {
     ready_word(5, 16, true);
+}
+
+/// Pieces of one memory, at most 8 KiB each.
+fn pieces(ctx: &mp::Context) -> impl Fn(usize, usize) -> mp::Slice {
+    let memory = ctx.alloc(MemoryKind::Pinned, 1 << 18).unwrap();
+    move |i, len| memory.slice(i << 13, len).unwrap()
+}
+
+fn idle(stream: &gdsync::Stream) {
+    assert!(stream.synchronize(Duration::from_secs(5)).unwrap());
+}
+
+fn progress_for_a_while(ctx: &mp::Context) {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(20) {
+        ctx.progress();
+    }
+}
+
+/// A round of the CPU ends behind the first of the two words of a message. Streams take that
+/// message and put the next one into its slot before the next round.
+#[test]
+fn round_of_the_cpu_does_not_overwrite_the_word_of_a_later_message() {
+    ranks_with(
+        1,
+        |b| {
+            let b = b.progress(Progress::Manual).depth(2).eager_limit(1024);
+            b.timeout(Duration::from_secs(5))
+        },
+        |ctx| {
+            let [a, b] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+            // Two steps of 64 KiB: this message, its two words, 8 bytes and their first word.
+            let len = 2 * (64 << 10) - 32;
+            let [from, into] = [0, 1].map(|_| ctx.alloc(MemoryKind::Pinned, len).unwrap());
+            let piece = pieces(&ctx);
+            for tag in [1, 2] {
+                let r = ctx.irecv_on(&b, 0, tag, &piece(0, 8)).unwrap();
+                r.wait_on(&b).unwrap();
+                let s = ctx.isend_on(&a, 0, tag, &piece(1, 8)).unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+            }
+            progress_for_a_while(&ctx);
+            let mut all = vec![ctx.irecv(0, 1, &into.all()).unwrap()];
+            all.push(ctx.isend(0, 1, &from.all()).unwrap());
+            let r = ctx.irecv_on(&b, 0, 2, &piece(2, 8)).unwrap();
+            r.wait_on(&b).unwrap();
+            all.extend([r, ctx.isend(0, 2, &piece(3, 8)).unwrap()]);
+            idle(&b);
+            let r = ctx.irecv_on(&b, 0, 2, &piece(4, 8)).unwrap();
+            r.wait_on(&b).unwrap();
+            all.extend([r, ctx.isend_on(&a, 0, 2, &piece(5, 8)).unwrap()]);
+            let r = ctx.irecv_on(&b, 0, 2, &piece(6, 4096)).unwrap();
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&b);
+            r.wait_on(&b).unwrap();
+            all.extend([r, ctx.isend_on(&a, 0, 2, &piece(7, 4096)).unwrap()]);
+            idle(&a);
+            ctx.progress();
+            gate.open();
+            for request in all {
+                request.wait(Duration::from_secs(8)).unwrap();
+            }
+        },
+    );
+}
+
+/// A receive refuses a long message, and the next receive in its slot releases both streams: that
+/// of the refused message and that of the next one.
+#[test]
+fn refused_message_leaves_the_stamp_of_the_next_message_in_its_slot() {
+    for swapped in [false, true] {
+        for len in [32 << 10, 64 << 20] {
+            refused_before(swapped, len);
+        }
+    }
+}
+
+fn refused_before(swapped: bool, len: usize) {
+    ranks_with(
+        1,
+        |b| {
+            let b = b.progress(Progress::Manual).depth(2).eager_limit(1024);
+            b.timeout(Duration::from_secs(5))
+        },
+        move |ctx| {
+            let [mut refused, mut next, taker, other] = [0; 4].map(|_| ctx.gpu().stream().unwrap());
+            if swapped {
+                std::mem::swap(&mut refused, &mut next);
+            }
+            let [from, into] = [0, 1].map(|_| ctx.alloc(MemoryKind::Pinned, len).unwrap());
+            let piece = pieces(&ctx);
+            for stream in [&refused, &next, &other, &other] {
+                let r = ctx.irecv_on(&taker, 0, 2, &piece(0, 8)).unwrap();
+                r.wait_on(&taker).unwrap();
+                let s = ctx.isend_on(stream, 0, 2, &piece(1, 8)).unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+            }
+            progress_for_a_while(&ctx);
+            let take = |slice: &mp::Slice| {
+                let receive = ctx.irecv_on(&taker, 0, 2, slice).unwrap();
+                receive.wait_on(&taker).unwrap();
+                receive
+            };
+            let _refused = ctx.isend_on(&refused, 0, 2, &piece(2, 4096)).unwrap();
+            let _short = take(&piece(3, 8));
+            idle(&taker);
+            let r1 = take(&piece(4, 8));
+            let s1 = ctx.isend_on(&other, 0, 2, &piece(5, 8)).unwrap();
+            idle(&taker);
+            let s2 = ctx.isend_on(&next, 0, 2, &from.all()).unwrap();
+            let r2 = take(&into.all());
+            for stream in [&refused, &next, &taker] {
+                idle(stream);
+            }
+            for request in [r1, s1, s2, r2] {
+                request.wait(LIMIT).unwrap();
+            }
+        },
+    );
+}
+
+/// The stream of a send reaches its kernel when this rank was given up and the send has ended.
+#[test]
+fn kernel_of_a_failed_send_does_not_end_a_later_request() {
+    ranks_with(
+        2,
+        |b| b.eager_limit(1024),
+        |ctx| {
+            let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16).unwrap();
+            let small = |i: usize| memory.slice(i * 64, 8).unwrap();
+            let large = memory.slice(1 << 15, 4096).unwrap();
+            let tags = [2, 3, 4, 5];
+            if ctx.rank() == 1 {
+                for tag in tags {
+                    ctx.isend(0, tag, &small(0)).unwrap().wait(LIMIT).unwrap();
+                }
+                ctx.irecv(0, 20, &small(1)).unwrap().wait(LIMIT).unwrap();
+                for tag in tags {
+                    ctx.isend(0, tag, &small(0)).unwrap().wait(LIMIT).unwrap();
+                }
+                return;
+            }
+            let [a, b] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+            for tag in tags {
+                let r = ctx.irecv(1, tag, &small(0)).unwrap();
+                r.wait_on(&b).unwrap();
+                r.wait(LIMIT).unwrap();
+            }
+            for tag in [1, 9] {
+                let r = ctx.irecv(0, tag, &small(0)).unwrap();
+                let s = ctx.isend_on(&a, 0, tag, &small(1)).unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+            }
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&a);
+            let s = ctx.isend_on(&a, 0, 1, &large).unwrap();
+            let none = [small(2)];
+            let late = ctx
+                .post_recv(&RecvOp::new(0, 9, &none).timeout(Duration::from_millis(30)))
+                .unwrap();
+            assert!(late.wait(LIMIT).is_err() && s.wait(LIMIT).is_err());
+            // Later requests, of which one would use the words of the send.
+            drop((s, late));
+            let receives = tags.map(|tag| {
+                let r = ctx.irecv(1, tag, &small(3)).unwrap();
+                r.wait_on(&b).unwrap();
+                r
+            });
+            gate.open();
+            assert!(a.synchronize(LIMIT).unwrap());
+            std::thread::sleep(Duration::from_millis(100));
+            ctx.isend(1, 20, &small(4)).unwrap().wait(LIMIT).unwrap();
+            for r in receives {
+                r.wait(LIMIT).unwrap();
+            }
+        },
+    );
+}
+
+/// Words have 16 bits of a message's number, and refused messages store no word of arrival.
+#[test]
+fn receive_waits_for_its_message_after_refused_messages_in_many_laps() {
+    ranks_with(
+        1,
+        |b| b.depth(2).eager_limit(64),
+        |ctx| {
+            let piece = pieces(&ctx);
+            for i in 0..33_000 {
+                let r = ctx.irecv(0, 1, &piece(0, 8)).unwrap();
+                let s = ctx.isend(0, 1, &piece(1, 128)).unwrap();
+                let ended = [r.wait(LIMIT), s.wait(LIMIT)];
+                let long = |e: &mp::Error| e.kind() == mp::Kind::Truncated;
+                assert!(ended.iter().all(|e| e.as_ref().is_err_and(long)), "{i}");
+            }
+            for from in [mp::Source::Rank(0), mp::Source::Any] {
+                let r = ctx.irecv(from, 1, &piece(2, 128)).unwrap();
+                // The background work looks for the message.
+                std::thread::sleep(Duration::from_millis(20));
+                let s = ctx.isend(0, 1, &piece(3, 128)).unwrap();
+                mp::wait_all(&[r, s], LIMIT).unwrap();
+            }
+        },
+    );
 }
 
 /// Messages of all lengths, by the CPU and by streams, at once.

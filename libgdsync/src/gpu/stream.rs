@@ -176,19 +176,28 @@ impl WeakStream {
         ended.unwrap_or_else(|e| e.kind() == Kind::DeviceLost)
     }
 
+    /// An event that is done when this stream has run all work enqueued so far; `None`: it has.
+    ///
+    /// # Errors
+    /// Those of [`Stream::record`].
+    pub fn end(&self) -> Result<Option<Event>> {
+        let inner = &self.0.inner;
+        Ok(match &*inner.gone.lock() {
+            None | Some(Left::Ours) => Some(self.0.record()?),
+            Some(Left::Done) => None,
+            Some(Left::Busy(end)) => Some(Event::new(inner.gpu.clone(), Arc::clone(end))),
+        })
+    }
+
     /// Makes `stream` wait until this stream has run all work enqueued so far.
     ///
     /// # Errors
     /// Those of [`Stream::record`] and [`Stream::wait_event`].
     pub fn precede(&self, stream: &Stream) -> Result<()> {
-        let inner = &self.0.inner;
-        let event = match &*inner.gone.lock() {
-            None => self.0.record()?,
-            Some(Left::Done) => return Ok(()),
-            Some(Left::Ours) => self.0.record()?,
-            Some(Left::Busy(end)) => Event::new(inner.gpu.clone(), Arc::clone(end)),
-        };
-        stream.wait_event(&event)
+        match self.end()? {
+            Some(event) => stream.wait_event(&event),
+            None => Ok(()),
+        }
     }
 }
 

@@ -79,7 +79,8 @@ pub(crate) struct Patch {
 /// If the message cannot be sent, the work requests become NOPs, the request ends with a status and
 /// the length, and the stamp is TOO_LONG: LOCAL_LENGTH if length and offset exceed the source,
 /// TRUNCATED if the receive is shorter. If the receiver has refused or failed, or its answer is
-/// invalid, the stamp becomes a NOP too. On success the result stays unchanged.
+/// invalid, the stamp becomes a NOP too, and its words stay unchanged: a later message may be using
+/// them. On success the result stays unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Stamp<const N: usize> {

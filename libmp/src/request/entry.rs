@@ -131,7 +131,7 @@ pub(crate) enum Handle {
     Void,
 }
 
-/// A stream that waits for the result word of a request.
+/// A stream that waits for the result word of a request, or that may still store to it.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     /// The stream's number.

@@ -131,6 +131,7 @@ impl Engine {
         };
         let number = channel.numbers.next();
         common.number = number;
+        channel.refresh_arrival(number);
         let announced = matches!(channel.said(number), Some((Some(WordKind::Announce), _)));
         if announced && common.large {
             check_ready_order(channel, &mut peer.link, number, 0)?;

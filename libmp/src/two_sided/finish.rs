@@ -2,6 +2,7 @@
 //! failures; and how a peer is given up.
 
 use gdsync::Status;
+use gdsync::gpu::WeakStream;
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
@@ -13,7 +14,7 @@ use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
-use crate::request::entry::{Entry, Handle, Operation, ReceiveState, SendState};
+use crate::request::entry::{Entry, Handle, Operation, ReceiveState, SendState, Waiter};
 use crate::request::fault::{Fault, Name, Why};
 use crate::request::table::RequestKey;
 use crate::wire::control::Control;
@@ -40,9 +41,13 @@ impl Engine {
         let Some(entry) = state.requests.get_mut(key) else {
             return;
         };
+        let stream = entry.poster.stream.take();
+        if failed && entry.send().is_some_and(|send| send.late.is_some()) {
+            entry.waiters.extend(stream.as_ref().and_then(kernel_of));
+        }
         entry.end_with(status);
         entry.len = len;
-        entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
+        entry.end.stream = stream.map(|stream| stream.id());
         let (segments, staging) = entry.take_memory();
         let (receive, rank, tag, number) =
             (entry.is_receive(), entry.peer, entry.tag, entry.number);
@@ -505,6 +510,21 @@ impl Engine {
         state.trash.memory.extend(staging);
         self.advance(state, key);
     }
+}
+
+/// Keeps the words of a late send that failed: its kernel may be enqueued on `stream` still, and
+/// stores its result there. `None`: the stream has run it.
+fn kernel_of(stream: &WeakStream) -> Option<Waiter> {
+    let passed = match stream.end() {
+        Ok(end) => Some(end?),
+        Err(e) if e.kind() == gdsync::Kind::DeviceLost => return None,
+        Err(_) => None,
+    };
+    Some(Waiter {
+        stream: stream.id(),
+        order: 0,
+        passed,
+    })
 }
 
 /// Puts a word that refuses message `number`, whose receive has ended without it.

@@ -142,7 +142,8 @@ impl Engine {
             let what = format!("the lane to rank {} is not open", common.peer);
             return Err(closed(what, common.peer));
         };
-        let stream = &*lent(stream)?;
+        let lent = lent(stream)?;
+        let stream = &*lent;
         uncaptured(stream, POST)?;
         let mut list = List::<6>::new();
         channel.lead_in(common.number, !common.large, &mut list)?;
@@ -188,6 +189,7 @@ impl Engine {
                 // Puts of the list that were posted are flushed.
                 let _ = lane.abort(*put);
             }
+            drop(lent);
             self.fail_partly_posted(state, key, &e);
             return Err(e);
         }

@@ -27,7 +27,7 @@ impl Engine {
     /// Numbers a receive, and posts it if `post` is set.
     #[inline]
     pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
-        spec.on.check(PREPARE)?;
+        spec.on.check(&self.gpu, PREPARE)?;
         let len = total(&self.paths, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
@@ -126,6 +126,7 @@ impl Engine {
             return full(what, WINDOW);
         }
         state.requests.reserve(&self.gpu)?;
+        channel.refresh_arrival(number);
         common.peer = rank;
         common.number = number;
         common.poster.lane = lane;

@@ -139,7 +139,7 @@ impl Engine {
         if !(post && short && matches!(spec.size, SizeSource::Segments)) {
             // For a short send that is posted now, posting checks the stream before anything is
             // enqueued.
-            spec.on.check(PREPARE)?;
+            spec.on.check(&self.gpu, PREPARE)?;
         }
         self.reopening(|| {
             let (state, lane) = self.ensure(spec.to, &spec.on, Target::Send(spec.tag))?;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use gdsync::Stream;
 use gdsync::gpu::Word64;
 use gdsync::rdma::Doorbell;
+use gdsync::{Gpu, Stream};
 
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::path::uncaptured;
 use crate::region::Slice;
 
@@ -27,10 +27,21 @@ impl<'a> On<'a> {
         }
     }
 
-    /// Refuses a stream that is being captured.
-    pub fn check(&self, operation: &'static str) -> Result<()> {
-        self.stream()
-            .map_or(Ok(()), |stream| uncaptured(stream, operation))
+    /// Refuses a stream of another GPU, and a stream that is being captured.
+    #[inline]
+    pub fn check(&self, gpu: &Gpu, operation: &'static str) -> Result<()> {
+        let Some(stream) = self.stream() else {
+            return Ok(());
+        };
+        if !stream.gpu().is(gpu) {
+            let what = format!("{stream:?} does not belong to {gpu:?}");
+            return Err(Error::new(
+                operation,
+                Kind::Gdsync(gdsync::Kind::Foreign),
+                what,
+            ));
+        }
+        uncaptured(stream, operation)
     }
 }
 

@@ -153,11 +153,12 @@ fn expect(bench: &mut Bench, send: &Send, ends: Ends) {
         (true, Some(_)) => DIRECT,
         (true, None) => EAGER,
     };
-    let stamp = word(u64::from(SEQ), kind, len.min(MAX_LEN));
-    bench.put64(STAMP, stamp);
-    bench.put64(STAMP + 8, stamp);
     if ends.silent {
         bench.image[STAMP_CONTROL + 3] = 0;
+    } else {
+        let stamp = word(u64::from(SEQ), kind, len.min(MAX_LEN));
+        bench.put64(STAMP, stamp);
+        bench.put64(STAMP + 8, stamp);
     }
     if !good {
         bench.put64(RESULT, result(ends.status, len.min(MAX_LEN)));

@@ -208,10 +208,11 @@ impl Lane {
         self.capture(words, to, true)
     }
 
-    /// Prepares a put of a few bytes, which are copied now.
+    /// Prepares a put of a few bytes, which are copied now. 8 bytes are a word: an announcement,
+    /// which streams and the CPU wait for and must see as a whole.
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
-        self.capture(bytes, to, false)
+        self.capture(bytes, to, bytes.len() == 8)
     }
 
     fn capture(&mut self, bytes: &[u8], to: Span, words: bool) -> Result<Put> {
@@ -410,7 +411,9 @@ impl Lane {
                 skip -= source.len;
                 continue;
             }
-            while skip < source.len && *left > 0 {
+            // The words of a put are stored in one step: a stream may take a message by the first
+            // word, and the second is then the next message's.
+            while skip < source.len && (*left > 0 || slot.words) {
                 let n = (source.len - skip).min(*left);
                 let n = transfer(source, skip, &to, start + *copied, n, slot.words, buffer)?;
                 skip += n;

@@ -32,8 +32,11 @@ impl Table {
 
     fn add(&self, region: &Region) -> u32 {
         let mut regions = self.lock();
-        let key = regions.next;
-        regions.next += 1;
+        let mut key = regions.next;
+        while regions.by_key.contains_key(&key) {
+            key = key.wrapping_add(1);
+        }
+        regions.next = key.wrapping_add(1);
         regions.by_key.insert(key, region.clone());
         key
     }
@@ -214,5 +217,28 @@ impl Span {
     pub fn behind(mut self, bytes: u64) -> Span {
         self.addr = self.addr.wrapping_add(bytes);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gdsync::Gpu;
+    use gdsync::gpu::MemoryKind;
+
+    use super::*;
+
+    #[test]
+    fn key_in_use_is_not_given_again_after_all_keys_were_given() {
+        let gpu = Gpu::soft().unwrap();
+        let regions = [64, 128, 192].map(|len| gpu.alloc(MemoryKind::Pinned, len).unwrap());
+        let table = Table::default();
+        let first = table.add(&regions[0]);
+        table.lock().next = u32::MAX;
+        let keys = [table.add(&regions[1]), table.add(&regions[2])];
+        for (key, region) in [first, keys[0], keys[1]].into_iter().zip(&regions) {
+            let addr = region.addr().0;
+            let (found, _) = table.find(Span { addr, key }, region.len() as u64).unwrap();
+            assert!(found.addr() == region.addr());
+        }
     }
 }

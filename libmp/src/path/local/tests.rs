@@ -161,30 +161,42 @@ fn cpu_copies_a_large_put_in_parts_and_the_word_last() {
 }
 
 #[test]
-fn a_step_of_the_cpu_may_end_within_a_word() {
-    let gpu = Gpu::soft().unwrap();
-    let local = Local::new(&gpu, None);
-    let region = gpu.alloc(MemoryKind::Pinned, 12 << 20).unwrap();
-    let keys = local.keys();
-    let remote = Remote::read(&keys.to_bytes(&region)).unwrap();
-    let mut lane = Lane::new(&local).unwrap();
-    let bytes = Piece {
-        region: &region,
-        offset: 0,
-        len: (4 << 20) - 3,
-    };
-    let to = remote.span(6 << 20, 0).unwrap();
-    let payload = lane.put([bytes].into_iter(), to).unwrap();
-    let word = lane.announce(&[1; 16], remote.span(5 << 20, 16).unwrap());
-    let word = word.unwrap();
-    for put in [payload, word] {
-        lane.post(put).unwrap();
+fn words_are_stored_in_one_step_of_the_cpu_that_ends_within_them() {
+    for short in [3, 8, 12] {
+        let gpu = Gpu::soft().unwrap();
+        let local = Local::new(&gpu, None);
+        let region = gpu.alloc(MemoryKind::Pinned, 12 << 20).unwrap();
+        let keys = local.keys();
+        let remote = Remote::read(&keys.to_bytes(&region)).unwrap();
+        let mut lane = Lane::new(&local).unwrap();
+        let bytes = Piece {
+            region: &region,
+            offset: 0,
+            len: ROUND - short,
+        };
+        let to = remote.span(6 << 20, 0).unwrap();
+        let payload = lane.put([bytes].into_iter(), to).unwrap();
+        let word = lane.announce(&[1; 16], remote.span(5 << 20, 16).unwrap());
+        let word = word.unwrap();
+        for put in [payload, word] {
+            lane.post(put).unwrap();
+        }
+        lane.go_on(ROUND);
+        assert_eq!(lane.poll(word).unwrap(), Some(Status::SUCCESS));
+        let words = [0, 8].map(|at| region.word64((5 << 20) + at).unwrap().load().unwrap());
+        assert_eq!(words, [u64::from_ne_bytes([1; 8]); 2], "{short}");
     }
-    lane.go_on(ROUND);
-    lane.go_on(ROUND);
-    assert_eq!(lane.poll(word).unwrap(), Some(Status::SUCCESS));
-    let words = [0, 8].map(|at| region.word64((5 << 20) + at).unwrap().load().unwrap());
-    assert_eq!(words, [u64::from_ne_bytes([1; 8]); 2]);
+}
+
+#[test]
+fn announcement_is_put_as_a_word() {
+    let mut bench = Bench::new(MemoryKind::Pinned);
+    for (bytes, is_word) in [(&[1; 8][..], true), (&[1; 24], false)] {
+        let put = bench
+            .lane
+            .put_bytes(bytes, bench.remote.span(64, 24).unwrap());
+        assert_eq!(bench.lane.slots[put.unwrap().slot()].words, is_word);
+    }
 }
 
 #[test]

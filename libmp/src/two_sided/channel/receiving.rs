@@ -3,7 +3,7 @@
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
-use super::{Channel, Credits, PAIR, RecvChannel, store_failure};
+use super::{Channel, Credits, PAIR, RecvChannel, WINDOW, store_failure};
 use crate::error::Result;
 use crate::path::{Keys, Paths, Put, Rights, Span};
 use crate::request::table::RequestKey;
@@ -65,6 +65,25 @@ impl RecvChannel {
     /// Whether the message has arrived, by that word.
     pub fn has_come(&self, number: u64, large: bool) -> bool {
         super::has_come(self.word(number, large), number)
+    }
+
+    /// Refreshes the arrival word before message `number` is received, if only refused messages
+    /// used its slot for so long that the word's 16 bits would soon compare as a later number: a
+    /// refused message has no arrival word.
+    pub fn refresh_arrival(&self, number: u64) {
+        // As in `SendChannel::stale`.
+        if number % WINDOW >= u64::from(self.shape.depth) {
+            return;
+        }
+        let arrival = self.word(number, true);
+        let age = |w: u64| (number as u16).wrapping_sub(word::parse(w).0);
+        if let Ok(now) = arrival.load()
+            && u64::from(age(now)) > WINDOW
+        {
+            // A message that arrives meanwhile is not overwritten. All messages before the window
+            // are taken. Pinned memory, which the CPU reaches: it cannot fail.
+            let _ = arrival.compare_swap(now, word::threshold(number.wrapping_sub(WINDOW)));
+        }
     }
 
     /// Kind and length in the first word of a message, if the word belongs to that message.
