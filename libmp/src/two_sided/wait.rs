@@ -152,6 +152,8 @@ impl Engine {
                     let what = format!("the lane to rank {rank} is not open");
                     return Err(Error::new(OPERATION, Kind::Closed, what).with_rank(rank));
                 };
+                // The wait, and the event behind it that shows when the stream has passed.
+                stream.check_room(2)?;
                 lane.wait_on(stream, put).map_err(|e| e.of_peer(rank))?;
                 match poster == Some(stream.id()) {
                     true => Ok(()),
