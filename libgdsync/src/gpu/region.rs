@@ -249,7 +249,7 @@ impl Region {
             .get_or_init(|| self.backing().map().map_err(|e| e.to_string()));
         match view {
             Ok(view) => Ok(view.mapped),
-            Err(why) => Err(Error::new(OPERATION, Kind::Unsupported, why.clone())),
+            Err(e) => Err(Error::new(OPERATION, Kind::Unsupported, e.clone())),
         }
     }
 
