@@ -1,366 +1,319 @@
-//! Reads the sources of a crate, without its tests.
+//! Reads the sources of a crate: the places that make errors, the calls, and the variables. Trees
+//! are kept until the program ends.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use proc_macro2::LineColumn;
+use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Block, Expr, FnArg, Ident, Item, Pat, ReturnType, Stmt, Type, UseTree};
+use syn::{Attribute, Block, Expr, FnArg, Pat, Signature, Stmt, Token, Type, Visibility};
 
-use crate::scope::{self, At, Env, Step, Value};
-use crate::source::{Module, Owner, Source, Use};
-use crate::syntax::{base, is_test, keep, segments};
+/// A file, and a position in it.
+pub type Place = (&'static str, LineColumn);
+
+/// The value of a variable.
+#[derive(Clone)]
+pub enum Value {
+    /// An expression, or the part of a tuple at this position.
+    Init(&'static Expr, Option<usize>),
+    /// The argument at this position of the calls with this key.
+    Param(String, usize),
+}
+
+/// A call.
+pub struct Call {
+    pub place: Place,
+    pub args: Vec<&'static Expr>,
+}
+
+/// The sources of a crate.
+#[derive(Default)]
+pub struct Source {
+    /// The calls of `Error::new`, by their address.
+    pub errors: BTreeMap<usize, Call>,
+    /// The calls of `with_limit`, with the address of the `Error::new` that they follow.
+    pub limits: Vec<(Option<usize>, Call)>,
+    /// The calls of functions and closures, by key.
+    pub calls: BTreeMap<String, Vec<Call>>,
+    /// The functions, by key: the file and the body.
+    pub functions: BTreeMap<String, Vec<(&'static str, &'static Block)>>,
+    /// The variables, by name, with the places that see them.
+    variables: BTreeMap<String, Vec<(Range<Place>, Value)>>,
+    /// The constants, by name: the file, whether it is public, the value.
+    pub consts: BTreeMap<String, Vec<(&'static str, bool, &'static Expr)>>,
+    /// The messages of enums that derive thiserror's `Error`.
+    pub messages: BTreeSet<String>,
+    /// Macros that hide an error.
+    pub faults: BTreeSet<String>,
+    /// The file that is read.
+    file: &'static str,
+    /// The type whose `impl` is read.
+    of_error: bool,
+}
 
 impl Source {
-    /// Reads the crate whose root module is this file.
-    pub fn read(root: &Path) -> Result<Source> {
-        let mut source = Source::default();
-        source.file(root, root.parent().unwrap_or(root), Vec::new())?;
-        source.link();
-        Ok(source)
-    }
-
-    /// A crate of one file with this text.
-    #[cfg(test)]
-    pub fn of_text(text: &str) -> Source {
-        let mut source = Source::default();
-        let items = syn::parse_file(text).expect("the source of a test").items;
-        let root = Path::new("test.rs");
-        source
-            .items(items, root, root, Vec::new())
-            .expect("no files");
-        source.link();
-        source
-    }
-
-    fn file(&mut self, file: &Path, below: &Path, path: Vec<String>) -> Result<()> {
-        let shown = || file.display().to_string();
-        let text = fs::read_to_string(file).with_context(shown)?;
-        let items = syn::parse_file(&text).with_context(shown)?.items;
-        self.items(items, file, below, path)
-    }
-
-    fn items(
-        &mut self,
-        all: Vec<Item>,
-        file: &Path,
-        below: &Path,
-        path: Vec<String>,
-    ) -> Result<()> {
-        let (module, owner) = (self.modules.len(), self.owners.len());
-        self.modules.push(Module {
-            path: path.clone(),
-            file: file.display().to_string(),
-            ..Module::default()
-        });
-        self.owners.push(Owner {
-            module,
-            ..Owner::default()
-        });
-        for item in all {
-            let Item::Mod(inner) = item else {
-                let mut walk = Walk::new(self, module, owner);
-                walk.visit_item(keep(item));
-                continue;
-            };
-            if is_test(&inner.attrs) {
-                continue;
-            }
-            let name = inner.ident.to_string();
-            let (folder, path) = (
-                below.join(&name),
-                [&path[..], std::slice::from_ref(&name)].concat(),
-            );
-            if let Some((_, items)) = inner.content {
-                self.items(items, file, &folder, path)?;
-            } else {
-                let beside = below.join(format!("{name}.rs"));
-                let inside = folder.join("mod.rs");
-                let file = if beside.exists() { beside } else { inside };
-                self.file(&file, &folder, path)?;
+    /// Reads every file of a folder that is not for tests.
+    pub fn read_folder(&mut self, folder: &Path) -> Result<()> {
+        for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            let file = path.display().to_string();
+            if path.file_stem().is_some_and(|name| name == "tests") {
+            } else if path.is_dir() {
+                self.read_folder(&path)?;
+            } else if file.ends_with(".rs") {
+                let text = fs::read_to_string(&path).context(file.clone())?;
+                self.read_file(&file, &text).context(file)?;
             }
         }
         Ok(())
     }
-}
 
-/// The methods that are called on a value, from the inside out.
-type Chain = Vec<&'static syn::ExprMethodCall>;
+    /// Reads a file with this text.
+    pub fn read_file(&mut self, file: &str, text: &str) -> Result<()> {
+        self.file = String::leak(file.to_owned());
+        self.visit_file(Box::leak(Box::new(syn::parse_file(text)?)));
+        Ok(())
+    }
 
-/// Collects the owners and uses of an item.
-struct Walk<'s> {
-    source: &'s mut Source,
-    module: usize,
-    of: Vec<String>,
-    owner: usize,
-    env: Env,
-    after: Chain,
-    bound: Option<&'static Ident>,
-}
+    /// The innermost variable of this name that a place sees.
+    pub fn variable(&self, name: &str, place: Place) -> Option<&Value> {
+        let all = self.variables.get(name)?.iter();
+        let seen = all.filter(|(places, _)| places.contains(&place));
+        seen.max_by_key(|(places, _)| places.start)
+            .map(|(_, value)| value)
+    }
 
-impl<'s> Walk<'s> {
-    fn new(source: &'s mut Source, module: usize, owner: usize) -> Walk<'s> {
-        Walk {
-            source,
-            module,
-            of: Vec::new(),
-            owner,
-            env: None,
-            after: Vec::new(),
-            bound: None,
+    fn places(&self, of: &impl Spanned) -> Range<Place> {
+        (self.file, of.span().start())..(self.file, of.span().end())
+    }
+
+    /// Adds the variables of a pattern that is matched with `value`.
+    fn bind(&mut self, pattern: &Pat, value: &Value, places: &Range<Place>) {
+        match (pattern, value) {
+            (Pat::Ident(it), _) => {
+                let all = self.variables.entry(it.ident.to_string()).or_default();
+                all.push((places.clone(), value.clone()));
+            }
+            (Pat::Type(it), _) => self.bind(&it.pat, value, places),
+            (Pat::TupleStruct(it), _) => it.elems.iter().for_each(|p| self.bind(p, value, places)),
+            (Pat::Tuple(it), Value::Init(e, None)) => {
+                for (i, pattern) in it.elems.iter().enumerate() {
+                    self.bind(pattern, &Value::Init(e, Some(i)), places);
+                }
+            }
+            _ => {}
         }
     }
 
-    fn at(&self, e: &'static Expr) -> At {
-        At {
-            e,
-            env: self.env.clone(),
-            owner: self.owner,
+    /// Adds the variables of the conditions `let PATTERN = VALUE`.
+    fn bind_condition(&mut self, condition: &'static Expr, places: &Range<Place>) {
+        match condition {
+            Expr::Let(it) => self.bind(&it.pat, &Value::Init(&it.expr, None), places),
+            Expr::Binary(it) => {
+                self.bind_condition(&it.left, places);
+                self.bind_condition(&it.right, places);
+            }
+            _ => {}
         }
     }
 
-    /// Visits a body with these parameters as that of a new owner.
-    fn own(&mut self, mut owner: Owner, types: &[Option<&'static Type>], body: &'static Expr) {
-        let id = self.source.owners.len();
-        (owner.module, owner.of) = (self.module, self.of.clone());
-        let outer = (self.owner, self.env.clone());
-        for (i, (pattern, of)) in owner.params.iter().zip(types).enumerate() {
-            scope::bind(
-                pattern,
-                &Value::Param(id, i, *of, Vec::new()),
-                &mut self.env,
-            );
+    fn function(&mut self, attrs: &[Attribute], sig: &'static Signature, block: &'static Block) {
+        if is_test(attrs) {
+            return;
         }
-        self.source.owners.push(owner);
-        self.owner = id;
-        let result = self.at(body);
-        self.source.owners[id].results.push(result);
-        self.visit_expr(body);
-        (self.owner, self.env) = outer;
-    }
-
-    fn function(&mut self, signature: &'static syn::Signature, body: &'static Block) {
-        let typed = signature.inputs.iter().filter_map(|input| match input {
-            FnArg::Typed(typed) => Some(typed),
-            FnArg::Receiver(_) => None,
-        });
-        let (params, types): (Vec<_>, Vec<_>) = typed.map(|t| (&*t.pat, Some(&*t.ty))).unzip();
-        let owner = Owner {
-            name: signature.ident.to_string(),
-            is_method: signature.receiver().is_some(),
-            params,
-            returns: match &signature.output {
-                ReturnType::Type(_, t) => Some(t),
-                ReturnType::Default => None,
-            },
-            ..Owner::default()
-        };
-        let (attrs, label, block) = (Vec::new(), None, body.clone());
-        let body = keep(Expr::Block(syn::ExprBlock {
-            attrs,
-            label,
-            block,
-        }));
-        self.own(owner, &types, body);
-    }
-
-    fn closure(&mut self, e: &'static Expr, closure: &'static syn::ExprClosure) {
-        let of = |p: &'static Pat| match p {
-            Pat::Type(p) => Some(&*p.ty),
-            _ => None,
-        };
-        let params: Vec<&'static Pat> = closure.inputs.iter().collect();
-        let types: Vec<_> = params.iter().map(|p| of(p)).collect();
-        let closure_of = Owner {
-            params,
-            closure: Some(e),
-            ..Owner::default()
-        };
-        self.own(closure_of, &types, &closure.body);
-    }
-
-    fn note(&mut self, e: &'static Expr, after: &Chain, bound: Option<&'static Ident>) {
-        let (at, after) = (self.at(e), after.clone());
-        self.source.uses.push(Use { at, after, bound });
-    }
-
-    fn import(&mut self, tree: &UseTree, before: &[String]) {
-        match tree {
-            UseTree::Path(p) => self.import(&p.tree, &[before, &[p.ident.to_string()]].concat()),
-            UseTree::Group(g) => g.items.iter().for_each(|t| self.import(t, before)),
-            UseTree::Name(n) => self.import_as(before, &n.ident, &n.ident),
-            UseTree::Rename(r) => self.import_as(before, &r.ident, &r.rename),
-            UseTree::Glob(_) => {}
-        }
-    }
-
-    fn import_as(&mut self, before: &[String], name: &Ident, known_as: &Ident) {
-        let path = [before, &[name.to_string()]].concat();
-        let imports = &mut self.source.modules[self.module].imports;
-        imports.insert(known_as.to_string(), path);
-    }
-
-    fn constant(&mut self, name: &Ident, e: &'static Expr) {
-        let at = self.at(e);
-        self.source
-            .consts
-            .entry(name.to_string())
-            .or_default()
-            .push(at);
-    }
-}
-
-impl Visit<'static> for Walk<'_> {
-    fn visit_item_fn(&mut self, item: &'static syn::ItemFn) {
-        if !is_test(&item.attrs) {
-            self.function(&item.sig, &item.block);
-        }
-    }
-
-    fn visit_impl_item_fn(&mut self, item: &'static syn::ImplItemFn) {
-        if !is_test(&item.attrs) {
-            self.function(&item.sig, &item.block);
-        }
-    }
-
-    fn visit_trait_item_fn(&mut self, item: &'static syn::TraitItemFn) {
-        if let Some(body) = &item.default {
-            self.function(&item.sig, body);
-        }
-    }
-
-    fn visit_item_impl(&mut self, item: &'static syn::ItemImpl) {
-        if !is_test(&item.attrs) {
-            let of_trait = item.trait_.as_ref();
-            let of_trait = of_trait.and_then(|(_, path, _)| segments(path).pop());
-            self.of = base(&item.self_ty).into_iter().chain(of_trait).collect();
-            visit::visit_item_impl(self, item);
-            self.of.clear();
-        }
-    }
-
-    fn visit_item_trait(&mut self, item: &'static syn::ItemTrait) {
-        self.of = vec![item.ident.to_string()];
-        visit::visit_item_trait(self, item);
-        self.of.clear();
-    }
-
-    fn visit_macro(&mut self, mac: &'static syn::Macro) {
-        if mac.tokens.to_string().contains("Error :: new") {
-            let place = self.source.place(mac, self.owner);
-            self.source.hidden.push(place);
-        }
-    }
-
-    fn visit_item_use(&mut self, item: &'static syn::ItemUse) {
-        self.import(&item.tree, &[]);
-    }
-
-    fn visit_item_const(&mut self, item: &'static syn::ItemConst) {
-        self.constant(&item.ident, &item.expr);
-    }
-
-    fn visit_impl_item_const(&mut self, item: &'static syn::ImplItemConst) {
-        self.constant(&item.ident, &item.expr);
-    }
-
-    fn visit_item_struct(&mut self, item: &'static syn::ItemStruct) {
-        for field in &item.fields {
-            if let Some(name) = &field.ident {
-                let key = (item.ident.to_string(), name.to_string());
-                self.source.fields.insert(key, &field.ty);
+        let is_self = usize::from(sig.receiver().is_some());
+        let key = key(&sig.ident, sig.inputs.len() - is_self);
+        for (i, input) in sig.inputs.iter().skip(is_self).enumerate() {
+            // Calls of other functions of this name may have texts where this one has numbers.
+            let types = ["str", "String", "Display", "Kind"];
+            if let FnArg::Typed(it) = input
+                && let Some(of) = it.ty.span().source_text()
+                && types.iter().any(|name| of.contains(name))
+            {
+                self.bind(&it.pat, &Value::Param(key.clone(), i), &self.places(block));
             }
         }
+        self.functions
+            .entry(key)
+            .or_default()
+            .push((self.file, block));
+        self.visit_block(block);
     }
 
-    fn visit_item_enum(&mut self, item: &'static syn::ItemEnum) {
-        let attributes = item.variants.iter().flat_map(|v| &v.attrs);
-        let attributes = attributes.filter(|a| a.path().is_ident("error"));
-        let text = |input: syn::parse::ParseStream<'_>| {
-            let text: syn::LitStr = input.parse()?;
-            input.parse::<proc_macro2::TokenStream>()?;
-            Ok(text.value())
-        };
-        let texts = attributes.filter_map(|a| a.parse_args_with(text).ok());
-        let texts: Vec<String> = texts.collect();
-        if !texts.is_empty() {
-            self.source.messages.insert(item.ident.to_string(), texts);
+    /// The address of the `Error::new` on whose result methods are called.
+    fn error(&self, e: &Expr) -> Option<usize> {
+        match e {
+            Expr::MethodCall(it) => self.error(&it.receiver),
+            Expr::Call(it) => Some(std::ptr::from_ref(it) as usize),
+            Expr::Path(it) => {
+                let name = it.path.get_ident()?.to_string();
+                match self.variable(&name, self.places(e).start)? {
+                    Value::Init(e, None) => self.error(e),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What a function and its calls have in common: the name and the number of arguments.
+pub fn key(name: impl ToString, count: usize) -> String {
+    format!("{}/{count}", name.to_string())
+}
+
+/// The expressions of a macro's arguments; `None` if the arguments are no expressions.
+pub fn arguments(mac: &syn::Macro) -> Option<&'static [Expr]> {
+    let list = mac.parse_body_with(Punctuated::<Expr, Token![,]>::parse_terminated);
+    Some(Vec::leak(list.ok()?.into_iter().collect()))
+}
+
+fn is_test(attrs: &[Attribute]) -> bool {
+    let tests = ["#[test]", "#[cfg(test)", "#[cfg(all(test"];
+    let mut texts = attrs.iter().filter_map(|attr| attr.span().source_text());
+    texts.any(|text| tests.iter().any(|test| text.starts_with(test)))
+}
+
+impl Visit<'static> for Source {
+    fn visit_item_mod(&mut self, it: &'static syn::ItemMod) {
+        if !is_test(&it.attrs) {
+            visit::visit_item_mod(self, it);
         }
     }
 
-    fn visit_block(&mut self, block: &'static Block) {
-        let outer = self.env.clone();
-        for statement in &block.stmts {
+    fn visit_item_impl(&mut self, it: &'static syn::ItemImpl) {
+        self.of_error = matches!(&*it.self_ty, Type::Path(of) if of.path.is_ident("Error"));
+        visit::visit_item_impl(self, it);
+        self.of_error = false;
+    }
+
+    fn visit_item_fn(&mut self, it: &'static syn::ItemFn) {
+        self.function(&it.attrs, &it.sig, &it.block);
+    }
+
+    fn visit_impl_item_fn(&mut self, it: &'static syn::ImplItemFn) {
+        self.function(&it.attrs, &it.sig, &it.block);
+    }
+
+    fn visit_trait_item_fn(&mut self, it: &'static syn::TraitItemFn) {
+        let block = it.default.iter();
+        block.for_each(|block| self.function(&it.attrs, &it.sig, block));
+    }
+
+    fn visit_item_const(&mut self, it: &'static syn::ItemConst) {
+        let is_public = !matches!(it.vis, Visibility::Inherited);
+        let all = self.consts.entry(it.ident.to_string()).or_default();
+        all.push((self.file, is_public, &it.expr));
+    }
+
+    fn visit_variant(&mut self, it: &'static syn::Variant) {
+        for attr in it.attrs.iter().filter(|attr| attr.path().is_ident("error")) {
+            let tokens = attr.meta.require_list().map(|list| list.tokens.clone());
+            let first = tokens.into_iter().flatten().next();
+            let text = first.and_then(|token| syn::parse2::<syn::LitStr>(token.into()).ok());
+            self.messages.extend(text.map(|text| text.value()));
+        }
+    }
+
+    fn visit_block(&mut self, it: &'static Block) {
+        let places = self.places(it);
+        for statement in &it.stmts {
             match statement {
+                Stmt::Item(syn::Item::Const(it)) => {
+                    let all = self.variables.entry(it.ident.to_string()).or_default();
+                    all.push((places.clone(), Value::Init(&it.expr, None)));
+                }
                 Stmt::Local(syn::Local {
-                    pat: Pat::Ident(p),
+                    pat,
                     init: Some(init),
                     ..
                 }) => {
-                    self.bound = Some(&p.ident);
-                    self.visit_expr(&init.expr);
+                    let after = self.places(statement).end..places.end;
+                    self.bind(pat, &Value::Init(&init.expr, None), &after);
                 }
-                _ => self.visit_stmt(statement),
+                _ => {}
             }
-            scope::bind_statement(statement, self.owner, &mut self.env);
         }
-        self.env = outer;
+        visit::visit_block(self, it);
     }
 
-    fn visit_expr(&mut self, e: &'static Expr) {
-        let after = std::mem::take(&mut self.after);
-        let bound = self.bound.take();
-        let outer = self.env.clone();
-        match e {
-            Expr::MethodCall(call) => {
-                self.note(e, &after, bound);
-                self.after = [&[call], &after[..]].concat();
-                self.bound = bound;
-                self.visit_expr(&call.receiver);
-                call.args.iter().for_each(|a| self.visit_expr(a));
-            }
-            Expr::Call(call) => {
-                self.note(e, &after, bound);
-                visit::visit_expr_call(self, call);
-            }
-            Expr::Path(_) => self.note(e, &after, bound),
-            Expr::Closure(closure) => self.closure(e, closure),
-            Expr::Return(syn::ExprReturn {
-                expr: Some(value), ..
-            }) => {
-                let result = self.at(value);
-                self.source.owners[self.owner].results.push(result);
-                self.visit_expr(value);
-            }
-            Expr::Match(it) => {
-                self.visit_expr(&it.expr);
-                for i in 0..it.arms.len() {
-                    let arm = scope::enter_arm(it, i, &self.at(e));
-                    self.env = arm.env;
-                    self.visit_expr(arm.e);
-                    self.env = outer.clone();
-                }
-            }
-            Expr::If(it) => {
-                self.visit_expr(&it.cond);
-                scope::bind_condition(&it.cond, self.owner, &mut self.env);
-                self.visit_block(&it.then_branch);
-                self.env = outer.clone();
-                it.else_branch.iter().for_each(|(_, e)| self.visit_expr(e));
-            }
-            Expr::While(it) => {
-                self.visit_expr(&it.cond);
-                scope::bind_condition(&it.cond, self.owner, &mut self.env);
-                self.visit_block(&it.body);
-            }
-            Expr::ForLoop(it) => {
-                self.visit_expr(&it.expr);
-                let each = Value::Part(self.at(&it.expr), vec![Step::Each]);
-                scope::bind(&it.pat, &each, &mut self.env);
-                self.visit_block(&it.body);
-            }
-            _ => visit::visit_expr(self, e),
+    fn visit_expr_match(&mut self, it: &'static syn::ExprMatch) {
+        for arm in &it.arms {
+            self.bind(&arm.pat, &Value::Init(&it.expr, None), &self.places(arm));
         }
-        (self.env, self.after, self.bound) = (outer, Vec::new(), None);
+        visit::visit_expr_match(self, it);
+    }
+
+    fn visit_expr_if(&mut self, it: &'static syn::ExprIf) {
+        self.bind_condition(&it.cond, &self.places(&it.then_branch));
+        visit::visit_expr_if(self, it);
+    }
+
+    fn visit_expr_closure(&mut self, it: &'static syn::ExprClosure) {
+        for (i, pattern) in it.inputs.iter().enumerate() {
+            let value = Value::Param(format!("{it:p}"), i);
+            self.bind(pattern, &value, &self.places(&it.body));
+        }
+        visit::visit_expr_closure(self, it);
+    }
+
+    fn visit_expr_call(&mut self, it: &'static syn::ExprCall) {
+        visit::visit_expr_call(self, it);
+        let Expr::Path(path) = &*it.func else { return };
+        let place = self.places(it).start;
+        let call = Call {
+            place,
+            args: it.args.iter().collect(),
+        };
+        let mut names = path.path.segments.iter().rev().map(|s| s.ident.to_string());
+        let (name, of) = (
+            names.next().unwrap_or_default(),
+            names.next().unwrap_or_default(),
+        );
+        let is_error = of == "Error" || of == "Self" && self.of_error;
+        if is_error && name == "new" && call.args.len() == 3 {
+            self.errors.insert(std::ptr::from_ref(it) as usize, call);
+            return;
+        }
+        let key = match self.variable(&name, place) {
+            Some(Value::Init(Expr::Closure(closure), None)) => format!("{closure:p}"),
+            _ => key(name, call.args.len()),
+        };
+        self.calls.entry(key).or_default().push(call);
+    }
+
+    fn visit_expr_method_call(&mut self, it: &'static syn::ExprMethodCall) {
+        visit::visit_expr_method_call(self, it);
+        let place = self.places(&it.method).start;
+        let call = Call {
+            place,
+            args: it.args.iter().collect(),
+        };
+        if it.method == "with_limit" {
+            self.limits.push((self.error(&it.receiver), call));
+        } else {
+            let all = self
+                .calls
+                .entry(key(&it.method, call.args.len()))
+                .or_default();
+            all.push(call);
+        }
+    }
+
+    fn visit_macro(&mut self, it: &'static syn::Macro) {
+        match arguments(it) {
+            Some(args) => args.iter().for_each(|e| self.visit_expr(e)),
+            None if it.tokens.to_string().contains("Error :: new") => {
+                let (file, at) = self.places(it).start;
+                self.faults
+                    .insert(format!("{file}:{}: an error in a macro", at.line));
+            }
+            None => {}
+        }
     }
 }

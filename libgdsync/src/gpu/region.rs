@@ -250,7 +250,7 @@ impl Region {
             .get_or_init(|| self.backing().map().map_err(|e| e.reason().to_owned()));
         match view {
             Ok(view) => Ok(view.mapped),
-            Err(why) => Err(Error::new(OPERATION, Kind::Unsupported, why.clone())),
+            Err(e) => Err(Error::new(OPERATION, Kind::Unsupported, e.clone())),
         }
     }
 

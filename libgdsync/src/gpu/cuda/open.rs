@@ -154,7 +154,7 @@ fn count(cuda: &Cuda) -> Result<u32> {
 pub(crate) fn by_local_rank() -> Result<Gpu> {
     static SAID: Once = Once::new();
     let local = LocalRank::find(&|name| std::env::var(name).ok())
-        .map_err(|what| Error::new("choose GPU", Kind::Invalid, what))?;
+        .map_err(|e| Error::new("choose GPU", Kind::Invalid, e))?;
     let Some(local) = local else {
         return Gpu::cuda(0);
     };
