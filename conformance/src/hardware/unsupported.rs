@@ -1,7 +1,7 @@
-//! What providers do not do, and why: the one list of it.
+//! The list of the features that providers do not support, each with the reason.
 //!
-//! A trial that the list names is run all the same, and has to be refused with the words given
-//! there: one that works fails the run as one does that is refused and not listed.
+//! A trial that the list names is run too, and must be refused with the text in the list. The run
+//! fails if such a trial succeeds, and if a trial is refused that the list does not name.
 
 use gdsync::rdma::Provider;
 
@@ -13,17 +13,18 @@ use crate::rig::verdict::{Verdict, text};
 pub struct Lack {
     /// The provider.
     pub provider: Provider,
-    /// Trials whose names say this. A setting of a matrix, as cells are named, is left out of its
-    /// cover, so that all other settings meet, and tried once.
+    /// A part of the names of the trials. If it names a setting of a matrix, the cover of the
+    /// matrix omits the setting, so that it covers all pairs of other settings, and one cell tries
+    /// it.
     pub trials: &'static str,
-    /// What such a trial fails with.
+    /// A part of the error text of these trials.
     pub says: &'static str,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
 const FIRST: (&str, &str) = (
-    "a first index of",
+    "the first index of the queues",
     "verbs have no first index of queues: the NIC counts from 0",
 );
 const PINNED: (&str, &str) = (
@@ -62,7 +63,7 @@ pub const TABLE: [Lack; 10] = [
     lack(Provider::Verbs, "record device", READ_BY_CPU),
 ];
 
-/// What runs over the virtual NIC that is linked in, and over no other, and why.
+/// The trials that run only over the virtual NIC that is linked in, and the reason.
 pub const SIMULATED: (&str, &str) = (
     "seeds, faults and mutants under sim",
     "libibverbs and libmlx5 have threads and a clock of their own, so no order of events can be \
@@ -70,7 +71,7 @@ pub const SIMULATED: (&str, &str) = (
 );
 
 impl Lack {
-    /// What the list says of a trial.
+    /// The entry of the list for a trial.
     pub fn of(provider: Provider, title: &str) -> Option<&'static Lack> {
         let mut all = TABLE.iter().filter(|lack| lack.provider == provider);
         all.find(|lack| title.split(", ").any(|part| part.ends_with(lack.trials)))
@@ -79,7 +80,7 @@ impl Lack {
     /// Whether a trial has ended as the list says.
     ///
     /// # Errors
-    /// It works, or fails with other words.
+    /// The trial succeeded, or failed with another text.
     pub fn judge(&self, verdict: Verdict) -> Verdict {
         let said = match verdict {
             Ok(()) => {
@@ -94,8 +95,8 @@ impl Lack {
     }
 }
 
-/// The cells of a cover (or a `few` of them) that a provider runs, and behind them, for each setting that it lacks, the
-/// plainest cell with it.
+/// The cells of a cover (or a `few` of them) that a provider runs. After them, for each setting
+/// that it lacks, the cell that has this setting and the first setting of every other axis.
 pub fn cells(
     provider: Provider,
     axes: &[Axis],
@@ -142,7 +143,7 @@ mod tests {
         assert_eq!(cells(Provider::Mlx5), mlx5);
     }
 
-    /// One that nothing is called by would never be tried.
+    /// An entry that matches no name would never be tried.
     #[test]
     fn whatever_is_listed_is_a_setting_that_is_tried() {
         for lack in &TABLE {
@@ -166,7 +167,7 @@ mod tests {
         let lack = lack.expect("it is listed");
         assert!(lack.judge(Ok(())).is_err());
         assert!(lack.judge(Err("another thing".into())).is_err());
-        lack.judge(Err("a first index of 7".into())).unwrap();
+        lack.judge(Err("the first index of the queues cannot be 7".into())).unwrap();
         assert!(Lack::of(Provider::Mlx5, "from 0").is_none());
     }
 }

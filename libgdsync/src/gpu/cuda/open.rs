@@ -38,7 +38,7 @@ fn driver() -> Result<&'static Cuda> {
     check(cuda, asked, OPERATION, "cuDriverGetVersion", "this machine")?;
     match driver_too_old(version) {
         Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what)
-            .with_limit(OLDEST as u64, "by cuDriverGetVersion")),
+            .with_limit(OLDEST as u64, "as the lowest value of cuDriverGetVersion")),
         None => Ok(cuda),
     }
 }
