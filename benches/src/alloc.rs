@@ -32,8 +32,8 @@ fn subtract(bytes: usize) {
     BYTES.fetch_sub(bytes as i64, Ordering::Relaxed);
 }
 
-// SAFETY: every call is handed on to `System` unchanged, which keeps the contract; counting
-// touches nothing that an allocation has to do with.
+// SAFETY: every call is passed to `System` unchanged, which keeps the contract; the counters are
+// atomics that no allocation uses.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);

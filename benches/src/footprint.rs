@@ -134,7 +134,8 @@ impl Job for Options {
         gather(&together, TOGETHER, rank.left())?;
         together.close(rank.left())?;
         let context = lonely.minus(start);
-        // Being one's own peer takes both ends, of lanes; of a tag it takes the two directions.
+        // The rank is its own peer too. That connection has both ends of its lanes, so it counts
+        // twice; its tag has two directions, as that of any peer.
         let peers = i64::from(self.ranks);
         Ok(serde_json::to_value(Steps {
             names: made.names,
@@ -151,7 +152,7 @@ fn talk(context: &Context, stream: Option<&Stream>, limit: Duration) -> Result<(
     let memory = context.alloc(MemoryKind::Pinned, 8)?;
     let nothing: Slice = memory.slice(0, 0)?;
     let (me, size) = (context.rank(), context.size());
-    // Each pair is met by both at the same time.
+    // Both ranks of a pair exchange their messages in the same step.
     for step in 0..size {
         let (to, from) = ((me + step) % size, (me + size - step) % size);
         let (send, receive) = match stream {
@@ -202,7 +203,7 @@ impl Benchmark for Options {
             self.ranks
         );
         println!("{names}");
-        // Of a tag, as they are set up.
+        // The slots of a tag: the default depth and eager limit of a context.
         let slots: u64 = 16 * 4096;
         let tagged = format!("a peer: a tag both ways, {} slots", bytes(slots));
         let table = Table::new(&[&tagged, "heap", "private", "resident"], 12);

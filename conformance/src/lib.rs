@@ -1,4 +1,4 @@
-//! What the library promises, checked from outside over random programs and faults.
+//! Checks of the library's guarantees from outside, by random programs and faults.
 //!
 //! `program`, `datagrams` and `mp` draw and play programs of messages, on the queue pairs of a `rig`.
 //! [`sim`] runs them in the simulation, where every seed is an order of events; [`hardware`] on real

@@ -129,8 +129,8 @@ impl Options {
         }
     }
 
-    /// Places for messages: one batch more than can be enqueued, so that the receive of the next
-    /// message always stands before the peer can know of the one before.
+    /// Number of slots for messages: one batch more than can be enqueued, so that the receive of a
+    /// message is posted before the peer can receive the previous message.
     fn slots(&self) -> u64 {
         (AHEAD + 1) * self.batch
     }

@@ -27,35 +27,35 @@ const LONG: usize = 600;
 /// Options of `mpbench gds_sanity`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Rounds of the checks of order.
+    /// Number of rounds of the checks of order.
     #[arg(short = 'n', long, default_value = "50", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iterations: u32,
     /// Time in microseconds for which a waiting stream is checked to stay blocked.
     #[arg(short = 's', long, value_name = "US", default_value = "100", value_parser = microseconds)]
     pub sleep: Duration,
-    /// Every wait with a flush of what devices wrote.
+    /// Flushes the writes of devices at every wait.
     #[arg(short = 'f', long)]
     pub flush: bool,
-    /// Only words in the GPU's memory.
+    /// Tests only words in the GPU's memory.
     #[arg(short = 'g', long = "gpu-memory")]
     pub gpu_memory: bool,
     /// The GPU: soft, cuda, cuda:N, or auto.
     #[arg(long = "gpu", env = "GDS_GPU", value_parser = gpu::name, default_value = "auto")]
     pub gpu: String,
-    /// Spoil what the checks of values compare with, to see that it is noticed.
+    /// Changes the expected values, to test that the checks detect it.
     #[arg(long, hide = true)]
     pub corrupt: bool,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
-    /// All was as it should be, in so many comparisons.
+    /// The check passed, with this number of comparisons.
     Passed(u64),
-    /// The GPU cannot do what would be checked.
+    /// The GPU does not support the checked operation; the reason.
     NotRun(String),
-    /// Something was not.
+    /// The check failed; the reason.
     Failed(String),
 }
 
@@ -79,7 +79,7 @@ const CHECKS: [(&str, Check); 9] = [
     ("flush", flushes),
 ];
 
-/// What a check works with.
+/// The objects that a check uses.
 struct Rig {
     stream: Stream,
     memory: Region,
@@ -210,7 +210,7 @@ impl Word {
         })
     }
 
-    /// As much of a value as it holds.
+    /// The bits of a value that the word holds.
     fn cut(&self, value: u64) -> u64 {
         match self {
             Word::Narrow(_) => value as u32 as u64,
@@ -265,7 +265,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Compares; the values' checks are the ones that `--corrupt` spoils.
+    /// Compares two values; `--corrupt` changes the expected one.
     fn same(&mut self, what: &str, found: u64, wanted: u64) -> Result<()> {
         self.compared += 1;
         let wanted = wanted ^ u64::from(self.corrupt);
@@ -284,7 +284,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The word comes to hold this.
+    /// Polls until the word has this value.
     fn until(&mut self, word: &Word32, value: u32, what: &str) -> Result<()> {
         self.compared += 1;
         while word.load()? != value {
@@ -298,8 +298,9 @@ impl Rig {
     }
 }
 
-/// Wait for a signal, write a word, overwrite it with others by one copy, wait for the CPU to
-/// clear it, tell the CPU.
+/// Checks that operations keep their order: the stream waits for a signal, writes a word,
+/// overwrites it and others by one copy, waits for the CPU to clear it, and writes a word for the
+/// CPU.
 fn order(rig: &mut Rig) -> Result<()> {
     let (signal, done) = (rig.word32(0)?, rig.word32(1)?);
     let (first, values) = (rig.word32(64)?, rig.memory.span(4 * 64, 4 * CHUNK)?);
@@ -322,7 +323,7 @@ fn order(rig: &mut Rig) -> Result<()> {
         rig.blocked("a wait for a signal that has not been given")?;
         rig.same("done", done.load()?.into(), (round - 1).into())?;
         signal.store(round)?;
-        // The last word of the copy says that all of it is there.
+        // When the last word of the copy has arrived, the whole copy has.
         let last = rig.word32(64 + CHUNK - 1)?;
         rig.until(&last, round + CHUNK as u32, "the copy")?;
         rig.blocked("a wait for the CPU to clear what was copied")?;
@@ -336,7 +337,7 @@ fn order(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// Words to wait for, by how the condition compares: what blocks, what passes.
+/// Cases of waits: condition, value, words at which the wait blocks, words at which it passes.
 fn cases(ones: u64) -> [(Condition, u64, Vec<u64>, Vec<u64>); 7] {
     let top = ones ^ (ones >> 1);
     [
@@ -380,7 +381,7 @@ const VALUES: [u64; 5] = [
     0x8000_0000_0000_0001,
     0x7fff_ffff_7fff_ffff,
 ];
-/// What stands beside the words that are written.
+/// The value of the bytes beside the words that are written.
 const BESIDE: u64 = 0x5a5a_a5a5_c3c3_3c3c;
 
 fn writes(rig: &mut Rig, wide: bool) -> Result<()> {
@@ -399,7 +400,7 @@ fn writes(rig: &mut Rig, wide: bool) -> Result<()> {
     Ok(())
 }
 
-/// The bytes are those at the time of the call, whatever becomes of their source.
+/// Checks that a copy stores the bytes at the time of the call, even if their source changes later.
 fn copies(rig: &mut Rig) -> Result<()> {
     for (i, len) in [4, 8, 12, 20, 64, 100, 256].into_iter().enumerate() {
         let at = 4 * (i + 1);
@@ -426,7 +427,7 @@ fn copies(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// A reader that sees a word's new value also sees the values written before it.
+/// Checks that a reader of a word's new value also reads the values written before it.
 fn fences(rig: &mut Rig) -> Result<()> {
     let (before, after) = (rig.word32(0)?, rig.word32(32)?);
     for round in 1..=rig.iterations {
@@ -441,7 +442,8 @@ fn fences(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// In pieces, in order: each word is written twice, and a wait in the middle holds the rest.
+/// Checks that a list of several submissions runs in order: it writes each word twice, and a wait
+/// in its middle blocks the rest.
 fn long_list(rig: &mut Rig) -> Result<()> {
     let words: Vec<Word32> = (0..LONG)
         .map(|i| rig.word32(i + 1))

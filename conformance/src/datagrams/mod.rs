@@ -92,8 +92,9 @@ fn is_of(said: &[u8; 16], address: &QpAddress) -> bool {
     }
 }
 
-/// Whom a header says that a message is from and for: that of IPv4 (RoCE v2 between ports with
-/// such addresses), or that of IPv6, as which InfiniBand's own is laid out (volume 1, 8.3).
+/// The addresses of sender and receiver in a header: an IPv4 header (RoCE v2 between ports with
+/// IPv4 addresses), or an IPv6 header, whose layout InfiniBand's global route header has (volume 1,
+/// 8.3).
 fn ends(front: &[u8; GRH], ipv4: bool) -> Result<[[u8; 16]; 2], String> {
     let mapped = |at: usize| -> [u8; 16] {
         let mut gid = [0; 16];
@@ -109,10 +110,11 @@ fn ends(front: &[u8; GRH], ipv4: bool) -> Result<[[u8; 16]; 2], String> {
     }
 }
 
-/// Whether what was received at `to` says that it came from `from`, by queue pair and port.
+/// Whether the source and the header of a datagram received at `to` name the queue pair and the
+/// port of `from`.
 ///
 /// # Errors
-/// There should be a header, and is none; or it names another receiver than `to`.
+/// The header is missing, or names another receiver than `to`.
 pub fn came_from(
     source: &Source,
     front: &[u8; GRH],

@@ -347,7 +347,7 @@ impl<'g> Table<'g> {
             return Ok(());
         }
         let (station, buffers) = (&mut self.stations.all[i], &self.buffers[i]);
-        // What does not come leaves no stream behind that stands.
+        // If a datagram does not arrive, the limit ends the wait of the stream.
         let limit = time_limit() / 2;
         let list: Vec<_> = dues
             .iter()

@@ -168,12 +168,12 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
         }
         flying.push_back(post(&mut side, round, &seen)?.1);
     }
-    // So many are on their way, or the peer works on them.
+    // So many messages are in flight, or the peer processes them.
     peer.process.0.kill()?;
     peer.process.0.wait()?;
     let last = match post(&mut side, rounds, &seen) {
         Ok((send, _)) => side.qp.wait(send, time_limit()),
-        // It was noticed already.
+        // The failure was detected already.
         Err(failed) => Err(failed),
     };
     let error = side.qp.error();

@@ -48,7 +48,7 @@ impl Suite {
         match Gpu::open(name) {
             Ok(gpu) => Some(gpu),
             Err(e) => {
-                // Absent is one thing, broken another.
+                // An absent GPU is ignored; a broken one is a failure.
                 let absent = e.kind() == Kind::Absent;
                 self.lacking(name, &e, absent && !is_required(name));
                 None
@@ -56,8 +56,8 @@ impl Suite {
         }
     }
 
-    /// What this version cannot run at all. (CUDA runs in other trials: what its streams can do is not
-    /// ours to switch.)
+    /// Adds the trials of HIP, which this version does not support, as ignored. (CUDA runs in other
+    /// trials, because the capabilities of its streams cannot be set.)
     pub fn lacks_hip(&mut self) {
         let why = "this version has no HIP runtime";
         self.lacking("hip", why, !is_required("hip"));

@@ -72,7 +72,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
     let gate = Gate::new(&rig.gpu)?;
     let config = QpConfig::default().send_blocks(4).recv_entries(4);
     let mut pair = Pair::new(&rig, Net::One, [&config, &config])?;
-    // Each has something to do behind its wait.
+    // Each stream has work behind its wait.
     let memory = rig.gpu.alloc(MemoryKind::Device, 64 * count)?;
     let finding = rig.finding()?;
     let streams: Vec<Stream> = (0..count)
@@ -189,7 +189,7 @@ pub fn full_stream(rig: &Rig) -> Verdict {
     ensure(taken == limit, || {
         format!("{taken} submissions are taken, where {limit} have room")
     })?;
-    // Another stream takes what this one does not.
+    // Another stream accepts submissions.
     let beside = rig.gpu.stream()?;
     let write = Descriptor::write_value(&other, 7);
     pair.qps[0].post_on(&beside, &[write])?;

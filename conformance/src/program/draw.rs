@@ -91,7 +91,7 @@ pub enum Ink {
     Handed(Condition, bool),
 }
 
-/// What programs with hazards add to a message.
+/// The additions of a program with hazards to a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Odd {
     /// The streams that send, and that check the received bytes.
@@ -239,8 +239,9 @@ fn draw(settings: &Settings) -> (Vec<Step>, Vec<Vec<[u64; 2]>>) {
             len,
             imm: (operation == WriteImm || operation == Send && rng.bool()).then(|| rng.u32(..)),
             signaled,
-            // Behind a request that tells nothing, a prepared one would keep the library from asking
-            // when that is done, and so the queue from having room again.
+            // The library detects the completion of an unsignaled request by a NOP that it posts
+            // behind it. A prepared request would occupy the place of this NOP, and the queue would
+            // stay full.
             hole: std::mem::replace(&mut told[from], signaled) && rng.u8(0..12) == 0,
             old,
             ink: Ink::Kernel,
@@ -314,8 +315,8 @@ fn odd(rng: &mut Rng, receiver: &Side, step: &Step) -> Odd {
         by_cpu,
         waits: [
             wait(rng),
-            // Entries count as used until streams have passed them. A stream that comes to one late
-            // could keep a receive from being posted that it waits for before.
+            // An entry counts as used until streams have passed it. If a stream reaches an entry
+            // late, a receive that the stream waits for before that could not be posted.
             match late {
                 true => [Wait::Nothing, Wait::Cpu][rng.usize(0..2)],
                 false => wait(rng),
@@ -334,7 +335,7 @@ fn odd(rng: &mut Rng, receiver: &Side, step: &Step) -> Odd {
 }
 
 fn ink(rng: &mut Rng, hazards: &Hazards, len: usize, by_cpu: bool) -> Ink {
-    // What a stream can write word by word.
+    // Whether a stream can write the message word by word.
     let is_words = (4..=256).contains(&len) && len.is_multiple_of(4);
     match rng.u8(0..8) {
         _ if by_cpu => Ink::Cpu,

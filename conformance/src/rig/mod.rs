@@ -1,6 +1,6 @@
-//! What programs run on: a GPU of one runtime with the kernels that fill and verify payloads, and
-//! queue pairs on it. `provider` opens the NICs that the environment chooses, `limits` ends what
-//! hangs, `verdict` is what a trial or a program finds.
+//! The equipment of a program: a GPU of one runtime with the kernels that fill and verify payloads,
+//! and queue pairs on it. `provider` opens the NICs that the environment chooses, `limits` ends
+//! hangs, `verdict` is the result of a trial or a program.
 
 pub mod limits;
 pub mod provider;
@@ -47,9 +47,9 @@ impl Runtime {
 /// A GPU and the kernels for payloads.
 #[derive(Clone, Debug)]
 pub struct Rig {
-    /// Whose GPU.
+    /// The runtime of the GPU.
     pub runtime: Runtime,
-    /// Whose NIC.
+    /// The provider of the NICs.
     pub provider: Provider,
     /// The GPU.
     pub gpu: Gpu,
@@ -101,7 +101,7 @@ impl Rig {
         unsafe { stream.launch(&self.fill, Dims::linear(1, 64), fill.bytes()) }
     }
 
-    /// Enqueues a look whether `len` bytes of `region` hold the pattern `seed`; what does not is
+    /// Enqueues a comparison of `len` bytes of `region` with the pattern `seed`; differences are
     /// added to `report`.
     pub fn verify(
         &self,
@@ -129,12 +129,12 @@ impl Rig {
         Ok(Finding(region))
     }
 
-    /// That the queues of these lie where `wanted` says, on any provider and the software GPU.
-    /// Other GPUs have memory that the CPU does not reach, where a NIC that is linked in is given
-    /// pinned memory.
+    /// Checks that the queues of these queue pairs are in the memory that `wanted` names, on any
+    /// provider and the software GPU. Other GPUs have memory that the CPU does not reach; there a
+    /// NIC that is linked in gets pinned memory.
     ///
     /// # Errors
-    /// They do not: so it is said in the table of what is unsupported.
+    /// They are in other memory; the text is that of the list of unsupported features.
     pub fn lie<'q>(&self, qps: impl IntoIterator<Item = &'q Qp>, wanted: &QpConfig) -> Verdict {
         let wanted = [wanted.ring_memory, wanted.cq_memory, wanted.record_memory];
         if self.runtime != Runtime::Soft && self.provider == Provider::Emulated {
@@ -166,7 +166,7 @@ impl Rig {
     }
 }
 
-/// The address, if so many bytes lie there.
+/// The address, if the region has so many bytes there.
 fn inside(region: &Region, at: usize, len: usize) -> DevicePtr {
     assert!(
         at + len <= region.len(),
@@ -175,12 +175,12 @@ fn inside(region: &Region, at: usize, len: usize) -> DevicePtr {
     region.addr().offset(at as u64)
 }
 
-/// What verifying kernels found, in device memory.
+/// The findings of verifying kernels, in device memory.
 #[derive(Debug)]
 pub struct Finding(Region);
 
 impl Finding {
-    /// That nothing was found; the streams must be done.
+    /// Checks that the kernels found no difference; the streams must be done.
     pub fn clean(&self, what: &str) -> Verdict {
         let mut bytes = [0; 16];
         self.0.read(0, &mut bytes)?;

@@ -31,7 +31,7 @@ pub struct Chosen {
     pub nic: String,
 }
 
-/// What the environment chooses.
+/// The choice of the environment.
 pub fn chosen() -> Verdict<&'static Chosen> {
     static CHOSEN: OnceLock<Result<Chosen, String>> = OnceLock::new();
     let ask = || -> gdsync::Result<Chosen> {
@@ -58,7 +58,7 @@ pub fn check(device: &Device) -> Verdict {
     })
 }
 
-/// First index of a queue pair that comes soon to where it wraps, as far as it may be chosen.
+/// First index of a queue pair shortly before its wrap, if the provider permits a choice.
 pub fn shortly_before_the_wrap(provider: Provider) -> u32 {
     match provider {
         // The NIC counts from 0.

@@ -6,7 +6,6 @@
 //! lock there. Register 0 is for any number of QPs, because it is written with plain doorbells
 //! only. The registers between are shared. With dynamic pages, the library requests each page by an
 //! ioctl.
-//! between are shared. With dynamic pages the library asks for each by an ioctl.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

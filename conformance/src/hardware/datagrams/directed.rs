@@ -139,7 +139,7 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
     let mut scene = Scene::new(rig, Net::Hub, path, MemoryKind::Pinned)?;
     let there = scene.receiver().qp.address();
     let good = scene.to.clone();
-    // On the way of the others: what is before it on this way was there when it is.
+    // It takes the same path as the others, so they have arrived when it has.
     let mut behind = scene
         .receiver()
         .pd
@@ -164,7 +164,7 @@ pub fn lost(rig: &Rig, path: &str) -> Verdict {
         behind.post_receive(request)?;
         scene.send(seed, &[&good, &marker], 1)?;
         behind.wait(request, time_limit())?;
-        // From here on there is a receive.
+        // From here on a receive is posted.
         let receive = scene.post(LEN)?;
         scene.send(seed + 1, &[&nobody, &wrong], 2)?;
         scene.send(seed + 2, &[&good], 3)?;

@@ -53,7 +53,7 @@ impl Ranks {
         [ranks, gpus]: [u32; 2],
         more: &str,
     ) -> Verdict<Ranks> {
-        // No stranger comes in by chance.
+        // The secret keeps processes of other jobs out.
         let secret = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
         let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let store = Server::start(anywhere, &Secret::from_text(&secret)?, JOB, ranks)?;
@@ -85,7 +85,7 @@ impl Ranks {
                 }
                 let mut why = String::new();
                 let _ = errors.read_to_string(&mut why);
-                // Its end is no news.
+                // The end of a rank that was done is expected.
                 if !over {
                     let _ = tell.send((rank, why));
                 }

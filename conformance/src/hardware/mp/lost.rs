@@ -47,7 +47,7 @@ pub enum Failure {
 pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
     let mut all = Ranks::start(ROLE, runtime, [RANKS, gpus], "")?;
     let deadline = Instant::now() + 3 * time_limit();
-    // That all the ranks there are say so.
+    // Checks that all remaining ranks print the line.
     let all_say = |all: &Ranks, wanted: &str, ranks: u32| -> Verdict {
         let mut said = 0;
         while said < ranks {

@@ -36,7 +36,7 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
         };
         verdicts.push(ensure(said == DONE, || said.trim().to_owned()));
     }
-    // All have come to their end: they may leave.
+    // All ranks have finished: they may leave the job.
     let processes = ranks.release();
     if verdicts.iter().all(Verdict::is_ok) {
         for mut process in processes {
@@ -54,7 +54,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     let cell = arguments.last().and_then(|word| cells::parse(word));
     let setup = Setup::of(&cell.ok_or("no such cell")?);
     let (gpu, bootstrap) = join(arguments)?;
-    // Set by the thread that waits for the end; relaxed: nothing else hangs on it.
+    // Set by the thread that waits for the end. Relaxed: other data does not depend on it.
     let over = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&over);
     std::thread::spawn(move || {

@@ -64,7 +64,7 @@ pub fn play(
     provider::check(ctx.device())?;
     rank::play(setup, &ctx)?;
     done();
-    // The others may have something to settle with this one, which is up to it.
+    // Other ranks may still need the background work of this rank.
     let host = ctx.gpu().host();
     host.wait_until(Some(host.now() + time_limit()), &mut || {
         if setup.manual {
@@ -82,7 +82,7 @@ pub fn play(
 pub fn threads(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     let setup = Setup::of(cell);
     let start = Instant::now();
-    // How many have come to their end, whichever; relaxed, as nothing else hangs on it.
+    // The number of ranks that have finished. Relaxed: other data does not depend on it.
     let ended = AtomicU32::new(0);
     let one = |bootstrap: Arc<dyn Bootstrap>| -> Verdict {
         let gpu = gpu_of(runtime, bootstrap.rank(), gpus)?;
@@ -94,7 +94,7 @@ pub fn threads(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
         let verdict = catch_unwind(AssertUnwindSafe(|| one(bootstrap)));
         let verdict = verdict.unwrap_or_else(|_| Err("a panic, told above".into()));
         if verdict.is_err() {
-            // Those that are at their end need not wait.
+            // Ranks that have finished must not wait for this one.
             ended.fetch_add(1, Ordering::Relaxed);
         }
         (start.elapsed(), verdict)

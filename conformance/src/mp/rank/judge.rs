@@ -54,7 +54,7 @@ impl Player<'_> {
                 }
             }
         }
-        // Rounds stay behind the first that is open, so that their number says which end next.
+        // Rounds after the first open one stay, so that the number of a round gives its order.
         let open = |round: &Vec<Sent>| round.iter().any(|sent| !sent.ended);
         let over = self.sent.iter().position(open).unwrap_or(self.sent.len());
         for sent in self.sent.drain(..over).flatten().collect::<Vec<_>>() {
@@ -130,7 +130,7 @@ impl Player<'_> {
         }
         let mut want = image(&taken.landing, self.setup.slot(), &bytes);
         for (at, len) in taken.landing.iter().filter(|_| taken.too_long) {
-            // There anything may be.
+            // The contents of these bytes are undefined.
             want[*at..][..*len].copy_from_slice(&got[*at..][..*len]);
         }
         if got == want {

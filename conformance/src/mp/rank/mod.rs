@@ -503,7 +503,7 @@ impl<'a> Player<'a> {
         let Some(done) = self.outcome(done, sent.too_long)? else {
             return Ok(());
         };
-        // What was sent eagerly has ended before the receiver looks.
+        // An eager send has ended before the receiver matches it.
         ensure(!sent.too_long || sent.len <= self.setup.eager, || {
             format!("a send that is too long ended with {done:?}")
         })?;

@@ -213,7 +213,7 @@ impl Player<'_> {
             false => self.ctx.post_send(&send)?,
         });
         sent.ended = false;
-        // What a word says to a stream the CPU does not know.
+        // The CPU does not know the length that a stream reads from a word.
         if handling.posts != By::Cpu {
             sent.len = message.declared();
         }

@@ -34,7 +34,7 @@ impl Play<'_> {
             if !hazards {
                 continue;
             }
-            // Whatever came twice, or late, lies on top; elsewhere nothing does.
+            // A message that arrived twice or late has overwritten these bytes.
             want.fill(TAKEN);
             let end = *self.program.slots.get(i + 1).unwrap_or(&room);
             want.resize(end - slot, FILL);

@@ -232,7 +232,8 @@ impl<'p> Play<'p> {
         Ok(())
     }
 
-    /// Where a message is sent or read from; where it lands if it is received, or else.
+    /// Offsets of a message: of its source, of its target if a receive takes it, and of its target
+    /// otherwise.
     fn places(&self, i: usize) -> [usize; 3] {
         let slot = self.program.slots[i];
         [slot, slot, self.program.room + slot]
@@ -305,7 +306,7 @@ impl<'p> Play<'p> {
             .map(OwnedDescriptor::descriptor)
             .collect();
         if list.spoiled {
-            // Whatever is refused leaves no trace.
+            // A refused list must change nothing.
             let data = &[0; 4];
             descriptors.push(Descriptor::WriteMemory { to: &wrong, data });
             let spoiled = post_on(stream, queues, &descriptors);
@@ -373,7 +374,7 @@ impl<'p> Play<'p> {
         let takes_receive = step.operation.takes_receive();
         let looker = if takes_receive { receiver } else { sender };
         if let (None, Some((at, landing))) = (odd, self.landing(i)) {
-            // What is there before.
+            // The contents before the message.
             let (stream, landed) = (&self.streams[looker], self.memory(at).landing.region());
             let (_, guard) = seeds(i);
             self.rig

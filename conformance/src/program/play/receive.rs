@@ -24,7 +24,7 @@ impl Play<'_> {
             return qp.prepare_receive(&[memory.sge(at as u64, len as u32)]);
         };
         let all = pieces(memory, at as u64, odd.cuts[1], len + GUARD);
-        // Where there may be fewer segments, those left out have no bytes.
+        // A segment without bytes is omitted, because the queue may permit few segments.
         let all = all.iter().copied().filter(|sge| sge.len > 0);
         let all: Vec<Sge<'_>> = all.collect();
         let whole = [memory.sge(at as u64, (len + GUARD) as u32)];
@@ -93,7 +93,7 @@ impl Play<'_> {
             Err(e) if e.kind() == Kind::QueueFull => self.flush()?,
             done => return Ok(done?),
         }
-        // A stream that has not said yet that it has passed holds places for completions.
+        // A stream that is not known to have passed its waits holds completion entries.
         let gpu = self.rig.gpu.clone();
         Ok(retry(&gpu, || self.prepare_receive(i))?)
     }
@@ -120,7 +120,7 @@ impl Play<'_> {
 
     pub(super) fn post_by_cpu(&mut self, to: (usize, usize), receive: ReceiveRequest) -> Verdict {
         let (rig, qp) = (self.rig, self.qp(to));
-        // Not before those of streams are there.
+        // The CPU posts after the streams have posted their receives.
         retry_while(&rig.gpu, Kind::Busy, || qp.post_receive(receive))?;
         Ok(())
     }

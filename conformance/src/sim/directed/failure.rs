@@ -183,7 +183,7 @@ fn fails(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, case: 
         .map(|i| prepare(qp, &mine, &theirs, case, i))
         .collect();
     enqueue(qp, &stream, case, &requests, &mine, &gate, &mark);
-    // Where the statuses were copied to as the stream saw them: of request and queue pair.
+    // The copies of the statuses of request and queue pair that the stream made.
     let seen = |i: usize| [0, 4].map(|k| noted(&mine, 3072 + 8 * i as u64 + k));
 
     let looking_after = [devices.nic() + ".watcher", devices.nic() + ".cpu"];
@@ -288,7 +288,7 @@ fn is_asked(rank: &Rank, devices: &Devices, qp: &mut Qp, bystander: &mut Qp, cas
     }
     let landing = devices.memory(MemoryKind::Pinned, 1024);
     let stream = devices.gpu.stream().unwrap();
-    // Waits for what never comes would last for ever if the peer's failure stays the peer's.
+    // If only the peer's queue pair fails, waits for its messages would never end.
     let ahead = case.cause.receives().map_or(0, |_| case.receives);
     let receives: Vec<ReceiveRequest> = (0..ahead)
         .map(|i| {

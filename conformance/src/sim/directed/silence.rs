@@ -27,7 +27,7 @@ enum Fall {
     IsCut,
 }
 
-/// What the remaining rank waits for.
+/// The completion or message that the remaining rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
     /// The completion of a send; the queue pair has a time limit.
@@ -102,7 +102,7 @@ fn is_left(rank: &Rank, devices: &Devices, qp: &mut Qp, fall: Fall, wait: For) {
     // The limit is shorter than what the NIC's retries take.
     assert_eq!(error, Status::TIMEOUT, "after {fall:?}");
     assert!(took >= PEER_LIMIT && took < PEER_LIMIT * 20, "{took:?}");
-    // What was waited for is what failed, or was flushed with it; a message may just have come.
+    // The request failed or was flushed, unless its message arrived shortly before.
     if let Some(Err(e)) = request.map(|r| qp.wait(r, LIMIT)) {
         let known = [Kind::Failed(error), Kind::Failed(Status::FLUSHED)];
         assert!(known.contains(&e.kind()), "{e}");

@@ -240,7 +240,7 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     };
     meet();
     if let Some(ctx) = ctx {
-        // What was posted to others that gave up themselves ends with them.
+        // Requests with other ranks that gave up have failed too.
         close_without(&ctx, lost);
     }
     let mut lazy = job.clone();
@@ -249,7 +249,7 @@ fn is_left(rank: &Rank, job: &Job, case: &Case, loss: &Loss, told: &Cell<u32>) {
     meet();
     chat(&after, &others);
     assert_lost(&after, rank.me, loss);
-    // And this was no reason to stop talking to the others.
+    // The loss does not prevent messages to the other ranks.
     meet();
     chat(&after, &others);
     Member {

@@ -41,7 +41,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     let settings = Settings::draw(&mut rng);
     let setup = Rc::new(draw(&mut rng, &settings));
     let settings = Settings {
-        // Room for all at a time; when most is taken, channels that are not used go.
+        // Room for all tags at a time. When most is taken, unused channels are released.
         channels: (setup.tags as usize + 2).max(4),
         ..settings
     };
@@ -49,7 +49,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
         .map(|_| Pause::draw(&mut rng, setup.ranks as usize))
         .collect();
     let together = rng.bool();
-    // Whom one rank alone sends to starts late.
+    // A rank that receives from one other rank alone starts late.
     let behind = Duration::from_nanos(match setup.one_way {
         true => rng.u64(0..1 << 22),
         false => 0,
