@@ -167,7 +167,8 @@ mod tests {
         let lack = lack.expect("it is listed");
         assert!(lack.judge(Ok(())).is_err());
         assert!(lack.judge(Err("another thing".into())).is_err());
-        lack.judge(Err("the first index of the queues cannot be 7".into())).unwrap();
+        lack.judge(Err("the first index of the queues cannot be 7".into()))
+            .unwrap();
         assert!(Lack::of(Provider::Mlx5, "from 0").is_none());
     }
 }
