@@ -112,7 +112,7 @@ impl Error {
     pub(crate) fn not_built(operation: &'static str, feature: &str) -> Error {
         let what = format!(
             "this program is built without the feature `{feature}` of the package gdsync (and \
-             libmp); build it with this feature, which is on without --no-default-features"
+             libmp); enable the feature, which is on by default"
         );
         Error::new(operation, Kind::Unsupported, what)
     }
@@ -163,8 +163,8 @@ impl Error {
         self.0.limit.map(|(limit, _)| limit)
     }
 
-    /// The unit of the limit, in the plural: `ms`, `bytes`, `SGEs`; `None` if the error has no
-    /// limit.
+    /// The unit of the limit, in the plural: `ms`, `bytes`, `SGEs`. For a number without a unit it
+    /// says what the limit is: `as the highest value`. `None` if the error has no limit.
     pub fn limit_unit(&self) -> Option<&'static str> {
         self.0.limit.map(|(_, unit)| unit)
     }

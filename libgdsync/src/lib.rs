@@ -52,7 +52,7 @@
 //! | [`SharedMemory`](gpu::SharedMemory) | a handle by which another process opens GPU memory |
 //! | [`KernelImage`](gpu::KernelImage), [`Module`](gpu::Module), [`Kernel`](gpu::Kernel), [`Dims`](gpu::Dims) | kernels of the application: compiled by the crate `gdsync-build`, loaded, launched |
 //! | [`Condition`](gpu::Condition), [`Caps`](gpu::Caps), [`Consistency`](gpu::Consistency) | conditions of waits; what the streams of a GPU can do; how NIC writes become visible |
-//! | [`gpu::soft`] | the options of a software GPU |
+//! | [`gpu::soft`] | the options of a software GPU, and its own types |
 //!
 //! | module [`rdma`] | what it is |
 //! | --- | --- |
@@ -61,7 +61,7 @@
 //! | [`Qp`](rdma::Qp), [`QpConfig`](rdma::QpConfig), [`Transport`](rdma::Transport) | queue pairs: reliable connections or datagrams |
 //! | [`Work`](rdma::Work), [`SendRequest`](rdma::SendRequest), [`ReceiveRequest`](rdma::ReceiveRequest) | a work request, and the handles of prepared requests |
 //! | [`Completion`](rdma::Completion), [`Received`](rdma::Received) | what a stream or the CPU waits for; the result of a receive |
-//! | [`Descriptor`](rdma::Descriptor), [`post_on`](rdma::post_on) | one action of a stream; a list of actions in one submission |
+//! | [`Descriptor`](rdma::Descriptor), [`Word`](rdma::Word), [`post_on`](rdma::post_on) | one action of a stream; the words that it names; a list of actions in one submission |
 //! | [`Field`](rdma::Field) | a field of a prepared WQE that a stream or kernel may change |
 //! | [`QpAddress`](rdma::QpAddress), [`RemoteMemory`](rdma::RemoteMemory), [`RemoteSpan`](rdma::RemoteSpan) | the records that two peers exchange before they communicate |
 //! | [`Destination`](rdma::Destination), [`Source`](rdma::Source), [`GRH`](rdma::GRH) | datagrams: to which queue pair, from which one, the header before the data |
@@ -72,7 +72,7 @@
 //! | --- | --- |
 //! | [`Error`], [`Kind`], [`Result`] | the error of every call of this crate |
 //! | [`Status`] | the outcome of a request, as the CPU, streams and kernels read it |
-//! | [`EmulatedOptions`] | the options of a virtual NIC |
+//! | [`EmulatedOptions`], [`Faults`], [`Hub`] | the options of a virtual NIC: faults of packets, and the fabric of one process |
 //! | [`launcher`] | the rank of this process in its job |
 //!
 //! # Choosing a GPU and a NIC
@@ -85,8 +85,8 @@
 //! and `GDS_NIC` override that:
 //!
 //! 1. [`Device::mlx5`](rdma::Device::mlx5): a ConnectX. The stream writes the doorbell of the NIC.
-//! 2. [`Device::verbs`](rdma::Device::verbs): any NIC. A CPU thread posts to the NIC the requests
-//!    that the stream posts.
+//! 2. [`Device::verbs`](rdma::Device::verbs): any NIC. A stream posts its requests to a CPU thread,
+//!    and the thread posts them to the NIC.
 //! 3. [`Device::emulated`](rdma::Device::emulated): a virtual ConnectX in this process. It reaches
 //!    the processes of its host.
 //!
@@ -104,18 +104,19 @@
 //!
 //! # Completion
 //! A stream passes a wait by itself only when the request has completed *with success*; after a
-//! failure the library releases it. Requests that complete on a stream retire without a further
-//! call, for any lifetime of the queue. Queues are bounded; a full queue is an error
-//! ([`Kind::QueueFull`]) or, with the calls that end in `_within`, a bounded wait. A NIC's write to
-//! GPU memory can become visible later than its completion entry: a wait for received data is a
-//! [`Descriptor::wait_flushed`](rdma::Descriptor::wait_flushed).
+//! failure the library releases the stream. A request for which a stream waits retires without a
+//! further call, however many requests pass through the queue. Queues are bounded; a full queue is
+//! an error ([`Kind::QueueFull`]) or, with the calls that end in `_within`, a bounded wait. A NIC's
+//! write to GPU memory can become visible later than its completion entry: a wait for received data
+//! is a [`Descriptor::wait_flushed`](rdma::Descriptor::wait_flushed).
 //!
 //! # Errors
 //! When a request fails, its queue pair enters the error state and all later requests are flushed.
 //! A watcher stores the status of each request and the queue pair's error word. After that it
 //! releases the streams that wait for these requests. So neither the CPU nor a stream nor a kernel
-//! hangs or takes a failure for success: after a wait, [`Qp::error_word`](rdma::Qp::error_word) is
-//! 0 unless a request failed. A peer that does not answer is an error too, after the time limit of
+//! hangs or takes a failure for success: after a wait, the error word
+//! ([`Qp::error_word`](rdma::Qp::error_word)) is 0 unless a request failed. A peer that does not
+//! answer is an error too, after the time limit of
 //! [`QpConfig::timeout`](field@rdma::QpConfig::timeout) or of the wait.
 //!
 //! # Threads
@@ -130,7 +131,7 @@
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
 //! | `soft` | on | the software GPU: [`Gpu::soft`], [`gpu::soft`]; its kernels need a C++ compiler |
-//! | `emulated` | on | the virtual NIC in the process: [`Device::emulated`](rdma::Device::emulated), [`EmulatedOptions`] |
+//! | `emulated` | on | the virtual NIC in the process: [`Device::emulated`](rdma::Device::emulated), [`EmulatedOptions`], [`Faults`], [`Hub`] |
 //! | `serde` | off | the traits of serde for [`QpAddress`](rdma::QpAddress), [`PortAddress`](rdma::PortAddress) and [`RemoteMemory`](rdma::RemoteMemory) |
 //!
 //! Without `soft` and `emulated` (`default-features = false`) a program contains no emulator and is
@@ -203,7 +204,7 @@ mod virtual_nic;
 pub use error::{Error, Kind, Result};
 pub use gpu::{Gpu, Stream};
 #[cfg(feature = "emulated")]
-pub use provider::emulated::EmulatedOptions;
+pub use provider::emulated::{EmulatedOptions, Faults, Hub};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use ring::cq::preset_byte;

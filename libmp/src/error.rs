@@ -234,8 +234,8 @@ impl Error {
         self.0.limit.map(|(limit, _)| limit)
     }
 
-    /// The unit of the limit, in the plural: `ms`, `bytes`, `ranks`; `None` if the error has no
-    /// limit.
+    /// The unit of the limit, in the plural: `ms`, `bytes`, `ranks`. For a number without a unit it
+    /// says what the limit is: `as the highest value`. `None` if the error has no limit.
     pub fn limit_unit(&self) -> Option<&'static str> {
         self.0.limit.map(|(_, unit)| unit)
     }

@@ -84,10 +84,10 @@
 //! A receive may have more room than the message needs; the bytes after the message are unchanged.
 //! Less room is an error on both sides ([`Kind::Truncated`]): nothing is written, and the next
 //! message under the tag is received normally. The sender of an eager message may have continued
-//! before the error is found. It finds the error in its request, while it holds the handle, in
+//! before the error is found. It finds the error in its request if it still holds the handle, in
 //! [`Context::error_word`] and from [`Context::close`]. If a length word gives the length of a
-//! message ([`SizeSource::Word`]), the declared maximum counts: a receive of at most the eager
-//! limit is too short for a message that is declared longer.
+//! message ([`SizeSource::Word`]), the length of its segment decides in place of the word: if the
+//! segment is longer than the eager limit, a receive of at most the eager limit is too short.
 //!
 //! All work of a stream is in stream order. The memory of a send is read when the stream reaches
 //! the send; the memory of a receive may be written from when the stream reaches the receive. A
@@ -137,8 +137,9 @@
 //! - A stream that has waited for [`Builder::watchdog`] (default 10 s) continues to wait: a warning
 //!   and [`Context::stuck`] name the message that it waits for.
 //!
-//! The timeout of a request on a stream starts when the stream has passed all earlier requests and
-//! what the request waits for is missing; time in a kernel between them counts too.
+//! The timeout of a request on a stream starts when the stream has passed all earlier requests, and
+//! the message, credit or receive that the request needs is missing. The time of a kernel between
+//! the two requests counts too.
 //!
 //! # Failures
 //! A wait or test of a failed request returns its failure. A failure that no call has returned is
@@ -188,7 +189,7 @@
 //! # Features
 //! - `soft` (default): the software GPU. Without it no C++ compiler is needed.
 //! - `emulated` (default): the virtual ConnectX in the process.
-//! - `serde`: the addresses of [`gdsync`] are values of serde.
+//! - `serde`: the addresses of [`gdsync`] implement the traits of serde.
 //!
 //! # Environment
 //! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, and the variables of the job:

@@ -194,7 +194,7 @@ fn error_names_the_invalid_variable() {
     invalid(&tcp("MP_BIND=eth0"), &["MP_BIND", "eth0"]);
     invalid(&tcp("MP_SERVE=yes"), &["MP_SERVE", "yes"]);
     let short = "MP_RANK=0 MP_SIZE=2 MP_STORE=tcp://localhost:1 MP_SECRET=short";
-    invalid(short, &["MP_SECRET is too short", "16"]);
+    invalid(short, &["(MP_SECRET) is too short", "16"]);
     let words = ["MP_START_TIMEOUT", "seconds"];
     invalid(&tcp("MP_START_TIMEOUT=soon"), &words);
     invalid(&tcp("MP_START_TIMEOUT=0"), &["MP_START_TIMEOUT"]);

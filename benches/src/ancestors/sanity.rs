@@ -27,7 +27,7 @@ const LONG: usize = 600;
 /// Options of `mpbench gds_sanity`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
-    /// Rounds of the checks of order.
+    /// Number of rounds of the checks of order.
     #[arg(short = 'n', long, default_value = "50", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iterations: u32,
     /// Time in microseconds for which a waiting stream is checked to stay blocked.

@@ -23,7 +23,7 @@ pub struct Lack {
 }
 
 const FIRST: (&str, &str) = (
-    "a first index of",
+    "the first index of the queues",
     "verbs have no first index of queues: the NIC counts from 0",
 );
 const PINNED: (&str, &str) = (
@@ -166,7 +166,8 @@ mod tests {
         let lack = lack.expect("it is listed");
         assert!(lack.judge(Ok(())).is_err());
         assert!(lack.judge(Err("another thing".into())).is_err());
-        lack.judge(Err("a first index of 7".into())).unwrap();
+        lack.judge(Err("the first index of the queues cannot be 7".into()))
+            .unwrap();
         assert!(Lack::of(Provider::Mlx5, "from 0").is_none());
     }
 }

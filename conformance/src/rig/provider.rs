@@ -31,7 +31,7 @@ pub struct Chosen {
     pub nic: String,
 }
 
-/// What the environment chooses.
+/// The choice of the environment.
 pub fn chosen() -> Verdict<&'static Chosen> {
     static CHOSEN: OnceLock<Result<Chosen, String>> = OnceLock::new();
     let open = || -> gdsync::Result<Chosen> {

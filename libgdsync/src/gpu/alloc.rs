@@ -32,15 +32,15 @@ fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
     };
     match answer {
         0 => Ok(()),
-        _ => refused("is not mapped in this process, or not all of it"),
+        _ => refused("is not mapped completely in this process"),
     }
 }
 
 impl Gpu {
     /// Allocates `len` bytes of memory, zeroed, in the GPU or in the host.
     ///
-    /// On CUDA, GPU memory is allocated in pages of 4 KiB of the driver's units, usually 2 MiB
-    /// each.
+    /// On CUDA, the library takes GPU memory from the driver in units of usually 2 MiB, and divides
+    /// them into pages of 4 KiB: `len` is rounded up to whole pages.
     ///
     /// # Errors
     /// `Invalid` for length 0; `System` if no memory is available.

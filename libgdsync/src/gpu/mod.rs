@@ -2,9 +2,10 @@
 //!
 //! A [`Gpu`] is a handle on one GPU of one runtime: CUDA, or the software GPU of this process
 //! (feature `soft`). It allocates [`Region`]s or adopts memory of the application, creates
-//! [`Stream`]s or adopts those of the application, and loads [`KernelImage`]s. Streams belong to
-//! the application: the library enqueues work on them, and never synchronises or destroys them.
-//! [`rdma`](crate::rdma) enqueues messages on them.
+//! [`Stream`]s or adopts those of the application, and loads [`KernelImage`]s. An adopted stream
+//! belongs to the application: the library enqueues work on it and never destroys it. Only
+//! [`Stream::synchronize`] blocks the CPU until a stream has run its work. [`rdma`](crate::rdma)
+//! enqueues messages on streams.
 //!
 //! In the sources, each runtime has a folder here: `soft`, `cuda`. `runtime` contains the traits
 //! that a runtime implements for the library. A new runtime needs a folder that implements them and

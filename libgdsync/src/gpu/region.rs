@@ -294,7 +294,7 @@ impl Region {
     /// # Errors
     /// `Invalid` if the word is not inside the region or not aligned to 4 bytes.
     pub fn word32(&self, offset: usize) -> Result<Word32> {
-        self.check("carve word", offset, 4, 4)?;
+        self.check("create word", offset, 4, 4)?;
         Ok(Word32 {
             region: self.clone(),
             offset,
@@ -306,7 +306,7 @@ impl Region {
     /// # Errors
     /// `Invalid` if the word is not inside the region or not aligned to 8 bytes.
     pub fn word64(&self, offset: usize) -> Result<Word64> {
-        self.check("carve word", offset, 8, 8)?;
+        self.check("create word", offset, 8, 8)?;
         Ok(Word64 {
             region: self.clone(),
             offset,
@@ -318,7 +318,7 @@ impl Region {
     /// # Errors
     /// `Invalid` if the bytes are not inside the region.
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
-        self.check("carve span", offset, len, 1)?;
+        self.check("create span", offset, len, 1)?;
         Ok(Span {
             region: self.clone(),
             offset,

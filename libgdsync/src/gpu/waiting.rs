@@ -254,8 +254,8 @@ impl Waiting {
             }
         }
         let what = format!(
-            "{stream:?} cannot wait too: so many streams wait already that no other work would \
-             move on the {} hardware channels of this GPU; set CUDA_DEVICE_MAX_CONNECTIONS (at most \
+            "{stream:?} cannot wait too: with more waiting streams, other work could not execute \
+             on the {} hardware channels of this GPU; set CUDA_DEVICE_MAX_CONNECTIONS (at most \
              32) before the first use of CUDA",
             limits.channels
         );

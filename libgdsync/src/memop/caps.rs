@@ -18,7 +18,7 @@ pub struct Caps {
     /// Waits with [`Condition::Nor`](super::Condition::Nor) (CUDA:
     /// `CAN_USE_STREAM_WAIT_VALUE_NOR`).
     pub nor: bool,
-    /// Waits for a masked word. HIP has them, CUDA has not.
+    /// Waits for a masked word. HIP has them; CUDA does not.
     pub mask: bool,
     /// Waits that flush devices' writes to GPU memory, and the flush operation (CUDA:
     /// `CAN_FLUSH_REMOTE_WRITES`).
@@ -33,8 +33,8 @@ pub struct Caps {
     /// Stores of up to 32 bytes as one operation. No public driver has them: the library replaces
     /// each by writes of words.
     pub inline_copy: bool,
-    /// Fences between writes as a separate operation. CUDA has none: every
-    /// write of `cuStreamBatchMemOp` is fenced.
+    /// Fences between writes as a separate operation. CUDA has none: every write of
+    /// `cuStreamBatchMemOp` is fenced.
     pub fence: bool,
     /// Whether the library's kernels can be launched.
     pub kernels: bool,

@@ -81,9 +81,10 @@ pub enum Transport {
     /// of room in front of the received data.
     ///
     /// A receive is available when the call that posts it returns, or when the stream that posts it
-    /// continues. Only a CPU thread ([`Doorbell::CpuThread`](crate::rdma::Doorbell),
-    /// [`Device::verbs`](crate::rdma::Device::verbs)) posts the receives of streams a moment later:
-    /// post receives ahead of time there, or from the CPU.
+    /// continues. There is one exception: a CPU thread that posts for streams
+    /// ([`Doorbell::CpuThread`](crate::rdma::Doorbell),
+    /// [`Device::verbs`](crate::rdma::Device::verbs)) posts their receives a moment later. Post
+    /// these receives ahead of time, or from the CPU.
     Ud {
         /// The queue key that a datagram must carry to be received, 31 bits.
         qkey: u32,

@@ -55,36 +55,21 @@ impl PathSettings {
             Ok(value.map(|value| value as u8))
         };
         let pkey = config.pkey.map(u32::from);
-        let pkey = value("GDS_PKEY", pkey, 1, (0xffff, "partition keys"))?;
+        let pkey = value("GDS_PKEY", pkey, 1, 0xffff)?;
         if pkey == Some(MEMBER) {
             let what = "GDS_PKEY=0x8000 does not name a partition: its lower 15 bits are 0";
             return Err(Error::new(CONFIGURE, Kind::Invalid, what));
         }
         Ok(PathSettings {
             pkey: pkey.map(|pkey| pkey as u16),
-            service_level: byte("GDS_SL", config.service_level, 0, (15, "service levels"))?
-                .unwrap_or(0),
-            traffic_class: byte(
-                "GDS_TRAFFIC_CLASS",
-                config.traffic_class,
-                0,
-                (255, "classes"),
-            )?
-            .unwrap_or(0),
-            flow_label: value("GDS_FLOW_LABEL", config.flow_label, 0, (0xf_ffff, "labels"))?
-                .unwrap_or(0),
-            hop_limit: byte("GDS_HOP_LIMIT", config.hop_limit, 1, (255, "hops"))?.unwrap_or(64),
-            ack_timeout: byte(
-                "GDS_ACK_TIMEOUT",
-                config.ack_timeout,
-                0,
-                (31, "timeout codes"),
-            )?
-            .unwrap_or(15),
-            retry_count: byte("GDS_RETRY_COUNT", config.retry_count, 0, (7, "retries"))?,
-            rnr_retry: byte("GDS_RNR_RETRY", config.rnr_retry, 0, (7, "retries"))?.unwrap_or(7),
-            rnr_timer: byte("GDS_RNR_TIMER", config.rnr_timer, 0, (31, "timer codes"))?
-                .unwrap_or(12),
+            service_level: byte("GDS_SL", config.service_level, 0, 15)?.unwrap_or(0),
+            traffic_class: byte("GDS_TRAFFIC_CLASS", config.traffic_class, 0, 255)?.unwrap_or(0),
+            flow_label: value("GDS_FLOW_LABEL", config.flow_label, 0, 0xf_ffff)?.unwrap_or(0),
+            hop_limit: byte("GDS_HOP_LIMIT", config.hop_limit, 1, 255)?.unwrap_or(64),
+            ack_timeout: byte("GDS_ACK_TIMEOUT", config.ack_timeout, 0, 31)?.unwrap_or(15),
+            retry_count: byte("GDS_RETRY_COUNT", config.retry_count, 0, 7)?,
+            rnr_retry: byte("GDS_RNR_RETRY", config.rnr_retry, 0, 7)?.unwrap_or(7),
+            rnr_timer: byte("GDS_RNR_TIMER", config.rnr_timer, 0, 31)?.unwrap_or(12),
         })
     }
 
@@ -100,14 +85,13 @@ impl PathSettings {
 
 const CONFIGURE: &str = "configure queue pair";
 
-/// The value set in code, else that of the variable `name`: from `least` to `most`, a number with
-/// its unit.
+/// The value set in code, else that of the variable `name`, from `least` to `most`.
 fn number(
     name: &str,
     set: Option<u32>,
     env: impl Fn(&str) -> Option<String>,
     least: u32,
-    (most, unit): (u32, &'static str),
+    most: u32,
 ) -> Result<Option<u32>> {
     let said = match set {
         Some(value) => value.to_string(),
@@ -128,8 +112,8 @@ fn number(
     match value.filter(|value| (least..=most).contains(value)) {
         Some(value) => Ok(Some(value)),
         None => {
-            let what = format!("{name}={said} is not a number from {least} up to the limit");
-            Err(Error::new(CONFIGURE, Kind::Invalid, what).with_limit(most, unit))
+            let what = format!("{name}={said} is not a valid number; the lowest value is {least}");
+            Err(Error::new(CONFIGURE, Kind::Invalid, what).with_limit(most, "as the highest value"))
         }
     }
 }

@@ -26,7 +26,7 @@ pub use crate::nic::{
     Access, DeviceOptions, NicChoice, PortAddress, Provider, QpAddress, RAILS, RemoteMemory,
     RemoteSpan, Transport,
 };
-pub use list::{Descriptor, post_on};
+pub use list::{Descriptor, Word, WordRef, post_on};
 pub use rails::{Rails, RailsMr};
 pub use verbs::{
     Completion, Destination, Device, Doorbell, Field, GRH, Lowering, Mr, Pd, Qp, QpConfig,

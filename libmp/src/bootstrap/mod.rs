@@ -215,8 +215,8 @@ fn gone(rank: u32) -> Error {
 #[cold]
 fn full(rank: u32) -> Error {
     let what = format!(
-        "the window to rank {rank} is full, because it does not receive its control messages; \
-         retry later"
+        "the window to rank {rank} is full, because rank {rank} does not receive its control \
+         messages; retry later"
     );
     let error = Error::new(SEND, Kind::QueueFull, what).with_rank(rank);
     error.with_limit(WINDOW, "bytes")
@@ -224,7 +224,9 @@ fn full(rank: u32) -> Error {
 
 #[cold]
 fn too_many(rank: u32) -> Error {
-    let what = format!("rank {rank} takes no descriptor now; retry when it has received others");
+    let what = format!(
+        "too many descriptors to rank {rank} are not received yet; retry when it has received some"
+    );
     Error::new(PASS, Kind::QueueFull, what).with_rank(rank)
 }
 
@@ -242,7 +244,7 @@ fn check_host(from: &impl Bootstrap, to: u32) -> Result<()> {
     if from.host(to) == from.host(from.rank()) {
         return Ok(());
     }
-    let what = format!("rank {to} is on another host, and descriptors stay on one host");
+    let what = format!("rank {to} is on another host, and a descriptor is valid on one host only");
     Err(Error::new(PASS, Kind::Unsupported, what).with_rank(to))
 }
 

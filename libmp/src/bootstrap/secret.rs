@@ -37,7 +37,7 @@ impl Secret {
     /// `Invalid` for a text of less than 16 bytes ([`SHORTEST`](Secret::SHORTEST)).
     pub fn from_text(text: &str) -> Result<Secret> {
         if text.len() < Secret::SHORTEST {
-            let what = "MP_SECRET is too short; set it to a longer random text";
+            let what = "the text of the secret (MP_SECRET) is too short; use a longer random text";
             let error = Error::new("read secret", Kind::Invalid, what);
             return Err(error.with_limit(Secret::SHORTEST, "bytes"));
         }

@@ -194,7 +194,7 @@ impl RankSlot {
             Err(e) => return Err(system(&path, e)),
         }
         let note = JobNote::decode(&bytes).map_err(|e| {
-            let what = format!("the job's note {} is malformed: {e}", path.display());
+            let what = format!("the file {} of the job is malformed: {e}", path.display());
             Error::new(JOIN, Kind::Protocol, what)
         })?;
         let ours = note.ranks.get(self.note.rank as usize);

@@ -75,8 +75,9 @@ impl Join {
 /// The store forwards messages. This type has no thread: `send` and `receive` read and write its
 /// socket without waiting, and a later call writes what the socket does not accept at once. After
 /// the store is lost, messages that have arrived are still received; then calls return errors of
-/// kind `System`. Communication over NICs does not need the store. When the value is dropped, the
-/// rank is gone; the drop takes at most half a second if the store does not answer.
+/// kind `System`, or `Protocol` if the store sent malformed bytes. Communication over NICs does not
+/// need the store. When the value is dropped, the rank is gone; the drop takes at most half a
+/// second if the store does not answer.
 ///
 /// ```
 /// use std::time::Duration;

@@ -92,7 +92,8 @@ impl Builder {
 
     /// Sets the depth: the number of messages of one peer and tag that may be in flight, a power of
     /// two from 2 to 1024. The sender of one more message waits until the receiver has taken one
-    /// (backpressure). The same number of receives without a waiter may be posted. Default 16.
+    /// (backpressure). The same number of receives may be posted for which neither a stream nor a
+    /// call waits yet. Default 16.
     #[must_use]
     pub fn depth(mut self, slots: u32) -> Builder {
         self.config.depth = slots;
@@ -101,9 +102,9 @@ impl Builder {
 
     /// Sets the number of tags whose memory is kept at a time, for each peer and direction: 4 to
     /// 2048, default 256. When most are in use, the least recently used ones are released; their
-    /// next use costs a connection. A peer applies its own limit. If the tags that a peer announced
-    /// and under which nothing was received yet take 32 MiB of mailboxes (and are more than 16),
-    /// the peer's next send under a new tag waits for a receive.
+    /// next use costs a connection. A peer applies its own limit. A peer can also open tags by
+    /// sending before this rank receives. If more than 16 of these tags have received nothing yet
+    /// and their mailboxes take 32 MiB, the peer's next send under a new tag waits for a receive.
     #[must_use]
     pub fn channels(mut self, tags: usize) -> Builder {
         self.config.channels = tags;

@@ -39,10 +39,10 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::prepare_send`]; `QueueFull` also for more than
-    /// [`Builder::depth`](crate::Builder::depth) receives of the rank and tag without a waiter;
-    /// `Busy` for a receive from one rank while an earlier receive from any rank under the same tag
-    /// is unmatched. After the rank was given up, an eager message that arrived before can still be
-    /// received; otherwise `PeerFailed`.
+    /// [`Builder::depth`](crate::Builder::depth) receives of the rank and tag that are not waited
+    /// for; `Busy` for a receive from one rank while an earlier receive from any rank under the same
+    /// tag is unmatched. After the rank was given up, an eager message that arrived before can still
+    /// be received; otherwise `PeerFailed`.
     pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().recv(recv, false)?))
     }

@@ -387,10 +387,10 @@ impl Context {
     }
 
     /// Leaves the job, and returns the first failure that no call has returned. Waits, at most
-    /// `limit`, until no posted request is unfinished (receives without a waiter do not count),
-    /// this side has sent its peers all that they wait for, and no peer has a message in flight to
-    /// this rank. If a rank leaves without this call, its peers' last sends to it may fail although
-    /// the rank received them.
+    /// `limit`, for three conditions: all posted requests have ended, except receives that are not
+    /// waited for; this side has sent its peers all that they wait for; and no peer has a message
+    /// in flight to this rank. If a rank leaves without this call, its peers' last sends to it may
+    /// fail although the rank received them.
     ///
     /// Other ranks need not close; their background work answers. The context stays usable. If the
     /// bootstrap does not reach the other ranks ([`Kind::BootstrapLost`]), they cannot be asked:

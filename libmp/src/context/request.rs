@@ -192,10 +192,12 @@ impl Request {
         self.engine().wait_on(self.key, stream)
     }
 
-    /// Cancels the request, which ends with `Cancelled` and gives its number back. It must be one
-    /// of these, each the last one prepared under its tag and rank: a request that was not posted,
-    /// a send by the CPU of which nothing was sent yet, a receive by the CPU of at most the eager
-    /// limit whose message has not arrived. Or it is a receive from any rank that is unmatched.
+    /// Cancels the request, which ends with `Cancelled` and gives its number back. These requests
+    /// can be cancelled:
+    /// - a receive from any rank that is unmatched;
+    /// - the last request prepared under its tag and rank, if it is not posted, or is a send by the
+    ///   CPU of which nothing was sent yet, or a receive by the CPU of at most the eager limit
+    ///   whose message has not arrived.
     ///
     /// # Errors
     /// `Unsupported` for any other request, which continues. `NoSuchRequest` for an unknown one.
@@ -207,8 +209,9 @@ impl Request {
 
     /// The GPU address of the request's result word, for kernels behind the wait: 64 bits in pinned
     /// memory, `status << 48 | length`, with the [`gdsync::Status`] (1 is success) and the length
-    /// of the message in bytes. For a receive, 0 until it has ended; for a send, 0 also after a
-    /// success that no call has checked. It belongs to the request as long as this handle lives.
+    /// of the message in bytes. The word of a receive is 0 until the receive has ended. The word of
+    /// a send may stay 0 after a success until a call tests the send. The word belongs to the
+    /// request as long as this handle lives.
     pub fn result_word(&self) -> DevicePtr {
         self.engine().lock().requests.result_addr(self.key)
     }

@@ -51,7 +51,7 @@ impl Keys {
             Some(_) => Ok(Place { addr, keys }),
             None => {
                 let what = "the memory has no key for the first NIC";
-                Err(Error::new("name receive", Kind::Invalid, what))
+                Err(Error::new("announce receive", Kind::Invalid, what))
             }
         }
     }
@@ -127,7 +127,8 @@ impl Remote {
             Remote::Local(remote) => remote.len(),
         };
         if named != len as u64 {
-            let what = format!("the peer named memory of {named} bytes, and {len} are needed");
+            let what =
+                format!("the peer announced memory of {named} bytes in place of {len} bytes");
             return Err(Error::new("open channel", Kind::Protocol, what));
         }
         Ok(remote)

@@ -79,8 +79,8 @@ impl WordOrder {
                 }
                 _ => {
                     "the peer's NIC may place WRITEs out of order, and the NIC of this rank \
-                     executes no READ, which would keep a word behind its payload; set \
-                     MP_TELL=write if the fabric has one path between the two"
+                     executes no READ, which would order a word after its payload; set \
+                     MP_TELL=write if the fabric has one path between the two NICs"
                 }
             };
             return Err(Error::new("open lane", Kind::Unsupported, what));

@@ -74,7 +74,8 @@ impl Memory {
         false
     }
 
-    /// A slice of `len` bytes from byte `offset` on; `len` may be 0, there is no alignment.
+    /// A slice of `len` bytes from byte `offset` on; `len` may be 0, and any alignment
+    /// is valid.
     ///
     /// # Errors
     /// `Invalid` if the range exceeds the memory.

@@ -24,7 +24,8 @@ pub enum Connect {
 /// [`Builder::progress`](crate::Builder::progress).
 ///
 /// It is the work that neither streams nor NICs can do: opening connections, detecting failures,
-/// retiring requests, matching receives from any rank, and advancing CPU requests without a waiter.
+/// retiring requests, matching receives from any rank, and advancing CPU requests while no call
+/// waits for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Progress {
@@ -42,9 +43,9 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Full {
-    /// Waits for room, at most twice the context's timeout after the last loss of a peer, then
-    /// fails with `QueueFull`. If a receive from any rank matches meanwhile, the call waits at most
-    /// one more timeout, for the connection.
+    /// Waits for room, at most twice the context's timeout, then fails with `QueueFull`. The time
+    /// starts again if a peer is given up meanwhile. If a receive from any rank matches meanwhile,
+    /// the call waits at most one more timeout, for the connection.
     #[default]
     Wait,
     /// Fails with `QueueFull` at once. The call may be repeated when messages have ended.

@@ -78,8 +78,8 @@ impl Engine {
     /// `Unsupported` on a GPU that runs no kernels.
     #[inline]
     pub fn kernels(&self, operation: &'static str) -> Result<&Kernels> {
-        let what = "the GPU runs no kernels, which a stream needs to receive a message and to send \
-                    one whose length or offset is in a word; use the CPU for it";
+        let what = "the GPU runs no kernels; a stream needs them to receive a message, and to send \
+                    one whose length or offset is in a word; post the request from the CPU";
         let none = || Error::new(operation, Kind::Unsupported, what);
         self.kernels.as_ref().ok_or_else(none)
     }

@@ -51,7 +51,7 @@ impl Engine {
                 break;
             }
         }
-        let what = "the call was not tried before its time limit passed";
+        let what = "the time limit passed before the call was tried";
         result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, what)))
     }
 

@@ -113,8 +113,8 @@ impl Engine {
         };
         if unclaimed {
             let what = format!(
-                "too many receives from rank {rank} under tag {tag} have no waiter; wait for the \
-                 oldest"
+                "too many receives from rank {rank} under tag {tag} are not waited for; wait for \
+                 the oldest"
             );
             return full(what, channel.shape.depth.into());
         }

@@ -24,7 +24,8 @@ pub(super) const PREPARE: &str = "prepare send";
 /// The total length of the segments in bytes, if they are valid.
 pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) -> Result<u64> {
     if let Some(foreign) = segments.iter().find(|s| !paths.knows(s.memory().keys())) {
-        let what = format!("{foreign:?} is registered by another context; use memory of this one");
+        let what =
+            format!("{foreign:?} is registered by another context; use memory of this context");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
     if segments.len() > MOST_PIECES {
@@ -336,7 +337,10 @@ fn stamped(
     }
     // The kernel patches the destination of a large message.
     payload(batch, segments, len, channel.payload(number)?)?;
-    let none = || Error::new(PREPARE, Kind::System, "the channel has no stamps");
+    let none = || {
+        let what = "the channel has no memory for the words of this message";
+        Error::new(PREPARE, Kind::System, what)
+    };
     batch.announce_from(channel.stamp(number).ok_or_else(none)?, pair)?;
     Ok(announced)
 }

@@ -154,7 +154,9 @@ impl Control {
     pub fn decode(bytes: &[u8]) -> Result<Control> {
         let mut r = Reader(bytes);
         if r.take::<4>()? != MAGIC {
-            return Err(malformed("the bytes are not a control message"));
+            return Err(malformed(
+                "the bytes do not begin with the mark of a control message",
+            ));
         }
         let version = u16::from_le_bytes(r.take()?);
         if version != VERSION {
@@ -165,7 +167,8 @@ impl Control {
         }
         let [kind, small] = r.take()?;
         if small != 0 && !matches!(kind, 1 | 2 | 7) || small > 1 && kind == 7 {
-            let what = format!("a control message of kind {kind} cannot have the byte {small}");
+            let what =
+                format!("the fourth field of a control message of kind {kind} cannot be {small}");
             return Err(malformed(what));
         }
         let message = match kind {

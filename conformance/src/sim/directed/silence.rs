@@ -27,7 +27,7 @@ enum Fall {
     IsCut,
 }
 
-/// What the remaining rank waits for.
+/// The completion or message that the remaining rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
     /// The completion of a send; the queue pair has a time limit.

@@ -117,7 +117,7 @@ pub mod cqc {
         PRODUCER_COUNTER = 0x168, 24;
         DBR_ADDR = 0x1c0, 64;
     }
-    /// Of the whole command.
+    /// The fields of the whole command.
     pub mod create {
         fields! {
             CQ_UMEM_OFFSET = 0x280, 64;
@@ -204,14 +204,14 @@ pub mod qpc {
         /// The bytes of the remote GID in the context.
         pub const RGID: std::ops::Range<usize> = 0x28..0x38;
     }
-    /// Of the whole command.
+    /// The fields of the whole command.
     pub mod create {
         fields! {
             WQ_UMEM_OFFSET = 0x800, 64;
             WQ_UMEM_ID = 0x840, 32;
         }
     }
-    /// Of a command that changes a queue pair.
+    /// The fields of a command that changes a queue pair.
     pub mod modify {
         fields! {
             OPT_PARAM_MASK = 0x80, 32;

@@ -96,7 +96,7 @@ impl Engine {
         let mut guard = self.0.lock();
         let Some(stage) = guard.take() else {
             let what = format!(
-                "an earlier copy of {} is stuck in its copy engine",
+                "an earlier copy of {} did not end; restart the process",
                 context.name()
             );
             return Err(Error::new(OPERATION, Kind::System, what));
@@ -149,7 +149,7 @@ impl Engine {
         let guard = self.0.lock();
         let Some(stage) = &*guard else {
             let what = format!(
-                "an earlier copy of {} is stuck in its copy engine",
+                "an earlier copy of {} did not end; restart the process",
                 context.name()
             );
             return Err(Error::new(OPERATION, Kind::System, what));

@@ -38,7 +38,7 @@ fn driver() -> Result<&'static Cuda> {
     check(cuda, asked, OPERATION, "cuDriverGetVersion", "this machine")?;
     match driver_too_old(version) {
         Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what)
-            .with_limit(OLDEST as u64, "by cuDriverGetVersion")),
+            .with_limit(OLDEST as u64, "as the lowest value of cuDriverGetVersion")),
         None => Ok(cuda),
     }
 }
@@ -312,15 +312,16 @@ impl Gpu {
     ///
     /// # Errors
     /// `Foreign` if this GPU is not a CUDA GPU or the stream belongs to another context; `Invalid`
-    /// for the legacy default stream, which blocks every other stream of its context (use
-    /// [`Gpu::cuda_legacy_stream`] if that is intended), and for the per-thread default stream,
-    /// which is a different stream on each thread; `System`, `DeviceLost` if the driver refuses.
+    /// for the legacy default stream, which synchronises with every stream of its context that is
+    /// not *non-blocking* (use [`Gpu::cuda_legacy_stream`] if that is intended), and for the
+    /// per-thread default stream, which is a different stream on each thread; `System`,
+    /// `DeviceLost` if the driver refuses.
     pub unsafe fn cuda_stream(&self, raw: *mut c_void) -> Result<Stream> {
         const OPERATION: &str = "adopt CUDA stream";
         let stream: CUstream = raw.cast();
         if stream.is_null() || stream == consts::CU_STREAM_LEGACY {
-            let what = "the stream is the legacy default stream, which synchronises with all others; \
-                        create a stream, or use `cuda_legacy_stream`";
+            let what = "the stream is the legacy default stream, which synchronises with other \
+                        streams; create a stream, or use `cuda_legacy_stream`";
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         if stream == consts::CU_STREAM_PER_THREAD {

@@ -18,7 +18,9 @@ pub(super) const OLDEST: i32 = 12000;
 pub fn driver_too_old(version: i32) -> Option<String> {
     let dotted = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
     let (is, oldest) = (dotted(version), dotted(OLDEST));
-    let too_old = || format!("the driver is of CUDA {is}, and gdsync needs {oldest} or later");
+    let too_old = || {
+        format!("the driver is of CUDA {is}, and gdsync needs {oldest} or later; update the driver")
+    };
     (version < OLDEST).then(too_old)
 }
 

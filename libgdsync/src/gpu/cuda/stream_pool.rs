@@ -72,9 +72,9 @@ impl StreamPool {
             Some(spare) => Ok(spare.raw),
             None if waits() => {
                 let what = format!(
-                    "a stream of {} waits, all streams that the library creates in advance are in \
-                     use, and the driver may block the creation of another one until the wait has \
-                     passed; create streams before the first wait, or drop some",
+                    "all streams that the library created in advance are in use, and the driver \
+                     may block the creation of another one while a stream of {} waits; create \
+                     streams before the first wait, or drop some",
                     context.name()
                 );
                 Err(Error::new(OPERATION, Kind::TooManyWaits, what)

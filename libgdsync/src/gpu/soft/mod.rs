@@ -1,5 +1,5 @@
-//! The software GPU: its options, [`SoftOptions`], for [`Gpu::soft_with`]. The module exists only
-//! with the feature `soft`.
+//! The software GPU: its options, [`SoftOptions`], for [`Gpu::soft_with`], and the types of the
+//! emulator that these calls take. The module exists only with the feature `soft`.
 //!
 //! In the sources, it is a thin layer over the crate `softgpu`, which executes streams and kernels
 //! on threads of this process.
@@ -10,7 +10,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use gds_step::{Host, MachineId, Thread, Time};
+pub use gds_step::Host;
+use gds_step::{MachineId, Thread, Time};
+pub use softgpu::{Kernel as SoftKernel, Stream as SoftStream, Weak};
 
 use super::runtime::{
     Allocation, Backing, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
@@ -66,7 +68,7 @@ impl Gpu {
 /// With the feature `soft`.
 impl Kernel {
     /// Makes a kernel for a software GPU of a function of this program.
-    pub fn soft(kernel: softgpu::Kernel) -> Kernel {
+    pub fn soft(kernel: SoftKernel) -> Kernel {
         Kernel(Arc::new(kernel))
     }
 }
@@ -75,7 +77,7 @@ impl Kernel {
 impl Stream {
     /// The soft GPU's handle, for features that only the soft GPU has (fills, capture); `None` on
     /// another GPU.
-    pub fn as_soft(&self) -> Option<&softgpu::Stream> {
+    pub fn as_soft(&self) -> Option<&SoftStream> {
         (&**self.handle() as &dyn Any).downcast_ref()
     }
 }
@@ -112,11 +114,11 @@ pub struct SoftOptions {
     /// the caller. Default: 1024.
     pub stream_bound: usize,
     /// The number of hardware channels, at least 1: the number of waiting streams at which all
-    /// other streams block. The library lets one stream less wait. Default: 8.
+    /// other streams block. The library permits one waiting stream fewer. Default: 8.
     pub channels: usize,
     /// Deliberately weak memory ordering, with its seed, to find missing fences and flushes;
     /// `None`: no weakening, the default.
-    pub weak: Option<softgpu::Weak>,
+    pub weak: Option<Weak>,
 }
 
 setters! { SoftOptions {
@@ -124,7 +126,7 @@ setters! { SoftOptions {
     stream_bound: usize,
     channels: usize,
 } optional {
-    weak: softgpu::Weak,
+    weak: Weak,
 } }
 
 impl Default for SoftOptions {
@@ -254,7 +256,7 @@ impl SoftRuntime {
 
     #[cold]
     fn refuse(&self, operation: &'static str, kind: Kind, why: &str) -> Error {
-        let what = format!("{} refuses the call: {why}", self.name);
+        let what = format!("{} {why}", self.name);
         Error::new(operation, kind, what)
     }
 }
@@ -345,7 +347,7 @@ impl Runtime for SoftRuntime {
     }
 
     unsafe fn adopt(&self, _: DevicePtr, _: usize, _: Option<Owner>) -> Result<Allocation> {
-        let why = "only a CUDA GPU adopts memory";
+        let why = "is not a CUDA GPU, and only a CUDA GPU adopts memory";
         Err(self.refuse("adopt memory", Kind::Foreign, why))
     }
 
@@ -357,12 +359,15 @@ impl Runtime for SoftRuntime {
         const OPERATION: &str = "open shared memory";
         let refused = |why: &str| self.refuse(OPERATION, Kind::Invalid, why);
         let SharedMemory::File { fd, offset: 0, len } = shared else {
-            return Err(refused("the handle was not made by a soft GPU"));
+            return Err(refused(
+                "cannot open the handle: a soft GPU did not create it",
+            ));
         };
-        let len = usize::try_from(*len).map_err(|_| refused("the length exceeds 64 bits"))?;
+        let len = usize::try_from(*len)
+            .map_err(|_| refused("cannot open the handle: its length exceeds the address space"))?;
         let fd = fd.try_clone();
         let fd = fd.map_err(|e| {
-            let why = format!("dup of the descriptor failed: {e}");
+            let why = format!("cannot open the handle: dup of its descriptor failed: {e}");
             self.refuse(OPERATION, Kind::System, &why)
         })?;
         let memory = self.gpu.import(fd, len);
@@ -390,14 +395,16 @@ impl Runtime for SoftRuntime {
 
     fn load(&self, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>> {
         if image.soft.is_empty() {
-            let why = format!("{image:?} were built without the feature `soft` of gdsync-build");
+            let why = format!(
+                "cannot run {image:?}: they were built without the feature `soft` of gdsync-build"
+            );
             return Err(self.refuse("load kernels", Kind::Unsupported, &why));
         }
         Ok(Arc::new(*image))
     }
 
     fn load_binary(&self, _: &[u8]) -> Result<Arc<dyn ModuleHandle>> {
-        let why = "its kernels are functions of the program, not loaded code";
+        let why = "loads no code: its kernels are functions of the program";
         Err(self.refuse("load module", Kind::Unsupported, why))
     }
 }
@@ -555,7 +562,7 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         E::InlineTooLong { len, .. } => format!("an inline copy cannot have {len} bytes"),
         E::BadConfig {
             what, value, min, ..
-        } => format!("the setting {what} cannot be {value}; it is at least {min}"),
+        } => format!("the setting {what} cannot be {value}; its lowest value is {min}"),
         E::OutOfMemory {
             what, len, used, ..
         } => format!("{what} of {len} bytes is not available: the GPU has {used} bytes in use"),
@@ -567,7 +574,7 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         E::InlineTooLong { limit, .. } | E::OutOfMemory { limit, .. } => {
             error.with_limit(*limit as u64, "bytes")
         }
-        E::BadConfig { max, what, .. } => error.with_limit(*max as u64, what),
+        E::BadConfig { max, .. } => error.with_limit(*max as u64, "as the highest value"),
         _ => error,
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn refused(operation: &'static str, e: E) -> Error {
     };
     let error = Error::new(operation, kind, what);
     let error = match &e {
-        E::Limit { limit, what, .. } => error.with_limit(*limit, what),
+        E::Limit { limit, .. } => error.with_limit(*limit, "as the highest value"),
         E::Span { limit, .. } => error.with_limit(*limit, "bytes"),
         E::Full { limit, .. } => error.with_limit(*limit, "objects"),
         _ => error,

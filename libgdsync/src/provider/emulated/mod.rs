@@ -20,8 +20,8 @@ use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
 use self::errors::refused;
 use self::nodes::Nodes;
-pub use self::options::EmulatedOptions;
 use self::options::faults_of_environment;
+pub use self::options::{EmulatedOptions, Faults, Hub};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{
@@ -377,8 +377,8 @@ impl Nic for EmulatedNic {
 
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         if peer.port.is_some() {
-            let what = "the peer has no virtual NIC that is linked into its process, which this \
-                        virtual NIC needs";
+            let what = "the peer is not on a virtual NIC that is linked into its process; this \
+                        virtual NIC reaches no other NIC";
             return Err(Error::new("connect", Kind::Invalid, what));
         }
         let owned = self.qps().get(&qpn).map(|qp| (qp.access, qp.path));
@@ -422,8 +422,8 @@ impl Nic for EmulatedNic {
 
     fn create_ah(&self, _: PdId, to: &AhAttr) -> Result<Ah> {
         let AhAttr::Node(node) = to else {
-            let what = "the port belongs to a NIC that is not linked into its process, which this \
-                        virtual NIC needs";
+            let what = "the destination is not on a virtual NIC that is linked into its process; \
+                        this virtual NIC reaches no other NIC";
             return Err(Error::new("create destination", Kind::Invalid, what));
         };
         let av = nodes::address(vmlx5::fabric::NodeId(*node));

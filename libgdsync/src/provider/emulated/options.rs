@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use vmlx5::fabric::faults::Faults;
-use vmlx5::fabric::hub::Hub;
+pub use vmlx5::fabric::faults::Faults;
+pub use vmlx5::fabric::hub::Hub;
 
 use crate::error::{Error, Kind, Result};
 use crate::options::setters;
@@ -12,12 +12,12 @@ use crate::options::setters;
 /// [`Device::emulated_with`](crate::rdma::Device::emulated_with) (feature `emulated`).
 ///
 /// ```
-/// use gdsync::EmulatedOptions;
+/// use gdsync::{EmulatedOptions, Faults};
 /// use gdsync::rdma::Device;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let gpu = gdsync::Gpu::soft()?;
-/// let faults = "loss=0.01,seed=7".parse::<vmlx5::fabric::faults::Faults>()?;
+/// let faults = "loss=0.01,seed=7".parse::<Faults>()?;
 /// let device = Device::emulated_with(&gpu, EmulatedOptions::default().faults(faults))?;
 /// assert!(device.keeps_write_order()); // only the fault `ooo` changes it
 /// # Ok(())

@@ -128,8 +128,8 @@ pub(in crate::provider) fn ah_attr(
     const OPERATION: &str = "create destination";
     match *to {
         AhAttr::Node(_) => {
-            let what = "the destination is on a virtual NIC that is linked into its process, which a \
-                        NIC of libibverbs cannot reach";
+            let what = "the destination is on a virtual NIC that is linked into its process; a NIC \
+                        of libibverbs cannot reach it";
             Err(Error::new(OPERATION, Kind::Invalid, what))
         }
         AhAttr::Port {
@@ -165,24 +165,21 @@ pub(in crate::provider) fn ready_to_receive(
 ) -> Result<Change> {
     let invalid = |what: String| Error::new(CONNECT, Kind::Invalid, what);
     let Some(there) = peer.port else {
-        let what = "the peer is on a virtual NIC that is linked into its process, which a NIC of \
-                    libibverbs cannot reach";
+        let what = "the peer is on a virtual NIC that is linked into its process; a NIC of \
+                    libibverbs cannot reach it";
         return Err(invalid(what.to_owned()));
     };
     if peer.qpn > NUMBER {
         let what = format!("the peer's QP number {:#x} has more than 24 bits", peer.qpn);
-        return Err(invalid(what).with_limit(NUMBER, "QP numbers"));
+        return Err(invalid(what).with_limit(NUMBER, "as the highest number"));
     }
     if peer.psn > NUMBER {
         let what = format!("the peer's first PSN {:#x} has more than 24 bits", peer.psn);
-        return Err(invalid(what).with_limit(NUMBER, "PSNs"));
+        return Err(invalid(what).with_limit(NUMBER, "as the highest number"));
     }
     if !(1..=5).contains(&there.mtu) {
-        let what = format!(
-            "the peer's record has MTU code {}, which is unknown",
-            there.mtu
-        );
-        return Err(invalid(what).with_limit(5u8, "MTU codes"));
+        let what = format!("the peer's record has the unknown MTU code {}", there.mtu);
+        return Err(invalid(what).with_limit(5u8, "as the highest code"));
     }
     let ah_attr = route(port, there.lid, Some(there.gid), settings, CONNECT)?;
     let attr = ibv_qp_attr {

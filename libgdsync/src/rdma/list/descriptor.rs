@@ -113,10 +113,10 @@ pub enum Descriptor<'a> {
     },
     /// Make earlier writes of devices to GPU memory visible to the stream's later work.
     Flush,
-    /// No action of the stream, but a statement about later work: work that the caller enqueues
-    /// behind this list brings `word` to `value` (compared cyclically). At that value the stream
-    /// has passed the waits for words in this list. Without the statement, only an idle stream is
-    /// known to have passed them, and until then it counts as waiting.
+    /// Not an action of the stream, but a statement of the caller: work that the caller enqueues
+    /// after this list stores `value` into `word`. When the word has reached the value (compared
+    /// cyclically), the stream has passed the waits for words in this list, and the library no
+    /// longer counts it as waiting. Without this statement it counts as waiting until it is idle.
     PassedBy {
         /// The word.
         word: &'a Word64,
@@ -202,7 +202,8 @@ impl Descriptor<'_> {
     }
 }
 
-/// A word of either width.
+/// A reference to a word of either width, as [`Descriptor::WaitValue`] and
+/// [`Descriptor::WriteValue`] contain it. [`Word::borrowed`] makes it.
 #[derive(Clone, Copy, Debug)]
 pub enum WordRef<'a> {
     /// A word of 32 bits.
@@ -228,9 +229,10 @@ impl<'a> WordRef<'a> {
     }
 }
 
-/// The words that a list can wait for and store into.
+/// A word that a stream can wait for and store into: [`Word32`] or [`Word64`]. The argument of
+/// [`Descriptor::wait_value`] and [`Descriptor::write_value`].
 pub trait Word {
-    /// The type of its value.
+    /// The type of its value: `u32` or `u64`.
     type Value: Into<u64>;
 
     /// A reference to the word, independent of the width.

@@ -14,7 +14,7 @@ use mlx5_prm::doorbell;
 use std::cell::Cell;
 use std::time::Duration;
 
-pub use self::descriptor::Descriptor;
+pub use self::descriptor::{Descriptor, Word, WordRef};
 use self::flushed::{By, Queues};
 use self::submit::{Buffers, ROOM, Sent, submit};
 use super::verbs::{

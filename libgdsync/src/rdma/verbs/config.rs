@@ -133,8 +133,9 @@ pub struct QpConfig {
     pub transport: Transport,
     /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up to 3
     /// or a write with up to 2 segments takes one block, a datagram with up to 4 segments takes
-    /// two. Signaled requests also need completion entries, which are freed by the quarter: between
-    /// half and all of the blocks are available for signaled requests at a time. Default: 256.
+    /// two. A signaled request also takes a completion entry. The library frees these entries in
+    /// quarters of the completion queue, so signaled requests can use between half and all of the
+    /// blocks at a time. Default: 256.
     pub send_blocks: u32,
     /// Entries of the receive queue, a power of two, 4 to 32768. Default: 256.
     pub recv_entries: u32,

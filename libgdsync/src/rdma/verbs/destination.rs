@@ -113,7 +113,9 @@ impl Destination {
 pub(in crate::rdma) fn check_qkey(qkey: u32, operation: &'static str) -> Result<()> {
     if qkey > MAX_QKEY {
         let what = format!("queue key {qkey:#x} is reserved for the system; choose a smaller one");
-        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MAX_QKEY, "queue keys"));
+        return Err(
+            Error::new(operation, Kind::Invalid, what).with_limit(MAX_QKEY, "as the highest key")
+        );
     }
     Ok(())
 }
@@ -135,8 +137,8 @@ impl Pd {
         };
         let mtu = peer.port.map(|port| port.mtu);
         if let Some(mtu) = mtu.filter(|mtu| !(1..=5).contains(mtu)) {
-            let what = format!("the peer's record has MTU code {mtu}, which is unknown");
-            return Err(invalid(what).with_limit(5u8, "MTU codes"));
+            let what = format!("the peer's record has the unknown MTU code {mtu}");
+            return Err(invalid(what).with_limit(5u8, "as the highest code"));
         }
         let to = match peer.port {
             None => AhAttr::Node(peer.node),
@@ -183,9 +185,8 @@ impl Pd {
     fn name(&self, qpn: u32, qkey: u32, to: AhAttr, mtu: Option<u8>) -> Result<Destination> {
         if qpn > MAX_QPN {
             let what = format!("the peer's QP number {qpn:#x} has more than 24 bits");
-            return Err(
-                Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_QPN, "QP numbers")
-            );
+            return Err(Error::new(OPERATION, Kind::Invalid, what)
+                .with_limit(MAX_QPN, "as the highest number"));
         }
         check_qkey(qkey, OPERATION)?;
         let nic = self.device().nic();

@@ -91,7 +91,7 @@ impl Qp {
             Refusal::AlreadyPosted => format!("the request of {self:?} is posted already"),
             Refusal::Aborted => format!("the request of {self:?} was aborted"),
             Refusal::Forgotten => {
-                format!("the request is unknown: {self:?} does not remember requests of this age")
+                format!("the request is too old: {self:?} records only its latest requests")
             }
             Refusal::NotNewest => format!(
                 "a receive of {self:?} was prepared after this one; abort the newest receive first"
@@ -108,12 +108,12 @@ impl Qp {
                 format!("the WQE of {self:?} has {segments} segments of 16 bytes; use fewer SGEs")
             }
             Refusal::Format(FormatError::InlineTooLong { len }) => {
-                format!("the request to {self:?} has {len} inline bytes; send it from an MR")
+                format!("the request of {self:?} has {len} inline bytes; send them from an MR")
             }
             Refusal::Format(FormatError::SgeTooLong { len }) => {
-                format!("an SGE of the request to {self:?} has {len} bytes; use several SGEs")
+                format!("an SGE of the request of {self:?} has {len} bytes; use several SGEs")
             }
-            Refusal::Format(e) => format!("{self:?} cannot encode the request: {e}"),
+            Refusal::Format(e) => format!("the request of {self:?} has no WQE format: {e}"),
         };
         let error = Error::new(operation, kind, what);
         match refusal {

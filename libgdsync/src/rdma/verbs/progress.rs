@@ -16,10 +16,11 @@ use crate::status::Status;
 
 impl Qp {
     /// Polls a request: its status if it has completed, `None` while it is in flight or not posted.
-    /// Does not block. An unsignaled request is known to have completed once a later one has.
+    /// Does not block. The completion of an unsignaled request is known when a later signaled
+    /// request has completed.
     ///
-    /// The library remembers a request until as many later ones as the queue has blocks are
-    /// prepared. After that the request counts as successful, unless it was aborted.
+    /// The library records a request until as many later requests are prepared as the queue has
+    /// blocks. After that the request counts as successful, unless it was aborted.
     ///
     /// # Errors
     /// `Foreign` for a request of another queue pair, or from before a reset; `NoSuchRequest` if
@@ -99,7 +100,7 @@ impl Qp {
             let what = match polled {
                 None => format!("the receive of {self:?} is not complete; wait for it first"),
                 Some(_) => format!(
-                    "the receive of {self:?} is too old: a later one uses its completion entry"
+                    "the receive of {self:?} is too old: a later receive has its completion entry"
                 ),
             };
             return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
@@ -161,8 +162,8 @@ impl Qp {
     /// The address of the status word of a request, 32 bits in pinned memory: [`Status::PENDING`]
     /// (0) until the request fails, then its status, stored before a stream that waits for it
     /// continues. A kernel that runs after the wait can read the outcome here; after a success the
-    /// word is still 0. The word belongs to the request until as many later ones as the queue has
-    /// blocks are prepared.
+    /// word is still 0. The word belongs to the request until as many later requests are prepared
+    /// as the queue has blocks.
     ///
     /// # Errors
     /// `Foreign` for a request of another queue pair.
@@ -205,7 +206,7 @@ impl Qp {
         let done = host.wait_until(Some(deadline), idle);
         if !possible {
             let what = format!(
-                "requests of {self:?} are prepared behind unsignaled ones; post or abort them first"
+                "requests of {self:?} are prepared after unsignaled ones; post or abort them first"
             );
             return Err(Error::new("wait for quiet", Kind::Busy, what));
         }

@@ -125,7 +125,7 @@ impl Qp {
         };
         if lowering == Lowering::Kernel && !pd.device().gpu().caps().kernels {
             let what = format!(
-                "{:?} runs no kernels; choose the lowering `memops` (GDS_LOWERING, \
+                "{:?} runs no kernels; choose the lowering `memops` (GDS_LOWER, \
                  QpConfig::lowering)",
                 pd.device().gpu()
             );
@@ -237,7 +237,7 @@ impl Qp {
         const OPERATION: &str = "connect";
         if self.core.transport.is_ud() || peer.qkey.is_some() {
             let what = match self.core.transport.is_ud() {
-                true => format!("{self:?} is for datagrams; activate it in place of connecting it"),
+                true => format!("{self:?} is for datagrams; activate it instead of connecting it"),
                 false => format!(
                     "{self:?} cannot be connected to QP {:#x}, which is for datagrams",
                     peer.qpn
@@ -424,7 +424,7 @@ impl Qp {
                 &mut many[..n]
             }
             n => {
-                let what = format!("the work request has {n} SGEs; a send takes fewer");
+                let what = format!("the work request has {n} SGEs; use fewer");
                 return Err(
                     Error::new(OPERATION, Kind::Invalid, what).with_limit(MAX_SGE as u64, "SGEs")
                 );
@@ -448,7 +448,7 @@ impl Qp {
         let split = |sge: &Sge<'_>| !matches!(u64::from(sge.len), 0 | ATOMIC);
         if work.atomic.is_some() && work.sges.iter().any(split) {
             let what = format!(
-                "several SGEs share the old value of an atomic on {self:?}; it needs a single SGE"
+                "the old value of an atomic on {self:?} is split over several SGEs; use one SGE"
             );
             return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC, "bytes"));
         }
@@ -567,7 +567,7 @@ impl Qp {
         let mut list = [wqe::Sge::default(); MAX_SGE];
         let Some(list) = list.get_mut(..sges.len()).filter(|l| l.len() <= limit) else {
             let what = format!(
-                "the receive has {} SGEs; this queue pair takes fewer (`QpConfig::recv_sges`)",
+                "the receive has {} SGEs; create the queue pair with more `QpConfig::recv_sges`",
                 sges.len()
             );
             return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(limit as u64, "SGEs"));

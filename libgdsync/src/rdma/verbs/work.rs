@@ -23,9 +23,9 @@ pub struct Sge<'a> {
 ///
 /// A constructor makes it; [`signaled`](Work::signaled) and the other methods set its flags. The
 /// success of a request that is not `signaled` raises no completion entry: a stream cannot wait for
-/// it, and the CPU sees that it is complete once a later request is. Its failure always raises an
-/// entry. The borrowed lists are read when the request is prepared, the memory
-/// that they name when the NIC executes it.
+/// it, and the CPU detects its completion when a later signaled request has completed. Its failure
+/// always raises an entry. The borrowed lists are read when the request is prepared; the memory
+/// that they name is read or written when the NIC executes the request.
 ///
 /// A request has at most 30 segments, or at most 988 inline bytes (a WRITE: 972, a datagram: 940),
 /// because a WQE has at most 63 units of 16 bytes.

@@ -54,7 +54,10 @@ impl Table {
         };
         let region = regions.by_key.get(&to.key).filter(inside);
         let region = region.ok_or_else(|| {
-            let what = format!("the key does not cover {len} bytes at {:#x}", to.addr);
+            let what = format!(
+                "the memory key does not cover {len} bytes at {:#x}",
+                to.addr
+            );
             Error::new("put", Kind::Invalid, what)
         })?;
         Ok((region.clone(), (to.addr - region.addr().0) as usize))
@@ -163,7 +166,7 @@ impl Remote {
         match (bytes.len(), long(0), long(8), word(16)) {
             (Remote::LEN, Some(addr), Some(len), Some(key)) => Ok(Remote { addr, len, key }),
             _ => {
-                let what = format!("a record of {} bytes does not name memory", bytes.len());
+                let what = format!("a record of {} bytes does not describe memory", bytes.len());
                 Err(Error::new("open channel", Kind::Protocol, what))
             }
         }

@@ -136,8 +136,8 @@ impl Lane {
     /// Launches one kernel; the kernel with the `last` put stores that all are done.
     fn launch(&self, stream: &Stream, group: &Group, last: Put) -> Result<()> {
         let kernels = self.local.kernels.as_ref().ok_or_else(|| {
-            let what = "the GPU runs no kernels, which a stream needs to send to its own rank; use \
-                        the CPU for it";
+            let what = "the GPU runs no kernels; a stream needs them to send to its own rank; post \
+                        the request from the CPU";
             Error::new(POST, Kind::Unsupported, what)
         })?;
         let mut params = Puts {

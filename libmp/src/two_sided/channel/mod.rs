@@ -111,7 +111,7 @@ impl<S> Channel<S> {
     fn adopt(&mut self, block: &[Record], len: usize) -> Result<()> {
         let block = Remote::read(self.path, block, len)?;
         if self.remote.is_some_and(|known| known != block) {
-            let what = "the peer announced a channel twice, with different memory";
+            let what = "the peer announced one channel twice, with different memory";
             return Err(Error::new("open channel", Kind::Protocol, what));
         }
         self.remote = Some(block);
