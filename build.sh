@@ -8,16 +8,16 @@ usage() {
     cat <<'USAGE'
 usage: ./build.sh COMMAND [ARGUMENTS]
 
-Do this first (no GPU and no NIC are needed):
+Do this first (you need Rust 1.95 or later; you need no GPU and no NIC):
   ./build.sh demo      runs two programs that check their results; the last line ends with "ok".
-                       3 to 5 minutes, most of it compiling
+                       3 to 5 minutes on 2 cores, most of it compiling
   ./build.sh doctor    prints which GPU and NIC of this machine the library would use
   Then read examples/README.md, which walks through the example programs.
 
 commands:
   demo  [ARGS]   measures the latency of ping-pong between the streams of two ranks (mpbench
                  pingpong ARGS), then runs a stencil on four ranks (halo2d) and compares it with a
-                 serial run; each program ends with its verdict
+                 serial run; the last line of each program says if its results are right
   test  [STEP..] runs every test, or the named steps: unit cluster mutants documents interop fuzz
                  rdma vm asan
   test --long [STEP..]

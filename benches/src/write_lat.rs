@@ -55,8 +55,8 @@ pub struct Options {
     /// Runs both ranks as threads of this process.
     #[arg(long)]
     pub threads: bool,
-    /// Runs as one of the two ranks that a launcher, or MP_RANK, MP_SIZE and MP_STORE, name: on two
-    /// hosts, or each on a separate processor.
+    /// Runs as one of two ranks, on two hosts or each on a separate processor: a launcher starts
+    /// both, or MP_RANK, MP_SIZE and MP_STORE describe the job.
     #[arg(long, conflicts_with = "threads")]
     pub launched: bool,
     #[command(flatten)]

@@ -62,8 +62,8 @@ pub struct Options {
     /// Runs both ranks as threads of this process.
     #[arg(long)]
     pub threads: bool,
-    /// Runs as one of the two ranks that a launcher, or MP_RANK, MP_SIZE and MP_STORE, name: on two
-    /// hosts, for example. Rank 0 prints the figures.
+    /// Runs as one of two ranks, on one host or two: a launcher starts both, or MP_RANK, MP_SIZE
+    /// and MP_STORE describe the job. Rank 0 prints the figures.
     #[arg(long, conflicts_with = "threads")]
     pub launched: bool,
     #[command(flatten)]

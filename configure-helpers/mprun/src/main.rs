@@ -69,13 +69,14 @@ struct Args {
         allow_negative_numbers = true)]
     grace: Duration,
 
-    /// Address on which the store listens for the ranks; 0.0.0.0: every address. Default: loopback
-    /// if all ranks are on this host, else the address from which this host reaches the others.
+    /// Address on which mprun listens for the ranks, which exchange their addresses through it;
+    /// 0.0.0.0: every address. Default: loopback if all ranks are on this host, else the address
+    /// from which this host reaches the others.
     #[arg(long, value_name = "ADDRESS")]
     bind: Option<IpAddr>,
 
-    /// Name or address of this host for ranks on other hosts. Default: the address on which the
-    /// store listens, or the name of this host if the store listens on every address.
+    /// Name or address of this host for ranks on other hosts. Default: the address on which
+    /// mprun listens, or the name of this host if mprun listens on every address.
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
 

@@ -27,7 +27,7 @@ struct Cli {
     /// Columns and rows of ranks, for example 3x2 [default: the grid nearest to a square]
     #[arg(long)]
     grid: Option<Grid>,
-    /// Cells of the whole field
+    /// Columns and rows of cells of the whole field
     #[arg(long, default_value = "64x48")]
     size: Size,
     /// Number of iterations

@@ -48,6 +48,7 @@ fn play(ctx: &Context, cli: &Cli) -> Result<()> {
     ranks::expect(ctx, 2)?;
     let (me, peer) = (ctx.rank(), 1 - ctx.rank());
     let kernels = Kernels::load(ctx.gpu())?;
+    // Zeroed. The section "Data of your own" of examples/README.md fills it with other values.
     let memory = ctx.alloc(MemoryKind::Device, cli.words as usize * WORD)?;
     let array = memory.region().addr();
     let stream = ctx.gpu().stream()?;
