@@ -124,7 +124,7 @@ fn a_rank_without_memory_for_a_lane_reports_its_own_failure() {
         assert_eq!(e.kind(), Kind::PeerFailed(Status::BAD_RESPONSE), "{e:?}");
         let text = e.to_string();
         assert!(text.contains("this rank cannot open its side"), "{text}");
-        assert!(text.contains("are in use"), "{text}");
+        assert!(text.contains("bytes in use"), "{text}");
     });
 }
 
