@@ -81,7 +81,7 @@ fn placeholders_have_names_and_no_format() {
 fn the_first_variable_of_several_words_is_replaced_in_a_text() {
     check(
         r#"fn f() {
-            let name = if x { "GDS_PORT" } else { "GDS_NIC" };
+            let name = if x { "GDS_GPU" } else { "GDS_NIC" };
             let why = if x { "it is too long" } else { "it is no number" };
             Error::new("read", Kind::Invalid, format!("{name}={}: {why}, {why}", said))
         }"#,
