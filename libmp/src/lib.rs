@@ -62,7 +62,7 @@
 //! - [`Request`]: a send or a receive in flight; [`Done`] is its result. [`wait_all`], [`wait_any`]
 //!   and [`wait_some`] wait for several.
 //! - [`SendOp`], [`RecvOp`]: a send or a receive with all options; [`Source`] and [`SizeSource`]
-//!   are two of them.
+//!   are two of them. [`NULL_RANK`] is a rank without messages.
 //! - [`Scope`]: messages of borrowed host memory.
 //!
 //! Failures and diagnosis:
@@ -217,7 +217,9 @@ pub use gdsync;
 pub use path::{NicOptions, Path, WordOrder};
 pub use region::{Memory, Slice};
 pub use request::Done;
-pub use two_sided::{Connect, Full, Progress, RecvOp, SendOp, SizeSource, Source, Stuck};
+pub use two_sided::{
+    Connect, Full, NULL_RANK, Progress, RecvOp, SendOp, SizeSource, Source, Stuck,
+};
 
 /// Checks what the section on threads promises.
 const _: () = {

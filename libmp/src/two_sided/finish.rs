@@ -5,6 +5,7 @@ use gdsync::Status;
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
 use super::receive::{ANYBODY, ask_reached, check_ready_order};
@@ -396,7 +397,8 @@ impl Engine {
         let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
         let unposted = entry.is_prepared();
-        if entry.peer == ANYBODY && (unposted || entry.is_unmatched()) {
+        let numbered = !matches!(entry.peer, ANYBODY | NULL_RANK);
+        if !numbered && (unposted || entry.is_unmatched()) {
             state.matcher.remove(key);
             self.finish(state, key, Status::CANCELLED, 0);
             return Ok(());

@@ -17,8 +17,8 @@
 //!
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
-//! - Calls of the application: `spec`, `open`, `send`, `receive`, `post`, `wait`, `claim` (a stream
-//!   takes a message in), `take` (the CPU takes a message in), `close`.
+//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `post`, `wait`, `claim` (a
+//!   stream takes a message in), `take` (the CPU takes a message in), `close`.
 //! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
 //!   and logs.
 
@@ -33,6 +33,7 @@ pub(crate) mod engine;
 mod finish;
 mod lanes;
 mod liveness;
+mod null;
 mod open;
 mod outbox;
 mod peer;
@@ -49,5 +50,6 @@ pub(crate) mod wait;
 mod watch;
 
 pub use config::{Connect, Full, Progress};
+pub use null::NULL_RANK;
 pub use spec::{RecvOp, SendOp, SizeSource, Source};
 pub use watch::Stuck;

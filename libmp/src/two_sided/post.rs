@@ -6,6 +6,7 @@ use gdsync::{Status, Stream};
 
 use super::config::Full;
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::state::{Guard, State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
@@ -111,6 +112,10 @@ impl Engine {
             return Err(Error::new(POST, Kind::Busy, "already posted, or has ended"));
         }
         entry.order = order;
+        if entry.peer == NULL_RANK {
+            self.finish(state, key, Status::SUCCESS, 0);
+            return Ok(());
+        }
         let Entry { common, operation } = entry;
         let Operation::Send(send) = operation else {
             return self.post_recv(state, key);

@@ -6,6 +6,7 @@ use gdsync::gpu::{Event, WeakStream, Word64};
 
 use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::peer::Target;
 use super::post::lent;
 use super::send::total;
@@ -29,6 +30,9 @@ impl Engine {
     pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(PREPARE)?;
         let len = total(&self.paths, PREPARE, spec.segments)?;
+        if spec.from == Source::Rank(NULL_RANK) {
+            return self.null(spec.tag, || Operation::Receive(Incoming::default()), post);
+        }
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
             true => Some(self.stage(len as usize)?),

@@ -4,6 +4,7 @@ use gdsync::{Status, Stream};
 
 use super::channel::SendChannel;
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::peer::Target;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, closed};
@@ -132,6 +133,10 @@ impl Engine {
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word cannot have {} segments", spec.segments.len());
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32, ""));
+        }
+        if spec.to == NULL_RANK {
+            spec.on.check(PREPARE)?;
+            return self.null(spec.tag, || Operation::Send(Outgoing::default()), post);
         }
         let short = len <= self.config.eager_limit as u64;
         if !(post && short && matches!(spec.size, SizeSource::Segments)) {

@@ -108,9 +108,9 @@ pub struct SendOp<'a> {
 }
 
 impl<'a> SendOp<'a> {
-    /// A send of the bytes of `segments`, concatenated, to rank `to` under `tag`. At most 30
-    /// segments; 0 bytes to 16 GiB in one segment, to 1 GiB in several. The CPU posts the send
-    /// unless [`on`](SendOp::on) is called.
+    /// A send of the bytes of `segments`, concatenated, to rank `to`, or to
+    /// [`NULL_RANK`](crate::NULL_RANK), under `tag`. At most 30 segments; 0 bytes to 16 GiB in one
+    /// segment, to 1 GiB in several. The CPU posts the send unless [`on`](SendOp::on) is called.
     pub fn new(to: u32, tag: u32, segments: &'a [Slice]) -> SendOp<'a> {
         SendOp {
             to,
@@ -158,7 +158,7 @@ impl<'a> SendOp<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
-    /// A message of this rank.
+    /// A message of this rank, or no message of [`NULL_RANK`](crate::NULL_RANK).
     Rank(u32),
     /// The first message under the tag that arrives and that no other receive matches, from any
     /// rank. The CPU matches it, in the background work: the receive depends on the CPU. Receives

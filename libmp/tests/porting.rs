@@ -1,0 +1,133 @@
+//! Calls that shorten a port from MPI: the null rank.
+
+mod common;
+
+use std::time::Duration;
+
+use common::gate::Gate;
+use common::{LIMIT, pattern, ranks, read};
+use gdsync::gpu::MemoryKind;
+use mp::{Context, Kind, NULL_RANK, RecvOp, Request, SendOp, Source};
+
+/// Below and above the eager limit.
+const SIZES: [usize; 2] = [100, 70_000];
+
+/// Asserts that the request has ended with the null rank's result.
+fn ended_with_null(request: &Request, tag: u32) {
+    let done = request.wait(Duration::ZERO).unwrap();
+    assert_eq!((done.peer, done.tag, done.len), (NULL_RANK, tag, 0));
+    assert_eq!(request.test().unwrap(), Some(done));
+}
+
+#[test]
+fn requests_with_the_null_rank_end_when_they_are_posted() {
+    ranks(2, |ctx| {
+        let gate = Gate::new(ctx.gpu());
+        let [held, other] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+        gate.hold(&held);
+        for len in SIZES {
+            let memory = ctx.alloc(MemoryKind::Device, len).unwrap();
+            memory.write(0, &pattern(0, 3, len)).unwrap();
+            let pieces = [
+                memory.slice(0, 1).unwrap(),
+                memory.slice(1, len - 1).unwrap(),
+            ];
+            let (send, recv) = (
+                SendOp::new(NULL_RANK, 7, &pieces),
+                RecvOp::new(NULL_RANK, 7, &pieces),
+            );
+            for (send, recv) in [(send, recv), (send.on(&held), recv.on(&held))] {
+                let prepared = [
+                    ctx.prepare_send(&send).unwrap(),
+                    ctx.prepare_recv(&recv).unwrap(),
+                ];
+                for request in &prepared {
+                    let e = request.test().unwrap_err();
+                    assert_eq!(e.kind(), Kind::NoSuchRequest, "{e}");
+                    request.post().unwrap();
+                    assert_eq!(request.post().unwrap_err().kind(), Kind::Busy);
+                }
+                let posted = [ctx.post_send(&send).unwrap(), ctx.post_recv(&recv).unwrap()];
+                for request in prepared.iter().chain(&posted) {
+                    // The stream that has not reached the request is not waited for.
+                    ended_with_null(request, 7);
+                    request.wait_on(&held).unwrap();
+                    request.wait_on(&other).unwrap();
+                    assert_eq!(request.cancel().unwrap_err().kind(), Kind::Unsupported);
+                }
+                assert_eq!(mp::wait_all(&posted, Duration::ZERO).unwrap().len(), 2);
+            }
+            assert_eq!(read(&memory, 0, len), pattern(0, 3, len));
+            // Nothing holds the memory.
+            drop(pieces);
+        }
+        assert!(other.synchronize(LIMIT).unwrap());
+        gate.open();
+        assert!(held.synchronize(LIMIT).unwrap());
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn prepared_request_with_the_null_rank_is_cancelled_or_dropped() {
+    ranks(1, |ctx| {
+        let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap().all();
+        let all = std::slice::from_ref(&memory);
+        let send = ctx.prepare_send(&SendOp::new(NULL_RANK, 1, all)).unwrap();
+        drop(ctx.prepare_recv(&RecvOp::new(NULL_RANK, 1, all)).unwrap());
+        assert!(
+            format!("{send:?}").contains("send to the null rank"),
+            "{send:?}"
+        );
+        send.cancel().unwrap();
+        let e = send.wait(LIMIT).unwrap_err();
+        assert_eq!(
+            (e.kind(), e.rank()),
+            (Kind::Cancelled, Some(NULL_RANK)),
+            "{e}"
+        );
+        drop(send);
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn receive_from_any_rank_ignores_the_null_rank() {
+    ranks(2, |ctx| {
+        let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+        let [into, other] = [0, 32].map(|at| memory.slice(at, 32).unwrap());
+        let any = ctx.irecv(Source::Any, 5, &into).unwrap();
+        ended_with_null(&ctx.irecv(NULL_RANK, 5, &other).unwrap(), 5);
+        ended_with_null(&ctx.isend(NULL_RANK, 5, &other).unwrap(), 5);
+        assert_eq!(any.test().unwrap(), None);
+        memory.write(32, &[ctx.rank() as u8 + 1; 32]).unwrap();
+        let peer = 1 - ctx.rank();
+        ctx.isend(peer, 5, &other).unwrap().wait(LIMIT).unwrap();
+        assert_eq!(any.wait(LIMIT).unwrap().peer, peer);
+        assert_eq!(read(&memory, 0, 32), [peer as u8 + 1; 32]);
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn arguments_of_a_request_with_the_null_rank_are_checked() {
+    ranks(1, |ctx| {
+        let alone = mp::bootstrap::Local::ranks(1).remove(0);
+        let foreign = Context::builder().bootstrap(alone).gpu(ctx.gpu());
+        let foreign = foreign
+            .build()
+            .unwrap()
+            .alloc(MemoryKind::Pinned, 8)
+            .unwrap();
+        let e = ctx.isend(NULL_RANK, 1, &foreign.all()).unwrap_err();
+        assert_eq!(e.kind(), Kind::Invalid, "{e}");
+        let piece = ctx.alloc(MemoryKind::Pinned, 8).unwrap().all();
+        let e = ctx
+            .irecvv(NULL_RANK, 1, &vec![piece.clone(); 31])
+            .unwrap_err();
+        assert_eq!((e.kind(), e.limit()), (Kind::Invalid, Some(30)), "{e}");
+        // `0 - 1` is no null rank.
+        let e = ctx.isend(0u32.wrapping_sub(1), 1, &piece).unwrap_err();
+        assert_eq!((e.kind(), e.rank()), (Kind::Invalid, Some(u32::MAX)), "{e}");
+    });
+}
