@@ -1,4 +1,4 @@
-//! Calls that shorten a port from MPI: the null rank.
+//! Calls that shorten a port from MPI: the null rank, and memory as elements.
 
 mod common;
 
@@ -7,7 +7,8 @@ use std::time::Duration;
 use common::gate::Gate;
 use common::{LIMIT, pattern, ranks, read};
 use gdsync::gpu::MemoryKind;
-use mp::{Context, Kind, NULL_RANK, RecvOp, Request, SendOp, Source};
+use mp::{Context, Kind, NULL_RANK, RecvOp, Request, SendOp, Slice, Source};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Below and above the eager limit.
 const SIZES: [usize; 2] = [100, 70_000];
@@ -129,5 +130,78 @@ fn arguments_of_a_request_with_the_null_rank_are_checked() {
         // `0 - 1` is no null rank.
         let e = ctx.isend(0u32.wrapping_sub(1), 1, &piece).unwrap_err();
         assert_eq!((e.kind(), e.rank()), (Kind::Invalid, Some(u32::MAX)), "{e}");
+    });
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Particle {
+    position: [f64; 3],
+    id: u64,
+}
+
+#[test]
+fn elements_are_sliced_and_copied_by_index() {
+    ranks(1, |ctx| {
+        for kind in [MemoryKind::Pinned, MemoryKind::Device] {
+            let memory = ctx.alloc(kind, 10 * size_of::<Particle>()).unwrap();
+            let particle = |id| Particle {
+                position: [id as f64, 0.5, -1.0],
+                id,
+            };
+            memory.write_slice(2, &[particle(1), particle(2)]).unwrap();
+            let mut got = [Particle::default(); 4];
+            memory.read_slice(1, &mut got).unwrap();
+            let none = Particle::default();
+            assert_eq!(got, [none, particle(1), particle(2), none]);
+            let slice = memory.slice_of::<Particle>(2, 3).unwrap();
+            assert_eq!((slice.offset(), slice.len()), (64, 96));
+            let mut got = [none];
+            slice.read_slice(1, &mut got).unwrap();
+            assert_eq!(got, [particle(2)]);
+            slice.write_slice(2, &[7u64]).unwrap();
+            let word = slice.slice_of::<u64>(2, 1).unwrap();
+            assert_eq!((word.offset(), word.len()), (80, 8));
+            assert_eq!(read(&memory, 80, 8), 7u64.to_ne_bytes());
+            // No elements, also behind the last.
+            assert!(memory.slice_of::<Particle>(10, 0).unwrap().is_empty());
+            memory.write_slice::<u8>(320, &[]).unwrap();
+        }
+    });
+}
+
+#[test]
+fn elements_outside_the_memory_or_misaligned_are_refused() {
+    ranks(1, |ctx| {
+        let memory = ctx.alloc(MemoryKind::Pinned, 100).unwrap();
+        let whole = memory.all();
+        let part = memory.slice(8, 24).unwrap();
+        let refused = |slice: &Slice, index, count, limit| {
+            let e = slice.slice_of::<f64>(index, count).unwrap_err();
+            assert_eq!((e.kind(), e.limit()), (Kind::Invalid, limit), "{e}");
+        };
+        refused(&whole, 12, 1, Some(12));
+        refused(&whole, 13, 0, Some(12));
+        refused(&whole, 0, 13, Some(12));
+        refused(&whole, usize::MAX, 1, Some(12));
+        refused(&whole, 1, usize::MAX, Some(12));
+        refused(&whole, usize::MAX / 8, usize::MAX / 8, Some(12));
+        refused(&part, 2, 2, Some(3));
+        let odd = memory.slice(4, 32).unwrap();
+        refused(&odd, 0, 1, None);
+        let e = odd.read_slice(1, &mut [0u64]).unwrap_err();
+        assert!(
+            e.to_string().contains("u64") && e.to_string().contains("8 bytes"),
+            "{e}"
+        );
+        odd.slice_of::<u32>(0, 8).unwrap();
+        assert_eq!(
+            memory.write_slice(0, &[0u64; 13]).unwrap_err().kind(),
+            Kind::Invalid
+        );
+        assert_eq!(
+            part.read_slice(0, &mut [0u8; 25]).unwrap_err().kind(),
+            Kind::Invalid
+        );
     });
 }

@@ -2,7 +2,9 @@
 //!
 //! [`Memory`] is a region of GPU or host memory that is registered with the context's NIC;
 //! [`Slice`] is a range of its bytes. Both are handles: a message in flight keeps the memory alive,
-//! so no borrow is needed. Bytes are copied in and out.
+//! so no borrow is needed. Bytes are copied in and out; `typed` has both as elements of a type.
+
+mod typed;
 
 use std::fmt;
 use std::sync::Arc;
