@@ -1,15 +1,18 @@
-//! Calls that shorten a port from MPI: the null rank, and memory as elements.
+//! Calls that shorten a port from MPI: the null rank, memory as elements, and a send and a receive in
+//! one call.
 
 mod common;
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use common::gate::Gate;
-use common::{LIMIT, pattern, ranks, read};
+use common::{LIMIT, pattern, ranks, ranks_with, read};
 use gdsync::gpu::MemoryKind;
-use mp::{Context, Kind, NULL_RANK, RecvOp, Request, SendOp, Slice, Source};
+use mp::{Builder, Context, Kind, NULL_RANK, Progress, RecvOp, Request, SendOp, Slice, Source};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+const SHORT: Duration = Duration::from_millis(50);
 /// Below and above the eager limit.
 const SIZES: [usize; 2] = [100, 70_000];
 
@@ -203,5 +206,137 @@ fn elements_outside_the_memory_or_misaligned_are_refused() {
             part.read_slice(0, &mut [0u8; 25]).unwrap_err().kind(),
             Kind::Invalid
         );
+    });
+}
+
+/// All ranks shift messages around a ring at once.
+fn ring(size: u32, progress: Progress) {
+    let build = move |b: Builder| b.progress(progress).depth(2);
+    ranks_with(size, build, move |ctx| {
+        let rank = ctx.rank();
+        let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
+        let stream = ctx.gpu().stream().unwrap();
+        for len in SIZES {
+            let memory = ctx.alloc(MemoryKind::Device, 2 * len).unwrap();
+            let [out, into] = [0, len].map(|at| memory.slice(at, len).unwrap());
+            for round in 0..10 {
+                memory.write(0, &pattern(rank, round, len)).unwrap();
+                if round % 2 == 0 {
+                    let done = ctx
+                        .sendrecv((right, 7, &out), (left, 7, &into), LIMIT)
+                        .unwrap();
+                    assert_eq!((done.peer, done.tag, done.len), (left, 7, len as u64));
+                } else {
+                    let recv = RecvOp::from((left, 8, &into)).timeout(LIMIT);
+                    ctx.sendrecv_on(&stream, (right, 8, &out), recv).unwrap();
+                    ctx.synchronize(&stream, LIMIT).unwrap();
+                }
+                assert!(
+                    read(&memory, len, len) == pattern(left, round, len),
+                    "{round}"
+                );
+            }
+        }
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn all_ranks_send_and_receive_in_one_call_at_once() {
+    ring(3, Progress::Background);
+    ring(2, Progress::Manual);
+    ring(1, Progress::Background);
+}
+
+#[test]
+fn chain_with_open_ends_shifts_by_one_call() {
+    ranks(3, |ctx| {
+        let rank = ctx.rank();
+        let left = rank.checked_sub(1).unwrap_or(NULL_RANK);
+        let right = if rank == 2 { NULL_RANK } else { rank + 1 };
+        let stream = ctx.gpu().stream().unwrap();
+        for len in SIZES {
+            let memory = ctx.alloc(MemoryKind::Pinned, 2 * len).unwrap();
+            let [out, into] = [0, len].map(|at| memory.slice(at, len).unwrap());
+            memory.write(0, &pattern(rank, 0, len)).unwrap();
+            let done = ctx
+                .sendrecv((right, 1, &out), (left, 1, &into), LIMIT)
+                .unwrap();
+            let expected = match rank {
+                0 => (NULL_RANK, 0, vec![0; len]),
+                _ => (rank - 1, len as u64, pattern(rank - 1, 0, len)),
+            };
+            assert_eq!((done.peer, done.len), (expected.0, expected.1));
+            assert!(read(&memory, len, len) == expected.2);
+            memory.write(len, &vec![0; len]).unwrap();
+            ctx.sendrecv_on(&stream, (left, 2, &out), (right, 2, &into))
+                .unwrap();
+            ctx.synchronize(&stream, LIMIT).unwrap();
+            let expected = match rank {
+                2 => vec![0; len],
+                _ => pattern(rank + 1, 0, len),
+            };
+            assert!(read(&memory, len, len) == expected);
+        }
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn refused_pair_posts_nothing() {
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let stream = ctx.gpu().stream().unwrap();
+        for len in SIZES {
+            let memory = ctx.alloc(MemoryKind::Pinned, 2 * len).unwrap();
+            let [out, into] = [0, len].map(|at| memory.slice(at, len).unwrap());
+            memory.write(0, &pattern(ctx.rank(), 1, len)).unwrap();
+            for on_stream in [false, true] {
+                let shift = |to| match on_stream {
+                    false => ctx
+                        .sendrecv((to, 3, &out), (peer, 3, &into), LIMIT)
+                        .map(drop),
+                    true => ctx.sendrecv_on(&stream, (to, 3, &out), (peer, 3, &into)),
+                };
+                let e = shift(9).unwrap_err();
+                assert_eq!((e.kind(), e.rank()), (Kind::Invalid, Some(9)), "{e}");
+                // The receive was cancelled: the next one takes the peer's message.
+                shift(peer).unwrap();
+                ctx.synchronize(&stream, LIMIT).unwrap();
+                assert!(read(&memory, len, len) == pattern(peer, 1, len));
+            }
+        }
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn pair_whose_message_is_missing_times_out_and_continues() {
+    static LATE: Barrier = Barrier::new(2);
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+        let [out, into] = [0, 32].map(|at| memory.slice(at, 32).unwrap());
+        memory.write(0, &[ctx.rank() as u8 + 1; 32]).unwrap();
+        if ctx.rank() == 0 {
+            let e = ctx
+                .sendrecv((peer, 1, &out), (peer, 1, &into), SHORT)
+                .unwrap_err();
+            assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)), "{e}");
+            LATE.wait();
+            // The receive that timed out takes the first message, and this one the second.
+            ctx.sendrecv((peer, 1, &out), (peer, 1, &into), LIMIT)
+                .unwrap();
+            ctx.close(LIMIT).unwrap();
+            assert_eq!(read(&memory, 32, 32), [2; 32]);
+        } else {
+            LATE.wait();
+            for _ in 0..2 {
+                ctx.sendrecv((peer, 1, &out), (peer, 1, &into), LIMIT)
+                    .unwrap();
+                assert_eq!(read(&memory, 32, 32), [1; 32]);
+            }
+            ctx.close(LIMIT).unwrap();
+        }
     });
 }

@@ -1,12 +1,14 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
-//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `request` has the
-//! handles on messages, `scope` messages of borrowed memory, `cache` the registrations.
+//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both in
+//! one call, `request` has the handles on messages, `scope` messages of borrowed memory, `cache` the
+//! registrations.
 
 mod builder;
 mod cache;
 mod calls;
 mod request;
 mod scope;
+mod sendrecv;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

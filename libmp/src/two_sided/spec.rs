@@ -154,6 +154,13 @@ impl<'a> SendOp<'a> {
     }
 }
 
+/// Rank, tag and the bytes of the message.
+impl<'a> From<(u32, u32, &'a Slice)> for SendOp<'a> {
+    fn from((to, tag, data): (u32, u32, &'a Slice)) -> SendOp<'a> {
+        SendOp::new(to, tag, std::slice::from_ref(data))
+    }
+}
+
 /// The rank whose message a receive takes. A `u32` converts to [`Source::Rank`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -221,5 +228,12 @@ impl<'a> RecvOp<'a> {
     pub fn timeout(mut self, limit: Duration) -> RecvOp<'a> {
         self.timeout = Some(limit);
         self
+    }
+}
+
+/// Source, tag and the memory of the message.
+impl<'a, S: Into<Source>> From<(S, u32, &'a Slice)> for RecvOp<'a> {
+    fn from((from, tag, into): (S, u32, &'a Slice)) -> RecvOp<'a> {
+        RecvOp::new(from, tag, std::slice::from_ref(into))
     }
 }
