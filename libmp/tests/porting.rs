@@ -1,5 +1,5 @@
-//! Calls that shorten a port from MPI: the null rank, memory as elements, and a send and a receive in
-//! one call.
+//! Calls that shorten a port from MPI: the null rank, memory as elements, a send and a receive in
+//! one call, and the flush of sends.
 
 mod common;
 
@@ -338,5 +338,77 @@ fn pair_whose_message_is_missing_times_out_and_continues() {
             }
             ctx.close(LIMIT).unwrap();
         }
+    });
+}
+
+#[test]
+fn flush_waits_for_posted_sends_only() {
+    static HELD: Barrier = Barrier::new(2);
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let (gate, stream) = (Gate::new(ctx.gpu()), ctx.gpu().stream().unwrap());
+        let memory = ctx.alloc(MemoryKind::Device, 70_000).unwrap();
+        let [small, large] = [100, 70_000].map(|len| memory.slice(0, len).unwrap());
+        ctx.flush(Duration::ZERO).unwrap();
+        if ctx.rank() == 0 {
+            // By a stream that has not reached the send, and by the CPU without a receive.
+            gate.hold(&stream);
+            let held = ctx.isend_on(&stream, peer, 1, &small).unwrap();
+            let rest = ctx.isend(peer, 2, &large).unwrap();
+            let all = std::slice::from_ref(&small);
+            let prepared = ctx.prepare_send(&SendOp::new(peer, 3, all)).unwrap();
+            let e = ctx.flush(SHORT).unwrap_err();
+            assert_eq!(
+                (e.kind(), e.rank(), e.tag()),
+                (Kind::Timeout, Some(1), Some(1)),
+                "{e}"
+            );
+            let text = e.to_string();
+            assert!(
+                text.contains("50 ms") && text.contains("2 sends have not ended"),
+                "{text}"
+            );
+            gate.open();
+            held.wait(LIMIT).unwrap();
+            let e = ctx.flush(SHORT).unwrap_err();
+            assert_eq!((e.kind(), e.tag()), (Kind::Timeout, Some(2)), "{e}");
+            assert!(e.to_string().contains("posted no receive"), "{e}");
+            HELD.wait();
+            ctx.flush(LIMIT).unwrap();
+            rest.wait(Duration::ZERO).unwrap();
+            prepared.cancel().unwrap();
+        } else {
+            HELD.wait();
+            let recvs = [(1, &small), (2, &large)].map(|(tag, s)| ctx.irecv(peer, tag, s).unwrap());
+            // Receives do not count.
+            let open = ctx.irecv(peer, 9, &small).unwrap();
+            ctx.flush(Duration::ZERO).unwrap();
+            mp::wait_all(&recvs, LIMIT).unwrap();
+            open.cancel().unwrap();
+        }
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn flush_returns_the_failure_of_a_send_once() {
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let memory = ctx.alloc(MemoryKind::Pinned, 70_000).unwrap();
+        if ctx.rank() == 0 {
+            drop(ctx.isend(peer, 4, &memory.all()).unwrap());
+            let e = ctx.flush(LIMIT).unwrap_err();
+            let whole = (e.kind(), e.operation(), e.rank(), e.tag());
+            assert_eq!(
+                whole,
+                (Kind::Truncated, "flush sends", Some(1), Some(4)),
+                "{e}"
+            );
+            ctx.flush(LIMIT).unwrap();
+        } else {
+            let recv = ctx.irecv(peer, 4, &memory.slice(0, 10).unwrap()).unwrap();
+            assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+        }
+        ctx.close(LIMIT).unwrap();
     });
 }

@@ -374,6 +374,21 @@ impl Context {
         self.engine().synchronize(stream, limit)
     }
 
+    /// Waits on the CPU, at most `limit`, until all sends of this rank that were posted before the
+    /// call have ended, by the CPU or on streams, with or without a handle: their memory may be
+    /// written again. This is local, the peers may not have received eager messages yet. Sends that
+    /// are prepared and not posted do not count. Returns the first failure that no call has
+    /// returned, of a send or of a receive, as [`take_error`](Context::take_error).
+    ///
+    /// # Errors
+    /// - `Timeout` after `limit`, naming the oldest send that has not ended, its rank and what it
+    ///   waits for; its source is the first failure that no call has returned, if there is one. The
+    ///   sends continue, and the call may be repeated.
+    /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
+    pub fn flush(&self, limit: Duration) -> Result<()> {
+        self.engine().flush(limit)
+    }
+
     /// Executes one round of the background work, and returns whether the round did some work. It
     /// does not wait. With [`Progress::Manual`] the program calls it while other ranks or streams
     /// depend on this rank's CPU; with [`Progress::Background`] no call is needed.

@@ -18,7 +18,7 @@
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `post`, `wait`, `claim` (a
-//!   stream takes a message in), `take` (the CPU takes a message in), `close`.
+//!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`.
 //! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
 //!   and logs.
 
@@ -31,6 +31,7 @@ pub(crate) mod config;
 mod control;
 pub(crate) mod engine;
 mod finish;
+mod flush;
 mod lanes;
 mod liveness;
 mod null;
