@@ -58,7 +58,8 @@
 //!   TCP store, or the launcher's environment variables.
 //!
 //! Messages:
-//! - [`Memory`], [`Slice`]: registered GPU or host memory, and a range of its bytes.
+//! - [`Memory`], [`Slice`], [`Strided`]: registered GPU or host memory, a range of its bytes, and
+//!   pieces of it at equal distances.
 //! - [`Request`]: a send or a receive in flight; [`Done`] is its result. [`wait_all`], [`wait_any`]
 //!   and [`wait_some`] wait for several.
 //! - [`SendOp`], [`RecvOp`]: a send or a receive with all options; [`Source`] and [`SizeSource`]
@@ -105,8 +106,9 @@
 //! A longer message uses *rendezvous*: it waits for its receive and is then written to the memory
 //! of the receive, without a copy. **A stream that sends a message above the eager limit waits at
 //! the send until the receive is posted**; later work of the stream waits too. Post receives before
-//! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room,
-//! and a context keeps up to 64 MiB of this memory for later receives.
+//! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room.
+//! So is a send or a receive of more than 30 pieces ([`Strided`]), of any length. A context keeps up
+//! to 64 MiB of this memory for later messages.
 //!
 //! A stream waits at a send without a credit, at a rendezvous send without a posted receive, and at
 //! every `wait_on`. No call blocks meanwhile, and no call detects that two streams wait for each
@@ -215,7 +217,7 @@ pub use context::{Builder, Context, Request, Scope, wait_all, wait_any, wait_som
 pub use error::{Error, Kind, Result};
 pub use gdsync;
 pub use path::{NicOptions, Path, WordOrder};
-pub use region::{Memory, Slice};
+pub use region::{Memory, Slice, Strided};
 pub use request::Done;
 pub use two_sided::{
     Connect, Full, NULL_RANK, Progress, RecvOp, SendOp, SizeSource, Source, Stuck,
@@ -228,6 +230,7 @@ const _: () = {
     shared::<Builder>();
     shared::<Memory>();
     shared::<Slice>();
+    shared::<Strided>();
     shared::<Request>();
     shared::<Error>();
     shared::<Stuck>();

@@ -54,7 +54,7 @@ impl Engine {
         let memory = &mut state.trash.memory;
         match staging {
             // The sender writes to it no more: the word that ended the receive came after the
-            // payload, or in place of it.
+            // payload, or in place of it. The puts of a send that read it are done.
             Some(staging) if matches!(status, Status::SUCCESS | Status::TRUNCATED) => {
                 state.staging.keep(staging, memory);
             }

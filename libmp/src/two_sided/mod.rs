@@ -13,7 +13,7 @@
 //!   given up).
 //! - `lanes` (which stream posts on which lane), `any` (receives from any rank), `outbox` (control
 //!   messages that wait), `liveness` (whether ranks are alive), `watch` (where streams wait),
-//!   `staging`.
+//!   `staging` and `packed` (messages in many pieces).
 //!
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
@@ -37,6 +37,7 @@ mod liveness;
 mod null;
 mod open;
 mod outbox;
+mod packed;
 mod peer;
 mod post;
 mod progress;

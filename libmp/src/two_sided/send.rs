@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
-use crate::region::Slice;
+use crate::region::{Slice, Strided};
 use crate::request::entry::{Common, Entry, Handle, Late, Operation, Outgoing, Poster, SendState};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
@@ -129,9 +129,10 @@ impl Engine {
     /// work requests.
     #[inline]
     pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
-        let len = total(&self.paths, PREPARE, spec.segments)?;
-        if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
-            let what = format!("a length word cannot have {} segments", spec.segments.len());
+        let len = self.length(PREPARE, spec.segments, spec.packed)?;
+        let count = spec.packed.map_or(spec.segments.len(), Strided::count);
+        if matches!(spec.size, SizeSource::Word { .. }) && count != 1 {
+            let what = format!("a length word cannot have {count} segments");
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32, ""));
         }
         if spec.to == NULL_RANK {
@@ -144,6 +145,16 @@ impl Engine {
             // enqueued.
             spec.on.check(PREPARE)?;
         }
+        if let Some(pieces) = spec.packed {
+            let staging = self.stage_pieces(pieces)?;
+            let segments = &[staging.slice(0, len as usize)?];
+            return self.number_and_post(&SendOp { segments, ..*spec }, len, post);
+        }
+        self.number_and_post(spec, len, post)
+    }
+
+    #[inline]
+    fn number_and_post(&self, spec: &SendOp<'_>, len: u64, post: bool) -> Result<RequestKey> {
         self.reopening(|| {
             let (state, lane) = self.ensure(spec.to, &spec.on, Target::Send(spec.tag))?;
             let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
@@ -198,8 +209,10 @@ impl Engine {
         let mut progress = SendState::Prepared;
         if let Some(stream) = stream {
             let lane = peer.link.lane(lane).ok_or_else(closed)?;
-            if large || late.is_some() {
+            if large || late.is_some() || spec.packed.is_some() {
                 self.kernels(PREPARE)?;
+            }
+            if large || late.is_some() {
                 channel.make_stamps(&self.paths)?;
                 let mut batch = Batch::new(lane);
                 let all = spec.segments;
@@ -209,7 +222,8 @@ impl Engine {
             } else {
                 let mut batch = Batch::short(lane);
                 let stamp = plain(&mut batch, channel, number, spec.segments, len)?;
-                if post {
+                // Pieces are gathered when the request is posted.
+                if post && spec.packed.is_none() {
                     if let Err(e) = post_short(stream, &mut batch, channel, number) {
                         batch.undo();
                         return Err(e);
@@ -237,6 +251,7 @@ impl Engine {
         let operation = Operation::Send(Outgoing {
             state: progress,
             late,
+            packed: spec.packed.cloned().map(Box::new),
         });
         channel.numbers.advance();
         let key = state.requests.put(Entry { common, operation });

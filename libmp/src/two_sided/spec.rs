@@ -8,7 +8,7 @@ use gdsync::rdma::Doorbell;
 
 use crate::error::Result;
 use crate::path::uncaptured;
-use crate::region::Slice;
+use crate::region::{Slice, Strided};
 
 /// The side that executes a request: the CPU or a stream.
 #[derive(Clone, Copy, Debug, Default)]
@@ -102,6 +102,8 @@ pub struct SendOp<'a> {
     pub(crate) to: u32,
     pub(crate) tag: u32,
     pub(crate) segments: &'a [Slice],
+    /// Pieces that do not fit a list; then there are no segments.
+    pub(crate) packed: Option<&'a Strided>,
     pub(crate) size: SizeSource<'a>,
     pub(crate) on: On<'a>,
     pub(crate) timeout: Option<Duration>,
@@ -116,9 +118,19 @@ impl<'a> SendOp<'a> {
             to,
             tag,
             segments,
+            packed: None,
             size: SizeSource::Segments,
             on: On::Cpu,
             timeout: None,
+        }
+    }
+
+    /// A send of strided pieces, as one message of 0 bytes to 1 GiB, otherwise as
+    /// [`SendOp::new`].
+    pub fn strided(to: u32, tag: u32, data: &'a Strided) -> SendOp<'a> {
+        SendOp {
+            packed: data.is_long().then_some(data),
+            ..SendOp::new(to, tag, data.pieces())
         }
     }
 
@@ -161,6 +173,13 @@ impl<'a> From<(u32, u32, &'a Slice)> for SendOp<'a> {
     }
 }
 
+/// Rank, tag and the pieces of the message.
+impl<'a> From<(u32, u32, &'a Strided)> for SendOp<'a> {
+    fn from((to, tag, data): (u32, u32, &'a Strided)) -> SendOp<'a> {
+        SendOp::strided(to, tag, data)
+    }
+}
+
 /// The rank whose message a receive takes. A `u32` converts to [`Source::Rank`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -187,6 +206,8 @@ pub struct RecvOp<'a> {
     pub(crate) from: Source,
     pub(crate) tag: u32,
     pub(crate) segments: &'a [Slice],
+    /// Pieces that do not fit a list; then there are no segments.
+    pub(crate) packed: Option<&'a Strided>,
     pub(crate) on: On<'a>,
     pub(crate) timeout: Option<Duration>,
 }
@@ -200,8 +221,18 @@ impl<'a> RecvOp<'a> {
             from: from.into(),
             tag,
             segments,
+            packed: None,
             on: On::Cpu,
             timeout: None,
+        }
+    }
+
+    /// A receive of a message into strided pieces, in their order, of 0 bytes to 1 GiB, otherwise as
+    /// [`RecvOp::new`].
+    pub fn strided(from: impl Into<Source>, tag: u32, into: &'a Strided) -> RecvOp<'a> {
+        RecvOp {
+            packed: into.is_long().then_some(into),
+            ..RecvOp::new(from, tag, into.pieces())
         }
     }
 
@@ -235,5 +266,12 @@ impl<'a> RecvOp<'a> {
 impl<'a, S: Into<Source>> From<(S, u32, &'a Slice)> for RecvOp<'a> {
     fn from((from, tag, into): (S, u32, &'a Slice)) -> RecvOp<'a> {
         RecvOp::new(from, tag, std::slice::from_ref(into))
+    }
+}
+
+/// Source, tag and the pieces of the message.
+impl<'a, S: Into<Source>> From<(S, u32, &'a Strided)> for RecvOp<'a> {
+    fn from((from, tag, into): (S, u32, &'a Strided)) -> RecvOp<'a> {
+        RecvOp::strided(from, tag, into)
     }
 }
