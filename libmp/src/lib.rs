@@ -64,6 +64,7 @@
 //!   and [`wait_some`] wait for several.
 //! - [`SendOp`], [`RecvOp`]: a send or a receive with all options; [`Source`] and [`SizeSource`]
 //!   are two of them. [`NULL_RANK`] is a rank without messages.
+//! - [`Context::sendrecv`], [`Context::sendrecv_on`]: a send and a receive in one call.
 //! - [`Scope`]: messages of borrowed host memory.
 //!
 //! Failures and diagnosis:
@@ -107,8 +108,8 @@
 //! of the receive, without a copy. **A stream that sends a message above the eager limit waits at
 //! the send until the receive is posted**; later work of the stream waits too. Post receives before
 //! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room.
-//! So is a send or a receive of more than 30 pieces ([`Strided`]), of any length. A context keeps up
-//! to 64 MiB of this memory for later messages.
+//! So is a send or a receive of more than 30 pieces ([`Strided`]), of any length. A context keeps
+//! up to 64 MiB of this memory for later messages.
 //!
 //! A stream waits at a send without a credit, at a rendezvous send without a posted receive, and at
 //! every `wait_on`. No call blocks meanwhile, and no call detects that two streams wait for each
@@ -118,9 +119,9 @@
 //! A send has completed when its memory may be written again. This is local: the peer may not have
 //! received an eager message yet. A receive has completed when the message is in place. Completion
 //! is seen by the CPU ([`Request::test`], [`Request::wait`]), by streams ([`Request::wait_on`]) and
-//! by kernels ([`Request::result_word`]). Requests that a stream waits for retire without a call,
-//! whatever their number. At most 65,536 requests may be unfinished, or held by a handle, at a
-//! time.
+//! by kernels ([`Request::result_word`]). [`Context::flush`] waits for all posted sends. Requests
+//! that a stream waits for retire without a call, whatever their number. At most 65,536 requests
+//! may be unfinished, or held by a handle, at a time.
 //!
 //! # Timeouts
 //! - The start of a job: 60 s, `MP_START_TIMEOUT`, or the limit that the call passes; then
