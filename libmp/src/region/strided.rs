@@ -52,7 +52,7 @@ pub struct Strided {
 }
 
 /// A repetition.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Level {
     stride: usize,
     count: usize,
@@ -279,3 +279,81 @@ impl Strided {
 }
 
 const CARVE: &str = "carve strided pieces";
+
+#[cfg(test)]
+mod tests {
+    use gdsync::Gpu;
+    use gdsync::rdma::Device;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::path::{Paths, Rights};
+
+    const LEN: usize = 512;
+
+    /// The offsets of all bytes, in the order of the message; `None`: one exceeds the memory.
+    fn bytes(offset: usize, block: usize, row: Level, plane: Level) -> Option<Vec<usize>> {
+        let mut all = Vec::new();
+        for (i, j) in (0..plane.count).flat_map(|i| (0..row.count).map(move |j| (i, j))) {
+            let at = offset + i * plane.stride + j * row.stride;
+            all.extend(at..at + block);
+        }
+        all.iter().all(|at| *at < LEN).then_some(all)
+    }
+
+    fn config() -> ProptestConfig {
+        ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::with_cases(4000)
+        }
+    }
+
+    fn level() -> impl Strategy<Value = Level> {
+        (0..70usize, 0..12usize).prop_map(|(stride, count)| Level { stride, count })
+    }
+
+    proptest! {
+        #![proptest_config(config())]
+
+        #[test]
+        fn pieces_are_those_of_the_loops_and_overlaps_are_refused(
+            offset in 0..80usize,
+            block in 0..20usize,
+            (row, plane) in (level(), level()),
+        ) {
+            thread_local! {
+                static MEMORY: Memory = {
+                    let paths = Paths::for_test(&Device::emulated(&Gpu::soft().unwrap()).unwrap());
+                    Memory::new(paths.pinned(LEN, Rights::All).unwrap())
+                };
+            }
+            let expected = bytes(offset, block, row, plane);
+            let overlap = expected.as_ref().is_some_and(|all| {
+                let mut once = all.clone();
+                once.sort_unstable();
+                once.dedup();
+                once.len() < all.len()
+            });
+            let made = MEMORY.with(|memory| Strided::new(memory, offset, block, row, plane));
+            match made {
+                Ok(strided) => {
+                    let all = expected.expect("inside the memory");
+                    prop_assert!(!overlap);
+                    prop_assert_eq!(strided.len(), all.len());
+                    let pieces: Vec<_> = strided.offsets().collect();
+                    let bytes = pieces.iter().flat_map(|at| *at..at + strided.block);
+                    prop_assert!(bytes.eq(all));
+                    prop_assert_eq!(pieces.len(), strided.count());
+                    let listed = if strided.is_long() { 0 } else { pieces.len() };
+                    prop_assert_eq!(strided.pieces().len(), listed);
+                }
+                // Rows that are neither behind nor between each other are refused without overlap.
+                Err(_) => {
+                    let nested = row.stride >= block && row.stride * row.count <= plane.stride;
+                    let whole = expected.is_none_or(|all| all.is_empty());
+                    prop_assert!(whole || overlap || !nested, "refused");
+                }
+            }
+        }
+    }
+}
