@@ -296,6 +296,94 @@ fn pieces_keep_their_memory_and_queues_that_are_full_are_reported() {
     });
 }
 
+/// A random shape of at least `least` and at most 50,000 bytes.
+fn draw(rng: &mut fastrand::Rng, least: usize) -> Shape {
+    loop {
+        let (block, rows, planes) = (rng.usize(1..200), rng.usize(1..90), rng.usize(1..7));
+        let row = block + rng.usize(0..40) / 8 * 8;
+        let plane = rows * row + rng.usize(0..3) * 8;
+        let fits = (least..=50_000).contains(&(block * rows * planes));
+        if fits && plane * planes < ROOM - 64 {
+            return (block, row, rows, plane, planes, rng.usize(0..64));
+        }
+    }
+}
+
+/// Messages of random shapes at both ends, many in flight, by the CPU and by streams, prepared or
+/// not, some from any rank.
+#[test]
+fn random_pieces_in_flight_arrive() {
+    for seed in 0..12 {
+        let build = |b: mp::Builder| b.depth(4).eager_limit(8 << 10);
+        ranks_with(2, build, move |ctx| {
+            const N: usize = 12;
+            let (me, peer) = (ctx.rank(), 1 - ctx.rank());
+            let streams = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+            // The same numbers at both ranks.
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let shapes: Vec<_> = (0..N)
+                .map(|_| {
+                    let sent = draw(&mut rng, 0);
+                    let room = draw(&mut rng, sent.0 * sent.2 * sent.4);
+                    (sent, room, rng.usize(0..36))
+                })
+                .collect();
+            let memories: Vec<_> = (0..N)
+                .map(|i| {
+                    let [out, into] =
+                        memories(&ctx, [MemoryKind::Pinned, MemoryKind::Device][i % 2]);
+                    out.write(0, &pattern(me, i, ROOM)).unwrap();
+                    (out, into)
+                })
+                .collect();
+            let tag = |i: usize, how: usize| (i % 3 + how % 2 * 10) as u32;
+            let mut all = Vec::new();
+            for (i, (_, room, how)) in shapes.iter().enumerate() {
+                let pieces = strided(&memories[i].1, *room);
+                // Either all receives of a tag are from any rank, or none.
+                let from = [Source::Rank(peer), Source::Any][how % 2];
+                let recv = RecvOp::strided(from, tag(i, *how), &pieces);
+                let recv = if how / 2 % 2 == 0 {
+                    recv
+                } else {
+                    recv.on(&streams[i % 2])
+                };
+                let request = ctx.prepare_recv(&recv).unwrap();
+                request.post().unwrap();
+                all.push(request);
+            }
+            for (i, (sent, _, how)) in shapes.iter().enumerate() {
+                let pieces = strided(&memories[i].0, *sent);
+                let send = SendOp::strided(peer, tag(i, *how), &pieces);
+                let send = match how / 4 % 3 {
+                    0 => send,
+                    1 => send.on(&streams[i / 2 % 2]),
+                    _ => send.by_cpu_thread(&streams[0]),
+                };
+                all.push(ctx.post_send(&send).unwrap());
+            }
+            for (i, recv) in all[..N].iter().enumerate() {
+                match shapes[i].2 % 5 {
+                    0 | 1 => recv.wait_on(&streams[shapes[i].2 % 2]).unwrap(),
+                    _ => {}
+                }
+            }
+            mp::wait_all(&all, LIMIT).unwrap();
+            let other = ctx.alloc(MemoryKind::Pinned, ROOM).unwrap();
+            for (i, (sent, room, _)) in shapes.iter().enumerate() {
+                other.write(0, &pattern(peer, i, ROOM)).unwrap();
+                let mut expected = pattern(9, 9, ROOM);
+                unpacked(&mut expected, *room, &packed(&other, *sent));
+                assert!(
+                    read(&memories[i].1, 0, ROOM) == expected,
+                    "seed {seed}, message {i}"
+                );
+            }
+            ctx.close(LIMIT).unwrap();
+        });
+    }
+}
+
 #[test]
 fn dead_peer_releases_the_stream_that_waits_for_pieces() {
     for shape in [(8, 64, 100, 0, 1, 0), (8, 64, 1000, 0, 1, 0)] {
