@@ -1,6 +1,6 @@
 // Pieces of one length at equal distances, more than a list takes: a send gathers them into packed
 // bytes before it posts these; a receive scatters the bytes behind the kernel that took the message
-// in. To gather: any number of blocks; to scatter: one block, of any number of threads.
+// in. Any number of blocks; one block, of any number of threads, if it stores a result.
 #include "mp_copy.hpp"
 
 namespace mp {
@@ -68,13 +68,14 @@ GDS_DEVICE void move(const Pieces& p, u64 len, bool gathers, Share s) {
 
 GDS_DEVICE void strided(const Pieces& p) {
     const Share all{blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x};
-    if (p.result == 0) {
+    if (p.arrival == 0) {
         move(p, p.len, true, all);
         return;
     }
-    // How the message ended: the kernel before this one has stored it.
+    // How the message ended: the kernel that took it in has stored it.
     const u64 end = own_word(p.arrival);
     if (end >> 48 == kSuccess) move(p, least(end & kLenMask, p.len), false, all);
+    if (p.result == 0) return;
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x == 0) gds::store_release_sys(word_at(p.result), end);
 }

@@ -144,7 +144,7 @@ impl Kernels {
     /// # Errors
     /// Those of [`Stream::launch`].
     pub unsafe fn strided(&self, stream: &Stream, params: &Pieces) -> Result<()> {
-        // Blocks do not wait for each other, so one block scatters and stores the result.
+        // Blocks do not wait for each other, so one block stores the result.
         let dims = match params.result {
             0 => stream.gpu().dims_for(params.len / 16),
             _ => self.unpack,

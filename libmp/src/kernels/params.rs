@@ -159,10 +159,10 @@ pub(crate) struct Pieces {
     /// Bytes from a row to the next.
     pub plane: u64,
     /// The 64-bit word, as [`Unpack::result`], with which the message ended, for a receive. Bytes
-    /// are scattered, as many as the message has, if it is a SUCCESS.
+    /// are scattered, as many as the message has, if it is a SUCCESS. 0: the pieces are gathered.
     pub arrival: u64,
-    /// The request's result, for a receive: `arrival` is stored there when the bytes are in place.
-    /// 0: the pieces are gathered.
+    /// The request's result, for a receive: `arrival` is stored there when the bytes are in place;
+    /// or 0.
     pub result: u64,
     /// Pieces of a row, at least 1.
     pub rows: u32,

@@ -5,7 +5,7 @@ use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
-use super::packed::{arrival, scatter_on};
+use super::packed::{SCATTERS, arrival, scatter_on};
 use super::peer::Target;
 use super::progress::arrived;
 use super::receive::ANYBODY;
@@ -75,7 +75,7 @@ impl Engine {
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
         let word = channel.word(number, common.large);
-        stream.check_room(4 + u32::from(receive.packed.is_some()))?;
+        stream.check_room(4 + receive.packed.as_ref().map_or(0, |_| SCATTERS))?;
         // A kernel can poll the word of a short message: that word needs no flush.
         let spins = !common.large && link.lane(0).is_some_and(|lane| lane.may_spin());
         let packed = match (&receive.packed, &common.segments) {

@@ -55,7 +55,7 @@ impl Engine {
         pieces: &Strided,
         staging: &Memory,
     ) -> Result<()> {
-        let params = params(pieces, staging, 0);
+        let params = params(pieces, staging);
         // SAFETY: the entry keeps both memories until the request has ended. `Strided` has checked
         // that the pieces are in their memory, and the staging memory has room for all of them.
         unsafe { self.kernels(operation)?.strided(stream, &params) }
@@ -67,6 +67,13 @@ pub(super) fn arrival(pieces: &Strided, staging: &Memory) -> u64 {
     staging.region().addr().0 + word_at(pieces.len()) as u64
 }
 
+/// Submissions of [`scatter_on`].
+pub(super) const SCATTERS: u32 = 2;
+
+/// Maximum bytes of a message that one block of a kernel scatters: more take longer than a second
+/// kernel.
+const ONE_BLOCK: u64 = 8 << 10;
+
 /// Enqueues the scattering of a receive's message, behind the kernel that took it in; then `result`
 /// is stored.
 pub(super) fn scatter_on(
@@ -76,11 +83,23 @@ pub(super) fn scatter_on(
     staging: &Memory,
     result: u64,
 ) -> Result<()> {
+    let mut last = Pieces {
+        arrival: arrival(pieces, staging),
+        result,
+        ..params(pieces, staging)
+    };
     // SAFETY: as for `gather_on`; the result word belongs to the request.
-    unsafe { kernels.strided(stream, &params(pieces, staging, result)) }
+    unsafe {
+        if last.len > ONE_BLOCK {
+            kernels.strided(stream, &Pieces { result: 0, ..last })?;
+            last.len = 0;
+        }
+        kernels.strided(stream, &last)
+    }
 }
 
-fn params(pieces: &Strided, staging: &Memory, result: u64) -> Pieces {
+/// The parameters of a gathering.
+fn params(pieces: &Strided, staging: &Memory) -> Pieces {
     let ((first, block), (row, rows, plane)) = (pieces.first(), pieces.strides());
     Pieces {
         first,
@@ -89,8 +108,8 @@ fn params(pieces: &Strided, staging: &Memory, result: u64) -> Pieces {
         block,
         row,
         plane,
-        arrival: arrival(pieces, staging),
-        result,
+        arrival: 0,
+        result: 0,
         rows,
         reserved: 0,
     }

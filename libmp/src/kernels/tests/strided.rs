@@ -42,7 +42,7 @@ fn params(bench: &Bench, shape: Shape, skew: usize, scatters: bool) -> Pieces {
         block: block as u64,
         row: row as u64,
         plane: plane as u64,
-        arrival: bench.addr(ARRIVAL),
+        arrival: if scatters { bench.addr(ARRIVAL) } else { 0 },
         result: if scatters { bench.addr(RESULT) } else { 0 },
         rows: rows as u32,
         reserved: 0,
@@ -74,17 +74,20 @@ fn pieces_are_gathered() {
     }
 }
 
-/// A message of `len` bytes, or one that failed, in the packed bytes.
-fn scatter(threads: u32, shape: Shape, end: u64, len: usize) {
+/// A message of `len` bytes, or one that failed, in the packed bytes; the result is stored or not.
+fn scatter(threads: u32, shape: Shape, end: u64, len: usize, stores: bool) {
     let mut bench = Bench::new(threads);
-    let params = params(&bench, shape, 0, true);
+    let mut params = params(&bench, shape, 0, true);
+    if !stores {
+        params.result = 0;
+    }
     (0..params.len as usize).for_each(|i| bench.put(PACKED + i, &[byte(i)]));
     bench.put64(ARRIVAL, end);
     bench.put64(RESULT, 0);
     run(&bench, &params);
     bench.run();
     (0..len).for_each(|i| bench.put(own(shape, i), &[byte(i)]));
-    bench.put64(RESULT, end);
+    bench.put64(RESULT, if stores { end } else { 0 });
     bench.check(&format!("{shape:?}, {threads} threads, {len} bytes"));
 }
 
@@ -95,7 +98,10 @@ fn bytes_of_the_message_are_scattered_and_others_stay() {
             let (block, rows, _, planes, ..) = shape;
             let all = block * rows * planes;
             for len in [0, 1, block - 1, block, all / 2 + 1, all] {
-                scatter(threads, shape, result(Status::SUCCESS, len as u64), len);
+                for stores in [true, false] {
+                    let end = result(Status::SUCCESS, len as u64);
+                    scatter(threads, shape, end, len, stores);
+                }
             }
         }
     }
@@ -105,7 +111,7 @@ fn bytes_of_the_message_are_scattered_and_others_stay() {
 fn failed_message_is_not_scattered_and_ends_the_request() {
     for threads in THREADS {
         for status in [Status::TRUNCATED, Status::BAD_RESPONSE, Status::TIMEOUT] {
-            scatter(threads, SHAPES[0], result(status, 100), 0);
+            scatter(threads, SHAPES[0], result(status, 100), 0, true);
         }
     }
 }
