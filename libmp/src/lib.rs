@@ -58,11 +58,13 @@
 //!   TCP store, or the launcher's environment variables.
 //!
 //! Messages:
-//! - [`Memory`], [`Slice`]: registered GPU or host memory, and a range of its bytes.
+//! - [`Memory`], [`Slice`], [`Strided`]: registered GPU or host memory, a range of its bytes, and
+//!   pieces of it at equal distances.
 //! - [`Request`]: a send or a receive in flight; [`Done`] is its result. [`wait_all`], [`wait_any`]
 //!   and [`wait_some`] wait for several.
 //! - [`SendOp`], [`RecvOp`]: a send or a receive with all options; [`Source`] and [`SizeSource`]
-//!   are two of them.
+//!   are two of them. [`NULL_RANK`] is a rank without messages.
+//! - [`Context::sendrecv`], [`Context::sendrecv_on`]: a send and a receive in one call.
 //! - [`Scope`]: messages of borrowed host memory.
 //!
 //! Failures and diagnosis:
@@ -105,8 +107,9 @@
 //! A longer message uses *rendezvous*: it waits for its receive and is then written to the memory
 //! of the receive, without a copy. **A stream that sends a message above the eager limit waits at
 //! the send until the receive is posted**; later work of the stream waits too. Post receives before
-//! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room,
-//! and a context keeps up to 64 MiB of this memory for later receives.
+//! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room.
+//! So is a send or a receive of more than 30 pieces ([`Strided`]), of any length. A context keeps
+//! up to 64 MiB of this memory for later messages.
 //!
 //! A stream waits at a send without a credit, at a rendezvous send without a posted receive, and at
 //! every `wait_on`. No call blocks meanwhile, and no call detects that two streams wait for each
@@ -116,9 +119,9 @@
 //! A send has completed when its memory may be written again. This is local: the peer may not have
 //! received an eager message yet. A receive has completed when the message is in place. Completion
 //! is seen by the CPU ([`Request::test`], [`Request::wait`]), by streams ([`Request::wait_on`]) and
-//! by kernels ([`Request::result_word`]). Requests that a stream waits for retire without a call,
-//! whatever their number. At most 65,536 requests may be unfinished, or held by a handle, at a
-//! time.
+//! by kernels ([`Request::result_word`]). [`Context::flush`] waits for all posted sends. Requests
+//! that a stream waits for retire without a call, whatever their number. At most 65,536 requests
+//! may be unfinished, or held by a handle, at a time.
 //!
 //! # Timeouts
 //! - The start of a job: 60 s, `MP_START_TIMEOUT`, or the limit that the call passes; then
@@ -216,9 +219,11 @@ pub use context::{Builder, Context, Request, Scope, wait_all, wait_any, wait_som
 pub use error::{Error, Kind, Result};
 pub use gdsync;
 pub use path::{NicOptions, Path, WordOrder};
-pub use region::{Memory, Slice};
+pub use region::{Memory, Slice, Strided};
 pub use request::Done;
-pub use two_sided::{Connect, Full, Progress, RecvOp, SendOp, SizeSource, Source, Stuck};
+pub use two_sided::{
+    Connect, Full, NULL_RANK, Progress, RecvOp, SendOp, SizeSource, Source, Stuck,
+};
 
 /// Checks what the section on threads promises.
 const _: () = {
@@ -227,6 +232,7 @@ const _: () = {
     shared::<Builder>();
     shared::<Memory>();
     shared::<Slice>();
+    shared::<Strided>();
     shared::<Request>();
     shared::<Error>();
     shared::<Stuck>();

@@ -22,7 +22,7 @@ impl Context {
     ///   out of range.
     /// - `Unsupported` for a length word with several segments, and for a stream that is being
     ///   captured into a graph. On a GPU that runs no kernels, also for a stream's send above the
-    ///   eager limit, with a length word, or to this rank itself.
+    ///   eager limit, with a length word, of more than 30 pieces, or to this rank itself.
     /// - `PeerFailed` if the rank was given up; `Protocol` if it has another version or settings.
     /// - `Timeout`, naming the rank, if it does not answer; `BootstrapLost` if it cannot be asked.
     /// - `QueueFull` if too many messages under the tag are in flight, or too many requests are

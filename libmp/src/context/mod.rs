@@ -1,12 +1,14 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
-//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `request` has the
-//! handles on messages, `scope` messages of borrowed memory, `cache` the registrations.
+//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both in
+//! one call, `request` has the handles on messages, `scope` messages of borrowed memory, `cache` the
+//! registrations.
 
 mod builder;
 mod cache;
 mod calls;
 mod request;
 mod scope;
+mod sendrecv;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -370,6 +372,21 @@ impl Context {
     /// - Those of [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
         self.engine().synchronize(stream, limit)
+    }
+
+    /// Waits on the CPU, at most `limit`, until all sends of this rank that were posted before the
+    /// call have ended, by the CPU or on streams, with or without a handle: their memory may be
+    /// written again. This is local, the peers may not have received eager messages yet. Sends that
+    /// are prepared and not posted do not count. Returns the first failure that no call has
+    /// returned, of a send or of a receive, as [`take_error`](Context::take_error).
+    ///
+    /// # Errors
+    /// - `Timeout` after `limit`, naming the oldest send that has not ended, its rank and what it
+    ///   waits for; its source is the first failure that no call has returned, if there is one. The
+    ///   sends continue, and the call may be repeated.
+    /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
+    pub fn flush(&self, limit: Duration) -> Result<()> {
+        self.engine().flush(limit)
     }
 
     /// Executes one round of the background work, and returns whether the round did some work. It

@@ -3,7 +3,8 @@
 //! Each is one C++ function in `device/`. It is compiled to PTX that is part of the library, for
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
-//! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]).
+//! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]), the fourth
+//! gathers and scatters pieces that do not fit a list ([`Pieces`]).
 
 mod params;
 #[cfg(test)]
@@ -11,10 +12,11 @@ mod tests;
 
 use gdsync::gpu::{Dims, Kernel, KernelImage, Word64};
 use gdsync::{Gpu, Stream};
+use zerocopy::IntoBytes;
 
 use crate::error::Result;
 
-pub(crate) use params::{MOST_CHUNKS, PUTS, Patch, Puts, SEGMENTS, Segment, Stamp, Unpack};
+pub(crate) use params::{MOST_CHUNKS, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -26,6 +28,7 @@ pub(crate) struct Kernels {
     stamp_1: Kernel,
     stamp_16: Kernel,
     put: Kernel,
+    strided: Kernel,
     unpack: Dims,
     stamp: Dims,
 }
@@ -49,6 +52,7 @@ impl Kernels {
             stamp_1: module.kernel("mp_stamp_1")?,
             stamp_16: module.kernel("mp_stamp_16")?,
             put: module.kernel("mp_put")?,
+            strided: module.kernel("mp_strided")?,
             unpack: block(256),
             stamp: block(32),
         })
@@ -130,5 +134,22 @@ impl Kernels {
         };
         // SAFETY: the kernel accesses what `Puts` names, which the caller guarantees to be valid.
         Ok(unsafe { stream.launch(&self.put, dims, params.bytes()) }?)
+    }
+
+    /// Enqueues the kernel that gathers pieces, or scatters to them behind [`Kernels::unpack`].
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Pieces`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`].
+    pub unsafe fn strided(&self, stream: &Stream, params: &Pieces) -> Result<()> {
+        // Blocks do not wait for each other, so one block stores the result.
+        let dims = match params.result {
+            0 => stream.gpu().dims_for(params.len / 16),
+            _ => self.unpack,
+        };
+        // SAFETY: the kernel accesses what `Pieces` names, which the caller guarantees to be valid.
+        Ok(unsafe { stream.launch(&self.strided, dims, params.as_bytes()) }?)
     }
 }

@@ -9,7 +9,7 @@ use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 
 use super::fault::End;
 use crate::path::Put;
-use crate::region::{Memory, Slice};
+use crate::region::{Memory, Slice, Strided};
 
 /// The side that executes a request: the CPU or a stream.
 #[derive(Clone, Debug, Default)]
@@ -94,6 +94,8 @@ pub(crate) struct Outgoing {
     pub state: SendState,
     /// The fields of a send whose length or destination is known late.
     pub late: Option<Box<Late>>,
+    /// The pieces that are gathered when it is posted; then its segment is staging memory.
+    pub packed: Option<Box<Strided>>,
 }
 
 /// The fields of a send whose length or destination is known only when the stream reaches it.
@@ -112,6 +114,9 @@ pub(crate) struct Incoming {
     pub state: ReceiveState,
     /// The buffer into which a large message for scattered memory is written first.
     pub staging: Option<Memory>,
+    /// The pieces to which the message is scattered at its end; then its segment is staging
+    /// memory.
+    pub packed: Option<Box<Strided>>,
     /// The CPU was asked to complete it.
     pub wanted: bool,
     /// The sender of a message that has no room here has been refused.
@@ -297,13 +302,20 @@ impl Entry {
         }
     }
 
-    /// Takes its memory out: the segments, and the staging buffer of a large message.
+    /// Takes its memory out: that of the application, and staging memory.
     pub fn take_memory(&mut self) -> (Segments, Option<Memory>) {
-        let staging = match &mut self.operation {
-            Operation::Receive(receive) => receive.staging.take(),
-            Operation::Send(_) => None,
+        let segments = std::mem::take(&mut self.segments);
+        let (packed, staging) = match &mut self.operation {
+            Operation::Receive(receive) => (receive.packed.take(), receive.staging.take()),
+            Operation::Send(send) => (send.packed.take(), None),
         };
-        (std::mem::take(&mut self.segments), staging)
+        match (packed, &segments) {
+            (Some(pieces), Segments::One(staging)) => {
+                let staging = staging.memory().clone();
+                (Segments::One(pieces.memory().all()), Some(staging))
+            }
+            _ => (segments, staging),
+        }
     }
 
     /// All prepared puts, the newest first.

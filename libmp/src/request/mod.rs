@@ -11,7 +11,8 @@ pub(crate) mod table;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Done {
-    /// The rank that sent the message; for a send, the rank that it went to.
+    /// The rank that sent the message; for a send, the rank that it went to. It may be
+    /// [`NULL_RANK`](crate::NULL_RANK).
     pub peer: u32,
     /// The tag of the message.
     pub tag: u32,

@@ -5,6 +5,7 @@ use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
+use super::packed::{SCATTERS, arrival, scatter_on};
 use super::peer::Target;
 use super::progress::arrived;
 use super::receive::ANYBODY;
@@ -13,7 +14,7 @@ use super::state::{Guard, State, known};
 use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
 use crate::path::List;
-use crate::request::entry::{Common, Incoming, ReceiveState};
+use crate::request::entry::{Common, Incoming, ReceiveState, Segments};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
@@ -74,10 +75,15 @@ impl Engine {
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
         let word = channel.word(number, common.large);
-        stream.check_room(4)?;
+        stream.check_room(4 + receive.packed.as_ref().map_or(0, |_| SCATTERS))?;
         // A kernel can poll the word of a short message: that word needs no flush.
         let spins = !common.large && link.lane(0).is_some_and(|lane| lane.may_spin());
-        let words = [result, self.error.addr().0];
+        let packed = match (&receive.packed, &common.segments) {
+            (Some(pieces), Segments::One(staging)) => Some((&**pieces, staging.memory())),
+            _ => None,
+        };
+        let ended = packed.map_or(result, |(pieces, staging)| arrival(pieces, staging));
+        let words = [ended, self.error.addr().0];
         let passed = (channel.taken(number), word::threshold(number));
         match &common.poster.stream {
             // The posting stream may use the memory until it reaches the receive.
@@ -110,6 +116,10 @@ impl Engine {
             Err(e) if spins => return Err(e),
             other => other,
         };
+        let launched = launched.and_then(|()| match packed {
+            Some((pieces, staging)) => scatter_on(kernels, stream, pieces, staging, result),
+            None => Ok(()),
+        });
         common.order = order;
         common.since = None;
         receive.state = ReceiveState::Claimed(stream.id());
@@ -133,8 +143,8 @@ impl Engine {
     }
 }
 
-/// The parameters of the kernel of a receive: `words` are its result word and the context's error
-/// word.
+/// The parameters of the kernel of a receive: `words` are the word for its result and the context's
+/// error word.
 #[inline]
 fn unpack<const N: usize>(
     channel: &RecvChannel,

@@ -6,6 +6,7 @@ use gdsync::gpu::WeakStream;
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
 use super::receive::{ANYBODY, ask_reached, check_ready_order};
@@ -58,7 +59,7 @@ impl Engine {
         let memory = &mut state.trash.memory;
         match staging {
             // The sender writes to it no more: the word that ended the receive came after the
-            // payload, or in place of it.
+            // payload, or in place of it. The puts of a send that read it are done.
             Some(staging) if matches!(status, Status::SUCCESS | Status::TRUNCATED) => {
                 state.staging.keep(staging, memory);
             }
@@ -401,7 +402,8 @@ impl Engine {
         let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
         let unposted = entry.is_prepared();
-        if entry.peer == ANYBODY && (unposted || entry.is_unmatched()) {
+        let numbered = !matches!(entry.peer, ANYBODY | NULL_RANK);
+        if !numbered && (unposted || entry.is_unmatched()) {
             state.matcher.remove(key);
             self.finish(state, key, Status::CANCELLED, 0);
             return Ok(());

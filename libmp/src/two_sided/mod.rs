@@ -13,12 +13,12 @@
 //!   given up).
 //! - `lanes` (which stream posts on which lane), `any` (receives from any rank), `outbox` (control
 //!   messages that wait), `liveness` (whether ranks are alive), `watch` (where streams wait),
-//!   `staging`.
+//!   `staging` and `packed` (messages in many pieces).
 //!
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
-//! - Calls of the application: `spec`, `open`, `send`, `receive`, `post`, `wait`, `claim` (a stream
-//!   takes a message in), `take` (the CPU takes a message in), `close`.
+//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `post`, `wait`, `claim` (a
+//!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`.
 //! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
 //!   and logs.
 
@@ -31,10 +31,13 @@ pub(crate) mod config;
 mod control;
 pub(crate) mod engine;
 mod finish;
+mod flush;
 mod lanes;
 mod liveness;
+mod null;
 mod open;
 mod outbox;
+mod packed;
 mod peer;
 mod post;
 mod progress;
@@ -49,5 +52,6 @@ pub(crate) mod wait;
 mod watch;
 
 pub use config::{Connect, Full, Progress};
+pub use null::NULL_RANK;
 pub use spec::{RecvOp, SendOp, SizeSource, Source};
 pub use watch::Stuck;

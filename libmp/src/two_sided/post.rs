@@ -6,6 +6,7 @@ use gdsync::{Status, Stream};
 
 use super::config::Full;
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::state::{Guard, State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
@@ -116,6 +117,10 @@ impl Engine {
             return Err(Error::new(POST, Kind::Busy, what));
         }
         entry.order = order;
+        if entry.peer == NULL_RANK {
+            self.finish(state, key, Status::SUCCESS, 0);
+            return Ok(());
+        }
         let Entry { common, operation } = entry;
         let Operation::Send(send) = operation else {
             return self.post_recv(state, key);
@@ -127,6 +132,9 @@ impl Engine {
         }
         if let Some(stream) = common.poster.stream.clone() {
             return self.post_send(state, key, &stream);
+        }
+        if let (Some(pieces), Segments::One(staging)) = (&send.packed, &common.segments) {
+            pieces.gather(staging.memory())?;
         }
         read_length(common, send)?;
         send.state = SendState::Queued { announced: false };
@@ -148,6 +156,12 @@ impl Engine {
         let mut list = List::<6>::new();
         channel.lead_in(common.number, !common.large, &mut list)?;
         list.put(common.puts.iter().flatten().copied());
+        let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
+        if let (Some(pieces), Segments::One(staging)) = (&send.packed, &common.segments) {
+            // What is posted behind the gathering then finds room.
+            stream.check_room(1 + lane.submissions(behind))?;
+            self.gather_on(stream, POST, pieces, staging.memory())?;
+        }
         let Some(late) = &send.late else {
             list.post(stream, Some(lane))?;
             let last = common.puts.iter().flatten().next_back();
@@ -155,7 +169,7 @@ impl Engine {
             send.state = last.map_or(done, |last| SendState::InFlight(*last));
             return Ok(());
         };
-        stream.check_room(lane.submissions(late.behind.len()))?;
+        stream.check_room(lane.submissions(behind))?;
         let ready = channel.ready(common.number);
         if common.large {
             list.wait_for(ready, common.number, false);

@@ -6,9 +6,9 @@ use gdsync::gpu::{Event, WeakStream, Word64};
 
 use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::peer::Target;
 use super::post::lent;
-use super::send::total;
 use super::spec::{RecvOp, Source};
 use super::state::{State, closed, known};
 use crate::error::{Error, Kind, Result};
@@ -28,12 +28,21 @@ impl Engine {
     #[inline]
     pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(&self.gpu, PREPARE)?;
-        let len = total(&self.paths, PREPARE, spec.segments)?;
+        let len = self.length(PREPARE, spec.segments, spec.packed)?;
+        if spec.from == Source::Rank(NULL_RANK) {
+            return self.null(spec.tag, || Operation::Receive(Incoming::default()), post);
+        }
         let large = len > self.config.eager_limit as u64;
-        let staging = match large && spec.segments.len() > 1 {
-            true => Some(self.stage(len as usize)?),
-            false => None,
+        let staging = match (spec.packed, large && spec.segments.len() > 1) {
+            (Some(pieces), _) => Some(self.stage_pieces(pieces)?),
+            (None, true) => Some(self.stage(len as usize)?),
+            (None, false) => None,
         };
+        let packed = match (spec.packed, &staging) {
+            (Some(_), Some(staging)) => Some([staging.slice(0, len as usize)?]),
+            _ => None,
+        };
+        let segments = packed.as_ref().map_or(spec.segments, |one| &one[..]);
         let make = || Common {
             poster: Poster {
                 lane: 0,
@@ -42,10 +51,11 @@ impl Engine {
             len,
             large,
             timeout: spec.timeout,
-            ..Common::new(ANYBODY, spec.tag, spec.segments)
+            ..Common::new(ANYBODY, spec.tag, segments)
         };
         let receive = || Incoming {
-            staging: staging.clone(),
+            staging: staging.clone().filter(|_| spec.packed.is_none()),
+            packed: spec.packed.cloned().map(Box::new),
             ..Incoming::default()
         };
         let started = match spec.from {
@@ -66,6 +76,7 @@ impl Engine {
                 })
                 .map_err(|e| e.of_peer(rank)),
         };
+        drop(packed);
         if let Some(staging) = staging
             && matches!(&started, Err(e) if e.kind() == Kind::QueueFull)
         {

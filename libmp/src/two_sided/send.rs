@@ -4,6 +4,7 @@ use gdsync::{Status, Stream};
 
 use super::channel::SendChannel;
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::peer::Target;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, closed};
@@ -11,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
-use crate::region::Slice;
+use crate::region::{Slice, Strided};
 use crate::request::entry::{Common, Entry, Handle, Late, Operation, Outgoing, Poster, SendState};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
@@ -130,11 +131,15 @@ impl Engine {
     /// work requests.
     #[inline]
     pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
-        let len = total(&self.paths, PREPARE, spec.segments)?;
-        if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
-            let segments = spec.segments.len();
-            let what = format!("a send with a length word has {segments} segments; use one");
+        let len = self.length(PREPARE, spec.segments, spec.packed)?;
+        let count = spec.packed.map_or(spec.segments.len(), Strided::count);
+        if matches!(spec.size, SizeSource::Word { .. }) && count != 1 {
+            let what = format!("a send with a length word has {count} segments; use one");
             return Err(Error::new(PREPARE, Kind::Unsupported, what));
+        }
+        if spec.to == NULL_RANK {
+            spec.on.check(&self.gpu, PREPARE)?;
+            return self.null(spec.tag, || Operation::Send(Outgoing::default()), post);
         }
         let short = len <= self.config.eager_limit as u64;
         if !(post && short && matches!(spec.size, SizeSource::Segments)) {
@@ -142,6 +147,16 @@ impl Engine {
             // enqueued.
             spec.on.check(&self.gpu, PREPARE)?;
         }
+        if let Some(pieces) = spec.packed {
+            let staging = self.stage_pieces(pieces)?;
+            let segments = &[staging.slice(0, len as usize)?];
+            return self.number_and_post(&SendOp { segments, ..*spec }, len, post);
+        }
+        self.number_and_post(spec, len, post)
+    }
+
+    #[inline]
+    fn number_and_post(&self, spec: &SendOp<'_>, len: u64, post: bool) -> Result<RequestKey> {
         self.reopening(|| {
             let (state, lane) = self.ensure(spec.to, &spec.on, Target::Send(spec.tag))?;
             let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
@@ -201,8 +216,10 @@ impl Engine {
         let mut progress = SendState::Prepared;
         if let Some(stream) = stream {
             let lane = peer.link.lane(lane).ok_or_else(closed)?;
-            if large || late.is_some() {
+            if large || late.is_some() || spec.packed.is_some() {
                 self.kernels(PREPARE)?;
+            }
+            if large || late.is_some() {
                 channel.make_stamps(&self.paths)?;
                 let mut batch = Batch::new(lane);
                 let all = spec.segments;
@@ -212,7 +229,8 @@ impl Engine {
             } else {
                 let mut batch = Batch::short(lane);
                 let stamp = plain(&mut batch, channel, number, spec.segments, len)?;
-                if post {
+                // Pieces are gathered when the request is posted.
+                if post && spec.packed.is_none() {
                     if let Err(e) = post_short(stream, &mut batch, channel, number) {
                         batch.undo();
                         return Err(e);
@@ -240,6 +258,7 @@ impl Engine {
         let operation = Operation::Send(Outgoing {
             state: progress,
             late,
+            packed: spec.packed.cloned().map(Box::new),
         });
         channel.numbers.advance();
         let key = state.requests.put(Entry { common, operation });

@@ -10,6 +10,7 @@ use super::any::unexpected;
 use super::config::Progress;
 use super::engine::Engine;
 use super::liveness::Life;
+use super::null::NULL_RANK;
 use super::peer::{Cause, Failure, Peer, Peers};
 use super::receive::ANYBODY;
 use super::state::State;
@@ -59,6 +60,8 @@ impl fmt::Display for Name {
         } = self;
         match (receive, peer) {
             (_, None) => write!(f, "receive from any rank, tag {tag}"),
+            (true, Some(NULL_RANK)) => write!(f, "receive from the null rank, tag {tag}"),
+            (false, Some(NULL_RANK)) => write!(f, "send to the null rank, tag {tag}"),
             (true, Some(peer)) => {
                 write!(f, "receive from rank {peer}, tag {tag}, message {number}")
             }
