@@ -2,8 +2,9 @@
 //!
 //! Messages need four operations of a path: put bytes into a peer's memory ([`Batch::put`]), put a
 //! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
-//! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). The modules
-//! above use nothing else: only `nic` uses queue pairs, work requests and keys, and only `local`
+//! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). Windows also
+//! need a get ([`Batch::get`]), atomics ([`Batch::atomic`]) and an order of puts
+//! ([`Batch::fence`]). The modules above use nothing else: only `nic` uses queue pairs, work requests and keys, and only `local`
 //! uses WQEs in memory.
 //!
 //! Each path is a folder with types of the same names; the types of this module are enums over the
@@ -29,7 +30,7 @@ use gdsync::{Gpu, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 
-pub(crate) use batch::{Batch, Put};
+pub(crate) use batch::{Atomic, Batch, Put};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
 pub(crate) use list::List;

@@ -81,7 +81,7 @@ impl Engine {
             (_, None) => {
                 let text = format!("{name}: {status}");
                 let error = Error::new(operation, Kind::Cancelled, text);
-                Err(error.of_message(name.peer, name.tag, name.number))
+                Err(name.attribute(error))
             }
         }
     }
@@ -145,14 +145,16 @@ impl Engine {
         }
         let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
         match (&entry.operation, entry.in_flight()) {
-            (Operation::Send(_), Some(put)) if poster.is_some() => {
+            (_, Some(put)) if poster.is_some() => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
+                let flush = entry.lands_in_device();
                 let peer = state.peers.get_mut(rank);
                 let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
                     return Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank));
                 };
-                lane.wait_on(stream, put).map_err(|e| e.of_peer(rank))?;
+                lane.wait_on(stream, put, flush)
+                    .map_err(|e| e.of_peer(rank))?;
                 match poster == Some(stream.id()) {
                     true => Ok(()),
                     false => note_waiter(&mut state.requests, key, stream),
