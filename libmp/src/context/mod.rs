@@ -1,12 +1,14 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
 //! memory, errors, and the end; `builder` builds it, `calls` send and receive, `request` has the
-//! handles on messages, `scope` messages of borrowed memory, `cache` the registrations.
+//! handles on messages, `scope` messages of borrowed memory, `window` the
+//! handles on windows, `cache` the registrations.
 
 mod builder;
 mod cache;
 mod calls;
 mod request;
 mod scope;
+mod window;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -29,6 +31,7 @@ use cache::Cache;
 pub use builder::Builder;
 pub use request::{Request, wait_all, wait_any, wait_some};
 pub use scope::Scope;
+pub use window::Window;
 
 /// One rank's part in a job: its GPU, its NIC, its peers and its requests.
 ///
