@@ -506,6 +506,8 @@ fn the_death_of_a_rank_is_an_error_that_names_it() {
             }
             rank.barrier();
             if rank.me == 1 {
+                // A window holds its context.
+                drop(window);
                 return death.end(rank, ctx, 2);
             }
             // A frozen rank is given up by the timeout of the stream's wait.
@@ -537,6 +539,81 @@ fn the_death_of_a_rank_is_an_error_that_names_it() {
                 .wait_signal_on(&other, with, COUNTER, geq, 1)
                 .unwrap();
             ctx.synchronize(&other, LIMIT).unwrap();
+            rank.barrier();
+        });
+    }
+}
+
+/// Puts `data` to rank `with` and waits for its signals, on a stream and by the CPU, until a call
+/// fails; `with` does the same.
+fn talk_until_it_fails(ctx: &Context, window: &Window, with: u32) -> mp::Error {
+    let me = ctx.rank() as usize;
+    let stream = ctx.gpu().stream().unwrap();
+    let data = ctx.alloc(MemoryKind::Pinned, ROOM / 4).unwrap().all();
+    let [mine, theirs] = [me, with as usize].map(|rank| SIGNAL + 8 * rank);
+    let geq = Condition::Geq;
+    let round = |round: u64| {
+        drop(window.put_on(&stream, with, ROOM / 4 * me, &data)?);
+        drop(window.put_signal_on(&stream, with, ROOM / 4 * me, &data, mine, 2 * round + 1)?);
+        window.wait_signal_on(&stream, with, theirs, geq, 2 * round + 1)?;
+        window.quiet_on(&stream)?;
+        if round % 4 == 3 {
+            ctx.synchronize(&stream, LIMIT)?;
+        }
+        drop(window.put_signal(with, ROOM / 4 * me, &data, mine, 2 * round + 2)?);
+        window.wait_signal(with, theirs, geq, 2 * round + 2, LIMIT)?;
+        window.get(with, 0, &data)?.wait(LIMIT).map(drop)
+    };
+    let e = (0..).find_map(|i| round(i).err()).unwrap();
+    // No stream is left behind.
+    assert!(stream.synchronize(LIMIT).unwrap());
+    e
+}
+
+/// A rank dies at any moment of an exchange.
+#[test]
+fn a_rank_may_die_at_any_moment() {
+    for seed in 0..40 {
+        let death = Death::ALL[seed as usize % 4];
+        play(seed, 3, move |rank| {
+            let ctx = rank.open(|b| b.timeout(secs(2)));
+            let window = window(&ctx, MemoryKind::Pinned, LEN);
+            if rank.me == 1 {
+                let when = fastrand::Rng::with_seed(seed).u64(0..3_000_000);
+                let end = rank.host.now() + Duration::from_nanos(when);
+                let (stream, geq) = (ctx.gpu().stream().unwrap(), Condition::Geq);
+                let data = ctx.alloc(MemoryKind::Pinned, ROOM / 4).unwrap().all();
+                let mut round = 0;
+                while rank.host.now() < end {
+                    round += 1;
+                    for with in [0, 2] {
+                        let place = ROOM / 4;
+                        let put =
+                            window.put_signal_on(&stream, with, place, &data, SIGNAL + 8, round);
+                        drop(put.unwrap());
+                    }
+                    for with in [0, 2] {
+                        let word = SIGNAL + 8 * with as usize;
+                        window
+                            .wait_signal_on(&stream, with, word, geq, round)
+                            .unwrap();
+                    }
+                    while !stream.synchronize(Duration::ZERO).unwrap() && rank.host.now() < end {
+                        rank.pass(Duration::from_micros(5));
+                    }
+                }
+                // A window holds its context.
+                drop(window);
+                return death.end(rank, ctx, 2);
+            }
+            peer_failed(&talk_until_it_fails(&ctx, &window, 1), 1);
+            rank.barrier();
+            // The survivors continue.
+            let (with, geq) = (2 - rank.me, Condition::Geq);
+            drop(window.signal(with, COUNTER + 16, 1).unwrap());
+            window
+                .wait_signal(with, COUNTER + 16, geq, 1, LIMIT)
+                .unwrap();
             rank.barrier();
         });
     }

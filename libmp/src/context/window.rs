@@ -470,6 +470,11 @@ impl Window {
     /// has put to: the completion of a WRITE says that the target's NIC has the bytes, and a READ
     /// behind it is executed when they are in memory.
     ///
+    /// The target may use the bytes when it has learned of the quiet, for instance by a message. If
+    /// its memory is in the GPU, it calls
+    /// [`Gpu::flush_remote_writes`](gdsync::Gpu::flush_remote_writes) first; a wait for a signal
+    /// does that itself.
+    ///
     /// # Errors
     /// After all ranks were asked: the first failure, which names its rank: `PeerFailed` if it was
     /// given up, `Timeout` after `limit`; others as [`put`](Window::put).

@@ -1,6 +1,6 @@
 //! [`Batch`]: puts that are prepared together on a lane, all or none, and posted in order.
 
-use super::{Lane, Piece, Span, foreign, local, nic};
+use super::{Atomic, Lane, Piece, Span, foreign, local, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 
@@ -27,15 +27,6 @@ impl Put {
             Put::Local(put) => Some(*put),
         }
     }
-}
-
-/// An atomic operation on a 64-bit word of a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Atomic {
-    /// Adds, modulo 2^64.
-    FetchAdd(u64),
-    /// Stores `swap` if the word is `compare`.
-    CompareSwap { compare: u64, swap: u64 },
 }
 
 /// Puts that are prepared all or not at all. At most `N`.

@@ -30,7 +30,7 @@ use gdsync::{Gpu, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 
-pub(crate) use batch::{Atomic, Batch, Put};
+pub(crate) use batch::{Batch, Put};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
 pub(crate) use list::List;
@@ -139,6 +139,15 @@ impl Paths {
     pub fn progress(&self) {
         self.nic.device.progress();
     }
+}
+
+/// An atomic operation on a 64-bit word of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Atomic {
+    /// Adds, modulo 2^64.
+    FetchAdd(u64),
+    /// Stores `swap` if the word is `compare`.
+    CompareSwap { compare: u64, swap: u64 },
 }
 
 /// The error for an object of one path that is used on another.

@@ -57,7 +57,7 @@ impl Engine {
         self.lock().peers.make(signal.from);
         let is_met = || -> Result<bool> {
             let met = holds(signal.condition, word.load()?, signal.value);
-            if met && window.is_device() {
+            if met && window.flushes() {
                 self.gpu.flush_remote_writes();
             }
             Ok(met)
@@ -141,7 +141,7 @@ impl Engine {
             let key = state.requests.put(Entry { common, operation });
             let passed = word::result(gdsync::Status::SUCCESS, WORD as u64);
             let mut list = List::<2>::new();
-            list.wait_until(&place, signal.condition, signal.value, window.is_device());
+            list.wait_until(&place, signal.condition, signal.value, window.flushes());
             list.store(state.requests.result_word(key), passed);
             let posted = stream.check_room(2).map_err(Error::from);
             let posted = posted.and_then(|()| list.post(stream, None));

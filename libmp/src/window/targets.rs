@@ -149,8 +149,8 @@ impl Targets {
         Ok((region.word64(offset)?, self.memory.slice(offset, WORD)?))
     }
 
-    /// Whether this rank's memory is in the GPU, so that a wait for a word has to flush.
-    pub fn is_device(&self) -> bool {
+    /// Whether a wait for a word has to flush: this rank's memory is in the GPU.
+    pub fn flushes(&self) -> bool {
         self.memory.region().kind() == MemoryKind::Device
     }
 }

@@ -6,6 +6,7 @@ use gdsync::{Status, Stream};
 use super::targets::{Target, Targets, WORD};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
+use crate::mutant::{self, Mutant};
 use crate::path::{Atomic, Batch, List, MOST_BYTES, Put, Span};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Operation, Poster};
@@ -139,10 +140,16 @@ impl Op<'_> {
                 from,
                 signal: Some((_, value)),
             } => {
+                let signal = signal.unwrap_or(place);
+                if mutant::on(Mutant::SignalFirst) {
+                    batch.put_bytes(&value.to_le_bytes(), signal)?;
+                    batch.put_signaled(from.piece(), place)?;
+                    return Ok(());
+                }
                 for (chunk, at) in chunks(from, place)? {
                     batch.put([chunk.piece()].into_iter(), at)?;
                 }
-                batch.announce(&value.to_le_bytes(), signal.unwrap_or(place))?;
+                batch.announce(&value.to_le_bytes(), signal)?;
             }
             Access::Put { from, signal: None } => {
                 for (chunk, at) in chunks(from, place)? {
@@ -268,7 +275,7 @@ impl Engine {
             let mut guard = self.lock();
             let state = &mut *guard;
             let lane = self.lane_to(state, rank, on);
-            if !target.is_used_by(lane) {
+            if !target.is_used_by(lane) || mutant::on(Mutant::MissingFence) {
                 return Ok(());
             }
             let none = || closed("the peer is not connected", rank);
@@ -312,7 +319,7 @@ impl Engine {
         let mut asked = Ok(());
         for (rank, target) in window.all() {
             let lane = self.lane_to(&mut self.lock(), rank, &on);
-            if !target.is_used_by(lane) {
+            if !target.is_used_by(lane) || mutant::on(Mutant::QuietAtOnce) {
                 continue;
             }
             let op = Op {
