@@ -2,7 +2,7 @@
 //! schedules, with weak memory, and with ranks that are lost in the middle.
 //!
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
-//! that is lost; [`talk`] random programs of messages of every kind;
+//! that is lost; [`talk`] random programs of messages of every kind, [`windows`] of one-sided operations;
 //! [`survivors`] ranks that go on talking when one of them is lost. [`offload`] shows that messages
 //! move while the rank that enqueued them sleeps, [`late`] that ready words which two queue pairs
 //! write keep their order. `job` is what all of them share.
@@ -14,3 +14,4 @@ pub mod loss;
 pub mod offload;
 pub mod survivors;
 pub mod talk;
+pub mod windows;
