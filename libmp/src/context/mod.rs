@@ -1,7 +1,7 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
 //! memory, errors, and the end; `builder` builds it, `calls` send and receive, `request` has the
-//! handles on messages, `scope` messages of borrowed memory, `window` the
-//! handles on windows, `cache` the registrations.
+//! handles on messages, `scope` messages of borrowed memory, `window` the handles on windows, `cache`
+//! the registrations.
 
 mod builder;
 mod cache;

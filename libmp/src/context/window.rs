@@ -78,8 +78,9 @@ use crate::window::{Access, Awaited, Op, Targets};
 /// - A put may overtake an earlier get or atomic: wait for its request first.
 ///
 /// # Lifetime
-/// The target keeps its window as long as other ranks use its memory. An operation on memory of
-/// which no handle exists any more fails at the target, and the origin gives the rank up.
+/// A window holds its context, as a [`Request`] does. The target keeps its window as long as other
+/// ranks use its memory. An operation on memory of which no handle exists any more fails at the
+/// target, and the origin gives the rank up.
 #[derive(Clone)]
 pub struct Window {
     context: Context,
@@ -123,9 +124,10 @@ impl Context {
     ///     let memory = ctx.alloc(MemoryKind::Pinned, 64)?;
     ///     let window = ctx.expose(&memory)?;
     ///
-    ///     // The application exchanges the records as it wants: here, by messages.
+    ///     // The application exchanges the records, here by messages.
     ///     let record = window.record();
-    ///     let [mine, theirs] = [ctx.alloc(MemoryKind::Pinned, 512)?, ctx.alloc(MemoryKind::Pinned, 512)?];
+    ///     let mine = ctx.alloc(MemoryKind::Pinned, 512)?;
+    ///     let theirs = ctx.alloc(MemoryKind::Pinned, 512)?;
     ///     mine.write(0, &record)?;
     ///     let recv = ctx.irecv(peer, 0, &theirs.all())?;
     ///     ctx.isend(peer, 0, &mine.slice(0, record.len())?)?.wait(limit)?;
@@ -179,7 +181,8 @@ impl Window {
     }
 
     /// The bytes that name this rank's memory to [`attach`](Window::attach) of another rank of the
-    /// job: at most 512, valid as long as this window.
+    /// job: at most 512, valid as long as this window, for contexts of the same
+    /// name ([`Builder::name`](crate::Builder::name)).
     pub fn record(&self) -> Vec<u8> {
         self.targets.record(self.context.rank())
     }
@@ -470,8 +473,8 @@ impl Window {
     /// has put to: the completion of a WRITE says that the target's NIC has the bytes, and a READ
     /// behind it is executed when they are in memory.
     ///
-    /// The target may use the bytes when it has learned of the quiet, for instance by a message. If
-    /// its memory is in the GPU, it calls
+    /// The target may use the bytes when the origin has reported the end of quiet, for instance by
+    /// a message. If its memory is in the GPU, it calls
     /// [`Gpu::flush_remote_writes`](gdsync::Gpu::flush_remote_writes) first; a wait for a signal
     /// does that itself.
     ///

@@ -4,8 +4,8 @@
 //! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
 //! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). Windows also
 //! need a get ([`Batch::get`]), atomics ([`Batch::atomic`]) and an order of puts
-//! ([`Batch::fence`]). The modules above use nothing else: only `nic` uses queue pairs, work requests and keys, and only `local`
-//! uses WQEs in memory.
+//! ([`Batch::fence`]). The modules above use nothing else: only `nic` uses queue pairs, work
+//! requests and keys, and only `local` uses WQEs in memory.
 //!
 //! Each path is a folder with types of the same names; the types of this module are enums over the
 //! paths. A new path is a folder beside these, a variant of [`Path`], and a kind of

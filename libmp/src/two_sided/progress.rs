@@ -196,7 +196,8 @@ impl Engine {
         let Some(status) = state.given_up(rank) else {
             return false;
         };
-        // A store for one stream must not hold another one again, which was just released.
+        // A store for one stream must not hold another stream that was released before and has not
+        // passed its wait.
         let waits = || {
             state
                 .requests

@@ -77,7 +77,7 @@ impl Engine {
             }
             lost(&self.lock(), signal.from).is_some()
         });
-        // It may have arrived just before the rank was given up.
+        // It may have arrived before the rank was given up.
         if met? || is_met()? {
             return Ok(());
         }

@@ -31,7 +31,7 @@ pub(crate) struct Targets {
     pub memory: Memory,
     /// By rank: its memory, once it is known.
     targets: Vec<OnceLock<Target>>,
-    /// Where READs store what nobody reads, for [`quiet`](crate::Window::quiet).
+    /// Memory for the results of the READs of [`quiet`](crate::Window::quiet), which are not used.
     pub scratch: Memory,
 }
 

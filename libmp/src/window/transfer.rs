@@ -7,7 +7,7 @@ use super::targets::{Target, Targets, WORD};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{self, Mutant};
-use crate::path::{Atomic, Batch, List, MOST_BYTES, Put, Span};
+use crate::path::{Atomic, Batch, List, MOST_BYTES, Piece, Put, Span};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Operation, Poster};
 use crate::request::one_sided::{Action, Transfer, TransferState};
@@ -146,19 +146,19 @@ impl Op<'_> {
                     batch.put_signaled(from.piece(), place)?;
                     return Ok(());
                 }
-                for (chunk, at) in chunks(from, place)? {
-                    batch.put([chunk.piece()].into_iter(), at)?;
+                for (chunk, at) in chunks(from, place) {
+                    batch.put([chunk].into_iter(), at)?;
                 }
                 batch.announce(&value.to_le_bytes(), signal)?;
             }
             Access::Put { from, signal: None } => {
-                for (chunk, at) in chunks(from, place)? {
-                    batch.put_signaled(chunk.piece(), at)?;
+                for (chunk, at) in chunks(from, place) {
+                    batch.put_signaled(chunk, at)?;
                 }
             }
             Access::Get { into } | Access::Quiet { into } => {
-                for (chunk, at) in chunks(into, place)? {
-                    batch.get(chunk.piece(), at)?;
+                for (chunk, at) in chunks(into, place) {
+                    batch.get(chunk, at)?;
                 }
             }
             Access::Signal { value } => {
@@ -185,19 +185,13 @@ impl Op<'_> {
 
 /// The parts of a slice that one put each transfers, and their places; one empty part if the slice
 /// is empty.
-fn chunks(slice: &Slice, to: Span) -> Result<impl Iterator<Item = (Slice, Span)>> {
-    let (memory, start, len) = (slice.memory(), slice.offset(), slice.len());
-    let count = (len as u64).div_ceil(MOST_BYTES).max(1);
-    let part = |i: u64| -> Result<(Slice, Span)> {
-        let from = i * MOST_BYTES;
-        let bytes = MOST_BYTES.min(len as u64 - from) as usize;
-        Ok((memory.slice(start + from as usize, bytes)?, to.behind(from)))
-    };
-    let mut parts: [Option<(Slice, Span)>; MOST_CHUNKS] = Default::default();
-    for (place, i) in parts.iter_mut().zip(0..count) {
-        *place = Some(part(i)?);
-    }
-    Ok(parts.into_iter().flatten())
+fn chunks(slice: &Slice, to: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
+    let len = slice.len() as u64;
+    (0..len.div_ceil(MOST_BYTES).max(1)).map(move |i| {
+        let at = i * MOST_BYTES;
+        let bytes = MOST_BYTES.min(len - at);
+        (slice.part(at as usize, bytes as usize), to.behind(at))
+    })
 }
 
 /// Posts a batch, whole or not at all. Returns its last put.
