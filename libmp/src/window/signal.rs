@@ -120,8 +120,8 @@ impl Engine {
                 value: signal.value,
                 state: SignalState::Waiting,
             };
-            if !wait.is_met()?
-                && let Some(e) = lost(state, signal.from)
+            if let Some(e) = lost(state, signal.from)
+                && !wait.is_met()?
             {
                 return Err(e);
             }
