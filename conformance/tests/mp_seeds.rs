@@ -30,9 +30,24 @@ fn ready_words_of_a_slot_keep_their_order_across_queue_pairs() {
 }
 
 #[test]
+fn windows_have_the_bytes_of_the_program_under_every_schedule() {
+    gds_sim::seeds(200, mp::windows::run);
+}
+
+#[test]
+fn windows_have_the_bytes_of_the_program_where_writes_are_placed_out_of_order() {
+    gds_sim::seeds(100, mp::windows::run_in_disorder);
+}
+
+#[test]
 fn seed_replays_exactly() {
     for seed in [1, 2, 3, 4] {
-        for run in [mp::halo::run, mp::talk::run, mp::loss::run] {
+        for run in [
+            mp::halo::run,
+            mp::talk::run,
+            mp::loss::run,
+            mp::windows::run,
+        ] {
             let [first, second] = [(); 2].map(|()| run(seed).unwrap());
             assert_eq!(first, second);
         }

@@ -67,6 +67,10 @@
 //! - [`Context::sendrecv`], [`Context::sendrecv_on`]: a send and a receive in one call.
 //! - [`Scope`]: messages of borrowed host memory.
 //!
+//! One-sided operations:
+//! - [`Window`]: memory that other ranks write and read without a receive: put, get, signal,
+//!   fetch-add and compare-swap.
+//!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
 //! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
@@ -212,10 +216,11 @@ mod path;
 mod region;
 mod request;
 mod two_sided;
+mod window;
 mod wire;
 
 pub use bootstrap::Bootstrap;
-pub use context::{Builder, Context, Request, Scope, wait_all, wait_any, wait_some};
+pub use context::{Builder, Context, Request, Scope, Window, wait_all, wait_any, wait_some};
 pub use error::{Error, Kind, Result};
 pub use gdsync;
 pub use path::{NicOptions, Path, WordOrder};
@@ -234,6 +239,7 @@ const _: () = {
     shared::<Slice>();
     shared::<Strided>();
     shared::<Request>();
+    shared::<Window>();
     shared::<Error>();
     shared::<Stuck>();
     shared::<RecvOp<'_>>();

@@ -17,4 +17,10 @@ gds_step::mutants! {
     LocalWordFirst,
     /// Two messages of one tag have their numbers exchanged.
     SwappedMatchOrder,
+    /// The signal of a put is stored before its payload.
+    SignalFirst,
+    /// A fence orders nothing.
+    MissingFence,
+    /// Quiet returns at once.
+    QuietAtOnce,
 }

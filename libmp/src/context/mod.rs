@@ -1,7 +1,7 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
-//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both in
-//! one call, `request` has the handles on messages, `scope` messages of borrowed memory, `cache` the
-//! registrations.
+//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both
+//! in one call, `request` has the handles on messages, `window` the handles on windows, `scope`
+//! messages of borrowed memory, `cache` the registrations.
 
 mod builder;
 mod cache;
@@ -9,6 +9,7 @@ mod calls;
 mod request;
 mod scope;
 mod sendrecv;
+mod window;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -31,6 +32,7 @@ use cache::Cache;
 pub use builder::Builder;
 pub use request::{Request, wait_all, wait_any, wait_some};
 pub use scope::Scope;
+pub use window::Window;
 
 /// One rank's part in a job: its GPU, its NIC, its peers and its requests.
 ///

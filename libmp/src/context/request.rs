@@ -80,6 +80,8 @@ impl fmt::Debug for Request {
             Some(e) => match &e.operation {
                 Operation::Send(send) => write!(f, "{}: {:?}", e.name(), send.state),
                 Operation::Receive(receive) => write!(f, "{}: {:?}", e.name(), receive.state),
+                Operation::Transfer(transfer) => write!(f, "{}: {:?}", e.name(), transfer.state),
+                Operation::Signal(wait) => write!(f, "{}: {:?}", e.name(), wait.state),
             },
             None => f.write_str("an unknown request (already released)"),
         }
@@ -163,7 +165,7 @@ impl Request {
         };
         let text = engine.late_text(&state, entry, limit);
         let error = Error::new(WAIT, Kind::Timeout, text);
-        error.of_message(entry.name().peer, entry.tag, entry.number)
+        entry.name().attribute(error)
     }
 
     /// Makes `stream` wait until the request has ended; the call itself does not wait for that.

@@ -1,6 +1,6 @@
 //! [`Batch`]: puts that are prepared together on a lane, all or none, and posted in order.
 
-use super::{Lane, Piece, Span, foreign, local, nic};
+use super::{Atomic, Lane, Piece, Span, foreign, local, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 
@@ -91,6 +91,66 @@ impl<'q, const N: usize> Batch<'q, N> {
             _ => Err(foreign(PREPARE)),
         };
         self.keep(made)
+    }
+
+    /// Prepares a put of one piece, whose completion can be waited for.
+    #[inline]
+    pub fn put_signaled(&mut self, piece: Piece<'_>, to: Span) -> Result<Put> {
+        let made = match (&mut *self.lane, to) {
+            (Lane::Nic(lane), Span::Nic(to)) => lane.put_signaled(piece.nic(), to).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(to)) => {
+                lane.put([piece.local()].into_iter(), to).map(Put::Local)
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Prepares a get: a copy of the peer's memory `from` to `into`, after all earlier puts of this
+    /// lane. Its completion can be waited for.
+    #[inline]
+    pub fn get(&mut self, into: Piece<'_>, from: Span) -> Result<Put> {
+        let made = match (&mut *self.lane, from) {
+            (Lane::Nic(lane), Span::Nic(from)) => lane.get(into.nic(), from).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(from)) => {
+                lane.get(into.local_span(), into.len, from).map(Put::Local)
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Prepares an atomic operation on a word of the peer; `old` receives the old value.
+    ///
+    /// # Errors
+    /// `Unsupported` on the path of a rank to itself: the NICs of other ranks would not be atomic
+    /// with it.
+    #[inline]
+    pub fn atomic(&mut self, old: Piece<'_>, word: Span, atomic: Atomic) -> Result<Put> {
+        let made = match (&mut *self.lane, word) {
+            (Lane::Nic(lane), Span::Nic(word)) => {
+                lane.atomic(old.nic(), word, atomic).map(Put::Nic)
+            }
+            (Lane::Local(_), Span::Local(_)) => {
+                let what = "the word is this rank's own: NICs execute atomics of other ranks on \
+                            it, and neither the CPU nor a kernel is atomic with them";
+                Err(Error::new("prepare atomic", Kind::Unsupported, what))
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Orders later puts of this lane after the earlier ones, if the path does not order them;
+    /// `to`: memory of the peer, at least one word.
+    pub fn fence(&mut self, to: Span) -> Result<()> {
+        self.look(to)?;
+        if let (Lane::Nic(lane), Span::Nic(to)) = (&mut *self.lane, to)
+            && let Some(made) = lane.fence(to)
+        {
+            self.keep(made.map(Put::Nic))?;
+        }
+        Ok(())
     }
 
     /// Prepares a put of 64-bit words in memory, each written atomically.

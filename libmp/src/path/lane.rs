@@ -41,10 +41,11 @@ impl Lane {
         }
     }
 
-    /// Makes `stream` wait until a put is done.
-    pub fn wait_on(&mut self, stream: &Stream, put: Put) -> Result<()> {
+    /// Makes `stream` wait until a put is done; `flush`: what the NIC has written to GPU memory for
+    /// it is visible then.
+    pub fn wait_on(&mut self, stream: &Stream, put: Put, flush: bool) -> Result<()> {
         match (self, put) {
-            (Lane::Nic(lane), Put::Nic(put)) => lane.wait_on(stream, put),
+            (Lane::Nic(lane), Put::Nic(put)) => lane.wait_on(stream, put, flush),
             (Lane::Local(lane), Put::Local(put)) => lane.wait_on(stream, put),
             _ => Err(foreign("wait for put")),
         }

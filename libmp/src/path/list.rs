@@ -48,8 +48,13 @@ impl<'a, const N: usize> List<'a, N> {
     /// Appends a wait until `word` has reached `value`; `flush`: NIC writes to the GPU are visible
     /// after it.
     pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
+        self.wait_until(word, Condition::Geq, value, flush);
+    }
+
+    /// Appends a wait until `word` satisfies `condition` with `value`.
+    pub fn wait_until(&mut self, word: &'a Word64, condition: Condition, value: u64, flush: bool) {
         self.local[self.len] = local::Item::Wait;
-        self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
+        self.push(Descriptor::wait_value(word, condition, value).flush(flush));
     }
 
     /// Appends a wait until `word` has reached message `number`.

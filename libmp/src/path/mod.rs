@@ -2,9 +2,10 @@
 //!
 //! Messages need four operations of a path: put bytes into a peer's memory ([`Batch::put`]), put a
 //! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
-//! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). The modules
-//! above use nothing else: only `nic` uses queue pairs, work requests and keys, and only `local`
-//! uses WQEs in memory.
+//! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). Windows also
+//! need a get ([`Batch::get`]), atomics ([`Batch::atomic`]) and an order of puts
+//! ([`Batch::fence`]). The modules above use nothing else: only `nic` uses queue pairs, work
+//! requests and keys, and only `local` uses WQEs in memory.
 //!
 //! Each path is a folder with types of the same names; the types of this module are enums over the
 //! paths. A new path is a folder beside these, a variant of [`Path`], and a kind of
@@ -138,6 +139,15 @@ impl Paths {
     pub fn progress(&self) {
         self.nic.device.progress();
     }
+}
+
+/// An atomic operation on a 64-bit word of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Atomic {
+    /// Adds, modulo 2^64.
+    FetchAdd(u64),
+    /// Stores `swap` if the word is `compare`.
+    CompareSwap { compare: u64, swap: u64 },
 }
 
 /// The error for an object of one path that is used on another.

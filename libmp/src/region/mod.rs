@@ -204,6 +204,12 @@ impl Slice {
         self.memory.keys().piece(self.offset, self.len)
     }
 
+    /// `len` of its bytes from `at` on, as the source or the destination of a put.
+    #[inline]
+    pub(crate) fn part(&self, at: usize, len: usize) -> Piece<'_> {
+        self.memory.keys().piece(self.offset + at, len)
+    }
+
     /// Its address, which is the same for the GPU and the NIC.
     pub(crate) fn addr(&self) -> u64 {
         self.memory.region().addr().0 + self.offset as u64

@@ -1,4 +1,5 @@
-//! One request: what every request has, and the states of sends and of receives.
+//! One request: what every request has, and the states of sends and of receives; `one_sided` has
+//! those of operations with windows.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use gdsync::Status;
 use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 
 use super::fault::End;
+use super::one_sided::{Action, SignalState, SignalWait, Transfer, TransferState};
 use crate::path::Put;
 use crate::region::{Memory, Slice, Strided};
 
@@ -86,6 +88,10 @@ impl Segments {
 pub(crate) enum Operation {
     Send(Outgoing),
     Receive(Incoming),
+    /// A put, a get, a signal or an atomic with a window.
+    Transfer(Transfer),
+    /// A stream's wait for a signal.
+    Signal(SignalWait),
 }
 
 /// The fields of a send.
@@ -229,14 +235,40 @@ impl Entry {
     pub fn send(&self) -> Option<&Outgoing> {
         match &self.operation {
             Operation::Send(send) => Some(send),
-            Operation::Receive(_) => None,
+            _ => None,
         }
     }
 
     pub fn receive(&self) -> Option<&Incoming> {
         match &self.operation {
             Operation::Receive(receive) => Some(receive),
-            Operation::Send(_) => None,
+            _ => None,
+        }
+    }
+
+    /// The wait of a stream for a signal that the stream has not passed.
+    pub fn signal(&self) -> Option<&SignalWait> {
+        match &self.operation {
+            Operation::Signal(wait) if !matches!(wait.state, SignalState::Done(_)) => Some(wait),
+            _ => None,
+        }
+    }
+
+    /// What a one-sided operation does; `None` for sends and receives.
+    pub fn action(&self) -> Option<Action> {
+        match &self.operation {
+            Operation::Transfer(transfer) => Some(transfer.action),
+            Operation::Signal(_) => Some(Action::WaitSignal),
+            Operation::Send(_) | Operation::Receive(_) => None,
+        }
+    }
+
+    /// Whether a NIC writes to GPU memory for it, so that a wait for it has to flush.
+    pub fn lands_in_device(&self) -> bool {
+        match &self.operation {
+            Operation::Receive(receive) => receive.lands_in_device(&self.common),
+            Operation::Transfer(transfer) => transfer.lands_in_device(self.segments.as_slice()),
+            Operation::Send(_) | Operation::Signal(_) => false,
         }
     }
 
@@ -245,6 +277,7 @@ impl Entry {
         match &self.operation {
             Operation::Send(send) => send.state == SendState::Prepared,
             Operation::Receive(receive) => receive.state == ReceiveState::Prepared,
+            Operation::Transfer(_) | Operation::Signal(_) => false,
         }
     }
 
@@ -260,10 +293,17 @@ impl Entry {
         send.is_some_and(|send| matches!(send.state, SendState::Queued { .. }))
     }
 
-    /// The put that ends a send in flight; `None` if it is not in flight.
+    /// The put that ends a send or a transfer in flight; `None` if it is not in flight.
     pub fn in_flight(&self) -> Option<Put> {
-        match self.send()?.state {
-            SendState::InFlight(put) => Some(put),
+        match &self.operation {
+            Operation::Send(Outgoing {
+                state: SendState::InFlight(put),
+                ..
+            })
+            | Operation::Transfer(Transfer {
+                state: TransferState::InFlight(put),
+                ..
+            }) => Some(*put),
             _ => None,
         }
     }
@@ -286,6 +326,14 @@ impl Entry {
             | Operation::Receive(Incoming {
                 state: ReceiveState::Done(status),
                 ..
+            })
+            | Operation::Transfer(Transfer {
+                state: TransferState::Done(status),
+                ..
+            })
+            | Operation::Signal(SignalWait {
+                state: SignalState::Done(status),
+                ..
             }) => Some(*status),
             _ => None,
         }
@@ -299,6 +347,8 @@ impl Entry {
                 send.late = None;
             }
             Operation::Receive(receive) => receive.state = ReceiveState::Done(status),
+            Operation::Transfer(transfer) => transfer.state = TransferState::Done(status),
+            Operation::Signal(wait) => wait.state = SignalState::Done(status),
         }
     }
 
@@ -308,6 +358,7 @@ impl Entry {
         let (packed, staging) = match &mut self.operation {
             Operation::Receive(receive) => (receive.packed.take(), receive.staging.take()),
             Operation::Send(send) => (send.packed.take(), None),
+            _ => (None, None),
         };
         match (packed, &segments) {
             (Some(pieces), Segments::One(staging)) => {

@@ -1,10 +1,12 @@
 //! The requests of a context: their states, their result words and their failures.
 //!
-//! `entry` has the states of one request, `table` all requests with their result words, `fault` the
-//! failures that no call has returned. [`Done`] is the result of a request that succeeded.
+//! `entry` has the states of one request, `one_sided` those of a transfer to or from a window,
+//! `table` all requests with their result words, `fault` the failures that no call has returned.
+//! [`Done`] is the result of a request that succeeded.
 
 pub(crate) mod entry;
 pub(crate) mod fault;
+pub(crate) mod one_sided;
 pub(crate) mod table;
 
 /// The result of a request that succeeded: peer, tag and length of the message.
@@ -14,7 +16,7 @@ pub struct Done {
     /// The rank that sent the message; for a send, the rank that it went to. It may be
     /// [`NULL_RANK`](crate::NULL_RANK).
     pub peer: u32,
-    /// The tag of the message.
+    /// The tag of the message; 0 for an operation of a [`Window`](crate::Window).
     pub tag: u32,
     /// The length of the message in bytes, at most the room of the receive; for a send whose length
     /// a stream read from a word, the length of its segment.

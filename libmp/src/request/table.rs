@@ -10,6 +10,7 @@ use slotmap::{DefaultKey, Key, SlotMap};
 
 use super::entry::{Entry, Handle, Incoming, Operation, Waiter};
 use super::fault::Fault;
+use super::one_sided::SignalWait;
 use crate::error::{Error, Kind, Result};
 use crate::wire::word;
 
@@ -95,6 +96,11 @@ impl Table {
         key
     }
 
+    /// Removes an entry of which nothing was enqueued.
+    pub fn withdraw(&mut self, key: RequestKey) {
+        self.entries.remove(key);
+    }
+
     /// Whether a sweep is due.
     pub fn is_crowded(&self) -> bool {
         self.entries.len() >= self.sweep_at
@@ -116,7 +122,14 @@ impl Table {
     pub fn receive_mut(&mut self, key: RequestKey) -> Option<&mut Incoming> {
         match &mut self.entries.get_mut(key)?.operation {
             Operation::Receive(receive) => Some(receive),
-            Operation::Send(_) => None,
+            _ => None,
+        }
+    }
+
+    pub fn signal_mut(&mut self, key: RequestKey) -> Option<&mut SignalWait> {
+        match &mut self.entries.get_mut(key)?.operation {
+            Operation::Signal(wait) => Some(wait),
+            _ => None,
         }
     }
 

@@ -90,7 +90,9 @@ impl Engine {
         let mut state = self.lock();
         let mut open = Vec::new();
         for (key, entry) in state.requests.iter() {
-            let by_stream = entry.in_flight().is_some() || entry.claimed_by().is_some();
+            let by_stream = entry.in_flight().is_some()
+                || entry.claimed_by().is_some()
+                || entry.signal().is_some();
             if (by_stream || entry.is_queued()) && state.requests.result(key).is_none() {
                 open.push(entry.name().to_string());
             }
@@ -128,6 +130,10 @@ impl Engine {
             let Some(entry) = state.requests.get(key) else {
                 continue;
             };
+            if let Some(wait) = entry.signal() {
+                // The stream may be about to find the signal; it continues in both cases.
+                let _ = wait.release();
+            }
             // The kernel after the wait stores the result of a claimed receive.
             if entry.claimed_by().is_none() && entry.in_flight().is_none() {
                 self.finish(&mut state, key, Status::CLOSED, 0);

@@ -68,8 +68,8 @@ impl Engine {
         }
         // The length is 0 if the sender dropped the message before it was posted: the sender then
         // has no failure to record.
-        let known = len == 0 || knows_too_long(state, rank, tag, number);
-        if receive && status == Status::TRUNCATED && !known {
+        let known = || len == 0 || knows_too_long(state, rank, tag, number);
+        if receive && status == Status::TRUNCATED && !known() {
             self.send_control(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         if failed {
@@ -259,7 +259,7 @@ impl Engine {
         self.set_error(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
-            !entry.is_receive() && this && entry.order >= first_use
+            entry.send().is_some() && this && entry.order >= first_use
         });
         let Some((key, entry)) = found else {
             // The application dropped the request, which has ended and was removed. A long send had
@@ -271,6 +271,7 @@ impl Engine {
                 order: state.faults.next_order(),
                 name: Name {
                     receive: false,
+                    one_sided: None,
                     peer: Some(rank),
                     tag,
                     number,
@@ -377,21 +378,20 @@ impl Engine {
             let Some(entry) = entry else {
                 return false;
             };
+            if let Some(put) = entry.in_flight() {
+                let peer = state.peers.get_mut(rank);
+                let lane = peer.and_then(|peer| peer.link.lane(entry.poster.lane));
+                let polled = lane.map(|lane| lane.poll(put));
+                return !matches!(polled, None | Some(Ok(Some(Status::SUCCESS))));
+            }
             match &entry.operation {
-                Operation::Send(send) => match send.state {
-                    SendState::Prepared | SendState::Done(_) => false,
-                    SendState::Queued { .. } => true,
-                    SendState::InFlight(put) => {
-                        let peer = state.peers.get_mut(rank);
-                        let lane = peer.and_then(|peer| peer.link.lane(entry.poster.lane));
-                        let polled = lane.map(|lane| lane.poll(put));
-                        !matches!(polled, None | Some(Ok(Some(Status::SUCCESS))))
-                    }
-                },
+                Operation::Send(_) => entry.is_queued(),
                 Operation::Receive(receive) => match receive.state {
                     ReceiveState::Posted | ReceiveState::Claimed(_) => !arrived(state, key),
                     _ => false,
                 },
+                Operation::Transfer(_) => false,
+                Operation::Signal(_) => entry.signal().is_some(),
             }
         })
     }
@@ -414,6 +414,7 @@ impl Engine {
                 let posted = receive.state == ReceiveState::Posted;
                 posted && entry.poster.stream.is_none() && !entry.large
             }
+            Operation::Transfer(_) | Operation::Signal(_) => false,
         };
         if !unposted && !unknown {
             return late("the request was posted, and its message may be in flight; wait for it");
@@ -506,6 +507,8 @@ impl Engine {
                 send.state = SendState::Queued { announced: false };
             }
             Operation::Receive(receive) => receive.state = ReceiveState::Posted,
+            // Never prepared.
+            Operation::Transfer(_) | Operation::Signal(_) => {}
         }
         let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);

@@ -51,6 +51,11 @@ mod texts;
 pub(crate) mod wait;
 mod watch;
 
+pub(crate) use peer::{Peer, Target};
+pub(crate) use spec::On;
+pub(crate) use state::{State, closed};
+pub(crate) use texts::{join, time};
+
 pub use config::{Connect, Full, Progress};
 pub use null::NULL_RANK;
 pub use spec::{RecvOp, SendOp, SizeSource, Source};

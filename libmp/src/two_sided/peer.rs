@@ -3,6 +3,8 @@
 //! Lanes open on first use: each side sends the other its end, either side may start, and each
 //! answers a request that it did not expect.
 
+use std::collections::BTreeMap;
+
 use gdsync::Status;
 
 use super::channel::RecvChannel;
@@ -15,6 +17,10 @@ use crate::path::{Link, Paths, Put};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::wire::control::{Control, Shape};
+use crate::wire::record::Record;
+
+/// Maximum number of windows that a peer makes before this rank does.
+const WINDOWS: usize = 4096;
 
 /// The state of one rank.
 pub(crate) struct Peer {
@@ -23,6 +29,8 @@ pub(crate) struct Peer {
     pub channels: Channels,
     pub pulse: Pulse,
     pub standing: Standing,
+    /// Its memory of windows that this rank has not made yet, by the window's number.
+    pub windows: BTreeMap<u64, Vec<Record>>,
 }
 
 /// The standing of a peer.
@@ -119,6 +127,7 @@ impl Peer {
             link: Link::new(rank),
             channels: Channels::new(rank),
             pulse: Pulse::default(),
+            windows: BTreeMap::new(),
             standing: Standing::Here {
                 leaving: false,
                 closing: Closing::No,
@@ -278,6 +287,17 @@ impl Peer {
                         _ => *closing = Closing::Answered,
                     }
                 }
+            }
+            Control::Window {
+                number,
+                rank,
+                block,
+            } => {
+                if *rank != self.rank || self.windows.len() >= WINDOWS {
+                    let what = format!("it named window {number} of rank {rank}");
+                    return Err(Error::new("make window", Kind::Protocol, what));
+                }
+                self.windows.insert(*number, block.clone());
             }
             Control::Ping => out.push(Control::Pong),
             Control::Pong | Control::Truncated { .. } | Control::GivenUp => {}

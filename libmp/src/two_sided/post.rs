@@ -232,10 +232,7 @@ impl Engine {
         stream: &Stream,
     ) -> Result<()> {
         let mut list = List::<1>::new();
-        let flush = requests.get(key).is_some_and(|entry| {
-            let receive = entry.receive();
-            receive.is_some_and(|receive| receive.lands_in_device(entry))
-        });
+        let flush = requests.get(key).is_some_and(Entry::lands_in_device);
         list.wait(requests.result_word(key), 1, flush);
         stream.check_room(2)?;
         list.post(stream, None)?;

@@ -11,6 +11,7 @@ use super::receive::ask_reached;
 use super::state::State;
 use crate::path::Put;
 use crate::request::entry::{Entry, Incoming, Operation, ReceiveState, SendState};
+use crate::request::one_sided::{SignalState, TransferState};
 use crate::request::table::RequestKey;
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
@@ -127,15 +128,23 @@ impl Engine {
                 }
                 ReceiveState::Done(_) => state.requests.forget(key),
             },
+            Operation::Transfer(transfer) => match transfer.state {
+                TransferState::InFlight(put) => self.advance_in_flight(state, key, put),
+                TransferState::Done(_) => state.requests.forget(key),
+            },
+            Operation::Signal(wait) => match wait.state {
+                SignalState::Done(_) => state.requests.forget(key),
+                _ => self.advance_signal(state, key),
+            },
         }
     }
 
-    /// Ends a send when its last put is done.
+    /// Ends a send or a transfer when its last put is done.
     fn advance_in_flight(&self, state: &mut State, key: RequestKey, put: Put) -> bool {
         let Some(entry) = state.requests.get(key) else {
             return false;
         };
-        let (rank, len) = (entry.peer, entry.len);
+        let (rank, len, flush) = (entry.peer, entry.len, entry.lands_in_device());
         let Some(peer) = state.peers.get_mut(rank) else {
             return false;
         };
@@ -154,6 +163,9 @@ impl Engine {
             None if status == Status::SUCCESS => (status, len),
             None => (reason.unwrap_or(status), 0),
         };
+        if flush {
+            self.gpu.flush_remote_writes();
+        }
         let fatal =
             status.is_error() && status != Status::TRUNCATED && status != Status::LOCAL_LENGTH;
         if fatal {
@@ -161,6 +173,49 @@ impl Engine {
             self.give_up_for(state, key, status, text);
         }
         self.finish(state, key, status, len);
+        true
+    }
+
+    /// Ends a stream's wait for a signal when the stream has passed it. If the rank was given up and
+    /// the signal has not arrived, releases the stream first.
+    fn advance_signal(&self, state: &mut State, key: RequestKey) -> bool {
+        let Some(entry) = state.requests.get(key) else {
+            return false;
+        };
+        let (Some(wait), rank) = (entry.signal(), entry.peer) else {
+            return false;
+        };
+        if state.requests.result(key).is_some() {
+            let (status, len) = match wait.state {
+                SignalState::Released(status) => (status, 0),
+                _ => (Status::SUCCESS, entry.len),
+            };
+            self.finish(state, key, status, len);
+            return true;
+        }
+        let Some(status) = state.given_up(rank) else {
+            return false;
+        };
+        // A store for one stream must not hold another stream that was released before and has not
+        // passed its wait.
+        let waits = || {
+            state
+                .requests
+                .iter()
+                .filter_map(|(_, entry)| entry.signal())
+        };
+        let held = waits().any(|other| other.is_held_by(&wait.word, wait.value));
+        if held || wait.is_met().unwrap_or(false) {
+            return false;
+        }
+        // Stored before the stream continues.
+        self.set_error(status);
+        if let Err(e) = wait.release() {
+            tracing::warn!(target: "mp", "a stream cannot be released: {e}");
+        }
+        if let Some(wait) = state.requests.signal_mut(key) {
+            wait.state = SignalState::Released(status);
+        }
         true
     }
 
@@ -221,7 +276,7 @@ impl Engine {
                 continue;
             }
             if !lost && peer.channels.is_crowded(self.config.channels) {
-                let open = |entry: &&Entry| !entry.is_receive() && entry.status().is_none();
+                let open = |entry: &&Entry| entry.send().is_some() && entry.status().is_none();
                 let sends = state.requests.iter().map(|(_, entry)| entry).filter(open);
                 let sends = sends.filter(|entry| entry.peer == rank);
                 let busy: Vec<u32> = sends.map(|entry| entry.tag).collect();
@@ -245,7 +300,7 @@ impl Engine {
 
     /// Removes ended requests, if there are many.
     #[inline]
-    pub(super) fn sweep_if_crowded(&self, state: &mut State) {
+    pub(crate) fn sweep_if_crowded(&self, state: &mut State) {
         if state.requests.is_crowded() {
             self.sweep(state);
         }

@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub watch: Watch,
     pub next_slow_round: Time,
     pub gone_poll: GonePoll,
+    /// Number of windows that were made with all ranks.
+    pub windows: u64,
     /// Failures that no call has returned.
     pub faults: Faults,
 }
@@ -68,6 +70,7 @@ impl State {
             watch: Watch::default(),
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
+            windows: 0,
             faults: Faults::default(),
         }
     }
@@ -182,7 +185,7 @@ impl State {
 }
 
 #[cold]
-pub(super) fn closed(what: String, rank: u32) -> Error {
+pub(crate) fn closed(what: String, rank: u32) -> Error {
     Error::new("look up peer", Kind::Closed, what).with_rank(rank)
 }
 

@@ -17,6 +17,7 @@ use super::state::State;
 use crate::error::{Error, Kind, time};
 use crate::request::entry::{Entry, Handle};
 use crate::request::fault::{Fault, Name, Why};
+use crate::request::one_sided::Action;
 
 /// The reason of a failed send whose message is too long.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -34,6 +35,8 @@ pub(super) enum Lack {
     Receive,
     /// The CPU of this rank, to send the message.
     Cpu,
+    /// The signal that a stream waits for.
+    Signal,
 }
 
 impl Entry {
@@ -41,6 +44,7 @@ impl Entry {
     pub(crate) fn name(&self) -> Name {
         Name {
             receive: self.is_receive(),
+            one_sided: self.action(),
             peer: (self.peer != ANYBODY).then_some(self.peer),
             tag: self.tag,
             number: self.number,
@@ -49,15 +53,59 @@ impl Entry {
     }
 }
 
+impl Name {
+    /// Sets what an error, whose text names the request, says of it to programs.
+    #[cold]
+    pub(crate) fn attribute(&self, error: Error) -> Error {
+        match (self.one_sided, self.peer) {
+            (Some(_), Some(peer)) => error.with_rank(peer).whole(),
+            _ => error.of_message(self.peer, self.tag, self.number),
+        }
+    }
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Name {
             receive,
+            one_sided,
             peer,
             tag,
             number,
             size,
         } = self;
+        if let (Some(action), Some(peer)) = (one_sided, peer) {
+            return match action {
+                Action::Put => write!(
+                    f,
+                    "put of {size} bytes at offset {number} of the window of rank {peer}"
+                ),
+                Action::Get => write!(
+                    f,
+                    "get of {size} bytes at offset {number} of the window of rank {peer}"
+                ),
+                Action::Signal => {
+                    write!(f, "signal at offset {number} of the window of rank {peer}")
+                }
+                Action::FetchAdd => {
+                    write!(
+                        f,
+                        "fetch-add at offset {number} of the window of rank {peer}"
+                    )
+                }
+                Action::CompareSwap => {
+                    write!(
+                        f,
+                        "compare-swap at offset {number} of the window of rank {peer}"
+                    )
+                }
+                Action::Quiet => write!(f, "quiet of the window of rank {peer}"),
+                Action::WaitSignal => write!(
+                    f,
+                    "wait for the signal of rank {peer} at offset {number} of this rank's window"
+                ),
+            };
+        }
         match (receive, peer) {
             (_, None) => write!(f, "receive from any rank, tag {tag}"),
             (true, Some(NULL_RANK)) => write!(f, "receive from the null rank, tag {tag}"),
@@ -74,7 +122,7 @@ impl fmt::Display for Name {
 }
 
 /// Formats ranks as a list.
-pub(super) fn join(ranks: &[u32]) -> String {
+pub(crate) fn join(ranks: &[u32]) -> String {
     let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
     names.join(", ")
 }
@@ -86,6 +134,9 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
             Some(_) => Lack::Match,
             None => Lack::Message,
         });
+    }
+    if entry.action().is_some() {
+        return entry.signal().map(|_| Lack::Signal);
     }
     let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
@@ -128,6 +179,10 @@ impl Engine {
             Some(Lack::Cpu) => {
                 return format!("the CPU of this rank has not sent the message{within}{manual}");
             }
+            Some(Lack::Signal) => (
+                format!("no signal{within}"),
+                "Does it put a value that satisfies the condition to this offset?".to_owned(),
+            ),
             Some(Lack::Message) => (
                 format!("no message has arrived{within}"),
                 "; check that both ranks use the same tags in the same order".to_owned(),
@@ -279,9 +334,7 @@ impl Engine {
         operation: &'static str,
         fault: &Fault,
     ) -> Error {
-        let Name {
-            peer, tag, number, ..
-        } = fault.name;
+        let peer = fault.name.peer;
         let text = self.fault_text(state, fault);
         let failure = peer.and_then(|rank| state.peers.get(rank)?.failure());
         let kind = match (&fault.why, failure) {
@@ -290,6 +343,6 @@ impl Engine {
             (_, Some(failure)) => failure.kind(),
             (_, None) => Kind::PeerFailed(fault.status),
         };
-        Error::new(operation, kind, text).of_message(peer, tag, number)
+        fault.name.attribute(Error::new(operation, kind, text))
     }
 }

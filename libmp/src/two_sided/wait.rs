@@ -80,7 +80,7 @@ impl Engine {
             (_, None) => {
                 let text = format!("{name}: the request was cancelled");
                 let error = Error::new(operation, Kind::Cancelled, text);
-                Err(error.of_message(name.peer, name.tag, name.number))
+                Err(name.attribute(error))
             }
         }
     }
@@ -144,8 +144,9 @@ impl Engine {
         }
         let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
         match (&entry.operation, entry.in_flight()) {
-            (Operation::Send(_), Some(put)) if poster.is_some() => {
+            (_, Some(put)) if poster.is_some() => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
+                let flush = entry.lands_in_device();
                 let peer = state.peers.get_mut(rank);
                 let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
@@ -154,7 +155,8 @@ impl Engine {
                 };
                 // The wait, and the event behind it that shows when the stream has passed.
                 stream.check_room(2)?;
-                lane.wait_on(stream, put).map_err(|e| e.of_peer(rank))?;
+                lane.wait_on(stream, put, flush)
+                    .map_err(|e| e.of_peer(rank))?;
                 match poster == Some(stream.id()) {
                     true => Ok(()),
                     false => note_waiter(&mut state.requests, key, stream),

@@ -9,7 +9,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +100,16 @@ pub enum Control {
         /// Its length.
         len: u64,
     },
+    /// The sender's memory of a window; also the record of a window that applications exchange.
+    Window {
+        /// The window's number in the order of [`Context::window`](crate::Context::window) calls; 0
+        /// in a record of an application.
+        number: u64,
+        /// The rank of the memory.
+        rank: u32,
+        /// The memory, one record for each path.
+        block: Vec<Record>,
+    },
 }
 
 impl Control {
@@ -118,6 +128,7 @@ impl Control {
             Control::Left => (10, 0),
             Control::Ping => (11, 0),
             Control::Pong => (12, 0),
+            Control::Window { .. } => (13, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -141,6 +152,15 @@ impl Control {
                 b.extend(tag.to_le_bytes());
                 b.extend(number.to_le_bytes());
                 b.extend(len.to_le_bytes());
+            }
+            Control::Window {
+                number,
+                rank,
+                block,
+            } => {
+                b.extend(number.to_le_bytes());
+                b.extend(rank.to_le_bytes());
+                put(&mut b, block);
             }
             _ => {}
         }
@@ -205,6 +225,11 @@ impl Control {
             10 => Control::Left,
             11 => Control::Ping,
             12 => Control::Pong,
+            13 => Control::Window {
+                number: r.u64()?,
+                rank: r.u32()?,
+                block: r.records()?,
+            },
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
                 return Err(malformed(what));
@@ -320,6 +345,11 @@ mod tests {
             Control::Left,
             Control::Ping,
             Control::Pong,
+            Control::Window {
+                number: 1 << 40,
+                rank: 3,
+                block: vec![Record::new(record::LOCAL, &[1; 20])],
+            },
         ];
         for message in all {
             let bytes = message.encode();

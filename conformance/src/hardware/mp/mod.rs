@@ -4,18 +4,20 @@
 //!
 //! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
 //! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
-//! or stops, and the others continue.
+//! or stops, and the others continue. `windows` has the one-sided operations.
 
 mod cells;
 mod launch;
 pub(super) mod lost;
 pub(super) mod processes;
 mod run;
+mod windows;
 
 use std::time::Instant;
 
 use clap::{Parser, value_parser};
 use gdsync::Gpu;
+use gdsync::gpu::MemoryKind;
 use libtest_mimic::Arguments;
 
 use super::cover::Cell;
@@ -107,6 +109,13 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
         shared: runtime == Runtime::Cuda,
     };
     if choice.cell.is_none() {
+        for kind in [MemoryKind::Pinned, MemoryKind::Device] {
+            for (by, by_stream) in [("the CPU", false), ("a stream", true)] {
+                suite.add(runtime, format!("windows: {kind:?}, by {by}"), move || {
+                    windows::windows(runtime, gpus, kind, by_stream)
+                });
+            }
+        }
         for (what, failure) in [("killed", Failure::Killed), ("stopped", Failure::Stopped)] {
             suite.add(runtime, format!("processes: a rank is {what}"), move || {
                 lost::lost(runtime, gpus, failure)

@@ -2,10 +2,10 @@
 //! schedules, with weak memory, and with ranks that are lost in the middle.
 //!
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
-//! that is lost; [`talk`] random programs of messages of every kind;
-//! [`survivors`] ranks that continue to exchange messages when one of them is lost. [`offload`]
-//! shows that messages progress while the rank that enqueued them sleeps, [`late`] that ready words
-//! which two queue pairs write keep their order. `job` is the common base.
+//! that is lost; [`talk`] random programs of messages of every kind, [`windows`] of one-sided
+//! operations; [`survivors`] ranks that continue to exchange messages when one of them is lost.
+//! [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`] that
+//! ready words which two queue pairs write keep their order. `job` is the common base.
 
 pub mod halo;
 mod job;
@@ -14,3 +14,4 @@ pub mod loss;
 pub mod offload;
 pub mod survivors;
 pub mod talk;
+pub mod windows;

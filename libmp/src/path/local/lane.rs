@@ -194,6 +194,18 @@ impl Lane {
         Ok(())
     }
 
+    /// Prepares a get: a copy of the `len` bytes at `from` to `into`, after all earlier puts.
+    pub fn get(&mut self, into: Span, len: usize, from: Span) -> Result<Put> {
+        let (region, offset) = self.local.table.find(from, len as u64)?;
+        let region = &region;
+        let piece = Piece {
+            region,
+            offset,
+            len,
+        };
+        self.put([piece].into_iter(), into)
+    }
+
     /// Prepares a put of words in memory, each copied atomically, after all earlier puts.
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         let at = self.take()?;

@@ -8,7 +8,7 @@ use gdsync::{Status, Stream};
 use super::{Keys, MOST_PIECES, Nic, Piece, Span};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
-use crate::path::WordOrder;
+use crate::path::{Atomic, WordOrder};
 use crate::wire::record::{NIC, Record};
 
 /// Number of bytes that a READ reads to order a word after its payload.
@@ -138,8 +138,8 @@ impl Lane {
     }
 
     /// Makes `stream` wait until a put is done.
-    pub fn wait_on(&mut self, stream: &Stream, put: Put) -> Result<()> {
-        let list = [Descriptor::wait(put.0)];
+    pub fn wait_on(&mut self, stream: &Stream, put: Put, flush: bool) -> Result<()> {
+        let list = [Descriptor::wait(put.0).flush(flush)];
         Ok(post_on(stream, &mut [&mut self.qp], &list)?)
     }
 
@@ -186,6 +186,38 @@ impl Lane {
             *place = piece.0;
         }
         self.prepare(&Work::write(&list[..count], to.0))
+    }
+
+    /// Prepares a put of one piece, whose completion a stream can wait for.
+    #[inline]
+    pub fn put_signaled(&mut self, piece: Piece<'_>, to: Span) -> Result<Put> {
+        self.prepare(&Work::write(&[piece.0], to.0).signaled())
+    }
+
+    /// Prepares a get of as many bytes as `into` has.
+    #[inline]
+    pub fn get(&mut self, into: Piece<'_>, from: Span) -> Result<Put> {
+        self.prepare(&Work::read(&[into.0], from.0).signaled())
+    }
+
+    /// Prepares an atomic operation on a word; `old` receives its old value.
+    #[inline]
+    pub fn atomic(&mut self, old: Piece<'_>, word: Span, atomic: Atomic) -> Result<Put> {
+        let old = [old.0];
+        let work = match atomic {
+            Atomic::FetchAdd(add) => Work::fetch_add(&old, word.0, add),
+            Atomic::CompareSwap { compare, swap } => {
+                Work::compare_swap(&old, word.0, compare, swap)
+            }
+        };
+        self.prepare(&work.signaled())
+    }
+
+    /// If WRITEs may be placed out of order: prepares, after [`Lane::look`], an empty WRITE that
+    /// waits for the READ. Later work requests start after it.
+    pub fn fence(&mut self, to: Span) -> Option<Result<Put>> {
+        self.landing.as_ref()?;
+        Some(self.prepare(&Work::write(&[], to.0).fenced()))
     }
 
     /// Prepares a put of 64-bit words in memory, each written atomically.

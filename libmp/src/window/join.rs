@@ -1,0 +1,94 @@
+//! Making a window with all ranks: each rank sends its record to every other, as a control message.
+
+use super::targets::Targets;
+use crate::error::{Error, Kind, Result};
+use crate::two_sided::engine::Engine;
+use crate::two_sided::{Peer, State, join, time};
+use crate::wire::control::Control;
+
+const MAKE: &str = "make window";
+
+impl Engine {
+    /// Adds the memory of all ranks to a window, which each of them makes with this call.
+    ///
+    /// # Errors
+    /// `PeerFailed` or `Missing`, naming a rank that was given up or did not take part within the
+    /// context's timeout; `BootstrapLost`.
+    pub fn join_window(&self, window: &Targets) -> Result<()> {
+        let number = self.name_window(&mut self.lock(), window)?;
+        window.add(&self.paths, self.rank, &window.block())?;
+        let deadline = self.host().now() + self.config.timeout;
+        let mut answer = Ok(Vec::new());
+        self.wait(deadline, &mut || {
+            self.progress();
+            answer = self.absent(&mut self.lock(), window, number);
+            !matches!(&answer, Ok(missing) if !missing.is_empty())
+        });
+        let missing = answer?;
+        let Some(first) = missing.first() else {
+            return Ok(());
+        };
+        let what = format!(
+            "rank {} did not take part in {} (Builder::timeout): each rank calls Context::window, \
+             all in the same order",
+            join(&missing),
+            time(self.config.timeout)
+        );
+        Err(Error::new(MAKE, Kind::Missing, what)
+            .with_rank(*first)
+            .whole())
+    }
+
+    fn others(&self) -> impl Iterator<Item = u32> {
+        let me = self.rank;
+        (0..self.size).filter(move |rank| *rank != me)
+    }
+
+    /// Numbers a window, and sends its record to the other ranks.
+    fn name_window(&self, state: &mut State, window: &Targets) -> Result<u64> {
+        let number = state.windows;
+        state.windows += 1;
+        for rank in self.others() {
+            let peer = state.peers.make(rank);
+            if let Some(peer) = peer.filter(|peer| !peer.is_here()) {
+                return Err(peer.error(MAKE));
+            }
+        }
+        if let Some(why) = state.outbox.lost() {
+            let what = format!("the bootstrap does not reach the other ranks any more ({why})");
+            return Err(Error::new(MAKE, Kind::BootstrapLost, what));
+        }
+        let (rank, block) = (self.rank, window.block());
+        for other in self.others() {
+            let block = block.clone();
+            let message = Control::Window {
+                number,
+                rank,
+                block,
+            };
+            self.send_control(state, other, vec![message]);
+        }
+        Ok(number)
+    }
+
+    /// Adds the memory of the ranks that have named it. Returns the ranks that have not.
+    fn absent(&self, state: &mut State, window: &Targets, number: u64) -> Result<Vec<u32>> {
+        let mut absent = Vec::new();
+        for rank in self.others().filter(|rank| !window.has(*rank)) {
+            let peer = state.peers.get_mut(rank);
+            match peer.and_then(|peer| peer.windows.remove(&number)) {
+                Some(block) => window.add(&self.paths, rank, &block)?,
+                None => absent.push(rank),
+            }
+        }
+        let gone = |rank: &u32| state.peers.get(*rank).filter(|peer| !peer.is_here());
+        match absent
+            .iter()
+            .find_map(gone)
+            .map(|peer: &Peer| peer.error(MAKE))
+        {
+            Some(e) => Err(e),
+            None => Ok(absent),
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Windows: one-sided operations on memory that other ranks have named.
+//!
+//! `targets` has the memory of each rank, `join` exchanges it among all ranks, `transfer` posts
+//! puts, gets, signals and atomics, `signal` waits for words of this rank's own memory.
+//!
+//! The operations are those of the engine of `two_sided`, which has the lanes, the requests and the
+//! background work. [`Window`](crate::Window) is the handle of the application.
+
+mod join;
+mod signal;
+mod targets;
+mod transfer;
+
+pub(crate) use signal::Awaited;
+pub(crate) use targets::Targets;
+pub(crate) use transfer::{Access, Op};

@@ -1,0 +1,164 @@
+//! Waits for signals: words of this rank's own window memory, by the CPU and by streams.
+
+use std::time::Duration;
+
+use gdsync::Stream;
+use gdsync::gpu::{Condition, Word64};
+
+use super::targets::{Targets, WORD};
+use crate::error::{Error, Kind, Result};
+use crate::path::{List, uncaptured};
+use crate::region::Slice;
+use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
+use crate::request::one_sided::{SignalState, SignalWait, holds, is_possible};
+use crate::two_sided::engine::Engine;
+use crate::two_sided::{Peer, State, closed, time};
+use crate::wire::word;
+
+const WAIT: &str = "wait for signal";
+
+/// A signal that this rank waits for.
+#[derive(Clone, Copy)]
+pub(crate) struct Awaited {
+    /// The rank that stores the word.
+    pub from: u32,
+    pub offset: u64,
+    pub condition: Condition,
+    pub value: u64,
+}
+
+impl Awaited {
+    /// The word, and the memory that has it.
+    fn word(&self, engine: &Engine, window: &Targets) -> Result<(Word64, Slice)> {
+        let Awaited {
+            from,
+            offset,
+            condition,
+            value,
+        } = *self;
+        let refuse = |what: String| Err(Error::new(WAIT, Kind::Invalid, what).with_rank(from));
+        if from >= engine.size {
+            return refuse(format!("the job has {} ranks", engine.size));
+        }
+        if !is_possible(condition, value) {
+            return refuse(format!("no word satisfies {condition:?} with {value:#x}"));
+        }
+        window.word(WAIT, offset)
+    }
+}
+
+impl Engine {
+    /// Waits on the CPU, at most `limit`, for a signal.
+    pub fn wait_signal(&self, window: &Targets, signal: &Awaited, limit: Duration) -> Result<()> {
+        /// Number of checks between two rounds of the background work.
+        const EVERY: u32 = 32;
+        let (word, _) = signal.word(self, window)?;
+        // A rank that this rank has sent nothing to may fail as well.
+        self.lock().peers.make(signal.from);
+        let is_met = || -> Result<bool> {
+            let met = holds(signal.condition, word.load()?, signal.value);
+            if met && window.flushes() {
+                self.gpu.flush_remote_writes();
+            }
+            Ok(met)
+        };
+        let deadline = self.host().now() + limit;
+        let (mut met, mut looks) = (Ok(false), 0);
+        self.wait(deadline, &mut || {
+            met = is_met();
+            if !matches!(met, Ok(false)) {
+                return true;
+            }
+            looks += 1;
+            if looks % EVERY == 0 {
+                self.progress();
+            } else {
+                self.push_all();
+            }
+            lost(&self.lock(), signal.from).is_some()
+        });
+        // It may have arrived before the rank was given up.
+        if met? || is_met()? {
+            return Ok(());
+        }
+        if let Some(e) = lost(&self.lock(), signal.from) {
+            return Err(e);
+        }
+        let what = format!(
+            "the word at offset {} of this rank's window is {:#x} after {}, and {:?} {:#x} was \
+             awaited of rank {}",
+            signal.offset,
+            word.load()?,
+            time(limit),
+            signal.condition,
+            signal.value,
+            signal.from
+        );
+        Err(Error::new(WAIT, Kind::Timeout, what)
+            .with_rank(signal.from)
+            .whole())
+    }
+
+    /// Makes a stream wait for a signal. The failure of the rank, and the context's timeout,
+    /// release the stream.
+    pub fn wait_signal_on(
+        &self,
+        window: &Targets,
+        stream: &Stream,
+        signal: &Awaited,
+    ) -> Result<()> {
+        let (place, memory) = signal.word(self, window)?;
+        uncaptured(stream, WAIT)?;
+        self.with_room(|| {
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            self.sweep_if_crowded(state);
+            state.peers.make(signal.from);
+            let wait = SignalWait {
+                word: place.clone(),
+                condition: signal.condition,
+                value: signal.value,
+                state: SignalState::Waiting,
+            };
+            if let Some(e) = lost(state, signal.from)
+                && !wait.is_met()?
+            {
+                return Err(e);
+            }
+            state.requests.reserve(&self.gpu)?;
+            let common = Common {
+                number: signal.offset,
+                poster: Poster {
+                    lane: 0,
+                    stream: Some(stream.downgrade()),
+                },
+                handle: Handle::Dropped,
+                len: WORD as u64,
+                order: state.requests.next_order(),
+                ..Common::new(signal.from, 0, std::slice::from_ref(&memory))
+            };
+            let operation = Operation::Signal(wait);
+            let key = state.requests.put(Entry { common, operation });
+            let passed = word::result(gdsync::Status::SUCCESS, WORD as u64);
+            let mut list = List::<2>::new();
+            list.wait_until(&place, signal.condition, signal.value, window.flushes());
+            list.store(state.requests.result_word(key), passed);
+            let posted = stream.check_room(2).map_err(Error::from);
+            let posted = posted.and_then(|()| list.post(stream, None));
+            if posted.is_err() {
+                state.requests.withdraw(key);
+            }
+            posted
+        })
+    }
+}
+
+/// The error of a wait for a rank that was given up.
+fn lost(state: &State, rank: u32) -> Option<Error> {
+    match state.peers.get(rank) {
+        None => Some(closed("the peer is not known", rank)),
+        Some(peer) => Some(peer)
+            .filter(|peer| !peer.is_here())
+            .map(|peer: &Peer| peer.error(WAIT)),
+    }
+}
