@@ -7,7 +7,7 @@ mod sim;
 use std::time::Duration;
 
 use gdsync::gpu::{Condition, MemoryKind};
-use mp::{Context, Kind, Memory, Window};
+use mp::{Context, Kind, Memory, NULL_RANK, Window};
 use sim::{Death, LIMIT, millis, pair, peer_failed, play, secs};
 
 /// Layout of the windows: data, and words behind them.
@@ -50,7 +50,7 @@ fn bad_arguments_are_refused_and_nothing_is_posted() {
             };
             let e = past(window.put(peer, theirs - 7, &small));
             let said = format!(
-                "put: rank {peer}: 8 bytes at offset {} exceed its window (limit {theirs} bytes)",
+                "put: 8 bytes at offset {} exceed the window of rank {peer} (limit {theirs} bytes)",
                 theirs - 7
             );
             assert_eq!(e, said);
@@ -116,7 +116,8 @@ fn the_rank_that_does_not_take_part_is_named() {
             let e = ctx.window(&memory).map(drop).unwrap_err();
             assert_eq!((e.kind(), e.rank()), (Kind::Missing, Some(1)), "{e}");
             assert!(
-                e.to_string().contains("rank 1 did not take part in 3 s"),
+                e.to_string()
+                    .contains("rank 1 did not make the window within 3 s"),
                 "{e}"
             );
             assert!(rank.host.now().since(start) < secs(4));
@@ -295,7 +296,10 @@ fn a_stream_that_waits_for_a_signal_has_a_timeout() {
                 assert!(stuck[0].what.contains("no signal"), "{}", stuck[0]);
                 let e = ctx.synchronize(&stream, LIMIT).unwrap_err();
                 peer_failed(&e, 1);
-                assert!(e.to_string().contains("no signal in 3 s"), "{e}");
+                assert!(
+                    e.to_string().contains("no signal has arrived within 3 s"),
+                    "{e}"
+                );
                 assert!(e.to_string().contains("offset 8"), "{e}");
             }
             rank.barrier();
@@ -350,6 +354,71 @@ fn a_put_to_memory_that_is_released_fails() {
             rank.barrier();
         },
     );
+}
+
+/// Operations on the null rank end at once, change nothing, and are checked.
+#[test]
+fn operations_on_the_null_rank_end_at_once() {
+    play(1, 1, |rank| {
+        let ctx = rank.open(|b| b);
+        let window = window(&ctx, MemoryKind::Pinned, 64);
+        let stream = ctx.gpu().stream().unwrap();
+        let data = ctx.alloc(MemoryKind::Pinned, 8).unwrap();
+        data.write(0, &[7; 8]).unwrap();
+        let (slice, geq) = (data.all(), Condition::Geq);
+        for request in [
+            window.put(NULL_RANK, 1 << 40, &slice),
+            window.put_on(&stream, NULL_RANK, 0, &slice),
+            window.put_signal(NULL_RANK, 0, &slice, 8, 1),
+            window.put_signal_on(&stream, NULL_RANK, 0, &slice, 8, 1),
+            window.signal(NULL_RANK, 0, 1),
+            window.signal_on(&stream, NULL_RANK, 0, 1),
+            window.get(NULL_RANK, 0, &slice),
+            window.get_on(&stream, NULL_RANK, 0, &slice),
+            window.fetch_add(NULL_RANK, 0, 1, &slice),
+            window.compare_swap_on(&stream, NULL_RANK, 0, 1, 2, &slice),
+        ] {
+            let request = request.unwrap();
+            assert!(format!("{request:?}").contains("the null rank"));
+            request.wait_on(&stream).unwrap();
+            let done = request.wait(Duration::ZERO).unwrap();
+            assert_eq!((done.peer, done.tag, done.len), (NULL_RANK, 0, 0));
+        }
+        window.fence(NULL_RANK).unwrap();
+        window.fence_on(&stream, NULL_RANK).unwrap();
+        let at_once = window.wait_signal(NULL_RANK, 8, geq, 1, Duration::ZERO);
+        at_once.unwrap();
+        window
+            .wait_signal_on(&stream, NULL_RANK, 8, geq, 1)
+            .unwrap();
+        ctx.synchronize(&stream, LIMIT).unwrap();
+        window.quiet(LIMIT).unwrap();
+        assert_eq!(bytes(&data, 0, 8), [7; 8]);
+        assert_eq!(bytes(window.memory(), 0, 64), [0; 64]);
+        assert_eq!(window.len_of(NULL_RANK), None);
+
+        // The memory of this rank is checked.
+        let other = rank.open(|b| b.name("other"));
+        let foreign = other.alloc(MemoryKind::Pinned, 8).unwrap().all();
+        for refused in [
+            window.put(NULL_RANK, 0, &foreign).map(drop),
+            window
+                .fetch_add(
+                    NULL_RANK,
+                    0,
+                    1,
+                    &ctx.alloc(MemoryKind::Pinned, 16).unwrap().all(),
+                )
+                .map(drop),
+            window.wait_signal(NULL_RANK, 64, geq, 1, LIMIT),
+            window.wait_signal_on(&stream, NULL_RANK, 4, geq, 1),
+        ] {
+            let e = refused.unwrap_err();
+            assert_eq!(e.kind(), Kind::Invalid, "{e}");
+        }
+        ctx.close(LIMIT).unwrap();
+        rank.leave();
+    });
 }
 
 /// A stream that waits for a signal is released when the context is dropped.

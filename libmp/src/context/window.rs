@@ -77,6 +77,13 @@ use crate::window::{Access, Awaited, Op, Targets};
 /// - Puts have no order among themselves, except by [`fence`](Window::fence).
 /// - A put may overtake an earlier get or atomic: wait for its request first.
 ///
+/// # The null rank
+/// An operation on the memory of [`NULL_RANK`](crate::NULL_RANK) is none (MPI: an RMA operation with
+/// `MPI_PROC_NULL`). Its request has ended when the call returns, with length 0, and nothing is
+/// stored: the destination of a get and the former value of an atomic are unchanged. A fence to the
+/// null rank and a wait for its signal end at once. The memory of this rank and the stream are
+/// checked as for any other rank.
+///
 /// # Lifetime
 /// A window holds its context, as a [`Request`] does. The target keeps its window as long as other
 /// ranks use its memory. An operation on memory of which no handle exists any more fails at the

@@ -132,8 +132,9 @@ impl<'q, const N: usize> Batch<'q, N> {
                 lane.atomic(old.nic(), word, atomic).map(Put::Nic)
             }
             (Lane::Local(_), Span::Local(_)) => {
-                let what = "the word is this rank's own: NICs execute atomics of other ranks on \
-                            it, and neither the CPU nor a kernel is atomic with them";
+                let what = "the word is in memory of this rank itself, where NICs execute the \
+                            atomics of other ranks, and neither the CPU nor a kernel is atomic \
+                            with them; use a word of another rank";
                 Err(Error::new("prepare atomic", Kind::Unsupported, what))
             }
             _ => Err(foreign(PREPARE)),

@@ -112,8 +112,8 @@ impl Strided {
     /// two distances already.
     pub fn repeated(&self, stride: usize, count: usize) -> Result<Strided> {
         if self.plane != ONCE {
-            let what = format!("{self:?} have two distances already");
-            return Err(Error::new(CARVE, Kind::Invalid, what).with_limit(2u32, "distances"));
+            let what = format!("{self:?} have two distances already; send several messages");
+            return Err(Error::new(SLICE, Kind::Invalid, what).with_limit(2u32, "distances"));
         }
         let plane = Level { stride, count };
         Strided::new(&self.memory, self.offset, self.block, self.row, plane)
@@ -139,7 +139,7 @@ impl Strided {
                  {memory:?}",
                 row.count, plane.count, row.stride, plane.stride
             );
-            let error = Error::new(CARVE, Kind::Invalid, what);
+            let error = Error::new(SLICE, Kind::Invalid, what);
             return Err(error.with_limit(memory.len(), "bytes"));
         }
         // Pieces that are repeated behind their end, or between each other.
@@ -149,10 +149,10 @@ impl Strided {
         };
         if !apart(block, row, plane) && !apart(block, plane, row) {
             let what = format!(
-                "pieces of {block} bytes overlap, {} every {} and {} every {} bytes",
-                row.count, row.stride, plane.count, plane.stride
+                "{} x {} pieces of {block} bytes, every {} and {} bytes, overlap; use larger distances",
+                row.count, plane.count, row.stride, plane.stride
             );
-            return Err(Error::new(CARVE, Kind::Invalid, what));
+            return Err(Error::new(SLICE, Kind::Invalid, what));
         }
         if block == 0 || row.count == 0 || plane.count == 0 {
             (block, row, plane) = (0, Level { count: 0, ..ONCE }, ONCE);
@@ -278,7 +278,7 @@ impl Strided {
     }
 }
 
-const CARVE: &str = "carve strided pieces";
+const SLICE: &str = "slice memory";
 
 #[cfg(test)]
 mod tests {

@@ -73,7 +73,7 @@ impl Slice {
     where
         T: FromBytes + IntoBytes + Immutable,
     {
-        self.elements::<T>("carve slice", index, count)
+        self.elements::<T>("slice memory", index, count)
     }
 
     /// Copies the elements from element `index` of the slice on into `into`, as [`Memory::read`]
@@ -117,7 +117,8 @@ impl Slice {
         };
         if !elements.addr().is_multiple_of(align as u64) {
             let what = format!(
-                "{elements:?} is not aligned for {}, which needs a multiple of {align} bytes",
+                "{elements:?} is not aligned for {}, which needs an address that is a multiple of \
+                 {align} bytes",
                 std::any::type_name::<T>()
             );
             return Err(Error::new(operation, Kind::Invalid, what));

@@ -12,7 +12,7 @@ impl Engine {
     pub fn flush(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "flush sends";
         let open = |entry: &Entry| {
-            let posted = !entry.is_receive() && !entry.is_prepared();
+            let posted = entry.send().is_some() && !entry.is_prepared();
             posted && entry.status().is_none()
         };
         let mut keys: Vec<RequestKey> = {

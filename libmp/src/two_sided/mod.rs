@@ -54,7 +54,7 @@ mod watch;
 pub(crate) use peer::{Peer, Target};
 pub(crate) use spec::On;
 pub(crate) use state::{State, closed};
-pub(crate) use texts::{join, time};
+pub(crate) use texts::join;
 
 pub use config::{Connect, Full, Progress};
 pub use null::NULL_RANK;

@@ -35,7 +35,10 @@ impl Engine {
         total(&self.paths, operation, &[pieces.memory().slice(0, 0)?])?;
         let len = pieces.len() as u64;
         if len > MOST_BYTES {
-            let what = format!("{len} bytes in {} pieces are too many", pieces.count());
+            let what = format!(
+                "{len} bytes in {} pieces are too many for a message",
+                pieces.count()
+            );
             let error = Error::new(operation, Kind::Invalid, what);
             return Err(error.with_limit(MOST_BYTES, "bytes"));
         }

@@ -293,9 +293,21 @@ impl Peer {
                 rank,
                 block,
             } => {
-                if *rank != self.rank || self.windows.len() >= WINDOWS {
-                    let what = format!("it named window {number} of rank {rank}");
-                    return Err(Error::new("make window", Kind::Protocol, what));
+                let refuse = |what: String| {
+                    let error = Error::new("make window", Kind::Protocol, what);
+                    error.with_rank(self.rank)
+                };
+                if *rank != self.rank {
+                    return Err(refuse(format!(
+                        "rank {} sent the record of window {number} of rank {rank}",
+                        self.rank
+                    )));
+                }
+                if self.windows.len() >= WINDOWS {
+                    let what = format!(
+                        "rank {rank} sent too many records of windows that this rank has not made"
+                    );
+                    return Err(refuse(what).with_limit(WINDOWS, "records"));
                 }
                 self.windows.insert(*number, block.clone());
             }

@@ -58,7 +58,7 @@ impl Name {
     #[cold]
     pub(crate) fn attribute(&self, error: Error) -> Error {
         match (self.one_sided, self.peer) {
-            (Some(_), Some(peer)) => error.with_rank(peer).whole(),
+            (Some(_), Some(peer)) => error.with_rank(peer),
             _ => error.of_message(self.peer, self.tag, self.number),
         }
     }
@@ -75,35 +75,24 @@ impl fmt::Display for Name {
             size,
         } = self;
         if let (Some(action), Some(peer)) = (one_sided, peer) {
-            return match action {
-                Action::Put => write!(
-                    f,
-                    "put of {size} bytes at offset {number} of the window of rank {peer}"
-                ),
-                Action::Get => write!(
-                    f,
-                    "get of {size} bytes at offset {number} of the window of rank {peer}"
-                ),
-                Action::Signal => {
-                    write!(f, "signal at offset {number} of the window of rank {peer}")
-                }
-                Action::FetchAdd => {
-                    write!(
+            match action {
+                Action::Put => write!(f, "put of {size} bytes at offset {number}")?,
+                Action::Get => write!(f, "get of {size} bytes at offset {number}")?,
+                Action::Signal => write!(f, "signal at offset {number}")?,
+                Action::FetchAdd => write!(f, "fetch-add at offset {number}")?,
+                Action::CompareSwap => write!(f, "compare-swap at offset {number}")?,
+                Action::Quiet => write!(f, "quiet")?,
+                Action::WaitSignal => {
+                    return write!(
                         f,
-                        "fetch-add at offset {number} of the window of rank {peer}"
-                    )
+                        "wait for the signal of rank {peer} at offset {number} of this rank's \
+                         window"
+                    );
                 }
-                Action::CompareSwap => {
-                    write!(
-                        f,
-                        "compare-swap at offset {number} of the window of rank {peer}"
-                    )
-                }
-                Action::Quiet => write!(f, "quiet of the window of rank {peer}"),
-                Action::WaitSignal => write!(
-                    f,
-                    "wait for the signal of rank {peer} at offset {number} of this rank's window"
-                ),
+            }
+            return match *peer {
+                NULL_RANK => write!(f, " of the window of the null rank"),
+                peer => write!(f, " of the window of rank {peer}"),
             };
         }
         match (receive, peer) {
@@ -180,8 +169,9 @@ impl Engine {
                 return format!("the CPU of this rank has not sent the message{within}{manual}");
             }
             Some(Lack::Signal) => (
-                format!("no signal{within}"),
-                "Does it put a value that satisfies the condition to this offset?".to_owned(),
+                format!("no signal has arrived{within}"),
+                "; check that it stores to this offset a value that satisfies the condition"
+                    .to_owned(),
             ),
             Some(Lack::Message) => (
                 format!("no message has arrived{within}"),

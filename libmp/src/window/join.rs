@@ -1,9 +1,9 @@
 //! Making a window with all ranks: each rank sends its record to every other, as a control message.
 
 use super::targets::Targets;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, time};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{Peer, State, join, time};
+use crate::two_sided::{Peer, State, join};
 use crate::wire::control::Control;
 
 const MAKE: &str = "make window";
@@ -29,14 +29,12 @@ impl Engine {
             return Ok(());
         };
         let what = format!(
-            "rank {} did not take part in {} (Builder::timeout): each rank calls Context::window, \
-             all in the same order",
+            "rank {} did not make the window within {} (Builder::timeout); call Context::window on \
+             all ranks, in the same order",
             join(&missing),
             time(self.config.timeout)
         );
-        Err(Error::new(MAKE, Kind::Missing, what)
-            .with_rank(*first)
-            .whole())
+        Err(Error::new(MAKE, Kind::Missing, what).with_rank(*first))
     }
 
     fn others(&self) -> impl Iterator<Item = u32> {
@@ -55,7 +53,10 @@ impl Engine {
             }
         }
         if let Some(why) = state.outbox.lost() {
-            let what = format!("the bootstrap does not reach the other ranks any more ({why})");
+            let what = format!(
+                "the bootstrap no longer reaches the other ranks ({why}); use windows that exist, \
+                 or exchange Window::record by messages"
+            );
             return Err(Error::new(MAKE, Kind::BootstrapLost, what));
         }
         let (rank, block) = (self.rank, window.block());

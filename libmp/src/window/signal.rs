@@ -6,13 +6,13 @@ use gdsync::Stream;
 use gdsync::gpu::{Condition, Word64};
 
 use super::targets::{Targets, WORD};
-use crate::error::{Error, Kind, Result};
-use crate::path::{List, uncaptured};
+use crate::error::{Error, Kind, Result, time};
+use crate::path::List;
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::one_sided::{SignalState, SignalWait, holds, is_possible};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{Peer, State, closed, time};
+use crate::two_sided::{NULL_RANK, On, Peer, State, closed};
 use crate::wire::word;
 
 const WAIT: &str = "wait for signal";
@@ -37,11 +37,14 @@ impl Awaited {
             value,
         } = *self;
         let refuse = |what: String| Err(Error::new(WAIT, Kind::Invalid, what).with_rank(from));
-        if from >= engine.size {
-            return refuse(format!("the job has {} ranks", engine.size));
+        if from >= engine.size && from != NULL_RANK {
+            let size = engine.size;
+            return refuse(format!("rank {from} is not in the job of {size} ranks"));
         }
         if !is_possible(condition, value) {
-            return refuse(format!("no word satisfies {condition:?} with {value:#x}"));
+            return refuse(format!(
+                "no word satisfies the condition {condition:?} with {value:#x}; use another value"
+            ));
         }
         window.word(WAIT, offset)
     }
@@ -53,6 +56,9 @@ impl Engine {
         /// Number of checks between two rounds of the background work.
         const EVERY: u32 = 32;
         let (word, _) = signal.word(self, window)?;
+        if signal.from == NULL_RANK {
+            return Ok(());
+        }
         // A rank that this rank has sent nothing to may fail as well.
         self.lock().peers.make(signal.from);
         let is_met = || -> Result<bool> {
@@ -84,19 +90,14 @@ impl Engine {
         if let Some(e) = lost(&self.lock(), signal.from) {
             return Err(e);
         }
+        let (value, within) = (word.load()?, time(limit));
         let what = format!(
-            "the word at offset {} of this rank's window is {:#x} after {}, and {:?} {:#x} was \
-             awaited of rank {}",
-            signal.offset,
-            word.load()?,
-            time(limit),
-            signal.condition,
-            signal.value,
-            signal.from
+            "no signal of rank {} has arrived within {within}: the word at offset {} of this \
+             rank's window is {value:#x}, and the wait is for {:?} {:#x}; check that the rank \
+             stores to this offset",
+            signal.from, signal.offset, signal.condition, signal.value,
         );
-        Err(Error::new(WAIT, Kind::Timeout, what)
-            .with_rank(signal.from)
-            .whole())
+        Err(Error::new(WAIT, Kind::Timeout, what).with_rank(signal.from))
     }
 
     /// Makes a stream wait for a signal. The failure of the rank, and the context's timeout,
@@ -108,7 +109,10 @@ impl Engine {
         signal: &Awaited,
     ) -> Result<()> {
         let (place, memory) = signal.word(self, window)?;
-        uncaptured(stream, WAIT)?;
+        On::Stream(stream, None).check(&self.gpu, WAIT)?;
+        if signal.from == NULL_RANK {
+            return Ok(());
+        }
         self.with_room(|| {
             let mut guard = self.lock();
             let state = &mut *guard;
@@ -156,7 +160,7 @@ impl Engine {
 /// The error of a wait for a rank that was given up.
 fn lost(state: &State, rank: u32) -> Option<Error> {
     match state.peers.get(rank) {
-        None => Some(closed("the peer is not known", rank)),
+        None => Some(closed(format!("rank {rank} is not connected"), rank)),
         Some(peer) => Some(peer)
             .filter(|peer| !peer.is_here())
             .map(|peer: &Peer| peer.error(WAIT)),

@@ -1,6 +1,7 @@
 //! [`Targets`]: the memory of a window, of this rank and of the ranks that have named theirs, and
 //! the check of offsets.
 
+use std::fmt::Display;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -43,11 +44,12 @@ impl Targets {
     pub fn new(paths: &Paths, size: u32, memory: &Memory) -> Result<Targets> {
         const OPERATION: &str = "make window";
         if !paths.knows(memory.keys()) {
-            let what = format!("{memory:?} is registered by another context");
+            let what =
+                format!("{memory:?} is registered by another context; use memory of this context");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         if memory.len() < WORD {
-            let what = format!("{memory:?} is shorter than a word");
+            let what = format!("{memory:?} is too short for a window, which has at least a word");
             return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(WORD, "bytes"));
         }
         Ok(Targets {
@@ -84,7 +86,8 @@ impl Targets {
         match Control::decode(record)? {
             Control::Window { rank, block, .. } => self.add(paths, rank, &block).map(|()| rank),
             _ => {
-                let what = "the bytes are no record of a window";
+                let what = "the bytes are not the record of a window; pass those that \
+                            Window::record returned";
                 Err(Error::new("attach window", Kind::Protocol, what))
             }
         }
@@ -98,14 +101,15 @@ impl Targets {
         let used = AtomicU8::new(0);
         let target = Target { remote, used };
         place.set(target).map_err(|_| {
-            let what = "the window has memory of this rank already";
+            let what = format!("the window has memory of rank {rank} already; attach it once");
             Error::new(OPERATION, Kind::Busy, what).with_rank(rank)
         })
     }
 
     fn place(&self, operation: &'static str, rank: u32) -> Result<&OnceLock<Target>> {
         self.targets.get(rank as usize).ok_or_else(|| {
-            let what = format!("the job has {} ranks", self.targets.len());
+            let size = self.targets.len();
+            let what = format!("rank {rank} is not in the job of {size} ranks");
             Error::new(operation, Kind::Invalid, what).with_rank(rank)
         })
     }
@@ -116,7 +120,8 @@ impl Targets {
     /// `Invalid` for a rank outside the job or whose memory is not known.
     pub fn of(&self, operation: &'static str, rank: u32) -> Result<&Target> {
         self.place(operation, rank)?.get().ok_or_else(|| {
-            let what = "the window has no memory of this rank: Window::attach adds it";
+            let what =
+                format!("the window has no memory of rank {rank}; add it with Window::attach");
             Error::new(operation, Kind::Invalid, what).with_rank(rank)
         })
     }
@@ -138,14 +143,11 @@ impl Targets {
     /// `Invalid` for an offset beyond the memory, or that is not a multiple of 8.
     pub fn word(&self, operation: &'static str, offset: u64) -> Result<(Word64, Slice)> {
         let len = self.memory.len() as u64;
-        check(operation, "this rank's window", (offset, WORD), len)?;
-        let (region, offset) = (self.memory.region(), offset as usize);
-        aligned(
-            operation,
-            "this rank's window",
-            region.addr().0,
-            offset as u64,
-        )?;
+        let window = &"this rank's window";
+        check(operation, window, (offset, WORD), len)?;
+        let region = self.memory.region();
+        aligned(operation, window, region.addr().0, offset)?;
+        let offset = offset as usize;
         Ok((region.word64(offset)?, self.memory.slice(offset, WORD)?))
     }
 
@@ -173,10 +175,10 @@ impl Target {
         (offset, len): (u64, usize),
         word: bool,
     ) -> Result<Span> {
-        const WINDOW: &str = "its window";
-        let checked = check(operation, WINDOW, (offset, len), self.len());
+        let window = &format_args!("the window of rank {rank}");
+        let checked = check(operation, window, (offset, len), self.len());
         let checked = checked.and_then(|()| match word {
-            true => aligned(operation, WINDOW, self.remote.addr(), offset),
+            true => aligned(operation, window, self.remote.addr(), offset),
             false => Ok(()),
         });
         checked.map_err(|e| e.with_rank(rank))?;
@@ -200,7 +202,7 @@ impl Target {
 #[inline]
 fn check(
     operation: &'static str,
-    object: &str,
+    window: &dyn Display,
     (offset, len): (u64, usize),
     room: u64,
 ) -> Result<()> {
@@ -210,16 +212,18 @@ fn check(
     {
         return Ok(());
     }
-    let what = format!("{len} bytes at offset {offset} exceed {object}");
+    let what = format!("{len} bytes at offset {offset} exceed {window}");
     Err(Error::new(operation, Kind::Invalid, what).with_limit(room, "bytes"))
 }
 
 /// Checks that the word at `offset` of a window that starts at `base` is aligned.
 #[inline]
-fn aligned(operation: &'static str, object: &str, base: u64, offset: u64) -> Result<()> {
+fn aligned(operation: &'static str, window: &dyn Display, base: u64, offset: u64) -> Result<()> {
     if base.wrapping_add(offset).is_multiple_of(WORD as u64) {
         return Ok(());
     }
-    let what = format!("the word at offset {offset} of {object} is not aligned to 8 bytes");
+    let what = format!(
+        "the word at offset {offset} of {window} is not aligned to 8 bytes; use an aligned offset"
+    );
     Err(Error::new(operation, Kind::Invalid, what))
 }

@@ -13,7 +13,7 @@ use crate::request::entry::{Common, Entry, Operation, Poster};
 use crate::request::one_sided::{Action, Transfer, TransferState};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State, Target as Open, closed};
+use crate::two_sided::{NULL_RANK, On, State, Target as Open, closed};
 
 /// What an operation does with the memory of a rank.
 #[derive(Clone, Copy)]
@@ -84,38 +84,42 @@ impl Op<'_> {
         self.slice().map_or(WORD, Slice::len)
     }
 
-    /// Checks the operation against the window, and returns its places there: of the transfer, and
-    /// of the signal of a put.
-    fn places(&self, engine: &Engine, target: &Target) -> Result<(Span, Option<Span>)> {
+    /// Checks the memory of this rank, and the stream.
+    fn check(&self, engine: &Engine) -> Result<()> {
         let (operation, len) = (self.name(), self.len());
-        let refuse = |kind, what: String| Err(Error::new(operation, kind, what));
+        let refuse = |what: String| Err(Error::new(operation, Kind::Invalid, what));
         if let Some(slice) = self.slice() {
             if !engine.paths.knows(slice.memory().keys()) {
-                return refuse(
-                    Kind::Invalid,
-                    format!("{slice:?} is registered by another context"),
-                );
+                return refuse(format!(
+                    "{slice:?} is registered by another context; use memory of this context"
+                ));
             }
             if let Access::Atomic { .. } = self.access
                 && len != WORD
             {
-                return refuse(
-                    Kind::Invalid,
-                    format!("{slice:?} is not the place of a word"),
-                );
+                return refuse(format!(
+                    "the former value of the word has 8 bytes, and its slice is {slice:?}"
+                ));
             }
             let most = MOST_CHUNKS as u64 * MOST_BYTES;
             if len as u64 > most {
-                let what = format!("{len} bytes are too many for one operation");
+                let what = format!("{len} bytes are too many for one operation; use several");
                 return Err(Error::new(operation, Kind::Invalid, what).with_limit(most, "bytes"));
             }
         }
+        self.on.check(&engine.gpu, operation)
+    }
+
+    /// Checks the operation against the window, and returns its places there: of the transfer, and
+    /// of the signal of a put.
+    fn places(&self, engine: &Engine, target: &Target) -> Result<(Span, Option<Span>)> {
+        let (operation, len) = (self.name(), self.len());
         if matches!(self.access, Access::Get { .. } | Access::Quiet { .. })
             && self.rank != engine.rank
             && !engine.paths.device().reads()
         {
-            let what = "the NIC of this rank executes no READs";
-            return refuse(Kind::Unsupported, what.to_owned());
+            let what = "the NIC of this rank executes no READ, which a get and a quiet need";
+            return Err(Error::new(operation, Kind::Unsupported, what));
         }
         let word = matches!(self.access, Access::Signal { .. } | Access::Atomic { .. });
         let place = target.span(operation, self.rank, (self.offset, len), word)?;
@@ -214,9 +218,12 @@ impl Engine {
     /// Posts an operation on the memory of a rank. Returns its request, whose handle is held.
     pub fn transfer(&self, window: &Targets, op: &Op<'_>) -> Result<RequestKey> {
         let operation = op.name();
+        op.check(self)?;
+        if op.rank == NULL_RANK {
+            return self.no_transfer(op);
+        }
         let target = window.of(operation, op.rank)?;
         let places = op.places(self, target)?;
-        op.on.check(operation)?;
         let (guard, lane) = self.ensure(op.rank, &op.on, Open::Lanes)?;
         let mut locked = Some(guard);
         let posted = self.with_room(|| {
@@ -224,7 +231,7 @@ impl Engine {
             let state = &mut *guard;
             self.sweep_if_crowded(state);
             let order = state.requests.next_order();
-            let none = || closed("the peer is not connected", op.rank);
+            let none = || closed(format!("rank {} is not connected", op.rank), op.rank);
             let peer = state.peers.get_mut(op.rank).ok_or_else(none)?;
             if !peer.can_post(lane, Open::Lanes) {
                 return Err(peer.error(operation));
@@ -259,11 +266,36 @@ impl Engine {
         posted.map_err(|e| e.of_peer(op.rank))
     }
 
+    /// The request of an operation on the null rank, which has ended.
+    #[cold]
+    fn no_transfer(&self, op: &Op<'_>) -> Result<RequestKey> {
+        self.with_room(|| {
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            self.sweep_if_crowded(state);
+            state.requests.reserve(&self.gpu)?;
+            let common = Common {
+                number: op.offset,
+                ..Common::new(NULL_RANK, 0, &[])
+            };
+            let operation = Operation::Transfer(Transfer {
+                action: op.action(),
+                state: TransferState::Done(Status::SUCCESS),
+            });
+            let key = state.requests.put(Entry { common, operation });
+            state.requests.set_result(key, Status::SUCCESS, 0);
+            Ok(key)
+        })
+    }
+
     /// Orders later puts of `on` to `rank` after its earlier ones.
     pub fn fence(&self, window: &Targets, rank: u32, on: &On<'_>) -> Result<()> {
         const OPERATION: &str = "fence";
+        on.check(&self.gpu, OPERATION)?;
+        if rank == NULL_RANK {
+            return Ok(());
+        }
         let target = window.of(OPERATION, rank)?;
-        on.check(OPERATION)?;
         let start = target.span(OPERATION, rank, (0, WORD), false)?;
         let fenced = self.with_room(|| {
             let mut guard = self.lock();
@@ -272,7 +304,7 @@ impl Engine {
             if !target.is_used_by(lane) || mutant::on(Mutant::MissingFence) {
                 return Ok(());
             }
-            let none = || closed("the peer is not connected", rank);
+            let none = || closed(format!("rank {rank} is not connected"), rank);
             let peer = state.peers.get_mut(rank).ok_or_else(none)?;
             if !peer.can_post(lane, Open::Lanes) {
                 return Err(peer.error(OPERATION));
