@@ -293,21 +293,19 @@ impl Peer {
                 rank,
                 block,
             } => {
-                let refuse = |what: String| {
+                let sender = self.rank;
+                if *rank != sender {
+                    let what = format!("rank {sender} named window {number} of rank {rank}");
                     let error = Error::new("make window", Kind::Protocol, what);
-                    error.with_rank(self.rank)
-                };
-                if *rank != self.rank {
-                    return Err(refuse(format!(
-                        "rank {} sent the record of window {number} of rank {rank}",
-                        self.rank
-                    )));
+                    return Err(error.with_rank(sender));
                 }
                 if self.windows.len() >= WINDOWS {
                     let what = format!(
-                        "rank {rank} sent too many records of windows that this rank has not made"
+                        "rank {sender} named too many windows that this rank has not made; make \
+                         them on all ranks"
                     );
-                    return Err(refuse(what).with_limit(WINDOWS, "records"));
+                    let error = Error::new("make window", Kind::Protocol, what);
+                    return Err(error.with_rank(sender).with_limit(WINDOWS, "windows"));
                 }
                 self.windows.insert(*number, block.clone());
             }
