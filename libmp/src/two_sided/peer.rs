@@ -399,3 +399,36 @@ impl Peers {
         self.iter().filter(|peer| peer.is_here())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gdsync::Gpu;
+    use gdsync::rdma::{Device, Doorbell};
+
+    use super::*;
+
+    #[test]
+    fn a_peer_names_its_own_windows_and_a_bounded_number() {
+        let gpu = Gpu::soft().unwrap();
+        let setup = Setup {
+            paths: &Paths::for_test(&Device::emulated(&gpu).unwrap()),
+            config: &Config::default(),
+            lanes: &Lanes::new(Doorbell::Auto),
+        };
+        let mut peer = Peer::new(1);
+        let mut names = |number, rank| {
+            let block = Vec::new();
+            let window = Control::Window {
+                number,
+                rank,
+                block,
+            };
+            peer.handle(&setup, &window, &mut Vec::new())
+        };
+        let e = names(0, 2).unwrap_err();
+        assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(1)), "{e}");
+        (0..WINDOWS as u64).for_each(|number| names(number, 1).unwrap());
+        let e = names(WINDOWS as u64, 1).unwrap_err();
+        assert_eq!((e.kind(), e.limit()), (Kind::Protocol, Some(4096)), "{e}");
+    }
+}
