@@ -10,7 +10,10 @@ use common::gate::Gate;
 use common::*;
 use gdsync::gpu::{Condition, MemoryKind};
 use gdsync::rdma::{Descriptor, post_on};
-use mp::{Kind, Progress, RecvOp, SendOp};
+use mp::{Progress, RecvOp, SendOp};
+
+/// The error of a stream that cannot wait because others do.
+const TOO_MANY_WAITS: mp::Kind = mp::Kind::Gdsync(gdsync::Kind::TooManyWaits);
 
 /// A stream of another GPU is refused, as for messages to other ranks.
 #[test]
@@ -513,7 +516,7 @@ fn prepared_messages_are_posted_in_any_order_or_dropped() {
                     } else {
                         let start = Instant::now();
                         while let Err(e) = send.post() {
-                            assert!(is_full(&e) && start.elapsed() < LIMIT, "{e}");
+                            assert!(e.kind() == TOO_MANY_WAITS && start.elapsed() < LIMIT, "{e}");
                         }
                         posted.push(send);
                     }
@@ -537,11 +540,6 @@ fn prepared_messages_are_posted_in_any_order_or_dropped() {
             let _ = ctx.take_error();
         },
     );
-}
-
-/// Whether too many streams of the GPU wait.
-fn is_full(e: &mp::Error) -> bool {
-    e.kind() == Kind::Gdsync(gdsync::Kind::TooManyWaits)
 }
 
 /// Other streams of the GPU take and leave wait slots while a long message to itself is enqueued:
@@ -590,7 +588,7 @@ fn post_is_refused_whole_when_other_streams_take_the_wait_slots() {
                     let s = loop {
                         match ctx.isend_on(&a, 0, 1, &from.all()) {
                             Ok(s) => break Some(s),
-                            Err(e) if is_full(&e) => refused += 1,
+                            Err(e) if e.kind() == TOO_MANY_WAITS => refused += 1,
                             Err(e) => {
                                 failed = Some(format!("{e}"));
                                 break None;
