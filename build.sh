@@ -192,7 +192,8 @@ prepare_for() {
 }
 
 # Folders with the sources of kernels; the folder ptx of each contains the compiled module.
-KERNELS="libgdsync/device libmp/device benches/device examples/device examples/own-kernel/device"
+KERNELS="libgdsync/device libmp/device benches/device examples/device examples/own-kernel/device
+    examples/particles/device"
 
 # --- check -------------------------------------------------------------------------------
 
@@ -216,7 +217,7 @@ step_clippy() {
 # The build of a cluster. `CXX=false` makes a build script fail that calls a C++ compiler.
 step_features() {
     say "features: libraries, examples and benchmarks without soft and emulated: no emulator, no C++"
-    local lean="-p gdsync -p libmp -p mp-examples -p halo2d -p mpbench --no-default-features" features tree
+    local lean="-p gdsync -p libmp -p mp-examples -p halo2d -p particles -p mpbench --no-default-features" features tree
     # Unquoted on purpose: a list of plain words.
     # shellcheck disable=SC2086
     CXX=false cargo clippy $lean -- -D warnings
@@ -348,7 +349,7 @@ step_cluster() {
 
 build_cluster() {
     CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/cluster" CXX=false \
-        cargo build --profile test -p mp-examples -p halo2d -p mprun --no-default-features
+        cargo build --profile test -p mp-examples -p halo2d -p particles -p mprun --no-default-features
 }
 
 step_mutants() {
