@@ -20,6 +20,16 @@ fn stencil_equals_the_serial_run_with_writes_out_of_order() {
 }
 
 #[test]
+fn particles_equal_the_serial_run_under_every_schedule() {
+    gds_sim::seeds(200, mp::particles::run);
+}
+
+#[test]
+fn particles_equal_the_serial_run_with_writes_out_of_order() {
+    gds_sim::seeds(60, mp::particles::run_in_disorder);
+}
+
+#[test]
 fn every_message_arrives_with_writes_out_of_order() {
     gds_sim::seeds(100, mp::talk::run_in_disorder);
 }
@@ -46,6 +56,8 @@ fn seed_replays_exactly() {
             mp::halo::run,
             mp::talk::run,
             mp::loss::run,
+            mp::particles::run,
+            mp::particles::run_until_a_rank_dies,
             mp::windows::run,
         ] {
             let [first, second] = [(); 2].map(|()| run(seed).unwrap());

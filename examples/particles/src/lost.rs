@@ -11,6 +11,8 @@ use mp::{Context, Error, Kind, Memory, Request, Result};
 
 /// Tag of notes; the exchange uses the tags below.
 const TAG: u32 = 20;
+/// The note of a rank that ends without an error.
+const NONE: u32 = u32::MAX;
 /// The interval between two tests of the receives.
 const PERIOD: Duration = Duration::from_millis(20);
 /// Longest wait for a note to be sent.
@@ -59,13 +61,7 @@ impl<'a> Watch<'a> {
         for (from, request, memory) in &self.notes {
             match request.test() {
                 Ok(None) => {}
-                Ok(Some(_)) => {
-                    let mut lost = [0_u32];
-                    memory.read_slice(0, &mut lost)?;
-                    let what = format!("rank {from} reports that rank {} is lost", lost[0]);
-                    let kind = Kind::PeerFailed(Status::REMOTE_ABORTED);
-                    return Err(Error::new("run particles", kind, what).with_rank(lost[0]));
-                }
+                Ok(Some(_)) => read(*from, memory)?,
                 Err(_) if failed == Some(*from) => {}
                 Err(e) => return Err(e),
             }
@@ -73,24 +69,49 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
+    /// Ends the watch when this rank has no error, and waits until the other ranks do the same.
+    ///
+    /// # Errors
+    /// As [`Watch::synchronize`].
+    pub fn end(&self, limit: Duration) -> Result<()> {
+        let others = self.notes.iter().map(|(rank, ..)| *rank);
+        let sends: Vec<_> = others.map(|to| self.send(to, NONE)).collect();
+        for (from, request, memory) in &self.notes {
+            request.wait(limit)?;
+            read(*from, memory)?;
+        }
+        mp::wait_all(&sends.into_iter().collect::<Result<Vec<_>>>()?, limit)?;
+        Ok(())
+    }
+
     /// Sends a note about the error to all other ranks, as far as they can be reached.
     pub fn report(&self, error: &Error) {
         let lost = error.rank().unwrap_or(self.ctx.rank());
-        let send = |to| {
-            let memory = self.ctx.alloc(MemoryKind::Pinned, 4)?;
-            memory.write_slice(0, &[lost])?;
-            self.ctx.isend(to, TAG, &memory.all())
-        };
         let others = self.notes.iter().filter(|(to, ..)| *to != lost);
-        let sends: Vec<Request> = others.filter_map(|(to, ..)| send(*to).ok()).collect();
+        let sends = others.filter_map(|(to, ..)| self.send(*to, lost).ok());
+        let sends: Vec<Request> = sends.collect();
         // A rank that cannot be reached finds the loss by itself.
         let _ = mp::wait_all(&sends, SEND);
     }
+    fn send(&self, to: u32, note: u32) -> Result<Request> {
+        let memory = self.ctx.alloc(MemoryKind::Pinned, 4)?;
+        memory.write_slice(0, &[note])?;
+        self.ctx.isend(to, TAG, &memory.all())
+    }
 }
 
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        // A receive that has ended needs no cancel.
-        self.notes.iter().for_each(|(_, note, _)| _ = note.cancel());
+/// Reads a note of a rank.
+///
+/// # Errors
+/// The error that the note reports.
+fn read(from: u32, memory: &Memory) -> Result<()> {
+    let mut note = [0_u32];
+    memory.read_slice(0, &mut note)?;
+    let [lost] = note;
+    if lost == NONE {
+        return Ok(());
     }
+    let what = format!("rank {from} reports that rank {lost} is lost");
+    let kind = Kind::PeerFailed(Status::REMOTE_ABORTED);
+    Err(Error::new("run particles", kind, what).with_rank(lost))
 }

@@ -161,7 +161,9 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        Ok(host.now() - start)
+        let elapsed = host.now() - start;
+        self.watch.end(self.config.limit)?;
+        Ok(elapsed)
     }
 
     /// Enqueues a step; step 0 computes the forces at the start.
