@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use mp::{Context, Error, Kind, Result};
 
-use crate::decomposition::Grid;
+use crate::Grid;
+
+/// Most cells along an axis of the box. With it, the sums of energies fit 64 bits.
+const MOST_CELLS: u32 = 128;
 
 /// The parameters of a run. They are the same in all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,8 +59,18 @@ impl Config {
         if self.batch == 0 {
             return Err(invalid("a batch needs at least one step".to_owned()));
         }
-        let own = self.cells.share(ranks).map_err(invalid)?;
-        Ok((ranks, own))
+        let mut own = [0; 3];
+        for (axis, own) in own.iter_mut().enumerate() {
+            let (cells, ranks) = (self.cells.0[axis], ranks.0[axis]);
+            *own = cells / ranks;
+            if *own < 2 || *own * ranks != cells || !(3..=MOST_CELLS).contains(&cells) {
+                return Err(invalid(format!(
+                    "{cells} cells along an axis of {ranks} ranks are not possible; it needs 3 to \
+                     {MOST_CELLS} cells, a multiple of the ranks, and 2 cells on each rank"
+                )));
+            }
+        }
+        Ok((ranks, Grid(own)))
     }
 
     /// Steps between two sums of energy and momentum, of which there are at most `most`.

@@ -9,7 +9,7 @@ use mp::gdsync::Stream;
 use mp::gdsync::gpu::{MemoryKind, Word64};
 use mp::{Context, Memory, Request, Result, SendOp, SizeSource, Slice};
 
-use crate::decomposition::Grid;
+use crate::Grid;
 use crate::kernels::{CAPACITY, Cells, Kernels, Pack, Space, Unpack};
 use crate::physics::Particle;
 
@@ -46,7 +46,12 @@ impl Exchange {
     pub fn new(ctx: &Context, ranks: Grid, space: Space) -> Result<Exchange> {
         let lengths = ctx.alloc(MemoryKind::Device, DIRECTIONS as usize * 8)?;
         let link = |way: u32| {
-            let (axis, side) = (way as usize / 2, way % 2);
+            let axis = way as usize / 2;
+            let neighbour = |by: i32| {
+                let mut offset = [0; 3];
+                offset[axis] = [-by, by][way as usize % 2];
+                ranks.neighbour(ctx.rank(), offset)
+            };
             let face: usize = space.own.map(|n| n as usize + 2).iter().product::<usize>()
                 / (space.own[axis] as usize + 2);
             let buffer = || {
@@ -55,8 +60,8 @@ impl Exchange {
                     .map(|memory| memory.all())
             };
             Ok(Link {
-                to: ranks.neighbour(ctx.rank(), axis, side),
-                from: ranks.neighbour(ctx.rank(), axis, 1 - side),
+                to: neighbour(1),
+                from: neighbour(-1),
                 out: buffer()?,
                 into: buffer()?,
                 len: lengths.region().word64(way as usize * 8)?,

@@ -14,13 +14,12 @@
 //! depend on the order of their terms. Any number of ranks therefore computes the same bits as the
 //! serial run, and the momentum does not change by a bit.
 //!
-//! - [`decomposition`]: the grid of ranks and cells. [`physics`]: units, potential, the serial run.
+//! - [`Grid`]: the ranks and the cells. [`physics`]: units, potential, the serial run.
 //! - `kernels`: parameters and launches. `exchange`: the messages of a step. `run`: the steps.
 //! - `lost`: the loss of a rank. `checks`: the sums over all ranks, and the verdict.
 
 mod checks;
 mod config;
-pub mod decomposition;
 mod exchange;
 mod kernels;
 mod lost;
@@ -31,6 +30,7 @@ use mp::{Context, Result};
 
 pub use checks::{ENERGY_LIMIT, Outcome, SERIAL_LIMIT};
 pub use config::Config;
+pub use mp_examples::grid::Grid;
 
 /// Runs this rank's part of the box, and checks the result over all ranks.
 ///

@@ -8,8 +8,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use mp::Context;
 use mp_examples::ranks::{self, Options};
-use particles::Config;
-use particles::decomposition::Grid;
+use particles::{Config, Grid};
 
 const EXAMPLES: &str = "\
 Examples:

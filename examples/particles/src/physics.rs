@@ -8,7 +8,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::decomposition::Grid;
+use crate::Grid;
 
 /// Length of a cell's edge and of the cutoff.
 const EDGE: f64 = 2.4;

@@ -6,8 +6,8 @@ use mp::gdsync::Stream;
 use mp::gdsync::gpu::MemoryKind;
 use mp::{Context, Error, Kind, Memory, Request, Result};
 
+use crate::Grid;
 use crate::config::Config;
-use crate::decomposition::Grid;
 use crate::exchange::Exchange;
 use crate::kernels::{Advance, CAPACITY, CELL_FULL, Cells, Force, Kernels, Space, TOO_FAST};
 use crate::lost::Watch;

@@ -6,8 +6,7 @@ use std::time::Duration;
 use mp::bootstrap::Local;
 use mp::gdsync::Gpu;
 use mp::{Builder, Context, Error, Kind};
-use particles::decomposition::Grid;
-use particles::{Config, Outcome};
+use particles::{Config, Grid, Outcome};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -140,6 +139,14 @@ fn invalid_grids_cells_and_batches_are_refused() {
         },
         Config {
             cells: Grid([2, 4, 4]),
+            ..good.clone()
+        },
+        Config {
+            cells: Grid([4, 2, 4]),
+            ..good.clone()
+        },
+        Config {
+            cells: Grid([4, 4, 129]),
             ..good.clone()
         },
         Config { batch: 0, ..good },

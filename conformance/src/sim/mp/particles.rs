@@ -9,8 +9,7 @@ use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gds_step::Time;
 use mp::Kind;
-use particles::Config;
-use particles::decomposition::Grid;
+use particles::{Config, Grid};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Settings, close_without, disorder, process};

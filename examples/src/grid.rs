@@ -1,4 +1,4 @@
-//! The decomposition: a grid of ranks over the cells of a periodic box.
+//! Grids in three dimensions: of the ranks of a periodic box, and of its cells.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,37 +33,16 @@ impl Grid {
         [rank % x, rank / x % y, rank / x / y]
     }
 
-    /// The neighbour of a rank along an axis, on the lower side (0) or the upper side (1). The box
-    /// is periodic, so there always is one; it may be the rank itself.
-    pub fn neighbour(self, rank: u32, axis: usize, side: u32) -> u32 {
+    /// The neighbour of a rank at this offset; each of the three numbers is -1, 0 or 1. The box is
+    /// periodic, so there always is one; it may be the rank itself.
+    pub fn neighbour(self, rank: u32, offset: [i32; 3]) -> u32 {
         let mut place = self.place(rank);
-        let n = self.0[axis];
-        place[axis] = (place[axis] + if side == 0 { n - 1 } else { 1 }) % n;
+        for ((at, n), by) in place.iter_mut().zip(self.0).zip(offset) {
+            *at = (*at + n).wrapping_add_signed(by) % n;
+        }
         (place[2] * self.0[1] + place[1]) * self.0[0] + place[0]
     }
-
-    /// The cells of each rank if this is the grid of all cells.
-    ///
-    /// # Errors
-    /// What is wrong with the cells, as the end of a sentence.
-    pub fn share(self, ranks: Grid) -> Result<Grid, String> {
-        let mut own = [0; 3];
-        for (axis, own) in own.iter_mut().enumerate() {
-            let (cells, ranks) = (self.0[axis], ranks.0[axis]);
-            *own = cells.checked_div(ranks).unwrap_or(0);
-            if *own < 2 || *own * ranks != cells || !(3..=MOST_CELLS).contains(&cells) {
-                return Err(format!(
-                    "{cells} cells along an axis of {ranks} ranks are not possible; it needs 3 to \
-                     {MOST_CELLS} cells, a multiple of the ranks, and 2 cells on each rank"
-                ));
-            }
-        }
-        Ok(Grid(own))
-    }
 }
-
-/// Most cells along an axis of the box. The sums of energies fit 64 bits with it.
-const MOST_CELLS: u32 = 128;
 
 impl FromStr for Grid {
     type Err = String;
@@ -102,22 +81,26 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_neighbours_are_the_rank_itself() {
+    fn neighbours_are_at_their_offsets() {
         for grid in [Grid([1, 1, 1]), Grid([2, 1, 3]), Grid([4, 3, 2])] {
             for rank in 0..grid.product().unwrap() {
-                for axis in 0..3 {
-                    let up = grid.neighbour(rank, axis, 1);
-                    assert_eq!(grid.neighbour(up, axis, 0), rank);
-                    let mut place = grid.place(rank);
-                    place[axis] = (place[axis] + 1) % grid.0[axis];
-                    assert_eq!(grid.place(up), place);
+                for n in 0..27 {
+                    let offset = [n % 3 - 1, n / 3 % 3 - 1, n / 9 - 1];
+                    let there = grid.neighbour(rank, offset);
+                    assert_eq!(grid.neighbour(there, offset.map(|by| -by)), rank);
+                    let (here, there) = (grid.place(rank), grid.place(there));
+                    for k in 0..3 {
+                        let right = (here[k] as i32 + offset[k]).rem_euclid(grid.0[k] as i32);
+                        assert_eq!(there[k] as i32, right);
+                    }
                 }
             }
         }
     }
 
     #[test]
-    fn invalid_grids_and_shares_are_refused() {
+    fn text_that_is_not_three_numbers_is_refused() {
+        assert_eq!("2x3x4".parse(), Ok(Grid([2, 3, 4])));
         for bad in [
             "",
             "2x2",
@@ -129,11 +112,5 @@ mod tests {
         ] {
             assert!(bad.parse::<Grid>().is_err(), "{bad}");
         }
-        let share = |cells, ranks| Grid(cells).share(Grid(ranks)).is_ok();
-        assert!(share([4, 4, 6], [2, 1, 3]) && share([3, 3, 3], [1, 1, 1]));
-        assert!(!share([5, 4, 4], [2, 1, 1]), "not a multiple");
-        assert!(!share([4, 4, 4], [4, 1, 1]), "one cell on each rank");
-        assert!(!share([2, 4, 4], [1, 1, 1]), "two cells along the box");
-        assert!(!share([4, 4, 4], [0, 1, 1]) && !share([129, 4, 4], [1, 1, 1]));
     }
 }
