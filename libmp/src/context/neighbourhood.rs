@@ -97,8 +97,9 @@ use crate::neighbourhood::{Exchange, Neighbour};
 /// names the rank, the tag under which this rank receives from it, and the step:
 /// [`Context::synchronize`], [`Context::close`] or [`wait`](Neighbourhood::wait) returns it. The
 /// waits of the stream are released. The data of the other neighbours is complete; the memory that
-/// is received from the lost rank has undefined contents. No further step can begin: `ready_on`
-/// fails.
+/// is received from the lost rank has undefined contents. Later steps end in the same way: nothing
+/// is sent to the lost rank, the other neighbours complete, and the step fails. So the survivors
+/// that are neighbours do not wait in vain for each other while they find the loss.
 ///
 /// A stream that has waited for a neighbour for [`Builder::timeout`](crate::Builder::timeout) gives
 /// it up.
@@ -214,8 +215,8 @@ impl Neighbourhood {
     /// # Errors
     /// Nothing is enqueued then.
     /// - `Busy` if the step before is not waited for; with double buffering, the step two before.
-    /// - `PeerFailed`, naming the rank, if a neighbour was given up; `Timeout`, naming it, if it does
-    ///   not answer when the connection is opened; `BootstrapLost` if it cannot be asked.
+    /// - `PeerFailed`, naming the rank, if a neighbour is lost while the connection to it is opened;
+    ///   `Timeout`, naming it, if it does not answer; `BootstrapLost` if it cannot be asked.
     /// - `QueueFull` if too many operations are in flight;
     ///   [`Builder::full`](crate::Builder::full) sets whether the call waits for room first.
     /// - `Unsupported` for a stream that is being captured into a graph; `Gdsync(Foreign)` for a
@@ -230,7 +231,7 @@ impl Neighbourhood {
     /// its data.
     ///
     /// # Errors
-    /// As [`ready_on`](Neighbourhood::ready_on), except `PeerFailed`; `Busy` if the step before is
+    /// As [`ready_on`](Neighbourhood::ready_on); `Busy` if the step before is
     /// not waited for; `NoSuchRequest` if ready was not given for the step; `Unsupported` if pieces
     /// are packed and the GPU runs no kernels; `Gdsync(TooManyWaits)` if too many streams of the GPU
     /// wait.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::by_stream::{Open, READY, Refused, SEND, WAIT, give_ready, refused, reserve, with_plan};
+use super::by_stream::{Open, READY, Refused, SEND, WAIT, give_ready, reserve, with_plan};
 use super::exchange::Exchange;
 use crate::error::{Error, Kind, Result, time};
 use crate::plan::Plan;
@@ -16,7 +16,6 @@ impl Engine {
         let mut calls = x.calls(READY)?;
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, On::Cpu, &mut calls, |open| {
-            self.check_neighbours(x, open.state).map_err(refused)?;
             with_plan(open, |open, plan| {
                 for (side, port) in x.board.sides.iter().zip(&x.ports) {
                     if let Some(at) = open.at(side.rank) {

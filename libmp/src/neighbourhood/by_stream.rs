@@ -205,17 +205,6 @@ impl Engine {
         })
     }
 
-    /// Refuses a new step with a neighbour that was given up.
-    pub(super) fn check_neighbours(&self, x: &Exchange, state: &State) -> Result<()> {
-        for side in &x.board.sides {
-            if let Some(peer) = state.peers.get(side.rank).filter(|peer| !peer.is_here()) {
-                let error = peer.error(READY);
-                return Err(error.of_message(Some(side.rank), side.receive, 0));
-            }
-        }
-        Ok(())
-    }
-
     /// Makes the stream give ready for the next step to all neighbours.
     pub fn ready_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
         let on = On::Stream(stream, None);
@@ -223,8 +212,6 @@ impl Engine {
         let mut calls = x.calls(READY)?;
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, on, &mut calls, |open| {
-            let lost = self.check_neighbours(x, open.state);
-            lost.map_err(refused)?;
             with_plan(open, |open, plan| {
                 for (side, port) in x.board.sides.iter().zip(&x.ports) {
                     let Some(at) = open.at(side.rank) else {
