@@ -193,7 +193,7 @@ prepare_for() {
 
 # Folders with the sources of kernels; the folder ptx of each contains the compiled module.
 KERNELS="libgdsync/device libmp/device benches/device examples/device examples/own-kernel/device
-    examples/particles/device"
+    examples/particles/device examples/halo3d/device"
 
 # --- check -------------------------------------------------------------------------------
 
