@@ -25,3 +25,9 @@ fn surviving_ranks_exchange_messages_in_the_same_context() {
 fn every_rank_of_the_particles_names_the_rank_that_died() {
     gds_sim::seeds(100, mp::particles::run_until_a_rank_dies);
 }
+
+/// The neighbours of the stencil may name a rank that ended because of the one that died.
+#[test]
+fn every_rank_of_the_stencil_of_26_neighbours_ends_with_a_named_error() {
+    gds_sim::seeds(100, mp::halo3d::run_until_a_rank_dies);
+}

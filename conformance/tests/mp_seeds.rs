@@ -20,6 +20,16 @@ fn stencil_equals_the_serial_run_with_writes_out_of_order() {
 }
 
 #[test]
+fn stencil_of_26_neighbours_equals_the_serial_run_under_every_schedule() {
+    gds_sim::seeds(200, mp::halo3d::run);
+}
+
+#[test]
+fn stencil_of_26_neighbours_equals_the_serial_run_with_writes_out_of_order() {
+    gds_sim::seeds(100, mp::halo3d::run_in_disorder);
+}
+
+#[test]
 fn particles_equal_the_serial_run_under_every_schedule() {
     gds_sim::seeds(200, mp::particles::run);
 }
@@ -56,6 +66,8 @@ fn seed_replays_exactly() {
             mp::halo::run,
             mp::talk::run,
             mp::loss::run,
+            mp::halo3d::run,
+            mp::halo3d::run_until_a_rank_dies,
             mp::particles::run,
             mp::particles::run_until_a_rank_dies,
             mp::windows::run,

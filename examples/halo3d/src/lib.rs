@@ -14,7 +14,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use mp::gdsync::gpu::{KernelImage, MemoryKind};
-use mp::{Context, Error, Kind, Memory, Neighbour, Result, Strided};
+use mp::gdsync::rdma::QpConfig;
+use mp::{Context, Error, Kind, Memory, Neighbour, NicOptions, Result, Strided};
 use mp_examples::grid::Grid;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -23,6 +24,17 @@ static KERNELS: KernelImage = mp::gdsync::kernel_image!("halo3d_kernels");
 const WORD: usize = size_of::<u64>();
 /// Steps that are enqueued between two waits of the CPU.
 const BATCH: u64 = 20;
+
+/// Blocks of a send queue with room for a step: 26 neighbours may be one rank, and the data of each
+/// takes at most 10 blocks.
+pub const SEND_BLOCKS: u32 = 512;
+
+/// The options of a context with send queues of [`SEND_BLOCKS`].
+pub fn nic_options() -> NicOptions {
+    let queues = QpConfig::default().send_blocks(SEND_BLOCKS);
+    let queues = queues.recv_entries(4).recv_sges(1);
+    NicOptions::default().queues(queues.ring_memory(MemoryKind::Pinned))
+}
 
 /// The parameters of the kernels.
 #[derive(Clone, Copy, IntoBytes, Immutable)]

@@ -27,8 +27,8 @@ fn play(grid: [u32; 3], ranks: u32, cells: [u32; 3], steps: u64) -> Vec<Result<(
     };
     let rank = |bootstrap| {
         let gpu = Gpu::soft().unwrap();
-        let builder = Context::builder().timeout(LIMIT).bootstrap(bootstrap);
-        let ctx = builder.gpu(&gpu).build().unwrap();
+        let builder = Context::builder().timeout(LIMIT).nic(halo3d::nic_options());
+        let ctx = builder.bootstrap(bootstrap).gpu(&gpu).build().unwrap();
         let result = halo3d::run(&ctx, &config);
         ctx.close(LIMIT).unwrap();
         result
@@ -48,6 +48,7 @@ fn every_grid_equals_the_serial_run() {
         ([1, 1, 1], [5, 4, 3], 7),
         ([1, 1, 1], [1, 1, 1], 3),
         ([2, 1, 1], [8, 3, 3], 45),
+        ([2, 1, 1], [4, 15, 4], 5),
         ([1, 3, 1], [4, 7, 2], 6),
         ([3, 1, 1], [3, 1, 1], 5),
         ([2, 2, 2], [9, 8, 7], 6),

@@ -32,6 +32,8 @@ pub struct Settings {
     pub connect: Connect,
     /// Time limit of waits for a peer.
     pub timeout: Duration,
+    /// Blocks of a send queue.
+    pub send_blocks: u32,
 }
 
 impl Settings {
@@ -49,6 +51,7 @@ impl Settings {
                 _ => Connect::Lazy,
             },
             timeout: LIMIT / 2,
+            send_blocks: 32,
         }
     }
 }
@@ -60,7 +63,6 @@ fn queues(rng: &mut Rng) -> QpConfig {
         _ => MemoryKind::Pinned,
     };
     QpConfig::default()
-        .send_blocks(32)
         .recv_entries(4)
         .recv_sges(1)
         .ring_memory(device(4))
@@ -203,7 +205,7 @@ impl Job {
             gone: Arc::clone(&self.gone),
         };
         let settings = &self.settings;
-        let queues = queues(&mut rng);
+        let queues = queues(&mut rng).send_blocks(settings.send_blocks);
         Builder::default()
             .bootstrap(Arc::new(launcher))
             .gpu(&devices.gpu)

@@ -2,12 +2,14 @@
 //! schedules, with weak memory, and with ranks that are lost in the middle.
 //!
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
-//! that is lost, [`particles`] the particles of the examples, both ways; [`talk`] random programs of messages of every kind, [`windows`] of one-sided
+//! that is lost; [`halo3d`] and [`particles`] are these examples, both ways; [`talk`] random programs of messages of every kind, [`windows`] of one-sided
 //! operations; [`survivors`] ranks that continue to exchange messages when one of them is lost.
 //! [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`] that
 //! ready words which two queue pairs write keep their order. `job` is the common base.
 
+mod death;
 pub mod halo;
+pub mod halo3d;
 mod job;
 pub mod late;
 pub mod loss;

@@ -3,21 +3,15 @@
 //! error that names the rank that is lost.
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
-use gds_step::Time;
-use mp::Kind;
 use particles::{Config, Grid};
 use vmlx5::fabric::faults::Faults;
 
-use super::job::{Job, Settings, close_without, disorder, process};
-use crate::sim::world::{LIMIT, Rank, play};
-
-/// Time limit of waits for a peer of which one is lost, and of the detection.
-const PEER_LIMIT: Duration = Duration::from_millis(200);
-const DETECTION_LIMIT: Duration = Duration::from_secs(1);
+use super::death;
+use super::job::{Job, Settings, disorder};
+use crate::sim::world::{LIMIT, play};
 
 /// Draws a run on one of these grids.
 fn draw(rng: &mut Rng, grids: &[[u32; 3]]) -> Config {
@@ -95,61 +89,11 @@ pub fn run_until_a_rank_dies(seed: u64) -> Result<SimReport, SimError> {
     let mut config = draw(&mut rng, &[[2, 1, 1], [1, 3, 1], [2, 2, 1]]);
     config.steps = u64::MAX;
     config.serial = false;
-    let mut settings = settings(&mut rng);
-    settings.timeout = PEER_LIMIT;
+    let settings = settings(&mut rng);
     let ranks = ranks(&config);
-    let lost = rng.usize(0..ranks as usize);
-    let longest = 1 << rng.u32(16..24);
-    let after = Duration::from_nanos(rng.u64(1..longest));
-    // Its links fail at once, and its launcher reports it later; or the report alone.
-    let cut = rng.bool();
-    let job = Job::new(seed, ranks, settings);
-    let config = Rc::new(config);
-    let report = play(seed, ranks as usize + 1, move |rank| {
-        let me = rank.me;
-        match me {
-            me if me == ranks as usize => end(&rank, &job, lost, after, cut),
-            _ => {
-                let devices = job.open(&rank);
-                let ctx = job.context(&rank, &devices, "mp").unwrap();
-                if me == lost {
-                    rank.send(ranks as usize, &devices.node().to_le_bytes());
-                    rank.send(
-                        ranks as usize,
-                        process(&rank, &devices).join("\n").as_bytes(),
-                    );
-                }
-                let e = particles::run(&ctx, &config).expect_err("the run has no end");
-                let now = rank.host.now();
-                assert_eq!(e.rank(), Some(lost as u32), "rank {me}: {e:?}");
-                let typed = matches!(e.kind(), Kind::PeerFailed(_) | Kind::Timeout);
-                assert!(typed, "rank {me}: {e:?}");
-                let fell = rank.receive(ranks as usize).try_into().unwrap();
-                let took = now.since(Time::from_nanos(u64::from_le_bytes(fell)));
-                assert!(took < DETECTION_LIMIT, "rank {me}: {e:?} after {took:?}");
-                close_without(&ctx, lost as u32);
-                drop(ctx);
-                devices.device.close(LIMIT).expect("a quiet NIC");
-            }
-        }
-    })?;
-    assert_eq!(report.unfinished, [format!("rank{lost}")]);
-    Ok(report)
-}
-
-/// Ends the process of the lost rank, and tells the others when.
-fn end(rank: &Rank, job: &Job, lost: usize, after: Duration, cut: bool) {
-    let node = u64::from_le_bytes(rank.receive(lost).try_into().unwrap());
-    let names = String::from_utf8(rank.receive(lost)).unwrap();
-    rank.pass(after);
-    let now = rank.host.now().as_nanos();
-    names.lines().for_each(|name| rank.control.kill(name));
-    if cut {
-        rank.cut(node);
-        rank.pass(after);
-    }
-    job.mark_gone(lost);
-    for other in (0..rank.me).filter(|other| *other != lost) {
-        rank.send(other, &now.to_le_bytes());
-    }
+    death::run(seed, ranks, settings, move |ctx, lost| {
+        let e = particles::run(ctx, &config).expect_err("the run has no end");
+        assert_eq!(e.rank(), Some(lost), "rank {}: {e:?}", ctx.rank());
+        e
+    })
 }
