@@ -2,8 +2,10 @@
 //! schedules, with weak memory, and with ranks that are lost in the middle.
 //!
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
-//! that is lost; [`halo3d`] and [`particles`] are these examples, both ways; [`talk`] random programs of messages of every kind, [`windows`] of one-sided
-//! operations; [`survivors`] ranks that continue to exchange messages when one of them is lost.
+//! that is lost; [`halo3d`] and [`particles`] are these examples, both ways; [`talk`] random
+//! programs of messages of every kind, [`windows`] of one-sided operations, [`neighbours`] of
+//! exchanges with neighbours; [`survivors`] ranks that continue to exchange messages when one of
+//! them is lost.
 //! [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`] that
 //! ready words which two queue pairs write keep their order. `job` is the common base.
 
@@ -13,6 +15,7 @@ pub mod halo3d;
 mod job;
 pub mod late;
 pub mod loss;
+pub mod neighbours;
 pub mod offload;
 pub mod particles;
 pub mod survivors;
