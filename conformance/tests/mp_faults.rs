@@ -20,7 +20,7 @@ fn surviving_ranks_exchange_messages_in_the_same_context() {
     gds_sim::seeds(100, mp::survivors::run);
 }
 
-/// Particles: each survivor's error names the rank that died, also if it exchanges no message with it.
+/// Each survivor's error names the rank that died, also if the two exchange no message.
 #[test]
 fn every_rank_of_the_particles_names_the_rank_that_died() {
     gds_sim::seeds(100, mp::particles::run_until_a_rank_dies);

@@ -29,7 +29,8 @@ GDS_DEVICE Place place(const Step& p, u32 cell) {
     const u32 x = cell % p.size[0] + 1;
     const u32 y = cell / p.size[0] % p.size[1] + 1;
     const u32 z = cell / p.size[0] / p.size[1] + 1;
-    const bool edge = x == 1 || y == 1 || z == 1 || x == p.size[0] || y == p.size[1] || z == p.size[2];
+    const bool low = x == 1 || y == 1 || z == 1;
+    const bool edge = low || x == p.size[0] || y == p.size[1] || z == p.size[2];
     return {(z * (p.size[1] + 2) + y) * (p.size[0] + 2) + x, edge};
 }
 

@@ -1,7 +1,7 @@
 //! A stencil of 27 points over two fields of a periodic 3-D box, on a grid of ranks.
 //!
-//! A cell needs all cells around it, so a rank exchanges faces, edges and corners with 26 neighbours.
-//! One [`mp::Neighbourhood`] has all of them, for both fields. In each step the stream gives ready,
+//! A cell needs all cells around it, so a rank exchanges faces, edges and corners with 26
+//! neighbours. One [`mp::Neighbourhood`] has all of them, for both fields. In each step the stream gives ready,
 //! sends, computes the cells that need no halo, waits, and computes the others:
 //!
 //! ```text

@@ -1,10 +1,10 @@
 // The kernels of particles: one step of a Lennard-Jones fluid in cells. Any number of blocks and
 // threads.
 //
-// Positions, velocities and forces are integers, and every sum is a sum of integers. Its result does
-// not depend on the order of its terms, so it does not depend on the order of particles in a cell,
-// on the order of atomics, or on the number of ranks. A position is a fraction of the box in units
-// of 2^-64: arithmetic that wraps is the periodic box.
+// Positions, velocities and forces are integers, and every sum is a sum of integers. Its result
+// does not depend on the order of its terms, so it does not depend on the order of particles in a
+// cell, on the order of atomics, or on the number of ranks. A position is a fraction of the box in
+// units of 2^-64: arithmetic that wraps is the periodic box.
 //
 // A rank has `own` cells along each axis and a layer of halo cells on either side. A particle that
 // leaves the rank is put into a halo cell. The message to the neighbour contains that layer and the
@@ -164,8 +164,8 @@ GDS_KERNEL(particles_advance, particles::Advance, p) {
     }
 }
 
-// Copies the two outer layers of either side of an axis into messages. The word of its length counts
-// the bytes of a message, and the send takes the length from the word.
+// Copies the two outer layers of either side of an axis into messages. A word counts the bytes of a
+// message, and the send takes the length from the word.
 GDS_KERNEL(particles_pack, particles::Pack, p) {
     using namespace particles;
     const Share mine = share();
@@ -194,7 +194,9 @@ GDS_KERNEL(particles_unpack, particles::Unpack, p) {
             continue;
         }
         const u32 count = static_cast<u32>((result & 0xffffffffffffull) / sizeof(Particle));
-        for (u32 i = mine.first; i < count; i += mine.step) insert(p.space, p.cells, in[i].cell, in[i]);
+        for (u32 i = mine.first; i < count; i += mine.step) {
+            insert(p.space, p.cells, in[i].cell, in[i]);
+        }
     }
 }
 

@@ -15,7 +15,8 @@ const TAG_RESULT: u32 = 10;
 const TAG_SUM: u32 = 11;
 /// The largest change of the energy, relative to its value at the start.
 pub const ENERGY_LIMIT: f64 = 2e-6;
-/// The largest difference from the serial run: of a position, relative to the box, and of the energy.
+/// The largest difference from the serial run: of a position, relative to the box, and of the
+/// energy.
 pub const SERIAL_LIMIT: f64 = 1e-12;
 
 /// The result of a run over all ranks; it is the same in each of them.

@@ -1,9 +1,10 @@
-//! The messages of a step: in three phases, along x, y and z, a message to either neighbour. A phase
-//! also forwards particles that the phases before it brought, so edges and corners need no message.
+//! The messages of a step: in three phases, along x, y and z, a message to either neighbour. A
+//! phase also forwards particles that the phases before it brought, so edges and corners need no
+//! message.
 //!
-//! Only the GPU knows how many particles a message has: the kernel that packs it counts the bytes in
-//! a word, the send takes its length from the word, and the kernel that unpacks it reads the length
-//! that arrived from the result word of the receive.
+//! The kernel that packs a message counts its bytes in a word, the send takes its length from the
+//! word, and the kernel that unpacks it reads the length that arrived from the result word of the
+//! receive. The CPU reads no length.
 
 use mp::gdsync::Stream;
 use mp::gdsync::gpu::{MemoryKind, Word64};

@@ -2,9 +2,9 @@
 //!
 //! The box is divided into cells, and each rank has a block of them. In each step (velocity Verlet)
 //! particles move, migrate to neighbours, and are copied to the halos of neighbours. One exchange
-//! does both: three phases along x, y and z, with two messages each. How many particles a message
-//! has is known to the GPU alone: its length is a word that a kernel has computed. The CPU enqueues
-//! a batch of steps, and waits only between batches:
+//! does both: three phases along x, y and z, with two messages each. The length of a message is a
+//! word that a kernel computes, and the CPU never reads it. The CPU enqueues a batch of steps, and
+//! waits only between batches:
 //!
 //! ```text
 //! advance, { pack, send both, wait for both, unpack } for x, y, z, force, advance, ...
@@ -35,10 +35,10 @@ pub use mp_examples::grid::Grid;
 /// Runs this rank's part of the box, and checks the result over all ranks.
 ///
 /// # Errors
-/// `Invalid` if the grid does not fit the ranks or the cells, if a batch is empty, and if a cell has
-/// more particles than its capacity, or a particle is too fast; the other ranks get an error that
-/// names the rank. `PeerFailed`, naming a rank, if that rank is lost. `Timeout` if a wait of the CPU
-/// exceeds the limit. Other errors of the context if a message failed otherwise.
+/// `Invalid` if the grid does not fit the ranks or the cells, if a batch is empty, and if a cell
+/// has more particles than its capacity, or a particle is too fast; the other ranks get an error
+/// that names the rank. `PeerFailed`, naming a rank, if that rank is lost. `Timeout` if a wait of
+/// the CPU exceeds the limit. Other errors of the context if a message failed otherwise.
 pub fn run(ctx: &Context, config: &Config) -> Result<Outcome> {
     let (ranks, own) = config.share(ctx)?;
     let end = run::Run::new(ctx, config, ranks, own)?.play()?;

@@ -1,7 +1,8 @@
 //! Lost ranks. A rank that is lost blocks the streams of its neighbours, and these those of theirs.
-//! Every rank has a receive from each other rank and tests it during its waits. The receive fails if
-//! that rank dies, and gets a note if that rank has an error that names a third one. So the error of
-//! every rank names the rank that was lost first.
+//! Every rank has a receive from each other rank and tests it during its waits. The receive fails
+//! if that rank dies, and gets a note if that rank has an error that names a third one. So the error
+//! of every rank names the rank that was lost first. (A rank that is stopped, and does not die, is
+//! found by the time limits of its neighbours; others may then name a neighbour.)
 
 use std::time::Duration;
 

@@ -33,7 +33,7 @@ struct Cli {
     #[arg(long, default_value_t = 200)]
     steps: u64,
     /// Steps that are enqueued between two waits of the CPU
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=20))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=16))]
     batch: u64,
     /// Seed of the initial state
     #[arg(long, default_value_t = 1)]

@@ -180,8 +180,8 @@ impl<'a> Run<'a> {
                 kicks,
                 lengths: self.exchange.lengths.region().addr().0,
             };
-            // SAFETY: the addresses are of this run's memory, which `play` keeps until the stream is
-            // done; the stream alone uses it.
+            // SAFETY: the addresses are of this run's memory, which `play` keeps until the stream
+            // is done; the stream alone uses it.
             unsafe { self.kernels.launch(&self.stream, &advance, slots)? };
         }
         let (ctx, stream, kernels) = (self.ctx, &self.stream, &self.kernels);

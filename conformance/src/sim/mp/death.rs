@@ -15,8 +15,8 @@ use crate::sim::world::{LIMIT, Rank, play};
 const PEER_LIMIT: Duration = Duration::from_millis(200);
 const DETECTION_LIMIT: Duration = Duration::from_secs(1);
 
-/// Runs `program` on `ranks` ranks under the schedule of `seed`. It gets the number of the rank that
-/// dies, and returns its error.
+/// Runs `program` on `ranks` ranks under the schedule of `seed`. It gets the number of the rank
+/// that dies, and returns its error.
 ///
 /// # Errors
 /// The first difference, with the seed.

@@ -70,8 +70,8 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     })
 }
 
-/// Runs the stencil without end under the schedule of `seed` until the process of a rank dies. Every
-/// other rank gets an error that names a rank, in time: this one, or one that ended because of it.
+/// Runs the stencil without end under the schedule of `seed` until the process of a rank dies.
+/// Every other rank gets an error that names a rank, in time: this one, or one that ended because of it.
 ///
 /// # Errors
 /// The first difference, with the seed.
