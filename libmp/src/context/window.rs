@@ -454,8 +454,8 @@ impl Window {
         engine.wait_signal_on(&self.targets, stream, &signal)
     }
 
-    /// Orders the puts of the CPU to `rank`: later puts are visible after the earlier ones. It does
-    /// not wait. It costs nothing where the connection keeps the order of puts
+    /// Orders the puts of the CPU to `rank`, in all windows: later puts are visible after the
+    /// earlier ones. It does not wait. It costs nothing where the connection keeps the order of puts
     /// ([`WordOrder::Plain`](crate::WordOrder::Plain)), and a round trip of the NIC elsewhere.
     /// Signals need no fence.
     ///

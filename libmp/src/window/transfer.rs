@@ -301,14 +301,17 @@ impl Engine {
             let mut guard = self.lock();
             let state = &mut *guard;
             let lane = self.lane_to(state, rank, on);
-            if !target.is_used_by(lane) || mutant::on(Mutant::MissingFence) {
+            let Some(peer) = state.peers.get_mut(rank) else {
+                return Ok(());
+            };
+            // The lane has the puts of all windows; nothing was posted on one that is not open.
+            if !peer.is_open(lane, Open::Lanes) || mutant::on(Mutant::MissingFence) {
                 return Ok(());
             }
-            let none = || closed(format!("rank {rank} is not connected"), rank);
-            let peer = state.peers.get_mut(rank).ok_or_else(none)?;
             if !peer.can_post(lane, Open::Lanes) {
                 return Err(peer.error(OPERATION));
             }
+            let none = || closed(format!("rank {rank} is not connected"), rank);
             let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
             batch.fence(start)?;
             let needed = batch.all().next().is_some();
@@ -320,11 +323,13 @@ impl Engine {
         fenced.map_err(|e| e.of_peer(rank))
     }
 
-    /// The lane of `on` to `rank`; another one if its own could not be opened.
+    /// The lane on which [`Engine::ensure`] lets `on` post to `rank`: its own, or an open one of
+    /// other streams if its own cannot be opened any more.
     fn lane_to(&self, state: &mut State, rank: u32, on: &On<'_>) -> u8 {
         let lane = self.lane_of(state, on);
         let peer = state.peers.get(rank);
-        match peer.is_some_and(|peer| peer.is_open(lane, Open::Lanes)) {
+        let open = peer.is_some_and(|peer| peer.is_open(lane, Open::Lanes));
+        match open || state.outbox.lost().is_none() {
             true => lane,
             false => (state.open_lane_like(rank, lane, Open::Lanes)).unwrap_or(lane),
         }
