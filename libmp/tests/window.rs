@@ -4,7 +4,7 @@
 #[path = "common/sim.rs"]
 mod sim;
 
-use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::soft::{SoftOptions, Weak};
 use gdsync::gpu::{Condition, MemoryKind};
 use mp::{Context, Kind, Memory, Window};
 use sim::{LIMIT, Rank, millis, pair, play};
@@ -413,6 +413,46 @@ fn a_fence_orders_the_puts_of_another_window() {
             rank.barrier();
             assert!(bytes(&memory, 0, ROOM) == [2; ROOM]);
             rank.barrier();
+        });
+    }
+}
+
+/// The signal is in pinned memory, and the bytes that it follows are in a window of GPU memory: a
+/// wait for the signal makes these visible as well.
+#[test]
+fn a_signal_shows_the_puts_of_another_window() {
+    for seed in 0..10 {
+        play(seed, 2, move |rank| {
+            let options = SoftOptions::default().weak(Weak::seeded(seed));
+            let ctx = rank.open_at(&rank.place(options, true), |b| b);
+            let data = window(&ctx, MemoryKind::Device, ROOM);
+            let words = window(&ctx, MemoryKind::Pinned, 16);
+            let stream = ctx.gpu().stream().unwrap();
+            let from = ctx.alloc(MemoryKind::Pinned, ROOM).unwrap();
+            let seen = ctx.alloc(MemoryKind::Pinned, ROOM).unwrap();
+            let geq = Condition::Geq;
+            for round in 1..=20_u8 {
+                from.write(0, &[round; ROOM]).unwrap();
+                let put = data.put(rank.peer(), 0, &from.all()).unwrap();
+                drop(words.signal(rank.peer(), 0, round.into()).unwrap());
+                if round % 2 == 0 {
+                    words
+                        .wait_signal(rank.peer(), 0, geq, round.into(), LIMIT)
+                        .unwrap();
+                } else {
+                    words
+                        .wait_signal_on(&stream, rank.peer(), 0, geq, round.into())
+                        .unwrap();
+                }
+                let here = data.memory().region().span(0, ROOM).unwrap();
+                stream
+                    .copy(&seen.region().span(0, ROOM).unwrap(), &here)
+                    .unwrap();
+                ctx.synchronize(&stream, LIMIT).unwrap();
+                assert!(bytes(&seen, 0, ROOM) == [round; ROOM], "round {round}");
+                put.wait(LIMIT).unwrap();
+                rank.barrier();
+            }
         });
     }
 }

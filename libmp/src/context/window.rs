@@ -167,7 +167,7 @@ impl Context {
     }
 
     fn without_ranks(&self, memory: &Memory) -> Result<Window> {
-        let targets = Targets::new(&self.engine().paths, self.size(), memory)?;
+        let targets = self.engine().new_window(memory)?;
         Ok(Window {
             context: self.clone(),
             targets: Arc::new(targets),

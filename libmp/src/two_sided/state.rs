@@ -52,6 +52,9 @@ pub(crate) struct State {
     pub gone_poll: GonePoll,
     /// Number of windows that were made with all ranks.
     pub windows: u64,
+    /// A window of GPU memory was made: a signal in any window may follow puts to it, so that waits
+    /// for signals flush.
+    pub device_windows: bool,
     /// Failures that no call has returned.
     pub faults: Faults,
 }
@@ -71,6 +74,7 @@ impl State {
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
             windows: 0,
+            device_windows: false,
             faults: Faults::default(),
         }
     }

@@ -63,7 +63,7 @@ impl Engine {
         self.lock().peers.make(signal.from);
         let is_met = || -> Result<bool> {
             let met = holds(signal.condition, word.load()?, signal.value);
-            if met && window.flushes() {
+            if met && self.lock().device_windows {
                 self.gpu.flush_remote_writes();
             }
             Ok(met)
@@ -145,7 +145,7 @@ impl Engine {
             let key = state.requests.put(Entry { common, operation });
             let passed = word::result(gdsync::Status::SUCCESS, WORD as u64);
             let mut list = List::<2>::new();
-            list.wait_until(&place, signal.condition, signal.value, window.flushes());
+            list.wait_until(&place, signal.condition, signal.value, state.device_windows);
             list.store(state.requests.result_word(key), passed);
             let posted = stream.check_room(2).map_err(Error::from);
             let posted = posted.and_then(|()| list.post(stream, None));
