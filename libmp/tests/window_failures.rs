@@ -446,3 +446,40 @@ fn dropping_the_context_releases_streams() {
         },
     );
 }
+
+/// Ends two requests, so that the next two have the opposite order in the table of requests.
+fn reverse_the_table(window: &Window) {
+    let word = window.memory().slice(0, 8).unwrap();
+    let ended = [(); 2].map(|()| window.put(NULL_RANK, 0, &word).unwrap());
+    ended.into_iter().for_each(drop);
+}
+
+/// A stream waits for two values of one word, one after the other: both waits are released.
+#[test]
+fn waits_of_a_stream_at_one_word_are_released_in_their_order() {
+    for condition in [Condition::Eq, Condition::Geq, Condition::And] {
+        for reverse in [false, true] {
+            play(1, 2, move |rank| {
+                let ctx = rank.open(|b| b.timeout(secs(5)));
+                let window = window(&ctx, MemoryKind::Pinned, 64);
+                let stream = ctx.gpu().stream().unwrap();
+                if rank.me == 0 {
+                    if reverse {
+                        reverse_the_table(&window);
+                    }
+                    for value in [1, 2] {
+                        let waits = window.wait_signal_on(&stream, 1, 8, condition, value);
+                        waits.unwrap();
+                    }
+                }
+                rank.barrier();
+                if rank.me == 1 {
+                    drop(window);
+                    return Death::Leaves.end(rank, ctx, 2);
+                }
+                peer_failed(&ctx.synchronize(&stream, LIMIT).unwrap_err(), 1);
+                rank.barrier();
+            });
+        }
+    }
+}

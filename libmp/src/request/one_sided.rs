@@ -71,18 +71,16 @@ pub(crate) struct SignalWait {
 }
 
 impl SignalWait {
-    /// Whether the word satisfies the condition.
-    pub fn is_met(&self) -> Result<bool> {
-        Ok(holds(self.condition, self.word.load()?, self.value))
+    /// Whether the word satisfies the condition; `false` also if it cannot be read.
+    pub fn is_met(&self) -> bool {
+        let word = self.word.load();
+        word.is_ok_and(|word| holds(self.condition, word, self.value))
     }
 
-    /// Whether it was released, the stream has not passed it, and a store of `value` into `word`
-    /// would hold the stream again.
-    pub fn is_held_by(&self, word: &Word64, value: u64) -> bool {
-        matches!(self.state, SignalState::Released(_))
-            && self.word.addr() == word.addr()
-            && !holds(self.condition, value, self.value)
-            && self.is_met().unwrap_or(false)
+    /// Whether the wait is at the word of `other`, and is not met by the value that releases
+    /// `other`.
+    pub fn is_held_by(&self, other: &SignalWait) -> bool {
+        self.word.addr() == other.word.addr() && !holds(self.condition, other.value, self.value)
     }
 
     /// Stores a value that satisfies the condition.

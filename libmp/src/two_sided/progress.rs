@@ -11,7 +11,7 @@ use super::receive::ask_reached;
 use super::state::State;
 use crate::path::Put;
 use crate::request::entry::{Entry, Incoming, Operation, ReceiveState, SendState};
-use crate::request::one_sided::{SignalState, TransferState};
+use crate::request::one_sided::{SignalState, SignalWait, TransferState};
 use crate::request::table::RequestKey;
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
@@ -196,16 +196,7 @@ impl Engine {
         let Some(status) = state.given_up(rank) else {
             return false;
         };
-        // A store for one stream must not hold another stream that was released before and has not
-        // passed its wait.
-        let waits = || {
-            state
-                .requests
-                .iter()
-                .filter_map(|(_, entry)| entry.signal())
-        };
-        let held = waits().any(|other| other.is_held_by(&wait.word, wait.value));
-        if held || wait.is_met().unwrap_or(false) {
+        if wait.is_met() || self.holds_an_earlier_wait(state, entry, wait) {
             return false;
         }
         // Stored before the stream continues.
@@ -217,6 +208,19 @@ impl Engine {
             wait.state = SignalState::Released(status);
         }
         true
+    }
+
+    /// Whether the store that releases `wait` would hold a stream that has not passed an earlier
+    /// wait at the word, and that has its signal or needs a release as well. Waits are released in
+    /// the order in which they were enqueued, because a later one may be behind an earlier one.
+    fn holds_an_earlier_wait(&self, state: &State, entry: &Entry, wait: &SignalWait) -> bool {
+        let earlier = state.requests.iter().filter(|(key, other)| {
+            other.order < entry.order && state.requests.result(*key).is_none()
+        });
+        let mut waits = earlier.filter_map(|(_, other)| Some((other.peer, other.signal()?)));
+        waits.any(|(rank, other)| {
+            other.is_held_by(wait) && (state.given_up(rank).is_some() || other.is_met())
+        })
     }
 
     fn advance_posted(&self, state: &mut State, key: RequestKey) -> bool {

@@ -125,7 +125,7 @@ impl Engine {
                 state: SignalState::Waiting,
             };
             if let Some(e) = lost(state, signal.from)
-                && !wait.is_met()?
+                && !wait.is_met()
             {
                 return Err(e);
             }
