@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use gdsync::gpu::{Condition, MemoryKind};
 use mp::{Context, Kind, Memory, NULL_RANK, Window};
+use sim::gate::Gate;
 use sim::{Death, LIMIT, millis, pair, peer_failed, play, secs};
 
 /// Layout of the windows: data, and words behind them.
@@ -447,6 +448,33 @@ fn dropping_the_context_releases_streams() {
     );
 }
 
+/// The signal arrives, then its rank leaves, then the stream reaches the wait: nothing has failed.
+#[test]
+fn a_signal_that_has_arrived_is_not_lost_with_its_rank() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        let window = window(&ctx, MemoryKind::Pinned, 64);
+        let geq = Condition::Geq;
+        if rank.me == 1 {
+            window.signal(0, 8, 1).unwrap().wait(LIMIT).unwrap();
+            ctx.close(LIMIT).unwrap();
+            drop(window);
+            return Death::Leaves.end(rank, ctx, 0);
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let gate = Gate::new(ctx.gpu());
+        gate.hold(&stream);
+        window.wait_signal_on(&stream, 1, 8, geq, 1).unwrap();
+        // Rank 1 leaves.
+        let e = window.wait_signal(1, 16, geq, 1, LIMIT).unwrap_err();
+        peer_failed(&e, 1);
+        assert_eq!(ctx.error(), None);
+        gate.open();
+        ctx.synchronize(&stream, LIMIT).unwrap();
+        assert_eq!(ctx.error(), None);
+    });
+}
+
 /// Ends two requests, so that the next two have the opposite order in the table of requests.
 fn reverse_the_table(window: &Window) {
     let word = window.memory().slice(0, 8).unwrap();
@@ -482,4 +510,31 @@ fn waits_of_a_stream_at_one_word_are_released_in_their_order() {
             });
         }
     }
+}
+
+/// The signal has arrived, and other work of the stream precedes the wait: the stream waits for no
+/// signal.
+#[test]
+fn a_signal_that_has_arrived_is_not_reported_as_missing() {
+    let run = pair(
+        |b| b.timeout(secs(30)).watchdog(secs(1)),
+        |rank, ctx| {
+            let window = window(ctx, MemoryKind::Pinned, 64);
+            let signal = window.signal(rank.peer(), 8, 1).unwrap();
+            window
+                .wait_signal(rank.peer(), 8, Condition::Eq, 1, LIMIT)
+                .unwrap();
+            signal.wait(LIMIT).unwrap();
+            let stream = ctx.gpu().stream().unwrap();
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&stream);
+            let waits = window.wait_signal_on(&stream, rank.peer(), 8, Condition::Eq, 1);
+            waits.unwrap();
+            rank.pass(secs(3));
+            assert_eq!(ctx.stuck(), []);
+            gate.open();
+            ctx.synchronize(&stream, LIMIT).unwrap();
+        },
+    );
+    assert_eq!(run.warnings.all().len(), 0, "{:?}", run.warnings.all());
 }

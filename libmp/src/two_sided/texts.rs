@@ -125,7 +125,8 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
         });
     }
     if entry.action().is_some() {
-        return entry.signal().map(|_| Lack::Signal);
+        let missing = entry.signal().filter(|wait| !wait.is_met());
+        return missing.map(|_| Lack::Signal);
     }
     let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
