@@ -512,6 +512,22 @@ fn waits_of_a_stream_at_one_word_are_released_in_their_order() {
     }
 }
 
+/// A long put of a rank to itself ends although the window is dropped.
+#[test]
+fn a_put_to_itself_ends_after_its_window_is_dropped() {
+    play(1, 1, |rank| {
+        let ctx = rank.open(|b| b);
+        let len = 8 << 20;
+        let window = window(&ctx, MemoryKind::Pinned, len);
+        let data = ctx.alloc(MemoryKind::Pinned, len).unwrap().all();
+        let put = window.put(0, 0, &data).unwrap();
+        drop(window);
+        put.wait(LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
+        rank.leave();
+    });
+}
+
 /// The signal has arrived, and other work of the stream precedes the wait: the stream waits for no
 /// signal.
 #[test]

@@ -9,7 +9,7 @@ use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{self, Mutant};
 use crate::path::{Atomic, Batch, List, MOST_BYTES, Piece, Put, Span};
 use crate::region::Slice;
-use crate::request::entry::{Common, Entry, Operation, Poster};
+use crate::request::entry::{Common, Entry, Operation, Poster, Segments};
 use crate::request::one_sided::{Action, Transfer, TransferState};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
@@ -76,6 +76,16 @@ impl Op<'_> {
             Access::Get { into } | Access::Quiet { into } => Some(into),
             Access::Atomic { old, .. } => Some(old),
             Access::Signal { .. } => None,
+        }
+    }
+
+    /// The memory that its request keeps: of this rank, which is the target as well if the
+    /// operation is to the rank itself.
+    fn memory(&self, engine: &Engine, window: &Targets) -> Segments {
+        let slice = self.slice().cloned();
+        match self.rank == engine.rank {
+            false => slice.map_or(Segments::None, Segments::One),
+            true => Segments::Many(slice.into_iter().chain([window.memory.all()]).collect()),
         }
     }
 
@@ -252,7 +262,8 @@ impl Engine {
                 },
                 len: op.len() as u64,
                 order,
-                ..Common::new(op.rank, 0, op.slice().map_or(&[], std::slice::from_ref))
+                segments: op.memory(self, window),
+                ..Common::new(op.rank, 0, &[])
             };
             let operation = Operation::Transfer(Transfer {
                 action: op.action(),
