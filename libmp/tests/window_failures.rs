@@ -512,6 +512,38 @@ fn waits_of_a_stream_at_one_word_are_released_in_their_order() {
     }
 }
 
+/// As above, when the context is dropped.
+#[test]
+fn dropping_the_context_releases_all_waits_of_a_stream() {
+    for condition in [Condition::Eq, Condition::Geq, Condition::And] {
+        for reverse in [false, true] {
+            println!("{condition:?} {reverse}");
+            pair(
+                |b| b,
+                move |rank, _| {
+                    if rank.me == 0 {
+                        let own = rank.open(|b| b.name("own"));
+                        let memory = own.alloc(MemoryKind::Pinned, 64).unwrap();
+                        let window = own.expose(&memory).unwrap();
+                        let stream = own.gpu().stream().unwrap();
+                        if reverse {
+                            reverse_the_table(&window);
+                        }
+                        for value in [1, 2] {
+                            let waits = window.wait_signal_on(&stream, 1, 8, condition, value);
+                            waits.unwrap();
+                        }
+                        drop(window);
+                        drop(own);
+                        assert!(stream.synchronize(LIMIT).unwrap());
+                    }
+                    rank.barrier();
+                },
+            );
+        }
+    }
+}
+
 /// A long put of a rank to itself ends although the window is dropped.
 #[test]
 fn a_put_to_itself_ends_after_its_window_is_dropped() {

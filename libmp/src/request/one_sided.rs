@@ -1,12 +1,18 @@
 //! One-sided operations: the states of a transfer to or from a window, and of a stream's wait for a
 //! signal in a window of this rank.
 
+use std::time::Duration;
+
+use gds_step::{Machine, Step, Time};
 use gdsync::Status;
 use gdsync::gpu::{Condition, MemoryKind, Word64};
 
 use crate::error::Result;
 use crate::path::Put;
 use crate::region::Slice;
+
+/// The period in which [`Releases`] looks for streams that have passed a wait.
+const PERIOD: Duration = Duration::from_millis(1);
 
 /// The kind of a one-sided operation, for texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +68,7 @@ pub(crate) enum SignalState {
 
 /// The fields of a stream's wait for a signal. The stream stores the request's result when it has
 /// passed the wait.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SignalWait {
     pub word: Word64,
     pub condition: Condition,
@@ -87,6 +93,47 @@ impl SignalWait {
     pub fn release(&self) -> Result<()> {
         debug_assert!(is_possible(self.condition, self.value));
         Ok(self.word.store(self.value)?)
+    }
+}
+
+/// The waits for signals that streams have not passed when a context is dropped, in the order in
+/// which they were enqueued, each with the word in which its stream stores that it has passed.
+pub(crate) struct Releases(pub Vec<(SignalWait, Word64)>);
+
+impl Releases {
+    /// Releases all waits, except those whose release would hold an earlier one at the same word.
+    /// Returns whether there are any.
+    pub fn release(&mut self) -> bool {
+        self.0.retain(|(_, passed)| passed.load().unwrap_or(1) == 0);
+        let mut held = false;
+        for (at, (wait, _)) in self.0.iter().enumerate() {
+            let mut earlier = self.0[..at].iter();
+            if wait.is_met() {
+                continue;
+            }
+            match earlier.any(|(earlier, _)| earlier.is_held_by(wait)) {
+                true => held = true,
+                false => drop(wait.release()),
+            }
+        }
+        held
+    }
+}
+
+/// Releases the remaining waits, each when the stream has passed those before it.
+impl Machine for Releases {
+    fn step(&mut self, now: Time) -> Step {
+        match self.release() {
+            true => Step::IdleUntil(Some(now + PERIOD)),
+            false => {
+                self.0.clear();
+                Step::IdleUntil(None)
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        "closed.releases".to_owned()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gds_step::Thread;
 use gdsync::Status;
 
 use super::engine::Engine;
@@ -106,7 +107,7 @@ impl Engine {
     }
 
     /// Gives up all that is unfinished, without a wait: no handle is left. Waiting streams are
-    /// released.
+    /// released; those that wait for several values of one word by a machine, one after the other.
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();
         for rank in 0..self.size {
@@ -122,6 +123,11 @@ impl Engine {
                 self.send_given_up(&mut state, rank);
             }
         }
+        // The streams may be about to find the signals; they continue in both cases.
+        let mut releases = state.requests.releases();
+        if releases.release() {
+            self.host().attach(Thread::Watch, Box::new(releases));
+        }
         let mut keys = Vec::new();
         state.requests.to_advance(&mut keys);
         for key in keys {
@@ -130,10 +136,6 @@ impl Engine {
             let Some(entry) = state.requests.get(key) else {
                 continue;
             };
-            if let Some(wait) = entry.signal() {
-                // The stream may be about to find the signal; it continues in both cases.
-                let _ = wait.release();
-            }
             // The kernel after the wait stores the result of a claimed receive.
             if entry.claimed_by().is_none() && entry.in_flight().is_none() {
                 self.finish(&mut state, key, Status::CLOSED, 0);
