@@ -586,3 +586,34 @@ fn a_signal_that_has_arrived_is_not_reported_as_missing() {
     );
     assert_eq!(run.warnings.all().len(), 0, "{:?}", run.warnings.all());
 }
+
+/// The value that releases one stream from a lost rank is no signal for other waits at the word.
+#[test]
+fn release_of_one_wait_is_no_signal_for_others() {
+    for values in [[1, 1], [2, 1], [1, 2]] {
+        play(1, 2, move |rank| {
+            let ctx = rank.open(|b| b.timeout(secs(5)));
+            let window = window(&ctx, MemoryKind::Pinned, 64);
+            let geq = Condition::Geq;
+            let streams = [(); 3].map(|()| ctx.gpu().stream().unwrap());
+            if rank.me == 0 {
+                for (stream, value) in streams.iter().zip(values) {
+                    window.wait_signal_on(stream, 1, 8, geq, value).unwrap();
+                }
+            }
+            rank.barrier();
+            if rank.me == 1 {
+                drop(window);
+                return Death::Leaves.end(rank, ctx, 2);
+            }
+            for stream in &streams[..2] {
+                peer_failed(&ctx.synchronize(stream, LIMIT).unwrap_err(), 1);
+            }
+            let e = window.wait_signal(1, 8, geq, 1, LIMIT).unwrap_err();
+            peer_failed(&e, 1);
+            let e = window.wait_signal_on(&streams[2], 1, 8, geq, 1);
+            peer_failed(&e.unwrap_err(), 1);
+            rank.barrier();
+        });
+    }
+}

@@ -1,6 +1,7 @@
 //! One-sided operations: the states of a transfer to or from a window, and of a stream's wait for a
 //! signal in a window of this rank.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
@@ -79,20 +80,49 @@ pub(crate) struct SignalWait {
 impl SignalWait {
     /// Whether the word satisfies the condition; `false` also if it cannot be read.
     pub fn is_met(&self) -> bool {
-        let word = self.word.load();
-        word.is_ok_and(|word| holds(self.condition, word, self.value))
+        self.word.load().is_ok_and(|word| self.holds(word))
+    }
+
+    /// Whether `word` satisfies the condition.
+    pub fn holds(&self, word: u64) -> bool {
+        holds(self.condition, word, self.value)
+    }
+
+    /// Whether the release of `other`, whose word had the value `before`, meets this wait as well.
+    pub fn ends_with(&self, other: &SignalWait, before: u64) -> bool {
+        self.word.addr() == other.word.addr() && !self.holds(before) && self.holds(other.value)
     }
 
     /// Whether the wait is at the word of `other`, and is not met by the value that releases
     /// `other`.
     pub fn is_held_by(&self, other: &SignalWait) -> bool {
-        self.word.addr() == other.word.addr() && !holds(self.condition, other.value, self.value)
+        self.word.addr() == other.word.addr() && !self.holds(other.value)
     }
 
     /// Stores a value that satisfies the condition.
     pub fn release(&self) -> Result<()> {
         debug_assert!(is_possible(self.condition, self.value));
         Ok(self.word.store(self.value)?)
+    }
+}
+
+/// The words in which the library has stored a value that releases a stream: no signal. By address,
+/// the value that was stored and the value before.
+#[derive(Debug, Default)]
+pub(crate) struct Released(BTreeMap<u64, [u64; 2]>);
+
+impl Released {
+    /// The value that ranks have stored into a word, whose value is `now`.
+    pub fn signal(&self, word: &Word64, now: u64) -> u64 {
+        match self.0.get(&word.addr().0) {
+            Some([stored, before]) if *stored == now => *before,
+            _ => now,
+        }
+    }
+
+    /// Records that the library stores `stored` into a word, for which ranks have stored `before`.
+    pub fn note(&mut self, word: &Word64, before: u64, stored: u64) {
+        self.0.insert(word.addr().0, [stored, before]);
     }
 }
 

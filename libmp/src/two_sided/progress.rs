@@ -199,15 +199,34 @@ impl Engine {
         if wait.is_met() || self.holds_an_earlier_wait(state, entry, wait) {
             return false;
         }
-        // Stored before the stream continues.
-        self.set_error(status);
+        let wait = wait.clone();
+        self.release_signal(state, &wait, status);
+        true
+    }
+
+    /// Releases the stream at a wait whose signal does not arrive. Other waits at the word that the
+    /// store meets end without their signals, too.
+    fn release_signal(&self, state: &mut State, wait: &SignalWait, status: Status) {
+        let before = wait.word.load();
+        let before = before.map_or(0, |now| state.released.signal(&wait.word, now));
+        let ended = state.requests.iter().filter(|(key, entry)| {
+            let ends = |other: &SignalWait| other.ends_with(wait, before);
+            entry.signal().is_some_and(ends) && state.requests.result(*key).is_none()
+        });
+        let ended: Vec<RequestKey> = ended.map(|(key, _)| key).collect();
+        if !ended.is_empty() {
+            // Stored before the streams continue.
+            self.set_error(status);
+        }
+        for key in ended {
+            if let Some(other) = state.requests.signal_mut(key) {
+                other.state = SignalState::Released(status);
+            }
+        }
+        state.released.note(&wait.word, before, wait.value);
         if let Err(e) = wait.release() {
             tracing::warn!(target: "mp", "a stream cannot be released: {e}");
         }
-        if let Some(wait) = state.requests.signal_mut(key) {
-            wait.state = SignalState::Released(status);
-        }
-        true
     }
 
     /// Whether the store that releases `wait` would hold a stream that has not passed an earlier

@@ -22,6 +22,7 @@ use crate::path::{Lane, Link};
 use crate::region::Memory;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
+use crate::request::one_sided::Released;
 use crate::request::table::{RequestKey, Table};
 
 /// Memory of ended requests, which is released without the lock.
@@ -55,6 +56,7 @@ pub(crate) struct State {
     /// A window of GPU memory was made: a signal in any window may follow puts to it, so that waits
     /// for signals flush.
     pub device_windows: bool,
+    pub released: Released,
     /// Failures that no call has returned.
     pub faults: Faults,
 }
@@ -75,6 +77,7 @@ impl State {
             gone_poll: GonePoll::default(),
             windows: 0,
             device_windows: false,
+            released: Released::default(),
             faults: Faults::default(),
         }
     }

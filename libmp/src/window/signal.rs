@@ -62,8 +62,16 @@ impl Engine {
         // A rank that this rank has sent nothing to may fail as well.
         self.lock().peers.make(signal.from);
         let is_met = || -> Result<bool> {
-            let met = holds(signal.condition, word.load()?, signal.value);
-            if met && self.lock().device_windows {
+            let holds = |value| holds(signal.condition, value, signal.value);
+            let now = word.load()?;
+            if !holds(now) {
+                return Ok(false);
+            }
+            let state = self.lock();
+            let met = holds(state.released.signal(&word, now));
+            let flushes = met && state.device_windows;
+            drop(state);
+            if flushes {
                 self.gpu.flush_remote_writes();
             }
             Ok(met)
@@ -125,7 +133,7 @@ impl Engine {
                 state: SignalState::Waiting,
             };
             if let Some(e) = lost(state, signal.from)
-                && !wait.is_met()
+                && !wait.holds(state.released.signal(&place, place.load()?))
             {
                 return Err(e);
             }
