@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use gdsync::gpu::{Condition, MemoryKind};
 use mp::{Context, Kind, Memory, NULL_RANK, Window};
-use sim::gate::Gate;
-use sim::{Death, LIMIT, millis, pair, peer_failed, play, secs};
+use sim::{Death, LIMIT, pair, peer_failed, play, secs};
 
 /// Layout of the windows: data, and words behind them.
 const ROOM: usize = 40_000;
@@ -309,32 +308,6 @@ fn a_stream_that_waits_for_a_signal_has_a_timeout() {
     assert!(!run.warnings.all().is_empty());
 }
 
-/// Streams that wait for different values of one word are all released when the rank dies.
-#[test]
-fn streams_at_one_word_are_all_released() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(secs(5)));
-        let window = window(&ctx, MemoryKind::Pinned, 64);
-        let streams = [(); 4].map(|()| ctx.gpu().stream().unwrap());
-        if rank.me == 0 {
-            for (i, stream) in streams.iter().enumerate() {
-                for value in [i as u64 + 1, i as u64 + 11] {
-                    let waits = window.wait_signal_on(stream, 1, 8, Condition::Eq, value);
-                    waits.unwrap();
-                }
-            }
-        }
-        rank.barrier();
-        if rank.me == 1 {
-            return Death::Leaves.end(rank, ctx, 2);
-        }
-        for stream in &streams {
-            peer_failed(&ctx.synchronize(stream, LIMIT).unwrap_err(), 1);
-        }
-        rank.barrier();
-    });
-}
-
 /// The target drops its window while the origin still puts to it: the key is invalid there.
 #[test]
 fn a_put_to_memory_that_is_released_fails() {
@@ -422,128 +395,6 @@ fn operations_on_the_null_rank_end_at_once() {
     });
 }
 
-/// A stream that waits for a signal is released when the context is dropped.
-#[test]
-fn dropping_the_context_releases_streams() {
-    pair(
-        |b| b,
-        |rank, _| {
-            if rank.me == 0 {
-                let own = rank.open(|b| b.name("own"));
-                let window = own
-                    .expose(&own.alloc(MemoryKind::Pinned, 64).unwrap())
-                    .unwrap();
-                let stream = own.gpu().stream().unwrap();
-                let waits = window.wait_signal_on(&stream, rank.peer(), 0, Condition::Geq, 1);
-                waits.unwrap();
-                let e = own.close(millis(10)).unwrap_err();
-                assert_eq!(e.kind(), Kind::Timeout, "{e}");
-                assert!(!stream.synchronize(Duration::ZERO).unwrap());
-                drop(window);
-                drop(own);
-                assert!(stream.synchronize(LIMIT).unwrap());
-            }
-            rank.barrier();
-        },
-    );
-}
-
-/// The signal arrives, then its rank leaves, then the stream reaches the wait: nothing has failed.
-#[test]
-fn a_signal_that_has_arrived_is_not_lost_with_its_rank() {
-    play(1, 2, |rank| {
-        let ctx = rank.open(|b| b);
-        let window = window(&ctx, MemoryKind::Pinned, 64);
-        let geq = Condition::Geq;
-        if rank.me == 1 {
-            window.signal(0, 8, 1).unwrap().wait(LIMIT).unwrap();
-            ctx.close(LIMIT).unwrap();
-            drop(window);
-            return Death::Leaves.end(rank, ctx, 0);
-        }
-        let stream = ctx.gpu().stream().unwrap();
-        let gate = Gate::new(ctx.gpu());
-        gate.hold(&stream);
-        window.wait_signal_on(&stream, 1, 8, geq, 1).unwrap();
-        // Rank 1 leaves.
-        let e = window.wait_signal(1, 16, geq, 1, LIMIT).unwrap_err();
-        peer_failed(&e, 1);
-        assert_eq!(ctx.error(), None);
-        gate.open();
-        ctx.synchronize(&stream, LIMIT).unwrap();
-        assert_eq!(ctx.error(), None);
-    });
-}
-
-/// Ends two requests, so that the next two have the opposite order in the table of requests.
-fn reverse_the_table(window: &Window) {
-    let word = window.memory().slice(0, 8).unwrap();
-    let ended = [(); 2].map(|()| window.put(NULL_RANK, 0, &word).unwrap());
-    ended.into_iter().for_each(drop);
-}
-
-/// A stream waits for two values of one word, one after the other: both waits are released.
-#[test]
-fn waits_of_a_stream_at_one_word_are_released_in_their_order() {
-    for condition in [Condition::Eq, Condition::Geq, Condition::And] {
-        for reverse in [false, true] {
-            play(1, 2, move |rank| {
-                let ctx = rank.open(|b| b.timeout(secs(5)));
-                let window = window(&ctx, MemoryKind::Pinned, 64);
-                let stream = ctx.gpu().stream().unwrap();
-                if rank.me == 0 {
-                    if reverse {
-                        reverse_the_table(&window);
-                    }
-                    for value in [1, 2] {
-                        let waits = window.wait_signal_on(&stream, 1, 8, condition, value);
-                        waits.unwrap();
-                    }
-                }
-                rank.barrier();
-                if rank.me == 1 {
-                    drop(window);
-                    return Death::Leaves.end(rank, ctx, 2);
-                }
-                peer_failed(&ctx.synchronize(&stream, LIMIT).unwrap_err(), 1);
-                rank.barrier();
-            });
-        }
-    }
-}
-
-/// As above, when the context is dropped.
-#[test]
-fn dropping_the_context_releases_all_waits_of_a_stream() {
-    for condition in [Condition::Eq, Condition::Geq, Condition::And] {
-        for reverse in [false, true] {
-            println!("{condition:?} {reverse}");
-            pair(
-                |b| b,
-                move |rank, _| {
-                    if rank.me == 0 {
-                        let own = rank.open(|b| b.name("own"));
-                        let memory = own.alloc(MemoryKind::Pinned, 64).unwrap();
-                        let window = own.expose(&memory).unwrap();
-                        let stream = own.gpu().stream().unwrap();
-                        if reverse {
-                            reverse_the_table(&window);
-                        }
-                        for value in [1, 2] {
-                            let waits = window.wait_signal_on(&stream, 1, 8, condition, value);
-                            waits.unwrap();
-                        }
-                        drop(window);
-                        drop(own);
-                        assert!(stream.synchronize(LIMIT).unwrap());
-                    }
-                    rank.barrier();
-                },
-            );
-        }
-    }
-}
-
 /// A long put of a rank to itself ends although the window is dropped.
 #[test]
 fn a_put_to_itself_ends_after_its_window_is_dropped() {
@@ -558,62 +409,4 @@ fn a_put_to_itself_ends_after_its_window_is_dropped() {
         ctx.close(LIMIT).unwrap();
         rank.leave();
     });
-}
-
-/// The signal has arrived, and other work of the stream precedes the wait: the stream waits for no
-/// signal.
-#[test]
-fn a_signal_that_has_arrived_is_not_reported_as_missing() {
-    let run = pair(
-        |b| b.timeout(secs(30)).watchdog(secs(1)),
-        |rank, ctx| {
-            let window = window(ctx, MemoryKind::Pinned, 64);
-            let signal = window.signal(rank.peer(), 8, 1).unwrap();
-            window
-                .wait_signal(rank.peer(), 8, Condition::Eq, 1, LIMIT)
-                .unwrap();
-            signal.wait(LIMIT).unwrap();
-            let stream = ctx.gpu().stream().unwrap();
-            let gate = Gate::new(ctx.gpu());
-            gate.hold(&stream);
-            let waits = window.wait_signal_on(&stream, rank.peer(), 8, Condition::Eq, 1);
-            waits.unwrap();
-            rank.pass(secs(3));
-            assert_eq!(ctx.stuck(), []);
-            gate.open();
-            ctx.synchronize(&stream, LIMIT).unwrap();
-        },
-    );
-    assert_eq!(run.warnings.all().len(), 0, "{:?}", run.warnings.all());
-}
-
-/// The value that releases one stream from a lost rank is no signal for other waits at the word.
-#[test]
-fn release_of_one_wait_is_no_signal_for_others() {
-    for values in [[1, 1], [2, 1], [1, 2]] {
-        play(1, 2, move |rank| {
-            let ctx = rank.open(|b| b.timeout(secs(5)));
-            let window = window(&ctx, MemoryKind::Pinned, 64);
-            let geq = Condition::Geq;
-            let streams = [(); 3].map(|()| ctx.gpu().stream().unwrap());
-            if rank.me == 0 {
-                for (stream, value) in streams.iter().zip(values) {
-                    window.wait_signal_on(stream, 1, 8, geq, value).unwrap();
-                }
-            }
-            rank.barrier();
-            if rank.me == 1 {
-                drop(window);
-                return Death::Leaves.end(rank, ctx, 2);
-            }
-            for stream in &streams[..2] {
-                peer_failed(&ctx.synchronize(stream, LIMIT).unwrap_err(), 1);
-            }
-            let e = window.wait_signal(1, 8, geq, 1, LIMIT).unwrap_err();
-            peer_failed(&e, 1);
-            let e = window.wait_signal_on(&streams[2], 1, 8, geq, 1);
-            peer_failed(&e.unwrap_err(), 1);
-            rank.barrier();
-        });
-    }
 }
