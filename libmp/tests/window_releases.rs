@@ -221,3 +221,58 @@ fn release_of_one_wait_is_no_signal_for_others() {
         });
     }
 }
+
+/// Rank 1 stores increasing values into two words and leaves. Streams of rank 0, some of them held
+/// at first, wait for values that were stored and for others: every stream continues, and fails
+/// exactly if one of its values was not stored.
+#[test]
+fn random_waits_fail_exactly_if_their_value_was_not_stored() {
+    for seed in 0..200 {
+        play(seed, 2, move |rank| {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let ctx = rank.open(|b| b);
+            let window = window(&ctx, MemoryKind::Pinned, 64);
+            let last = [rng.u64(0..6), rng.u64(0..6)];
+            let pause = |rng: &mut fastrand::Rng| {
+                let time = rng.u64(0..1000);
+                rank.pass(Duration::from_micros(time));
+            };
+            if rank.me == 1 {
+                for (word, last) in last.into_iter().enumerate() {
+                    for value in 1..=last {
+                        drop(window.signal(0, 8 * word, value).unwrap());
+                        pause(&mut rng);
+                    }
+                }
+                window.quiet(LIMIT).unwrap();
+                drop(window);
+                return Death::Leaves.end(rank, ctx, 0);
+            }
+            for _ in 0..rng.u8(0..3) {
+                reverse_the_table(&window);
+            }
+            let streams = [(); 3].map(|()| ctx.gpu().stream().unwrap());
+            let gate = Gate::new(ctx.gpu());
+            let held = streams.iter().filter(|_| rng.bool());
+            held.for_each(|stream| gate.hold(stream));
+            let mut stored = [true; 3];
+            for _ in 0..rng.u8(1..8) {
+                let (at, word, value) = (rng.usize(0..3), rng.usize(0..2), rng.u64(1..8));
+                let waits = window.wait_signal_on(&streams[at], 1, 8 * word, Condition::Geq, value);
+                match waits {
+                    Ok(()) => stored[at] &= value <= last[word],
+                    // The rank was lost before.
+                    Err(_) => assert!(value > last[word]),
+                }
+                pause(&mut rng);
+            }
+            gate.open();
+            for (stream, stored) in streams.iter().zip(stored) {
+                let end = ctx.synchronize(stream, LIMIT);
+                assert_eq!(end.is_ok(), stored, "{end:?}");
+                assert!(stream.synchronize(Duration::ZERO).unwrap());
+            }
+            rank.until("rank 1 leaves", || rank.has_come(1, 1));
+        });
+    }
+}
