@@ -231,7 +231,8 @@ impl Window {
     /// - `Unsupported` for a stream that is being captured into a graph; for a get or a quiet if
     ///   the NIC executes no READs; for an atomic to this rank itself; and for a stream's operation
     ///   to this rank itself if the GPU runs no kernels.
-    /// - Errors of gdsync.
+    /// - `Gdsync(OutOfOrder)` for a stream on which a request to or from `rank` is prepared and not
+    ///   posted; other errors of gdsync.
     pub fn put(&self, rank: u32, offset: usize, from: &Slice) -> Result<Request> {
         self.post(rank, offset, put(from), On::Cpu)
     }

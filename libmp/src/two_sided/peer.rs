@@ -13,7 +13,7 @@ use super::config::Config;
 use super::lanes::Lanes;
 use super::liveness::Pulse;
 use crate::error::{Error, Kind, Result};
-use crate::path::{Link, Paths, Put};
+use crate::path::{LANES, Link, Paths, Put};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::wire::control::{Control, Shape};
@@ -26,6 +26,9 @@ const WINDOWS: usize = 4096;
 pub(crate) struct Peer {
     pub rank: u32,
     pub link: Link,
+    /// By lane: the lane on which its streams post. It is another one if their own could not be
+    /// opened, and stays that one, which keeps the order of what they post.
+    pub stand_in: [u8; LANES],
     pub channels: Channels,
     pub pulse: Pulse,
     pub standing: Standing,
@@ -125,6 +128,7 @@ impl Peer {
         Peer {
             rank,
             link: Link::new(rank),
+            stand_in: std::array::from_fn(|lane| lane as u8),
             channels: Channels::new(rank),
             pulse: Pulse::default(),
             windows: BTreeMap::new(),

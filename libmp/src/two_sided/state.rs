@@ -115,13 +115,14 @@ impl State {
         )
     }
 
-    /// An open lane to `rank`, for a stream whose own `lane` cannot be opened: a lane of other
+    /// Lets the streams of `lane`, which cannot be opened, post to `rank` on an open lane of other
     /// streams with the same doorbell.
-    pub fn open_lane_like(&self, rank: u32, lane: u8, target: Target) -> Option<u8> {
-        let peer = self.peers.get(rank)?;
-        self.lanes
-            .like(lane)
-            .find(|other| peer.can_post(*other, target))
+    pub fn share_lane(&mut self, rank: u32, lane: u8, target: Target) -> Option<u8> {
+        let peer = self.peers.get_mut(rank)?;
+        let mut like = self.lanes.like(lane);
+        let shared = like.find(|other| peer.can_post(*other, target))?;
+        peer.stand_in[usize::from(lane)] = shared;
+        Some(shared)
     }
 
     /// Marks the failure of a request as returned by a call.

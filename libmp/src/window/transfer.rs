@@ -13,7 +13,7 @@ use crate::request::entry::{Common, Entry, Operation, Poster, Segments};
 use crate::request::one_sided::{Action, Transfer, TransferState};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{NULL_RANK, On, State, Target as Open, closed};
+use crate::two_sided::{NULL_RANK, On, Target as Open, closed};
 
 /// What an operation does with the memory of a rank.
 #[derive(Clone, Copy)]
@@ -332,18 +332,6 @@ impl Engine {
             }
         });
         fenced.map_err(|e| e.of_peer(rank))
-    }
-
-    /// The lane on which [`Engine::ensure`] lets `on` post to `rank`: its own, or an open one of
-    /// other streams if its own cannot be opened any more.
-    fn lane_to(&self, state: &mut State, rank: u32, on: &On<'_>) -> u8 {
-        let lane = self.lane_of(state, on);
-        let peer = state.peers.get(rank);
-        let open = peer.is_some_and(|peer| peer.is_open(lane, Open::Lanes));
-        match open || state.outbox.lost().is_none() {
-            true => lane,
-            false => (state.open_lane_like(rank, lane, Open::Lanes)).unwrap_or(lane),
-        }
     }
 
     /// Posts a READ behind all puts of `on`, to each rank that it has put to, and passes each
