@@ -3,8 +3,8 @@
 //! Each is one C++ function in `device/`. It is compiled to PTX that is part of the library, for
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
-//! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]), the fourth
-//! gathers and scatters pieces that do not fit a list ([`Pieces`]).
+//! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]),
+//! the fourth gathers and scatters pieces that do not fit a list ([`Pieces`]).
 
 mod params;
 #[cfg(test)]

@@ -101,7 +101,8 @@ impl Engine {
         for peer in state.peers.iter_mut().filter(|peer| peer.is_here()) {
             peer.write_credits();
             let busy = peer.link.busy_lanes();
-            open.extend((0..busy).map(|_| format!("credits or ready words to rank {}", peer.rank)));
+            let what = format!("credits, ready words or fences to rank {}", peer.rank);
+            open.extend(std::iter::repeat_n(what, busy));
         }
         open
     }

@@ -193,7 +193,7 @@ impl Op<'_> {
         stream: Option<&Stream>,
     ) -> Result<Option<Put>> {
         self.prepare(&mut batch, places)?;
-        post(batch, stream)
+        post_batch(batch, stream)
     }
 }
 
@@ -209,8 +209,10 @@ fn chunks(slice: &Slice, to: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
 }
 
 /// Posts a batch, whole or not at all. Returns its last put.
-fn post<const N: usize>(batch: Batch<'_, N>, stream: Option<&Stream>) -> Result<Option<Put>> {
-    let mut batch = batch;
+fn post_batch<const N: usize>(
+    mut batch: Batch<'_, N>,
+    stream: Option<&Stream>,
+) -> Result<Option<Put>> {
     let last = batch.all().last();
     let Some(stream) = stream else {
         return batch.post().map(Some);
@@ -303,7 +305,7 @@ impl Engine {
     pub fn fence(&self, window: &Targets, rank: u32, on: &On<'_>) -> Result<()> {
         const OPERATION: &str = "fence";
         on.check(&self.gpu, OPERATION)?;
-        if rank == NULL_RANK {
+        if rank == NULL_RANK || mutant::on(Mutant::MissingFence) {
             return Ok(());
         }
         let target = window.of(OPERATION, rank)?;
@@ -312,22 +314,22 @@ impl Engine {
             let mut guard = self.lock();
             let state = &mut *guard;
             let lane = self.lane_to(state, rank, on);
-            let Some(peer) = state.peers.get_mut(rank) else {
+            // The lane has the puts of all windows; nothing was posted on one that is not open.
+            let peer = state.peers.get_mut(rank);
+            let Some(peer) = peer.filter(|peer| peer.is_open(lane, Open::Lanes)) else {
                 return Ok(());
             };
-            // The lane has the puts of all windows; nothing was posted on one that is not open.
-            if !peer.is_open(lane, Open::Lanes) || mutant::on(Mutant::MissingFence) {
-                return Ok(());
-            }
-            if !peer.can_post(lane, Open::Lanes) {
+            if !peer.is_here() {
                 return Err(peer.error(OPERATION));
             }
-            let none = || closed(format!("rank {rank} is not connected"), rank);
-            let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
+            let Some(ends) = peer.link.lane(lane) else {
+                return Ok(());
+            };
+            let mut batch = Batch::short(ends);
             batch.fence(start)?;
             let needed = batch.all().next().is_some();
             match needed {
-                true => post(batch, on.stream()).map(drop),
+                true => post_batch(batch, on.stream()).map(drop),
                 false => Ok(()),
             }
         });
