@@ -17,7 +17,7 @@ use super::state::State;
 use crate::error::{Error, Kind, time};
 use crate::request::entry::{Entry, Handle};
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::one_sided::Action;
+use crate::request::one_sided::{Action, SignalWait};
 
 /// The reason of a failed send whose message is too long.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -125,8 +125,7 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
         });
     }
     if entry.action().is_some() {
-        let missing = entry.signal().filter(|wait| !wait.is_met());
-        return missing.map(|_| Lack::Signal);
+        return entry.signal().map(|_| Lack::Signal);
     }
     let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
@@ -218,6 +217,10 @@ impl Engine {
     /// Describes what a stream waits for with a request, and what to check.
     pub(super) fn wait_text(&self, state: &State, entry: &Entry) -> Option<String> {
         let lack = lack(&state.peers, entry)?;
+        if entry.signal().is_some_and(SignalWait::is_met) {
+            // The stream has not reached the wait.
+            return None;
+        }
         let lacks = self.lacks(state, entry, Some(lack), "");
         Some(format!("{}: {lacks}", entry.name()))
     }
