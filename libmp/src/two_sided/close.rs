@@ -137,8 +137,10 @@ impl Engine {
             let Some(entry) = state.requests.get(key) else {
                 continue;
             };
-            // The kernel after the wait stores the result of a claimed receive.
-            if entry.claimed_by().is_none() && entry.in_flight().is_none() {
+            // The kernel after the wait stores the result of a claimed receive, and the stream that
+            // of a wait for a signal, which `releases` reads.
+            let by_stream = entry.claimed_by().is_some() || entry.signal().is_some();
+            if !by_stream && entry.in_flight().is_none() {
                 self.finish(&mut state, key, Status::CLOSED, 0);
             }
         }
