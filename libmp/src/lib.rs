@@ -60,8 +60,8 @@
 //! Messages:
 //! - [`Memory`], [`Slice`], [`Strided`]: registered GPU or host memory, a range of its bytes, and
 //!   pieces of it at equal distances.
-//! - [`Request`]: a send or a receive in flight; [`Done`] is its result. [`wait_all`], [`wait_any`]
-//!   and [`wait_some`] wait for several.
+//! - [`Request`]: a send, a receive or an operation of a window in flight; [`Done`] is its result.
+//!   [`wait_all`], [`wait_any`] and [`wait_some`] wait for several.
 //! - [`SendOp`], [`RecvOp`]: a send or a receive with all options; [`Source`] and [`SizeSource`]
 //!   are two of them. [`NULL_RANK`] is a rank without messages.
 //! - [`Context::sendrecv`], [`Context::sendrecv_on`]: a send and a receive in one call.
@@ -138,9 +138,9 @@
 //!   [`Builder::timeout`] (default 30 s), then [`Kind::Timeout`], which names the rank.
 //! - A call that finds no room waits at most twice [`Builder::timeout`], then
 //!   [`Kind::QueueFull`]; with [`Full::Fail`] it fails at once.
-//! - A send, and a receive that a stream waits for: [`Builder::timeout`], or [`SendOp::timeout`]
-//!   and [`RecvOp::timeout`] for one request; then the peer is given up, see below. A receive from
-//!   any rank has no peer: it alone fails, with [`Kind::Failed`].
+//! - A send, and a receive or a signal that a stream waits for: [`Builder::timeout`], or
+//!   [`SendOp::timeout`] and [`RecvOp::timeout`] for one request; then the peer is given up, see
+//!   below. A receive from any rank has no peer: it alone fails, with [`Kind::Failed`].
 //! - A receive that only the CPU waits for has no timeout, unless [`RecvOp::timeout`] sets one.
 //! - A wait of the CPU ([`Request::wait`], [`Context::synchronize`], [`Context::close`]): the limit
 //!   that the call passes, then [`Kind::Timeout`]; nothing has changed, and the call may be

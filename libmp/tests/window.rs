@@ -4,7 +4,7 @@
 #[path = "common/sim.rs"]
 mod sim;
 
-use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::soft::{SoftOptions, Weak};
 use gdsync::gpu::{Condition, MemoryKind};
 use mp::{Context, Kind, Memory, Window};
 use sim::{LIMIT, Rank, millis, pair, play};
@@ -392,4 +392,95 @@ fn many_dropped_operations_retire_by_themselves() {
             ctx.close(LIMIT).unwrap();
         },
     );
+}
+
+/// A fence orders the puts of all windows to a rank, as a signal does.
+#[test]
+fn a_fence_orders_the_puts_of_another_window() {
+    for seed in 0..10 {
+        play(seed, 2, |rank| {
+            let ctx = open(rank, 0.9);
+            let memory = ctx.alloc(MemoryKind::Pinned, ROOM).unwrap();
+            let [first, second] = [(); 2].map(|()| ctx.window(&memory).unwrap());
+            let data = ctx.alloc(MemoryKind::Pinned, 2 * ROOM).unwrap();
+            data.write(0, &[1; ROOM]).unwrap();
+            data.write(ROOM, &[2; ROOM]).unwrap();
+            let half = |i| data.slice(i * ROOM, ROOM).unwrap();
+            drop(first.put(rank.peer(), 0, &half(0)).unwrap());
+            second.fence(rank.peer()).unwrap();
+            drop(second.put(rank.peer(), 0, &half(1)).unwrap());
+            second.quiet(LIMIT).unwrap();
+            rank.barrier();
+            assert!(bytes(&memory, 0, ROOM) == [2; ROOM]);
+            rank.barrier();
+        });
+    }
+}
+
+/// The signal is in pinned memory, and the bytes that it follows are in a window of GPU memory: a
+/// wait for the signal makes these visible as well.
+#[test]
+fn a_signal_shows_the_puts_of_another_window() {
+    for seed in 0..10 {
+        play(seed, 2, move |rank| {
+            let options = SoftOptions::default().weak(Weak::seeded(seed));
+            let ctx = rank.open_at(&rank.place(options, true), |b| b);
+            let data = window(&ctx, MemoryKind::Device, ROOM);
+            let words = window(&ctx, MemoryKind::Pinned, 16);
+            let stream = ctx.gpu().stream().unwrap();
+            let from = ctx.alloc(MemoryKind::Pinned, ROOM).unwrap();
+            let seen = ctx.alloc(MemoryKind::Pinned, ROOM).unwrap();
+            let geq = Condition::Geq;
+            for round in 1..=20_u8 {
+                from.write(0, &[round; ROOM]).unwrap();
+                let put = data.put(rank.peer(), 0, &from.all()).unwrap();
+                drop(words.signal(rank.peer(), 0, round.into()).unwrap());
+                if round % 2 == 0 {
+                    words
+                        .wait_signal(rank.peer(), 0, geq, round.into(), LIMIT)
+                        .unwrap();
+                } else {
+                    words
+                        .wait_signal_on(&stream, rank.peer(), 0, geq, round.into())
+                        .unwrap();
+                }
+                let here = data.memory().region().span(0, ROOM).unwrap();
+                stream
+                    .copy(&seen.region().span(0, ROOM).unwrap(), &here)
+                    .unwrap();
+                ctx.synchronize(&stream, LIMIT).unwrap();
+                assert!(bytes(&seen, 0, ROOM) == [round; ROOM], "round {round}");
+                put.wait(LIMIT).unwrap();
+                rank.barrier();
+            }
+        });
+    }
+}
+
+/// A fence and a quiet of a stream that has posted nothing enqueue nothing on the lane of another
+/// stream, which waits.
+#[test]
+fn a_fence_of_an_unused_stream_waits_for_no_other_stream() {
+    play(1, 2, |rank| {
+        let ctx = open(rank, 0.9);
+        let window = window(&ctx, MemoryKind::Pinned, LEN);
+        let (peer, geq) = (rank.peer(), Condition::Geq);
+        if rank.me == 1 {
+            window.wait_signal(peer, ACK, geq, 1, LIMIT).unwrap();
+            drop(window.signal(peer, SIGNAL, 1).unwrap());
+        } else {
+            let [used, unused] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+            let data = ctx.alloc(MemoryKind::Pinned, 64).unwrap().all();
+            let put = || window.put_on(&used, peer, 0, &data).unwrap();
+            put().wait(LIMIT).unwrap();
+            window.wait_signal_on(&used, peer, SIGNAL, geq, 1).unwrap();
+            drop(put());
+            window.fence_on(&unused, peer).unwrap();
+            window.quiet_on(&unused).unwrap();
+            drop(window.signal_on(&unused, peer, ACK, 1).unwrap());
+            ctx.synchronize(&unused, LIMIT).unwrap();
+            ctx.synchronize(&used, LIMIT).unwrap();
+        }
+        rank.barrier();
+    });
 }

@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use gdsync::gpu::{Condition, MemoryKind};
+use mp::bootstrap::Local;
 use mp::{Context, Window};
 
 const ROUNDS: u64 = 30;
@@ -100,4 +101,29 @@ fn windows_are_made_and_dropped() {
             assert_eq!(buffer[8..16], [i; 8]);
         }
     });
+}
+
+/// Streams that wait for several values of one word continue when the context is dropped.
+#[test]
+fn dropping_the_context_releases_streams_at_one_word() {
+    for kind in [MemoryKind::Pinned, MemoryKind::Device] {
+        for _ in 0..20 {
+            let gpu = gpu();
+            let alone = Local::ranks(1).remove(0);
+            let ctx = Context::builder().bootstrap(alone).gpu(&gpu);
+            let ctx = ctx.build().unwrap();
+            let window = ctx.expose(&ctx.alloc(kind, 64).unwrap()).unwrap();
+            let streams = [(); 2].map(|()| gpu.stream().unwrap());
+            for value in 1..4 {
+                for stream in &streams {
+                    let waits = window.wait_signal_on(stream, 0, 0, Condition::Eq, value);
+                    waits.unwrap();
+                }
+            }
+            drop((window, ctx));
+            for stream in &streams {
+                assert!(stream.synchronize(LIMIT).unwrap());
+            }
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! [`Request`]: the handle on a send or a receive, and the CPU's waits for several requests.
+//! [`Request`]: the handle on a send, a receive or an operation of a window, and the CPU's waits for
+//! several requests.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,10 +18,11 @@ use crate::two_sided::wait::WAIT;
 const TEST: &str = "test request";
 const SEVERAL: &str = "wait for requests";
 
-/// A handle on a send or a receive in flight.
+/// A handle on a send, a receive or an operation of a [`Window`](crate::Window) in flight.
 ///
 /// A send has ended when its memory may be written again: this is local, the peer may not have
-/// received an eager message yet. A receive has ended when the message is in place. The CPU tests
+/// received an eager message yet. A receive has ended when the message is in place.
+/// [`Window`](crate::Window) says when its operations have ended. The CPU tests
 /// ([`test`](Request::test)) or waits ([`wait`](Request::wait)), a stream waits
 /// ([`wait_on`](Request::wait_on)), a kernel reads [`result_word`](Request::result_word).
 ///

@@ -71,18 +71,18 @@ use crate::window::{Access, Awaited, Op, Targets};
 ///
 /// # Order
 /// The *origin* of an operation is the CPU or a stream. Operations of different origins have no
-/// order. To one rank, of one origin:
+/// order. To one rank, of one origin, in all windows:
 /// - A signal is visible after all earlier puts.
 /// - A get reads what all earlier puts have written.
 /// - Puts have no order among themselves, except by [`fence`](Window::fence).
 /// - A put may overtake an earlier get or atomic: wait for its request first.
 ///
 /// # The null rank
-/// An operation on the memory of [`NULL_RANK`](crate::NULL_RANK) is none (MPI: an RMA operation with
-/// `MPI_PROC_NULL`). Its request has ended when the call returns, with length 0, and nothing is
-/// stored: the destination of a get and the former value of an atomic are unchanged. A fence to the
-/// null rank and a wait for its signal end at once. The memory of this rank and the stream are
-/// checked as for any other rank.
+/// An operation on the memory of [`NULL_RANK`](crate::NULL_RANK) does nothing (MPI: an RMA
+/// operation with `MPI_PROC_NULL`). Its request has ended when the call returns, with length 0, and
+/// nothing is stored: the destination of a get and the former value of an atomic are unchanged. A
+/// fence to the null rank and a wait for its signal end at once. The memory of this rank and the
+/// stream are checked as for any other rank.
 ///
 /// # Lifetime
 /// A window holds its context, as a [`Request`] does. The target keeps its window as long as other
@@ -167,7 +167,7 @@ impl Context {
     }
 
     fn without_ranks(&self, memory: &Memory) -> Result<Window> {
-        let targets = Targets::new(&self.engine().paths, self.size(), memory)?;
+        let targets = self.engine().new_window(memory)?;
         Ok(Window {
             context: self.clone(),
             targets: Arc::new(targets),
@@ -188,8 +188,8 @@ impl Window {
     }
 
     /// The bytes that name this rank's memory to [`attach`](Window::attach) of another rank of the
-    /// job: at most 512, valid as long as this window, for contexts of the same
-    /// name ([`Builder::name`](crate::Builder::name)).
+    /// job: at most 512, valid as long as this window, for contexts of the same name
+    /// ([`Builder::name`](crate::Builder::name)).
     pub fn record(&self) -> Vec<u8> {
         self.targets.record(self.context.rank())
     }
@@ -231,7 +231,8 @@ impl Window {
     /// - `Unsupported` for a stream that is being captured into a graph; for a get or a quiet if
     ///   the NIC executes no READs; for an atomic to this rank itself; and for a stream's operation
     ///   to this rank itself if the GPU runs no kernels.
-    /// - Errors of gdsync.
+    /// - `Gdsync(OutOfOrder)` for a stream on which a request to or from `rank` is prepared and not
+    ///   posted; other errors of gdsync.
     pub fn put(&self, rank: u32, offset: usize, from: &Slice) -> Result<Request> {
         self.post(rank, offset, put(from), On::Cpu)
     }
@@ -454,8 +455,8 @@ impl Window {
         engine.wait_signal_on(&self.targets, stream, &signal)
     }
 
-    /// Orders the puts of the CPU to `rank`: later puts are visible after the earlier ones. It does
-    /// not wait. It costs nothing where the connection keeps the order of puts
+    /// Orders the puts of the CPU to `rank`, in all windows: later puts are visible after the
+    /// earlier ones. It does not wait. It costs nothing where the connection keeps the order of puts
     /// ([`WordOrder::Plain`](crate::WordOrder::Plain)), and a round trip of the NIC elsewhere.
     /// Signals need no fence.
     ///

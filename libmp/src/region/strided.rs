@@ -14,7 +14,9 @@ use crate::path::MOST_PIECES;
 /// [`Memory::strided`] makes one, and [`repeated`](Strided::repeated) repeats it at a second
 /// distance. Up to 30 pieces are one scatter/gather list. More are packed in pinned memory, of the
 /// length of the message, that the context keeps for later messages: by a kernel of the stream that
-/// posts the send or waits for the receive, or by the CPU for requests of the CPU.
+/// posts the send or waits for the receive, or by the CPU for requests of the CPU. The CPU copies
+/// one piece after the other, and other calls of the context wait meanwhile: post messages of many
+/// pieces of GPU memory on a stream.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -174,7 +176,8 @@ impl Strided {
         };
         if !apart(block, row, plane) && !apart(block, plane, row) {
             let what = format!(
-                "{} x {} pieces of {block} bytes, every {} and {} bytes, overlap; use larger distances",
+                "{} x {} pieces of {block} bytes, every {} and {} bytes, overlap; use larger \
+                 distances",
                 row.count, plane.count, row.stride, plane.stride
             );
             return Err(Error::new(SLICE, Kind::Invalid, what));

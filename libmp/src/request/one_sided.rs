@@ -1,12 +1,19 @@
 //! One-sided operations: the states of a transfer to or from a window, and of a stream's wait for a
 //! signal in a window of this rank.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gds_step::{Machine, Step, Time};
 use gdsync::Status;
 use gdsync::gpu::{Condition, MemoryKind, Word64};
 
 use crate::error::Result;
 use crate::path::Put;
 use crate::region::Slice;
+
+/// The period in which [`Releases`] looks for streams that have passed a wait.
+const PERIOD: Duration = Duration::from_millis(1);
 
 /// The kind of a one-sided operation, for texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +71,7 @@ pub(crate) enum SignalState {
 
 /// The fields of a stream's wait for a signal. The stream stores the request's result when it has
 /// passed the wait.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SignalWait {
     pub word: Word64,
     pub condition: Condition,
@@ -73,24 +80,92 @@ pub(crate) struct SignalWait {
 }
 
 impl SignalWait {
-    /// Whether the word satisfies the condition.
-    pub fn is_met(&self) -> Result<bool> {
-        Ok(holds(self.condition, self.word.load()?, self.value))
+    /// Whether the word satisfies the condition; `false` also if it cannot be read.
+    pub fn is_met(&self) -> bool {
+        self.word.load().is_ok_and(|word| self.holds(word))
     }
 
-    /// Whether it was released, the stream has not passed it, and a store of `value` into `word`
-    /// would hold the stream again.
-    pub fn is_held_by(&self, word: &Word64, value: u64) -> bool {
-        matches!(self.state, SignalState::Released(_))
-            && self.word.addr() == word.addr()
-            && !holds(self.condition, value, self.value)
-            && self.is_met().unwrap_or(false)
+    /// Whether `word` satisfies the condition.
+    pub fn holds(&self, word: u64) -> bool {
+        holds(self.condition, word, self.value)
+    }
+
+    /// Whether the release of `other`, whose word had the value `before`, meets this wait as well.
+    pub fn ends_with(&self, other: &SignalWait, before: u64) -> bool {
+        self.word.addr() == other.word.addr() && !self.holds(before) && self.holds(other.value)
+    }
+
+    /// Whether the wait is at the word of `other`, and is not met by the value that releases
+    /// `other`.
+    pub fn is_held_by(&self, other: &SignalWait) -> bool {
+        self.word.addr() == other.word.addr() && !self.holds(other.value)
     }
 
     /// Stores a value that satisfies the condition.
     pub fn release(&self) -> Result<()> {
         debug_assert!(is_possible(self.condition, self.value));
         Ok(self.word.store(self.value)?)
+    }
+}
+
+/// The words in which the library has stored a value that releases a stream: no signal. By address,
+/// the value that was stored and the value before.
+#[derive(Debug, Default)]
+pub(crate) struct Released(BTreeMap<u64, [u64; 2]>);
+
+impl Released {
+    /// The value that ranks have stored into a word, whose value is `now`.
+    pub fn signal(&self, word: &Word64, now: u64) -> u64 {
+        match self.0.get(&word.addr().0) {
+            Some([stored, before]) if *stored == now => *before,
+            _ => now,
+        }
+    }
+
+    /// Records that the library stores `stored` into a word, for which ranks have stored `before`.
+    pub fn note(&mut self, word: &Word64, before: u64, stored: u64) {
+        self.0.insert(word.addr().0, [stored, before]);
+    }
+}
+
+/// The waits for signals that streams have not passed when a context is dropped, in the order in
+/// which they were enqueued, each with the word in which its stream stores that it has passed.
+pub(crate) struct Releases(pub Vec<(SignalWait, Word64)>);
+
+impl Releases {
+    /// Releases all waits, except those whose release would hold an earlier one at the same word.
+    /// Returns whether there are any.
+    pub fn release(&mut self) -> bool {
+        self.0.retain(|(_, passed)| passed.load().unwrap_or(1) == 0);
+        let mut held = false;
+        for (at, (wait, _)) in self.0.iter().enumerate() {
+            let mut earlier = self.0[..at].iter();
+            if wait.is_met() {
+                continue;
+            }
+            match earlier.any(|(earlier, _)| earlier.is_held_by(wait)) {
+                true => held = true,
+                false => drop(wait.release()),
+            }
+        }
+        held
+    }
+}
+
+/// Releases the remaining waits, each when the stream has passed those before it.
+impl Machine for Releases {
+    fn step(&mut self, now: Time) -> Step {
+        match self.release() {
+            true => Step::IdleUntil(Some(now + PERIOD)),
+            false => {
+                self.0.clear();
+                Step::IdleUntil(None)
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        "closed.releases".to_owned()
     }
 }
 

@@ -10,7 +10,7 @@ use slotmap::{DefaultKey, Key, SlotMap};
 
 use super::entry::{Entry, Handle, Incoming, Operation, Waiter};
 use super::fault::Fault;
-use super::one_sided::SignalWait;
+use super::one_sided::{Releases, SignalWait};
 use super::step::Step;
 use crate::error::{Error, Kind, Result};
 use crate::wire::word;
@@ -139,6 +139,16 @@ impl Table {
             Operation::Signal(wait) => Some(wait),
             _ => None,
         }
+    }
+
+    /// The waits for signals that streams have not passed.
+    pub fn releases(&self) -> Releases {
+        let mut waits: Vec<_> = self.iter().collect();
+        waits.sort_unstable_by_key(|(_, entry)| entry.order);
+        let wait = |(key, entry): (RequestKey, &Entry)| {
+            Some((entry.signal()?.clone(), self.result_word(key).clone()))
+        };
+        Releases(waits.into_iter().filter_map(wait).collect())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (RequestKey, &Entry)> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gds_step::Thread;
 use gdsync::Status;
 
 use super::engine::Engine;
@@ -101,13 +102,14 @@ impl Engine {
         for peer in state.peers.iter_mut().filter(|peer| peer.is_here()) {
             peer.write_credits();
             let busy = peer.link.busy_lanes();
-            open.extend((0..busy).map(|_| format!("credits or ready words to rank {}", peer.rank)));
+            let what = format!("credits, ready words or fences to rank {}", peer.rank);
+            open.extend(std::iter::repeat_n(what, busy));
         }
         open
     }
 
     /// Gives up all that is unfinished, without a wait: no handle is left. Waiting streams are
-    /// released.
+    /// released; those that wait for several values of one word by a machine, one after the other.
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();
         for rank in 0..self.size {
@@ -123,6 +125,11 @@ impl Engine {
                 self.send_given_up(&mut state, rank);
             }
         }
+        // The streams may be about to find the signals; they continue in both cases.
+        let mut releases = state.requests.releases();
+        if releases.release() {
+            self.host().attach(Thread::Watch, Box::new(releases));
+        }
         let mut keys = Vec::new();
         state.requests.to_advance(&mut keys);
         for key in keys {
@@ -131,15 +138,13 @@ impl Engine {
             let Some(entry) = state.requests.get(key) else {
                 continue;
             };
-            if let Some(wait) = entry.signal() {
-                // The stream may be about to find the signal; it continues in both cases.
-                let _ = wait.release();
-            }
             if let Some(step) = entry.step() {
                 step.board.release();
             }
-            // The kernel after the wait stores the result of a claimed receive.
-            if entry.claimed_by().is_none() && entry.in_flight().is_none() {
+            // The kernel after the wait stores the result of a claimed receive, and the stream that
+            // of a wait for a signal, which `releases` reads.
+            let by_stream = entry.claimed_by().is_some() || entry.signal().is_some();
+            if !by_stream && entry.in_flight().is_none() {
                 self.finish(&mut state, key, Status::CLOSED, 0);
             }
         }

@@ -394,7 +394,11 @@ impl Engine {
                     _ => false,
                 },
                 Operation::Transfer(_) | Operation::Step(_) => false,
-                Operation::Signal(_) => entry.signal().is_some(),
+                // The stream continues, or has continued, by a signal that has arrived.
+                Operation::Signal(_) => {
+                    let missing = entry.signal().is_some_and(|wait| !wait.is_met());
+                    missing && state.requests.result(key).is_none()
+                }
             }
         })
     }

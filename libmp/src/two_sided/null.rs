@@ -13,7 +13,8 @@ use crate::request::table::RequestKey;
 /// nothing is sent or enqueued, the memory is unchanged, and waits return at once. The result has
 /// this rank as [`peer`](crate::Done::peer), and length 0. Operations of a
 /// [`Window`](crate::Window) with it, and waits for its signals, end in the same way. The arguments
-/// are checked as for any other rank. A receive from [`Source::Any`](crate::Source::Any) receives nothing from it.
+/// are checked as for any other rank. A receive from [`Source::Any`](crate::Source::Any) receives
+/// nothing from it.
 ///
 /// The value is not `u32::MAX`, so that `rank - 1` at rank 0 stays a rank outside the job, an
 /// error.

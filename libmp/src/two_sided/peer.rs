@@ -13,7 +13,7 @@ use super::config::Config;
 use super::lanes::Lanes as Assigned;
 use super::liveness::Pulse;
 use crate::error::{Error, Kind, Result};
-use crate::path::{Lane, Link, Paths, Put};
+use crate::path::{LANES, Lane, Link, Paths, Put};
 use crate::plan::{At, Lanes};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
@@ -30,6 +30,9 @@ const NEIGHBOURS: usize = 4096;
 pub(crate) struct Peer {
     pub rank: u32,
     pub link: Link,
+    /// By lane: the lane on which its streams post. It is another one if their own could not be
+    /// opened, and stays that one, which keeps the order of what they post.
+    pub stand_in: [u8; LANES],
     pub channels: Channels,
     pub pulse: Pulse,
     pub standing: Standing,
@@ -131,6 +134,7 @@ impl Peer {
         Peer {
             rank,
             link: Link::new(rank),
+            stand_in: std::array::from_fn(|lane| lane as u8),
             channels: Channels::new(rank),
             pulse: Pulse::default(),
             windows: BTreeMap::new(),

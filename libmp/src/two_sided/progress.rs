@@ -11,7 +11,7 @@ use super::receive::ask_reached;
 use super::state::State;
 use crate::path::Put;
 use crate::request::entry::{Entry, Incoming, Operation, ReceiveState, SendState};
-use crate::request::one_sided::{SignalState, TransferState};
+use crate::request::one_sided::{SignalState, SignalWait, TransferState};
 use crate::request::table::RequestKey;
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
@@ -200,27 +200,50 @@ impl Engine {
         let Some(status) = state.given_up(rank) else {
             return false;
         };
-        // A store for one stream must not hold another stream that was released before and has not
-        // passed its wait.
-        let waits = || {
-            state
-                .requests
-                .iter()
-                .filter_map(|(_, entry)| entry.signal())
-        };
-        let held = waits().any(|other| other.is_held_by(&wait.word, wait.value));
-        if held || wait.is_met().unwrap_or(false) {
+        if wait.is_met() || self.holds_an_earlier_wait(state, entry, wait) {
             return false;
         }
-        // Stored before the stream continues.
-        self.set_error(status);
+        let wait = wait.clone();
+        self.release_signal(state, &wait, status);
+        true
+    }
+
+    /// Releases the stream at a wait whose signal does not arrive. Other waits at the word that the
+    /// store meets end without their signals, too.
+    fn release_signal(&self, state: &mut State, wait: &SignalWait, status: Status) {
+        let before = wait.word.load();
+        let before = before.map_or(0, |now| state.released.signal(&wait.word, now));
+        let ended = state.requests.iter().filter(|(key, entry)| {
+            let ends = |other: &SignalWait| other.ends_with(wait, before);
+            entry.signal().is_some_and(ends) && state.requests.result(*key).is_none()
+        });
+        let ended: Vec<RequestKey> = ended.map(|(key, _)| key).collect();
+        if !ended.is_empty() {
+            // Stored before the streams continue.
+            self.set_error(status);
+        }
+        for key in ended {
+            if let Some(other) = state.requests.signal_mut(key) {
+                other.state = SignalState::Released(status);
+            }
+        }
+        state.released.note(&wait.word, before, wait.value);
         if let Err(e) = wait.release() {
             tracing::warn!(target: "mp", "a stream cannot be released: {e}");
         }
-        if let Some(wait) = state.requests.signal_mut(key) {
-            wait.state = SignalState::Released(status);
-        }
-        true
+    }
+
+    /// Whether the store that releases `wait` would hold a stream that has not passed an earlier
+    /// wait at the word, and that has its signal or needs a release as well. Waits are released in
+    /// the order in which they were enqueued, because a later one may be behind an earlier one.
+    fn holds_an_earlier_wait(&self, state: &State, entry: &Entry, wait: &SignalWait) -> bool {
+        let earlier = state.requests.iter().filter(|(key, other)| {
+            other.order < entry.order && state.requests.result(*key).is_none()
+        });
+        let mut waits = earlier.filter_map(|(_, other)| Some((other.peer, other.signal()?)));
+        waits.any(|(rank, other)| {
+            other.is_held_by(wait) && (state.given_up(rank).is_some() || other.is_met())
+        })
     }
 
     fn advance_posted(&self, state: &mut State, key: RequestKey) -> bool {

@@ -23,6 +23,7 @@ use crate::plan::Plan;
 use crate::region::Memory;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
+use crate::request::one_sided::Released;
 use crate::request::table::{RequestKey, Table};
 
 /// Memory of ended requests, which is released without the lock.
@@ -55,6 +56,10 @@ pub(crate) struct State {
     pub gone_poll: GonePoll,
     /// Number of windows that were made with all ranks.
     pub windows: u64,
+    /// A window of GPU memory was made: a signal in any window may follow puts to it, so that waits
+    /// for signals flush.
+    pub device_windows: bool,
+    pub released: Released,
     /// Failures that no call has returned.
     pub faults: Faults,
 }
@@ -75,6 +80,8 @@ impl State {
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
             windows: 0,
+            device_windows: false,
+            released: Released::default(),
             faults: Faults::default(),
         }
     }
@@ -112,13 +119,14 @@ impl State {
         )
     }
 
-    /// An open lane to `rank`, for a stream whose own `lane` cannot be opened: a lane of other
+    /// Lets the streams of `lane`, which cannot be opened, post to `rank` on an open lane of other
     /// streams with the same doorbell.
-    pub fn open_lane_like(&self, rank: u32, lane: u8, target: Target) -> Option<u8> {
-        let peer = self.peers.get(rank)?;
-        self.lanes
-            .like(lane)
-            .find(|other| peer.can_post(*other, target))
+    pub fn share_lane(&mut self, rank: u32, lane: u8, target: Target) -> Option<u8> {
+        let peer = self.peers.get_mut(rank)?;
+        let mut like = self.lanes.like(lane);
+        let shared = like.find(|other| peer.can_post(*other, target))?;
+        peer.stand_in[usize::from(lane)] = shared;
+        Some(shared)
     }
 
     /// Marks the failure of a request as returned by a call.

@@ -17,7 +17,7 @@ use super::state::State;
 use crate::error::{Error, Kind, time};
 use crate::request::entry::{Entry, Handle};
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::one_sided::Action;
+use crate::request::one_sided::{Action, SignalWait};
 use crate::request::step::Lacking;
 
 /// The reason of a failed send whose message is too long.
@@ -239,6 +239,10 @@ impl Engine {
     /// Describes what a stream waits for with a request, and what to check.
     pub(super) fn wait_text(&self, state: &State, entry: &Entry) -> Option<String> {
         let lack = lack(&state.peers, entry)?;
+        if entry.signal().is_some_and(SignalWait::is_met) {
+            // The stream has not reached the wait.
+            return None;
+        }
         let lacks = self.lacks(state, entry, Some(lack), "");
         Some(format!("{}: {lacks}", entry.name()))
     }

@@ -13,6 +13,7 @@ use super::spec::Source;
 use super::state::State;
 use super::texts::lack;
 use crate::request::entry::{Entry, ReceiveState};
+use crate::request::one_sided::SignalWait;
 use crate::request::table::{RequestKey, Table};
 
 /// A stream that has waited for at least [`Builder::watchdog`](crate::Builder::watchdog), and the
@@ -129,9 +130,9 @@ impl Engine {
             return self.finish(state, key, Status::TIMEOUT, 0);
         }
         // Its message or signal has arrived; no stream and no call waits for it yet.
-        let signal = entry.signal().map(|wait| wait.is_met().unwrap_or(false));
-        let step = entry.step().map(|step| step.lack().is_none());
-        if signal == Some(true) || step == Some(true) || entry.is_receive() && arrived(state, key) {
+        let signal = entry.signal().is_some_and(SignalWait::is_met);
+        let step = entry.step().is_some_and(|step| step.lack().is_none());
+        if signal || step || entry.is_receive() && arrived(state, key) {
             return;
         }
         let text = self.timeout_text(state, entry);

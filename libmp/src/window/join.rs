@@ -1,7 +1,10 @@
 //! Making a window with all ranks: each rank sends its record to every other, as a control message.
 
+use gdsync::gpu::MemoryKind;
+
 use super::targets::Targets;
 use crate::error::{Error, Kind, Result, time};
+use crate::region::Memory;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{Peer, State, join};
 use crate::wire::control::Control;
@@ -9,6 +12,18 @@ use crate::wire::control::Control;
 const MAKE: &str = "make window";
 
 impl Engine {
+    /// A window onto `memory`, which no other rank has named memory for.
+    ///
+    /// # Errors
+    /// As [`Targets::new`].
+    pub fn new_window(&self, memory: &Memory) -> Result<Targets> {
+        let window = Targets::new(&self.paths, self.size, memory)?;
+        if memory.region().kind() == MemoryKind::Device {
+            self.lock().device_windows = true;
+        }
+        Ok(window)
+    }
+
     /// Adds the memory of all ranks to a window, which each of them makes with this call.
     ///
     /// # Errors

@@ -62,8 +62,16 @@ impl Engine {
         // A rank that this rank has sent nothing to may fail as well.
         self.lock().peers.make(signal.from);
         let is_met = || -> Result<bool> {
-            let met = holds(signal.condition, word.load()?, signal.value);
-            if met && window.flushes() {
+            let holds = |value| holds(signal.condition, value, signal.value);
+            let now = word.load()?;
+            if !holds(now) {
+                return Ok(false);
+            }
+            let state = self.lock();
+            let met = holds(state.released.signal(&word, now));
+            let flushes = met && state.device_windows;
+            drop(state);
+            if flushes {
                 self.gpu.flush_remote_writes();
             }
             Ok(met)
@@ -125,7 +133,7 @@ impl Engine {
                 state: SignalState::Waiting,
             };
             if let Some(e) = lost(state, signal.from)
-                && !wait.is_met()?
+                && !wait.holds(state.released.signal(&place, place.load()?))
             {
                 return Err(e);
             }
@@ -145,7 +153,7 @@ impl Engine {
             let key = state.requests.put(Entry { common, operation });
             let passed = word::result(gdsync::Status::SUCCESS, WORD as u64);
             let mut list = List::<2>::new();
-            list.wait_until(&place, signal.condition, signal.value, window.flushes());
+            list.wait_until(&place, signal.condition, signal.value, state.device_windows);
             list.store(state.requests.result_word(key), passed);
             let posted = stream.check_room(2).map_err(Error::from);
             let posted = posted.and_then(|()| list.post(stream, None));

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use gdsync::gpu::{MemoryKind, Word64};
+use gdsync::gpu::Word64;
 
 use crate::error::{Error, Kind, Result};
 use crate::path::{LANES, Path, Paths, Remote, Rights, Span};
@@ -149,11 +149,6 @@ impl Targets {
         aligned(operation, window, region.addr().0, offset)?;
         let offset = offset as usize;
         Ok((region.word64(offset)?, self.memory.slice(offset, WORD)?))
-    }
-
-    /// Whether a wait for a word has to flush: this rank's memory is in the GPU.
-    pub fn flushes(&self) -> bool {
-        self.memory.region().kind() == MemoryKind::Device
     }
 }
 

@@ -9,11 +9,11 @@ use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{self, Mutant};
 use crate::path::{Atomic, Batch, List, MOST_BYTES, Piece, Put, Span};
 use crate::region::Slice;
-use crate::request::entry::{Common, Entry, Operation, Poster};
+use crate::request::entry::{Common, Entry, Operation, Poster, Segments};
 use crate::request::one_sided::{Action, Transfer, TransferState};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{NULL_RANK, On, State, Target as Open, closed};
+use crate::two_sided::{NULL_RANK, On, Target as Open, closed};
 
 /// What an operation does with the memory of a rank.
 #[derive(Clone, Copy)]
@@ -77,6 +77,16 @@ impl Op<'_> {
             Access::Get { into } | Access::Quiet { into } => Some(into),
             Access::Atomic { old, .. } => Some(old),
             Access::Signal { .. } => None,
+        }
+    }
+
+    /// The memory that its request keeps: of this rank, which is the target as well if the
+    /// operation is to the rank itself.
+    fn memory(&self, engine: &Engine, window: &Targets) -> Segments {
+        let slice = self.slice().cloned();
+        match self.rank == engine.rank {
+            false => slice.map_or(Segments::None, Segments::One),
+            true => Segments::Many(slice.into_iter().chain([window.memory.all()]).collect()),
         }
     }
 
@@ -184,7 +194,7 @@ impl Op<'_> {
         stream: Option<&Stream>,
     ) -> Result<Option<Put>> {
         self.prepare(&mut batch, places)?;
-        post(batch, stream)
+        post_batch(batch, stream)
     }
 }
 
@@ -200,8 +210,10 @@ fn chunks(slice: &Slice, to: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
 }
 
 /// Posts a batch, whole or not at all. Returns its last put.
-fn post<const N: usize>(batch: Batch<'_, N>, stream: Option<&Stream>) -> Result<Option<Put>> {
-    let mut batch = batch;
+fn post_batch<const N: usize>(
+    mut batch: Batch<'_, N>,
+    stream: Option<&Stream>,
+) -> Result<Option<Put>> {
     let last = batch.all().last();
     let Some(stream) = stream else {
         return batch.post().map(Some);
@@ -253,7 +265,8 @@ impl Engine {
                 },
                 len: op.len() as u64,
                 order,
-                ..Common::new(op.rank, 0, op.slice().map_or(&[], std::slice::from_ref))
+                segments: op.memory(self, window),
+                ..Common::new(op.rank, 0, &[])
             };
             let operation = Operation::Transfer(Transfer {
                 action: op.action(),
@@ -293,7 +306,7 @@ impl Engine {
     pub fn fence(&self, window: &Targets, rank: u32, on: &On<'_>) -> Result<()> {
         const OPERATION: &str = "fence";
         on.check(&self.gpu, OPERATION)?;
-        if rank == NULL_RANK {
+        if rank == NULL_RANK || mutant::on(Mutant::MissingFence) {
             return Ok(());
         }
         let target = window.of(OPERATION, rank)?;
@@ -302,33 +315,26 @@ impl Engine {
             let mut guard = self.lock();
             let state = &mut *guard;
             let lane = self.lane_to(state, rank, on);
-            if !target.is_used_by(lane) || mutant::on(Mutant::MissingFence) {
+            // The lane has the puts of all windows; nothing was posted on one that is not open.
+            let peer = state.peers.get_mut(rank);
+            let Some(peer) = peer.filter(|peer| peer.is_open(lane, Open::Lanes)) else {
                 return Ok(());
-            }
-            let none = || closed(format!("rank {rank} is not connected"), rank);
-            let peer = state.peers.get_mut(rank).ok_or_else(none)?;
-            if !peer.can_post(lane, Open::Lanes) {
+            };
+            if !peer.is_here() {
                 return Err(peer.error(OPERATION));
             }
-            let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
+            let Some(ends) = peer.link.lane(lane) else {
+                return Ok(());
+            };
+            let mut batch = Batch::short(ends);
             batch.fence(start)?;
             let needed = batch.all().next().is_some();
             match needed {
-                true => post(batch, on.stream()).map(drop),
+                true => post_batch(batch, on.stream()).map(drop),
                 false => Ok(()),
             }
         });
         fenced.map_err(|e| e.of_peer(rank))
-    }
-
-    /// The lane of `on` to `rank`; another one if its own could not be opened.
-    fn lane_to(&self, state: &mut State, rank: u32, on: &On<'_>) -> u8 {
-        let lane = self.lane_of(state, on);
-        let peer = state.peers.get(rank);
-        match peer.is_some_and(|peer| peer.is_open(lane, Open::Lanes)) {
-            true => lane,
-            false => (state.open_lane_like(rank, lane, Open::Lanes)).unwrap_or(lane),
-        }
     }
 
     /// Posts a READ behind all puts of `on`, to each rank that it has put to, and passes each
