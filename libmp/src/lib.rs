@@ -199,7 +199,7 @@
 //! - `serde`: the addresses of [`gdsync`] implement the traits of serde.
 //!
 //! # Environment
-//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, and the variables of the job:
+//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, `MP_TRACE`, and the variables of the job:
 //! see `docs/env.md`.
 
 #![deny(clippy::missing_errors_doc)]
@@ -215,6 +215,7 @@ pub mod mutant;
 mod path;
 mod region;
 mod request;
+mod trace;
 mod two_sided;
 mod window;
 mod wire;

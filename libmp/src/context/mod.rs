@@ -24,6 +24,7 @@ use crate::WordOrder;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Path, Rights};
 use crate::region::{Memory, Slice};
+use crate::trace::{Facts, on};
 use crate::two_sided::Stuck;
 use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
@@ -89,6 +90,7 @@ impl Drop for Handle {
             self.engine.host().detach(machine);
         }
         self.engine.abandon();
+        self.engine.seen.write();
         self.engine.bootstrap.forget(self.engine.topic);
     }
 }
@@ -373,6 +375,7 @@ impl Context {
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     /// - Those of [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
+        let _call = self.engine().seen.call(c"synchronize", || on(stream));
         self.engine().synchronize(stream, limit)
     }
 
@@ -388,6 +391,7 @@ impl Context {
     ///   sends continue, and the call may be repeated.
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     pub fn flush(&self, limit: Duration) -> Result<()> {
+        let _call = self.engine().seen.call(c"flush", Facts::default);
         self.engine().flush(limit)
     }
 
@@ -424,7 +428,11 @@ impl Context {
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
         let engine = self.engine();
-        let closed = engine.close(limit);
+        let closed = {
+            let _call = engine.seen.call(c"close", Facts::default);
+            engine.close(limit)
+        };
+        engine.seen.write();
         let first = engine.first_error(OPERATION, None, closed.is_ok());
         match (closed, first) {
             (Ok(()), None) => Ok(()),

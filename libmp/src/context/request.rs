@@ -1,5 +1,6 @@
 //! [`Request`]: the handle on a send or a receive, and the CPU's waits for several requests.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::request::Done;
 use crate::request::entry::Operation;
 use crate::request::table::RequestKey;
+use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::wait::WAIT;
 
@@ -100,6 +102,16 @@ impl Request {
         self.context.engine()
     }
 
+    /// Observes a call about this request.
+    #[inline]
+    fn seen(&self, name: &'static CStr, stream: Option<&Stream>) -> Option<impl Drop> {
+        let engine = self.engine();
+        engine.seen.call(name, || Facts {
+            stream: stream.map(Stream::id),
+            ..engine.facts(self.key)
+        })
+    }
+
     /// Posts a prepared request ([`Context::prepare_send`], [`Context::prepare_recv`]): by the CPU,
     /// or on its stream, behind all work that is enqueued on the stream so far. Requests of one
     /// stream to or from one rank are posted in the order in which they were prepared.
@@ -115,6 +127,7 @@ impl Request {
     /// - `Unsupported` while the stream is being captured into a graph.
     /// - Errors of gdsync. If only a part of the request could be enqueued, the peer is given up.
     pub fn post(&self) -> Result<()> {
+        let _call = self.seen(c"post", None);
         self.engine().post(self.key)
     }
 
@@ -149,6 +162,7 @@ impl Request {
     /// flight, and the call may be repeated.
     pub fn wait(&self, limit: Duration) -> Result<Done> {
         let engine = self.engine();
+        let _call = self.seen(c"wait", None);
         engine.wait_until(limit, &mut |state| {
             engine.visit_and_is_settled(state, self.key)
         });
@@ -191,6 +205,7 @@ impl Request {
     /// - `Timeout` or `BootstrapLost` if the stream's connection to the peer cannot be opened;
     ///   other errors of gdsync.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        let _call = self.seen(c"wait_on", Some(stream));
         self.engine().wait_on(self.key, stream)
     }
 
@@ -246,6 +261,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let Some(engine) = same(requests)? else {
         return Ok(Vec::new());
     };
+    let _call = engine.seen.call(c"wait_all", Facts::default);
     let mut open = 0;
     let ended = engine.wait_until(limit, &mut |state| {
         while let Some(request) = requests.get(open) {
@@ -290,6 +306,7 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
             "the list of requests is empty",
         ));
     };
+    let _call = engine.seen.call(c"wait_any", Facts::default);
     engine.wait_until(limit, &mut |state| {
         found = requests
             .iter()

@@ -15,6 +15,7 @@ use crate::path::uncaptured;
 use crate::request::Done;
 use crate::request::entry::{Entry, Operation, ReceiveState};
 use crate::request::table::RequestKey;
+use crate::trace::Facts;
 
 pub(crate) const WAIT: &str = "wait for request";
 
@@ -36,6 +37,18 @@ impl Engine {
             }
         }
         self.advance(state, key);
+    }
+
+    /// What observers of a call about a request show.
+    pub fn facts(&self, key: RequestKey) -> Facts {
+        let state = self.lock();
+        let entry = state.requests.get(key);
+        entry.map_or_else(Facts::default, |entry| Facts {
+            peer: (!entry.is_unmatched()).then_some(entry.peer),
+            tag: Some(entry.tag),
+            bytes: Some(entry.len),
+            stream: entry.poster.stream.as_ref().map(|stream| stream.id()),
+        })
     }
 
     /// The result of one request. A failure with which it ended counts as returned.

@@ -11,6 +11,7 @@ use crate::path::List;
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::one_sided::{SignalState, SignalWait, holds, is_possible};
+use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{NULL_RANK, On, Peer, State, closed};
 use crate::wire::word;
@@ -28,6 +29,14 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
+    /// What observers of the call show.
+    pub fn facts(&self) -> Facts {
+        Facts {
+            peer: Some(self.from),
+            ..Facts::default()
+        }
+    }
+
     /// The word, and the memory that has it.
     fn word(&self, engine: &Engine, window: &Targets) -> Result<(Word64, Slice)> {
         let Awaited {

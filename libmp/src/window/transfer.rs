@@ -1,6 +1,8 @@
 //! Puts, gets, signals and atomics: their work on a lane, posted by the CPU or a stream, and the
 //! request that shows their completion.
 
+use std::ffi::CStr;
+
 use gdsync::{Status, Stream};
 
 use super::targets::{Target, Targets, WORD};
@@ -12,6 +14,7 @@ use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Operation, Poster};
 use crate::request::one_sided::{Action, Transfer, TransferState};
 use crate::request::table::RequestKey;
+use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{NULL_RANK, On, State, Target as Open, closed};
 
@@ -66,6 +69,28 @@ impl Op<'_> {
             Action::CompareSwap => "compare-swap",
             Action::Quiet => "quiet",
             Action::WaitSignal => "wait for signal",
+        }
+    }
+
+    /// The name of its call, for observers.
+    pub fn call(&self) -> &'static CStr {
+        match self.action() {
+            Action::Put => c"put",
+            Action::Get => c"get",
+            Action::Signal => c"signal",
+            Action::FetchAdd => c"fetch_add",
+            Action::CompareSwap => c"compare_swap",
+            Action::Quiet | Action::WaitSignal => c"quiet",
+        }
+    }
+
+    /// What observers of the call show.
+    pub fn facts(&self) -> Facts {
+        Facts {
+            peer: Some(self.rank),
+            tag: None,
+            bytes: Some(self.len() as u64),
+            stream: self.on.stream().map(Stream::id),
         }
     }
 
