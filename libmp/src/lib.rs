@@ -199,8 +199,8 @@
 //! - `serde`: the addresses of [`gdsync`] implement the traits of serde.
 //!
 //! # Environment
-//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, `MP_TRACE`, and the variables of the job:
-//! see `docs/env.md`.
+//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, `MP_TRACE`, and the variables of
+//! the job: see `docs/env.md`.
 
 #![deny(clippy::missing_errors_doc)]
 #![deny(clippy::missing_panics_doc)]
