@@ -73,6 +73,7 @@
 //!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
+//! - [`Stats`]: numbers of messages, bytes and waits by peer; [`Builder::trace`]: a timeline.
 //! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
 //!
 //! [`gdsync`], the library below, has GPUs, streams, kernels, NICs and RDMA verbs.
@@ -215,6 +216,7 @@ pub mod mutant;
 mod path;
 mod region;
 mod request;
+mod stats;
 mod trace;
 mod two_sided;
 mod window;
@@ -227,6 +229,7 @@ pub use gdsync;
 pub use path::{NicOptions, Path, WordOrder};
 pub use region::{Memory, Slice, Strided};
 pub use request::Done;
+pub use stats::{Counts, PeerStats, Stats};
 pub use two_sided::{
     Connect, Full, NULL_RANK, Progress, RecvOp, SendOp, SizeSource, Source, Stuck,
 };

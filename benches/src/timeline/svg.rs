@@ -18,8 +18,8 @@ const LETTER: f64 = 5.6;
 /// Kinds with their colours, in the order of the legend.
 const COLOURS: [(&str, &str); 10] = [
     ("kernel", "#66a61e"),
-    ("send", "#1b6ca8"),
-    ("recv", "#7570b3"),
+    ("send", "#6baed6"),
+    ("recv", "#bcb6e0"),
     ("put", "#1b9e77"),
     ("get", "#17becf"),
     ("signal", "#e7298a"),

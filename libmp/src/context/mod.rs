@@ -24,10 +24,11 @@ use crate::WordOrder;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Path, Rights};
 use crate::region::{Memory, Slice};
+use crate::stats::{Counts, PeerStats, Stats};
 use crate::trace::{Facts, on};
-use crate::two_sided::Stuck;
 use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
+use crate::two_sided::{Peer, Stuck};
 use cache::Cache;
 
 pub use builder::Builder;
@@ -393,6 +394,27 @@ impl Context {
     pub fn flush(&self, limit: Duration) -> Result<()> {
         let _call = self.engine().seen.call(c"flush", Facts::default);
         self.engine().flush(limit)
+    }
+
+    /// Numbers of messages, bytes, operations and waits since the build of the context, by peer.
+    pub fn stats(&self) -> Stats {
+        let engine = self.engine();
+        let state = engine.lock();
+        let row = |peer: &Peer| PeerStats {
+            peer: Some(peer.rank),
+            path: Some(engine.paths.to(peer.rank)),
+            counts: peer.counts,
+        };
+        let none = PeerStats {
+            peer: None,
+            path: None,
+            counts: state.counts,
+        };
+        let none = Some(none).filter(|none| none.counts != Counts::default());
+        Stats {
+            rank: engine.rank,
+            peers: state.peers.iter().map(row).chain(none).collect(),
+        }
     }
 
     /// Executes one round of the background work, and returns whether the round did some work. It

@@ -166,7 +166,11 @@ impl Request {
         engine.wait_until(limit, &mut |state| {
             engine.visit_and_is_settled(state, self.key)
         });
-        let done = engine.answer(WAIT, &mut engine.lock(), self.key)?;
+        let done = {
+            let state = &mut *engine.lock();
+            state.count_wait(self.key);
+            engine.answer(WAIT, state, self.key)?
+        };
         done.ok_or_else(|| self.late(limit))
     }
 
@@ -315,7 +319,11 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
     });
     let late = || requests[0].late(limit);
     let place = found.ok_or_else(late)?;
-    let done = engine.answer(WAIT, &mut engine.lock(), requests[place].key)?;
+    let done = {
+        let state = &mut *engine.lock();
+        state.count_wait(requests[place].key);
+        engine.answer(WAIT, state, requests[place].key)?
+    };
     Ok((place, done.ok_or_else(late)?))
 }
 

@@ -16,6 +16,7 @@ use crate::error::{Error, Kind, Result};
 use crate::path::{Link, Paths, Put};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
+use crate::stats::Counts;
 use crate::wire::control::{Control, Shape};
 use crate::wire::record::Record;
 
@@ -31,6 +32,8 @@ pub(crate) struct Peer {
     pub standing: Standing,
     /// Its memory of windows that this rank has not made yet, by the window's number.
     pub windows: BTreeMap<u64, Vec<Record>>,
+    /// What requests with it did.
+    pub counts: Counts,
 }
 
 /// The standing of a peer.
@@ -128,6 +131,7 @@ impl Peer {
             channels: Channels::new(rank),
             pulse: Pulse::default(),
             windows: BTreeMap::new(),
+            counts: Counts::default(),
             standing: Standing::Here {
                 leaving: false,
                 closing: Closing::No,

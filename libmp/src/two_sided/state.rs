@@ -23,6 +23,7 @@ use crate::region::Memory;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
 use crate::request::table::{RequestKey, Table};
+use crate::stats::Counts;
 
 /// Memory of ended requests, which is released without the lock.
 #[derive(Default)]
@@ -54,6 +55,8 @@ pub(crate) struct State {
     pub windows: u64,
     /// Failures that no call has returned.
     pub faults: Faults,
+    /// What belongs to no peer.
+    pub counts: Counts,
 }
 
 impl State {
@@ -72,6 +75,23 @@ impl State {
             gone_poll: GonePoll::default(),
             windows: 0,
             faults: Faults::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// The counters of `rank`; of no peer if it was not used.
+    #[inline]
+    pub fn counts(&mut self, rank: Option<u32>) -> &mut Counts {
+        let peer = rank.and_then(|rank| self.peers.get_mut(rank));
+        peer.map_or(&mut self.counts, |peer| &mut peer.counts)
+    }
+
+    /// Counts a wait for a request.
+    #[inline]
+    pub fn count_wait(&mut self, key: RequestKey) {
+        let rank = self.requests.get(key).map(|entry| entry.peer);
+        if let Some(peer) = rank.and_then(|rank| self.peers.get_mut(rank)) {
+            peer.counts.waits += 1;
         }
     }
 

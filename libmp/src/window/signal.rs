@@ -69,7 +69,9 @@ impl Engine {
             return Ok(());
         }
         // A rank that this rank has sent nothing to may fail as well.
-        self.lock().peers.make(signal.from);
+        if let Some(peer) = self.lock().peers.make(signal.from) {
+            peer.counts.waits += 1;
+        }
         let is_met = || -> Result<bool> {
             let met = holds(signal.condition, word.load()?, signal.value);
             if met && window.flushes() {
@@ -158,8 +160,9 @@ impl Engine {
             list.store(state.requests.result_word(key), passed);
             let posted = stream.check_room(2).map_err(Error::from);
             let posted = posted.and_then(|()| list.post(stream, None));
-            if posted.is_err() {
-                state.requests.withdraw(key);
+            match posted {
+                Ok(()) => state.counts(Some(signal.from)).waits += 1,
+                Err(_) => state.requests.withdraw(key),
             }
             posted
         })

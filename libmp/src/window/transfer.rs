@@ -72,6 +72,17 @@ impl Op<'_> {
         }
     }
 
+    /// Whether it is a put that stores a signal behind its payload.
+    fn signals(&self) -> bool {
+        matches!(
+            self.access,
+            Access::Put {
+                signal: Some(_),
+                ..
+            }
+        )
+    }
+
     /// The name of its call, for observers.
     pub fn call(&self) -> &'static CStr {
         match self.action() {
@@ -281,6 +292,7 @@ impl Engine {
             };
             let operation = Operation::Transfer(Transfer {
                 action: op.action(),
+                signals: op.signals(),
                 state: last.map_or(
                     TransferState::Done(Status::SUCCESS),
                     TransferState::InFlight,
@@ -305,6 +317,7 @@ impl Engine {
             };
             let operation = Operation::Transfer(Transfer {
                 action: op.action(),
+                signals: op.signals(),
                 state: TransferState::Done(Status::SUCCESS),
             });
             let key = state.requests.put(Entry { common, operation });
