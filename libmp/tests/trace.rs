@@ -263,3 +263,54 @@ fn timeline_on_threads() {
         assert!(timeline.count(true, "isend_on") >= 20);
     }
 }
+
+/// Two ranks on one GPU: the file of each has its calls, and the streams of the GPU.
+#[test]
+fn contexts_that_share_a_gpu_have_a_timeline_each() {
+    let file = File::new("shared");
+    let gpu = gdsync::Gpu::soft().unwrap();
+    let ranks: Vec<Context> = Local::ranks(2)
+        .into_iter()
+        .map(|bootstrap| {
+            let builder = Context::builder().bootstrap(bootstrap).gpu(&gpu);
+            builder.name("both").trace(&file.0).build().unwrap()
+        })
+        .collect();
+    let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+    std::thread::scope(|threads| {
+        for (ctx, stream) in ranks.iter().zip(&streams) {
+            threads.spawn(move || {
+                let peer = 1 - ctx.rank();
+                let (data, into) = (slice(ctx, LARGE), slice(ctx, LARGE));
+                let recv = ctx.irecv_on(stream, peer, 7, &into).unwrap();
+                let send = ctx.isend_on(stream, peer, 7, &data).unwrap();
+                recv.wait_on(stream).unwrap();
+                send.wait_on(stream).unwrap();
+                ctx.synchronize(stream, Duration::from_secs(60)).unwrap();
+            });
+        }
+    });
+    drop(ranks);
+    let file = File(file.0.with_extension("both.json"));
+    for rank in [0, 1] {
+        let timeline = file.read(rank);
+        timeline.check();
+        assert_eq!(timeline.count(false, "isend_on"), 1);
+        let of = |stream: u64| {
+            let boxes = timeline.boxes(true);
+            let own = |e: &&&Value| e["tid"] == 1000 + stream;
+            boxes
+                .iter()
+                .filter(own)
+                .map(|e| e["args"]["call"] != 0)
+                .collect::<Vec<bool>>()
+        };
+        let (own, other) = (rank as usize, 1 - rank as usize);
+        assert!(of(streams[own].id()).contains(&true));
+        let others = of(streams[other].id());
+        assert!(
+            !others.is_empty() && !others.contains(&true),
+            "calls of the other rank"
+        );
+    }
+}
