@@ -9,15 +9,16 @@ usage() {
 usage: ./build.sh COMMAND [ARGUMENTS]
 
 Do this first (you need Rust 1.95 or later; you need no GPU and no NIC):
-  ./build.sh demo      runs two programs that check their results; the last line ends with "ok".
-                       3 to 5 minutes on 2 cores, most of it compiling
+  ./build.sh demo      runs two programs that check their results, and draws what their streams
+                       executed. 3 to 5 minutes on 2 cores, most of it compiling
   ./build.sh doctor    prints which GPU and NIC of this machine the library would use
   Then read examples/README.md, which walks through the example programs.
 
 commands:
   demo  [ARGS]   measures the latency of ping-pong between the streams of two ranks (mpbench
                  pingpong ARGS), then runs a stencil on four ranks (halo2d) and compares it with a
-                 serial run; the last line of each program says if its results are right
+                 serial run, then draws the streams of two ranks in two steps of the stencil, as
+                 text and as an SVG; the last line of each program says if its results are right
   test  [STEP..] runs every test, or the named steps: unit cluster mutants documents interop fuzz
                  rdma vm asan
   test --long [STEP..]
@@ -579,6 +580,12 @@ demo)
     "$built/mpbench" pingpong "$@"
     say "demo: four ranks exchange the borders of a stencil and compare with the serial run"
     "$built/mprun" -n 4 "$built/halo2d"
+    # A larger field: its kernels take longer than the messages.
+    say "demo: the streams of two ranks in two steps of the stencil: messages under the computation"
+    rm -f "$built"/halo2d-trace.*.json
+    MP_TRACE="$built/halo2d-trace.json" "$built/mprun" -n 2 "$built/halo2d" --size 512x384
+    "$built/mpbench" timeline "$built"/halo2d-trace.*.json --step interior --steps 2 \
+        --svg "$built/halo2d-step.svg"
     ;;
 test)
     if [ "${1:-}" = --long ]; then

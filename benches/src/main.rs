@@ -34,6 +34,7 @@ mod start;
 mod stats;
 mod suite;
 mod table;
+mod timeline;
 mod verify;
 mod world;
 mod write_lat;
@@ -60,7 +61,7 @@ Examples:
           options and examples of a command";
 
 /// The commands, in the order of the help text.
-const COMMANDS: [Entry; 15] = [
+const COMMANDS: [Entry; 16] = [
     Entry::of::<pingpong::Options>(),
     Entry::of::<loopback::Options>(),
     Entry::of::<post::Options>(),
@@ -87,6 +88,22 @@ const COMMANDS: [Entry; 15] = [
         ],
         options: suite::Options::augment_args,
         run: |given| suite::run(&suite::Options::from_arg_matches(given)?),
+    },
+    Entry {
+        name: "timeline",
+        about: "Draws the timelines that MP_TRACE wrote: what each stream executed, and when",
+        examples: [
+            (
+                "trace.0.json trace.1.json --svg trace.svg",
+                "the whole run of two ranks, as text and as an SVG",
+            ),
+            (
+                "trace.0.json --step interior --svg step.svg",
+                "one step: from a start of the kernel interior to the next",
+            ),
+        ],
+        options: timeline::Options::augment_args,
+        run: |given| timeline::run(&timeline::Options::from_arg_matches(given)?),
     },
 ];
 

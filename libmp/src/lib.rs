@@ -77,6 +77,7 @@
 //!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
+//! - [`Stats`]: numbers of messages, bytes and waits by peer; [`Builder::trace`]: a timeline.
 //! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
 //!
 //! [`gdsync`], the library below, has GPUs, streams, kernels, NICs and RDMA verbs.
@@ -203,8 +204,8 @@
 //! - `serde`: the addresses of [`gdsync`] implement the traits of serde.
 //!
 //! # Environment
-//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, and the variables of the job:
-//! see `docs/env.md`.
+//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, `MP_TRACE`, and the variables of
+//! the job: see `docs/env.md`.
 
 #![deny(clippy::missing_errors_doc)]
 #![deny(clippy::missing_panics_doc)]
@@ -221,6 +222,8 @@ mod path;
 mod plan;
 mod region;
 mod request;
+mod stats;
+mod trace;
 mod two_sided;
 mod window;
 mod wire;
@@ -236,6 +239,7 @@ pub use neighbourhood::Neighbour;
 pub use path::{NicOptions, Path, WordOrder};
 pub use region::{Memory, Slice, Strided};
 pub use request::Done;
+pub use stats::{Counts, PeerStats, Stats};
 pub use two_sided::{
     Connect, Full, NULL_RANK, Progress, RecvOp, SendOp, SizeSource, Source, Stuck,
 };

@@ -24,6 +24,7 @@ mod share;
 #[cfg(feature = "soft")]
 pub mod soft;
 mod stream;
+mod timeline;
 mod waiting;
 
 use std::any::Any;
@@ -61,6 +62,9 @@ pub use stream::Stream;
 pub(crate) use stream::submissions;
 #[doc(hidden)]
 pub use stream::{Lent, WeakStream};
+use timeline::Observers;
+#[doc(hidden)]
+pub use timeline::{Observer, Passed, Work};
 #[doc(hidden)]
 pub use waiting::WaitLimits;
 pub(crate) use waiting::{Proof, Waiting};
@@ -129,6 +133,7 @@ struct GpuInner {
     caps: Caps,
     tracer: Tracer,
     waiting: Waiting,
+    observers: Observers,
     adopted: Adopted,
     /// See [`Gpu::companion`].
     companion: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -211,6 +216,7 @@ impl Gpu {
             caps,
             tracer: Tracer::from_env()?,
             waiting,
+            observers: Observers::default(),
             adopted: Adopted::default(),
             companion: OnceLock::new(),
             modules,
@@ -342,6 +348,10 @@ impl Gpu {
         self.0.kernels.get(entry as usize)
     }
 
+    fn observers(&self) -> &Observers {
+        &self.0.observers
+    }
+
     fn adopted(&self) -> &Adopted {
         &self.0.adopted
     }
@@ -395,7 +405,7 @@ impl Gpu {
         };
         let mut send = |ops: &[Op]| -> Result<()> {
             self.0.tracer.submission(stream.id(), ops);
-            stream.handle().submit(ops)?;
+            stream.observed(|| Work::of(ops), |handle| handle.submit(ops))?;
             *submitted = true;
             Ok(())
         };

@@ -30,6 +30,7 @@ impl Context {
     ///   for room first.
     /// - Errors of gdsync, for instance if no memory is available.
     pub fn prepare_send(&self, send: &SendOp<'_>) -> Result<Request> {
+        let _call = self.engine().seen.call(c"prepare_send", || send.facts());
         Ok(Request::new(self, self.engine().send(send, false)?))
     }
 
@@ -44,6 +45,7 @@ impl Context {
     /// tag is unmatched. After the rank was given up, an eager message that arrived before can still
     /// be received; otherwise `PeerFailed`.
     pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
+        let _call = self.engine().seen.call(c"prepare_recv", || recv.facts());
         Ok(Request::new(self, self.engine().recv(recv, false)?))
     }
 
@@ -53,6 +55,8 @@ impl Context {
     /// # Errors
     /// As [`Context::prepare_send`] and [`Request::post`].
     pub fn post_send(&self, send: &SendOp<'_>) -> Result<Request> {
+        let name = send.on.call(c"isend", c"isend_on");
+        let _call = self.engine().seen.call(name, || send.facts());
         Ok(Request::new(self, self.engine().send(send, true)?))
     }
 
@@ -62,6 +66,8 @@ impl Context {
     /// # Errors
     /// As [`Context::prepare_recv`] and [`Request::post`].
     pub fn post_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
+        let name = recv.on.call(c"irecv", c"irecv_on");
+        let _call = self.engine().seen.call(name, || recv.facts());
         Ok(Request::new(self, self.engine().recv(recv, true)?))
     }
 

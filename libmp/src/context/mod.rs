@@ -25,9 +25,11 @@ use crate::WordOrder;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Path, Rights};
 use crate::region::{Memory, Slice};
-use crate::two_sided::Stuck;
+use crate::stats::{Counts, PeerStats, Stats};
+use crate::trace::{Facts, on};
 use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
+use crate::two_sided::{Peer, Stuck};
 use cache::Cache;
 
 pub use builder::Builder;
@@ -91,6 +93,7 @@ impl Drop for Handle {
             self.engine.host().detach(machine);
         }
         self.engine.abandon();
+        self.engine.seen.write();
         self.engine.bootstrap.forget(self.engine.topic);
     }
 }
@@ -375,6 +378,7 @@ impl Context {
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     /// - Those of [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
+        let _call = self.engine().seen.call(c"synchronize", || on(stream));
         self.engine().synchronize(stream, limit)
     }
 
@@ -390,7 +394,29 @@ impl Context {
     ///   sends continue, and the call may be repeated.
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     pub fn flush(&self, limit: Duration) -> Result<()> {
+        let _call = self.engine().seen.call(c"flush", Facts::default);
         self.engine().flush(limit)
+    }
+
+    /// Numbers of messages, bytes, operations and waits since the build of the context, by peer.
+    pub fn stats(&self) -> Stats {
+        let engine = self.engine();
+        let state = engine.lock();
+        let row = |peer: &Peer| PeerStats {
+            peer: Some(peer.rank),
+            path: Some(engine.paths.to(peer.rank)),
+            counts: peer.counts,
+        };
+        let none = PeerStats {
+            peer: None,
+            path: None,
+            counts: state.counts,
+        };
+        let none = Some(none).filter(|none| none.counts != Counts::default());
+        Stats {
+            rank: engine.rank,
+            peers: state.peers.iter().map(row).chain(none).collect(),
+        }
     }
 
     /// Executes one round of the background work, and returns whether the round did some work. It
@@ -426,7 +452,11 @@ impl Context {
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
         let engine = self.engine();
-        let closed = engine.close(limit);
+        let closed = {
+            let _call = engine.seen.call(c"close", Facts::default);
+            engine.close(limit)
+        };
+        engine.seen.write();
         let first = engine.first_error(OPERATION, None, closed.is_ok());
         match (closed, first) {
             (Ok(()), None) => Ok(()),

@@ -1,6 +1,7 @@
 //! [`Request`]: the handle on a send, a receive or an operation of a window, and the CPU's waits for
 //! several requests.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::request::Done;
 use crate::request::entry::Operation;
 use crate::request::table::RequestKey;
+use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::wait::WAIT;
 
@@ -103,6 +105,16 @@ impl Request {
         self.context.engine()
     }
 
+    /// Observes a call about this request.
+    #[inline]
+    fn seen(&self, name: &'static CStr, stream: Option<&Stream>) -> Option<impl Drop> {
+        let engine = self.engine();
+        engine.seen.call(name, || Facts {
+            stream: stream.map(Stream::id),
+            ..engine.facts(self.key)
+        })
+    }
+
     /// Posts a prepared request ([`Context::prepare_send`], [`Context::prepare_recv`]): by the CPU,
     /// or on its stream, behind all work that is enqueued on the stream so far. Requests of one
     /// stream to or from one rank are posted in the order in which they were prepared.
@@ -118,6 +130,7 @@ impl Request {
     /// - `Unsupported` while the stream is being captured into a graph.
     /// - Errors of gdsync. If only a part of the request could be enqueued, the peer is given up.
     pub fn post(&self) -> Result<()> {
+        let _call = self.seen(c"post", None);
         self.engine().post(self.key)
     }
 
@@ -152,10 +165,15 @@ impl Request {
     /// flight, and the call may be repeated.
     pub fn wait(&self, limit: Duration) -> Result<Done> {
         let engine = self.engine();
+        let _call = self.seen(c"wait", None);
         engine.wait_until(limit, &mut |state| {
             engine.visit_and_is_settled(state, self.key)
         });
-        let done = engine.answer(WAIT, &mut engine.lock(), self.key)?;
+        let done = {
+            let state = &mut *engine.lock();
+            state.count_wait(self.key);
+            engine.answer(WAIT, state, self.key)?
+        };
         done.ok_or_else(|| self.late(limit))
     }
 
@@ -194,6 +212,7 @@ impl Request {
     /// - `Timeout` or `BootstrapLost` if the stream's connection to the peer cannot be opened;
     ///   other errors of gdsync.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        let _call = self.seen(c"wait_on", Some(stream));
         self.engine().wait_on(self.key, stream)
     }
 
@@ -249,6 +268,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let Some(engine) = same(requests)? else {
         return Ok(Vec::new());
     };
+    let _call = engine.seen.call(c"wait_all", Facts::default);
     let mut open = 0;
     let ended = engine.wait_until(limit, &mut |state| {
         while let Some(request) = requests.get(open) {
@@ -293,6 +313,7 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
             "the list of requests is empty",
         ));
     };
+    let _call = engine.seen.call(c"wait_any", Facts::default);
     engine.wait_until(limit, &mut |state| {
         found = requests
             .iter()
@@ -301,7 +322,11 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
     });
     let late = || requests[0].late(limit);
     let place = found.ok_or_else(late)?;
-    let done = engine.answer(WAIT, &mut engine.lock(), requests[place].key)?;
+    let done = {
+        let state = &mut *engine.lock();
+        state.count_wait(requests[place].key);
+        engine.answer(WAIT, state, requests[place].key)?
+    };
     Ok((place, done.ok_or_else(late)?))
 }
 

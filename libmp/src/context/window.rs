@@ -11,6 +11,7 @@ use super::{Context, Request, wait_all};
 use crate::error::Result;
 use crate::path::Atomic;
 use crate::region::{Memory, Slice};
+use crate::trace::{Facts, on};
 use crate::two_sided::On;
 use crate::window::{Access, Awaited, Op, Targets};
 
@@ -212,7 +213,9 @@ impl Window {
             access,
             on,
         };
-        let key = self.context.engine().transfer(&self.targets, &op)?;
+        let engine = self.context.engine();
+        let _call = engine.seen.call(op.call(), || op.facts());
+        let key = engine.transfer(&self.targets, &op)?;
         Ok(Request::new(&self.context, key))
     }
 
@@ -423,6 +426,7 @@ impl Window {
     ) -> Result<()> {
         let signal = awaited(from, offset, condition, value);
         let engine = self.context.engine();
+        let _call = engine.seen.call(c"wait_signal", || signal.facts());
         engine.wait_signal(&self.targets, &signal, limit)
     }
 
@@ -452,6 +456,10 @@ impl Window {
     ) -> Result<()> {
         let signal = awaited(from, offset, condition, value);
         let engine = self.context.engine();
+        let _call = engine.seen.call(c"wait_signal_on", || Facts {
+            stream: Some(stream.id()),
+            ..signal.facts()
+        });
         engine.wait_signal_on(&self.targets, stream, &signal)
     }
 
@@ -490,6 +498,7 @@ impl Window {
     /// After all ranks were asked: the first failure, which names its rank: `PeerFailed` if it was
     /// given up, `Timeout` after `limit`; others as [`put`](Window::put).
     pub fn quiet(&self, limit: Duration) -> Result<()> {
+        let _call = self.context.engine().seen.call(c"quiet", Facts::default);
         let (requests, asked) = self.ask(On::Cpu);
         wait_all(&requests, limit)?;
         asked
@@ -502,6 +511,7 @@ impl Window {
     /// As [`put`](Window::put) and [`Request::wait_on`], for the first rank that fails; the stream
     /// waits for the other ranks.
     pub fn quiet_on(&self, stream: &Stream) -> Result<()> {
+        let _call = self.context.engine().seen.call(c"quiet_on", || on(stream));
         let (requests, asked) = self.ask(On::Stream(stream, None));
         let waits = requests.iter().map(|request| request.wait_on(stream));
         let first = waits.filter_map(Result::err).next();

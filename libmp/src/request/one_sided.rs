@@ -45,6 +45,8 @@ pub(crate) enum TransferState {
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub action: Action,
+    /// Whether a put stores a signal behind its payload.
+    pub signals: bool,
     pub state: TransferState,
 }
 

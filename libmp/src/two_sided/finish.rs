@@ -46,6 +46,10 @@ impl Engine {
         if failed && entry.send().is_some_and(|send| send.late.is_some()) {
             entry.waiters.extend(stream.as_ref().and_then(kernel_of));
         }
+        if let Some(peer) = state.peers.get_mut(entry.peer) {
+            let limit = self.config.eager_limit as u64;
+            peer.counts.ended(entry, status, len, limit);
+        }
         entry.end_with(status);
         entry.len = len;
         entry.end.stream = stream.map(|stream| stream.id());

@@ -17,6 +17,7 @@ use crate::path::{LANES, Lane, Link, Paths, Put};
 use crate::plan::{At, Lanes};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
+use crate::stats::Counts;
 use crate::wire::control::{Control, Neighbour, Shape};
 use crate::wire::record::Record;
 
@@ -40,6 +41,8 @@ pub(crate) struct Peer {
     pub windows: BTreeMap<u64, Vec<Record>>,
     /// Its sides of exchanges that this rank has not built yet, in their order.
     pub neighbours: Vec<Neighbour>,
+    /// What requests with it did.
+    pub counts: Counts,
 }
 
 /// The standing of a peer.
@@ -139,6 +142,7 @@ impl Peer {
             pulse: Pulse::default(),
             windows: BTreeMap::new(),
             neighbours: Vec::new(),
+            counts: Counts::default(),
             standing: Standing::Here {
                 leaving: false,
                 closing: Closing::No,

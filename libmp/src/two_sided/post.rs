@@ -21,7 +21,12 @@ impl Engine {
     pub(crate) fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let first = attempt();
         match &first {
-            Err(e) if e.kind() == Kind::QueueFull && self.config.full == Full::Wait => {}
+            Err(e) if e.kind() == Kind::QueueFull => {
+                self.lock().counts(e.rank()).retries += 1;
+                if self.config.full != Full::Wait {
+                    return first;
+                }
+            }
             _ => return first,
         }
         drop(first);

@@ -25,6 +25,7 @@ impl Engine {
         if self.config.progress == Progress::Manual {
             self.paths.progress();
         }
+        self.seen.collect();
         let now = self.host().now();
         let (mut done, keys) = {
             let mut state = self.lock();

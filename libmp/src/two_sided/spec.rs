@@ -1,5 +1,6 @@
 //! [`SendOp`] and [`RecvOp`]: all options of a send or a receive, as the application gives them.
 
+use std::ffi::CStr;
 use std::time::Duration;
 
 use gdsync::gpu::Word64;
@@ -9,6 +10,7 @@ use gdsync::{Gpu, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::path::uncaptured;
 use crate::region::{Slice, Strided};
+use crate::trace::Facts;
 
 /// The side that executes a request: the CPU or a stream.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +26,15 @@ impl<'a> On<'a> {
         match self {
             On::Cpu => None,
             On::Stream(stream, _) => Some(stream),
+        }
+    }
+
+    /// The name of a call: by the CPU, or by a stream.
+    #[inline]
+    pub fn call(&self, cpu: &'static CStr, stream: &'static CStr) -> &'static CStr {
+        match self {
+            On::Cpu => cpu,
+            On::Stream(..) => stream,
         }
     }
 
@@ -118,6 +129,36 @@ pub struct SendOp<'a> {
     pub(crate) size: SizeSource<'a>,
     pub(crate) on: On<'a>,
     pub(crate) timeout: Option<Duration>,
+}
+
+impl SendOp<'_> {
+    /// What observers of the call show.
+    pub(crate) fn facts(&self) -> Facts {
+        let bytes = self.segments.iter().map(|s| s.len() as u64).sum();
+        Facts {
+            peer: Some(self.to),
+            tag: Some(self.tag),
+            bytes: Some(self.packed.map_or(bytes, |pieces| pieces.len() as u64)),
+            stream: self.on.stream().map(Stream::id),
+        }
+    }
+}
+
+impl RecvOp<'_> {
+    /// What observers of the call show.
+    pub(crate) fn facts(&self) -> Facts {
+        let bytes = self.segments.iter().map(|s| s.len() as u64).sum();
+        let peer = match self.from {
+            Source::Rank(rank) => Some(rank),
+            Source::Any => None,
+        };
+        Facts {
+            peer,
+            tag: Some(self.tag),
+            bytes: Some(self.packed.map_or(bytes, |pieces| pieces.len() as u64)),
+            stream: self.on.stream().map(Stream::id),
+        }
+    }
 }
 
 impl<'a> SendOp<'a> {

@@ -25,6 +25,7 @@ use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segmen
 use crate::request::fault::Faults;
 use crate::request::one_sided::Released;
 use crate::request::table::{RequestKey, Table};
+use crate::stats::Counts;
 
 /// Memory of ended requests, which is released without the lock.
 #[derive(Default)]
@@ -62,6 +63,8 @@ pub(crate) struct State {
     pub released: Released,
     /// Failures that no call has returned.
     pub faults: Faults,
+    /// What belongs to no peer.
+    pub counts: Counts,
 }
 
 impl State {
@@ -83,6 +86,23 @@ impl State {
             device_windows: false,
             released: Released::default(),
             faults: Faults::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// The counters of `rank`; of no peer if it was not used.
+    #[inline]
+    pub fn counts(&mut self, rank: Option<u32>) -> &mut Counts {
+        let peer = rank.and_then(|rank| self.peers.get_mut(rank));
+        peer.map_or(&mut self.counts, |peer| &mut peer.counts)
+    }
+
+    /// Counts a wait for a request.
+    #[inline]
+    pub fn count_wait(&mut self, key: RequestKey) {
+        let rank = self.requests.get(key).map(|entry| entry.peer);
+        if let Some(peer) = rank.and_then(|rank| self.peers.get_mut(rank)) {
+            peer.counts.waits += 1;
         }
     }
 

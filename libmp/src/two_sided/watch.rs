@@ -127,6 +127,7 @@ impl Engine {
         };
         if entry.is_unmatched() {
             state.matcher.remove(key);
+            state.counts.timeouts += 1;
             return self.finish(state, key, Status::TIMEOUT, 0);
         }
         // Its message or signal has arrived; no stream and no call waits for it yet.
@@ -135,7 +136,8 @@ impl Engine {
         if signal || step || entry.is_receive() && arrived(state, key) {
             return;
         }
-        let text = self.timeout_text(state, entry);
+        let (text, rank) = (self.timeout_text(state, entry), entry.peer);
+        state.counts(Some(rank)).timeouts += 1;
         self.give_up_for(state, key, Status::TIMEOUT, text);
     }
 

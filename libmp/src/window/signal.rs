@@ -11,6 +11,7 @@ use crate::path::List;
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::one_sided::{SignalState, SignalWait, holds, is_possible};
+use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{NULL_RANK, On, Peer, State, closed};
 use crate::wire::word;
@@ -28,6 +29,14 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
+    /// What observers of the call show.
+    pub fn facts(&self) -> Facts {
+        Facts {
+            peer: Some(self.from),
+            ..Facts::default()
+        }
+    }
+
     /// The word, and the memory that has it.
     fn word(&self, engine: &Engine, window: &Targets) -> Result<(Word64, Slice)> {
         let Awaited {
@@ -60,7 +69,9 @@ impl Engine {
             return Ok(());
         }
         // A rank that this rank has sent nothing to may fail as well.
-        self.lock().peers.make(signal.from);
+        if let Some(peer) = self.lock().peers.make(signal.from) {
+            peer.counts.waits += 1;
+        }
         let is_met = || -> Result<bool> {
             let holds = |value| holds(signal.condition, value, signal.value);
             let now = word.load()?;
@@ -157,8 +168,9 @@ impl Engine {
             list.store(state.requests.result_word(key), passed);
             let posted = stream.check_room(2).map_err(Error::from);
             let posted = posted.and_then(|()| list.post(stream, None));
-            if posted.is_err() {
-                state.requests.withdraw(key);
+            match posted {
+                Ok(()) => state.counts(Some(signal.from)).waits += 1,
+                Err(_) => state.requests.withdraw(key),
             }
             posted
         })

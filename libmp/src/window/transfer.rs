@@ -1,6 +1,8 @@
 //! Puts, gets, signals and atomics: their work on a lane, posted by the CPU or a stream, and the
 //! request that shows their completion.
 
+use std::ffi::CStr;
+
 use gdsync::{Status, Stream};
 
 use super::targets::{Target, Targets, WORD};
@@ -12,6 +14,7 @@ use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Operation, Poster, Segments};
 use crate::request::one_sided::{Action, Transfer, TransferState};
 use crate::request::table::RequestKey;
+use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{NULL_RANK, On, Target as Open, closed};
 
@@ -67,6 +70,39 @@ impl Op<'_> {
             Action::Quiet => "quiet",
             Action::WaitSignal => "wait for signal",
             Action::Exchange => "exchange",
+        }
+    }
+
+    /// Whether it is a put that stores a signal behind its payload.
+    fn signals(&self) -> bool {
+        matches!(
+            self.access,
+            Access::Put {
+                signal: Some(_),
+                ..
+            }
+        )
+    }
+
+    /// The name of its call, for observers.
+    pub fn call(&self) -> &'static CStr {
+        match self.action() {
+            Action::Put => c"put",
+            Action::Get => c"get",
+            Action::Signal => c"signal",
+            Action::FetchAdd => c"fetch_add",
+            Action::CompareSwap => c"compare_swap",
+            Action::Quiet | Action::WaitSignal => c"quiet",
+        }
+    }
+
+    /// What observers of the call show.
+    pub fn facts(&self) -> Facts {
+        Facts {
+            peer: Some(self.rank),
+            tag: None,
+            bytes: Some(self.len() as u64),
+            stream: self.on.stream().map(Stream::id),
         }
     }
 
@@ -270,6 +306,7 @@ impl Engine {
             };
             let operation = Operation::Transfer(Transfer {
                 action: op.action(),
+                signals: op.signals(),
                 state: last.map_or(
                     TransferState::Done(Status::SUCCESS),
                     TransferState::InFlight,
@@ -294,6 +331,7 @@ impl Engine {
             };
             let operation = Operation::Transfer(Transfer {
                 action: op.action(),
+                signals: op.signals(),
                 state: TransferState::Done(Status::SUCCESS),
             });
             let key = state.requests.put(Entry { common, operation });
