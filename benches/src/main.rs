@@ -8,7 +8,6 @@
 
 mod alloc;
 mod ancestors;
-mod bandwidth;
 mod bare;
 mod benchmark;
 mod context;
@@ -27,7 +26,6 @@ mod pattern;
 mod pingpong;
 mod post;
 mod rank;
-mod rate;
 mod report;
 mod soak;
 mod start;
@@ -36,7 +34,9 @@ mod suite;
 mod table;
 mod verify;
 mod world;
+mod write_bw;
 mod write_lat;
+mod write_rate;
 
 use std::process::ExitCode;
 
@@ -54,7 +54,7 @@ const EXAMPLES: &str = "\
 Examples:
   mpbench pingpong --sizes 8,64Ki --json pingpong.json
           one-way latency of messages of 8 bytes and 64 KiB, figures also as JSON
-  mpbench bandwidth --layer both --depth 16
+  mpbench write_bw --layer both --depth 16
           bandwidth with 16 messages in flight, by gdsync and by mp
   mpbench COMMAND --help
           options and examples of a command";
@@ -65,8 +65,8 @@ const COMMANDS: [Entry; 15] = [
     Entry::of::<loopback::Options>(),
     Entry::of::<post::Options>(),
     Entry::of::<post::providers::Options>(),
-    Entry::of::<rate::Options>(),
-    Entry::of::<bandwidth::Options>(),
+    Entry::of::<write_rate::Options>(),
+    Entry::of::<write_bw::Options>(),
     Entry::of::<soak::Options>(),
     Entry::of::<verify::Options>(),
     Entry::of::<start::Options>(),
@@ -93,7 +93,7 @@ const COMMANDS: [Entry; 15] = [
 /// The jobs that processes run as ranks.
 const JOBS: [world::Entry; 6] = [
     world::entry::<pingpong::Options>(),
-    world::entry::<bandwidth::Options>(),
+    world::entry::<write_bw::Options>(),
     world::entry::<kernel_latency::Options>(),
     world::entry::<write_lat::Options>(),
     world::entry::<start::Start>(),

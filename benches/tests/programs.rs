@@ -285,12 +285,12 @@ fn invalid_options_are_errors() {
         "pingpong --sizes 1Gi",
         "pingpong --iterations 0",
         "pingpong --timeout -1",
-        "bandwidth --depth 33",
-        "bandwidth --poster gpu",
+        "write_bw --depth 33",
+        "write_bw --poster gpu",
         "pingpong --layer mpi",
         "start --ranks 1",
         "footprint --ranks 257",
-        "rate --gpu hip",
+        "write_rate --gpu hip",
         "soak --messages 9",
         "gds_kernel_latency -B 81",
         "gds_kernel_latency -E --memory pinned",
@@ -328,7 +328,7 @@ fn without_cuda_auto_is_soft_and_cuda_is_an_error() {
     let _alone = alone();
     let absent = [("GDS_CUDA_LIB", "/nowhere/libcuda.so.1")];
     let run = |gpu| {
-        let arguments = ["rate", "--messages", "1000"];
+        let arguments = ["write_rate", "--messages", "1000"];
         end(shared::start(mpbench(gpu, &arguments).envs(absent)))
     };
     let output = run("auto");
@@ -344,7 +344,14 @@ fn suite_writes_all_figures() {
     let _alone = alone();
     let folder = Folder::new("suite");
     let output = runs_well(&format!("suite --quick --json {}", folder.at("all")));
-    let judged = ["post", "rate", "bandwidth", "pingpong", "soak", "footprint"];
+    let judged = [
+        "post",
+        "write_rate",
+        "write_bw",
+        "pingpong",
+        "soak",
+        "footprint",
+    ];
     for name in judged {
         let report = json(folder.at(&format!("all/{name}.json")));
         assert_eq!(report["benchmark"], name);
@@ -372,9 +379,14 @@ fn suite_writes_all_figures() {
         assert_eq!(row["allocations"], 0, "{row:#}");
     }
     assert!(text(&output).contains(" met"), "{}", text(&output));
-    assert!(number(&json(folder.at("all/rate.json")), "/figures/spot_checks") > 0.0);
+    assert!(
+        number(
+            &json(folder.at("all/write_rate.json")),
+            "/figures/spot_checks"
+        ) > 0.0
+    );
     assert_eq!(
-        number(&json(folder.at("all/bandwidth.json")), "/figures/verified"),
+        number(&json(folder.at("all/write_bw.json")), "/figures/verified"),
         16.0 * 1048576.0
     );
 }

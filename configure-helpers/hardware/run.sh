@@ -119,8 +119,8 @@ bench gds_sanity 30 gds_sanity --gpu cuda
 bench soak 90 soak --gpu cuda
 # Messages of mp and the verbs that carry them, which alternate in one run.
 bench mp-pingpong 90 pingpong --gpu cuda --threads --layer both
-bench mp-bandwidth 90 bandwidth --gpu cuda --layer both
-bench mp-bandwidth-stream 90 bandwidth --gpu cuda --layer both --threads --poster stream
+bench mp-write_bw 90 write_bw --gpu cuda --layer both
+bench mp-write_bw-stream 90 write_bw --gpu cuda --layer both --threads --poster stream
 bench mp-post 60 post --gpu cuda --layer both
 
 # --- the sanitizer ------------------------------------------------------------------------

@@ -68,27 +68,27 @@ pub const SHORT: [Short; 30] = [
             assert_eq!(number(r, by), number(r, "/figures/bytes"), "{r:#}");
         }
     }),
-    ("rate", "rate --messages 20000", |r, on| {
+    ("write_rate", "write_rate --messages 20000", |r, on| {
         names(r, "/figures/names", on);
         assert!(number(r, "/figures/spot_checks") > 0.0);
     }),
-    ("bandwidth", "bandwidth --messages 16", |r, on| {
+    ("write_bw", "write_bw --messages 16", |r, on| {
         names(r, "/figures/names", on);
         assert_eq!(number(r, "/figures/verified"), 8.0 * 1048576.0);
     }),
     (
-        "bandwidth of both layers",
-        "bandwidth --messages 16 --layer both",
+        "write_bw of both layers",
+        "write_bw --messages 16 --layer both",
         both,
     ),
     (
-        "bandwidth of both layers, posted by a stream",
-        "bandwidth --messages 16 --layer both --poster stream",
+        "write_bw of both layers, posted by a stream",
+        "write_bw --messages 16 --layer both --poster stream",
         both,
     ),
     (
-        "bandwidth of messages between threads",
-        "bandwidth --messages 40 --layer mp --size 1000 --threads",
+        "write_bw of messages between threads",
+        "write_bw --messages 40 --layer mp --size 1000 --threads",
         |r, _| {
             assert_eq!(r["figures"]["rows"][0]["layer"], "mp");
             assert_eq!(number(r, "/figures/verified"), 8000.0);
@@ -114,8 +114,8 @@ pub const SHORT: [Short; 30] = [
         assert_eq!(r["targets"].as_array().map(Vec::len), Some(3));
     }),
     (
-        "bandwidth of device memory",
-        "bandwidth --messages 16 --size 64Ki --memory device --threads",
+        "write_bw of device memory",
+        "write_bw --messages 16 --size 64Ki --memory device --threads",
         |r, _| assert_eq!(number(r, "/figures/verified"), 8.0 * 65536.0),
     ),
     ("loopback", "loopback --chains 2 --singles 5", |r, on| {
