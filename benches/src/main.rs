@@ -22,9 +22,11 @@ mod machine;
 mod meet;
 mod memory;
 mod options;
+mod osu;
 mod pattern;
 mod pingpong;
 mod post;
+mod producer_consumer;
 mod rank;
 mod report;
 mod soak;
@@ -60,8 +62,14 @@ Examples:
           options and examples of a command";
 
 /// The commands, in the order of the help text.
-const COMMANDS: [Entry; 15] = [
+const COMMANDS: [Entry; 21] = [
     Entry::of::<pingpong::Options>(),
+    Entry::of::<osu::Latency>(),
+    Entry::of::<osu::Bandwidth>(),
+    Entry::of::<osu::Bibw>(),
+    Entry::of::<osu::Rate>(),
+    Entry::of::<osu::pairs::Options>(),
+    Entry::of::<producer_consumer::Options>(),
     Entry::of::<loopback::Options>(),
     Entry::of::<post::Options>(),
     Entry::of::<post::providers::Options>(),
@@ -91,8 +99,11 @@ const COMMANDS: [Entry; 15] = [
 ];
 
 /// The jobs that processes run as ranks.
-const JOBS: [world::Entry; 6] = [
+const JOBS: [world::Entry; 9] = [
     world::entry::<pingpong::Options>(),
+    world::entry::<osu::Play>(),
+    world::entry::<osu::pairs::Options>(),
+    world::entry::<producer_consumer::Options>(),
     world::entry::<write_bw::Options>(),
     world::entry::<kernel_latency::Options>(),
     world::entry::<write_lat::Options>(),

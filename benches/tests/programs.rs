@@ -295,9 +295,58 @@ fn invalid_options_are_errors() {
         "gds_kernel_latency -B 81",
         "gds_kernel_latency -E --memory pinned",
         "gds_poll_lat -p 17",
+        "latency -m 0:8",
+        "latency -x 0",
+        "latency -W 8",
+        "latency --op sendrecv",
+        "bandwidth -W 1025",
+        "bibw -d X",
+        "rate -p 0",
+        "pingpong_all -n 1",
+        "pingpong_all --op put,get",
+        "producer_consumer -W 0",
     ] {
         assert_eq!(run(bad).status.code(), Some(2), "{bad}");
     }
+    let said = text(&run("latency -m 64:8"));
+    let sentence = "the first size, 64 bytes, is greater than the last, 8 bytes";
+    assert!(said.contains(sentence), "{said}");
+}
+
+/// The tables of the commands with OSU's columns: their heads, and numbers below them.
+#[test]
+fn columns_are_those_of_osu() {
+    let _alone = alone();
+    let table = |words: &str, heads: &str| {
+        let said = text(&runs_well(words));
+        let line = |line: &&str| line.split("  ").filter(|cell| !cell.is_empty()).count() > 1;
+        let mut lines = said.lines().filter(line);
+        let cells = |line: &str| -> Vec<String> {
+            let cells = line.split("  ").map(str::trim);
+            let cells = cells.filter(|cell| !cell.is_empty());
+            cells.map(str::to_owned).collect()
+        };
+        let found = cells(lines.next().unwrap()).join(", ");
+        assert_eq!(found, heads, "{said}");
+        let sizes: Vec<String> = lines
+            .map(|line| {
+                let cells = cells(line);
+                let figures = cells[1..].iter().filter(|cell| *cell != "Pass");
+                assert!(figures.clone().all(|f| f.parse::<f64>().unwrap() >= 0.0));
+                cells[0].clone()
+            })
+            .collect();
+        assert_eq!(sizes, ["4", "8", "16"], "{said}");
+    };
+    let few = "-m 4:16 -i 300 -x 2 --threads";
+    table(&format!("latency {few}"), "# Size, Latency (us)");
+    table(
+        &format!("latency {few} --op put --poster stream -c"),
+        "# Size, Latency (us), Validation",
+    );
+    table(&format!("bandwidth {few} -W 4"), "# Size, Bandwidth (MB/s)");
+    table(&format!("bibw {few} -W 4"), "# Size, Bandwidth (MB/s)");
+    table(&format!("rate {few} -W 4"), "# Size, MB/s, Messages/s");
 }
 
 const SOFT: On = On {
