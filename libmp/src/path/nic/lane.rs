@@ -232,6 +232,13 @@ impl Lane {
         self.prepare(&Work::write_inline(&[bytes], to.0))
     }
 
+    /// Prepares a put of a word, copied now (inline), whose completion can be waited for. It has no
+    /// order with other puts.
+    #[inline]
+    pub fn put_word(&mut self, word: u64, to: Span) -> Result<Put> {
+        self.prepare(&Work::write_inline(&[&word.to_le_bytes()], to.0).signaled())
+    }
+
     /// If WRITEs may be placed out of order: prepares a READ of `to`, for which the words wait. A
     /// NIC executes a READ after all earlier WRITEs.
     #[inline]
@@ -265,6 +272,12 @@ impl Lane {
     #[inline]
     pub fn post(&mut self, put: Put) -> Result<()> {
         Ok(self.qp.post(put.0)?)
+    }
+
+    /// The queue pair, for lists over several lanes.
+    #[inline]
+    pub fn queue(&mut self) -> &mut Qp {
+        &mut self.qp
     }
 
     /// Enqueues a list on a stream.
