@@ -21,6 +21,7 @@ mod loopback;
 mod machine;
 mod meet;
 mod memory;
+mod neighbours;
 mod options;
 mod osu;
 mod pattern;
@@ -62,7 +63,7 @@ Examples:
           options and examples of a command";
 
 /// The commands, in the order of the help text.
-const COMMANDS: [Entry; 21] = [
+const COMMANDS: [Entry; 22] = [
     Entry::of::<pingpong::Options>(),
     Entry::of::<osu::Latency>(),
     Entry::of::<osu::Bandwidth>(),
@@ -70,6 +71,7 @@ const COMMANDS: [Entry; 21] = [
     Entry::of::<osu::Rate>(),
     Entry::of::<osu::pairs::Options>(),
     Entry::of::<producer_consumer::Options>(),
+    Entry::of::<neighbours::Options>(),
     Entry::of::<loopback::Options>(),
     Entry::of::<post::Options>(),
     Entry::of::<post::providers::Options>(),
@@ -99,11 +101,12 @@ const COMMANDS: [Entry; 21] = [
 ];
 
 /// The jobs that processes run as ranks.
-const JOBS: [world::Entry; 9] = [
+const JOBS: [world::Entry; 10] = [
     world::entry::<pingpong::Options>(),
     world::entry::<osu::Play>(),
     world::entry::<osu::pairs::Options>(),
     world::entry::<producer_consumer::Options>(),
+    world::entry::<neighbours::Options>(),
     world::entry::<write_bw::Options>(),
     world::entry::<kernel_latency::Options>(),
     world::entry::<write_lat::Options>(),

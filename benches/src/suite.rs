@@ -45,7 +45,7 @@ type Benchmark = (&'static str, &'static str, &'static str);
 /// Its figures contain the runtime that the other benchmarks will use.
 const FIRST: Benchmark = ("post", "post --layer both", "--bursts 4");
 /// The benchmarks on every GPU.
-const ALL: [Benchmark; 10] = [
+const ALL: [Benchmark; 11] = [
     ("gds_sanity", "gds_sanity", "-n 2 -s 20"),
     ("write_rate", "write_rate", "--messages 20000"),
     ("write_bw", "write_bw --layer both", "--messages 16"),
@@ -54,6 +54,7 @@ const ALL: [Benchmark; 10] = [
         "write_bw --layer both --poster stream",
         "--messages 16",
     ),
+    ("neighbours", "neighbours", "-i 40"),
     ("start", "start", "--starts 1 --ranks 3"),
     ("footprint", "footprint", "--ranks 3"),
     ("loopback", "loopback", "--chains 2 --singles 5"),

@@ -299,15 +299,19 @@ fn invalid_options_are_errors() {
         "latency -x 0",
         "latency -W 8",
         "latency --op sendrecv",
-        "bandwidth -W 1025",
+        "bandwidth -W 129",
         "bibw -d X",
         "rate -p 0",
         "pingpong_all -n 1",
         "pingpong_all --op put,get",
         "producer_consumer -W 0",
+        "neighbours -n 65",
+        "neighbours --ranks 1",
+        "neighbours --way sends",
     ] {
         assert_eq!(run(bad).status.code(), Some(2), "{bad}");
     }
+    fails("neighbours -n 3 --ranks 4", "their number is even");
     let said = text(&run("latency -m 64:8"));
     let sentence = "the first size, 64 bytes, is greater than the last, 8 bytes";
     assert!(said.contains(sentence), "{said}");

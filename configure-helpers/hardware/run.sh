@@ -130,6 +130,7 @@ bench bibw 90 bibw --gpu cuda --threads --op $ops --poster stream,cpu -m 4Ki:1Mi
 bench rate 60 rate --gpu cuda --threads --op $ops --poster stream,cpu -m 8:8 -i 100
 bench pingpong_all 45 pingpong_all --gpu cuda --threads -n 3
 bench producer_consumer 45 producer_consumer --gpu cuda --threads
+bench neighbours 60 neighbours --gpu cuda --threads
 
 # --- the sanitizer ------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ pub struct On {
 pub type Short = (&'static str, &'static str, fn(&Value, &On));
 
 /// All commands.
-pub const SHORT: [Short; 38] = [
+pub const SHORT: [Short; 40] = [
     ("post", "post --bursts 4", |r, on| post(r, on, 3)),
     (
         "post with messages",
@@ -283,6 +283,17 @@ pub const SHORT: [Short; 38] = [
             assert_eq!(number(r, "/figures/verified"), 300.0 * 1000.0);
         },
     ),
+    ("neighbours", "neighbours -i 40 -x 2", |r, on| {
+        names(r, "/figures/names", on);
+        neighbours(r, &["neighbourhood", "messages"], 40.0);
+        let targets = if on.runtime == "soft" { 1 } else { 2 };
+        assert_eq!(r["targets"].as_array().map(Vec::len), Some(targets));
+    }),
+    (
+        "neighbours of three ranks",
+        "neighbours -n 8 -s 1001 --ranks 3 -i 20 -x 2 --way neighbourhood --double --threads",
+        |r, _| neighbours(r, &["neighbourhood"], 20.0),
+    ),
 ];
 
 /// Runs the program with these arguments.
@@ -306,7 +317,7 @@ pub fn play((name, words, holds): &Short, on: &On) {
 }
 
 /// Commands with an injected error, and the message that they must print.
-pub const WRONG: [(&str, &str); 6] = [
+pub const WRONG: [(&str, &str); 7] = [
     (
         "pingpong --sizes 64 --iterations 20 --threads --corrupt 9",
         "byte 32 of message 9 from rank 1",
@@ -316,6 +327,10 @@ pub const WRONG: [(&str, &str); 6] = [
     (
         "bandwidth -m 64:64 -W 3 -i 1 -x 3 --threads --corrupt 2",
         "wrong bytes in round 2: byte 32 is ",
+    ),
+    (
+        "neighbours -n 2 -i 1 --threads --corrupt 3",
+        "step 3: wrong bytes from neighbour 0, rank ",
     ),
     (
         "producer_consumer -i 50 -s 64 --threads --spoil 120",
@@ -405,6 +420,22 @@ fn pingpong(report: &Value, on: &On) {
         let proof = report.pointer(rank).unwrap();
         assert_eq!(proof["trace"]["rung"], proof["trace"]["sends"], "{proof:#}");
     }
+}
+
+fn neighbours(report: &Value, ways: &[&str], steps: f64) {
+    let rows = report["figures"]["rows"].as_array().unwrap();
+    let found: Vec<_> = rows
+        .iter()
+        .map(|row| row["way"].as_str().unwrap())
+        .collect();
+    assert_eq!(found, ways);
+    for row in rows {
+        assert_eq!(number(row, "/host_ns/count"), steps);
+        assert!(number(row, "/gpu_ns/min") > 0.0, "{row:#}");
+    }
+    let ratios = report["figures"]["ratios"].as_array().unwrap();
+    assert_eq!(ratios.len(), ways.len() - 1);
+    assert!(ratios.iter().all(|ratio| number(ratio, "/host") > 0.0));
 }
 
 /// A row for each size and way, and a ratio for each way but the first.
