@@ -28,7 +28,7 @@ const SLOTS: u64 = 4096;
 /// Number of groups between two checks of the slots just written.
 const SPOT: u64 = 64;
 
-/// Options of `mpbench rate`.
+/// Options of `mpbench write_rate`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
     /// Number of writes.
@@ -39,7 +39,7 @@ pub struct Options {
 }
 
 impl Benchmark for Options {
-    const NAME: &'static str = "rate";
+    const NAME: &'static str = "write_rate";
     const ABOUT: &'static str = "Message rate: 8-byte writes a second, posted by the CPU";
     const EXAMPLES: Examples = [
         (
@@ -62,7 +62,9 @@ impl Benchmark for Options {
             spot_checks: 0,
         };
         let names = bench.rig.names();
-        println!("mpbench rate: 8-byte RDMA writes posted by the CPU, one in {GROUP} signaled");
+        println!(
+            "mpbench write_rate: 8-byte RDMA writes posted by the CPU, one in {GROUP} signaled"
+        );
         println!("{names}");
         let elapsed = bench.write(messages)?;
         bench.verify(messages)?;
@@ -73,7 +75,12 @@ impl Benchmark for Options {
              end and {checks} on the way",
             rate / 1e6,
         );
-        let target = Target::at_least("rate: 8 B writes in one process", rate / 1e6, 1.0, "M/s");
+        let target = Target::at_least(
+            "write_rate: 8 B writes in one process",
+            rate / 1e6,
+            1.0,
+            "M/s",
+        );
         let figures = json!({
             "names": names,
             "messages": messages,

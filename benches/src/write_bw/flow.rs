@@ -8,9 +8,10 @@ use gdsync::gpu::Region;
 use gdsync::rdma::{Descriptor, Mr, Qp, RemoteMemory, SendRequest, Work};
 use mp::{Memory, Request};
 
-use super::{Options, Poster};
+use super::Options;
 use crate::endpoint::{Endpoint, Made, Names, exchange_memory};
 use crate::gate::check_qp;
+use crate::options::Poster;
 use crate::rank::Rank;
 
 /// Entries of each queue of gdsync.

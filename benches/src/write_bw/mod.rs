@@ -7,7 +7,7 @@ mod flow;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use gdsync::gpu::Region;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::kernel::{Tally, Turn, Turns};
-use crate::options::{self, Layer, Layers, Ranks, Setup};
+use crate::options::{self, Layer, Layers, Poster, Ranks, Setup};
 use crate::pattern;
 use crate::rank::{Job, Rank};
 use crate::report::Target;
@@ -30,17 +30,7 @@ const WARM_UP: u64 = 1 << 21;
 /// Most rounds in which the messages are sent.
 const ROUNDS: u64 = 20;
 
-/// The poster of the messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Poster {
-    /// The CPU.
-    Cpu,
-    /// A stream.
-    Stream,
-}
-
-/// Options of `mpbench bandwidth`.
+/// Options of `mpbench write_bw`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
     /// Size of a message in bytes: `64Ki`, `1Mi`.
@@ -133,7 +123,7 @@ struct Verifier<'e> {
 }
 
 impl Job for Options {
-    const NAME: &'static str = "bandwidth";
+    const NAME: &'static str = "write_bw";
 
     fn needs_mp(&self) -> bool {
         self.layer != Layers::Gdsync
@@ -245,7 +235,7 @@ impl Verifier<'_> {
 }
 
 impl Benchmark for Options {
-    const NAME: &'static str = "bandwidth";
+    const NAME: &'static str = "write_bw";
     const ABOUT: &'static str = "Bandwidth of large messages between two processes";
     const EXAMPLES: Examples = [
         (
@@ -268,14 +258,8 @@ impl Benchmark for Options {
             figures.rows.iter().all(|row| row.elapsed_ns > 0),
             "nothing was measured"
         );
-        let by = match self.poster {
-            Poster::Cpu => "the CPU",
-            Poster::Stream => "a stream",
-        };
-        println!(
-            "mpbench bandwidth: {} in flight, posted by {by}",
-            self.depth
-        );
+        let by = self.poster.name();
+        println!("mpbench write_bw: {} in flight, posted by {by}", self.depth);
         println!("{}", figures.names);
         for row in &figures.rows {
             println!(
@@ -306,12 +290,12 @@ fn targets(figures: &Figures, poster: Poster, by: &str) -> Vec<Target> {
     let below = figures.rows.iter().find(|row| row.layer == Layer::Gdsync);
     let below = below.filter(|_| poster == Poster::Cpu);
     let alone = below.into_iter().flat_map(|row| {
-        let name = "bandwidth: 1 MiB writes between processes";
+        let name = "write_bw: 1 MiB writes between processes";
         let target = Target::at_least(name, row.bandwidth / 1e9, 2.5, "GB/s");
         figures.names.on_soft(target)
     });
     let beside = figures.ratio.map(|ratio| {
-        let name = format!("bandwidth: 1 MiB, by {by}, mp beside gdsync, medians");
+        let name = format!("write_bw: 1 MiB, by {by}, mp beside gdsync, medians");
         Target::at_least(&name, ratio, 0.8, "x")
     });
     alone.chain(beside).collect()
