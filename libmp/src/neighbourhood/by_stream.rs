@@ -116,7 +116,7 @@ impl Open<'_> {
             return None;
         }
         let lane = match self.shared && !peer.is_open(self.lane, Target::Lanes) {
-            true => (self.state).open_lane_like(rank, self.lane, Target::Lanes)?,
+            true => (self.state).share_lane(rank, self.lane, Target::Lanes)?,
             false => self.lane,
         };
         if self.careful {

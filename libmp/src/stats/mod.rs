@@ -94,9 +94,9 @@ impl Counts {
                 }
                 Action::Signal => self.signals += 1,
                 Action::FetchAdd | Action::CompareSwap => self.atomics += 1,
-                Action::Quiet | Action::WaitSignal => {}
+                Action::Quiet | Action::WaitSignal | Action::Exchange => {}
             },
-            Operation::Signal(_) => {}
+            Operation::Signal(_) | Operation::Step(_) => {}
         }
     }
 

@@ -92,7 +92,7 @@ impl Op<'_> {
             Action::Signal => c"signal",
             Action::FetchAdd => c"fetch_add",
             Action::CompareSwap => c"compare_swap",
-            Action::Quiet | Action::WaitSignal => c"quiet",
+            Action::Quiet | Action::WaitSignal | Action::Exchange => c"quiet",
         }
     }
 
