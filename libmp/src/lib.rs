@@ -71,6 +71,10 @@
 //! - [`Window`]: memory that other ranks write and read without a receive: put, get, signal,
 //!   fetch-add and compare-swap.
 //!
+//! Collective calls:
+//! - [`Collectives`]: barrier, broadcast, all-gather, all-to-all and all-reduce of small data, by the
+//!   CPU and by streams; [`Op`] and [`Number`] say what an all-reduce computes.
+//!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
 //! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
@@ -207,6 +211,7 @@
 #![deny(clippy::missing_safety_doc)]
 
 pub mod bootstrap;
+mod collective;
 mod context;
 mod error;
 mod kernels;
@@ -220,7 +225,10 @@ mod window;
 mod wire;
 
 pub use bootstrap::Bootstrap;
-pub use context::{Builder, Context, Request, Scope, Window, wait_all, wait_any, wait_some};
+pub use collective::{Number, Op};
+pub use context::{
+    Builder, Collectives, Context, Request, Scope, Window, wait_all, wait_any, wait_some,
+};
 pub use error::{Error, Kind, Result};
 pub use gdsync;
 pub use path::{NicOptions, Path, WordOrder};

@@ -23,4 +23,8 @@ gds_step::mutants! {
     MissingFence,
     /// Quiet returns at once.
     QuietAtOnce,
+    /// All calls of collectives use the same slots.
+    SameParity,
+    /// A collective call does not wait for the words of this call.
+    StaleCall,
 }

@@ -82,6 +82,7 @@ impl fmt::Debug for Request {
                 Operation::Receive(receive) => write!(f, "{}: {:?}", e.name(), receive.state),
                 Operation::Transfer(transfer) => write!(f, "{}: {:?}", e.name(), transfer.state),
                 Operation::Signal(wait) => write!(f, "{}: {:?}", e.name(), wait.state),
+                Operation::Collective(call) => write!(f, "{}: {:?}", e.name(), call.done),
             },
             None => f.write_str("an unknown request (already released)"),
         }

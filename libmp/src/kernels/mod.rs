@@ -4,8 +4,10 @@
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
 //! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]), the fourth
-//! gathers and scatters pieces that do not fit a list ([`Pieces`]).
+//! gathers and scatters pieces that do not fit a list ([`Pieces`]), the fifth ends a collective call
+//! ([`Collect`]).
 
+mod collect;
 mod params;
 #[cfg(test)]
 mod tests;
@@ -16,6 +18,7 @@ use zerocopy::IntoBytes;
 
 use crate::error::Result;
 
+pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{MOST_CHUNKS, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
@@ -29,6 +32,7 @@ pub(crate) struct Kernels {
     stamp_16: Kernel,
     put: Kernel,
     strided: Kernel,
+    collect: Kernel,
     unpack: Dims,
     stamp: Dims,
 }
@@ -53,6 +57,7 @@ impl Kernels {
             stamp_16: module.kernel("mp_stamp_16")?,
             put: module.kernel("mp_put")?,
             strided: module.kernel("mp_strided")?,
+            collect: module.kernel("mp_collect")?,
             unpack: block(256),
             stamp: block(32),
         })

@@ -8,6 +8,7 @@ use gds_step::Time;
 use gdsync::Status;
 use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 
+use super::collective::Collection;
 use super::fault::End;
 use super::one_sided::{Action, SignalState, SignalWait, Transfer, TransferState};
 use crate::path::Put;
@@ -92,6 +93,8 @@ pub(crate) enum Operation {
     Transfer(Transfer),
     /// A stream's wait for a signal.
     Signal(SignalWait),
+    /// A stream's collective call.
+    Collective(Collection),
 }
 
 /// The fields of a send.
@@ -254,11 +257,20 @@ impl Entry {
         }
     }
 
+    /// The collective call of a stream that the stream has not passed.
+    pub fn collective(&self) -> Option<&Collection> {
+        match &self.operation {
+            Operation::Collective(collection) => Some(collection).filter(|c| c.done.is_none()),
+            _ => None,
+        }
+    }
+
     /// What a one-sided operation does; `None` for sends and receives.
     pub fn action(&self) -> Option<Action> {
         match &self.operation {
             Operation::Transfer(transfer) => Some(transfer.action),
             Operation::Signal(_) => Some(Action::WaitSignal),
+            Operation::Collective(collection) => Some(Action::Collective(collection.call)),
             Operation::Send(_) | Operation::Receive(_) => None,
         }
     }
@@ -268,7 +280,7 @@ impl Entry {
         match &self.operation {
             Operation::Receive(receive) => receive.lands_in_device(&self.common),
             Operation::Transfer(transfer) => transfer.lands_in_device(self.segments.as_slice()),
-            Operation::Send(_) | Operation::Signal(_) => false,
+            Operation::Send(_) | Operation::Signal(_) | Operation::Collective(_) => false,
         }
     }
 
@@ -277,7 +289,7 @@ impl Entry {
         match &self.operation {
             Operation::Send(send) => send.state == SendState::Prepared,
             Operation::Receive(receive) => receive.state == ReceiveState::Prepared,
-            Operation::Transfer(_) | Operation::Signal(_) => false,
+            Operation::Transfer(_) | Operation::Signal(_) | Operation::Collective(_) => false,
         }
     }
 
@@ -334,6 +346,9 @@ impl Entry {
             | Operation::Signal(SignalWait {
                 state: SignalState::Done(status),
                 ..
+            })
+            | Operation::Collective(Collection {
+                done: Some(status), ..
             }) => Some(*status),
             _ => None,
         }
@@ -349,6 +364,7 @@ impl Entry {
             Operation::Receive(receive) => receive.state = ReceiveState::Done(status),
             Operation::Transfer(transfer) => transfer.state = TransferState::Done(status),
             Operation::Signal(wait) => wait.state = SignalState::Done(status),
+            Operation::Collective(collection) => collection.done = Some(status),
         }
     }
 

@@ -7,8 +7,9 @@ use gdsync::gpu::{Condition, MemoryKind, Word64};
 use crate::error::Result;
 use crate::path::Put;
 use crate::region::Slice;
+use crate::wire::collective::Call;
 
-/// The kind of a one-sided operation, for texts.
+/// The kind of a one-sided operation or a collective call, for texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Put,
@@ -21,6 +22,8 @@ pub(crate) enum Action {
     Quiet,
     /// A stream waits for a word of this rank's memory.
     WaitSignal,
+    /// A collective call.
+    Collective(Call),
 }
 
 /// The state of a transfer.

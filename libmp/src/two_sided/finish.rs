@@ -392,6 +392,7 @@ impl Engine {
                 },
                 Operation::Transfer(_) => false,
                 Operation::Signal(_) => entry.signal().is_some(),
+                Operation::Collective(collection) => collection.done.is_none(),
             }
         })
     }
@@ -414,7 +415,7 @@ impl Engine {
                 let posted = receive.state == ReceiveState::Posted;
                 posted && entry.poster.stream.is_none() && !entry.large
             }
-            Operation::Transfer(_) | Operation::Signal(_) => false,
+            Operation::Transfer(_) | Operation::Signal(_) | Operation::Collective(_) => false,
         };
         if !unposted && !unknown {
             return late("the request was posted, and its message may be in flight; wait for it");
@@ -508,7 +509,7 @@ impl Engine {
             }
             Operation::Receive(receive) => receive.state = ReceiveState::Posted,
             // Never prepared.
-            Operation::Transfer(_) | Operation::Signal(_) => {}
+            Operation::Transfer(_) | Operation::Signal(_) | Operation::Collective(_) => {}
         }
         let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);

@@ -310,7 +310,10 @@ impl Peer {
                 self.windows.insert(*number, block.clone());
             }
             Control::Ping => out.push(Control::Pong),
-            Control::Pong | Control::Truncated { .. } | Control::GivenUp => {}
+            Control::Pong
+            | Control::Truncated { .. }
+            | Control::GivenUp
+            | Control::Broken { .. } => {}
         }
         Ok(())
     }

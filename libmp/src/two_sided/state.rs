@@ -1,9 +1,10 @@
 //! [`State`]: all that a context's lock guards (peers, requests, lanes, the matcher, failures), how
 //! parts of it are looked up, and the [`Guard`] of the lock.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard, Weak};
 
 use gds_step::Time;
 use gdsync::rdma::Doorbell;
@@ -20,6 +21,7 @@ use super::watch::Watch;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
 use crate::region::Memory;
+use crate::request::collective::Team;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
 use crate::request::table::{RequestKey, Table};
@@ -52,6 +54,10 @@ pub(crate) struct State {
     pub gone_poll: GonePoll,
     /// Number of windows that were made with all ranks.
     pub windows: u64,
+    /// The teams of collective calls, by number.
+    pub teams: BTreeMap<u64, Weak<Team>>,
+    /// Teams that failed: other ranks may write to their memory still.
+    pub failed_teams: Vec<Arc<Team>>,
     /// Failures that no call has returned.
     pub faults: Faults,
 }
@@ -71,6 +77,8 @@ impl State {
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
             windows: 0,
+            teams: BTreeMap::new(),
+            failed_teams: Vec::new(),
             faults: Faults::default(),
         }
     }

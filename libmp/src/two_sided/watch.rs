@@ -133,6 +133,9 @@ impl Engine {
         if signal == Some(true) || entry.is_receive() && arrived(state, key) {
             return;
         }
+        if entry.collective().is_some() {
+            return self.time_out_collective(state, key);
+        }
         let text = self.timeout_text(state, entry);
         self.give_up_for(state, key, Status::TIMEOUT, text);
     }
@@ -177,7 +180,8 @@ impl Engine {
 /// The streams that may wait at a request, with the positions of their waits: the stream that
 /// executes it, and those that wait for its result.
 fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
-    let at_work = entry.in_flight().is_some() || entry.signal().is_some();
+    let at_work =
+        entry.in_flight().is_some() || entry.signal().is_some() || entry.collective().is_some();
     let sender = entry.poster.stream.as_ref().filter(|_| at_work);
     let sender = sender.map(|stream| stream.id());
     let waiters = match (entry.status(), sender) {

@@ -110,6 +110,17 @@ pub enum Control {
         /// The memory, one record for each path.
         block: Vec<Record>,
     },
+    /// A collective call has failed at the sender: the object cannot be used any more.
+    Broken {
+        /// The object's number, that of its window.
+        id: u64,
+        /// The call's number.
+        call: u64,
+        /// The rank that is the reason.
+        rank: u32,
+        /// How it failed.
+        status: u32,
+    },
 }
 
 impl Control {
@@ -129,6 +140,7 @@ impl Control {
             Control::Ping => (11, 0),
             Control::Pong => (12, 0),
             Control::Window { .. } => (13, 0),
+            Control::Broken { .. } => (14, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -161,6 +173,17 @@ impl Control {
                 b.extend(number.to_le_bytes());
                 b.extend(rank.to_le_bytes());
                 put(&mut b, block);
+            }
+            Control::Broken {
+                id,
+                call,
+                rank,
+                status,
+            } => {
+                b.extend(id.to_le_bytes());
+                b.extend(call.to_le_bytes());
+                b.extend(rank.to_le_bytes());
+                b.extend(status.to_le_bytes());
             }
             _ => {}
         }
@@ -229,6 +252,12 @@ impl Control {
                 number: r.u64()?,
                 rank: r.u32()?,
                 block: r.records()?,
+            },
+            14 => Control::Broken {
+                id: r.u64()?,
+                call: r.u64()?,
+                rank: r.u32()?,
+                status: r.u32()?,
             },
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
@@ -349,6 +378,12 @@ mod tests {
                 number: 1 << 40,
                 rank: 3,
                 block: vec![Record::new(record::LOCAL, &[1; 20])],
+            },
+            Control::Broken {
+                id: 1,
+                call: 1 << 40,
+                rank: 2,
+                status: 3,
             },
         ];
         for message in all {

@@ -267,6 +267,11 @@ impl Lane {
         Ok(self.qp.post(put.0)?)
     }
 
+    /// The queue pair.
+    pub fn queue(&mut self) -> &mut Qp {
+        &mut self.qp
+    }
+
     /// Enqueues a list on a stream.
     #[inline]
     pub fn post_on(&mut self, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {

@@ -1,0 +1,223 @@
+//! Teams of collective calls: how the calls of streams end, how a team fails, and how the other
+//! ranks are informed. `collective` posts the calls.
+
+use std::sync::{Arc, Weak};
+
+use gdsync::Status;
+
+use super::engine::Engine;
+use super::peer::Peer;
+use super::state::State;
+use super::texts::join;
+use crate::error::{Error, Kind, Result, time};
+use crate::request::collective::{Team, TeamFailure};
+use crate::request::entry::Entry;
+use crate::request::table::RequestKey;
+use crate::wire::collective::Called;
+use crate::wire::control::Control;
+
+impl Engine {
+    /// Ends a stream's collective call when the stream has passed it. If a rank is given up before
+    /// it has joined the call, the team fails; the streams of a team that failed are released.
+    pub(super) fn advance_collective(&self, state: &mut State, key: RequestKey) -> bool {
+        let Some((team, number)) = waiting(state.requests.get(key)) else {
+            return false;
+        };
+        if team.has_passed(number) {
+            self.find_fault(state, &team);
+            let failure = team.failure().filter(|failure| number >= failure.call);
+            let (status, rank) = failure.map_or((Status::SUCCESS, None), |failure| {
+                (failure.status, Some(failure.rank))
+            });
+            if let (Some(entry), Some(rank)) = (state.requests.get_mut(key), rank) {
+                entry.peer = rank;
+            }
+            let len = state.requests.get(key).map_or(0, |entry| entry.len);
+            self.finish(state, key, status, len);
+            // The entry may have held the team alone: its memory is released without the lock.
+            state.trash.memory.push(team.memory.clone());
+            return true;
+        }
+        if team.failure().is_none() {
+            let mut absent = team.absent(number).peekable();
+            if let (Some(entry), Some(rank)) = (state.requests.get_mut(key), absent.peek()) {
+                entry.peer = *rank;
+            }
+            let lost = absent.find_map(|rank| Some((rank, state.given_up(rank)?)));
+            let Some((rank, status)) = lost else {
+                return false;
+            };
+            self.lose_rank(state, &team, number, (rank, status));
+        }
+        if let Some(failure) = team.failure() {
+            // Stored before the stream continues.
+            self.set_error(failure.status);
+            team.release(number);
+        }
+        false
+    }
+
+    /// Fails the team if a kernel has found that a rank has called something else.
+    pub(crate) fn find_fault(&self, state: &mut State, team: &Arc<Team>) {
+        let [call, rank, word] = team.fault.each_ref().map(|word| word.load().unwrap_or(0));
+        if call != 0 && team.failure().is_none() {
+            self.mismatch(state, team, call, rank as u32, word);
+        }
+    }
+
+    /// Fails the team because a rank has another call under the number of this rank's call.
+    pub(crate) fn mismatch(
+        &self,
+        state: &mut State,
+        team: &Arc<Team>,
+        call: u64,
+        rank: u32,
+        word: u64,
+    ) {
+        let called = Called(word);
+        let text = format!(
+            "call {call} of rank {rank} is another one: {called}; make the same calls, with the \
+             same lengths, in the same order on all ranks"
+        );
+        let status = Status::BAD_RESPONSE;
+        let failure = TeamFailure {
+            call,
+            status,
+            rank,
+            text,
+        };
+        self.fail_team(state, team, failure, true);
+    }
+
+    /// Fails the team because a rank was given up that has not joined call `number`.
+    pub(crate) fn lose_rank(
+        &self,
+        state: &mut State,
+        team: &Arc<Team>,
+        number: u64,
+        (rank, status): (u32, Status),
+    ) {
+        let failure = state.peers.get(rank).and_then(Peer::failure);
+        let text = failure.map_or_else(String::new, |failure| failure.of_others(rank));
+        let failure = TeamFailure {
+            call: team.first_open(number),
+            status,
+            rank,
+            text,
+        };
+        self.fail_team(state, team, failure, true);
+    }
+
+    /// Fails the team because ranks have not joined call `number` within `limit`; `setting` names
+    /// where the limit is set.
+    pub(crate) fn time_out_team(
+        &self,
+        state: &mut State,
+        team: &Arc<Team>,
+        number: u64,
+        limit: &str,
+    ) {
+        let absent: Vec<u32> = team.absent(number).collect();
+        let Some(rank) = absent.first().copied() else {
+            return;
+        };
+        let text = format!(
+            "rank {} did not join call {number} within {limit}; make the same calls in the same \
+             order on all ranks",
+            join(&absent)
+        );
+        let failure = TeamFailure {
+            call: team.first_open(number),
+            status: Status::TIMEOUT,
+            rank,
+            text,
+        };
+        self.fail_team(state, team, failure, true);
+    }
+
+    /// Fails a team: its calls end with an error on this rank, and, if `tell`, on the others.
+    pub(crate) fn fail_team(
+        &self,
+        state: &mut State,
+        team: &Arc<Team>,
+        failure: TeamFailure,
+        tell: bool,
+    ) {
+        let (me, call, rank) = (self.rank, failure.call, failure.rank);
+        let (status, text) = (failure.status, failure.text.clone());
+        if !team.fail(failure) {
+            return;
+        }
+        tracing::warn!(target: "mp", "rank {me}: {team:?} cannot be used any more: {text}");
+        // Other ranks may write to its memory until they are informed.
+        state.failed_teams.push(Arc::clone(team));
+        let others = (0..self.size).filter(|other| tell && *other != me);
+        for other in others {
+            if state.peers.get(other).is_some_and(Peer::is_here) {
+                let id = team.id;
+                let broken = Control::Broken {
+                    id,
+                    call,
+                    rank,
+                    status: status.0,
+                };
+                self.send_control(state, other, vec![broken]);
+            }
+        }
+        self.host().ring();
+    }
+
+    /// Handles the report of rank `from` that a team has failed there.
+    pub(super) fn team_broke(
+        &self,
+        state: &mut State,
+        from: u32,
+        (id, call, rank, status): (u64, u64, u32, u32),
+    ) -> Result<()> {
+        let status = Status(status);
+        if rank >= self.size || !status.is_error() {
+            let what = format!(
+                "rank {from} reported the failure of a collective call with rank {rank} and \
+                 status {}",
+                status.0
+            );
+            return Err(Error::new("read control message", Kind::Protocol, what).with_rank(from));
+        }
+        let Some(team) = state.teams.get(&id).and_then(Weak::upgrade) else {
+            return Ok(());
+        };
+        let whom = match rank == self.rank {
+            true => format!("rank {rank}, which is this rank,"),
+            false => format!("rank {rank}"),
+        };
+        let text = match status {
+            Status::TIMEOUT => format!("{whom} did not join call {call} in time"),
+            Status::BAD_RESPONSE => format!("call {call} of {whom} is not that of rank {from}"),
+            status => format!("{whom} has failed at call {call}: {status}"),
+        };
+        let text = format!("{text}, as rank {from} reports");
+        let failure = TeamFailure {
+            call,
+            status,
+            rank,
+            text,
+        };
+        self.fail_team(state, &team, failure, false);
+        Ok(())
+    }
+
+    /// Fails the team of a stream's call whose timeout has expired.
+    pub(super) fn time_out_collective(&self, state: &mut State, key: RequestKey) {
+        if let Some((team, number)) = waiting(state.requests.get(key)) {
+            let limit = format!("{} (Builder::timeout)", time(self.config.timeout));
+            self.time_out_team(state, &team, number, &limit);
+        }
+    }
+}
+
+/// The team and the number of a stream's call that has not ended.
+fn waiting(entry: Option<&Entry>) -> Option<(Arc<Team>, u64)> {
+    let entry = entry?;
+    let collection = entry.collective()?;
+    Some((Arc::clone(&collection.team), entry.number))
+}
