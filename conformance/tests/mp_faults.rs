@@ -19,3 +19,8 @@ fn lost_rank_is_reported_within_the_time_limit_and_others_continue() {
 fn surviving_ranks_exchange_messages_in_the_same_context() {
     gds_sim::seeds(100, mp::survivors::run);
 }
+
+#[test]
+fn lost_rank_of_collective_calls_is_named_on_every_rank() {
+    gds_sim::seeds(100, mp::collectives::run_with_loss);
+}
