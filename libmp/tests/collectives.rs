@@ -12,6 +12,11 @@ use mp::{Collectives, Context, Memory, Number, Op};
 use sim::{LIMIT, Rank, play, secs};
 use vmlx5::fabric::faults::Faults;
 
+const _: () = {
+    const fn moves_to_other_threads<T: Send + Sync>() {}
+    moves_to_other_threads::<Collectives>();
+};
+
 /// Greatest length of a contribution in bytes.
 const MOST: usize = 1000;
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
+use gdsync::gpu::soft::SoftOptions;
 use mp::{Collectives, Context, Error, Kind, Op};
 use sim::{Death, LIMIT, millis, pair, peer_failed, play, secs};
 
@@ -72,6 +73,83 @@ fn bad_arguments_are_refused_and_the_object_stays_usable() {
             all.barrier(LIMIT).unwrap();
             all.barrier_on(&stream).unwrap();
             ctx.synchronize(&stream, LIMIT).unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_gpu_without_kernels_makes_calls_by_the_cpu_only() {
+    play(1, 2, |rank| {
+        let mut options = SoftOptions::default();
+        options.caps.kernels = false;
+        let ctx = rank.open_at(&rank.place(options, true), |b| b);
+        let mut all = ctx.collectives(8).unwrap();
+        let stream = ctx.gpu().stream().unwrap();
+        let e = all.barrier_on(&stream).unwrap_err();
+        assert_eq!(e.kind(), Kind::Unsupported, "{e}");
+        let mut sum = [1u32];
+        all.all_reduce(&mut sum, Op::Sum, LIMIT).unwrap();
+        assert_eq!(sum, [2]);
+        rank.barrier();
+    });
+}
+
+/// A rank drops its object, and another makes a call.
+#[test]
+fn rank_that_has_dropped_its_object_is_named() {
+    for by_stream in [false, true] {
+        pair(
+            |b| b,
+            move |rank, ctx| {
+                let mut all = ctx.collectives(8).unwrap();
+                let stream = ctx.gpu().stream().unwrap();
+                all.barrier(LIMIT).unwrap();
+                all.barrier_on(&stream).unwrap();
+                ctx.synchronize(&stream, LIMIT).unwrap();
+                rank.barrier();
+                if rank.me == 1 {
+                    drop(all);
+                    rank.barrier();
+                } else {
+                    rank.barrier();
+                    let by = by_stream.then_some(&stream);
+                    peer_failed(&barrier(ctx, &mut all, by, LIMIT).unwrap_err(), 1);
+                }
+            },
+        );
+    }
+}
+
+/// A stream that has not executed its call delays a call of the CPU, which does not fail the object.
+#[test]
+fn cpu_waits_for_the_stream_of_the_call_before() {
+    pair(
+        |b| b,
+        |rank, ctx| {
+            let mut all = ctx.collectives(8).unwrap();
+            let [stream, other] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+            all.barrier_on(&stream).unwrap();
+            ctx.synchronize(&stream, LIMIT).unwrap();
+            let gate = ctx.gpu().alloc(KIND, 8).unwrap().word64(0).unwrap();
+            let wait = gdsync::rdma::Descriptor::wait_value;
+            let list = [wait(&gate, gdsync::gpu::Condition::Eq, 1)];
+            gdsync::rdma::post_on(&stream, &mut [], &list).unwrap();
+            all.barrier_on(&stream).unwrap();
+            let e = all.barrier(millis(5)).unwrap_err();
+            assert_eq!(
+                (e.kind(), e.rank()),
+                (Kind::Timeout, Some(rank.peer())),
+                "{e}"
+            );
+            assert!(e.to_string().contains("the call may be repeated"), "{e}");
+            // Another stream waits, too.
+            all.barrier_on(&other).unwrap();
+            assert!(!other.synchronize(millis(5)).unwrap());
+            rank.barrier();
+            gate.store(1).unwrap();
+            all.barrier(LIMIT).unwrap();
+            assert!(other.synchronize(LIMIT).unwrap() && stream.synchronize(LIMIT).unwrap());
+            rank.barrier();
         },
     );
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gds_step::Time;
 use zerocopy::IntoBytes;
 
 use super::job::Job;
@@ -10,7 +11,7 @@ use super::team::{Crew, others};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::Batch;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, Target, closed};
+use crate::two_sided::{On, Target, closed, join};
 
 impl Crew {
     /// Makes a call: puts the contributions `data` and waits, at most `limit`, for all ranks.
@@ -24,7 +25,7 @@ impl Crew {
         limit: Duration,
     ) -> Result<u64> {
         let number = self.next(job, engine)?;
-        let deadline = engine.host().now() + limit;
+        let start = engine.host().now();
         self.wait_for_stream(engine, job, limit)?;
         self.open(engine, job, &On::Cpu, number)?;
         let at = self.sources(job, number);
@@ -37,7 +38,7 @@ impl Crew {
                 return Err(self.refused(engine, job, number, e));
             }
         }
-        self.wait(engine, number, deadline, limit);
+        self.wait(engine, number, start, limit);
         // The words may have arrived before the failure.
         let missing = self.team.absent(number).next().is_some();
         if !missing {
@@ -96,16 +97,40 @@ impl Crew {
         if self.team.has_passed(last) {
             return self.check_stream(engine, job);
         }
-        let passed = engine.wait_until(limit, &mut |_| self.team.has_passed(last));
-        if !passed {
-            let what = format!(
-                "the stream of call {last} has not executed it within {}; nothing is posted, and \
-                 the call may be repeated",
-                time(limit)
-            );
-            return Err(Error::new(job.name(), Kind::Timeout, what));
+        let start = engine.host().now();
+        let passed = engine.wait_until(limit, &mut |_| {
+            self.team.has_passed(last) || self.team.failure().is_some()
+        });
+        match passed || self.team.failure().is_some() {
+            true => self.check_stream(engine, job),
+            false => Err(self.stream_is_late(engine, job, (start, limit))),
         }
-        self.check_stream(engine, job)
+    }
+
+    /// The error of a call for which the stream of the last call is late.
+    #[cold]
+    fn stream_is_late(
+        &self,
+        engine: &Engine,
+        job: &Job<'_>,
+        (start, limit): (Time, Duration),
+    ) -> Error {
+        let (open, within) = (self.team.first_open(self.last), time(limit));
+        let absent = engine.absent_ranks(&engine.lock(), &self.team, open, start);
+        let why = match absent.is_empty() {
+            true => format!("the stream of call {open} has not executed it"),
+            false => format!(
+                "rank {} has not joined call {open} of a stream",
+                join(&absent)
+            ),
+        };
+        let what =
+            format!("{why} within {within}; nothing is posted, and the call may be repeated");
+        let error = Error::new(job.name(), Kind::Timeout, what);
+        match absent.first() {
+            Some(rank) => error.with_rank(*rank),
+            None => error,
+        }
     }
 
     /// # Errors
@@ -135,12 +160,12 @@ impl Crew {
 
     /// Waits until all ranks have joined the call, or the team has failed. At the deadline the team
     /// fails.
-    fn wait(&self, engine: &Engine, number: u64, deadline: gds_step::Time, limit: Duration) {
+    fn wait(&self, engine: &Engine, number: u64, start: Time, limit: Duration) {
         /// Number of checks between two rounds of the background work.
         const EVERY: u32 = 32;
         let team = &self.team;
         let mut looks = 0;
-        engine.wait(deadline, &mut || {
+        engine.wait(start + limit, &mut || {
             if team.absent(number).next().is_none() {
                 return true;
             }
@@ -151,6 +176,9 @@ impl Crew {
                 engine.push_all();
             }
             let state = &mut *engine.lock();
+            if looks % EVERY == 0 {
+                engine.probe_absent(state, team, number, start);
+            }
             let mut lost = team.absent(number);
             let lost = lost.find_map(|rank| Some((rank, state.given_up(rank)?)));
             if let Some(lost) = lost {
@@ -159,7 +187,7 @@ impl Crew {
             team.failure().is_some()
         });
         if team.failure().is_none() && team.absent(number).next().is_some() {
-            engine.time_out_team(&mut engine.lock(), team, number, &time(limit));
+            engine.time_out_team(&mut engine.lock(), team, (number, start), &time(limit));
         }
     }
 

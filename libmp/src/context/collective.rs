@@ -88,7 +88,7 @@ use crate::wire::collective::Call;
 /// for the result is unchanged, and [`Context::synchronize`] returns the failure.
 ///
 /// After a rank has dropped its object, calls of other ranks fail with `PeerFailed`, and the
-/// rank is given up.
+/// rank is given up. The memory of an object that has failed is kept until its context is dropped.
 pub struct Collectives {
     context: Context,
     crew: Crew,
@@ -133,8 +133,8 @@ impl Collectives {
     ///
     /// # Errors
     /// - As the section "Failures" of [`Collectives`] describes; then the object has failed.
-    /// - `Timeout` also if the stream of the call before has not executed it within `limit`. This
-    ///   leaves the object usable, and names no rank. The call may be repeated.
+    /// - `Timeout` also if the stream of the call before has not executed it within `limit`; this
+    ///   leaves the object usable, and the call may be repeated.
     /// - `QueueFull` as configured by [`Builder::full`](crate::Builder::full), `BootstrapLost` if a
     ///   connection is needed: the object stays usable if nothing was posted.
     /// - Errors of gdsync.

@@ -3,9 +3,11 @@
 
 use std::sync::{Arc, Weak};
 
+use gds_step::Time;
 use gdsync::Status;
 
 use super::engine::Engine;
+use super::liveness::Life;
 use super::peer::Peer;
 use super::state::State;
 use super::texts::join;
@@ -108,16 +110,48 @@ impl Engine {
         self.fail_team(state, team, failure, true);
     }
 
-    /// Fails the team because ranks have not joined call `number` within `limit`; `setting` names
-    /// where the limit is set.
+    /// Asks the ranks that have not joined call `number` since `since` whether they are alive.
+    pub(crate) fn probe_absent(&self, state: &mut State, team: &Team, number: u64, since: Time) {
+        let now = self.host().now();
+        for rank in team.absent(number) {
+            self.probe(state, rank, since, now);
+        }
+    }
+
+    /// The ranks that have not joined call `number` since `since`, first those that have not
+    /// answered: a rank that is alive may itself wait for them, in an earlier call.
+    pub(crate) fn absent_ranks(
+        &self,
+        state: &State,
+        team: &Team,
+        number: u64,
+        since: Time,
+    ) -> Vec<u32> {
+        let mut absent: Vec<u32> = team.absent(number).collect();
+        let alive = |rank: &u32| self.life(state.peers.get(*rank), Some(since)) == Life::Alive;
+        absent.sort_by_cached_key(alive);
+        absent
+    }
+
+    /// As [`Engine::probe_absent`], for a stream's call. `false`: the request is none.
+    pub(super) fn probe_team(&self, state: &mut State, key: RequestKey, since: Time) -> bool {
+        let open = waiting(state.requests.get(key));
+        if let Some((team, number)) = &open {
+            self.probe_absent(state, team, *number, since);
+        }
+        open.is_some()
+    }
+
+    /// Fails the team because ranks have not joined call `number`, for which this rank has waited
+    /// since `since`: `limit`, with where it is set.
     pub(crate) fn time_out_team(
         &self,
         state: &mut State,
         team: &Arc<Team>,
-        number: u64,
+        (number, since): (u64, Time),
         limit: &str,
     ) {
-        let absent: Vec<u32> = team.absent(number).collect();
+        let absent = self.absent_ranks(state, team, number, since);
         let Some(rank) = absent.first().copied() else {
             return;
         };
@@ -208,9 +242,11 @@ impl Engine {
 
     /// Fails the team of a stream's call whose timeout has expired.
     pub(super) fn time_out_collective(&self, state: &mut State, key: RequestKey) {
-        if let Some((team, number)) = waiting(state.requests.get(key)) {
+        let entry = state.requests.get(key);
+        let since = entry.and_then(|entry| entry.since).unwrap_or_default();
+        if let Some((team, number)) = waiting(entry) {
             let limit = format!("{} (Builder::timeout)", time(self.config.timeout));
-            self.time_out_team(state, &team, number, &limit);
+            self.time_out_team(state, &team, (number, since), &limit);
         }
     }
 }

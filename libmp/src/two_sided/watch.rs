@@ -113,7 +113,7 @@ impl Engine {
             }
             if waited >= limit {
                 self.time_out(state, key);
-            } else {
+            } else if !self.probe_team(state, key, since) {
                 self.probe(state, rank, since, now);
             }
         }

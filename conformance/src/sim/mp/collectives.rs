@@ -161,9 +161,10 @@ fn run_on(seed: u64, faults: Faults, loses: bool) -> Result<SimReport, SimError>
         before: rng.usize(0..CALLS),
         reported: rng.bool(),
     });
-    let limit = if loses { PEER_LIMIT } else { LIMIT };
+    // A call of the CPU waits longer than a stream: the failure of the stream's call comes first.
+    let limit = if loses { 4 * PEER_LIMIT } else { LIMIT };
     if loses {
-        settings.timeout = limit;
+        settings.timeout = PEER_LIMIT;
     }
     let pauses: Rc<[Pause]> = (0..rng.usize(0..4) * usize::from(!loses))
         .map(|_| Pause::draw(&mut rng, ranks as usize))

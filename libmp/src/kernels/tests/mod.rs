@@ -1,6 +1,7 @@
 //! Tests of the kernels on a soft GPU, against memory with a fixed layout: one region contains all
 //! that they access, and every byte of it is compared.
 
+mod collect;
 mod put;
 mod stamp;
 mod strided;
