@@ -20,6 +20,7 @@ fn trials() -> Vec<Trial> {
             ("windows", windows::run),
             ("windows out of order", windows::run_in_disorder),
             ("collectives", collectives::run),
+            ("collectives with a loss", collectives::run_with_loss),
         ],
         replayed: Mutant::LostCredit,
     };

@@ -27,4 +27,6 @@ gds_step::mutants! {
     SameParity,
     /// A collective call does not wait for the words of this call.
     StaleCall,
+    /// A stream's collective call that was released ends with success.
+    ReleasedCallSucceeds,
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gds_step::Time;
+use gdsync::gpu::Word64;
 use zerocopy::IntoBytes;
 
 use super::job::Job;
@@ -39,15 +40,11 @@ impl Crew {
             }
         }
         self.wait(engine, number, start, limit);
-        // The words may have arrived before the failure.
-        let missing = self.team.absent(number).next().is_some();
-        if !missing {
-            self.compare(engine, job, number);
-        }
-        let failure = self.team.failure();
-        match failure.filter(|failure| missing || failure.call <= number) {
-            Some(failure) => Err(failure.error(job.name())),
-            None => Ok(number),
+        // The words may have arrived before a failure.
+        let good = self.team.absent(number).next().is_none() && self.compare(engine, job, number);
+        match self.team.failure() {
+            Some(failure) if !good => Err(failure.error(job.name())),
+            _ => Ok(number),
         }
     }
 
@@ -191,14 +188,16 @@ impl Crew {
         }
     }
 
-    /// Compares the words of all ranks with the words of this call.
-    fn compare(&self, engine: &Engine, job: &Job<'_>, number: u64) {
-        let load = |word: &gdsync::gpu::Word64| word.load().unwrap_or(0);
+    /// Compares the words of all ranks with the words of this call. If one differs, the team fails:
+    /// `false`.
+    fn compare(&self, engine: &Engine, job: &Job<'_>, number: u64) -> bool {
+        let load = |word: &Word64| word.load().unwrap_or(0);
         let mut words = self.team.others(number);
         let other = words.find(|(rank, word)| load(word) != job.word_from(number, *rank));
         if let Some((rank, word)) = other {
             let state = &mut *engine.lock();
             engine.mismatch(state, &self.team, number, rank, load(word));
         }
+        other.is_none()
     }
 }

@@ -43,7 +43,7 @@ impl fmt::Debug for Team {
 /// Why no further call of a team is possible.
 #[derive(Clone, Debug)]
 pub(crate) struct TeamFailure {
-    /// The first call that failed.
+    /// The first call that failed, on the rank that found the failure.
     pub call: u64,
     pub status: Status,
     /// The rank that is the reason.
@@ -154,6 +154,12 @@ impl Team {
     /// Whether call `number` has ended on this rank, or a later one.
     pub fn has_passed(&self, number: u64) -> bool {
         self.passed.load().unwrap_or(0) >= number
+    }
+
+    /// Whether a kernel has copied nothing in call `number`, because of this or an earlier call.
+    pub fn has_fault(&self, number: u64) -> bool {
+        let call = self.fault[0].load().unwrap_or(0);
+        call != 0 && number >= call && !on(Mutant::ReleasedCallSucceeds)
     }
 
     /// The first call up to `number` that has not ended on this rank and that a rank has not

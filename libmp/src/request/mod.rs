@@ -1,8 +1,8 @@
 //! The requests of a context: their states, their result words and their failures.
 //!
 //! `entry` has the states of one request, `one_sided` those of a transfer to or from a window,
-//! `collective` those of a stream's collective call, `table` all requests with their result words, `fault` the failures that no call has returned.
-//! [`Done`] is the result of a request that succeeded.
+//! `collective` those of a stream's collective call, `table` all requests with their result words,
+//! `fault` the failures that no call has returned. [`Done`] is the result of a request that succeeded.
 
 pub(crate) mod collective;
 pub(crate) mod entry;

@@ -392,7 +392,10 @@ impl Engine {
                 },
                 Operation::Transfer(_) => false,
                 Operation::Signal(_) => entry.signal().is_some(),
-                Operation::Collective(collection) => collection.done.is_none(),
+                Operation::Collective(_) => entry.collective().is_some_and(|open| {
+                    let mut absent = open.team.absent(entry.number);
+                    absent.any(|absent| absent == rank)
+                }),
             }
         })
     }

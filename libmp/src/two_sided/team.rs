@@ -27,17 +27,10 @@ impl Engine {
         };
         if team.has_passed(number) {
             self.find_fault(state, &team);
-            let failure = team.failure().filter(|failure| number >= failure.call);
-            let (status, rank) = failure.map_or((Status::SUCCESS, None), |failure| {
-                (failure.status, Some(failure.rank))
-            });
-            if let (Some(entry), Some(rank)) = (state.requests.get_mut(key), rank) {
-                entry.peer = rank;
+            if team.has_fault(number) {
+                self.end_earlier(state, &team, number);
             }
-            let len = state.requests.get(key).map_or(0, |entry| entry.len);
-            self.finish(state, key, status, len);
-            // The entry may have held the team alone: its memory is released without the lock.
-            state.trash.memory.push(team.memory.clone());
+            self.end_collective(state, key, &team, number);
             return true;
         }
         if team.failure().is_none() {
@@ -57,6 +50,40 @@ impl Engine {
             team.release(number);
         }
         false
+    }
+
+    /// Ends a stream's call that the stream has passed.
+    fn end_collective(&self, state: &mut State, key: RequestKey, team: &Arc<Team>, number: u64) {
+        // A call that was released has a fault, unless all words had arrived before.
+        let failure = team.failure().filter(|_| team.has_fault(number));
+        let Some(entry) = state.requests.get_mut(key) else {
+            return;
+        };
+        entry.peer = failure.map_or(entry.peer, |failure| failure.rank);
+        let (status, len) = match failure {
+            Some(failure) => (failure.status, 0),
+            None => (Status::SUCCESS, entry.len),
+        };
+        self.finish(state, key, status, len);
+        if Arc::strong_count(team) == 1 {
+            // Its memory is released without the lock.
+            state.trash.memory.push(team.memory.clone());
+        }
+    }
+
+    /// Ends the calls before call `number`, so that the first one is the first failure.
+    fn end_earlier(&self, state: &mut State, team: &Arc<Team>, number: u64) {
+        let open = state.requests.iter().filter_map(|(key, entry)| {
+            let this = entry
+                .collective()
+                .is_some_and(|open| Arc::ptr_eq(&open.team, team));
+            (this && entry.number < number).then_some((entry.number, key))
+        });
+        let mut open: Vec<(u64, RequestKey)> = open.collect();
+        open.sort_unstable();
+        for (number, key) in open {
+            self.end_collective(state, key, team, number);
+        }
     }
 
     /// Fails the team if a kernel has found that a rank has called something else.

@@ -172,6 +172,7 @@ fn run_on(seed: u64, faults: Faults, loses: bool) -> Result<SimReport, SimError>
     let calls: Rc<[Call]> = (0..CALLS)
         .map(|_| Call::draw(&mut rng, ranks, objects))
         .collect();
+    let start = settings.start;
     let job = Job::new(seed, ranks, settings).on_a_wire(faults);
     let report = play(seed, ranks as usize, move |rank| {
         let member = job.join(&rank);
@@ -199,7 +200,7 @@ fn run_on(seed: u64, faults: Faults, loses: bool) -> Result<SimReport, SimError>
         match loss.filter(|loss| loss.rank == rank.me) {
             None => {
                 let lost = loss.map(|loss| loss.rank as u32);
-                part.play(&rank, &member, lost);
+                part.play(&rank, &member, lost, start);
                 match lost {
                     Some(lost) => member.leave_without(lost),
                     None => {
@@ -209,8 +210,8 @@ fn run_on(seed: u64, faults: Faults, loses: bool) -> Result<SimReport, SimError>
                 }
             }
             Some(loss) => {
-                let (_, made) = part.start(&rank, loss.before);
-                made.expect("all live");
+                let failures = part.start(&rank, loss.before).failures;
+                assert!(failures.is_empty(), "all live: {failures:?}");
                 let node = member.devices.node();
                 for name in process(&rank, &member.devices) {
                     rank.control.kill(&name);
@@ -232,6 +233,15 @@ fn run_on(seed: u64, faults: Faults, loses: bool) -> Result<SimReport, SimError>
     Ok(report)
 }
 
+/// The calls that a rank has made.
+#[derive(Default)]
+struct Made {
+    /// Those of streams, with their places in the program: their results are not compared yet.
+    enqueued: Vec<(usize, Call)>,
+    /// The first that failed.
+    failures: Vec<(usize, mp::Error)>,
+}
+
 /// One rank's part in a program.
 struct Part<'a> {
     me: u32,
@@ -248,39 +258,42 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Makes the first `count` calls, up to the first failure. Returns those of streams, whose
-    /// results are not compared yet.
-    fn start(&mut self, rank: &Rank, count: usize) -> (Vec<(usize, Call)>, mp::Result<()>) {
-        let mut enqueued = Vec::new();
+    /// Makes the first `count` calls, up to the first failure.
+    fn start(&mut self, rank: &Rank, count: usize) -> Made {
+        let mut made = Made::default();
         for at in 0..count {
             let call = self.calls[at];
             if self.own.u8(0..6) == 0 {
                 rank.pass(Duration::from_micros(self.own.u64(0..200)));
             }
             let by_stream = self.own.u8(0..3) != 0;
-            let made = match by_stream {
+            let called = match by_stream {
                 true => self.call_on(at, call),
                 false => self.call(call),
             };
-            if made.is_err() {
-                return (enqueued, made);
+            if let Err(e) = called {
+                made.failures.push((at, e));
+                break;
             }
-            enqueued.extend(by_stream.then_some((at, call)));
+            made.enqueued.extend(by_stream.then_some((at, call)));
         }
-        (enqueued, Ok(()))
+        made
     }
 
     /// Makes all calls and compares their results. If a rank is lost, ends with a failure that
     /// names it.
-    fn play(mut self, rank: &Rank, member: &Member, lost: Option<u32>) {
-        let (enqueued, made) = self.start(rank, CALLS);
-        let mut failures = Vec::from_iter(made.err());
+    fn play(mut self, rank: &Rank, member: &Member, lost: Option<u32>, start: u64) {
+        let Made {
+            enqueued,
+            mut failures,
+        } = self.start(rank, CALLS);
         for stream in &self.streams {
-            failures.extend(member.ctx.synchronize(stream, LIMIT).err());
+            let failed = member.ctx.synchronize(stream, LIMIT).err();
+            failures.extend(failed.map(|e| (index(&e, start), e)));
             let through = stream.synchronize(Duration::ZERO).expect("asked");
             assert!(through, "a stream is left");
         }
-        for e in &failures {
+        for (_, e) in &failures {
             let kind = matches!(
                 e.kind(),
                 Kind::PeerFailed(_) | Kind::Failed(_) | Kind::Timeout
@@ -291,10 +304,9 @@ impl Part<'_> {
             );
         }
         assert_eq!(failures.is_empty(), lost.is_none(), "the loss fails a call");
-        if !failures.is_empty() {
-            return;
-        }
-        for (at, call) in enqueued {
+        // The calls before the first failure have their results.
+        let first = failures.iter().map(|(at, _)| *at).min().unwrap_or(CALLS);
+        for (at, call) in enqueued.into_iter().filter(|(at, _)| *at < first) {
             let due = call.due(self.me, self.ranks);
             let mut got = vec![0.0; due.len()];
             let place = (2 * at + 1) * self.area / 8;
@@ -362,6 +374,17 @@ impl Part<'_> {
             What::Least => all.all_reduce_on::<f64>(stream, into, Op::Min),
         }
     }
+}
+
+/// The place in the program of the call that a stream's failure names.
+fn index(e: &mp::Error, start: u64) -> usize {
+    let text = e.to_string();
+    let number = text
+        .split_once(", call ")
+        .and_then(|(_, rest)| rest.split_once(' '));
+    let number = number.and_then(|(number, _)| number.parse::<u64>().ok());
+    let number = number.unwrap_or_else(|| panic!("no call is named: {e}"));
+    (number - start - 1) as usize
 }
 
 /// Checks that results have the same bits.
