@@ -94,6 +94,28 @@ fn a_gpu_without_kernels_makes_calls_by_the_cpu_only() {
     });
 }
 
+/// Without a background thread the calls themselves do the background work.
+#[test]
+fn calls_progress_without_a_background_thread() {
+    play(1, 3, |rank| {
+        let ctx = rank.open_manual(|b| b);
+        let mut all = ctx.collectives(8).unwrap();
+        let stream = ctx.gpu().stream().unwrap();
+        for _ in 0..20 {
+            let mut sum = [rank.me];
+            all.all_reduce(&mut sum, Op::Sum, LIMIT).unwrap();
+            assert_eq!(sum, [3]);
+            all.barrier_on(&stream).unwrap();
+        }
+        ctx.synchronize(&stream, LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
+        let end = rank.come();
+        rank.progress_until(&ctx, "another rank ends", || {
+            (0..3).all(|other| rank.has_come(other, end))
+        });
+    });
+}
+
 /// A rank drops its object, and another makes a call.
 #[test]
 fn rank_that_has_dropped_its_object_is_named() {
