@@ -31,3 +31,8 @@ fn every_rank_of_the_particles_names_the_rank_that_died() {
 fn every_rank_of_the_stencil_of_26_neighbours_ends_with_a_named_error() {
     gds_sim::seeds(60, mp::halo3d::run_until_a_rank_dies);
 }
+
+#[test]
+fn lost_rank_of_collective_calls_is_named_on_every_rank() {
+    gds_sim::seeds(100, mp::collectives::run_with_loss);
+}

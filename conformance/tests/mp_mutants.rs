@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 
 #[cfg(feature = "mutants")]
 fn trials() -> Vec<Trial> {
-    use conformance::sim::mp::{halo, late, neighbours, talk, windows};
+    use conformance::sim::mp::{collectives, halo, late, neighbours, talk, windows};
     use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
 
@@ -20,6 +20,8 @@ fn trials() -> Vec<Trial> {
             ("windows", windows::run),
             ("windows out of order", windows::run_in_disorder),
             ("neighbours", neighbours::run),
+            ("collectives", collectives::run),
+            ("collectives with a loss", collectives::run_with_loss),
         ],
         replayed: Mutant::LostCredit,
     };

@@ -70,6 +70,16 @@ fn neighbours_have_the_data_of_the_serial_run_with_writes_out_of_order() {
 }
 
 #[test]
+fn collective_calls_have_the_results_of_the_serial_run_under_every_schedule() {
+    gds_sim::seeds(200, mp::collectives::run);
+}
+
+#[test]
+fn collective_calls_have_the_results_of_the_serial_run_where_writes_are_placed_out_of_order() {
+    gds_sim::seeds(100, mp::collectives::run_in_disorder);
+}
+
+#[test]
 fn seed_replays_exactly() {
     for seed in [1, 2, 3, 4] {
         for run in [
@@ -82,6 +92,7 @@ fn seed_replays_exactly() {
             mp::particles::run_until_a_rank_dies,
             mp::windows::run,
             mp::neighbours::run,
+            mp::collectives::run,
         ] {
             let [first, second] = [(); 2].map(|()| run(seed).unwrap());
             assert_eq!(first, second);

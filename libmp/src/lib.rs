@@ -75,6 +75,10 @@
 //! - [`Neighbourhood`]: a halo exchange that is built once and repeated: three calls for each step,
 //!   whatever the number of neighbours. [`Neighbour`] is one of them, [`Neighbours`] builds it.
 //!
+//! Collective calls:
+//! - [`Collectives`]: barrier, broadcast, all-gather, all-to-all and all-reduce of small data, by the
+//!   CPU and by streams; [`Op`] and [`Number`] say what an all-reduce computes.
+//!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
 //! - [`Stats`]: numbers of messages, bytes and waits by peer; [`Builder::trace`]: a timeline.
@@ -212,6 +216,7 @@
 #![deny(clippy::missing_safety_doc)]
 
 pub mod bootstrap;
+mod collective;
 mod context;
 mod error;
 mod kernels;
@@ -229,9 +234,10 @@ mod window;
 mod wire;
 
 pub use bootstrap::Bootstrap;
+pub use collective::{Number, Op};
 pub use context::{
-    Builder, Context, Neighbourhood, Neighbours, Request, Scope, Window, wait_all, wait_any,
-    wait_some,
+    Builder, Collectives, Context, Neighbourhood, Neighbours, Request, Scope, Window, wait_all,
+    wait_any, wait_some,
 };
 pub use error::{Error, Kind, Result};
 pub use gdsync;

@@ -29,4 +29,10 @@ gds_step::mutants! {
     StaleReady,
     /// A double-buffered exchange unpacks the landing memory of the other parity.
     WrongParity,
+    /// All calls of collectives use the same slots.
+    SameParity,
+    /// A collective call does not wait for the words of this call.
+    StaleCall,
+    /// A stream's collective call that was released ends with success.
+    ReleasedCallSucceeds,
 }

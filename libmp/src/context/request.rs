@@ -87,6 +87,7 @@ impl fmt::Debug for Request {
                 Operation::Transfer(transfer) => write!(f, "{}: {:?}", e.name(), transfer.state),
                 Operation::Signal(wait) => write!(f, "{}: {:?}", e.name(), wait.state),
                 Operation::Step(step) => write!(f, "{}: {:?}", e.name(), step.done),
+                Operation::Collective(call) => write!(f, "{}: {:?}", e.name(), call.done),
             },
             None => f.write_str("an unknown request (already released)"),
         }

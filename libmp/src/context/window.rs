@@ -116,7 +116,9 @@ impl Context {
     /// - Errors of gdsync.
     pub fn window(&self, memory: &Memory) -> Result<Window> {
         let window = self.without_ranks(memory)?;
-        self.engine().join_window(&window.targets)?;
+        let what = ["window", "Context::window"];
+        let engine = self.engine();
+        engine.join_window(&window.targets, what, |_, _| Ok(()))?;
         Ok(window)
     }
 

@@ -5,8 +5,9 @@
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
 //! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]), the fourth
 //! gathers and scatters pieces that do not fit a list ([`Pieces`]), the fifth does so for a table of
-//! them ([`Moves`]).
+//! them ([`Moves`]), the sixth ends a collective call ([`Collect`]).
 
+mod collect;
 mod params;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use zerocopy::IntoBytes;
 
 use crate::error::Result;
 
+pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
     MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
 };
@@ -33,6 +35,7 @@ pub(crate) struct Kernels {
     put: Kernel,
     strided: Kernel,
     moves: Kernel,
+    collect: Kernel,
     unpack: Dims,
     stamp: Dims,
 }
@@ -58,6 +61,7 @@ impl Kernels {
             put: module.kernel("mp_put")?,
             strided: module.kernel("mp_strided")?,
             moves: module.kernel("mp_moves")?,
+            collect: module.kernel("mp_collect")?,
             unpack: block(256),
             stamp: block(32),
         })

@@ -1,7 +1,7 @@
 //! [`Lane`]: an ordered queue of puts to a peer, on the path to the peer: a queue pair of the NIC,
 //! or the queue of a rank to itself. It posts, polls, fails and aborts puts; `batch` prepares them.
 
-use gdsync::rdma::Descriptor;
+use gdsync::rdma::{Descriptor, Qp};
 use gdsync::{Status, Stream};
 
 use super::{Put, foreign, local, nic};
@@ -128,6 +128,14 @@ impl Lane {
         match self {
             Lane::Nic(lane) => lane.post_on(stream, list),
             Lane::Local(lane) => lane.post_on(stream, list, items),
+        }
+    }
+
+    /// The queue pair of a lane through the NIC.
+    pub(super) fn queue(&mut self) -> Option<&mut Qp> {
+        match self {
+            Lane::Nic(lane) => Some(lane.queue()),
+            Lane::Local(_) => None,
         }
     }
 

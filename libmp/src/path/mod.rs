@@ -13,6 +13,7 @@
 //! memory.
 
 mod batch;
+mod fan;
 mod lane;
 mod link;
 mod list;
@@ -32,6 +33,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 
 pub(crate) use batch::{Batch, Put};
+pub(crate) use fan::{Fan, Room};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
 pub(crate) use list::List;

@@ -8,6 +8,7 @@ use gds_step::Time;
 use gdsync::Status;
 use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 
+use super::collective::Collection;
 use super::fault::End;
 use super::one_sided::{Action, SignalState, SignalWait, Transfer, TransferState};
 use super::step::Step;
@@ -96,6 +97,8 @@ pub(crate) enum Operation {
     /// A step of an exchange with neighbours; the peer is the one that it waits for now, or because
     /// of which it failed.
     Step(Step),
+    /// A stream's collective call.
+    Collective(Collection),
 }
 
 /// The fields of a send.
@@ -266,12 +269,21 @@ impl Entry {
         }
     }
 
+    /// The collective call of a stream that the stream has not passed.
+    pub fn collective(&self) -> Option<&Collection> {
+        match &self.operation {
+            Operation::Collective(collection) => Some(collection).filter(|c| c.done.is_none()),
+            _ => None,
+        }
+    }
+
     /// What a one-sided operation does; `None` for sends and receives.
     pub fn action(&self) -> Option<Action> {
         match &self.operation {
             Operation::Transfer(transfer) => Some(transfer.action),
             Operation::Signal(_) => Some(Action::WaitSignal),
             Operation::Step(_) => Some(Action::Exchange),
+            Operation::Collective(collection) => Some(Action::Collective(collection.call)),
             Operation::Send(_) | Operation::Receive(_) => None,
         }
     }
@@ -281,7 +293,10 @@ impl Entry {
         match &self.operation {
             Operation::Receive(receive) => receive.lands_in_device(&self.common),
             Operation::Transfer(transfer) => transfer.lands_in_device(self.segments.as_slice()),
-            Operation::Send(_) | Operation::Signal(_) | Operation::Step(_) => false,
+            Operation::Send(_)
+            | Operation::Signal(_)
+            | Operation::Step(_)
+            | Operation::Collective(_) => false,
         }
     }
 
@@ -290,7 +305,10 @@ impl Entry {
         match &self.operation {
             Operation::Send(send) => send.state == SendState::Prepared,
             Operation::Receive(receive) => receive.state == ReceiveState::Prepared,
-            Operation::Transfer(_) | Operation::Signal(_) | Operation::Step(_) => false,
+            Operation::Transfer(_)
+            | Operation::Signal(_)
+            | Operation::Step(_)
+            | Operation::Collective(_) => false,
         }
     }
 
@@ -350,6 +368,9 @@ impl Entry {
             })
             | Operation::Step(Step {
                 done: Some(status), ..
+            })
+            | Operation::Collective(Collection {
+                done: Some(status), ..
             }) => Some(*status),
             _ => None,
         }
@@ -366,6 +387,7 @@ impl Entry {
             Operation::Transfer(transfer) => transfer.state = TransferState::Done(status),
             Operation::Signal(wait) => wait.state = SignalState::Done(status),
             Operation::Step(step) => step.done = Some(status),
+            Operation::Collective(collection) => collection.done = Some(status),
         }
     }
 

@@ -1,9 +1,11 @@
 //! The requests of a context: their states, their result words and their failures.
 //!
 //! `entry` has the states of one request, `one_sided` those of a transfer to or from a window,
-//! `step` those of a step of an exchange with neighbours, `table` all requests with their result words, `fault` the failures that no call has returned.
-//! [`Done`] is the result of a request that succeeded.
+//! `step` those of a step of an exchange with neighbours, `collective` those of a stream's collective
+//! call, `table` all requests with their result words, `fault` the failures that no call has
+//! returned. [`Done`] is the result of a request that succeeded.
 
+pub(crate) mod collective;
 pub(crate) mod entry;
 pub(crate) mod fault;
 pub(crate) mod one_sided;

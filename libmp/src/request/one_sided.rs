@@ -11,11 +11,12 @@ use gdsync::gpu::{Condition, MemoryKind, Word64};
 use crate::error::Result;
 use crate::path::Put;
 use crate::region::Slice;
+use crate::wire::collective::Call;
 
 /// The period in which [`Releases`] looks for streams that have passed a wait.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// The kind of a one-sided operation, for texts.
+/// The kind of a one-sided operation, of an exchange or of a collective call, for texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Put,
@@ -30,6 +31,8 @@ pub(crate) enum Action {
     WaitSignal,
     /// A step of an exchange with neighbours.
     Exchange,
+    /// A collective call.
+    Collective(Call),
 }
 
 /// The state of a transfer.

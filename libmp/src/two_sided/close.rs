@@ -94,7 +94,8 @@ impl Engine {
             let by_stream = entry.in_flight().is_some()
                 || entry.claimed_by().is_some()
                 || entry.signal().is_some()
-                || entry.step().is_some();
+                || entry.step().is_some()
+                || entry.collective().is_some();
             if (by_stream || entry.is_queued()) && state.requests.result(key).is_none() {
                 open.push(entry.name().to_string());
             }
@@ -140,6 +141,9 @@ impl Engine {
             };
             if let Some(step) = entry.step() {
                 step.board.release();
+            }
+            if let Some(collection) = entry.collective() {
+                collection.team.release_at_once(entry.number);
             }
             // The kernel after the wait stores the result of a claimed receive, and the stream that
             // of a wait for a signal, which `releases` reads.

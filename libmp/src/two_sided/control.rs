@@ -145,6 +145,12 @@ impl Engine {
                 let cause = Cause::Other(self.status_text(state, rank, status));
                 self.give_up(state, rank, status, cause);
             }
+            Control::Broken {
+                id,
+                call,
+                rank: culprit,
+                status,
+            } => self.team_broke(state, rank, (id, call, culprit, status))?,
             _ => {}
         }
         handled

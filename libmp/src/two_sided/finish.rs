@@ -403,6 +403,10 @@ impl Engine {
                     let missing = entry.signal().is_some_and(|wait| !wait.is_met());
                     missing && state.requests.result(key).is_none()
                 }
+                Operation::Collective(_) => entry.collective().is_some_and(|open| {
+                    let mut absent = open.team.absent(entry.number);
+                    absent.any(|absent| absent == rank)
+                }),
             }
         })
     }
@@ -425,7 +429,10 @@ impl Engine {
                 let posted = receive.state == ReceiveState::Posted;
                 posted && entry.poster.stream.is_none() && !entry.large
             }
-            Operation::Transfer(_) | Operation::Signal(_) | Operation::Step(_) => false,
+            Operation::Transfer(_)
+            | Operation::Signal(_)
+            | Operation::Step(_)
+            | Operation::Collective(_) => false,
         };
         if !unposted && !unknown {
             return late("the request was posted, and its message may be in flight; wait for it");
@@ -519,7 +526,10 @@ impl Engine {
             }
             Operation::Receive(receive) => receive.state = ReceiveState::Posted,
             // Never prepared.
-            Operation::Transfer(_) | Operation::Signal(_) | Operation::Step(_) => {}
+            Operation::Transfer(_)
+            | Operation::Signal(_)
+            | Operation::Step(_)
+            | Operation::Collective(_) => {}
         }
         let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);

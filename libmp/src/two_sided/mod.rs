@@ -19,8 +19,8 @@
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `post`, `wait`, `claim` (a
 //!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`.
-//! - Background work: `progress`, `steps`, `control`, `finish`, and `texts`, which describes it in errors
-//!   and logs.
+//! - Background work: `progress`, `steps`, `control`, `finish`, `team` (collective calls), and
+//!   `texts`, which describes it in errors and logs.
 
 mod any;
 mod channel;
@@ -48,6 +48,7 @@ mod staging;
 mod state;
 mod steps;
 mod take;
+mod team;
 mod texts;
 pub(crate) mod wait;
 mod watch;

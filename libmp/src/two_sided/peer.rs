@@ -343,7 +343,10 @@ impl Peer {
                 }
             }
             Control::Ping => out.push(Control::Pong),
-            Control::Pong | Control::Truncated { .. } | Control::GivenUp => {}
+            Control::Pong
+            | Control::Truncated { .. }
+            | Control::GivenUp
+            | Control::Broken { .. } => {}
         }
         Ok(())
     }

@@ -141,6 +141,10 @@ impl Engine {
                 Some(_) => state.requests.forget(key),
                 None => self.advance_step(state, key),
             },
+            Operation::Collective(collection) => match collection.done {
+                Some(_) => state.requests.forget(key),
+                None => self.advance_collective(state, key),
+            },
         }
     }
 

@@ -1,9 +1,10 @@
 //! [`State`]: all that a context's lock guards (peers, requests, lanes, the matcher, failures), how
 //! parts of it are looked up, and the [`Guard`] of the lock.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard, Weak};
 
 use gds_step::Time;
 use gdsync::rdma::Doorbell;
@@ -21,6 +22,7 @@ use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
 use crate::plan::Plan;
 use crate::region::Memory;
+use crate::request::collective::Team;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
 use crate::request::one_sided::Released;
@@ -61,6 +63,10 @@ pub(crate) struct State {
     /// for signals flush.
     pub device_windows: bool,
     pub released: Released,
+    /// The teams of collective calls, by number.
+    pub teams: BTreeMap<u64, Weak<Team>>,
+    /// Teams that failed: other ranks may write to their memory still.
+    pub failed_teams: Vec<Arc<Team>>,
     /// Failures that no call has returned.
     pub faults: Faults,
     /// What belongs to no peer.
@@ -85,6 +91,8 @@ impl State {
             windows: 0,
             device_windows: false,
             released: Released::default(),
+            teams: BTreeMap::new(),
+            failed_teams: Vec::new(),
             faults: Faults::default(),
             counts: Counts::default(),
         }

@@ -15,7 +15,8 @@ use super::peer::{Cause, Failure, Peer, Peers};
 use super::receive::ANYBODY;
 use super::state::State;
 use crate::error::{Error, Kind, time};
-use crate::request::entry::{Entry, Handle};
+use crate::request::collective::TeamFailure;
+use crate::request::entry::{Entry, Handle, Operation};
 use crate::request::fault::{Fault, Name, Why};
 use crate::request::one_sided::{Action, SignalWait};
 use crate::request::step::Lacking;
@@ -40,6 +41,8 @@ pub(super) enum Lack {
     Signal,
     /// A word of a neighbour in an exchange.
     Neighbour(Lacking),
+    /// A rank, to join a collective call.
+    Rank,
 }
 
 impl Entry {
@@ -92,6 +95,9 @@ impl fmt::Display for Name {
                         "exchange with the neighbour rank {peer}, tag {tag}, step {number}"
                     );
                 }
+                Action::Collective(call) => {
+                    return write!(f, "{}, call {number} of its collectives", call.name());
+                }
                 Action::WaitSignal => {
                     return write!(
                         f,
@@ -139,7 +145,11 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
         return Some(Lack::Neighbour(lacking));
     }
     if entry.action().is_some() {
-        return entry.signal().map(|_| Lack::Signal);
+        let open = entry.collective();
+        let open = open.filter(|open| open.team.absent(entry.number).next().is_some());
+        return open
+            .map(|_| Lack::Rank)
+            .or(entry.signal().map(|_| Lack::Signal));
     }
     let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
@@ -195,6 +205,15 @@ impl Engine {
                 format!("its data has not arrived{within}"),
                 "; check that it calls Neighbourhood::send_on or send in each step".to_owned(),
             ),
+            Some(Lack::Rank) => {
+                let number = entry.number;
+                let open = entry.collective().into_iter();
+                let absent: Vec<u32> = open.flat_map(|open| open.team.absent(number)).collect();
+                (
+                    format!("rank {} has not joined the call{within}", join(&absent)),
+                    "; check that all ranks make the same calls in the same order".to_owned(),
+                )
+            }
             Some(Lack::Message) => (
                 format!("no message has arrived{within}"),
                 "; check that both ranks use the same tags in the same order".to_owned(),
@@ -302,6 +321,10 @@ impl Engine {
         status: Status,
         len: u64,
     ) -> String {
+        if let Operation::Collective(collection) = &entry.operation {
+            let failure = collection.team.failure();
+            return failure.map_or_else(String::new, |failure| failure.text.clone());
+        }
         match status {
             Status::TRUNCATED if entry.handle == Handle::Void => {
                 format!(
@@ -355,6 +378,9 @@ impl Engine {
         let failure = peer.and_then(|rank| state.peers.get(rank)?.failure());
         let kind = match (&fault.why, failure) {
             (Why::Own(_), _) if fault.status == Status::TRUNCATED => Kind::Truncated,
+            (Why::Own(_), _) if matches!(fault.name.one_sided, Some(Action::Collective(_))) => {
+                TeamFailure::kind_of_stream(fault.status)
+            }
             (Why::Own(_), _) => Kind::Failed(fault.status),
             (_, Some(failure)) => failure.kind(),
             (_, None) => Kind::PeerFailed(fault.status),

@@ -114,7 +114,7 @@ impl Engine {
             }
             if waited >= limit {
                 self.time_out(state, key);
-            } else {
+            } else if !self.probe_team(state, key, since) {
                 self.probe(state, rank, since, now);
             }
         }
@@ -135,6 +135,9 @@ impl Engine {
         let step = entry.step().is_some_and(|step| step.lack().is_none());
         if signal || step || entry.is_receive() && arrived(state, key) {
             return;
+        }
+        if entry.collective().is_some() {
+            return self.time_out_collective(state, key);
         }
         let (text, rank) = (self.timeout_text(state, entry), entry.peer);
         state.counts(Some(rank)).timeouts += 1;
@@ -181,7 +184,10 @@ impl Engine {
 /// The streams that may wait at a request, with the positions of their waits: the stream that
 /// executes it, and those that wait for its result.
 fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
-    let at_work = entry.in_flight().is_some() || entry.signal().is_some() || entry.step().is_some();
+    let at_work = entry.in_flight().is_some()
+        || entry.signal().is_some()
+        || entry.step().is_some()
+        || entry.collective().is_some();
     let sender = entry.poster.stream.as_ref().filter(|_| at_work);
     let sender = sender.map(|stream| stream.id());
     let waiters = match (entry.status(), sender) {

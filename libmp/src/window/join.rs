@@ -24,13 +24,20 @@ impl Engine {
         Ok(window)
     }
 
-    /// Adds the memory of all ranks to a window, which each of them makes with this call.
+    /// Adds the memory of all ranks to a window, which each of them makes with this call. `named`
+    /// gets the window's number before any other rank can have added the memory. `what`: the object
+    /// and the function that makes it, for texts.
     ///
     /// # Errors
     /// `PeerFailed` or `Missing`, naming a rank that was given up or did not take part within the
     /// context's timeout; `BootstrapLost`.
-    pub fn join_window(&self, window: &Targets) -> Result<()> {
-        let number = self.name_window(&mut self.lock(), window)?;
+    pub fn join_window(
+        &self,
+        window: &Targets,
+        [object, function]: [&str; 2],
+        named: impl FnOnce(&mut State, u64) -> Result<()>,
+    ) -> Result<()> {
+        let number = self.name_window(&mut self.lock(), window, named)?;
         window.add(&self.paths, self.rank, &window.block())?;
         let deadline = self.host().now() + self.config.timeout;
         let mut answer = Ok(Vec::new());
@@ -44,8 +51,8 @@ impl Engine {
             return Ok(());
         };
         let what = format!(
-            "rank {} did not make the window within {} (Builder::timeout); call Context::window on \
-             all ranks, in the same order",
+            "rank {} did not make the {object} within {} (Builder::timeout); call {function} on all \
+             ranks, in the same order",
             join(&missing),
             time(self.config.timeout)
         );
@@ -58,7 +65,12 @@ impl Engine {
     }
 
     /// Numbers a window, and sends its record to the other ranks.
-    fn name_window(&self, state: &mut State, window: &Targets) -> Result<u64> {
+    fn name_window(
+        &self,
+        state: &mut State,
+        window: &Targets,
+        named: impl FnOnce(&mut State, u64) -> Result<()>,
+    ) -> Result<u64> {
         let number = state.windows;
         state.windows += 1;
         for rank in self.others() {
@@ -74,6 +86,7 @@ impl Engine {
             );
             return Err(Error::new(MAKE, Kind::BootstrapLost, what));
         }
+        named(state, number)?;
         let (rank, block) = (self.rank, window.block());
         for other in self.others() {
             let block = block.clone();

@@ -70,6 +70,7 @@ impl Op<'_> {
             Action::Quiet => "quiet",
             Action::WaitSignal => "wait for signal",
             Action::Exchange => "exchange",
+            Action::Collective(call) => call.name(),
         }
     }
 
@@ -92,7 +93,10 @@ impl Op<'_> {
             Action::Signal => c"signal",
             Action::FetchAdd => c"fetch_add",
             Action::CompareSwap => c"compare_swap",
-            Action::Quiet | Action::WaitSignal | Action::Exchange => c"quiet",
+            Action::Quiet
+            | Action::WaitSignal
+            | Action::Exchange
+            | Action::Collective(_) => c"quiet",
         }
     }
 

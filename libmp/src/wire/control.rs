@@ -140,6 +140,17 @@ pub enum Control {
         /// The tag under which it receives.
         receive: u32,
     },
+    /// A collective call has failed at the sender: the object cannot be used any more.
+    Broken {
+        /// The object's number, that of its window.
+        id: u64,
+        /// The call's number.
+        call: u64,
+        /// The rank that is the reason.
+        rank: u32,
+        /// How it failed.
+        status: u32,
+    },
 }
 
 impl Control {
@@ -161,6 +172,7 @@ impl Control {
             Control::Window { .. } => (13, 0),
             Control::Neighbour(_) => (14, 0),
             Control::Withdrawn { .. } => (15, 0),
+            Control::Broken { .. } => (16, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -209,6 +221,17 @@ impl Control {
             Control::Withdrawn { send, receive } => {
                 b.extend(send.to_le_bytes());
                 b.extend(receive.to_le_bytes());
+            }
+            Control::Broken {
+                id,
+                call,
+                rank,
+                status,
+            } => {
+                b.extend(id.to_le_bytes());
+                b.extend(call.to_le_bytes());
+                b.extend(rank.to_le_bytes());
+                b.extend(status.to_le_bytes());
             }
             _ => {}
         }
@@ -291,6 +314,12 @@ impl Control {
             15 => Control::Withdrawn {
                 send: r.u32()?,
                 receive: r.u32()?,
+            },
+            16 => Control::Broken {
+                id: r.u64()?,
+                call: r.u64()?,
+                rank: r.u32()?,
+                status: r.u32()?,
             },
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
@@ -425,6 +454,12 @@ mod tests {
             Control::Withdrawn {
                 send: 1,
                 receive: 2,
+            },
+            Control::Broken {
+                id: 1,
+                call: 1 << 40,
+                rank: 2,
+                status: 3,
             },
         ];
         for message in all {

@@ -4,9 +4,11 @@
 //!
 //! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
 //! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
-//! or stops, and the others continue. `windows` has the one-sided operations.
+//! or stops, and the others continue. `windows` has the one-sided operations,
+//! `collectives` the calls of all ranks.
 
 mod cells;
+mod collectives;
 mod launch;
 pub(super) mod lost;
 pub(super) mod processes;
@@ -115,6 +117,9 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
                     windows::windows(runtime, gpus, kind, by_stream)
                 });
             }
+            suite.add(runtime, format!("collectives: {kind:?}"), move || {
+                collectives::collectives(runtime, gpus, kind)
+            });
         }
         for (what, failure) in [("killed", Failure::Killed), ("stopped", Failure::Stopped)] {
             suite.add(runtime, format!("processes: a rank is {what}"), move || {

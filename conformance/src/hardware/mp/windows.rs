@@ -28,11 +28,23 @@ const COUNTER: usize = ROOM + 16;
 /// # Errors
 /// The failures of all ranks.
 pub fn windows(runtime: Runtime, gpus: u32, kind: MemoryKind, by_stream: bool) -> Verdict {
+    ranks(runtime, gpus, |ctx| ring(ctx, kind, by_stream))
+}
+
+/// Runs `body` as each of three ranks.
+///
+/// # Errors
+/// The failures of all ranks.
+pub(super) fn ranks(
+    runtime: Runtime,
+    gpus: u32,
+    body: impl Fn(&Context) -> Verdict + Sync,
+) -> Verdict {
     let one = |bootstrap: Arc<dyn Bootstrap>| -> Verdict {
         let gpu = gpu_of(runtime, bootstrap.rank(), gpus)?;
         let ctx = Context::builder().bootstrap(bootstrap).gpu(&gpu).build()?;
         provider::check(ctx.device())?;
-        ring(&ctx, kind, by_stream)
+        body(&ctx)
     };
     let verdicts: Vec<Verdict> = std::thread::scope(|scope| {
         let jobs = Local::ranks(RANKS).into_iter();

@@ -4,11 +4,12 @@
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
 //! that is lost; [`halo3d`] and [`particles`] are these examples, both ways; [`talk`] random
 //! programs of messages of every kind, [`windows`] of one-sided operations, [`neighbours`] of
-//! exchanges with neighbours; [`survivors`] ranks that continue to exchange messages when one of
-//! them is lost.
+//! exchanges with neighbours, [`collectives`] of calls of all ranks; [`survivors`] ranks that
+//! continue to exchange messages when one of them is lost.
 //! [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`] that
 //! ready words which two queue pairs write keep their order. `job` is the common base.
 
+pub mod collectives;
 mod death;
 pub mod halo;
 pub mod halo3d;
