@@ -94,9 +94,12 @@ impl Counts {
                 }
                 Action::Signal => self.signals += 1,
                 Action::FetchAdd | Action::CompareSwap => self.atomics += 1,
-                Action::Quiet | Action::WaitSignal | Action::Exchange => {}
+                Action::Quiet
+                | Action::WaitSignal
+                | Action::Exchange
+                | Action::Collective(_) => {}
             },
-            Operation::Signal(_) | Operation::Step(_) => {}
+            Operation::Signal(_) | Operation::Step(_) | Operation::Collective(_) => {}
         }
     }
 
