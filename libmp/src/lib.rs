@@ -73,6 +73,7 @@
 //!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
+//! - [`Context::agree`]: which ranks are lost, the same answer at all survivors ([`Agreed`]).
 //! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
 //!
 //! [`gdsync`], the library below, has GPUs, streams, kernels, NICs and RDMA verbs.
@@ -206,6 +207,7 @@
 #![deny(clippy::missing_panics_doc)]
 #![deny(clippy::missing_safety_doc)]
 
+mod agreement;
 pub mod bootstrap;
 mod context;
 mod error;
@@ -220,7 +222,9 @@ mod window;
 mod wire;
 
 pub use bootstrap::Bootstrap;
-pub use context::{Builder, Context, Request, Scope, Window, wait_all, wait_any, wait_some};
+pub use context::{
+    Agreed, Builder, Context, Request, Scope, Window, wait_all, wait_any, wait_some,
+};
 pub use error::{Error, Kind, Result};
 pub use gdsync;
 pub use path::{NicOptions, Path, WordOrder};

@@ -23,4 +23,6 @@ gds_step::mutants! {
     MissingFence,
     /// Quiet returns at once.
     QuietAtOnce,
+    /// A rank decides which ranks are lost as soon as all others have called.
+    HastyAgreement,
 }

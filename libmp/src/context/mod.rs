@@ -1,8 +1,10 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
 //! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both
-//! in one call, `request` has the handles on messages, `window` the handles on windows, `scope`
+//! in one call, `request` has the handles on messages, `window` the handles on windows, `agree` agreements
+//! on lost ranks, `scope`
 //! messages of borrowed memory, `cache` the registrations.
 
+mod agree;
 mod builder;
 mod cache;
 mod calls;
@@ -29,6 +31,7 @@ use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
 use cache::Cache;
 
+pub use agree::Agreed;
 pub use builder::Builder;
 pub use request::{Request, wait_all, wait_any, wait_some};
 pub use scope::Scope;

@@ -119,7 +119,7 @@ impl Engine {
                 for channel in peer.channels.recvs.values() {
                     channel.release(Status::CLOSED);
                 }
-                self.send_given_up(&mut state, rank);
+                self.send_given_up(&mut state, rank, true);
             }
         }
         let mut keys = Vec::new();

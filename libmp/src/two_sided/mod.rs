@@ -18,10 +18,12 @@
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `post`, `wait`, `claim` (a
-//!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`.
+//!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`,
+//!   `agree` (which ranks are lost).
 //! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
 //!   and logs.
 
+mod agree;
 mod any;
 mod channel;
 mod channels;

@@ -178,6 +178,7 @@ impl Peer {
     pub fn owes_answer(&self) -> bool {
         let asked = Closing::Asked;
         self.link.is_opening()
+            || self.pulse.awaited
             || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
             || self.channels.is_opening()
     }
@@ -310,7 +311,10 @@ impl Peer {
                 self.windows.insert(*number, block.clone());
             }
             Control::Ping => out.push(Control::Pong),
-            Control::Pong | Control::Truncated { .. } | Control::GivenUp => {}
+            Control::Pong
+            | Control::Truncated { .. }
+            | Control::GivenUp { .. }
+            | Control::Agree(_) => {}
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use gds_step::Time;
 use gdsync::rdma::Doorbell;
 use gdsync::{Status, Stream};
 
+use super::agree::Patience;
 use super::any::Matcher;
 use super::channel::{RecvChannel, SendChannel};
 use super::lanes::Lanes;
@@ -17,6 +18,7 @@ use super::outbox::Outbox;
 use super::peer::{Peer, Peers, Target};
 use super::staging::Staging;
 use super::watch::Watch;
+use crate::agreement::Agreement;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
 use crate::region::Memory;
@@ -52,12 +54,15 @@ pub(crate) struct State {
     pub gone_poll: GonePoll,
     /// Number of windows that were made with all ranks.
     pub windows: u64,
+    /// Which ranks are lost, as far as the ranks have agreed.
+    pub agreement: Agreement,
+    pub patience: Patience,
     /// Failures that no call has returned.
     pub faults: Faults,
 }
 
 impl State {
-    pub fn new(size: u32, doorbell: Doorbell) -> State {
+    pub fn new((rank, size): (u32, u32), doorbell: Doorbell) -> State {
         State {
             peers: Peers::new(size),
             requests: Table::new(),
@@ -71,6 +76,8 @@ impl State {
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
             windows: 0,
+            agreement: Agreement::new(rank, size),
+            patience: Patience::default(),
             faults: Faults::default(),
         }
     }

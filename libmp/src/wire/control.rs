@@ -4,12 +4,13 @@
 //! All numbers are little-endian. A message starts with a magic and the version of its format; a
 //! reader refuses another version, and its error names both versions.
 
+use super::agree::Note;
 use super::record::{self, Record};
 use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +86,12 @@ pub enum Control {
     Leaving,
     /// The answer to `Leaving`.
     Left,
-    /// The sender has given up the reader, or has dropped its context: it sends nothing else.
-    GivenUp,
+    /// The sender has given up the reader, or has dropped its context: it sends nothing else but
+    /// notes of agreements.
+    GivenUp {
+        /// It has dropped its context.
+        closed: bool,
+    },
     /// A request of the sender waits for the reader: asks whether the reader is alive.
     Ping,
     /// The answer to `Ping`.
@@ -110,6 +115,8 @@ pub enum Control {
         /// The memory, one record for each path.
         block: Vec<Record>,
     },
+    /// How far the sender is in an agreement on lost ranks.
+    Agree(Note),
 }
 
 impl Control {
@@ -123,12 +130,13 @@ impl Control {
             Control::Truncated { .. } => (5, 0),
             Control::Retire { .. } => (6, 0),
             Control::Retired { gone, .. } => (7, u8::from(*gone)),
-            Control::GivenUp => (8, 0),
+            Control::GivenUp { closed } => (8, u8::from(*closed)),
             Control::Leaving => (9, 0),
             Control::Left => (10, 0),
             Control::Ping => (11, 0),
             Control::Pong => (12, 0),
             Control::Window { .. } => (13, 0),
+            Control::Agree(_) => (14, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -162,6 +170,7 @@ impl Control {
                 b.extend(rank.to_le_bytes());
                 put(&mut b, block);
             }
+            Control::Agree(note) => note.encode(&mut b),
             _ => {}
         }
         b
@@ -186,7 +195,7 @@ impl Control {
             )));
         }
         let [kind, small] = r.take()?;
-        if small != 0 && !matches!(kind, 1 | 2 | 7) || small > 1 && kind == 7 {
+        if small != 0 && !matches!(kind, 1 | 2 | 7 | 8) || small > 1 && matches!(kind, 7 | 8) {
             let what =
                 format!("the fourth field of a control message of kind {kind} cannot be {small}");
             return Err(malformed(what));
@@ -220,7 +229,7 @@ impl Control {
                 tag: r.u32()?,
                 gone: small == 1,
             },
-            8 => Control::GivenUp,
+            8 => Control::GivenUp { closed: small == 1 },
             9 => Control::Leaving,
             10 => Control::Left,
             11 => Control::Ping,
@@ -230,6 +239,11 @@ impl Control {
                 rank: r.u32()?,
                 block: r.records()?,
             },
+            14 => {
+                let (note, rest) = Note::decode(r.0)?;
+                r.0 = rest;
+                Control::Agree(note)
+            }
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
                 return Err(malformed(what));
@@ -305,6 +319,7 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::agree::Stage;
     use super::*;
 
     #[test]
@@ -340,7 +355,8 @@ mod tests {
             },
             Control::Retire { tag: 1, next: 2 },
             Control::Retired { tag: 1, gone: true },
-            Control::GivenUp,
+            Control::GivenUp { closed: false },
+            Control::GivenUp { closed: true },
             Control::Leaving,
             Control::Left,
             Control::Ping,
@@ -350,6 +366,18 @@ mod tests {
                 rank: 3,
                 block: vec![Record::new(record::LOCAL, &[1; 20])],
             },
+            Control::Agree(Note {
+                number: 3,
+                stage: Stage::Complete,
+                value: 1 << 50,
+                lost: vec![0, 7, 8, 1000],
+            }),
+            Control::Agree(Note {
+                number: 0,
+                stage: Stage::Decided,
+                value: 0,
+                lost: vec![],
+            }),
         ];
         for message in all {
             let bytes = message.encode();
