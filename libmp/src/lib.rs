@@ -70,6 +70,8 @@
 //! One-sided operations:
 //! - [`Window`]: memory that other ranks write and read without a receive: put, get, signal,
 //!   fetch-add and compare-swap.
+//! - [`Context::send_ready`], [`Context::wait_ready`]: ready words, by hand.
+//! - [`Context::wait_value`]: waits of the CPU and of streams for any word of registered memory.
 //!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.

@@ -1,17 +1,20 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
 //! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both
 //! in one call, `request` has the handles on messages, `window` the handles on windows, `agree` agreements
-//! on lost ranks, `scope`
+//! on lost ranks, `word` waits for words,
+//! `ready` has ready words, `scope`
 //! messages of borrowed memory, `cache` the registrations.
 
 mod agree;
 mod builder;
 mod cache;
 mod calls;
+mod ready;
 mod request;
 mod scope;
 mod sendrecv;
 mod window;
+mod word;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -29,6 +32,7 @@ use crate::region::{Memory, Slice};
 use crate::two_sided::Stuck;
 use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
+use crate::window::ReadyWords;
 use cache::Cache;
 
 pub use agree::Agreed;
@@ -84,6 +88,8 @@ struct Handle {
     engine: Arc<Engine>,
     cache: Mutex<Cache>,
     machine: Option<MachineId>,
+    /// Made on first use.
+    ready: Mutex<Option<Arc<ReadyWords>>>,
 }
 
 impl Drop for Handle {
@@ -141,6 +147,7 @@ impl Context {
             engine,
             cache: Mutex::default(),
             machine,
+            ready: Mutex::default(),
         }));
         if context.engine().config.connect == Connect::UpFront {
             context.engine().connect_all()?;

@@ -20,6 +20,7 @@ mod local;
 mod memory;
 mod nic;
 mod order;
+mod word;
 
 use std::time::Duration;
 
@@ -38,6 +39,7 @@ pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use nic::NicOptions;
 pub(crate) use nic::Rights;
 pub use order::WordOrder;
+pub(crate) use word::Word;
 
 /// Maximum number of pieces of one put.
 pub(crate) const MOST_PIECES: usize = 30;

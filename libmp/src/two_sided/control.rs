@@ -6,6 +6,7 @@ use gdsync::Status;
 use super::engine::Engine;
 use super::outbox::UNSENT;
 use super::peer::Cause;
+use super::ready::READY;
 use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Control;
@@ -149,6 +150,7 @@ impl Engine {
                     state.agreement.spare(rank);
                 }
             }
+            Control::Window { number: READY, .. } => self.name_ready(state, rank)?,
             Control::Agree(note) => {
                 state.agreement.hear(rank, note)?;
                 // The next note may belong to the next agreement.

@@ -19,7 +19,7 @@
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `post`, `wait`, `claim` (a
 //!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`,
-//!   `agree` (which ranks are lost).
+//!   `agree` (which ranks are lost), `ready` (the memory of ready words).
 //! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
 //!   and logs.
 
@@ -43,6 +43,7 @@ mod packed;
 mod peer;
 mod post;
 mod progress;
+pub(crate) mod ready;
 mod receive;
 mod send;
 mod spec;

@@ -16,6 +16,7 @@ use super::lanes::Lanes;
 use super::liveness::GonePoll;
 use super::outbox::Outbox;
 use super::peer::{Peer, Peers, Target};
+use super::ready::ReadyMemory;
 use super::staging::Staging;
 use super::watch::Watch;
 use crate::agreement::Agreement;
@@ -54,6 +55,7 @@ pub(crate) struct State {
     pub gone_poll: GonePoll,
     /// Number of windows that were made with all ranks.
     pub windows: u64,
+    pub ready: ReadyMemory,
     /// Which ranks are lost, as far as the ranks have agreed.
     pub agreement: Agreement,
     pub patience: Patience,
@@ -76,6 +78,7 @@ impl State {
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
             windows: 0,
+            ready: ReadyMemory::default(),
             agreement: Agreement::new(rank, size),
             patience: Patience::default(),
             faults: Faults::default(),

@@ -65,7 +65,7 @@ impl Op<'_> {
             Action::FetchAdd => "fetch-add",
             Action::CompareSwap => "compare-swap",
             Action::Quiet => "quiet",
-            Action::WaitSignal => "wait for signal",
+            wait => super::signal::name(wait),
         }
     }
 

@@ -4,9 +4,11 @@
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
 //! that is lost; [`talk`] random programs of messages of every kind, [`windows`] of one-sided
 //! operations; [`survivors`] ranks that continue to exchange messages when one of them is lost.
+//! [`agree`] ranks that agree on the lost ones, while they die.
 //! [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`] that
 //! ready words which two queue pairs write keep their order. `job` is the common base.
 
+pub mod agree;
 pub mod halo;
 mod job;
 pub mod late;
