@@ -144,6 +144,8 @@
 //! - A wait of the CPU ([`Request::wait`], [`Context::synchronize`], [`Context::close`]): the limit
 //!   that the call passes, then [`Kind::Timeout`]; nothing has changed, and the call may be
 //!   repeated.
+//! - [`Context::agree`]: its limit, then [`Kind::Missing`], which names the ranks that did not call.
+//!   A rank that answers no ping for half of it is lost.
 //! - A stream that has waited for [`Builder::watchdog`] (default 10 s) continues to wait: a warning
 //!   and [`Context::stuck`] name the message that it waits for.
 //!
@@ -189,6 +191,10 @@
 //! println!("{e}"); // one sentence: operation, object, reason
 //! # Ok::<(), mp::Error>(())
 //! ```
+//!
+//! Ranks find a loss at different times, and those that exchange no messages with the lost rank may
+//! never find it. [`Context::agree`] returns the set of lost ranks, the same at all survivors, also
+//! if ranks are lost during the call.
 //!
 //! # Progress and threads
 //! Messages on streams need no CPU once both ranks have used the tag. A background thread of the

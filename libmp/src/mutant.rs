@@ -25,4 +25,6 @@ gds_step::mutants! {
     QuietAtOnce,
     /// A rank decides which ranks are lost as soon as all others have called.
     HastyAgreement,
+    /// Some ready words repeat the number of the one before.
+    RepeatedReadyWord,
 }

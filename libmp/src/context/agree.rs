@@ -24,10 +24,11 @@ impl Context {
     ///
     /// The set contains each rank that was lost before a surviving rank called: ranks that have
     /// left the job or have died, and ranks that a call or a request of any rank has given up. A
-    /// rank counts as lost as well if it answers no ping for half of `limit`, at least for 50 ms: with
-    /// [`Progress::Manual`](crate::Progress::Manual) a rank answers in
-    /// [`progress`](Context::progress). All lost ranks are given up afterwards: requests with them
-    /// fail, and streams that wait for them are released.
+    /// rank counts as lost as well if it answers no ping for half of `limit`, at least for 50 ms. A
+    /// rank answers once it has built its context; with
+    /// [`Progress::Manual`](crate::Progress::Manual), in [`progress`](Context::progress). All lost
+    /// ranks are given up afterwards: requests with them fail, and streams that wait for them are
+    /// released.
     ///
     /// A rank that has lost no other rank finds by
     /// [`is_asked_to_agree`](Context::is_asked_to_agree) that others have called. The call is also

@@ -22,10 +22,11 @@ impl Word {
     }
 
     pub fn store(&self, value: u64) -> Result<()> {
-        Ok(match self {
+        match self {
             Word::Narrow(word) => word.store(value as u32)?,
             Word::Wide(word) => word.store(value)?,
-        })
+        }
+        Ok(())
     }
 
     pub fn addr(&self) -> DevicePtr {

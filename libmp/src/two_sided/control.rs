@@ -130,7 +130,11 @@ impl Engine {
         let message = match Control::decode(bytes) {
             // Accepted also from a peer that was given up: a message that it refused before must
             // not count as sent; the agreement itself ignores the notes of lost ranks.
-            Ok(message @ (Control::Truncated { .. } | Control::Agree(_))) => message,
+            Ok(
+                message @ (Control::Truncated { .. }
+                | Control::Agree(_)
+                | Control::GivenUp { closed: true }),
+            ) => message,
             _ if !peer.is_here() => return Ok(()),
             message => message?,
         };
@@ -145,9 +149,10 @@ impl Engine {
                 let status = Status::REMOTE_ABORTED;
                 let cause = Cause::Other(self.status_text(state, rank, status));
                 self.give_up(state, rank, status, cause);
-                if !closed {
+                match closed {
+                    true => state.agreement.lose(rank),
                     // It lives, and counts this rank as lost.
-                    state.agreement.spare(rank);
+                    false => state.agreement.spare(rank),
                 }
             }
             Control::Window { number: READY, .. } => self.name_ready(state, rank)?,

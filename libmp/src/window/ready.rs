@@ -11,12 +11,15 @@ use super::signal::Awaited;
 use super::targets::Targets;
 use super::transfer::{Access, Op};
 use crate::error::{Error, Kind, Result, time};
+use crate::mutant::{self, Mutant};
 use crate::path::Word;
+use crate::request::entry::Entry;
 use crate::request::one_sided::Action;
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::ready::{READY, WORD};
 use crate::two_sided::{NULL_RANK, On};
+use crate::wire::record::Record;
 
 const SEND: &str = "send ready word";
 
@@ -74,10 +77,14 @@ impl Engine {
         self.open_ready(words, rank)?;
         self.in_order(&sent, on, rank)?;
         let number = sent.number.wrapping_add(1);
+        let value = match number.is_multiple_of(3) && mutant::on(Mutant::RepeatedReadyWord) {
+            true => sent.number,
+            false => number,
+        };
         let op = Op {
             rank,
             offset: u64::from(self.rank) * WORD as u64,
-            access: Access::Signal { value: number },
+            access: Access::Signal { value },
             on,
         };
         let key = self.transfer(&words.targets, &op)?;
@@ -99,7 +106,7 @@ impl Engine {
             return Ok(());
         }
         self.advance(state, key);
-        let open = |entry: &crate::request::entry::Entry| entry.status().is_none();
+        let open = |entry: &Entry| entry.status().is_none();
         if !state.requests.get(key).is_some_and(open) {
             return Ok(());
         }
@@ -142,7 +149,7 @@ impl Engine {
         words.targets.add(&self.paths, rank, &block)
     }
 
-    fn ask_ready(&self, rank: u32) -> Result<Option<Vec<crate::wire::record::Record>>> {
+    fn ask_ready(&self, rank: u32) -> Result<Option<Vec<Record>>> {
         let state = &mut *self.lock();
         if let Some(peer) = state.peers.make(rank) {
             if !peer.is_here() {
