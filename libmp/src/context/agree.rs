@@ -28,7 +28,7 @@ impl Context {
     /// rank answers once it has built its context; with
     /// [`Progress::Manual`](crate::Progress::Manual), in [`progress`](Context::progress). All lost
     /// ranks are given up afterwards: requests with them fail, and streams that wait for them are
-    /// released.
+    /// released. Of two ranks that live and gave each other up, at least one is lost.
     ///
     /// A rank that has lost no other rank finds by
     /// [`is_asked_to_agree`](Context::is_asked_to_agree) that others have called. The call is also

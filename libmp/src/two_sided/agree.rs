@@ -90,7 +90,9 @@ impl Engine {
     /// Continues the agreement with what has changed. `true`: something has.
     pub(super) fn advance_agreement(&self, state: &mut State) -> bool {
         let step = state.agreement.step();
-        let changed = !step.notes.is_empty() || !step.reported.is_empty();
+        if step.notes.is_empty() && step.reported.is_empty() {
+            return false;
+        }
         for (by, rank) in step.reported {
             let text = format!("rank {by} reports that rank {rank} is lost");
             self.give_up(state, rank, Status::REMOTE_ABORTED, Cause::Other(text));
@@ -102,12 +104,11 @@ impl Engine {
                 self.send_control(state, rank, notes.collect());
             }
         }
-        if changed {
-            for peer in state.peers.iter_mut() {
-                peer.pulse.awaited = state.agreement.is_open() && peer.rank != self.rank;
-            }
+        let open = state.agreement.is_open();
+        for peer in state.peers.iter_mut() {
+            peer.pulse.awaited = open && peer.rank != self.rank;
         }
-        changed
+        true
     }
 
     /// Pings the ranks that an open agreement waits for, and gives up those that are silent.
