@@ -14,7 +14,7 @@
 //! the chain counted as lost when it took the decision over; so the argument applies to that rank.
 //!
 //! A rank that lives and that another rank counts as lost is not a survivor: it receives a note
-//! with itself in the set, and its agreements fail.
+//! with itself in the set, sends a last note that names itself alone, and its agreements fail.
 
 #[cfg(test)]
 mod tests;
@@ -41,6 +41,10 @@ pub(crate) struct Agreement {
     changed: bool,
     /// The rank that counts this rank as lost.
     expelled_by: Option<u32>,
+    /// The other ranks have the last note of this rank, which is expelled.
+    left: bool,
+    /// Ranks that named themselves.
+    leaving: Vec<u32>,
     /// The decision of the agreement before.
     last: Option<Decision>,
     /// A call has returned it.
@@ -74,6 +78,8 @@ impl Agreement {
             sent: None,
             changed: false,
             expelled_by: None,
+            left: false,
+            leaving: Vec::new(),
             last: None,
             taken: true,
         }
@@ -163,6 +169,11 @@ impl Agreement {
             self.expelled_by.get_or_insert(from);
             return Ok(());
         }
+        if note.lost == [from] {
+            self.leaving.push(from);
+            self.changed = true;
+            return Ok(());
+        }
         if note.number < self.number {
             return Ok(());
         }
@@ -181,6 +192,15 @@ impl Agreement {
     /// Continues with what has changed.
     pub fn step(&mut self) -> Step {
         let mut step = Step::default();
+        if self.expelled_by.is_some() && !self.left {
+            self.left = true;
+            step.notes.push(Note {
+                number: self.number,
+                stage: Stage::Called,
+                value: 0,
+                lost: vec![self.rank],
+            });
+        }
         let Some(mine) = self.value.filter(|_| self.is_open() && self.changed) else {
             return step;
         };
@@ -224,6 +244,11 @@ impl Agreement {
 
     /// Counts the ranks as lost that the other ranks name.
     fn merge(&mut self, step: &mut Step) {
+        for rank in std::mem::take(&mut self.leaving) {
+            if !std::mem::replace(&mut self.lost[rank as usize], true) {
+                step.reported.push((rank, rank));
+            }
+        }
         loop {
             let named = self.others().find_map(|by| {
                 let mut named = self.note(by)?.lost.iter();

@@ -47,19 +47,28 @@ impl Job {
         self.dead[rank] |= dies;
     }
 
-    /// Runs agreement `number` among the ranks that live, in which up to `deaths` die. Returns the
-    /// decision of each rank that lives.
-    fn agree(&mut self, number: u64, mut deaths: usize) -> Vec<(usize, Decision)> {
+    /// Runs agreement `number` among the ranks that live, in which up to `deaths` die and up to
+    /// `errors` times a rank counts a living one as lost. Returns the decision of each rank that
+    /// lives and is not expelled.
+    fn agree(
+        &mut self,
+        number: u64,
+        mut deaths: usize,
+        mut errors: usize,
+    ) -> Vec<(usize, Decision)> {
         let size = self.ranks.len();
         let mut called = vec![false; size];
         for _ in 0..200_000 {
             let live = |job: &Job, rank: usize| !job.dead[rank];
-            let open = |job: &Job, rank: usize| live(job, rank) && job.ranks[rank].number <= number;
+            let open = |job: &Job, rank: usize| {
+                let this = &job.ranks[rank];
+                live(job, rank) && this.number <= number && this.expelled_by.is_none()
+            };
             if !(0..size).any(|rank| open(self, rank)) {
                 break;
             }
             let rank = self.rng.usize(0..size);
-            if !live(self, rank) {
+            if !live(self, rank) || self.ranks[rank].expelled_by.is_some() {
                 continue;
             }
             let dies = deaths > 0 && self.rng.u8(0..40) == 0;
@@ -72,7 +81,10 @@ impl Job {
                 1 => {
                     let other = self.rng.usize(0..size);
                     // Messages that were sent before the death may arrive after the detection.
-                    if self.dead[other] && !self.detected[rank][other] {
+                    let detects = self.dead[other] && !self.detected[rank][other];
+                    let errs = errors > 0 && other != rank && self.rng.u8(0..20) == 0;
+                    errors -= usize::from(errs && !detects);
+                    if detects || errs {
                         self.detected[rank][other] = true;
                         self.ranks[rank].lose(other as u32);
                     }
@@ -86,7 +98,9 @@ impl Job {
             }
             self.step(rank, dies);
         }
-        let live: Vec<usize> = (0..size).filter(|rank| !self.dead[*rank]).collect();
+        let live: Vec<usize> = (0..size)
+            .filter(|rank| !self.dead[*rank] && self.ranks[*rank].expelled_by.is_none())
+            .collect();
         live.into_iter()
             .map(|rank| (rank, self.ranks[rank].take(number).expect("decided")))
             .collect()
@@ -99,7 +113,7 @@ fn survivors_decide_the_same_set_however_ranks_die() {
         let mut job = Job::new(seed, 2 + seed as usize % 5);
         for number in 0..3 {
             let before = job.dead.clone();
-            let decided = job.agree(number, seed as usize % 3);
+            let decided = job.agree(number, seed as usize % 3, 0);
             let Some((_, first)) = decided.first() else {
                 continue;
             };
@@ -127,7 +141,35 @@ fn survivors_decide_the_same_set_however_ranks_die() {
     }
 }
 
-/// Two ranks of three, which are not the third one.
+/// Ranks count living ones as lost: two ranks that decide, and are in neither set, decide the same.
+#[test]
+fn ranks_that_count_each_other_as_living_decide_the_same_set() {
+    let (mut pairs, mut split) = (0, 0);
+    for seed in 0..6000 {
+        let mut job = Job::new(seed, 2 + seed as usize % 5);
+        for number in 0..3 {
+            let decided = job.agree(number, seed as usize % 2, 1 + seed as usize % 3);
+            for (x, mine) in &decided {
+                for (y, theirs) in &decided {
+                    if mine.lost.contains(&(*y as u32)) || theirs.lost.contains(&(*x as u32)) {
+                        split += 1;
+                        continue;
+                    }
+                    pairs += usize::from(x != y);
+                    assert_eq!(
+                        mine, theirs,
+                        "seed {seed}, ranks {x} and {y}, agreement {number}"
+                    );
+                }
+            }
+        }
+    }
+    assert!(
+        pairs > 10_000 && split > 10,
+        "{pairs} pairs, {split} splits"
+    );
+}
+
 fn note(number: u64, stage: Stage, lost: &[u32]) -> Note {
     Note {
         number,
@@ -190,7 +232,19 @@ fn a_rank_that_others_gave_up_is_expelled_and_does_not_expel_them() {
     rank.hear(1, note(0, Stage::Called, &[0])).unwrap();
     assert_eq!(rank.expelled_by(), Some(1));
     assert!(!rank.is_open());
+    assert_eq!(rank.step().notes, [note(0, Stage::Called, &[0])]);
     assert!(rank.step().notes.is_empty());
+    // The other ranks do not wait for it, whatever they have heard.
+    let mut other = Agreement::new(2, 3);
+    other.lose(1);
+    other.call(0);
+    other.hear(0, note(0, Stage::Called, &[0])).unwrap();
+    assert_eq!(other.step().reported, [(0, 0)]);
+    let alone = Decision {
+        lost: vec![0, 1],
+        value: 0,
+    };
+    assert_eq!(other.take(0), Some(alone));
 }
 
 #[test]

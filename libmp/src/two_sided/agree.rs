@@ -94,7 +94,12 @@ impl Engine {
             return false;
         }
         for (by, rank) in step.reported {
-            let text = format!("rank {by} reports that rank {rank} is lost");
+            let text = match by == rank {
+                true => {
+                    format!("rank {rank} is no longer part of the job: another rank gave it up")
+                }
+                false => format!("rank {by} reports that rank {rank} is lost"),
+            };
             self.give_up(state, rank, Status::REMOTE_ABORTED, Cause::Other(text));
         }
         // To lost ranks as well: one that lives finds out that it is not part of the job any more.
