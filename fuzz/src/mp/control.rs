@@ -9,11 +9,11 @@ use crate::input::Input;
 /// Decodes any bytes, and bytes that begin like a message.
 pub fn run(data: &[u8]) {
     // The version of the bytes below.
-    assert!(control(b"mp01\x06\0\x02\0").is_some());
+    assert!(control(b"mp01\x07\0\x02\0").is_some());
     check(data);
     let mut input = Input(data);
     let kind = input.byte();
-    let mut bytes = b"mp01\x06\0".to_vec();
+    let mut bytes = b"mp01\x07\0".to_vec();
     bytes.extend([kind >> 4, input.byte() & kind & 1]);
     match kind >> 4 {
         1 => {
@@ -42,6 +42,13 @@ pub fn run(data: &[u8]) {
             bytes.extend(input.next::<[u8; 12]>());
             let record = RemoteMemory::default().addr(input.next()).len(input.next());
             records(&mut bytes, &mut input, &record.to_bytes());
+        }
+        14 => {
+            bytes.extend(input.next::<[u8; 16]>());
+            let lost = input.bytes(usize::from(kind & 15));
+            bytes.push(input.byte() % 4);
+            bytes.extend((lost.len() as u32).to_le_bytes());
+            bytes.extend(lost);
         }
         _ => bytes.extend(input.bytes(usize::from(kind & 15) * 2)),
     }
@@ -72,8 +79,8 @@ fn records(bytes: &mut Vec<u8>, input: &mut Input<'_>, record: &[u8]) {
 
 /// A message is refused, or encodes to the same bytes again.
 fn check(data: &[u8]) {
-    // An error has a text with the reason; a message is short.
-    if let Some(again) = bounded(4096, || control(data)) {
+    // An error has a text with the reason; a message is short, or as long as its bytes.
+    if let Some(again) = bounded(4096 + 4 * data.len(), || control(data)) {
         assert_eq!(data, again);
     }
 }

@@ -21,7 +21,7 @@ mod tests;
 
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{self, Mutant};
-use crate::wire::agree::{Note, Stage};
+use crate::wire::agree::{Note, Ranks, Stage};
 
 /// The agreements of one rank, one after the other.
 #[derive(Debug)]
@@ -158,18 +158,18 @@ impl Agreement {
     /// `Protocol` for ranks outside the job, and for an agreement that cannot have begun.
     pub fn hear(&mut self, from: u32, note: Note) -> Result<()> {
         let size = self.lost.len();
-        if note.lost.last().is_some_and(|last| *last as usize >= size) {
+        if note.lost.iter().any(|rank| rank as usize >= size) {
             let what = format!("rank {from} named a lost rank outside the job of {size} ranks");
             return Err(refuse(from, what));
         }
         if self.lost[from as usize] || from == self.rank {
             return Ok(());
         }
-        if note.lost.contains(&self.rank) {
+        if note.lost.contains(self.rank) {
             self.expelled_by.get_or_insert(from);
             return Ok(());
         }
-        if note.lost == [from] {
+        if note.lost.contains(from) {
             self.leaving.push(from);
             self.changed = true;
             return Ok(());
@@ -198,7 +198,7 @@ impl Agreement {
                 number: self.number,
                 stage: Stage::Called,
                 value: 0,
-                lost: vec![self.rank],
+                lost: [self.rank].into_iter().collect(),
             });
         }
         let Some(mine) = self.value.filter(|_| self.is_open() && self.changed) else {
@@ -207,7 +207,8 @@ impl Agreement {
         self.changed = false;
         let decided = |rank| {
             let note = self.note(rank)?;
-            (note.stage == Stage::Decided).then(|| (note.lost.clone(), note.value))
+            let lost = || note.lost.iter().collect();
+            (note.stage == Stage::Decided).then(|| (lost(), note.value))
         };
         let taken = self.others().find_map(decided);
         if let Some(decision) = taken {
@@ -216,6 +217,7 @@ impl Agreement {
         }
         self.merge(&mut step);
         let lost = self.lost();
+        let set: Ranks = lost.iter().copied().collect();
         let complete = self.absent().next().is_none();
         let stage = match complete {
             true => Stage::Complete,
@@ -227,11 +229,11 @@ impl Agreement {
                 number: self.number,
                 stage,
                 value: mine,
-                lost: lost.clone(),
+                lost: set.clone(),
             });
         }
         let same = |rank: u32| {
-            let equal = |note: &Note| note.stage == Stage::Complete && note.lost == lost;
+            let equal = |note: &Note| note.stage == Stage::Complete && note.lost == set;
             self.note(rank).is_some_and(equal) || mutant::on(Mutant::HastyAgreement)
         };
         if complete && self.others().all(same) {
@@ -252,8 +254,8 @@ impl Agreement {
         loop {
             let named = self.others().find_map(|by| {
                 let mut named = self.note(by)?.lost.iter();
-                let new = named.find(|rank| !self.lost[**rank as usize])?;
-                Some((by, *new))
+                let new = named.find(|rank| !self.lost[*rank as usize])?;
+                Some((by, new))
             });
             let Some((by, rank)) = named else {
                 return;
@@ -268,7 +270,7 @@ impl Agreement {
             number: self.number,
             stage: Stage::Decided,
             value,
-            lost: lost.clone(),
+            lost: lost.iter().copied().collect(),
         });
         self.last = Some(Decision { lost, value });
         self.taken = false;

@@ -175,7 +175,7 @@ fn note(number: u64, stage: Stage, lost: &[u32]) -> Note {
         number,
         stage,
         value: 0,
-        lost: lost.to_vec(),
+        lost: lost.iter().copied().collect(),
     }
 }
 

@@ -21,15 +21,45 @@ pub struct Note {
     pub stage: Stage,
     /// The value of the rank; if it has decided, the agreed value.
     pub value: u64,
-    /// The ranks that it counts as lost, ascending.
-    pub lost: Vec<u32>,
+    /// The ranks that it counts as lost.
+    pub lost: Ranks,
+}
+
+/// A set of ranks, a bit for each. Equal sets have equal bytes: the last byte is not zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranks(Vec<u8>);
+
+impl Ranks {
+    pub fn insert(&mut self, rank: u32) {
+        let at = rank as usize / 8;
+        self.0.resize(self.0.len().max(at + 1), 0);
+        self.0[at] |= 1 << (rank % 8);
+    }
+
+    pub fn contains(&self, rank: u32) -> bool {
+        let byte = self.0.get(rank as usize / 8);
+        byte.is_some_and(|byte| byte >> (rank % 8) & 1 == 1)
+    }
+
+    /// The ranks, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
+        (0..8 * self.0.len() as u32).filter(|rank| self.contains(*rank))
+    }
+}
+
+impl FromIterator<u32> for Ranks {
+    fn from_iter<I: IntoIterator<Item = u32>>(ranks: I) -> Ranks {
+        let mut set = Ranks::default();
+        ranks.into_iter().for_each(|rank| set.insert(rank));
+        set
+    }
 }
 
 /// The most bytes of the list of lost ranks: one bit for each rank of the largest job.
 const MOST: usize = (crate::bootstrap::wire::MAX_RANKS / 8) as usize;
 
 impl Note {
-    /// Encodes number, stage and value, and the lost ranks as bits.
+    /// Encodes number, value and stage, and the lost ranks as bits.
     pub fn encode(&self, b: &mut Vec<u8>) {
         b.extend(self.number.to_le_bytes());
         b.extend(self.value.to_le_bytes());
@@ -38,12 +68,8 @@ impl Note {
             Stage::Complete => 1,
             Stage::Decided => 2,
         });
-        let mut bits = vec![0; self.lost.last().map_or(0, |last| *last as usize / 8 + 1)];
-        for rank in &self.lost {
-            bits[*rank as usize / 8] |= 1 << (rank % 8);
-        }
-        b.extend((bits.len() as u32).to_le_bytes());
-        b.extend(bits);
+        b.extend((self.lost.0.len() as u32).to_le_bytes());
+        b.extend(&self.lost.0);
     }
 
     /// Decodes a note, and returns the bytes behind it.
@@ -71,12 +97,11 @@ impl Note {
         if bits.last() == Some(&0) {
             return Err(refuse("the list of lost ranks ends with a zero".to_owned()));
         }
-        let set = |rank: &u32| bits[*rank as usize / 8] >> (rank % 8) & 1 == 1;
         let note = Note {
             number: u64::from_le_bytes(*number),
             stage,
             value: u64::from_le_bytes(*value),
-            lost: (0..8 * len as u32).filter(set).collect(),
+            lost: Ranks(bits.to_vec()),
         };
         Ok((note, rest))
     }
@@ -84,4 +109,36 @@ impl Note {
 
 fn refuse(what: String) -> Error {
     Error::new("read control message", Kind::Protocol, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_bytes_than_those_of_a_note_are_refused() {
+        let (number, value, stage) = (3, 4, Stage::Decided);
+        let lost = [0, 9, 65_535].into_iter().collect();
+        let note = Note {
+            number,
+            stage,
+            value,
+            lost,
+        };
+        let mut good = Vec::new();
+        note.encode(&mut good);
+        assert_eq!(note.lost.iter().collect::<Vec<_>>(), [0, 9, 65_535]);
+        assert!(note.lost.contains(9) && !note.lost.contains(8) && !note.lost.contains(1 << 20));
+        assert_eq!(Note::decode(&good).unwrap(), (note, &[][..]));
+        let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = good.clone();
+            change(&mut bytes);
+            let e = Note::decode(&bytes).unwrap_err();
+            assert_eq!(e.kind(), Kind::Protocol, "{e}");
+        };
+        refused(&|bytes| bytes[16] = 3);
+        refused(&|bytes| *bytes.last_mut().unwrap() = 0);
+        refused(&|bytes| bytes[17..21].copy_from_slice(&(MOST as u32 + 1).to_le_bytes()));
+        refused(&|bytes| bytes.truncate(bytes.len() - 1));
+    }
 }

@@ -319,7 +319,7 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::agree::Stage;
+    use super::super::agree::{Ranks, Stage};
     use super::*;
 
     #[test]
@@ -370,13 +370,13 @@ mod tests {
                 number: 3,
                 stage: Stage::Complete,
                 value: 1 << 50,
-                lost: vec![0, 7, 8, 1000],
+                lost: [0, 7, 8, 1000].into_iter().collect(),
             }),
             Control::Agree(Note {
                 number: 0,
                 stage: Stage::Decided,
                 value: 0,
-                lost: vec![],
+                lost: Ranks::default(),
             }),
         ];
         for message in all {
