@@ -16,6 +16,11 @@ fn lost_rank_is_reported_within_the_time_limit_and_others_continue() {
 }
 
 #[test]
+fn survivors_agree_on_the_lost_ranks() {
+    gds_sim::seeds(200, mp::agree::run);
+}
+
+#[test]
 fn surviving_ranks_exchange_messages_in_the_same_context() {
     gds_sim::seeds(100, mp::survivors::run);
 }

@@ -70,6 +70,8 @@
 //! One-sided operations:
 //! - [`Window`]: memory that other ranks write and read without a receive: put, get, signal,
 //!   fetch-add and compare-swap.
+//! - [`Context::send_ready`], [`Context::wait_ready`]: ready words, by hand.
+//! - [`Context::wait_value`]: waits of the CPU and of streams for any word of registered memory.
 //!
 //! Exchanges with neighbours:
 //! - [`Neighbourhood`]: a halo exchange that is built once and repeated: three calls for each step,
@@ -82,6 +84,7 @@
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
 //! - [`Stats`]: numbers of messages, bytes and waits by peer; [`Builder::trace`]: a timeline.
+//! - [`Context::agree`]: which ranks are lost, the same answer at all survivors ([`Agreed`]).
 //! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
 //!
 //! [`gdsync`], the library below, has GPUs, streams, kernels, NICs and RDMA verbs.
@@ -150,6 +153,8 @@
 //! - A wait of the CPU ([`Request::wait`], [`Context::synchronize`], [`Context::close`]): the limit
 //!   that the call passes, then [`Kind::Timeout`]; nothing has changed, and the call may be
 //!   repeated.
+//! - [`Context::agree`]: its limit, then [`Kind::Missing`], which names the ranks that did not call.
+//!   A rank that answers no ping for half of it is lost.
 //! - A stream that has waited for [`Builder::watchdog`] (default 10 s) continues to wait: a warning
 //!   and [`Context::stuck`] name the message that it waits for.
 //!
@@ -196,6 +201,10 @@
 //! # Ok::<(), mp::Error>(())
 //! ```
 //!
+//! Ranks find a loss at different times, and those that exchange no messages with the lost rank may
+//! never find it. [`Context::agree`] returns the set of lost ranks, the same at all survivors, also
+//! if ranks are lost during the call.
+//!
 //! # Progress and threads
 //! Messages on streams need no CPU once both ranks have used the tag. A background thread of the
 //! context does all other work, or the program does it ([`Progress::Manual`]). Contexts, memory,
@@ -215,6 +224,7 @@
 #![deny(clippy::missing_panics_doc)]
 #![deny(clippy::missing_safety_doc)]
 
+mod agreement;
 pub mod bootstrap;
 mod collective;
 mod context;
@@ -236,8 +246,8 @@ mod wire;
 pub use bootstrap::Bootstrap;
 pub use collective::{Number, Op};
 pub use context::{
-    Builder, Collectives, Context, Neighbourhood, Neighbours, Request, Scope, Window, wait_all,
-    wait_any, wait_some,
+    Agreed, Builder, Collectives, Context, Neighbourhood, Neighbours, Request, Scope, Window,
+    wait_all, wait_any, wait_some,
 };
 pub use error::{Error, Kind, Result};
 pub use gdsync;

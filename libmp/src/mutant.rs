@@ -35,4 +35,8 @@ gds_step::mutants! {
     StaleCall,
     /// A stream's collective call that was released ends with success.
     ReleasedCallSucceeds,
+    /// A rank decides which ranks are lost as soon as all others have called.
+    HastyAgreement,
+    /// Some ready words repeat the number of the one before.
+    RepeatedReadyWord,
 }

@@ -43,6 +43,13 @@ pub fn run(data: &[u8]) {
             let record = RemoteMemory::default().addr(input.next()).len(input.next());
             records(&mut bytes, &mut input, &record.to_bytes());
         }
+        14 => {
+            bytes.extend(input.next::<[u8; 16]>());
+            let lost = input.bytes(usize::from(kind & 15));
+            bytes.push(input.byte() % 4);
+            bytes.extend((lost.len() as u32).to_le_bytes());
+            bytes.extend(lost);
+        }
         _ => bytes.extend(input.bytes(usize::from(kind & 15) * 2)),
     }
     check(&bytes);
@@ -72,8 +79,8 @@ fn records(bytes: &mut Vec<u8>, input: &mut Input<'_>, record: &[u8]) {
 
 /// A message is refused, or encodes to the same bytes again.
 fn check(data: &[u8]) {
-    // An error has a text with the reason; a message is short.
-    if let Some(again) = bounded(4096, || control(data)) {
+    // An error has a text with the reason; a message is short, or as long as its bytes.
+    if let Some(again) = bounded(4096 + 4 * data.len(), || control(data)) {
         assert_eq!(data, again);
     }
 }

@@ -2,17 +2,21 @@
 //! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both
 //! in one call, `request` has the handles on messages, `window` the handles on windows,
 //! `neighbourhood` those on exchanges with neighbours, `collective` the calls of all ranks together,
-//! `scope` messages of borrowed memory, `cache` the registrations.
+//! `agree` agreements on lost ranks, `word` waits for words, `ready` has ready words, `scope`
+//! messages of borrowed memory, `cache` the registrations.
 
+mod agree;
 mod builder;
 mod cache;
 mod calls;
 mod collective;
 mod neighbourhood;
+mod ready;
 mod request;
 mod scope;
 mod sendrecv;
 mod window;
+mod word;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -32,8 +36,10 @@ use crate::trace::{Facts, on};
 use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
 use crate::two_sided::{Peer, Stuck};
+use crate::window::ReadyWords;
 use cache::Cache;
 
+pub use agree::Agreed;
 pub use builder::Builder;
 pub use collective::Collectives;
 pub use neighbourhood::{Neighbourhood, Neighbours};
@@ -88,6 +94,8 @@ struct Handle {
     engine: Arc<Engine>,
     cache: Mutex<Cache>,
     machine: Option<MachineId>,
+    /// Made on first use.
+    ready: Mutex<Option<Arc<ReadyWords>>>,
 }
 
 impl Drop for Handle {
@@ -146,6 +154,7 @@ impl Context {
             engine,
             cache: Mutex::default(),
             machine,
+            ready: Mutex::default(),
         }));
         if context.engine().config.connect == Connect::UpFront {
             context.engine().connect_all()?;

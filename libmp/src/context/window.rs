@@ -426,10 +426,11 @@ impl Window {
         value: u64,
         limit: Duration,
     ) -> Result<()> {
-        let signal = awaited(from, offset, condition, value);
+        let offset = offset as u64;
+        let signal = Awaited::signal(&self.targets, from, offset, condition, value)?;
         let engine = self.context.engine();
         let _call = engine.seen.call(c"wait_signal", || signal.facts());
-        engine.wait_signal(&self.targets, &signal, limit)
+        engine.wait_word(&signal, limit)
     }
 
     /// Makes `stream` wait until the word at `offset` of this rank's own memory satisfies
@@ -456,13 +457,14 @@ impl Window {
         condition: Condition,
         value: u64,
     ) -> Result<()> {
-        let signal = awaited(from, offset, condition, value);
+        let offset = offset as u64;
+        let signal = Awaited::signal(&self.targets, from, offset, condition, value)?;
         let engine = self.context.engine();
         let _call = engine.seen.call(c"wait_signal_on", || Facts {
             stream: Some(stream.id()),
             ..signal.facts()
         });
-        engine.wait_signal_on(&self.targets, stream, &signal)
+        engine.wait_word_on(stream, &signal)
     }
 
     /// Orders the puts of the CPU to `rank`, in all windows: later puts are visible after the
@@ -538,13 +540,4 @@ fn put(from: &Slice) -> Access<'_> {
 fn put_signal(from: &Slice, offset: usize, value: u64) -> Access<'_> {
     let signal = Some((offset as u64, value));
     Access::Put { from, signal }
-}
-
-fn awaited(from: u32, offset: usize, condition: Condition, value: u64) -> Awaited {
-    Awaited {
-        from,
-        offset: offset as u64,
-        condition,
-        value,
-    }
 }

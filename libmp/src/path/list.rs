@@ -5,7 +5,7 @@ use gdsync::Stream;
 use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor};
 
-use super::{Lane, Put, foreign, local};
+use super::{Lane, Put, Word, foreign, local};
 use crate::error::Result;
 use crate::wire::word;
 
@@ -48,13 +48,18 @@ impl<'a, const N: usize> List<'a, N> {
     /// Appends a wait until `word` has reached `value`; `flush`: NIC writes to the GPU are visible
     /// after it.
     pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
-        self.wait_until(word, Condition::Geq, value, flush);
+        self.local[self.len] = local::Item::Wait;
+        self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
     }
 
     /// Appends a wait until `word` satisfies `condition` with `value`.
-    pub fn wait_until(&mut self, word: &'a Word64, condition: Condition, value: u64, flush: bool) {
+    pub fn wait_until(&mut self, word: &'a Word, condition: Condition, value: u64, flush: bool) {
         self.local[self.len] = local::Item::Wait;
-        self.push(Descriptor::wait_value(word, condition, value).flush(flush));
+        let wait = match word {
+            Word::Narrow(word) => Descriptor::wait_value(word, condition, value as u32),
+            Word::Wide(word) => Descriptor::wait_value(word, condition, value),
+        };
+        self.push(wait.flush(flush));
     }
 
     /// Appends a wait until `word` has reached message `number`.
@@ -65,6 +70,14 @@ impl<'a, const N: usize> List<'a, N> {
     /// Appends a store of `value`.
     pub fn store(&mut self, word: &'a Word64, value: u64) {
         self.push(Descriptor::write_value(word, value));
+    }
+
+    /// Appends a store of `value` into a word of either width.
+    pub fn store_word(&mut self, word: &'a Word, value: u64) {
+        self.push(match word {
+            Word::Narrow(word) => Descriptor::write_value(word, value as u32),
+            Word::Wide(word) => Descriptor::write_value(word, value),
+        });
     }
 
     /// Declares the word and value that show that the stream has passed the list; see

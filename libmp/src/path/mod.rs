@@ -22,6 +22,7 @@ mod memory;
 mod nic;
 mod order;
 mod several;
+mod word;
 
 use std::time::Duration;
 
@@ -42,6 +43,7 @@ pub use nic::NicOptions;
 pub(crate) use nic::Rights;
 pub use order::WordOrder;
 pub(crate) use several::{Item, Lists, emptied};
+pub(crate) use word::Word;
 
 /// Maximum number of pieces of one put.
 pub(crate) const MOST_PIECES: usize = 30;

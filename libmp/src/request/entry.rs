@@ -281,7 +281,7 @@ impl Entry {
     pub fn action(&self) -> Option<Action> {
         match &self.operation {
             Operation::Transfer(transfer) => Some(transfer.action),
-            Operation::Signal(_) => Some(Action::WaitSignal),
+            Operation::Signal(wait) => Some(wait.action),
             Operation::Step(_) => Some(Action::Exchange),
             Operation::Collective(collection) => Some(Action::Collective(collection.call)),
             Operation::Send(_) | Operation::Receive(_) => None,

@@ -1,15 +1,15 @@
 //! One-sided operations: the states of a transfer to or from a window, and of a stream's wait for a
-//! signal in a window of this rank.
+//! word of this rank, which another rank stores.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
 use gdsync::Status;
-use gdsync::gpu::{Condition, MemoryKind, Word64};
+use gdsync::gpu::{Condition, MemoryKind};
 
 use crate::error::Result;
-use crate::path::Put;
+use crate::path::{Put, Word};
 use crate::region::Slice;
 use crate::wire::collective::Call;
 
@@ -27,12 +27,16 @@ pub(crate) enum Action {
     CompareSwap,
     /// A READ that shows that all earlier puts are complete at the target.
     Quiet,
-    /// A stream waits for a word of this rank's memory.
+    /// A stream waits for a word of this rank's window.
     WaitSignal,
     /// A step of an exchange with neighbours.
     Exchange,
     /// A collective call.
     Collective(Call),
+    /// A stream waits for the ready word of a rank.
+    WaitReady,
+    /// A stream waits for a word of this rank's memory.
+    WaitWord,
 }
 
 /// The state of a transfer.
@@ -78,7 +82,8 @@ pub(crate) enum SignalState {
 /// passed the wait.
 #[derive(Clone, Debug)]
 pub(crate) struct SignalWait {
-    pub word: Word64,
+    pub action: Action,
+    pub word: Word,
     pub condition: Condition,
     pub value: u64,
     pub state: SignalState,
@@ -92,7 +97,7 @@ impl SignalWait {
 
     /// Whether `word` satisfies the condition.
     pub fn holds(&self, word: u64) -> bool {
-        holds(self.condition, word, self.value)
+        self.word.holds(self.condition, word, self.value)
     }
 
     /// Whether the release of `other`, whose word had the value `before`, meets this wait as well.
@@ -108,8 +113,8 @@ impl SignalWait {
 
     /// Stores a value that satisfies the condition.
     pub fn release(&self) -> Result<()> {
-        debug_assert!(is_possible(self.condition, self.value));
-        Ok(self.word.store(self.value)?)
+        debug_assert!(self.word.is_possible(self.condition, self.value));
+        self.word.store(self.value)
     }
 }
 
@@ -120,7 +125,7 @@ pub(crate) struct Released(BTreeMap<u64, [u64; 2]>);
 
 impl Released {
     /// The value that ranks have stored into a word, whose value is `now`.
-    pub fn signal(&self, word: &Word64, now: u64) -> u64 {
+    pub fn signal(&self, word: &Word, now: u64) -> u64 {
         match self.0.get(&word.addr().0) {
             Some([stored, before]) if *stored == now => *before,
             _ => now,
@@ -128,7 +133,7 @@ impl Released {
     }
 
     /// Records that the library stores `stored` into a word, for which ranks have stored `before`.
-    pub fn note(&mut self, word: &Word64, before: u64, stored: u64) {
+    pub fn note(&mut self, word: &Word, before: u64, stored: u64) {
         self.0.insert(word.addr().0, [stored, before]);
     }
 }
@@ -172,54 +177,5 @@ impl Machine for Releases {
     fn name(&self) -> String {
         "closed.releases".to_owned()
     }
-}
-
-/// Whether `word` satisfies the condition with `value`, as a stream's wait compares them.
-pub(crate) fn holds(condition: Condition, word: u64, value: u64) -> bool {
-    match condition {
-        Condition::Geq => word.wrapping_sub(value) as i64 >= 0,
-        Condition::Eq => word == value,
-        Condition::And => word & value != 0,
-        Condition::Nor => word | value != u64::MAX,
-    }
-}
-
-/// Whether a word can satisfy the condition with `value`. If one can, the word `value` does.
-pub(crate) fn is_possible(condition: Condition, value: u64) -> bool {
-    holds(condition, value, value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn conditions_compare_as_their_names_say() {
-        use Condition::{And, Eq, Geq, Nor};
-        for (condition, word, value, met) in [
-            (Geq, 4, 4, true),
-            (Geq, 5, 4, true),
-            (Geq, 3, 4, false),
-            // Cyclic: 1 follows the greatest value.
-            (Geq, 1, u64::MAX, true),
-            (Geq, u64::MAX, 1, false),
-            (Geq, 1 << 63, 0, false),
-            (Eq, 4, 4, true),
-            (Eq, 5, 4, false),
-            (And, 0b110, 0b011, true),
-            (And, 0b110, 0b001, false),
-            (And, 1 << 63, 1 << 63, true),
-            (Nor, u64::MAX - 1, 0, true),
-            (Nor, u64::MAX - 1, 1, false),
-            (Nor, u64::MAX, 0, false),
-        ] {
-            assert_eq!(
-                holds(condition, word, value),
-                met,
-                "{word:#x} {condition:?} {value:#x}"
-            );
-        }
-        assert!(!is_possible(And, 0) && !is_possible(Nor, u64::MAX));
-        assert!(is_possible(Nor, 0) && is_possible(And, 1) && is_possible(Geq, 0));
     }
 }

@@ -123,7 +123,7 @@ impl Engine {
                 for channel in peer.channels.recvs.values() {
                     channel.release(Status::CLOSED);
                 }
-                self.send_given_up(&mut state, rank);
+                self.send_given_up(&mut state, rank, true);
             }
         }
         // The streams may be about to find the signals; they continue in both cases.

@@ -369,7 +369,8 @@ impl Engine {
         if let Some(peer) = state.peers.get_mut(rank) {
             peer.fail(Failure { status, cause });
         }
-        self.send_given_up(state, rank);
+        state.agreement.lose(rank);
+        self.send_given_up(state, rank, false);
         self.host().ring();
     }
 

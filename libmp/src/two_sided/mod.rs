@@ -18,10 +18,12 @@
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `post`, `wait`, `claim` (a
-//!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`.
+//!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`,
+//!   `agree` (which ranks are lost), `ready` (the memory of ready words).
 //! - Background work: `progress`, `steps`, `control`, `finish`, `team` (collective calls), and
 //!   `texts`, which describes it in errors and logs.
 
+mod agree;
 mod any;
 mod channel;
 mod channels;
@@ -41,6 +43,7 @@ mod packed;
 mod peer;
 mod post;
 mod progress;
+pub(crate) mod ready;
 mod receive;
 mod send;
 mod spec;

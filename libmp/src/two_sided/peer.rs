@@ -193,6 +193,7 @@ impl Peer {
     pub fn owes_answer(&self) -> bool {
         let asked = Closing::Asked;
         self.link.is_opening()
+            || self.pulse.awaited
             || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
             || self.channels.is_opening()
     }
@@ -345,8 +346,9 @@ impl Peer {
             Control::Ping => out.push(Control::Pong),
             Control::Pong
             | Control::Truncated { .. }
-            | Control::GivenUp
-            | Control::Broken { .. } => {}
+            | Control::GivenUp { .. }
+            | Control::Broken { .. }
+            | Control::Agree(_) => {}
         }
         Ok(())
     }

@@ -30,6 +30,7 @@ impl Engine {
         let (mut done, keys) = {
             let mut state = self.lock();
             let mut done = self.receive_control(&mut state);
+            done |= self.advance_agreement(&mut state);
             done |= self.match_any(&mut state);
             done |= self.put_to_itself(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
@@ -327,6 +328,7 @@ impl Engine {
             }
         }
         self.watch(state, now);
+        self.watch_agreement(state, now);
         done
     }
 

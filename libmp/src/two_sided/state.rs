@@ -10,14 +10,17 @@ use gds_step::Time;
 use gdsync::rdma::Doorbell;
 use gdsync::{Status, Stream};
 
+use super::agree::Patience;
 use super::any::Matcher;
 use super::channel::{RecvChannel, SendChannel};
 use super::lanes::Lanes;
 use super::liveness::GonePoll;
 use super::outbox::Outbox;
 use super::peer::{Peer, Peers, Target};
+use super::ready::ReadyMemory;
 use super::staging::Staging;
 use super::watch::Watch;
+use crate::agreement::Agreement;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
 use crate::plan::Plan;
@@ -67,6 +70,10 @@ pub(crate) struct State {
     pub teams: BTreeMap<u64, Weak<Team>>,
     /// Teams that failed: other ranks may write to their memory still.
     pub failed_teams: Vec<Arc<Team>>,
+    pub ready: ReadyMemory,
+    /// Which ranks are lost, as far as the ranks have agreed.
+    pub agreement: Agreement,
+    pub patience: Patience,
     /// Failures that no call has returned.
     pub faults: Faults,
     /// What belongs to no peer.
@@ -74,7 +81,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub fn new(size: u32, doorbell: Doorbell) -> State {
+    pub fn new((rank, size): (u32, u32), doorbell: Doorbell) -> State {
         State {
             peers: Peers::new(size),
             requests: Table::new(),
@@ -93,6 +100,9 @@ impl State {
             released: Released::default(),
             teams: BTreeMap::new(),
             failed_teams: Vec::new(),
+            ready: ReadyMemory::default(),
+            agreement: Agreement::new(rank, size),
+            patience: Patience::default(),
             faults: Faults::default(),
             counts: Counts::default(),
         }

@@ -105,6 +105,14 @@ impl fmt::Display for Name {
                          window"
                     );
                 }
+                Action::WaitReady => return write!(f, "wait for the ready word of rank {peer}"),
+                Action::WaitWord => {
+                    return write!(
+                        f,
+                        "wait for the word that rank {peer} stores at offset {number} of this \
+                         rank's memory"
+                    );
+                }
             }
             return match *peer {
                 NULL_RANK => write!(f, " of the window of the null rank"),

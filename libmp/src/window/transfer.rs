@@ -68,9 +68,9 @@ impl Op<'_> {
             Action::FetchAdd => "fetch-add",
             Action::CompareSwap => "compare-swap",
             Action::Quiet => "quiet",
-            Action::WaitSignal => "wait for signal",
             Action::Exchange => "exchange",
             Action::Collective(call) => call.name(),
+            wait => super::signal::name(wait),
         }
     }
 
@@ -93,10 +93,7 @@ impl Op<'_> {
             Action::Signal => c"signal",
             Action::FetchAdd => c"fetch_add",
             Action::CompareSwap => c"compare_swap",
-            Action::Quiet
-            | Action::WaitSignal
-            | Action::Exchange
-            | Action::Collective(_) => c"quiet",
+            _ => c"quiet",
         }
     }
 

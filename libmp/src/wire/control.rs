@@ -4,6 +4,7 @@
 //! All numbers are little-endian. A message starts with a magic and the version of its format; a
 //! reader refuses another version, and its error names both versions.
 
+use super::agree::Note;
 use super::record::{self, Record};
 use crate::error::{Error, Kind, Result};
 
@@ -106,8 +107,12 @@ pub enum Control {
     Leaving,
     /// The answer to `Leaving`.
     Left,
-    /// The sender has given up the reader, or has dropped its context: it sends nothing else.
-    GivenUp,
+    /// The sender has given up the reader, or has dropped its context: it sends nothing else but
+    /// notes of agreements.
+    GivenUp {
+        /// It has dropped its context.
+        closed: bool,
+    },
     /// A request of the sender waits for the reader: asks whether the reader is alive.
     Ping,
     /// The answer to `Ping`.
@@ -151,6 +156,8 @@ pub enum Control {
         /// How it failed.
         status: u32,
     },
+    /// How far the sender is in an agreement on lost ranks.
+    Agree(Note),
 }
 
 impl Control {
@@ -164,7 +171,7 @@ impl Control {
             Control::Truncated { .. } => (5, 0),
             Control::Retire { .. } => (6, 0),
             Control::Retired { gone, .. } => (7, u8::from(*gone)),
-            Control::GivenUp => (8, 0),
+            Control::GivenUp { closed } => (8, u8::from(*closed)),
             Control::Leaving => (9, 0),
             Control::Left => (10, 0),
             Control::Ping => (11, 0),
@@ -173,6 +180,7 @@ impl Control {
             Control::Neighbour(_) => (14, 0),
             Control::Withdrawn { .. } => (15, 0),
             Control::Broken { .. } => (16, 0),
+            Control::Agree(_) => (17, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -233,6 +241,7 @@ impl Control {
                 b.extend(rank.to_le_bytes());
                 b.extend(status.to_le_bytes());
             }
+            Control::Agree(note) => note.encode(&mut b),
             _ => {}
         }
         b
@@ -257,7 +266,7 @@ impl Control {
             )));
         }
         let [kind, small] = r.take()?;
-        if small != 0 && !matches!(kind, 1 | 2 | 7) || small > 1 && kind == 7 {
+        if small != 0 && !matches!(kind, 1 | 2 | 7 | 8) || small > 1 && matches!(kind, 7 | 8) {
             let what =
                 format!("the fourth field of a control message of kind {kind} cannot be {small}");
             return Err(malformed(what));
@@ -291,7 +300,7 @@ impl Control {
                 tag: r.u32()?,
                 gone: small == 1,
             },
-            8 => Control::GivenUp,
+            8 => Control::GivenUp { closed: small == 1 },
             9 => Control::Leaving,
             10 => Control::Left,
             11 => Control::Ping,
@@ -321,6 +330,11 @@ impl Control {
                 rank: r.u32()?,
                 status: r.u32()?,
             },
+            17 => {
+                let (note, rest) = Note::decode(r.0)?;
+                r.0 = rest;
+                Control::Agree(note)
+            }
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
                 return Err(malformed(what));
@@ -396,6 +410,7 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::agree::{Ranks, Stage};
     use super::*;
 
     #[test]
@@ -431,7 +446,8 @@ mod tests {
             },
             Control::Retire { tag: 1, next: 2 },
             Control::Retired { tag: 1, gone: true },
-            Control::GivenUp,
+            Control::GivenUp { closed: false },
+            Control::GivenUp { closed: true },
             Control::Leaving,
             Control::Left,
             Control::Ping,
@@ -461,6 +477,18 @@ mod tests {
                 rank: 2,
                 status: 3,
             },
+            Control::Agree(Note {
+                number: 3,
+                stage: Stage::Complete,
+                value: 1 << 50,
+                lost: [0, 7, 8, 1000].into_iter().collect(),
+            }),
+            Control::Agree(Note {
+                number: 0,
+                stage: Stage::Decided,
+                value: 0,
+                lost: Ranks::default(),
+            }),
         ];
         for message in all {
             let bytes = message.encode();

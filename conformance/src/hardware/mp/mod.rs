@@ -5,7 +5,7 @@
 //! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
 //! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
 //! or stops, and the others continue. `windows` has the one-sided operations,
-//! `collectives` the calls of all ranks.
+//! `collectives` the calls of all ranks, `words` the waits for words.
 
 mod cells;
 mod collectives;
@@ -14,6 +14,7 @@ pub(super) mod lost;
 pub(super) mod processes;
 mod run;
 mod windows;
+mod words;
 
 use std::time::Instant;
 
@@ -112,6 +113,13 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
     };
     if choice.cell.is_none() {
         for kind in [MemoryKind::Pinned, MemoryKind::Device] {
+            for len in [4, 8] {
+                suite.add(
+                    runtime,
+                    format!("words: {kind:?}, {len} bytes"),
+                    move || words::words(runtime, kind, len),
+                );
+            }
             for (by, by_stream) in [("the CPU", false), ("a stream", true)] {
                 suite.add(runtime, format!("windows: {kind:?}, by {by}"), move || {
                     windows::windows(runtime, gpus, kind, by_stream)

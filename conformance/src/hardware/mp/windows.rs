@@ -1,5 +1,6 @@
 //! One-sided operations of ranks that are threads of this process: puts with signals around a ring,
-//! gets of what was put, and a count in one word.
+//! gets of what was put, a count in one word, and ready words
+//! between the rounds.
 
 use std::sync::Arc;
 
@@ -20,8 +21,7 @@ const ROOM: usize = 20_000;
 const LENGTHS: [usize; 5] = [0, 1, 300, 4096, ROOM];
 /// Offsets of the words.
 const SIGNAL: usize = ROOM;
-const ACK: usize = ROOM + 8;
-const COUNTER: usize = ROOM + 16;
+const COUNTER: usize = ROOM + 8;
 
 /// Runs the ranks, whose windows are memory of this kind.
 ///
@@ -65,7 +65,7 @@ fn ring(ctx: &Context, kind: MemoryKind, by_stream: bool) -> Verdict {
     let (limit, geq) = (time_limit(), Condition::Geq);
     let (rank, size) = (ctx.rank(), ctx.size());
     let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
-    let memory = ctx.alloc(kind, ROOM + 24)?;
+    let memory = ctx.alloc(kind, ROOM + 16)?;
     let window = ctx.window(&memory)?;
     let stream = ctx.gpu().stream()?;
     let data = ctx.alloc(kind, 2 * ROOM)?;
@@ -96,8 +96,14 @@ fn ring(ctx: &Context, kind: MemoryKind, by_stream: bool) -> Verdict {
             };
             add.wait(limit)?;
         }
-        drop(window.signal(left, ACK, round)?);
-        window.wait_signal(right, ACK, geq, round, limit)?;
+        // The left may put the next bytes.
+        if by_stream {
+            ctx.send_ready_on(&stream, left)?;
+            ctx.wait_ready_on(&stream, right)?;
+        } else {
+            ctx.send_ready(left)?;
+            ctx.wait_ready(right, limit)?;
+        }
     }
     if rank == 0 {
         let all = ROUNDS * u64::from(size - 1);

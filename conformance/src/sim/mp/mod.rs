@@ -5,10 +5,12 @@
 //! that is lost; [`halo3d`] and [`particles`] are these examples, both ways; [`talk`] random
 //! programs of messages of every kind, [`windows`] of one-sided operations, [`neighbours`] of
 //! exchanges with neighbours, [`collectives`] of calls of all ranks; [`survivors`] ranks that
-//! continue to exchange messages when one of them is lost.
+//! continue to exchange messages when one of them is lost, [`agree`] ranks that agree on the lost
+//! ones, while they die.
 //! [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`] that
 //! ready words which two queue pairs write keep their order. `job` is the common base.
 
+pub mod agree;
 pub mod collectives;
 mod death;
 pub mod halo;

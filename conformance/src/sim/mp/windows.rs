@@ -1,7 +1,8 @@
 //! Random programs of one-sided operations: puts of every rank into its part of every other
 //! rank's window and of its own, by the CPU and by streams. Fences order puts that overlap. The
 //! target takes the bytes after a signal, or after a quiet of the origin and a barrier, and compares
-//! them with its own run of the program. Gets read back what was put, and fetch-adds count.
+//! them with its own run of the program. Gets read back what was put, and fetch-adds count. A
+//! signal or a ready word of the target lets the origin put again.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -83,6 +84,11 @@ impl Program {
     /// Whether a round ends with signals; otherwise with quiet and a barrier.
     fn signals(&self, round: u64) -> bool {
         !(self.seed ^ round).is_multiple_of(3)
+    }
+
+    /// Whether the targets acknowledge a round by ready words; otherwise by signals.
+    fn acks_by_ready_words(&self, round: u64) -> bool {
+        (self.seed ^ round >> 1).is_multiple_of(2)
     }
 
     /// The offsets of the words of `rank`: its signal, its acknowledgement.
@@ -208,7 +214,12 @@ impl Part<'_> {
                     "round {round}: bytes of rank {from}"
                 );
             }
+            let ready = self.program.acks_by_ready_words(round);
             for from in 0..ranks {
+                if ready {
+                    self.member.send_ready(from as u32).expect("ready word");
+                    continue;
+                }
                 let ack = self.program.words(me)[1];
                 drop(
                     self.window
@@ -217,7 +228,10 @@ impl Part<'_> {
                 );
             }
             for to in 0..ranks {
-                self.wait(to, self.program.words(to)[1], round);
+                match ready {
+                    true => self.wait_ready(to as u32),
+                    false => _ = self.wait(to, self.program.words(to)[1], round),
+                }
             }
             self.synchronize();
             mp::wait_all(&requests, LIMIT).expect("ended");
@@ -340,6 +354,19 @@ impl Part<'_> {
         };
         waited.expect("signal");
         by_stream
+    }
+
+    /// Takes the next ready word of a rank, in each way.
+    fn wait_ready(&mut self, from: u32) {
+        let taken = match self.rng.u8(0..3) {
+            0 => self.member.wait_ready_on(&self.stream, from),
+            1 => self.member.wait_ready(from, LIMIT),
+            _ => match self.member.test_ready(from).expect("a test") {
+                true => Ok(()),
+                false => self.member.wait_ready(from, LIMIT),
+            },
+        };
+        taken.expect("ready word");
     }
 
     fn synchronize(&self) {
