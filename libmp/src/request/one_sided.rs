@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
 use gdsync::Status;
-use gdsync::gpu::{Condition, MemoryKind};
+use gdsync::gpu::{Condition, MemoryKind, Word64};
 
 use crate::error::Result;
 use crate::path::{Put, Word};
@@ -176,6 +176,5 @@ impl Machine for Releases {
 
     fn name(&self) -> String {
         "closed.releases".to_owned()
-    }
     }
 }

@@ -94,10 +94,7 @@ impl Counts {
                 }
                 Action::Signal => self.signals += 1,
                 Action::FetchAdd | Action::CompareSwap => self.atomics += 1,
-                Action::Quiet
-                | Action::WaitSignal
-                | Action::Exchange
-                | Action::Collective(_) => {}
+                _ => {}
             },
             Operation::Signal(_) | Operation::Step(_) | Operation::Collective(_) => {}
         }

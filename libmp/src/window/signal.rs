@@ -25,7 +25,8 @@ pub(crate) struct Awaited {
     pub word: Word,
     /// The bytes of the word.
     pub memory: Slice,
-    /// Whether a NIC writes to GPU memory before the word is stored.
+    /// Whether a wait flushes in any case; a wait for a word of a rank flushes also if a window is in
+    /// GPU memory.
     pub flush: bool,
     pub condition: Condition,
     pub value: u64,
@@ -58,7 +59,7 @@ impl Awaited {
             from: Some(from),
             word: Word::Wide(word),
             memory,
-            flush: window.flushes(),
+            flush: false,
             condition,
             value,
         })
@@ -267,7 +268,7 @@ impl Engine {
             let posted = stream.check_room(2).map_err(Error::from);
             let posted = posted.and_then(|()| list.post(stream, None));
             match posted {
-                Ok(()) => state.counts(Some(signal.from)).waits += 1,
+                Ok(()) => state.counts(Some(from)).waits += 1,
                 Err(_) => state.requests.withdraw(key),
             }
             posted
