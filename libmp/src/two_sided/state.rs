@@ -4,6 +4,7 @@
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::MutexGuard;
+use std::thread::{self, ThreadId};
 
 use gds_step::Time;
 use gdsync::rdma::Doorbell;
@@ -59,6 +60,38 @@ pub(crate) struct State {
     pub released: Released,
     /// Failures that no call has returned.
     pub faults: Faults,
+    pub pairs: Pairs,
+}
+
+/// The calls in progress that prepare several requests before they post them: no other call can
+/// post on the same queue pair meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Pairs {
+    /// The threads of the calls.
+    threads: Vec<ThreadId>,
+    /// Number of calls so far.
+    pub count: u64,
+}
+
+impl Pairs {
+    pub fn begin(&mut self) {
+        self.threads.push(thread::current().id());
+        self.count += 1;
+    }
+
+    pub fn end(&mut self) {
+        let own = self.threads.iter().position(is_current);
+        own.map(|at| self.threads.swap_remove(at));
+    }
+
+    /// Whether a call of another thread is in progress.
+    pub fn of_others(&self) -> bool {
+        !self.threads.iter().all(is_current)
+    }
+}
+
+fn is_current(id: &ThreadId) -> bool {
+    *id == thread::current().id()
 }
 
 impl State {
@@ -79,6 +112,7 @@ impl State {
             device_windows: false,
             released: Released::default(),
             faults: Faults::default(),
+            pairs: Pairs::default(),
         }
     }
 
