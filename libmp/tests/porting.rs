@@ -412,3 +412,32 @@ fn flush_returns_the_failure_of_a_send_once() {
         ctx.close(LIMIT).unwrap();
     });
 }
+
+/// Another thread sends on the stream while pairs are posted there: neither call fails.
+#[test]
+fn pairs_are_posted_while_another_thread_posts_on_the_stream() {
+    const ROUNDS: usize = 300;
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let stream = ctx.gpu().stream().unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 20_016).unwrap();
+        let slice = |at, len| memory.slice(at, len).unwrap();
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let (out, into) = (slice(0, 8), slice(8, 8));
+                for _ in 0..ROUNDS {
+                    let recv = ctx.irecv(peer, 1, &into).unwrap();
+                    drop(ctx.isend_on(&stream, peer, 1, &out).unwrap());
+                    recv.wait(LIMIT).unwrap();
+                }
+            });
+            let (out, into) = (slice(16, 10_000), slice(10_016, 10_000));
+            for _ in 0..ROUNDS {
+                ctx.sendrecv_on(&stream, (peer, 2, &out), (peer, 2, &into))
+                    .unwrap();
+            }
+        });
+        ctx.synchronize(&stream, LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
+    });
+}

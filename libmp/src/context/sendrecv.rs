@@ -123,8 +123,10 @@ impl Context {
     /// Posts the receive, then the send. Both are prepared first: if one is refused, the other is
     /// cancelled and nothing was posted.
     fn post_pair(&self, send: &SendOp<'_>, recv: &RecvOp<'_>) -> Result<[Request; 2]> {
-        let pair = [self.prepare_recv(recv)?, self.prepare_send(send)?];
-        pair.iter().try_for_each(Request::post)?;
-        Ok(pair)
+        self.engine().as_pair(|| {
+            let pair = [self.prepare_recv(recv)?, self.prepare_send(send)?];
+            pair.iter().try_for_each(Request::post)?;
+            Ok(pair)
+        })
     }
 }

@@ -21,8 +21,10 @@ impl Engine {
     pub(crate) fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let first = attempt();
         match &first {
-            Err(e) if e.kind() == Kind::QueueFull => {
-                self.lock().counts(e.rank()).retries += 1;
+            Err(e) if may_pass(e) => {
+                if e.kind() == Kind::QueueFull {
+                    self.lock().counts(e.rank()).retries += 1;
+                }
                 if self.config.full != Full::Wait {
                     return first;
                 }
@@ -31,6 +33,15 @@ impl Engine {
         }
         drop(first);
         self.wait_for_room(&mut attempt)
+    }
+
+    /// Calls `post`, which prepares several requests before it posts them. Calls of other threads
+    /// that find these requests wait until they are posted.
+    pub(crate) fn as_pair<T>(&self, post: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.lock().pairs.begin();
+        let posted = post();
+        self.lock().pairs.end();
+        posted
     }
 
     #[cold]
@@ -47,8 +58,17 @@ impl Engine {
             let deadline = self.host().now() + self.config.timeout.saturating_mul(2);
             let tried = self.wait(deadline, &mut || {
                 self.progress();
+                let before = self.lock().pairs.count;
                 let answer = attempt();
-                let full = matches!(&answer, Err(e) if e.kind() == Kind::QueueFull);
+                let full = match &answer {
+                    Err(e) if e.kind() == Kind::QueueFull => true,
+                    // The prepared request is of the application, unless there is a pair.
+                    Err(e) if may_pass(e) => {
+                        let pairs = &self.lock().pairs;
+                        pairs.of_others() || pairs.count != before
+                    }
+                    _ => false,
+                };
                 result = Some(answer);
                 !full
             });
@@ -243,6 +263,13 @@ impl Engine {
         list.post(stream, None)?;
         note_waiter(requests, key, stream)
     }
+}
+
+/// Whether a call may succeed later: it found no room, or a prepared request, which may be of a
+/// pair that another thread posts.
+fn may_pass(e: &Error) -> bool {
+    let blocked = Kind::Gdsync(gdsync::Kind::OutOfOrder);
+    e.kind() == Kind::QueueFull || e.kind() == blocked
 }
 
 /// Reads the length and offset words of a CPU send.

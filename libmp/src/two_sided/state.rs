@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, MutexGuard, Weak};
+use std::thread::{self, ThreadId};
 
 use gds_step::Time;
 use gdsync::rdma::Doorbell;
@@ -78,6 +79,38 @@ pub(crate) struct State {
     pub faults: Faults,
     /// What belongs to no peer.
     pub counts: Counts,
+    pub pairs: Pairs,
+}
+
+/// The calls in progress that prepare several requests before they post them: no other call can
+/// post on the same queue pair meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Pairs {
+    /// The threads of the calls.
+    threads: Vec<ThreadId>,
+    /// Number of calls so far.
+    pub count: u64,
+}
+
+impl Pairs {
+    pub fn begin(&mut self) {
+        self.threads.push(thread::current().id());
+        self.count += 1;
+    }
+
+    pub fn end(&mut self) {
+        let own = self.threads.iter().position(is_current);
+        own.map(|at| self.threads.swap_remove(at));
+    }
+
+    /// Whether a call of another thread is in progress.
+    pub fn of_others(&self) -> bool {
+        !self.threads.iter().all(is_current)
+    }
+}
+
+fn is_current(id: &ThreadId) -> bool {
+    *id == thread::current().id()
 }
 
 impl State {
@@ -104,6 +137,7 @@ impl State {
             agreement: Agreement::new(rank, size),
             patience: Patience::default(),
             faults: Faults::default(),
+            pairs: Pairs::default(),
             counts: Counts::default(),
         }
     }
