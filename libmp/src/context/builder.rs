@@ -187,7 +187,7 @@ impl Builder {
         self
     }
 
-    /// Sets how many events the timeline keeps, the newest ones: default 65536, about 10 MB. The
+    /// Sets how many events the timeline keeps, the newest ones: default 65536, about 20 MB. The
     /// file has the number of older events, by thread and stream.
     #[must_use]
     pub fn trace_events(mut self, events: usize) -> Builder {

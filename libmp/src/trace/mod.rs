@@ -27,7 +27,7 @@ use ring::{Event, Ring, Track};
 
 pub(crate) use call::{Facts, Seen, on};
 
-/// The default number of events that a timeline keeps: about 10 MB.
+/// The default number of events that a timeline keeps: about 20 MB.
 pub(crate) const MOST_EVENTS: usize = 1 << 16;
 
 /// The file of a rank: `trace.json` becomes `trace.3.json`, or `trace.NAME.3.json` for contexts of
