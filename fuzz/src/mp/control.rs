@@ -44,6 +44,13 @@ pub fn run(data: &[u8]) {
             records(&mut bytes, &mut input, &record.to_bytes());
         }
         14 => {
+            bytes.extend(input.next::<[u8; 32]>());
+            let record = RemoteMemory::default().addr(input.next()).len(input.next());
+            records(&mut bytes, &mut input, &record.to_bytes());
+            bytes.extend(input.next::<[u8; 16]>());
+            records(&mut bytes, &mut input, &record.to_bytes());
+        }
+        17 => {
             bytes.extend(input.next::<[u8; 16]>());
             let lost = input.bytes(usize::from(kind & 15));
             bytes.push(input.byte() % 4);
