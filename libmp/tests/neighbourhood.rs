@@ -239,3 +239,54 @@ fn every_step_has_the_data_of_all_neighbours() {
         }
     }
 }
+
+/// The other rank of two is many neighbours, as in a periodic box. All share one queue.
+#[test]
+fn rank_may_be_many_neighbours() {
+    const MANY: u32 = 18;
+    for (seed, ooo) in [(1, 0.0), (2, 0.7)] {
+        play(seed, 2, move |rank| {
+            let ctx = open(rank, ooo);
+            let (me, peer) = (rank.me, rank.peer());
+            let field = ctx
+                .alloc(MemoryKind::Device, 2 * MANY as usize * ROOM)
+                .unwrap();
+            let at = |i: u32| i as usize * ROOM;
+            let column = |at: usize| field.strided(at, 8, 24, 20).unwrap();
+            let named = (0..MANY).map(|i| {
+                let one = Neighbour::new(peer, 2 * i + me, 2 * i + peer);
+                one.send(column(at(i))).receive(column(at(MANY + i)))
+            });
+            let halo = ctx.neighbourhood().neighbours(named).build().unwrap();
+            let stream = ctx.gpu().stream().unwrap();
+            for step in 0..8 {
+                for i in 0..MANY {
+                    let bytes = [byte(me, i, step, 0); ROOM];
+                    field.write(at(i), &bytes).unwrap();
+                }
+                if step < 4 {
+                    halo.ready_on(&stream).unwrap();
+                    halo.send_on(&stream).unwrap();
+                    halo.wait_on(&stream).unwrap();
+                    ctx.synchronize(&stream, LIMIT).unwrap();
+                } else {
+                    halo.ready().unwrap();
+                    halo.send(LIMIT).unwrap();
+                    halo.wait(LIMIT).unwrap();
+                }
+                for i in 0..MANY {
+                    let mut got = [0; 24 * 20];
+                    field.read(at(MANY + i), &mut got).unwrap();
+                    let expected = byte(peer, i, step, 0);
+                    for (j, got) in got.iter().enumerate() {
+                        let expected = if j % 24 < 8 { expected } else { 0 };
+                        assert_eq!(*got, expected, "step {step}, neighbour {i}");
+                    }
+                }
+            }
+            drop(halo);
+            ctx.close(LIMIT).unwrap();
+            rank.leave();
+        });
+    }
+}

@@ -203,6 +203,10 @@ fn bad_neighbours_are_refused_by_name() {
                 (Kind::Invalid, Some(peer), Some(2)),
                 "{e}"
             );
+            let many: Vec<_> = (0..22).map(|i| Neighbour::new(peer, i, i)).collect();
+            let e = build(&many);
+            assert_eq!((e.kind(), e.rank()), (Kind::Invalid, Some(peer)), "{e}");
+            assert_eq!(e.limit(), Some(21), "{e}");
             let alone = Neighbour::new(rank.me, 1, 2).send(&memory);
             let e = build(&[alone]);
             assert_eq!((e.kind(), e.rank()), (Kind::Missing, Some(rank.me)), "{e}");

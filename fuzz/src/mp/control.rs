@@ -43,6 +43,13 @@ pub fn run(data: &[u8]) {
             let record = RemoteMemory::default().addr(input.next()).len(input.next());
             records(&mut bytes, &mut input, &record.to_bytes());
         }
+        14 => {
+            bytes.extend(input.next::<[u8; 32]>());
+            let record = RemoteMemory::default().addr(input.next()).len(input.next());
+            records(&mut bytes, &mut input, &record.to_bytes());
+            bytes.extend(input.next::<[u8; 16]>());
+            records(&mut bytes, &mut input, &record.to_bytes());
+        }
         _ => bytes.extend(input.bytes(usize::from(kind & 15) * 2)),
     }
     check(&bytes);

@@ -87,7 +87,8 @@ use crate::neighbourhood::{Exchange, Neighbour};
 ///
 /// Without double buffering, the NIC writes data that is received in one contiguous piece to its
 /// place. All other data is copied by one kernel for all neighbours. The NIC gathers up to 30 pieces
-/// that are sent to one neighbour; one kernel for all neighbours packs more.
+/// that are sent to a rank which is one neighbour. One kernel for all neighbours packs more, and
+/// the pieces for a rank which is several neighbours.
 ///
 /// `ready`, `send` and `wait` do the same by the CPU. A program may mix calls of the CPU and of
 /// streams; the sides of `send` and of `wait` of one step are the same.
@@ -175,7 +176,8 @@ impl Neighbours {
     ///   [`Builder::timeout`](crate::Builder::timeout). Neighbours that have the side of this rank
     ///   may have succeeded.
     /// - `Invalid` for a rank outside the job, a rank that is named twice with the same tags, memory
-    ///   of another context, or more than 1 GiB for one neighbour.
+    ///   of another context, more than 1 GiB for one neighbour, or a rank that is too many neighbours
+    ///   for the send queue to it (21 by default).
     /// - `PeerFailed` if a neighbour was given up, naming it; `Protocol` if it sent an invalid side.
     /// - `BootstrapLost` if the neighbours cannot be reached.
     /// - Errors of gdsync.

@@ -104,10 +104,8 @@ impl Engine {
         let mut late = None;
         let mut from = 0;
         self.wait_until(limit, &mut |state| {
-            let sides = x.board.sides.iter().enumerate().skip(from);
-            late = sides
-                .map(|(at, side)| (at, side))
-                .find(|(at, side)| !is_over(self, state, *at, side));
+            let mut sides = x.board.sides.iter().enumerate().skip(from);
+            late = sides.find(|(at, side)| !is_over(self, state, *at, side));
             // What is over stays over.
             from = late.map_or(0, |(at, _)| at);
             late.is_none()

@@ -13,7 +13,7 @@ use super::exchange::{Calls, Exchange, Port, Table};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Put};
-use crate::plan::{At, Plan, Refusal};
+use crate::plan::{At, Launch, Plan, Refusal};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::step::{Step, parity};
@@ -287,10 +287,8 @@ impl Engine {
                     let flush = x.flushes && i == x.board.sides.len();
                     plan.wait(&side.arrived[parity(step)], step, flush);
                 }
-                if record.is_some() {
-                    plan.store(&x.board.passed, step);
-                    plan.passed_by(&x.board.passed, step);
-                }
+                plan.store(&x.board.passed, step);
+                plan.passed_by(&x.board.passed, step);
                 if table.is_some() {
                     plan.kernel_here();
                 }
@@ -436,7 +434,7 @@ fn post<'a>(
     open: &mut Open<'_>,
     plan: &mut Plan<'a>,
     stream: &Stream,
-    kernel: Option<&dyn Fn(&Stream) -> Result<()>>,
+    kernel: Option<Launch<'_>>,
 ) -> Result<(), Refused> {
     let posted = plan.post(stream, &mut open.state.peers, kernel);
     posted.map_err(|Refusal { error, torn }| open.refused(error, torn))

@@ -171,7 +171,7 @@ impl Engine {
                     Some([first, if double { add() } else { first }])
                 }
             },
-            packing: match one.rank == self.rank || one.is_gathered() {
+            packing: match one.rank == self.rank || one.is_gathered(&others) {
                 true => None,
                 false => Some(packing.add(&one.sent, one.sends())),
             },

@@ -7,6 +7,9 @@ use crate::two_sided::NULL_RANK;
 use crate::two_sided::engine::Engine;
 
 pub(super) const BUILD: &str = "build neighbourhood";
+/// Blocks of a send queue that the data of a step takes for a neighbour, at most, if its rank is
+/// several neighbours: the put, the READ before the word, and the word.
+const BLOCKS: usize = 3;
 
 /// A neighbour in a [`Neighbourhood`](crate::Neighbourhood): a rank, two tags, and the pieces of
 /// memory that are sent to it and received from it in each step.
@@ -112,9 +115,12 @@ impl Neighbour {
         }
     }
 
-    /// Whether the NIC can gather all pieces that are sent.
-    pub(super) fn is_gathered(&self) -> bool {
-        self.sent.iter().map(Strided::count).sum::<usize>() <= MOST_PIECES
+    /// Whether the NIC gathers the pieces that are sent. A rank that is several neighbours has one
+    /// queue, in which the lists of pieces would take the room.
+    pub(super) fn is_gathered(&self, among: &[Neighbour]) -> bool {
+        let same = among.iter().filter(|other| other.rank == self.rank);
+        let most = if same.count() > 1 { 1 } else { MOST_PIECES };
+        self.sent.iter().map(Strided::count).sum::<usize>() <= most
     }
 }
 
@@ -165,6 +171,21 @@ pub(super) fn check(engine: &Engine, neighbours: Vec<Neighbour>) -> Result<Vec<N
             return Err(one.error(Kind::Invalid, what));
         }
         kept.push(one);
+    }
+    let most = engine.paths.queue_blocks() as usize / BLOCKS;
+    let too_many = |one: &&Neighbour| {
+        let same = kept.iter().filter(|other| other.rank == one.rank);
+        one.rank != engine.rank && same.count() > most
+    };
+    if let Some(one) = kept.iter().find(too_many) {
+        let what = format!(
+            "rank {} is too many neighbours for the queue to it; combine their pieces, or use a \
+             larger QpConfig::send_blocks",
+            one.rank
+        );
+        return Err(one
+            .error(Kind::Invalid, what)
+            .with_limit(most, "neighbours"));
     }
     Ok(kept)
 }

@@ -121,6 +121,11 @@ impl Paths {
         &self.nic.device
     }
 
+    /// Number of blocks of the smallest send queue.
+    pub fn queue_blocks(&self) -> u32 {
+        self.nic.queue_blocks()
+    }
+
     /// Registers `region` with the paths.
     pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
         let nic = self.nic.register(region, rights)?;

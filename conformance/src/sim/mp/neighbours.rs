@@ -118,7 +118,7 @@ impl Program {
 
     /// Writes what `end` sends in a step into the memory of these pieces.
     fn write(&self, end: &End, step: usize, pieces: &[Piece], room: &mut [u8]) {
-        let key = self.seed ^ (u64::from(end.send) << 32 | step as u64 + 1);
+        let key = self.seed ^ (u64::from(end.send) << 32) ^ (step as u64 + 1);
         let mut rng = Rng::with_seed(key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         for [first, len, stride, count] in pieces {
             for i in 0..*count {
@@ -195,10 +195,10 @@ impl<'a> Part<'a> {
         let named = ends.iter().enumerate().map(|(i, [mine, theirs])| {
             let mut one = Neighbour::new(theirs.rank as u32, mine.send, mine.receive);
             for piece in &mine.sent {
-                one = one.send(&strided(i * ROOM, *piece));
+                one = one.send(strided(i * ROOM, *piece));
             }
             for piece in &mine.received {
-                one = one.receive(&strided(half + i * ROOM, *piece));
+                one = one.receive(strided(half + i * ROOM, *piece));
             }
             one
         });
