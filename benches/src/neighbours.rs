@@ -64,8 +64,8 @@ pub struct Options {
     /// Size of the data of each neighbour, each way, in bytes: `8`, `64Ki`.
     #[arg(short = 's', long, value_parser = options::size, default_value = "8Ki")]
     pub size: u64,
-    /// Number of ranks.
-    #[arg(long, default_value = "2", value_parser = clap::value_parser!(u32).range(2..=64))]
+    /// Number of ranks. A rank can be at most 21 neighbours of another one.
+    #[arg(long, default_value = "3", value_parser = clap::value_parser!(u32).range(2..=64))]
     pub ranks: u32,
     /// Measured steps of each way.
     #[arg(short = 'i', long = "steps", default_value = "2000", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
@@ -337,7 +337,7 @@ impl Benchmark for Options {
         ),
         (
             "-n 4 -s 64Ki --way neighbourhood --double --threads",
-            "a neighbourhood alone, with double buffering, between two threads",
+            "a neighbourhood alone, with double buffering, between three threads",
         ),
     ];
     const VERIFIED: Option<&str> =
