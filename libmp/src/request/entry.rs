@@ -10,6 +10,7 @@ use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 
 use super::fault::End;
 use super::one_sided::{Action, SignalState, SignalWait, Transfer, TransferState};
+use super::reached::Mark;
 use crate::path::Put;
 use crate::region::{Memory, Slice, Strided};
 
@@ -127,8 +128,8 @@ pub(crate) struct Incoming {
     pub wanted: bool,
     /// The sender of a message that has no room here has been refused.
     pub refused: bool,
-    /// Set if a stream posted it: the event after the store of the mark.
-    pub marked: Option<Event>,
+    /// Where the stream that posted it has reached it; `None`: no mark is enqueued.
+    pub reached: Option<Mark>,
 }
 
 /// The state of the application's handle.

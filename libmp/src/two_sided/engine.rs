@@ -66,7 +66,7 @@ impl Engine {
             paths: Paths::open(rank, device, nic, config.timeout, &error, kernels.clone())?,
             kernels,
             error,
-            state: Mutex::new(State::new(size, config.doorbell)),
+            state: Mutex::new(State::new(gpu, size, config.doorbell)),
             bootstrap,
             config,
         })

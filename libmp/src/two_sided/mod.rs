@@ -17,12 +17,13 @@
 //!
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
-//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `post`, `wait`, `claim` (a
+//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`, `claim` (a
 //!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`.
 //! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
 //!   and logs.
 
 mod any;
+mod bind;
 mod channel;
 mod channels;
 mod claim;

@@ -14,7 +14,7 @@ use crate::path::{List, MOST_BYTES, uncaptured};
 use crate::request::entry::{Common, Entry, Operation, Outgoing, Segments, SendState, Waiter};
 use crate::request::table::{RequestKey, Table};
 
-const POST: &str = "post request";
+pub(super) const POST: &str = "post request";
 
 impl Engine {
     /// Retries `attempt` until there is room, if the context is set to wait.
@@ -98,24 +98,22 @@ impl Engine {
     pub fn post(&self, key: RequestKey) -> Result<()> {
         self.with_room(|| {
             let mut state = self.lock();
-            let posted = self.post_now(&mut state, key);
-            posted.map_err(|e| match state.requests.get(key) {
-                Some(entry) if entry.peer < self.size => e.of_peer(entry.peer),
-                _ => e,
-            })
+            self.post_known(&mut state, key)
+        })
+    }
+
+    /// Posts a prepared request; an error names its peer.
+    pub(super) fn post_known(&self, state: &mut State, key: RequestKey) -> Result<()> {
+        let posted = self.post_now(state, key);
+        posted.map_err(|e| match state.requests.get(key) {
+            Some(entry) if entry.peer < self.size => e.of_peer(entry.peer),
+            _ => e,
         })
     }
 
     fn post_now(&self, state: &mut State, key: RequestKey) -> Result<()> {
         let order = state.requests.next_order();
-        let entry = known(&mut state.requests, key)?;
-        if !entry.is_prepared() {
-            let what = match entry.status() {
-                Some(_) => "the request has already ended",
-                None => "the request was already posted",
-            };
-            return Err(Error::new(POST, Kind::Busy, what));
-        }
+        let entry = unposted(&mut state.requests, key)?;
         entry.order = order;
         if entry.peer == NULL_RANK {
             self.finish(state, key, Status::SUCCESS, 0);
@@ -238,6 +236,20 @@ impl Engine {
         list.post(stream, None)?;
         note_waiter(requests, key, stream)
     }
+}
+
+/// A request that is prepared and not posted.
+///
+/// # Errors
+/// `Busy` if it was posted.
+pub(super) fn unposted(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {
+    let entry = known(requests, key)?;
+    let what = match entry.status() {
+        None if entry.is_prepared() => return Ok(entry),
+        None => "the request was already posted",
+        Some(_) => "the request has already ended",
+    };
+    Err(Error::new(POST, Kind::Busy, what))
 }
 
 /// Reads the length and offset words of a CPU send.

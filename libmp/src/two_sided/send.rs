@@ -11,7 +11,7 @@ use super::state::{State, closed};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
+use crate::path::{Batch, Lane, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
 use crate::region::{Slice, Strided};
 use crate::request::entry::{Common, Entry, Handle, Late, Operation, Outgoing, Poster, SendState};
 use crate::request::table::RequestKey;
@@ -211,37 +211,7 @@ impl Engine {
         };
         state.requests.reserve(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
-        let mut late = late.map(Box::new);
-        let mut puts = [None; 3];
-        let mut progress = SendState::Prepared;
-        if let Some(stream) = stream {
-            let lane = peer.link.lane(lane).ok_or_else(closed)?;
-            if large || late.is_some() || spec.packed.is_some() {
-                self.kernels(PREPARE)?;
-            }
-            if large || late.is_some() {
-                channel.make_stamps(&self.paths)?;
-                let mut batch = Batch::new(lane);
-                let all = spec.segments;
-                puts[0] = stamped(&mut batch, channel, number, large, all, len)?;
-                let behind = batch.all().skip(usize::from(large));
-                late.get_or_insert_default().behind = behind.collect();
-            } else {
-                let mut batch = Batch::short(lane);
-                let stamp = plain(&mut batch, channel, number, spec.segments, len)?;
-                // Pieces are gathered when the request is posted.
-                if post && spec.packed.is_none() {
-                    if let Err(e) = post_short(stream, &mut batch, channel, number) {
-                        batch.undo();
-                        return Err(e);
-                    }
-                    progress = SendState::InFlight(stamp);
-                } else {
-                    puts = batch.first_three();
-                }
-            }
-        }
-        let common = Common {
+        let mut common = Common {
             number,
             poster: Poster {
                 lane,
@@ -249,20 +219,62 @@ impl Engine {
             },
             len,
             large,
-            puts,
             timeout: spec.timeout,
             order,
             ..Common::new(spec.to, spec.tag, spec.segments)
         };
-        let posted = progress != SendState::Prepared;
-        let operation = Operation::Send(Outgoing {
-            state: progress,
-            late,
+        let mut send = Outgoing {
+            state: SendState::Prepared,
+            late: late.map(Box::new),
             packed: spec.packed.cloned().map(Box::new),
-        });
+        };
+        if let Some(stream) = stream {
+            let lane = peer.link.lane(lane).ok_or_else(closed)?;
+            // Pieces are gathered when the request is posted.
+            if post && !large && send.late.is_none() && send.packed.is_none() {
+                let mut batch = Batch::short(lane);
+                let stamp = plain(&mut batch, channel, number, spec.segments, len)?;
+                if let Err(e) = post_short(stream, &mut batch, channel, number) {
+                    batch.undo();
+                    return Err(e);
+                }
+                send.state = SendState::InFlight(stamp);
+            } else {
+                self.prepare_puts(lane, channel, &mut common, &mut send)?;
+            }
+        }
+        let posted = send.state != SendState::Prepared;
+        let operation = Operation::Send(send);
         channel.numbers.advance();
         let key = state.requests.put(Entry { common, operation });
         Ok((key, posted))
+    }
+
+    /// Prepares the puts of a send that a stream posts later.
+    pub(super) fn prepare_puts(
+        &self,
+        lane: &mut Lane,
+        channel: &mut SendChannel,
+        common: &mut Common,
+        send: &mut Outgoing,
+    ) -> Result<()> {
+        let (number, len, large) = (common.number, common.len, common.large);
+        let segments = common.segments.as_slice();
+        if large || send.late.is_some() || send.packed.is_some() {
+            self.kernels(PREPARE)?;
+        }
+        if large || send.late.is_some() {
+            channel.make_stamps(&self.paths)?;
+            let mut batch = Batch::new(lane);
+            common.puts[0] = stamped(&mut batch, channel, number, large, segments, len)?;
+            let behind = batch.all().skip(usize::from(large));
+            send.late.get_or_insert_default().behind = behind.collect();
+        } else {
+            let mut batch = Batch::short(lane);
+            plain(&mut batch, channel, number, segments, len)?;
+            common.puts = batch.first_three();
+        }
+        Ok(())
     }
 
     /// Advances a CPU send as far as possible now. `true`: its state changed.

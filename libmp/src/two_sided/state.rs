@@ -7,7 +7,7 @@ use std::sync::MutexGuard;
 
 use gds_step::Time;
 use gdsync::rdma::Doorbell;
-use gdsync::{Status, Stream};
+use gdsync::{Gpu, Status, Stream};
 
 use super::any::Matcher;
 use super::channel::{RecvChannel, SendChannel};
@@ -22,6 +22,7 @@ use crate::path::{Lane, Link};
 use crate::region::Memory;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
+use crate::request::reached::Reached;
 use crate::request::table::{RequestKey, Table};
 
 /// Memory of ended requests, which is released without the lock.
@@ -42,6 +43,7 @@ pub(crate) struct State {
     pub requests: Table,
     pub lanes: Lanes,
     pub matcher: Matcher,
+    pub reached: Reached,
     pub outbox: Outbox,
     pub trash: Trash,
     pub staging: Staging,
@@ -57,12 +59,13 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub fn new(size: u32, doorbell: Doorbell) -> State {
+    pub fn new(gpu: &Gpu, size: u32, doorbell: Doorbell) -> State {
         State {
             peers: Peers::new(size),
             requests: Table::new(),
             lanes: Lanes::new(doorbell),
             matcher: Matcher::default(),
+            reached: Reached::new(gpu),
             outbox: Outbox::default(),
             trash: Trash::default(),
             staging: Staging::default(),
