@@ -1,6 +1,8 @@
-// Pieces of one length at equal distances, more than a list takes: a send gathers them into packed
-// bytes before it posts these; a receive scatters the bytes behind the kernel that took the message
-// in. Any number of blocks; one block, of any number of threads, if it stores a result.
+// Pieces of one length at equal distances: a send gathers them into packed bytes before it posts
+// these; a receive scatters the bytes behind the kernel that took the message in. mp_strided does
+// this for one message: any number of blocks; one block, of any number of threads, if it stores a
+// result. mp_moves does it for any number of messages whose bytes are in place, in any number of
+// blocks.
 #include "mp_copy.hpp"
 
 namespace mp {
@@ -16,7 +18,7 @@ struct Pieces {
     u64 arrival;
     u64 result;
     u32 rows;
-    u32 reserved;
+    u32 scatters;
 };
 
 static_assert(sizeof(Pieces) == 72, "layout");
@@ -80,6 +82,27 @@ GDS_DEVICE void strided(const Pieces& p) {
     if (threadIdx.x == 0) gds::store_release_sys(word_at(p.result), end);
 }
 
+// The same layout stands in libmp/src/kernels/params.rs.
+struct Moves {
+    u64 table;
+    u32 count;
+    u32 blocks;
+};
+
+static_assert(sizeof(Moves) == 16, "layout");
+
+// Group i of `blocks` blocks executes the moves i, i + groups, ... of the table.
+GDS_DEVICE void move_all(const Moves& p) {
+    const Share s{blockIdx.x % p.blocks * blockDim.x + threadIdx.x, p.blocks * blockDim.x};
+    const Pieces* table = reinterpret_cast<const Pieces*>(p.table);
+    GDS_NO_UNROLL
+    for (u32 i = blockIdx.x / p.blocks; i < p.count; i += gridDim.x / p.blocks) {
+        const Pieces one = table[i];
+        move(one, one.len, one.scatters == 0, s);
+    }
+}
+
 }  // namespace mp
 
+GDS_KERNEL(mp_moves, mp::Moves, p) { mp::move_all(p); }
 GDS_KERNEL(mp_strided, mp::Pieces, p) { mp::strided(p); }

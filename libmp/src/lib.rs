@@ -213,6 +213,7 @@ mod kernels;
 #[doc(hidden)]
 pub mod mutant;
 mod path;
+mod plan;
 mod region;
 mod request;
 mod two_sided;

@@ -23,4 +23,10 @@ gds_step::mutants! {
     MissingFence,
     /// Quiet returns at once.
     QuietAtOnce,
+    /// A refused call does not abort the first of its puts.
+    ForgottenPut,
+    /// An exchange with neighbours takes the ready word of the step before for that of the step.
+    StaleReady,
+    /// A double-buffered exchange unpacks the landing memory of the other parity.
+    WrongParity,
 }

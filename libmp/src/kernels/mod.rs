@@ -4,7 +4,8 @@
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
 //! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]), the fourth
-//! gathers and scatters pieces that do not fit a list ([`Pieces`]).
+//! gathers and scatters pieces that do not fit a list ([`Pieces`]), the fifth does so for a table of
+//! them ([`Moves`]).
 
 mod params;
 #[cfg(test)]
@@ -16,7 +17,9 @@ use zerocopy::IntoBytes;
 
 use crate::error::Result;
 
-pub(crate) use params::{MOST_CHUNKS, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack};
+pub(crate) use params::{
+    MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
+};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -29,6 +32,7 @@ pub(crate) struct Kernels {
     stamp_16: Kernel,
     put: Kernel,
     strided: Kernel,
+    moves: Kernel,
     unpack: Dims,
     stamp: Dims,
 }
@@ -53,6 +57,7 @@ impl Kernels {
             stamp_16: module.kernel("mp_stamp_16")?,
             put: module.kernel("mp_put")?,
             strided: module.kernel("mp_strided")?,
+            moves: module.kernel("mp_moves")?,
             unpack: block(256),
             stamp: block(32),
         })
@@ -152,4 +157,36 @@ impl Kernels {
         // SAFETY: the kernel accesses what `Pieces` names, which the caller guarantees to be valid.
         Ok(unsafe { stream.launch(&self.strided, dims, params.as_bytes()) }?)
     }
+
+    /// Enqueues the moves of a table; see [`moves_of`].
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Moves`] and the [`Pieces`] of the table, whose bytes do
+    /// not overlap.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`].
+    pub unsafe fn moves(&self, stream: &Stream, params: &Moves, dims: Dims) -> Result<()> {
+        debug_assert!(dims.grid[0].is_multiple_of(params.blocks));
+        // SAFETY: the kernel accesses what the table names, which the caller guarantees to be
+        // valid.
+        Ok(unsafe { stream.launch(&self.moves, dims, params.as_bytes()) }?)
+    }
+}
+
+/// The blocks that share a move of at most `longest` bytes, and the dimensions of a launch of
+/// `count` moves: a group of blocks for each move, up to a limit.
+pub(crate) fn moves_of(gpu: &Gpu, count: u32, longest: u64) -> (u32, Dims) {
+    /// Bytes that a thread moves at a time, and accesses that a thread makes before more blocks
+    /// share the move.
+    const WIDE: u64 = 16;
+    const TIMES: u64 = 4;
+    const MOST_BLOCKS: u32 = 1024;
+    let one = gpu.dims_for(longest.div_ceil(WIDE * TIMES));
+    let blocks = one.grid[0].min(32);
+    let groups = match gpu.is_software() {
+        true => 1,
+        false => count.clamp(1, MOST_BLOCKS / blocks),
+    };
+    (blocks, Dims::linear(blocks * groups, one.block[0]))
 }

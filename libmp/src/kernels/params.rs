@@ -167,8 +167,21 @@ pub(crate) struct Pieces {
     pub result: u64,
     /// Pieces of a row, at least 1.
     pub rows: u32,
-    /// 0.
-    pub reserved: u32,
+    /// In a table of [`Moves`]: 1 if bytes are scattered, 0 if pieces are gathered. Else 0.
+    pub scatters: u32,
+}
+
+/// The parameters of the kernel that executes a table of [`Pieces`], in any order. Their fields
+/// `arrival` and `result` are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Moves {
+    /// The address of the table.
+    pub table: u64,
+    /// Its number of entries.
+    pub count: u32,
+    /// Blocks that share an entry, at least 1: the launch has a multiple of it.
+    pub blocks: u32,
 }
 
 /// The bytes of a structure; the sizes repeat the assertions of the sources.
@@ -206,4 +219,5 @@ layout!(Unpack { 72 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 const _: () = assert!(size_of::<Unpack<1>>() == 88 && size_of::<Unpack<SEGMENTS>>() == 552);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
 const _: () = assert!(size_of::<Pieces>() == 72 && align_of::<Pieces>() == 8);
+const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

@@ -4,7 +4,7 @@
 //! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
 //! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). Windows also
 //! need a get ([`Batch::get`]), atomics ([`Batch::atomic`]) and an order of puts
-//! ([`Batch::fence`]). The modules above use nothing else: only `nic` uses queue pairs, work
+//! ([`Batch::fence`]). [`Lists`] posts on the lanes of several peers at once. The modules above use nothing else: only `nic` uses queue pairs, work
 //! requests and keys, and only `local` uses WQEs in memory.
 //!
 //! Each path is a folder with types of the same names; the types of this module are enums over the
@@ -20,6 +20,7 @@ mod local;
 mod memory;
 mod nic;
 mod order;
+mod several;
 
 use std::time::Duration;
 
@@ -38,6 +39,7 @@ pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use nic::NicOptions;
 pub(crate) use nic::Rights;
 pub use order::WordOrder;
+pub(crate) use several::{Item, Lists, emptied};
 
 /// Maximum number of pieces of one put.
 pub(crate) const MOST_PIECES: usize = 30;

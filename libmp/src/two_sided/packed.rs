@@ -114,6 +114,6 @@ fn params(pieces: &Strided, staging: &Memory) -> Pieces {
         arrival: 0,
         result: 0,
         rows,
-        reserved: 0,
+        scatters: 0,
     }
 }

@@ -10,10 +10,11 @@ use gdsync::Status;
 use super::channel::RecvChannel;
 use super::channels::Channels;
 use super::config::Config;
-use super::lanes::Lanes;
+use super::lanes::Lanes as Assigned;
 use super::liveness::Pulse;
 use crate::error::{Error, Kind, Result};
-use crate::path::{Link, Paths, Put};
+use crate::path::{Lane, Link, Paths, Put};
+use crate::plan::{At, Lanes};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::wire::control::{Control, Shape};
@@ -117,7 +118,7 @@ pub(crate) enum Target {
 pub(crate) struct Setup<'a> {
     pub paths: &'a Paths,
     pub config: &'a Config,
-    pub lanes: &'a Lanes,
+    pub lanes: &'a Assigned,
 }
 
 impl Peer {
@@ -394,9 +395,33 @@ impl Peers {
         self.0.iter_mut().flatten().map(|peer| &mut **peer)
     }
 
+    /// The lanes that `used` names, in the order of the ranks. `used` is sorted.
+    fn lanes<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane> {
+        let (mut rest, mut passed) = (&mut self.0[..], 0);
+        let ranks = used.chunk_by(|one, next| one.rank == next.rank);
+        let links = ranks.filter_map(move |same| {
+            let mask = same.iter().fold(0, |mask, at| mask | 1 << at.lane);
+            let at = same[0].rank as usize - passed;
+            let (head, tail) = std::mem::take(&mut rest).split_at_mut_checked(at + 1)?;
+            (rest, passed) = (tail, passed + at + 1);
+            Some(head.last_mut()?.as_deref_mut()?.link.some(mask))
+        });
+        links.flatten()
+    }
+
     /// The peers that were not given up.
     pub fn here(&self) -> impl Iterator<Item = &Peer> {
         self.iter().filter(|peer| peer.is_here())
+    }
+}
+
+impl Lanes for Peers {
+    fn lane(&mut self, at: At) -> Option<&mut Lane> {
+        self.get_mut(at.rank)?.link.lane(at.lane)
+    }
+
+    fn each<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane> {
+        self.lanes(used)
     }
 }
 
@@ -413,7 +438,7 @@ mod tests {
         let setup = Setup {
             paths: &Paths::for_test(&Device::emulated(&gpu).unwrap()),
             config: &Config::default(),
-            lanes: &Lanes::new(Doorbell::Auto),
+            lanes: &Assigned::new(Doorbell::Auto),
         };
         let mut peer = Peer::new(1);
         let mut names = |number, rank| {

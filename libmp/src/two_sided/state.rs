@@ -19,6 +19,7 @@ use super::staging::Staging;
 use super::watch::Watch;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
+use crate::plan::Plan;
 use crate::region::Memory;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
@@ -49,6 +50,8 @@ pub(crate) struct State {
     pub staging: Staging,
     /// A buffer that the rounds reuse.
     pub keys: Vec<RequestKey>,
+    /// The buffers of plans.
+    pub plan: Plan<'static>,
     pub watch: Watch,
     pub next_slow_round: Time,
     pub gone_poll: GonePoll,
@@ -70,6 +73,7 @@ impl State {
             trash: Trash::default(),
             staging: Staging::default(),
             keys: Vec::new(),
+            plan: Plan::default(),
             watch: Watch::default(),
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),

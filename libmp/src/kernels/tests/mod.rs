@@ -170,10 +170,11 @@ fn module_contains_every_kernel_with_its_parameter_size() {
         ("mp_stamp_16", size_of::<Stamp<MOST_CHUNKS>>()),
         ("mp_put", size_of::<Puts<PUTS>>()),
         ("mp_strided", size_of::<Pieces>()),
+        ("mp_moves", size_of::<Moves>()),
     ] {
         let head =
             format!(".visible .entry {name}(\n\t.param .align 8 .b8 {name}_param_0[{size}]\n)");
         assert!(ptx.contains(&head), "{head}");
     }
-    assert_eq!(ptx.matches(".entry").count(), 6);
+    assert_eq!(ptx.matches(".entry").count(), 7);
 }

@@ -45,7 +45,7 @@ fn params(bench: &Bench, shape: Shape, skew: usize, scatters: bool) -> Pieces {
         arrival: if scatters { bench.addr(ARRIVAL) } else { 0 },
         result: if scatters { bench.addr(RESULT) } else { 0 },
         rows: rows as u32,
-        reserved: 0,
+        scatters: 0,
     }
 }
 
@@ -133,5 +133,54 @@ fn result_becomes_visible_after_the_bytes() {
         bench.put64(RESULT, end);
         bench.check(&format!("seed {seed}, {threads} threads"));
         bench.run();
+    }
+}
+
+/// One launch gathers one message and scatters two, with any number of blocks for each.
+#[test]
+fn table_of_moves_is_executed_by_any_number_of_blocks() {
+    const OTHER: usize = 0x7000;
+    const TABLE: usize = 0xb000;
+    for (blocks, groups, threads) in [(1, 1, 1), (1, 3, 5), (2, 2, 32), (3, 1, 7), (2, 5, 4)] {
+        for (shape, skew) in SHAPES.into_iter().map(|shape| (shape, shape.5 % 2)) {
+            let mut bench = Bench::new(threads);
+            let gather = params(&bench, shape, skew, false);
+            let len = gather.len as usize;
+            let to = |bench: &Bench, from: usize, to: usize| Pieces {
+                first: bench.addr(to),
+                packed: bench.addr(from),
+                len: 100,
+                block: 100,
+                row: 0,
+                plane: 0,
+                rows: 1,
+                scatters: 1,
+                ..gather
+            };
+            let table = [
+                gather,
+                to(&bench, OTHER, OTHER + 0x200),
+                to(&bench, OTHER + 1, OTHER + 0x400),
+            ];
+            bench.put(TABLE, table.as_bytes());
+            (0..len).for_each(|i| bench.put(own(shape, i), &[byte(i)]));
+            (0..101).for_each(|i| bench.put(OTHER + i, &[byte(i) ^ 0x55]));
+            bench.load();
+            let moves = Moves {
+                table: bench.addr(TABLE),
+                count: 3,
+                blocks,
+            };
+            let dims = Dims::linear(blocks * groups, threads);
+            // SAFETY: the addresses are within the bench's memory, which it checks.
+            unsafe { bench.kernels.moves(&bench.stream, &moves, dims).unwrap() };
+            bench.run();
+            (0..len).for_each(|i| bench.put(PACKED + skew + i, &[byte(i)]));
+            for i in 0..100 {
+                bench.put(OTHER + 0x200 + i, &[byte(i) ^ 0x55]);
+                bench.put(OTHER + 0x400 + i, &[byte(i + 1) ^ 0x55]);
+            }
+            bench.check(&format!("{shape:?}, {groups} x {blocks} blocks"));
+        }
     }
 }

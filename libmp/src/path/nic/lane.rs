@@ -267,6 +267,12 @@ impl Lane {
         Ok(self.qp.post(put.0)?)
     }
 
+    /// The queue pair, for lists over several lanes.
+    #[inline]
+    pub fn queue(&mut self) -> &mut Qp {
+        &mut self.qp
+    }
+
     /// Enqueues a list on a stream.
     #[inline]
     pub fn post_on(&mut self, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
