@@ -6,6 +6,7 @@ use gdsync::Stream;
 use super::{Context, Request};
 use crate::error::Result;
 use crate::region::Slice;
+use crate::request::table::RequestKey;
 use crate::two_sided::{RecvOp, SendOp, Source};
 
 impl Context {
@@ -225,12 +226,24 @@ impl Context {
     }
 
     /// Makes `stream` wait until all requests have ended, as [`Request::wait_on`] does for one. The
-    /// requests may have different peers, tags and streams.
+    /// requests may have different peers, tags and streams. All waits are one submission, however
+    /// many requests there are, and the messages are taken in behind the last of them.
     ///
     /// # Errors
-    /// As [`Request::wait_on`], for the first request that fails; the waits before it are enqueued,
-    /// those behind it are not.
+    /// As [`Request::wait_on`], for the first request that fails: the stream then waits for none of
+    /// them. `Invalid` for requests of another context.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
-        requests.iter().try_for_each(|r| r.wait_on(stream))
+        let keys = self.keys(requests)?;
+        self.engine().wait_all_on(keys, stream)
+    }
+
+    /// The keys of requests of this context.
+    fn keys(
+        &self,
+        requests: &[Request],
+    ) -> Result<impl ExactSizeIterator<Item = RequestKey> + Clone> {
+        let engine = self.engine();
+        requests.iter().try_for_each(|r| r.check(engine))?;
+        Ok(requests.iter().map(Request::key))
     }
 }

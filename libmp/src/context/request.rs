@@ -100,6 +100,22 @@ impl Request {
         self.context.engine()
     }
 
+    /// Its key in the table of its context.
+    pub(super) fn key(&self) -> RequestKey {
+        self.key
+    }
+
+    /// Refuses a request of another context.
+    pub(super) fn check(&self, engine: &Engine) -> Result<()> {
+        match std::ptr::eq(self.engine(), engine) {
+            true => Ok(()),
+            false => {
+                let what = "the request belongs to another context; name requests of one context";
+                Err(Error::new(SEVERAL, Kind::Invalid, what))
+            }
+        }
+    }
+
     /// Posts a prepared request ([`Context::prepare_send`], [`Context::prepare_recv`]): by the CPU,
     /// or on its stream, behind all work that is enqueued on the stream so far. Requests of one
     /// stream to or from one rank are posted in the order in which they were prepared.

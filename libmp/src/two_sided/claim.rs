@@ -145,7 +145,7 @@ impl Engine {
 
 /// The word and the value for which `stream` waits if another stream posted the receive: that stream
 /// may use the memory until it reaches the receive.
-fn posted_by_another(
+pub(super) fn posted_by_another(
     state: &mut State,
     key: RequestKey,
     stream: &Stream,
@@ -171,7 +171,7 @@ fn posted_by_another(
 /// The parameters of the kernel of a receive: `words` are the word for its result and the context's
 /// error word.
 #[inline]
-fn unpack<const N: usize>(
+pub(super) fn unpack<const N: usize>(
     channel: &RecvChannel,
     common: &Common,
     receive: &Incoming,

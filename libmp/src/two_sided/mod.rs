@@ -17,7 +17,7 @@
 //!
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
-//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`, `claim` (a
+//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`, `wait_all`, `claim` (a
 //!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`.
 //! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
 //!   and logs.
@@ -50,6 +50,7 @@ mod state;
 mod take;
 mod texts;
 pub(crate) mod wait;
+mod wait_all;
 mod watch;
 
 pub(crate) use peer::{Peer, Target};

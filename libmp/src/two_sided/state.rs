@@ -16,6 +16,7 @@ use super::liveness::GonePoll;
 use super::outbox::Outbox;
 use super::peer::{Peer, Peers, Target};
 use super::staging::Staging;
+use super::wait_all::Waits;
 use super::watch::Watch;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
@@ -52,6 +53,8 @@ pub(crate) struct State {
     pub keys: Vec<RequestKey>,
     /// The buffers of plans.
     pub plan: Plan<'static>,
+    /// The buffers of waits for several requests.
+    pub waits: Waits,
     pub watch: Watch,
     pub next_slow_round: Time,
     pub gone_poll: GonePoll,
@@ -74,6 +77,7 @@ impl State {
             staging: Staging::default(),
             keys: Vec::new(),
             plan: Plan::default(),
+            waits: Waits::default(),
             watch: Watch::default(),
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
