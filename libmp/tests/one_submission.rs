@@ -4,7 +4,7 @@
 mod sim;
 
 use gdsync::Stream;
-use mp::{Context, Kind, NULL_RANK, RecvOp, Request, Slice, Source};
+use mp::{Context, Kind, NULL_RANK, RecvOp, Request, SendOp, SizeSource, Slice, Source};
 use sim::gate::Gate;
 use sim::{LARGE, LIMIT, Rank, SMALL, millis, play, slice};
 
@@ -226,6 +226,201 @@ fn one_refused_request_and_the_stream_waits_for_none() {
                 ..messages
             }
             .check(rank);
+        });
+    }
+}
+
+/// Prepared sends and receives with all other ranks.
+fn prepare(rank: &Rank, ctx: &Context, tag: u32, len: usize) -> Exchange {
+    let into: Vec<_> = others(rank).map(|from| (from, slice(ctx, len))).collect();
+    let recvs = into
+        .iter()
+        .map(|(from, into)| ctx.prepare_recv(&RecvOp::from((*from, tag, into))).unwrap());
+    let recvs = recvs.collect();
+    let sends = others(rank).map(|to| {
+        let data = Exchange::data(rank, ctx, to, len);
+        ctx.prepare_send(&SendOp::from((to, tag, &data))).unwrap()
+    });
+    let sends = sends.collect();
+    Exchange {
+        len,
+        into,
+        recvs,
+        sends,
+    }
+}
+
+impl Exchange {
+    /// All requests, the sends first.
+    fn requests(&mut self) -> Vec<Request> {
+        self.sends.drain(..).chain(self.recvs.drain(..)).collect()
+    }
+}
+
+#[test]
+fn posts_to_several_ranks_are_one_submission() {
+    for len in [SMALL, LARGE] {
+        all(move |rank, ctx| {
+            let (stream, gate) = (ctx.gpu().stream().unwrap(), Gate::new(ctx.gpu()));
+            for round in 0..40 {
+                let mut messages = prepare(rank, ctx, 1, len);
+                let requests = messages.requests();
+                if round == 0 {
+                    gate.hold(&stream);
+                }
+                // The first use of the stream opens its connections.
+                let lines = submissions(&stream, || ctx.post_all_on(&stream, &requests).unwrap());
+                // In front of the kernels that complete large sends, and behind them.
+                let most = if len == SMALL { 1 } else { 2 };
+                assert!((1..=most).contains(&lines.len()), "{lines:?}");
+                gate.open();
+                ctx.wait_all_on(&stream, &requests).unwrap();
+                assert!(stream.synchronize(LIMIT).unwrap());
+                messages.recvs = requests;
+                messages.check(rank);
+            }
+            assert_eq!(ctx.error(), None);
+        });
+    }
+}
+
+/// The receives are posted, so the sends are whole: one list, without kernels.
+#[test]
+fn sends_above_the_eager_limit_whose_receives_are_posted_are_one_submission() {
+    all(move |rank, ctx| {
+        let stream = ctx.gpu().stream().unwrap();
+        for tag in [1, 1, 2] {
+            let mut messages = prepare(rank, ctx, tag, LARGE);
+            ctx.post_all_on(&stream, &messages.recvs).unwrap();
+            assert!(stream.synchronize(LIMIT).unwrap());
+            rank.barrier();
+            rank.pass(millis(1));
+            let sends = &messages.sends;
+            let lines = submissions(&stream, || match tag {
+                1 => ctx.post_all_on(&stream, sends).unwrap(),
+                _ => sends.iter().for_each(|send| send.post_on(&stream).unwrap()),
+            });
+            let most = if tag == 1 { 1 } else { sends.len() };
+            assert_eq!(lines.len(), most, "{lines:?}");
+            let requests = messages.requests();
+            ctx.wait_all_on(&stream, &requests).unwrap();
+            assert!(stream.synchronize(LIMIT).unwrap());
+            messages.recvs = requests;
+            messages.check(rank);
+        }
+        assert_eq!(ctx.error(), None);
+    });
+}
+
+/// Any rank, the null rank, this rank itself, pieces, strided pieces, lengths in words, two tags,
+/// and requests that were prepared for the stream.
+#[test]
+fn requests_of_all_kinds_are_posted_at_once() {
+    for len in [400, 40_000] {
+        all(move |rank, ctx| {
+            let stream = ctx.gpu().stream().unwrap();
+            let length = slice(ctx, 8);
+            let length = length.memory().region().word64(0).unwrap();
+            for _ in 0..20 {
+                length.store(len as u64 - 5).unwrap();
+                let size = SizeSource::Word {
+                    len: &length,
+                    offset: None,
+                };
+                let (mut one, mut two) = (prepare(rank, ctx, 1, len), prepare(rank, ctx, 2, len));
+                let (next, last) = rank.neighbours();
+                let data = Exchange::data(rank, ctx, next, len);
+                let into: [Slice; 5] = std::array::from_fn(|_| slice(ctx, 2 * len));
+                let halves = [0, len].map(|at| into[0].memory().slice(at, len / 2).unwrap());
+                let columns = into[1].memory().strided(0, 1, 2, len).unwrap();
+                let rows = Exchange::data(rank, ctx, next, 2 * len);
+                let rows = rows.memory().strided(0, 1, 2, len).unwrap();
+                let room = |at: usize| [into[at].memory().slice(0, len).unwrap()];
+                let (any, short, own) = (room(2), room(3), room(4));
+                let whole = std::slice::from_ref(&data);
+                let sends = [
+                    SendOp::new(next, 3, whole),
+                    SendOp::new(next, 4, whole).on(&stream),
+                    SendOp::strided(next, 5, &rows).on(&stream),
+                    SendOp::new(next, 6, whole).size(size),
+                    SendOp::new(rank.me, 7, whole),
+                    SendOp::new(NULL_RANK, 7, whole),
+                ];
+                let recvs = [
+                    RecvOp::new(Source::Any, 3, &any),
+                    RecvOp::new(last, 4, &halves),
+                    RecvOp::strided(last, 5, &columns).on(&stream),
+                    RecvOp::new(last, 6, &short).on(&stream),
+                    RecvOp::new(rank.me, 7, &own),
+                    RecvOp::new(NULL_RANK, 7, &own),
+                ];
+                let sends = sends.map(|send| ctx.prepare_send(&send).unwrap());
+                let recvs = recvs.map(|recv| ctx.prepare_recv(&recv).unwrap());
+                let mut requests: Vec<_> = sends.into_iter().chain(recvs).collect();
+                requests.extend(two.requests());
+                requests.extend(one.requests());
+                ctx.post_all_on(&stream, &requests).unwrap();
+                ctx.wait_all_on(&stream, &requests).unwrap();
+                assert!(stream.synchronize(LIMIT).unwrap());
+                mp::wait_all(&requests, LIMIT).unwrap();
+                for (from, into) in one.into.iter().chain(&two.into) {
+                    assert_eq!(content(into), said(*from, rank.me, len));
+                }
+                let came = said(last, rank.me, len);
+                assert_eq!(content(&any[0]), came);
+                assert_eq!(content(&short[0])[..len - 5], came[..len - 5]);
+                assert_eq!(content(&halves[0]), came[..len / 2]);
+                assert_eq!(content(&halves[1]), came[len / 2..]);
+                assert_eq!(content(&own[0]), said(rank.me, next, len));
+                let (wide, came) = (content(&into[1]), said(last, rank.me, 2 * len));
+                assert!((0..2 * len).step_by(2).all(|at| wide[at] == came[at]));
+            }
+            assert_eq!(ctx.error(), None);
+        });
+    }
+}
+
+#[test]
+fn one_refused_request_and_none_is_posted() {
+    for len in [SMALL, LARGE] {
+        all(move |rank, ctx| {
+            let [stream, other] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+            let (next, last) = rank.neighbours();
+            let mut messages = prepare(rank, ctx, 1, len);
+            let mut requests = messages.requests();
+            let data = Exchange::data(rank, ctx, next, len);
+            let whole = std::slice::from_ref(&data);
+            let prepare = |tag, stream| {
+                ctx.prepare_send(&SendOp::new(next, tag, whole).on(stream))
+                    .unwrap()
+            };
+            // For this stream, in another order than that of the call, and for another stream.
+            let (second, first) = (prepare(2, &stream), prepare(2, &stream));
+            requests.insert(0, first);
+            requests.insert(1, second);
+            requests.push(prepare(3, &other));
+            let lines = submissions(&stream, || {
+                let e = ctx.post_all_on(&stream, &requests).unwrap_err();
+                assert_eq!(e.kind(), Kind::Invalid, "{e}");
+            });
+            assert_eq!(lines, [""; 0]);
+            requests.pop().unwrap().cancel().unwrap();
+            // A request that is prepared later on the stream, and not posted.
+            let later = prepare(2, &stream);
+            let e = ctx.post_all_on(&stream, &requests).unwrap_err();
+            assert_eq!(e.kind(), Kind::Gdsync(gdsync::Kind::OutOfOrder), "{e}");
+            later.cancel().unwrap();
+            for request in &requests {
+                assert_eq!(request.test().unwrap_err().kind(), Kind::NoSuchRequest);
+            }
+            rank.barrier();
+            ctx.post_all_on(&stream, &requests).unwrap();
+            let recvs = [0, 1].map(|_| ctx.irecv_on(&other, last, 2, &slice(ctx, len)).unwrap());
+            ctx.wait_all_on(&other, &recvs).unwrap();
+            ctx.wait_all_on(&stream, &requests).unwrap();
+            assert!(stream.synchronize(LIMIT).unwrap() && other.synchronize(LIMIT).unwrap());
+            messages.recvs = requests;
+            messages.check(rank);
         });
     }
 }

@@ -113,6 +113,8 @@ pub(crate) struct Late {
     pub offset: Option<Word64>,
     /// Puts that are posted after the kernel; the last one is the stamp.
     pub behind: Vec<Put>,
+    /// The puts are complete, because the receive was posted before the send: there is no kernel.
+    pub complete: bool,
 }
 
 /// The fields of a receive.

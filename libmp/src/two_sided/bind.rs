@@ -32,7 +32,7 @@ impl Engine {
     }
 
     /// The lane of a stream to the peer of a request, after opening it.
-    fn lane_for(&self, key: RequestKey, on: &On<'_>) -> Result<(Guard<'_>, u8)> {
+    pub(super) fn lane_for(&self, key: RequestKey, on: &On<'_>) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
         let entry = known(&mut state.requests, key)?;
         let (rank, tag) = (entry.peer, entry.tag);
@@ -50,19 +50,28 @@ impl Engine {
 
     /// Binds a prepared request to a stream. `false`: it was prepared for this stream. After an
     /// error the request is as before.
-    fn bind(&self, state: &mut State, key: RequestKey, lane: u8, stream: &Stream) -> Result<bool> {
+    pub(super) fn bind(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        lane: u8,
+        stream: &Stream,
+    ) -> Result<bool> {
+        self.bind_for(state, key, lane, stream, true)
+    }
+
+    /// As [`Engine::bind`]; `now`: it is posted at once.
+    pub(super) fn bind_for(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        lane: u8,
+        stream: &Stream,
+        now: bool,
+    ) -> Result<bool> {
         let entry = unposted(&mut state.requests, key)?;
-        match &entry.poster.stream {
-            Some(own) if own.id() == stream.id() => return Ok(false),
-            Some(own) => {
-                let what = format!(
-                    "the request was prepared for stream {}, not for {stream:?}; post it there, or \
-                     prepare it without a stream",
-                    own.id()
-                );
-                return Err(Error::new(POST, Kind::Invalid, what));
-            }
-            None => {}
+        if is_bound(entry, stream)? {
+            return Ok(false);
         }
         let rank = entry.peer;
         let poster = Poster {
@@ -82,7 +91,7 @@ impl Engine {
         if !is_receive {
             let (common, send, channel, link) = state.outgoing(key)?;
             let lane = link.lane(lane).ok_or_else(no_lane)?;
-            self.prepare_puts(lane, channel, common, send)
+            self.prepare_puts(lane, channel, common, send, now)
                 .map_err(|e| e.of_peer(rank))?;
             common.poster = poster;
             return Ok(true);
@@ -98,8 +107,27 @@ impl Engine {
     }
 }
 
+/// Whether a request was prepared for `stream`.
+///
+/// # Errors
+/// `Invalid` if it was prepared for another stream.
+pub(super) fn is_bound(entry: &Entry, stream: &Stream) -> Result<bool> {
+    match &entry.poster.stream {
+        None => Ok(false),
+        Some(own) if own.id() == stream.id() => Ok(true),
+        Some(own) => {
+            let what = format!(
+                "the request was prepared for stream {}, not for {stream:?}; post it there, or \
+                 prepare it without a stream",
+                own.id()
+            );
+            Err(Error::new(POST, Kind::Invalid, what))
+        }
+    }
+}
+
 /// Undoes [`Engine::bind`] for a request that was not posted.
-fn unbind(state: &mut State, key: RequestKey) {
+pub(super) fn unbind(state: &mut State, key: RequestKey) {
     let Some(entry) = state.requests.get_mut(key).filter(|e| e.is_prepared()) else {
         return;
     };

@@ -17,7 +17,7 @@
 //!
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
-//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`, `wait_all`, `claim` (a
+//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `post_all`, `wait`, `wait_all`, `claim` (a
 //!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`.
 //! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
 //!   and logs.
@@ -41,6 +41,7 @@ mod outbox;
 mod packed;
 mod peer;
 mod post;
+mod post_all;
 mod progress;
 mod receive;
 mod send;

@@ -56,7 +56,7 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
 
 /// Prepares an eager message: payload, then stamp. Returns the stamp.
 #[inline]
-fn plain<const N: usize>(
+pub(super) fn plain<const N: usize>(
     batch: &mut Batch<'_, N>,
     channel: &SendChannel,
     number: u64,
@@ -91,7 +91,7 @@ fn post_short(
     number: u64,
 ) -> Result<()> {
     let mut list = List::<5>::new();
-    channel.lead_in(number, true, &mut list)?;
+    list.lead_in(channel.lead_in(number, true)?);
     list.put(batch.all());
     list.post(stream, Some(batch.lane()))
 }
@@ -206,7 +206,7 @@ impl Engine {
             SizeSource::Word { len, offset } => Some(Late {
                 length: Some(len.clone()),
                 offset: offset.cloned(),
-                behind: Vec::new(),
+                ..Late::default()
             }),
         };
         state.requests.reserve(&self.gpu)?;
@@ -240,7 +240,7 @@ impl Engine {
                 }
                 send.state = SendState::InFlight(stamp);
             } else {
-                self.prepare_puts(lane, channel, &mut common, &mut send)?;
+                self.prepare_puts(lane, channel, &mut common, &mut send, post)?;
             }
         }
         let posted = send.state != SendState::Prepared;
@@ -250,16 +250,29 @@ impl Engine {
         Ok((key, posted))
     }
 
-    /// Prepares the puts of a send that a stream posts later.
+    /// Prepares the puts of a send for its stream. `now`: it is posted at once. If its receive is
+    /// known to be posted then, its puts need no kernel and no announcement.
     pub(super) fn prepare_puts(
         &self,
         lane: &mut Lane,
         channel: &mut SendChannel,
         common: &mut Common,
         send: &mut Outgoing,
+        now: bool,
     ) -> Result<()> {
         let (number, len, large) = (common.number, common.len, common.large);
         let segments = common.segments.as_slice();
+        let known = match now && large && send.late.is_none() {
+            true => channel.known_place(number, len),
+            false => None,
+        };
+        if let Some(place) = known {
+            let mut batch = Batch::new(lane);
+            direct(&mut batch, channel, number, segments, len, place)?;
+            let late = send.late.get_or_insert_default();
+            (late.complete, late.behind) = (true, batch.all().collect());
+            return Ok(());
+        }
         if large || send.late.is_some() || send.packed.is_some() {
             self.kernels(PREPARE)?;
         }
@@ -314,15 +327,14 @@ impl Engine {
             match channel.reply(number) {
                 None if announced => return Ok(false),
                 None => {
-                    let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
-                    batch.put_bytes(&announce, channel.pair(number)?)?;
+                    announce(&mut batch, channel, number, len)?;
                     batch.post()?;
                     send.state = SendState::Queued { announced: true };
                     return Ok(true);
                 }
                 Some((Some(WordKind::Ready), room)) if len <= room => {
-                    payload(&mut batch, segments, len, channel.place(number)?)?;
-                    put_stamp(&mut batch, channel, number, WordKind::Direct, len)?;
+                    let place = channel.place(number)?;
+                    direct(&mut batch, channel, number, segments, len, place)?;
                 }
                 Some((Some(WordKind::Ready), _)) => {
                     put_stamp(&mut batch, channel, number, WordKind::TooLong, len)?;
@@ -360,20 +372,54 @@ fn stamped(
     segments: &[Slice],
     len: u64,
 ) -> Result<Option<Put>> {
+    let announced = match large {
+        true => Some(announce(batch, channel, number, len)?),
+        false => None,
+    };
+    unstamped(batch, channel, number, segments, len)?;
+    Ok(announced)
+}
+
+/// Prepares the announcement of a large message.
+pub(super) fn announce(
+    batch: &mut Batch<'_>,
+    channel: &SendChannel,
+    number: u64,
+    len: u64,
+) -> Result<Put> {
+    let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
+    batch.put_bytes(&announce, channel.pair(number)?)
+}
+
+/// Prepares a large message whose receive is posted: payload to its `place`, then stamp.
+pub(super) fn direct(
+    batch: &mut Batch<'_>,
+    channel: &SendChannel,
+    number: u64,
+    segments: &[Slice],
+    len: u64,
+    place: Span,
+) -> Result<Put> {
+    payload(batch, segments, len, place)?;
+    put_stamp(batch, channel, number, WordKind::Direct, len)
+}
+
+/// Prepares payload and stamp of a message that a kernel completes.
+pub(super) fn unstamped(
+    batch: &mut Batch<'_>,
+    channel: &SendChannel,
+    number: u64,
+    segments: &[Slice],
+    len: u64,
+) -> Result<Put> {
     let pair = channel.pair(number)?;
-    let mut announced = None;
-    if large {
-        let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
-        announced = Some(batch.put_bytes(&announce, pair)?);
-    }
     // The kernel patches the destination of a large message.
     payload(batch, segments, len, channel.payload(number)?)?;
     let none = || {
         let what = "the channel has no memory for the words of this message";
         Error::new(PREPARE, Kind::System, what)
     };
-    batch.announce_from(channel.stamp(number).ok_or_else(none)?, pair)?;
-    Ok(announced)
+    batch.announce_from(channel.stamp(number).ok_or_else(none)?, pair)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use super::lanes::Lanes;
 use super::liveness::GonePoll;
 use super::outbox::Outbox;
 use super::peer::{Peer, Peers, Target};
+use super::post_all::Posts;
 use super::staging::Staging;
 use super::wait_all::Waits;
 use super::watch::Watch;
@@ -53,6 +54,8 @@ pub(crate) struct State {
     pub keys: Vec<RequestKey>,
     /// The buffers of plans.
     pub plan: Plan<'static>,
+    /// The buffers of posts of several requests.
+    pub posts: Posts,
     /// The buffers of waits for several requests.
     pub waits: Waits,
     pub watch: Watch,
@@ -77,6 +80,7 @@ impl State {
             staging: Staging::default(),
             keys: Vec::new(),
             plan: Plan::default(),
+            posts: Posts::default(),
             waits: Waits::default(),
             watch: Watch::default(),
             next_slow_round: Time::ZERO,
