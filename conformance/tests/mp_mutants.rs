@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 
 #[cfg(feature = "mutants")]
 fn trials() -> Vec<Trial> {
-    use conformance::sim::mp::{halo, late, talk, windows};
+    use conformance::sim::mp::{halo, late, neighbours, talk, windows};
     use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
 
@@ -19,6 +19,7 @@ fn trials() -> Vec<Trial> {
             ("late words", late::run),
             ("windows", windows::run),
             ("windows out of order", windows::run_in_disorder),
+            ("neighbours", neighbours::run),
         ],
         replayed: Mutant::LostCredit,
     };

@@ -40,6 +40,16 @@ fn windows_have_the_bytes_of_the_program_where_writes_are_placed_out_of_order() 
 }
 
 #[test]
+fn neighbours_have_the_data_of_the_serial_run_under_every_schedule() {
+    gds_sim::seeds(200, mp::neighbours::run);
+}
+
+#[test]
+fn neighbours_have_the_data_of_the_serial_run_with_writes_out_of_order() {
+    gds_sim::seeds(100, mp::neighbours::run_in_disorder);
+}
+
+#[test]
 fn seed_replays_exactly() {
     for seed in [1, 2, 3, 4] {
         for run in [
@@ -47,6 +57,7 @@ fn seed_replays_exactly() {
             mp::talk::run,
             mp::loss::run,
             mp::windows::run,
+            mp::neighbours::run,
         ] {
             let [first, second] = [(); 2].map(|()| run(seed).unwrap());
             assert_eq!(first, second);

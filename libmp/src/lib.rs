@@ -71,6 +71,10 @@
 //! - [`Window`]: memory that other ranks write and read without a receive: put, get, signal,
 //!   fetch-add and compare-swap.
 //!
+//! Exchanges with neighbours:
+//! - [`Neighbourhood`]: a halo exchange that is built once and repeated: three calls for each step,
+//!   whatever the number of neighbours. [`Neighbour`] is one of them, [`Neighbours`] builds it.
+//!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
 //! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
@@ -212,6 +216,7 @@ mod error;
 mod kernels;
 #[doc(hidden)]
 pub mod mutant;
+mod neighbourhood;
 mod path;
 mod plan;
 mod region;
@@ -221,9 +226,13 @@ mod window;
 mod wire;
 
 pub use bootstrap::Bootstrap;
-pub use context::{Builder, Context, Request, Scope, Window, wait_all, wait_any, wait_some};
+pub use context::{
+    Builder, Context, Neighbourhood, Neighbours, Request, Scope, Window, wait_all, wait_any,
+    wait_some,
+};
 pub use error::{Error, Kind, Result};
 pub use gdsync;
+pub use neighbourhood::Neighbour;
 pub use path::{NicOptions, Path, WordOrder};
 pub use region::{Memory, Slice, Strided};
 pub use request::Done;
@@ -241,6 +250,9 @@ const _: () = {
     shared::<Strided>();
     shared::<Request>();
     shared::<Window>();
+    shared::<Neighbourhood>();
+    shared::<Neighbours>();
+    shared::<Neighbour>();
     shared::<Error>();
     shared::<Stuck>();
     shared::<RecvOp<'_>>();

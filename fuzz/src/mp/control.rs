@@ -9,11 +9,11 @@ use crate::input::Input;
 /// Decodes any bytes, and bytes that begin like a message.
 pub fn run(data: &[u8]) {
     // The version of the bytes below.
-    assert!(control(b"mp01\x06\0\x02\0").is_some());
+    assert!(control(b"mp01\x07\0\x02\0").is_some());
     check(data);
     let mut input = Input(data);
     let kind = input.byte();
-    let mut bytes = b"mp01\x06\0".to_vec();
+    let mut bytes = b"mp01\x07\0".to_vec();
     bytes.extend([kind >> 4, input.byte() & kind & 1]);
     match kind >> 4 {
         1 => {
@@ -41,6 +41,13 @@ pub fn run(data: &[u8]) {
         13 => {
             bytes.extend(input.next::<[u8; 12]>());
             let record = RemoteMemory::default().addr(input.next()).len(input.next());
+            records(&mut bytes, &mut input, &record.to_bytes());
+        }
+        14 => {
+            bytes.extend(input.next::<[u8; 32]>());
+            let record = RemoteMemory::default().addr(input.next()).len(input.next());
+            records(&mut bytes, &mut input, &record.to_bytes());
+            bytes.extend(input.next::<[u8; 16]>());
             records(&mut bytes, &mut input, &record.to_bytes());
         }
         _ => bytes.extend(input.bytes(usize::from(kind & 15) * 2)),

@@ -1,11 +1,12 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
 //! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both
-//! in one call, `request` has the handles on messages, `window` the handles on windows, `scope`
-//! messages of borrowed memory, `cache` the registrations.
+//! in one call, `request` has the handles on messages, `window` the handles on windows,
+//! `neighbourhood` those on exchanges with neighbours, `scope` messages of borrowed memory, `cache` the registrations.
 
 mod builder;
 mod cache;
 mod calls;
+mod neighbourhood;
 mod request;
 mod scope;
 mod sendrecv;
@@ -30,6 +31,7 @@ use crate::two_sided::engine::{Engine, PERIOD};
 use cache::Cache;
 
 pub use builder::Builder;
+pub use neighbourhood::{Neighbourhood, Neighbours};
 pub use request::{Request, wait_all, wait_any, wait_some};
 pub use scope::Scope;
 pub use window::Window;

@@ -82,6 +82,7 @@ impl fmt::Debug for Request {
                 Operation::Receive(receive) => write!(f, "{}: {:?}", e.name(), receive.state),
                 Operation::Transfer(transfer) => write!(f, "{}: {:?}", e.name(), transfer.state),
                 Operation::Signal(wait) => write!(f, "{}: {:?}", e.name(), wait.state),
+                Operation::Step(step) => write!(f, "{}: {:?}", e.name(), step.done),
             },
             None => f.write_str("an unknown request (already released)"),
         }

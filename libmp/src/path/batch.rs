@@ -178,6 +178,20 @@ impl<'q, const N: usize> Batch<'q, N> {
         self.keep(made)
     }
 
+    /// Prepares a put of one word, which is copied now and has no order with other puts. Its
+    /// completion can be waited for.
+    #[inline]
+    pub fn put_word(&mut self, word: u64, to: Span) -> Result<Put> {
+        let made = match (&mut *self.lane, to) {
+            (Lane::Nic(lane), Span::Nic(to)) => lane.put_word(word, to).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(to)) => {
+                lane.announce(&word.to_le_bytes(), to).map(Put::Local)
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
     /// Prepares a put of words, copied now, that become visible only after all earlier puts of this
     /// lane. Its completion is the completion of the batch.
     #[inline]

@@ -101,7 +101,7 @@ impl Lane {
     }
 
     /// The status with which the lane failed, if it did.
-    pub(super) fn error(&mut self) -> Option<Status> {
+    pub fn error(&mut self) -> Option<Status> {
         match self {
             Lane::Nic(lane) => lane.error(),
             Lane::Local(lane) => lane.error(),
@@ -118,7 +118,7 @@ impl Lane {
 
     /// Posts the puts of a batch from the CPU.
     #[inline]
-    pub(super) fn post(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
+    pub fn post(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
         for put in puts {
             match (&mut *self, put) {
                 (Lane::Nic(lane), Put::Nic(put)) => lane.post(put)?,

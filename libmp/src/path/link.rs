@@ -134,6 +134,11 @@ impl Link {
         lanes.find_map(Lane::error)
     }
 
+    /// The status with which a lane failed, if it did.
+    pub fn error_of(&mut self, lane: u8) -> Option<Status> {
+        self.lane(lane).and_then(Lane::error)
+    }
+
     /// Fails all lanes: the peer's operations cannot reach this side any more.
     pub fn fail(&mut self, status: Status) {
         for lane in self.lanes.iter_mut().flatten() {

@@ -176,6 +176,31 @@ impl<'a> Plan<'a> {
         posted
     }
 
+    /// Posts the puts of a plan without other items by the CPU, and empties it. A put whose lane has
+    /// failed is left out: it ends as the lane's other puts.
+    ///
+    /// # Errors
+    /// All puts that were not posted are aborted.
+    pub fn post_by_cpu(&mut self, lanes: &mut impl Lanes) -> Result<(), Refusal> {
+        debug_assert!(self.split.is_none() && self.items.len() == self.made.len());
+        let mut torn = false;
+        for (at, put) in &self.made {
+            let Some(lane) = lanes.lane(*at) else {
+                continue;
+            };
+            match lane.post([*put].into_iter()) {
+                Ok(()) => torn = true,
+                Err(_) if lane.error().is_some() => {}
+                Err(error) => {
+                    self.undo(lanes);
+                    return Err(Refusal { error, torn });
+                }
+            }
+        }
+        self.clear();
+        Ok(())
+    }
+
     fn lower(
         &mut self,
         stream: &Stream,

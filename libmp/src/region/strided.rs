@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::{Memory, Slice};
 use crate::error::{Error, Kind, Result};
+use crate::kernels::Pieces;
 use crate::path::MOST_PIECES;
 
 /// Pieces of one length at equal distances in a [`Memory`], as `MPI_Type_vector`: a column, every
@@ -82,6 +83,30 @@ impl fmt::Debug for Strided {
             write!(f, ", {} every {} bytes", level.count, level.stride)?;
         }
         write!(f, ", of {memory:?}")
+    }
+}
+
+/// One piece: all bytes of the slice.
+impl From<&Slice> for Strided {
+    fn from(slice: &Slice) -> Strided {
+        let (count, pieces) = match slice.len() {
+            0 => (0, Vec::new()),
+            _ => (1, vec![slice.clone()]),
+        };
+        Strided {
+            memory: slice.memory().clone(),
+            offset: slice.offset(),
+            block: slice.len(),
+            row: Level { count, ..ONCE },
+            plane: ONCE,
+            pieces,
+        }
+    }
+}
+
+impl From<&Strided> for Strided {
+    fn from(strided: &Strided) -> Strided {
+        strided.clone()
     }
 }
 
@@ -214,13 +239,13 @@ impl Strided {
     }
 
     /// The address of the first piece, and the length of each.
-    pub(crate) fn first(&self) -> (u64, u64) {
+    fn first(&self) -> (u64, u64) {
         let addr = self.memory.region().addr().0 + self.offset as u64;
         (addr, self.block as u64)
     }
 
     /// The distance of pieces, their number in a row, and the distance of rows.
-    pub(crate) fn strides(&self) -> (u64, u32, u64) {
+    fn strides(&self) -> (u64, u32, u64) {
         // A row of a message of at most 1 GiB has fewer pieces than that.
         let rows = u32::try_from(self.row.count).unwrap_or(u32::MAX);
         (self.row.stride as u64, rows, self.plane.stride as u64)
@@ -236,20 +261,37 @@ impl Strided {
         })
     }
 
-    /// Copies all pieces to the start of `packed`, by the CPU.
-    pub(crate) fn gather(&self, packed: &Memory) -> Result<()> {
+    /// Copies all pieces to the bytes of `packed` from `start` on, by the CPU.
+    pub(crate) fn gather(&self, packed: &Memory, start: usize) -> Result<()> {
         self.each(self.len(), |own, at, buffer| {
             self.memory.read(own, buffer)?;
-            packed.write(at, buffer)
+            packed.write(start + at, buffer)
         })
     }
 
-    /// Copies the first `len` bytes of `packed` to the pieces, by the CPU.
-    pub(crate) fn scatter(&self, packed: &Memory, len: u64) -> Result<()> {
+    /// Copies `len` bytes of `packed` from `start` on to the first pieces, by the CPU.
+    pub(crate) fn scatter(&self, packed: &Memory, start: usize, len: u64) -> Result<()> {
         self.each(len as usize, |own, at, buffer| {
-            packed.read(at, buffer)?;
+            packed.read(start + at, buffer)?;
             self.memory.write(own, buffer)
         })
+    }
+
+    /// The parameters of a kernel that gathers the pieces to the bytes at `packed`.
+    pub(crate) fn gathering(&self, packed: u64) -> Pieces {
+        let ((first, block), (row, rows, plane)) = (self.first(), self.strides());
+        Pieces {
+            first,
+            packed,
+            len: self.len() as u64,
+            block,
+            row,
+            plane,
+            arrival: 0,
+            result: 0,
+            rows,
+            scatters: 0,
+        }
     }
 
     /// Calls `copy` for the first `len` bytes, with their offsets in the memory and in a packed

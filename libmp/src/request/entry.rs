@@ -11,6 +11,7 @@ use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 use super::fault::End;
 use super::one_sided::{Action, SignalState, SignalWait, Transfer, TransferState};
 use super::reached::Mark;
+use super::step::Step;
 use crate::path::Put;
 use crate::region::{Memory, Slice, Strided};
 
@@ -93,6 +94,9 @@ pub(crate) enum Operation {
     Transfer(Transfer),
     /// A stream's wait for a signal.
     Signal(SignalWait),
+    /// A step of an exchange with neighbours; the peer is the one that it waits for now, or because
+    /// of which it failed.
+    Step(Step),
 }
 
 /// The fields of a send.
@@ -257,11 +261,20 @@ impl Entry {
         }
     }
 
+    /// The step of an exchange that has not ended.
+    pub fn step(&self) -> Option<&Step> {
+        match &self.operation {
+            Operation::Step(step) if step.done.is_none() => Some(step),
+            _ => None,
+        }
+    }
+
     /// What a one-sided operation does; `None` for sends and receives.
     pub fn action(&self) -> Option<Action> {
         match &self.operation {
             Operation::Transfer(transfer) => Some(transfer.action),
             Operation::Signal(_) => Some(Action::WaitSignal),
+            Operation::Step(_) => Some(Action::Exchange),
             Operation::Send(_) | Operation::Receive(_) => None,
         }
     }
@@ -271,7 +284,7 @@ impl Entry {
         match &self.operation {
             Operation::Receive(receive) => receive.lands_in_device(&self.common),
             Operation::Transfer(transfer) => transfer.lands_in_device(self.segments.as_slice()),
-            Operation::Send(_) | Operation::Signal(_) => false,
+            Operation::Send(_) | Operation::Signal(_) | Operation::Step(_) => false,
         }
     }
 
@@ -280,7 +293,7 @@ impl Entry {
         match &self.operation {
             Operation::Send(send) => send.state == SendState::Prepared,
             Operation::Receive(receive) => receive.state == ReceiveState::Prepared,
-            Operation::Transfer(_) | Operation::Signal(_) => false,
+            Operation::Transfer(_) | Operation::Signal(_) | Operation::Step(_) => false,
         }
     }
 
@@ -337,6 +350,9 @@ impl Entry {
             | Operation::Signal(SignalWait {
                 state: SignalState::Done(status),
                 ..
+            })
+            | Operation::Step(Step {
+                done: Some(status), ..
             }) => Some(*status),
             _ => None,
         }
@@ -352,6 +368,7 @@ impl Entry {
             Operation::Receive(receive) => receive.state = ReceiveState::Done(status),
             Operation::Transfer(transfer) => transfer.state = TransferState::Done(status),
             Operation::Signal(wait) => wait.state = SignalState::Done(status),
+            Operation::Step(step) => step.done = Some(status),
         }
     }
 

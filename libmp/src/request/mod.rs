@@ -1,14 +1,16 @@
 //! The requests of a context: their states, their result words and their failures.
 //!
 //! `entry` has the states of one request, `one_sided` those of a transfer to or from a window,
-//! `table` all requests with their result words, `fault` the failures that no call has returned,
-//! `reached` how far streams have come that post receives.
+//! `step` those of a step of an exchange with neighbours, `table` all requests with their result
+//! words, `fault` the failures that no call has returned, `reached` how far streams have come that
+//! post receives.
 //! [`Done`] is the result of a request that succeeded.
 
 pub(crate) mod entry;
 pub(crate) mod fault;
 pub(crate) mod one_sided;
 pub(crate) mod reached;
+pub(crate) mod step;
 pub(crate) mod table;
 
 /// The result of a request that succeeded: peer, tag and length of the message.

@@ -21,6 +21,8 @@ pub(crate) enum Action {
     Quiet,
     /// A stream waits for a word of this rank's memory.
     WaitSignal,
+    /// A step of an exchange with neighbours.
+    Exchange,
 }
 
 /// The state of a transfer.

@@ -11,6 +11,7 @@ use slotmap::{DefaultKey, Key, SlotMap};
 use super::entry::{Entry, Handle, Incoming, Operation, Waiter};
 use super::fault::Fault;
 use super::one_sided::SignalWait;
+use super::step::Step;
 use crate::error::{Error, Kind, Result};
 use crate::wire::word;
 
@@ -111,6 +112,13 @@ impl Table {
     pub fn receive_mut(&mut self, key: RequestKey) -> Option<&mut Incoming> {
         match &mut self.entries.get_mut(key)?.operation {
             Operation::Receive(receive) => Some(receive),
+            _ => None,
+        }
+    }
+
+    pub fn step_mut(&mut self, key: RequestKey) -> Option<&mut Step> {
+        match &mut self.entries.get_mut(key)?.operation {
+            Operation::Step(step) => Some(step),
             _ => None,
         }
     }

@@ -14,6 +14,7 @@ use super::spec::On;
 use super::state::{Guard, State, known};
 use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
+use crate::mutant::{Mutant, on};
 use crate::path::List;
 use crate::request::entry::{Common, Incoming, ReceiveState, Segments};
 use crate::request::table::RequestKey;
@@ -155,7 +156,7 @@ pub(super) fn posted_by_another(
     let Some(poster) = poster.filter(|poster| poster.id() != stream.id()) else {
         return Ok(None);
     };
-    if ask_reached(state, key, &poster) {
+    if on(Mutant::EarlyClaim) || ask_reached(state, key, &poster) {
         return Ok(None);
     }
     let receive = known(&mut state.requests, key)?.receive();

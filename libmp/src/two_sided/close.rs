@@ -92,7 +92,8 @@ impl Engine {
         for (key, entry) in state.requests.iter() {
             let by_stream = entry.in_flight().is_some()
                 || entry.claimed_by().is_some()
-                || entry.signal().is_some();
+                || entry.signal().is_some()
+                || entry.step().is_some();
             if (by_stream || entry.is_queued()) && state.requests.result(key).is_none() {
                 open.push(entry.name().to_string());
             }
@@ -133,6 +134,9 @@ impl Engine {
             if let Some(wait) = entry.signal() {
                 // The stream may be about to find the signal; it continues in both cases.
                 let _ = wait.release();
+            }
+            if let Some(step) = entry.step() {
+                step.board.release();
             }
             // The kernel after the wait stores the result of a claimed receive.
             if entry.claimed_by().is_none() && entry.in_flight().is_none() {

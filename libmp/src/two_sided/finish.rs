@@ -374,6 +374,9 @@ impl Engine {
         let mut keys = Vec::new();
         state.requests.to_advance(&mut keys);
         keys.into_iter().any(|key| {
+            if state.fails_step(key, rank) {
+                return true;
+            }
             let entry = state.requests.get(key).filter(|entry| entry.peer == rank);
             let Some(entry) = entry else {
                 return false;
@@ -390,7 +393,7 @@ impl Engine {
                     ReceiveState::Posted | ReceiveState::Claimed(_) => !arrived(state, key),
                     _ => false,
                 },
-                Operation::Transfer(_) => false,
+                Operation::Transfer(_) | Operation::Step(_) => false,
                 Operation::Signal(_) => entry.signal().is_some(),
             }
         })
@@ -414,7 +417,7 @@ impl Engine {
                 let posted = receive.state == ReceiveState::Posted;
                 posted && entry.poster.stream.is_none() && !entry.large
             }
-            Operation::Transfer(_) | Operation::Signal(_) => false,
+            Operation::Transfer(_) | Operation::Signal(_) | Operation::Step(_) => false,
         };
         if !unposted && !unknown {
             return late("the request was posted, and its message may be in flight; wait for it");
@@ -508,7 +511,7 @@ impl Engine {
             }
             Operation::Receive(receive) => receive.state = ReceiveState::Posted,
             // Never prepared.
-            Operation::Transfer(_) | Operation::Signal(_) => {}
+            Operation::Transfer(_) | Operation::Signal(_) | Operation::Step(_) => {}
         }
         let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);

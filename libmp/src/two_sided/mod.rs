@@ -19,7 +19,7 @@
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `post_all`, `wait`, `wait_all`, `claim` (a
 //!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`.
-//! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
+//! - Background work: `progress`, `steps`, `control`, `finish`, and `texts`, which describes it in errors
 //!   and logs.
 
 mod any;
@@ -48,6 +48,7 @@ mod send;
 mod spec;
 mod staging;
 mod state;
+mod steps;
 mod take;
 mod texts;
 pub(crate) mod wait;

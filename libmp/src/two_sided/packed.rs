@@ -58,7 +58,7 @@ impl Engine {
         pieces: &Strided,
         staging: &Memory,
     ) -> Result<()> {
-        let params = params(pieces, staging);
+        let params = pieces.gathering(staging.region().addr().0);
         // SAFETY: the entry keeps both memories until the request has ended. `Strided` has checked
         // that the pieces are in their memory, and the staging memory has room for all of them.
         unsafe { self.kernels(operation)?.strided(stream, &params) }
@@ -89,7 +89,7 @@ pub(super) fn scatter_on(
     let mut last = Pieces {
         arrival: arrival(pieces, staging),
         result,
-        ..params(pieces, staging)
+        ..pieces.gathering(staging.region().addr().0)
     };
     // SAFETY: as for `gather_on`; the result word belongs to the request.
     unsafe {
@@ -98,22 +98,5 @@ pub(super) fn scatter_on(
             last.len = 0;
         }
         kernels.strided(stream, &last)
-    }
-}
-
-/// The parameters of a gathering.
-fn params(pieces: &Strided, staging: &Memory) -> Pieces {
-    let ((first, block), (row, rows, plane)) = (pieces.first(), pieces.strides());
-    Pieces {
-        first,
-        packed: staging.region().addr().0,
-        len: pieces.len() as u64,
-        block,
-        row,
-        plane,
-        arrival: 0,
-        result: 0,
-        rows,
-        scatters: 0,
     }
 }

@@ -17,11 +17,14 @@ use crate::path::{Lane, Link, Paths, Put};
 use crate::plan::{At, Lanes};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
-use crate::wire::control::{Control, Shape};
+use crate::wire::control::{Control, Neighbour, Shape};
 use crate::wire::record::Record;
 
 /// Maximum number of windows that a peer makes before this rank does.
 const WINDOWS: usize = 4096;
+/// Maximum number of times that a peer names this rank as a neighbour before this rank builds the
+/// neighbourhood.
+const NEIGHBOURS: usize = 4096;
 
 /// The state of one rank.
 pub(crate) struct Peer {
@@ -32,6 +35,8 @@ pub(crate) struct Peer {
     pub standing: Standing,
     /// Its memory of windows that this rank has not made yet, by the window's number.
     pub windows: BTreeMap<u64, Vec<Record>>,
+    /// Its sides of exchanges that this rank has not built yet, in their order.
+    pub neighbours: Vec<Neighbour>,
 }
 
 /// The standing of a peer.
@@ -129,6 +134,7 @@ impl Peer {
             channels: Channels::new(rank),
             pulse: Pulse::default(),
             windows: BTreeMap::new(),
+            neighbours: Vec::new(),
             standing: Standing::Here {
                 leaving: false,
                 closing: Closing::No,
@@ -309,6 +315,24 @@ impl Peer {
                     return Err(error.with_rank(sender).with_limit(WINDOWS, "windows"));
                 }
                 self.windows.insert(*number, block.clone());
+            }
+            Control::Neighbour(side) => {
+                if self.neighbours.len() >= NEIGHBOURS {
+                    let rank = self.rank;
+                    let what = format!(
+                        "rank {rank} named this rank as a neighbour too often; build the \
+                         neighbourhoods on both ranks"
+                    );
+                    let error = Error::new("build neighbourhood", Kind::Protocol, what);
+                    return Err(error.with_rank(rank).with_limit(NEIGHBOURS, "times"));
+                }
+                self.neighbours.push((**side).clone());
+            }
+            Control::Withdrawn { send, receive } => {
+                let last = |side: &Neighbour| (side.send, side.receive) == (*send, *receive);
+                if let Some(at) = self.neighbours.iter().rposition(last) {
+                    self.neighbours.remove(at);
+                }
             }
             Control::Ping => out.push(Control::Pong),
             Control::Pong | Control::Truncated { .. } | Control::GivenUp => {}

@@ -135,7 +135,7 @@ impl Engine {
             return self.post_send(state, key, &stream);
         }
         if let (Some(pieces), Segments::One(staging)) = (&send.packed, &common.segments) {
-            pieces.gather(staging.memory())?;
+            pieces.gather(staging.memory(), 0)?;
         }
         read_length(common, send)?;
         send.state = SendState::Queued { announced: false };

@@ -431,7 +431,7 @@ impl Engine {
                     }
                 }
                 // Never prepared.
-                Operation::Transfer(_) | Operation::Signal(_) => {}
+                Operation::Transfer(_) | Operation::Signal(_) | Operation::Step(_) => {}
             }
         }
         self.match_any(state);

@@ -136,6 +136,10 @@ impl Engine {
                 SignalState::Done(_) => state.requests.forget(key),
                 _ => self.advance_signal(state, key),
             },
+            Operation::Step(step) => match step.done {
+                Some(_) => state.requests.forget(key),
+                None => self.advance_step(state, key),
+            },
         }
     }
 

@@ -35,7 +35,7 @@ impl Engine {
             if let (Status::SUCCESS, Some(pieces)) = (status, &receive.packed)
                 && let Segments::One(staging) = &common.segments
             {
-                pieces.scatter(staging.memory(), len)?;
+                pieces.scatter(staging.memory(), 0, len)?;
             }
             Ok((status, len))
         });

@@ -18,6 +18,7 @@ use crate::error::{Error, Kind, time};
 use crate::request::entry::{Entry, Handle};
 use crate::request::fault::{Fault, Name, Why};
 use crate::request::one_sided::Action;
+use crate::request::step::Lacking;
 
 /// The reason of a failed send whose message is too long.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -37,6 +38,8 @@ pub(super) enum Lack {
     Cpu,
     /// The signal that a stream waits for.
     Signal,
+    /// A word of a neighbour in an exchange.
+    Neighbour(Lacking),
 }
 
 impl Entry {
@@ -58,6 +61,7 @@ impl Name {
     #[cold]
     pub(crate) fn attribute(&self, error: Error) -> Error {
         match (self.one_sided, self.peer) {
+            (Some(Action::Exchange), peer) => error.of_message(peer, self.tag, self.number),
             (Some(_), Some(peer)) => error.with_rank(peer),
             _ => error.of_message(self.peer, self.tag, self.number),
         }
@@ -82,6 +86,12 @@ impl fmt::Display for Name {
                 Action::FetchAdd => write!(f, "fetch-add at offset {number}")?,
                 Action::CompareSwap => write!(f, "compare-swap at offset {number}")?,
                 Action::Quiet => write!(f, "quiet")?,
+                Action::Exchange => {
+                    return write!(
+                        f,
+                        "exchange with the neighbour rank {peer}, tag {tag}, step {number}"
+                    );
+                }
                 Action::WaitSignal => {
                     return write!(
                         f,
@@ -123,6 +133,10 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
             Some(_) => Lack::Match,
             None => Lack::Message,
         });
+    }
+    if let Some(step) = entry.step() {
+        let (_, lacking) = step.lack()?;
+        return Some(Lack::Neighbour(lacking));
     }
     if entry.action().is_some() {
         return entry.signal().map(|_| Lack::Signal);
@@ -172,6 +186,14 @@ impl Engine {
                 format!("no signal has arrived{within}"),
                 "; check that it stores to this offset a value that satisfies the condition"
                     .to_owned(),
+            ),
+            Some(Lack::Neighbour(Lacking::Ready)) => (
+                format!("its ready word has not arrived{within}"),
+                "; check that it calls Neighbourhood::ready_on or ready in each step".to_owned(),
+            ),
+            Some(Lack::Neighbour(Lacking::Data)) => (
+                format!("its data has not arrived{within}"),
+                "; check that it calls Neighbourhood::send_on or send in each step".to_owned(),
             ),
             Some(Lack::Message) => (
                 format!("no message has arrived{within}"),

@@ -127,10 +127,12 @@ impl Engine {
                 }
             }
             for (of, _, puts) in waits.before.iter().rev() {
-                let lane = state.peers.lane(of.at);
-                let puts = puts.iter().rev().flatten();
-                // A put that the plan has posted or aborted is refused.
-                lane.map(|lane| puts.for_each(|put| drop(lane.abort(*put))));
+                if let Some(lane) = state.peers.lane(of.at) {
+                    for put in puts.iter().rev().flatten() {
+                        // A put that the plan has posted or aborted is refused.
+                        let _ = lane.abort(*put);
+                    }
+                }
             }
             let before = waits.before.drain(..).map(|(of, run, _)| (of, run));
             keep_credits(state, before);

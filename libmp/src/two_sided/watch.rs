@@ -130,7 +130,8 @@ impl Engine {
         }
         // Its message or signal has arrived; no stream and no call waits for it yet.
         let signal = entry.signal().map(|wait| wait.is_met().unwrap_or(false));
-        if signal == Some(true) || entry.is_receive() && arrived(state, key) {
+        let step = entry.step().map(|step| step.lack().is_none());
+        if signal == Some(true) || step == Some(true) || entry.is_receive() && arrived(state, key) {
             return;
         }
         let text = self.timeout_text(state, entry);
@@ -177,7 +178,7 @@ impl Engine {
 /// The streams that may wait at a request, with the positions of their waits: the stream that
 /// executes it, and those that wait for its result.
 fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
-    let at_work = entry.in_flight().is_some() || entry.signal().is_some();
+    let at_work = entry.in_flight().is_some() || entry.signal().is_some() || entry.step().is_some();
     let sender = entry.poster.stream.as_ref().filter(|_| at_work);
     let sender = sender.map(|stream| stream.id());
     let waiters = match (entry.status(), sender) {

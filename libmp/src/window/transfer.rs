@@ -66,6 +66,7 @@ impl Op<'_> {
             Action::CompareSwap => "compare-swap",
             Action::Quiet => "quiet",
             Action::WaitSignal => "wait for signal",
+            Action::Exchange => "exchange",
         }
     }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,27 @@ impl Shape {
         b.extend(self.eager.to_le_bytes());
         b.extend(self.start.to_le_bytes());
     }
+}
+
+/// One side of an exchange between two neighbours, as its rank names it to the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Neighbour {
+    /// The tag under which the rank sends to the reader.
+    pub send: u32,
+    /// The tag under which it receives.
+    pub receive: u32,
+    /// The bytes that it sends in a step.
+    pub sends: u64,
+    /// The bytes that it receives.
+    pub receives: u64,
+    /// The offset of its words for the reader: two ready words, two arrival words.
+    pub words: u64,
+    /// The memory of its words, one record for each path.
+    pub words_block: Vec<Record>,
+    /// The offsets of the bytes that it receives, in odd and in even steps.
+    pub landing: [u64; 2],
+    /// The memory of these bytes; none if it receives none.
+    pub landing_block: Vec<Record>,
 }
 
 /// A control message.
@@ -110,6 +131,15 @@ pub enum Control {
         /// The memory, one record for each path.
         block: Vec<Record>,
     },
+    /// The sender builds a neighbourhood of which the reader is a neighbour.
+    Neighbour(Box<Neighbour>),
+    /// The sender has not built the neighbourhood of its last `Neighbour` with these tags.
+    Withdrawn {
+        /// The tag under which the sender sends.
+        send: u32,
+        /// The tag under which it receives.
+        receive: u32,
+    },
 }
 
 impl Control {
@@ -129,6 +159,8 @@ impl Control {
             Control::Ping => (11, 0),
             Control::Pong => (12, 0),
             Control::Window { .. } => (13, 0),
+            Control::Neighbour(_) => (14, 0),
+            Control::Withdrawn { .. } => (15, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -161,6 +193,22 @@ impl Control {
                 b.extend(number.to_le_bytes());
                 b.extend(rank.to_le_bytes());
                 put(&mut b, block);
+            }
+            Control::Neighbour(side) => {
+                b.extend(side.send.to_le_bytes());
+                b.extend(side.receive.to_le_bytes());
+                for number in [side.sends, side.receives, side.words] {
+                    b.extend(number.to_le_bytes());
+                }
+                put(&mut b, &side.words_block);
+                side.landing
+                    .iter()
+                    .for_each(|at| b.extend(at.to_le_bytes()));
+                put(&mut b, &side.landing_block);
+            }
+            Control::Withdrawn { send, receive } => {
+                b.extend(send.to_le_bytes());
+                b.extend(receive.to_le_bytes());
             }
             _ => {}
         }
@@ -229,6 +277,20 @@ impl Control {
                 number: r.u64()?,
                 rank: r.u32()?,
                 block: r.records()?,
+            },
+            14 => Control::Neighbour(Box::new(Neighbour {
+                send: r.u32()?,
+                receive: r.u32()?,
+                sends: r.u64()?,
+                receives: r.u64()?,
+                words: r.u64()?,
+                words_block: r.records()?,
+                landing: [r.u64()?, r.u64()?],
+                landing_block: r.records()?,
+            })),
+            15 => Control::Withdrawn {
+                send: r.u32()?,
+                receive: r.u32()?,
             },
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
@@ -349,6 +411,20 @@ mod tests {
                 number: 1 << 40,
                 rank: 3,
                 block: vec![Record::new(record::LOCAL, &[1; 20])],
+            },
+            Control::Neighbour(Box::new(Neighbour {
+                send: 1,
+                receive: u32::MAX,
+                sends: 1 << 30,
+                receives: 3,
+                words: 4,
+                words_block: vec![Record::new(record::NIC, &[5; 48])],
+                landing: [6, 7],
+                landing_block: vec![Record::new(record::NIC, &[8; 48])],
+            })),
+            Control::Withdrawn {
+                send: 1,
+                receive: 2,
             },
         ];
         for message in all {

@@ -3,7 +3,7 @@
 //!
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
 //! that is lost; [`talk`] random programs of messages of every kind, [`windows`] of one-sided
-//! operations; [`survivors`] ranks that continue to exchange messages when one of them is lost.
+//! operations, [`neighbours`] of exchanges with neighbours; [`survivors`] ranks that continue to exchange messages when one of them is lost.
 //! [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`] that
 //! ready words which two queue pairs write keep their order. `job` is the common base.
 
@@ -11,6 +11,7 @@ pub mod halo;
 mod job;
 pub mod late;
 pub mod loss;
+pub mod neighbours;
 pub mod offload;
 pub mod survivors;
 pub mod talk;

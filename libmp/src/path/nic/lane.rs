@@ -232,6 +232,13 @@ impl Lane {
         self.prepare(&Work::write_inline(&[bytes], to.0))
     }
 
+    /// Prepares a put of a word, copied now (inline), whose completion can be waited for. It has no
+    /// order with other puts.
+    #[inline]
+    pub fn put_word(&mut self, word: u64, to: Span) -> Result<Put> {
+        self.prepare(&Work::write_inline(&[&word.to_le_bytes()], to.0).signaled())
+    }
+
     /// If WRITEs may be placed out of order: prepares a READ of `to`, for which the words wait. A
     /// NIC executes a READ after all earlier WRITEs.
     #[inline]
