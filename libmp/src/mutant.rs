@@ -17,6 +17,9 @@ gds_step::mutants! {
     LocalWordFirst,
     /// Two messages of one tag have their numbers exchanged.
     SwappedMatchOrder,
+    /// A stream takes in the message of a receive that another stream posted before that stream has
+    /// reached the receive.
+    EarlyClaim,
     /// The signal of a put is stored before its payload.
     SignalFirst,
     /// A fence orders nothing.

@@ -14,8 +14,8 @@ pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let kind = input.byte();
     let mut bytes = b"mp01\x07\0".to_vec();
-    bytes.extend([kind >> 4, input.byte() & kind & 1]);
-    match kind >> 4 {
+    bytes.extend([kind >> 3, input.byte() & kind & 1]);
+    match kind >> 3 {
         1 => {
             let record = QpAddress::default()
                 .node(input.next())
@@ -52,12 +52,12 @@ pub fn run(data: &[u8]) {
         }
         17 => {
             bytes.extend(input.next::<[u8; 16]>());
-            let lost = input.bytes(usize::from(kind & 15));
+            let lost = input.bytes(usize::from(kind & 7));
             bytes.push(input.byte() % 4);
             bytes.extend((lost.len() as u32).to_le_bytes());
             bytes.extend(lost);
         }
-        _ => bytes.extend(input.bytes(usize::from(kind & 15) * 2)),
+        _ => bytes.extend(input.bytes(usize::from(kind & 7) * 2)),
     }
     check(&bytes);
     // One bit is flipped, or the message is cut.

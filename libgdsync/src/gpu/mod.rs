@@ -29,7 +29,7 @@ mod waiting;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use gds_step::Host;
@@ -135,6 +135,8 @@ struct GpuInner {
     waiting: Waiting,
     observers: Observers,
     adopted: Adopted,
+    /// Streams with a handle of the application. Relaxed: a count, which orders nothing.
+    streams: AtomicUsize,
     /// See [`Gpu::companion`].
     companion: OnceLock<Box<dyn Any + Send + Sync>>,
     modules: kernel::Loaded,
@@ -218,6 +220,7 @@ impl Gpu {
             waiting,
             observers: Observers::default(),
             adopted: Adopted::default(),
+            streams: AtomicUsize::new(0),
             companion: OnceLock::new(),
             modules,
             kernels,
@@ -320,6 +323,12 @@ impl Gpu {
     #[doc(hidden)]
     pub fn wait_limits(&self) -> Option<WaitLimits> {
         self.0.waiting.limits()
+    }
+
+    /// Number of streams that have a [`Stream`] of the application now.
+    #[doc(hidden)]
+    pub fn stream_count(&self) -> usize {
+        self.0.streams.load(Ordering::Relaxed)
     }
 
     pub(crate) fn waiting(&self) -> &Waiting {

@@ -98,6 +98,7 @@ impl StreamInner {
         if gone.is_some() || self.handles.load(Ordering::Acquire) != 0 {
             return;
         }
+        self.gpu.0.streams.fetch_sub(1, Ordering::Relaxed);
         let left = self.handle.leave();
         match &left {
             Left::Ours => {}
@@ -242,6 +243,7 @@ impl Stream {
     pub(crate) fn new(gpu: Gpu, handle: Arc<dyn StreamHandle>) -> Stream {
         let id = next_id();
         handle.set_number(id);
+        gpu.0.streams.fetch_add(1, Ordering::Relaxed);
         let inner = StreamInner {
             id,
             gpu,

@@ -116,6 +116,22 @@ impl Request {
         })
     }
 
+    /// Its key in the table of its context.
+    pub(super) fn key(&self) -> RequestKey {
+        self.key
+    }
+
+    /// Refuses a request of another context.
+    pub(super) fn check(&self, engine: &Engine) -> Result<()> {
+        match std::ptr::eq(self.engine(), engine) {
+            true => Ok(()),
+            false => {
+                let what = "the request belongs to another context; name requests of one context";
+                Err(Error::new(SEVERAL, Kind::Invalid, what))
+            }
+        }
+    }
+
     /// Posts a prepared request ([`Context::prepare_send`], [`Context::prepare_recv`]): by the CPU,
     /// or on its stream, behind all work that is enqueued on the stream so far. Requests of one
     /// stream to or from one rank are posted in the order in which they were prepared.
@@ -135,12 +151,47 @@ impl Request {
         self.engine().post(self.key)
     }
 
+    /// Posts a prepared request on `stream`, behind all work that is enqueued on the stream so far.
+    /// The request was prepared without a stream (then this call binds it to the stream), or for
+    /// this stream.
+    ///
+    /// The first use of the stream with the peer opens a connection, as for
+    /// [`Context::prepare_send`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use mp::{Context, RecvOp, SendOp, bootstrap::Local, gdsync::{Gpu, gpu::MemoryKind}};
+    /// # let alone = Local::ranks(1).remove(0);
+    /// # let ctx = Context::builder().bootstrap(alone).gpu(&Gpu::soft()?).build()?;
+    /// # let peer = 0; // this rank itself
+    /// let memory = ctx.alloc(MemoryKind::Device, 128)?;
+    /// let (data, into) = (memory.slice(0, 64)?, memory.slice(64, 64)?);
+    /// let recv = ctx.prepare_recv(&RecvOp::from((peer, 7, &into)))?;
+    /// let send = ctx.prepare_send(&SendOp::from((peer, 7, &data)))?;
+    ///
+    /// let stream = ctx.gpu().stream()?; // chosen when the message is due
+    /// recv.post_on(&stream)?;
+    /// send.post_on(&stream)?;
+    /// recv.wait_on(&stream)?;
+    /// ctx.synchronize(&stream, Duration::from_secs(10))?;
+    /// # Ok::<(), mp::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Request::post`], and, for a request without a stream, those of
+    /// [`Context::prepare_send`] for a stream. The request stays prepared then, unless only a part
+    /// of it was enqueued. `Invalid` if it was prepared for another stream.
+    pub fn post_on(&self, stream: &Stream) -> Result<()> {
+        self.engine().post_on(self.key, stream)
+    }
+
     /// Returns the result of the request, or `None` while it has not ended. It does not wait. It
     /// advances the request as far as possible now.
     ///
     /// The memory of a receive that a stream posted belongs to the stream until the stream has
-    /// reached the receive. The first call enqueues a mark on the stream, after all its work so
-    /// far; the CPU takes the message in only after the mark.
+    /// reached the receive. The stream stores a mark there, after which the CPU takes the message
+    /// in. If the GPU had no second stream when the receive was posted, the first call enqueues the
+    /// mark, after all work of the stream so far.
     ///
     /// # Errors
     /// - `Truncated` if the message was longer than the receive, on both sides.
@@ -199,8 +250,10 @@ impl Request {
     /// these words before it uses the message; the CPU finds the failure by
     /// [`Context::synchronize`].
     ///
-    /// If another stream posted the receive, `stream` also waits until that stream has completed
-    /// the work that it had so far, because only then may the memory be used.
+    /// If another stream posted the receive, `stream` also waits until that stream has reached the
+    /// receive, because only then may the memory be used. It does not wait for later work of that
+    /// stream. Exception: if the GPU had no second stream when the receive was posted, `stream`
+    /// waits for the work that the posting stream has so far.
     ///
     /// # Errors
     /// - `NoSuchRequest` if it was not posted.

@@ -101,8 +101,9 @@ impl Context {
     /// # Errors
     /// - As [`prepare_recv`](Context::prepare_recv) and [`prepare_send`](Context::prepare_send):
     ///   nothing is enqueued then.
-    /// - As [`Request::post`] for the send, and [`Request::wait_on`]: what was posted before
-    ///   continues as dropped requests.
+    /// - As [`post_all_on`](Context::post_all_on): nothing is enqueued then. If a side names a
+    ///   stream, as [`Request::post`] for the send: the receive continues as a dropped request.
+    /// - As [`wait_all_on`](Context::wait_all_on): both continue as dropped requests.
     pub fn sendrecv_on<'a>(
         &self,
         stream: &'a Stream,
@@ -110,6 +111,11 @@ impl Context {
         recv: impl Into<RecvOp<'a>>,
     ) -> Result<()> {
         let (mut send, mut recv) = (send.into(), recv.into());
+        if send.on.stream().is_none() && recv.on.stream().is_none() {
+            let pair = [self.prepare_recv(&recv)?, self.prepare_send(&send)?];
+            self.post_all_on(stream, &pair)?;
+            return self.wait_all_on(stream, &pair);
+        }
         if send.on.stream().is_none() {
             send = send.on(stream);
         }

@@ -214,6 +214,14 @@ impl Stamp<MOST_CHUNKS> {
     }
 }
 
+impl Unpack<SEGMENTS> {
+    /// The same parameters for a message of at most one segment.
+    pub fn first(&self) -> &Unpack<1> {
+        // SAFETY: as for `Stamp::first`.
+        unsafe { &*(&raw const *self).cast() }
+    }
+}
+
 layout!(Unpack { 72 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
 const _: () = assert!(size_of::<Unpack<1>>() == 88 && size_of::<Unpack<SEGMENTS>>() == 552);

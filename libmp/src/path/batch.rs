@@ -258,6 +258,11 @@ impl<'q, const N: usize> Batch<'q, N> {
         last.ok_or_else(|| Error::new("post send", Kind::Invalid, "the batch has no puts"))
     }
 
+    /// The lane on which the puts are prepared, for its addresses.
+    pub fn of_lane(&self) -> &Lane {
+        self.lane
+    }
+
     /// The lane on which the puts are prepared.
     pub fn lane(&mut self) -> &mut Lane {
         self.lane

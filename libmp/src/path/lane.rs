@@ -1,6 +1,7 @@
 //! [`Lane`]: an ordered queue of puts to a peer, on the path to the peer: a queue pair of the NIC,
 //! or the queue of a rank to itself. It posts, polls, fails and aborts puts; `batch` prepares them.
 
+use gdsync::gpu::Word64;
 use gdsync::rdma::{Descriptor, Qp};
 use gdsync::{Status, Stream};
 
@@ -49,6 +50,20 @@ impl Lane {
             (Lane::Local(lane), Put::Local(put)) => lane.wait_on(stream, put),
             _ => Err(foreign("wait for put")),
         }
+    }
+
+    /// The word and the value for which a stream waits until a put is done, for a put that a list
+    /// over several lanes cannot wait for; `None`: it can, or the put is done.
+    pub fn done_word(&self, put: Put) -> Option<(&Word64, u64)> {
+        match (self, put) {
+            (Lane::Local(lane), Put::Local(put)) => lane.done_word(put),
+            _ => None,
+        }
+    }
+
+    /// Whether lists over several lanes name this one.
+    pub fn is_listed(&self) -> bool {
+        matches!(self, Lane::Nic(_))
     }
 
     /// Whether a kernel may poll words that arrive through this lane.

@@ -24,8 +24,8 @@ pub(crate) enum Item<'a> {
     Store { word: &'a Word64, value: u64 },
     /// Posts a prepared put.
     Put(Put),
-    /// Waits until a posted put is done.
-    Done(Put),
+    /// Waits until a posted put is done; `true`: NIC writes to the GPU are visible after it.
+    Done(Put, bool),
     /// Declares the word that shows that the stream has passed the list; see
     /// [`Descriptor::PassedBy`].
     PassedBy { word: &'a Word64, value: u64 },
@@ -43,7 +43,9 @@ impl<'a> Item<'a> {
             } => Descriptor::wait_value(word, condition, value).flush(flush),
             Item::Store { word, value } => Descriptor::write_value(word, value),
             Item::Put(put) => Descriptor::Send(queued(put)?.into()),
-            Item::Done(put) => Descriptor::wait(gdsync::rdma::SendRequest::from(queued(put)?)),
+            Item::Done(put, flush) => {
+                Descriptor::wait(gdsync::rdma::SendRequest::from(queued(put)?)).flush(flush)
+            }
             Item::PassedBy { word, value } => Descriptor::PassedBy { word, value },
         })
     }

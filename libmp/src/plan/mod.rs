@@ -108,8 +108,13 @@ impl<'a> Plan<'a> {
 
     /// Appends a wait until a put is done that an earlier call, or this one, has posted.
     pub fn done(&mut self, at: At, put: Put) {
+        self.done_flushed(at, put, false);
+    }
+
+    /// As [`Plan::done`]; `flush`: NIC writes to the GPU are visible after it.
+    pub fn done_flushed(&mut self, at: At, put: Put, flush: bool) {
         self.note(at);
-        self.items.push(Item::Done(put));
+        self.items.push(Item::Done(put, flush));
     }
 
     /// Declares the word and the value that show that the stream has passed all waits so far. Work

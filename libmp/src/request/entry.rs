@@ -11,6 +11,7 @@ use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 use super::collective::Collection;
 use super::fault::End;
 use super::one_sided::{Action, SignalState, SignalWait, Transfer, TransferState};
+use super::reached::Mark;
 use super::step::Step;
 use crate::path::Put;
 use crate::region::{Memory, Slice, Strided};
@@ -119,6 +120,8 @@ pub(crate) struct Late {
     pub offset: Option<Word64>,
     /// Puts that are posted after the kernel; the last one is the stamp.
     pub behind: Vec<Put>,
+    /// The puts are complete, because the receive was posted before the send: there is no kernel.
+    pub complete: bool,
 }
 
 /// The fields of a receive.
@@ -134,8 +137,8 @@ pub(crate) struct Incoming {
     pub wanted: bool,
     /// The sender of a message that has no room here has been refused.
     pub refused: bool,
-    /// Set if a stream posted it: the event after the store of the mark.
-    pub marked: Option<Event>,
+    /// Where the stream that posted it has reached it; `None`: no mark is enqueued.
+    pub reached: Option<Mark>,
 }
 
 /// The state of the application's handle.

@@ -3,12 +3,14 @@
 //! `entry` has the states of one request, `one_sided` those of a transfer to or from a window,
 //! `step` those of a step of an exchange with neighbours, `collective` those of a stream's collective
 //! call, `table` all requests with their result words, `fault` the failures that no call has
-//! returned. [`Done`] is the result of a request that succeeded.
+//! returned, `reached` how far streams have come that post receives.
+//! [`Done`] is the result of a request that succeeded.
 
 pub(crate) mod collective;
 pub(crate) mod entry;
 pub(crate) mod fault;
 pub(crate) mod one_sided;
+pub(crate) mod reached;
 pub(crate) mod step;
 pub(crate) mod table;
 

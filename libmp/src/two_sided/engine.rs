@@ -72,7 +72,7 @@ impl Engine {
             kernels,
             error,
             seen,
-            state: Mutex::new(State::new((rank, size), config.doorbell)),
+            state: Mutex::new(State::new(gpu, (rank, size), config.doorbell)),
             bootstrap,
             config,
         })

@@ -490,7 +490,7 @@ impl Engine {
             // still has a handle.
             receive.wanted = true;
             if let Some(stream) = entry.poster.stream.clone() {
-                ask_reached(&mut state.requests, key, &stream);
+                ask_reached(state, key, &stream);
             }
         }
     }

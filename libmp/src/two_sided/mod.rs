@@ -17,14 +17,15 @@
 //!
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
-//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `post`, `wait`, `claim` (a
-//!   stream takes a message in), `take` (the CPU takes a message in), `flush`, `close`,
-//!   `agree` (which ranks are lost), `ready` (the memory of ready words).
+//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `post_all`,
+//!   `wait`, `wait_all`, `claim` (a stream takes a message in), `take` (the CPU takes a message in),
+//!   `flush`, `close`, `agree` (which ranks are lost), `ready` (the memory of ready words).
 //! - Background work: `progress`, `steps`, `control`, `finish`, `team` (collective calls), and
 //!   `texts`, which describes it in errors and logs.
 
 mod agree;
 mod any;
+mod bind;
 mod channel;
 mod channels;
 mod claim;
@@ -42,6 +43,7 @@ mod outbox;
 mod packed;
 mod peer;
 mod post;
+mod post_all;
 mod progress;
 pub(crate) mod ready;
 mod receive;
@@ -54,6 +56,7 @@ mod take;
 mod team;
 mod texts;
 pub(crate) mod wait;
+mod wait_all;
 mod watch;
 
 pub(crate) use peer::{Peer, Target};

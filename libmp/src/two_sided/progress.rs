@@ -261,7 +261,7 @@ impl Engine {
             if entry.receive().is_none_or(|receive| !receive.wanted) {
                 return !arrived(state, key) && self.end_with_peer(state, key);
             }
-            if !ask_reached(&mut state.requests, key, &stream) {
+            if !ask_reached(state, key, &stream) {
                 return false;
             }
         }

@@ -9,7 +9,7 @@ use std::thread::{self, ThreadId};
 
 use gds_step::Time;
 use gdsync::rdma::Doorbell;
-use gdsync::{Status, Stream};
+use gdsync::{Gpu, Status, Stream};
 
 use super::agree::Patience;
 use super::any::Matcher;
@@ -19,7 +19,9 @@ use super::liveness::GonePoll;
 use super::outbox::Outbox;
 use super::peer::{Peer, Peers, Target};
 use super::ready::ReadyMemory;
+use super::post_all::Posts;
 use super::staging::Staging;
+use super::wait_all::Waits;
 use super::watch::Watch;
 use crate::agreement::Agreement;
 use crate::error::{Error, Kind, Result};
@@ -30,6 +32,7 @@ use crate::request::collective::Team;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
 use crate::request::one_sided::Released;
+use crate::request::reached::Reached;
 use crate::request::table::{RequestKey, Table};
 use crate::stats::Counts;
 
@@ -51,6 +54,7 @@ pub(crate) struct State {
     pub requests: Table,
     pub lanes: Lanes,
     pub matcher: Matcher,
+    pub reached: Reached,
     pub outbox: Outbox,
     pub trash: Trash,
     pub staging: Staging,
@@ -58,6 +62,10 @@ pub(crate) struct State {
     pub keys: Vec<RequestKey>,
     /// The buffers of plans.
     pub plan: Plan<'static>,
+    /// The buffers of posts of several requests.
+    pub posts: Posts,
+    /// The buffers of waits for several requests.
+    pub waits: Waits,
     pub watch: Watch,
     pub next_slow_round: Time,
     pub gone_poll: GonePoll,
@@ -114,17 +122,20 @@ fn is_current(id: &ThreadId) -> bool {
 }
 
 impl State {
-    pub fn new((rank, size): (u32, u32), doorbell: Doorbell) -> State {
+    pub fn new(gpu: &Gpu, (rank, size): (u32, u32), doorbell: Doorbell) -> State {
         State {
             peers: Peers::new(size),
             requests: Table::new(),
             lanes: Lanes::new(doorbell),
             matcher: Matcher::default(),
+            reached: Reached::new(gpu),
             outbox: Outbox::default(),
             trash: Trash::default(),
             staging: Staging::default(),
             keys: Vec::new(),
             plan: Plan::default(),
+            posts: Posts::default(),
+            waits: Waits::default(),
             watch: Watch::default(),
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),

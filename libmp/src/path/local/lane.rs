@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use gdsync::gpu::{Condition, Region};
+use gdsync::gpu::{Condition, Region, Word64};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
@@ -285,19 +285,22 @@ impl Lane {
         Ok(())
     }
 
+    /// The word and the value for which a stream waits until a put is done; `None`: it is done.
+    pub fn done_word(&self, put: Put) -> Option<(&Word64, u64)> {
+        let slot = self.slots.get(put.slot())?;
+        let slot = Some(slot).filter(|slot| slot.serial == put.serial)?;
+        let PutState::Posted(last) = slot.state else {
+            return None;
+        };
+        (!self.is_done(last)).then(|| (self.wqes.done(last.slot()), last.serial))
+    }
+
     /// Makes `stream` wait until a put is done.
     pub fn wait_on(&mut self, stream: &Stream, put: Put) -> Result<()> {
-        let Ok(slot) = self.known("wait for put", put) else {
+        let Some((done, serial)) = self.done_word(put) else {
             return Ok(());
         };
-        let PutState::Posted(last) = slot.state else {
-            return Ok(());
-        };
-        if self.is_done(last) {
-            return Ok(());
-        }
-        let done = self.wqes.done(last.slot());
-        let list = [Descriptor::wait_value(done, Condition::Geq, last.serial)];
+        let list = [Descriptor::wait_value(done, Condition::Geq, serial)];
         Ok(rdma::post_on(stream, &mut [], &list)?)
     }
 
