@@ -115,10 +115,10 @@ impl Open<'_> {
         if !peer.is_here() {
             return None;
         }
-        let lane = match self.shared && !peer.is_open(self.lane, Target::Lanes) {
-            true => (self.state).share_lane(rank, self.lane, Target::Lanes)?,
-            false => self.lane,
-        };
+        let mut lane = peer.stand_in[usize::from(self.lane)];
+        if self.shared && !peer.is_open(lane, Target::Lanes) {
+            lane = self.state.share_lane(rank, self.lane, Target::Lanes)?;
+        }
         if self.careful {
             let link = &mut self.state.peers.get_mut(rank)?.link;
             if link.error_of(lane).is_some() {

@@ -190,12 +190,8 @@ impl Engine {
             };
             let (mut alone, numbered) = (false, !matches!(rank, ANYBODY | NULL_RANK));
             if numbered {
-                let opens = |lane: &u8| {
-                    let peer = state.peers.get(rank);
-                    peer.is_some_and(|peer| peer.can_post(*lane, target))
-                };
-                if !bound && !opens(&lane) {
-                    lane = state.open_lane_like(rank, lane, target).unwrap_or(lane);
+                if !bound {
+                    lane = state.open_lane(rank, lane, target);
                 }
                 let at = At { rank, lane };
                 alone = (state.peers.lane(at)).is_some_and(|lane| !lane.is_listed());
@@ -431,7 +427,10 @@ impl Engine {
                     }
                 }
                 // Never prepared.
-                Operation::Transfer(_) | Operation::Signal(_) | Operation::Step(_) => {}
+                Operation::Transfer(_)
+                | Operation::Signal(_)
+                | Operation::Step(_)
+                | Operation::Collective(_) => {}
             }
         }
         self.match_any(state);

@@ -18,8 +18,8 @@ use super::lanes::Lanes;
 use super::liveness::GonePoll;
 use super::outbox::Outbox;
 use super::peer::{Peer, Peers, Target};
-use super::ready::ReadyMemory;
 use super::post_all::Posts;
+use super::ready::ReadyMemory;
 use super::staging::Staging;
 use super::wait_all::Waits;
 use super::watch::Watch;
@@ -210,6 +210,20 @@ impl State {
         let shared = like.find(|other| peer.can_post(*other, target))?;
         peer.stand_in[usize::from(lane)] = shared;
         Some(shared)
+    }
+
+    /// The lane on which the streams of `lane` post to `rank`: another open one if theirs cannot be
+    /// used.
+    #[inline]
+    pub fn open_lane(&mut self, rank: u32, lane: u8, target: Target) -> u8 {
+        let Some(peer) = self.peers.get(rank) else {
+            return lane;
+        };
+        let own = peer.stand_in[usize::from(lane)];
+        match peer.can_post(own, target) {
+            true => own,
+            false => self.share_lane(rank, lane, target).unwrap_or(own),
+        }
     }
 
     /// Marks the failure of a request as returned by a call.

@@ -247,12 +247,7 @@ impl Engine {
             return Err(e.of_peer(rank));
         }
         let own = self.lane_of(state, &On::Stream(stream, None));
-        let shared = state.open_lane_like(rank, own, Target::Lanes);
-        let is_open = |peer: &super::Peer| peer.is_open(own, Target::Lanes);
-        let lane = match state.peers.get(rank).is_some_and(is_open) {
-            true => own,
-            false => shared.unwrap_or(own),
-        };
+        let lane = state.open_lane(rank, own, Target::Lanes);
         waits.words.extend(
             posted_by_another(state, key, stream)?.map(|(word, count)| (word, count, false)),
         );
