@@ -72,7 +72,9 @@ impl TeamFailure {
 
     #[cold]
     pub fn error(&self, operation: &'static str) -> Error {
-        Error::new(operation, self.kind(), self.text.clone()).with_rank(self.rank)
+        let (call, text) = (self.call, &self.text);
+        let what = format!("call {call} of these collectives failed: {text}");
+        Error::new(operation, self.kind(), what).with_rank(self.rank)
     }
 }
 
